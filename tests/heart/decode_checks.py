@@ -18,6 +18,26 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(plan, "INTERPRETED", plan.Entry(B_c=16, warps=1, stages=1, per_SM=4))
 
 
+def paged(k, v, lengths, page, seed=0, begins=None):
+    """The same cache in pages: in any order, with strangers between them, NaN in whatever nobody may read.
+
+    `begins` is the first key of each sequence that a window shows.
+    """
+    (batch, heads, N_k, d), begins = k.shape, begins or [0] * len(lengths)
+    width = -(-N_k // page)
+    order = torch.randperm(batch * width + 3, generator=torch.Generator().manual_seed(seed))[: batch * width]
+    table, pages = order.view(batch, width).int().to(DEVICE), []
+    for x in (k, v):
+        whole = torch.full((batch, heads, width * page, d), NAN, dtype=x.dtype, device=DEVICE)
+        for b, (first, end) in enumerate(zip(begins, lengths, strict=True)):
+            whole[b, :, first:end] = x[b, :, first:end]
+        pages.append(torch.full((batch * width + 3, page, heads, d), NAN, dtype=x.dtype, device=DEVICE))
+        pages[-1][order.to(DEVICE)] = whole.view(batch, heads, width, page, d).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    for b, (first, end) in enumerate(zip(begins, lengths, strict=True)):
+        table[b, : first // page], table[b, -(-end // page) :] = -7, -(2**31)  # nobody's pages
+    return *pages, table
+
+
 def near(got, q, k, v, dO, what="", rough=False, **options):
     """(O, L) is as near to float64 as the accuracy rule asks."""
     judge(got, dense(q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options), what, rough)

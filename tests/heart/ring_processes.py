@@ -136,21 +136,24 @@ def told(attempt):
 
 
 def watched():
-    """What this rank does from now on, in a list that grows: it computes, waits for headers, begins a transfer."""
+    """What this rank does from now on, in a list that grows: it computes, waits for headers, begins a transfer that
+    arrives."""
     seen = []
 
     def watch(owner, name, what):
         real = getattr(owner, name)
 
         def watching(*arguments):
-            seen.append(what)
+            seen.append(what.format(*arguments))
             return real(*arguments)
 
         setattr(owner, name, watching)
 
     watch(ring, "partial_forward", "kernel")
+    watch(ring, "partial_backward", "kernel")
     watch(ring.ranks.Exchange, "wait", "wait")
-    watch(ring.Ring, "pass_on", "transfer")
+    watch(ring.Ring, "pass_on", "start {2}")
+    watch(ring.Passing, "wait", "arrive")
     return seen
 
 
@@ -163,6 +166,7 @@ def disagreements(rank, world):
     tasks["backward"] = lambda: [call(grad=True), call(grad=True)][rank == 1].sum().backward()
     tasks["kernel"] = kernel_fails
     tasks["afterwards"] = lambda: tuple(call(rows=5 + rank).shape)
+    tasks["and back"] = lambda: call(rows=5 + rank, grad=True).sum().backward()
     found = {}
     for name, task in tasks.items():
         seen.clear()

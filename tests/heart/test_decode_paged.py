@@ -2,28 +2,13 @@
 
 import pytest
 import torch
-from decode_checks import DTYPES, NAN, decode, drawn, near, plan, poisoned  # noqa: F401 (one is a fixture)
+from decode_checks import DTYPES, decode, drawn, near, paged, poisoned  # noqa: F401 (one is a fixture)
 from kernel_truth import DEVICE, worst
 
 import fa2_lab
 import fa2_lab.api.paged
 
 # Pages --------------------------------------------------------------------------------------------------------
-
-
-def paged(k, v, lengths, page, seed=0):
-    """The same cache in pages: in any order, with strangers between them, NaN in whatever nobody may read."""
-    batch, H_kv, N_k, d = k.shape
-    width = -(-N_k // page)
-    draw = torch.Generator().manual_seed(seed)
-    table = torch.randperm(batch * width + 3, generator=draw)[: batch * width].view(batch, width).int()
-    pages = [torch.full((batch * width + 3, page, H_kv, d), NAN, dtype=k.dtype, device=DEVICE) for _ in "kv"]
-    for b, n in enumerate(lengths):
-        for key in range(n):
-            for x, made in zip((k, v), pages, strict=True):
-                made[table[b, key // page], key % page] = x[b, :, key]
-        table[b, -(-n // page) :] = -(2**31)  # nobody's page
-    return *pages, table.to(DEVICE)
 
 
 @pytest.mark.parametrize("page", (1, 3, 16, 32, 40))

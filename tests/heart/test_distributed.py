@@ -121,10 +121,16 @@ def test_every_rank_is_told_at_once(fault, told):
         assert message in text and seconds < 5
 
 
+# What a rank does, in order: between the start of a transfer and its arrival a kernel runs, under which it hides.
+FORWARD = ["kernel", "wait", *["start K V", "kernel", "arrive"] * 2, "kernel"]
+BACKWARD = ["wait", "start K V", "kernel", "arrive", "start K V", "kernel", "start dK dV", "arrive"]
+BACKWARD += ["kernel", "arrive", "start dK dV", "kernel", "arrive"]
+
+
 def test_a_rank_computes_before_it_waits_and_transfers_nothing_in_vain(told):
     for rank in range(3):
         did = told[rank]["did"]
-        assert did["afterwards"] == ["kernel", "wait", *["transfer", "kernel"] * 2, "kernel"]
+        assert did["afterwards"] == FORWARD and did["and back"] == FORWARD + BACKWARD
         for fault in processes.FAULTS:
             refuses = fault == "refused" and rank == 1
             assert did[fault] == (["wait"] if refuses else ["kernel", "wait"]), (rank, fault)
@@ -198,42 +204,6 @@ def test_heads_take_turns(monkeypatch):
     assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_transfer_has_a_kernel_to_hide_under(size, causal, monkeypatch):
-    """Between the start of a transfer and the wait for it stands the launch of a kernel."""
-    events = {rank: [] for rank in range(size)}
-
-    def watched(name, real):
-        def call(some_ring, *rest):
-            events[some_ring.rank].append(name)
-            return real(some_ring, *rest)
-
-        return call
-
-    class Arriving(threads.Arriving):
-        def wait(self):
-            events[self.rank].append(f"wait {self.what}")
-            return super().wait()
-
-    def pass_on(some_ring, block, what, source, real=threads.Threaded.pass_on):
-        events[some_ring.rank].append(f"start {what}")
-        found = real(some_ring, block, what, source)
-        found.__class__, found.rank, found.what = Arriving, some_ring.rank, what
-        return found
-
-    monkeypatch.setattr(threads.Threaded, "pass_on", pass_on)
-    for name in ("partial_forward", "partial_backward"):
-        monkeypatch.setattr(ring, name, watched("kernel", getattr(ring, name)))
-    by_threads(inputs_of(2, 1, 4 * size, 8), [4] * size, "zigzag", causal)
-    for seen in events.values():
-        for what, transfers in (("K V", 2 * (size - 1)), ("dK dV", size - 1)):
-            starts = [n for n, e in enumerate(seen) if e == f"start {what}"]
-            waits = [n for n, e in enumerate(seen) if e == f"wait {what}"]
-            assert len(starts) == len(waits) == transfers
-            assert all("kernel" in seen[a:b] for a, b in zip(starts, waits, strict=True)), seen
-
-
 def within_the_rule(inputs, lengths, on_triton):
     """On several ranks, each of whose parts is rounded before they are merged: at most 2 and 3 times torch's error."""
     found = by_threads(inputs, lengths, "zigzag", True, on_triton)
@@ -303,19 +273,6 @@ def test_state_is_the_ladder_s(on_triton, device):
         o, l = want[b][h].finalize()
         assert worst(O[b, h + 1].cpu(), torch.tensor(o)) < 1e-5 and worst(L[b, h + 1].cpu(), torch.tensor(l)) < 1e-4
     assert O[:, [0, 4]].isnan().all() and L[:, [0, 4]].isnan().all(), "wrote beyond its heads"
-
-
-def test_merges_of_one_kind_are_prepared_once(monkeypatch):
-    from fa2_lab.kernels.portable import merge
-
-    prepare, kinds = merge.prepare, []
-    monkeypatch.setattr(merge, "prepare", lambda *arguments: kinds.append(arguments[:2]) or prepare(*arguments))
-    state = State(torch.empty(1, 1, 37, 16, device=DEVICE), on_triton=True)
-    O, L = torch.ones(1, 1, 9, 16, device=DEVICE), torch.zeros(1, 1, 9, device=DEVICE)
-    for start in (0, 9, 9, 0):
-        state.merge(slice(start, start + 9), O, L)
-    assert kinds == [(37, 0), (37, 9)]
-    assert state.l.flatten().tolist()[:18] == [2.0] * 18
 
 
 # The call -------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from decode_checks import paged
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from kernel_truth import ALLOWED, DEVICE, GPU, NAMES, dense, dense_for, worst
@@ -160,23 +161,12 @@ def test_pages_in_any_order_are_what_float64_says(examples):
     @settings(max_examples=examples // 2, derandomize=examples == FEW, **COMMON)
     @given(calls, st.sampled_from([16, 32]), st.integers(0, 2**32), st.booleans())
     def fuzz(call, page, seed, causal):
-        (q, k, v, dO), options = call.tensors(), call.options()
-        lengths = options["lengths"]
-        if lengths is None:
-            lengths = torch.full((q.shape[0],), k.shape[2], device=DEVICE)
-        pages, (batch, heads, N_k, d) = -(-k.shape[2] // page), k.shape
-        order = torch.randperm(batch * pages + 2, generator=torch.Generator().manual_seed(seed))[: batch * pages]
-        table = order.view(batch, pages).to(DEVICE, torch.int32)
-        stored = []
-        for x in poisoned(k, v, lengths, torch.nan):
-            cache = torch.full((batch * pages + 2, page, heads, d), torch.nan, dtype=x.dtype, device=DEVICE)
-            whole = torch.full((batch, heads, pages * page, d), torch.nan, dtype=x.dtype, device=DEVICE)
-            whole[:, :, :N_k] = x
-            cache[order.to(DEVICE)] = whole.view(batch, heads, pages, page, d).permute(0, 2, 3, 1, 4).flatten(0, 1)
-            stored.append(cache)
-        O, L = attention_paged(q, *stored, table, lengths.to(torch.int32), causal=causal, return_lse=True)
-        for b in range(batch):
-            n = int(lengths[b])
+        q, k, v, dO = call.tensors()
+        lengths = call.options()["lengths"]
+        lengths = [k.shape[2]] * len(k) if lengths is None else lengths.tolist()
+        pages, keys = paged(k, v, lengths, page, seed), torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+        O, L = attention_paged(q, *pages, keys, causal=causal, return_lse=True)
+        for b, n in enumerate(lengths):
             one = [x[b : b + 1] for x in (q, k[:, :, :n], v[:, :, :n], dO)]
             compare((O[b : b + 1], L[b : b + 1], None, None, None), one, causal=causal)
 

@@ -73,13 +73,6 @@ def test_a_find_is_for_one_chip_kernel_d_dtype_and_mask():
     assert len({tables.name("forward", Q, True), *others}) == 6, "two kinds of calls share a find"
 
 
-def test_what_a_call_s_kind_is_made_of():
-    x = torch.empty(2, 3, 8, 16)
-    kinds = [x, x.half(), x.to("meta"), x[:1], x.mT.contiguous().mT]
-    assert len({prepared.kind_of(other) for other in kinds}) == 5, "two kinds of tensors are taken for one"
-    assert prepared.kind_of(x) == prepared.kind_of(x + 1) and prepared.kind_of(None) is None
-
-
 @pytest.mark.parametrize("capability, here", [((8, 0), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)])
 def test_hopper_s_kernels_are_for_hopper(capability, here, monkeypatch):
     host = pytest.importorskip("fa2_lab.kernels.hopper.forward.launch", reason="this Triton's Gluon is too old").host

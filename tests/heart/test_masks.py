@@ -4,6 +4,7 @@ import hypothesis
 import pytest
 import torch
 from attention_rooms import kernels, poisoned  # noqa: F401 (two are fixtures)
+from decode_checks import paged
 from hypothesis import strategies as st
 from kernel_truth import ALLOWED, DEVICE, GPU, dense, tensors, worst
 
@@ -175,23 +176,11 @@ def test_decode_over_a_long_cache(dtype, decode_alone):
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 def test_pages_before_every_window_are_not_read(page, backend, decode_alone):
     """Their keys are NaN, their entries name pages that do not exist."""
-    N_k, N_q, left, lengths = 160, 2, 30, torch.tensor([150, 40], device=DEVICE)
-    q, k, v, _ = (x.detach() for x in tensors(2, 4, 2, N_q, N_k, 16))
-    width = N_k // page
-    table = torch.randperm(2 * width, generator=torch.Generator().manual_seed(2)).view(2, width)
-    pages = [torch.empty(2 * width, page, 2, 16, device=DEVICE) for _ in range(2)]
-    for x, kept in zip((k, v), pages, strict=True):
-        kept[table.flatten().to(DEVICE)] = x.transpose(1, 2).reshape(2 * width, page, 2, 16)
+    N_q, left, lengths = 2, 30, [150, 40]
+    q, k, v, _ = (x.detach() for x in tensors(2, 4, 2, N_q, 160, 16))
     masks = dict(window=(left, None), softcap=3.0, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0], device=DEVICE))
-    ends = [(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n]) for b, n in enumerate(lengths.tolist())]
+    ends = [(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n]) for b, n in enumerate(lengths)]
     want = torch.cat([attention(*one, causal=True, backend="reference", **masks) for one in ends])
-    table = table.int().to(DEVICE)
-    for b, n in enumerate(lengths.tolist()):
-        unseen = max(0, n - N_q - left)
-        for kept in pages:
-            for i in range(unseen):
-                kept[table[b, i // page], i % page] = float("nan")
-    for b, n in enumerate(lengths.tolist()):
-        table[b, : max(0, n - N_q - left) // page] = -7
-    got = attention_paged(q, *pages, table, lengths, backend=backend, **masks)
+    pages = paged(k, v, lengths, page, begins=[max(0, n - N_q - left) for n in lengths])
+    got = attention_paged(q, *pages, torch.tensor(lengths, device=DEVICE), backend=backend, **masks)
     assert worst(got, want) < 1e-5
