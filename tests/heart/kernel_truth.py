@@ -5,6 +5,7 @@ import sys
 from itertools import pairwise
 
 import numpy as np
+import oracle
 import pytest
 import torch
 
@@ -74,26 +75,12 @@ def dense(
     window=None, softcap=None, sinks=None,
 ):  # fmt: skip
     """(O, L, dQ, dK, dV) with everything in `dtype`, on the device of q; with sinks dsinks as well."""
-    inputs = [x.detach().to(dtype).requires_grad_() for x in (q, k, v, sinks) if x is not None]
-    q, k, v, *sink = inputs
-    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
+    inputs = [x.detach().to(dtype) for x in (q, k, v, sinks) if x is not None]
+    (batch, heads, N_q, _), N_k = q.shape, k.shape[2]
     seen = visible(N_q, N_k, causal, lengths, window, q.device)
-    K, V = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
-    S = q @ K.mT * (d**-0.5 if scale is None else scale)
-    if softcap is not None:
-        S = softcap * torch.tanh(S / softcap)
-    S = S.masked_fill(~seen, -torch.inf)
-    if sink:  # a key of its own, in the last column, whose value is nothing
-        S = torch.cat([S, sink[0][None, :, None, None].expand(batch, heads, N_q, 1)], 3)
-    empty = torch.isneginf(S).all(3)
-    S = S.masked_fill(empty[..., None], 0.0)
-    P = torch.softmax(S, -1)[..., :N_k].masked_fill(~seen, 0.0)
-    O = (P * keep(p, seed, batch, heads, N_q, N_k, q.device).to(dtype) if p else P) @ V
-    L = torch.logsumexp(S, -1)
-    loss = (O * dO.to(dtype)).sum()
-    if dL is not None:
-        loss = loss + (L.masked_fill(empty, 0.0) * dL.to(dtype)).sum()
-    return O.detach(), L.detach().masked_fill(empty, -torch.inf), *torch.autograd.grad(loss, inputs)
+    factors = keep(p, seed, batch, heads, N_q, N_k, q.device) if p else None
+    dO, dL = dO.to(dtype), None if dL is None else dL.to(dtype)
+    return oracle.attention(inputs, dO, seen, scale, factors, dL, softcap)
 
 
 def dense_packed(q, k, v, dO, cu_q, cu_k, dL=None, dtype=torch.float64, **options):

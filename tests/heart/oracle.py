@@ -1,4 +1,4 @@
-"""Attention by its definition, in torch float64 with autograd: written apart from the package, to judge it."""
+"""Attention by its definition, in torch with autograd: written apart from the package, to judge it."""
 
 import numpy as np
 import torch
@@ -16,40 +16,39 @@ def visible(N_q, N_k, causal=False, key_length=None, allowed=None, window=None):
     return seen if allowed is None else seen & allowed
 
 
-def dense(Q, K, V, seen, scale=None, Z=None, dO=None, softcap=None, sink=None):
-    """(O, L) and, for a given dO, (O, L, dQ, dK, dV) of one head; with a sink dsink as well."""
-    Q, K, V = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (Q, K, V))
-    inputs = [Q, K, V]
-    seen = torch.tensor(seen)
-    S = (Q.shape[1] ** -0.5 if scale is None else scale) * Q @ K.T
+def attention(inputs, dO, seen, scale=None, factors=None, dL=None, softcap=None):
+    """(O, L) and the gradients of all inputs, (batch, heads, N, d), for these of O and L.
+
+    Inputs are q, k, v, with fewer heads or as many, and sinks if there are any; `factors` are dropout's.
+    """
+    q, k, v, *sinks = inputs = [x.detach().requires_grad_() for x in inputs]
+    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
+    K, V = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
+    S = q @ K.mT * (d**-0.5 if scale is None else scale)
     if softcap is not None:
         S = softcap * torch.tanh(S / softcap)
     S = S.masked_fill(~seen, -torch.inf)
-    if sink is not None:  # a key of its own, in the last column, whose value is nothing
-        inputs.append(torch.tensor(float(sink), dtype=torch.float64, requires_grad=True))
-        S = torch.cat([S, inputs[3].expand(len(S), 1)], dim=1)
-    empty = torch.isneginf(S).all(dim=1, keepdim=True)
-    P = torch.softmax(S.masked_fill(empty, 0.0), dim=1)[:, : len(K)] * seen
-    O = (P if Z is None else P * torch.tensor(Z)) @ V
-    L = torch.logsumexp(S, dim=1)
-    if dO is None:
-        return O.detach().numpy(), L.detach().numpy()
-    gradients = torch.autograd.grad(O, inputs, torch.tensor(dO))
-    return [x.detach().numpy() for x in (O, L, *gradients)]
+    if sinks:  # a key of its own, in the last column, whose value is nothing
+        S = torch.cat([S, sinks[0][None, :, None, None].expand(batch, heads, N_q, 1)], 3)
+    empty = torch.isneginf(S).all(3)
+    S = S.masked_fill(empty[..., None], 0.0)
+    P = torch.softmax(S, -1)[..., :N_k].masked_fill(~seen, 0.0)
+    O = (P if factors is None else P * factors.to(P)) @ V
+    L = torch.logsumexp(S, -1)
+    loss = (O * dO).sum()
+    if dL is not None:
+        loss = loss + (L.masked_fill(empty, 0.0) * dL).sum()
+    return O.detach(), L.detach().masked_fill(empty, -torch.inf), *torch.autograd.grad(loss, inputs)
 
 
-def central_differences(f, X, dO, h=1e-5):
-    """∂(Σ f ∘ dO)/∂X, one entry at a time; f may read X."""
-    G = np.empty_like(X)
-    for index in np.ndindex(X.shape):
-        keep = X[index]
-        X[index] = keep + h
-        up = (f() * dO).sum()
-        X[index] = keep - h
-        down = (f() * dO).sum()
-        X[index] = keep
-        G[index] = (up - down) / (2 * h)
-    return G
+def dense(Q, K, V, seen, scale=None, Z=None, dO=None, softcap=None, sink=None):
+    """(O, L) and, for a given dO, (O, L, dQ, dK, dV) of one head in NumPy; with a sink dsink as well."""
+    one = [torch.tensor(x, dtype=torch.float64)[None, None] for x in (Q, K, V, np.zeros_like(Q) if dO is None else dO)]
+    sinks = [] if sink is None else [torch.tensor([sink], dtype=torch.float64)]
+    factors = None if Z is None else torch.tensor(Z)
+    found = attention([*one[:3], *sinks], one[3], torch.tensor(seen), scale, factors, softcap=softcap)
+    found = [x.flatten(0, 1)[0].numpy() if x.dim() > 1 else x[0].numpy() for x in found]
+    return found[:2] if dO is None else found
 
 
 def error(got, want, floor=0.0) -> float:

@@ -178,13 +178,6 @@ def test_a_command_of_another_package_is_listed_with_its_summary_and_run(monkeyp
     assert capsys.readouterr().err.startswith("fa2-lab: invalid literal")
 
 
-def test_without_a_checkout_its_commands_say_that_they_need_one(monkeypatch, capsys):
-    monkeypatch.setattr(command, "entry_points", lambda group: [entry("no_such_package.tune")])
-    assert "needs a checkout" in command.parser().format_help()
-    assert command.main(["tune"]) == 2
-    assert "tune needs a checkout of the repository" in capsys.readouterr().err
-
-
 def test_in_a_checkout_that_is_not_installed_it_says_how_to_get_them(monkeypatch, capsys):
     monkeypatch.setattr(command, "entry_points", lambda group: [])
     assert command.main(["bench", "paper"]) == 2

@@ -138,9 +138,9 @@ def test_a_split_takes_every_so_many_th_tile_of_its_head(monkeypatch, heads, N_k
         assert worst(m[w + head], s.max(1).values) < 1e-4
 
 
-@pytest.mark.parametrize("batch, kv_heads", [(70000, 1), (2, 70000)])
-def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads):
-    q, k = (torch.empty(batch, kv_heads, n, 16, device="meta") for n in (1, 40))
+@pytest.mark.parametrize("batch, kv_heads, group", [(70000, 1, 1), (2, 70000, 1), (1, 40000, 128)])
+def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads, group):
+    q, k = (torch.empty(batch, heads, n, 16, device="meta") for heads, n in ((group * kv_heads, 1), (kv_heads, 40)))
     grid = plan.prepare(q, k, k, Options(causal=False, scale=1.0)).read.grid
     x, *others = grid if isinstance(grid, tuple) else (grid,)
     assert x < 2**31 and all(side <= 65535 for side in others)

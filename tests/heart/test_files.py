@@ -38,16 +38,3 @@ def test_commands_that_keep_something_ask_first(arguments, tmp_path, monkeypatch
     assert command.main([*arguments, "--folder", str(tmp_path / "file" / "x")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"fa2-lab: {arguments[0]}: cannot write into ")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["bench", "smoke"], ["bench", "--results"], ["figures"], ["book"], ["course", "build"]],
-    ids=" ".join,
-)
-def test_without_a_checkout_a_command_that_needs_one_says_so(arguments, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(files, "ROOT", tmp_path)
-    assert command.main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and "needs a checkout of the repository, and there is none around this package" in err
-    assert list(tmp_path.iterdir()) == []

@@ -153,12 +153,6 @@ def test_tanh_keeps_its_digits_where_its_series_ends():
     assert ((y - x.double().tanh()).abs() <= 1e-6 * x.double().tanh().abs()).all()
 
 
-def test_default_file_is_in_the_users_cache(monkeypatch, tmp_path):
-    monkeypatch.delenv("FA2_LAB_TUNED", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert tuned.tuned_file() == tmp_path / "fa2_lab" / "tuned.json"
-
-
 class Kernel:
     """Stands in for a kernel: keeps what it is asked for, and gives a compiled one that tells its arguments' names."""
 

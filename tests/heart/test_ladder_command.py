@@ -92,14 +92,6 @@ def test_a_prediction_that_misses_has_its_sentence_and_no_other_has(recorded, ca
     assert re.findall(r"^(\d\d) ", below, re.MULTILINE) == [rung[1:3] for rung in missed] != []
 
 
-def test_the_table_on_a_page_has_the_same_cells(recorded):
-    lines = page.markdown(recorded)
-    first, last = (f"{2 / took(ladder.RUNGS[n], False):.0%}" for n in (0, -2))
-    assert f"From {first} to {last} of cuDNN in {len(ladder.RUNGS) - 2} changes: every rung" in lines[0]
-    written = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    assert written[2:] == [[x.name, *x.numbers, x.limit, x.removes] for x in page.lines(recorded)]
-
-
 def test_one_change_has_cause_prediction_difference_counters_and_what_comes_next(recorded, capsys):
     assert command.main(["ladder", "09", "10"]) == 0
     printed = capsys.readouterr().out

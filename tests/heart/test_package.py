@@ -106,7 +106,7 @@ def test_every_command_works_from_the_wheel(arguments, words, installed):
     assert done.returncode == 0 and re.search(words, done.stdout), done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["bench smoke", "book", "course build", "tune", "figures"])
+@pytest.mark.parametrize("arguments", ["bench smoke", "bench --results", "book", "course build", "tune", "figures"])
 def test_what_needs_a_checkout_says_so(arguments, installed):
     call = [str(installed["bin"] / "fa2-lab"), *arguments.split()]
     done = subprocess.run(call, capture_output=True, **installed["run"])

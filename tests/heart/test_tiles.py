@@ -68,25 +68,6 @@ def test_blocks_cover_every_row_and_column_once():
     assert Tiling(16, 16, 4, 4, CAUSAL).counts() == {Tile.FULL: 6, Tile.DIAGONAL: 4, Tile.SKIP: 6}
 
 
-def test_the_interval_of_a_row_and_of_a_row_block():
-    """Three rows, five keys: the diagonal of row r is column r + 2."""
-    for mask, first, last in [
-        (Mask(causal=True, window=(1, 9)), [1, 2, 3], [3, 4, 5]),
-        (Mask(window=(None, 1)), [0, 0, 0], [4, 5, 5]),
-        (Mask(window=(0, 99), key_length=3), [2, 3, 3], [3, 3, 3]),
-    ]:
-        assert [list(ends) for ends in mask.interval(np.arange(3), 3, 5)] == [first, last]
-    tiling = Tiling(8, 8, 2, 2, Mask(window=(1, 1), key_length=3))  # the last rows see nothing
-    assert [tuple(tiling.blocks(i)) for i in range(4)] == [(0, 2), (0, 2), (1, 1), (1, 1)]
-
-
-def test_a_window_s_tiles_do_not_grow_with_the_sequence():
-    """64 keys behind the diagonal in tiles of 16: five column blocks in a row, three of them without a mask."""
-    for N in (256, 512):
-        counts, T = Tiling(N, N, 16, 16, Mask(causal=True, window=(64, None))).counts(), N // 16
-        assert (counts[Tile.FULL] + counts[Tile.DIAGONAL], counts[Tile.FULL]) == (5 * T - 10, 3 * T - 6)
-
-
 @pytest.mark.parametrize(
     ("arguments", "kind", "word"),
     [

@@ -237,20 +237,17 @@ NO_INTERVALS = dict(
 )
 
 
-@pytest.mark.parametrize("name", NO_INTERVALS)
-def test_other_masks_are_refused_by_name(name):
-    with pytest.raises(ValueError, match=f"^mask: got {name}; it takes "):
-        ours.interval(1, 6, 6, mask_function=NO_INTERVALS[name])
+IN_THE_MIDDLE = dict(attention_mask=torch.tensor([[True, False, True, True]]))
 
 
-def test_padding_in_the_middle_is_refused():
-    with pytest.raises(ValueError, match=r"^attention_mask: got padding between .*; it takes "):
-        ours.interval(1, 4, 4, attention_mask=torch.tensor([[True, False, True, True]]))
-
-
-def test_rows_before_all_columns_are_refused():
-    with pytest.raises(ValueError, match=r"^mask: got 1 rows from 3, 4 columns from 4; it takes "):
-        ours.interval(1, 1, 4, q_offset=3, kv_offset=4)
+@pytest.mark.parametrize("given, says", [
+    *[(dict(mask_function=f), f"mask: got {name}") for name, f in NO_INTERVALS.items()],
+    (IN_THE_MIDDLE, "attention_mask: got padding between .*"),
+    (dict(q_offset=4, kv_offset=8), "mask: got 4 rows from 4, 4 columns from 8"),
+])  # fmt: skip
+def test_what_is_no_interval_is_refused_by_its_name(given, says):
+    with pytest.raises(ValueError, match=f"^{says}; it takes "):
+        ours.interval(1, 4, 4, **given)
 
 
 def test_a_mask_that_was_made_elsewhere_is_refused():
@@ -294,8 +291,3 @@ def test_no_mask_at_all():
     assert ours.attend(None, q[:, :, :1], k, k, None, is_causal=True)[0].shape == (1, 1, 1, 16)
     with pytest.raises(ValueError, match=r"^attention_mask: got None for 2 causal rows and 3 columns"):
         ours.attend(None, q, k, k, None, is_causal=True)
-
-
-def test_a_module_of_that_name_hides_nothing():
-    assert (transformers.__name__, ours.__name__) == ("transformers", "fa2_lab.transformers")
-    assert ours.AttentionInterface is transformers.AttentionInterface and fa2_lab.transformers is ours
