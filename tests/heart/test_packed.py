@@ -97,7 +97,7 @@ def test_without_anything_to_see(n_q, n_k):
 
 def test_the_reference_behind_the_same_call():
     check([0, 20, 0, 7], backend="reference", dL=True, heads=4, kv_heads=2)
-    check([20, 3, 7], [9, 0, 9], backend="reference", options={})
+    check([20, 3, 0, 7], [9, 0, 4, 9], backend="reference", options={})
 
 
 @pytest.mark.parametrize("poison", (0, 1))
