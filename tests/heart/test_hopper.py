@@ -178,54 +178,42 @@ def test_at_d_32_much_work_is_enough_where_there_is_no_mask(some_hopper):
     assert not some_hopper.enough_work(Q, Q, True) and not some_hopper.enough_work(Q, K, False)
 
 
-@pytest.mark.parametrize("d, N_q, heads, causal, lengths, consumers, B_c", [
-    (128, 8192, 1, False, False, 1, 128),
-    (128, 8192, 2, False, False, 2, 128),  # 256 blocks of 64 rows: two rounds
-    (128, 320, 330, False, False, 2, 64),  # five tiles of 64 keys, not three of 128
-    (128, 8192, 3, False, False, 3, 64),  # 129 blocks of 192 rows: one round
-    (128, 8192, 3, False, True, 2, 128),
-    (128, 32768, 1, False, False, 2, 128),  # 171 blocks of 192 rows: two rounds, as with 128
-    (128, 4096, 4, True, False, 1, 128),  # 1.9 blocks of 64 rows to an SM
-    (128, 4096, 5, True, False, 2, 128),  # 2.4
-    (192, 4096, 3, True, False, 1, 64),  # 1.5
-    (192, 4096, 4, True, False, 2, 64),
-    (128, 512, 512, True, False, 2, 64),
-    (128, 2048, 64, True, False, 3, 64),
-    (128, 2048, 64, True, True, 2, 128),
-    (96, 4096, 64, True, False, 2, 128),
-    (64, 512, 1024, True, False, 3, 64),
-    (64, 512, 1024, True, True, 2, 128),
-    (64, 256, 1024, True, False, 2, 128),
-    (64, 4096, 5, True, False, 1, 128),  # 2.4
-    (64, 4096, 6, True, False, 2, 128),  # 2.9
-    (64, 4096, 10, True, False, 3, 128),  # 4.8
-    (64, 384, 512, False, False, 3, 128),  # three of 128, not six of 64
-    (32, 4096, 10, True, False, 3, 128),  # as at d 64
+@pytest.mark.parametrize("d, N_q, N_k, heads, causal, lengths, consumers, B_c", [
+    (128, 8192, 8192, 1, False, False, 1, 128),
+    (128, 8192, 8192, 2, False, False, 2, 128),  # 256 blocks of 64 rows: two rounds
+    (128, 320, 320, 330, False, False, 2, 64),  # five tiles of 64 keys, not three of 128
+    (128, 8192, 8192, 3, False, False, 3, 64),  # 129 blocks of 192 rows: one round
+    (128, 8192, 8192, 3, False, True, 2, 128),
+    (128, 32768, 32768, 1, False, False, 2, 128),  # 171 blocks of 192 rows: two rounds, as with 128
+    (128, 4096, 4096, 4, True, False, 1, 128),  # 1.9 blocks of 64 rows to an SM
+    (128, 4096, 4096, 5, True, False, 2, 128),  # 2.4
+    (192, 4096, 4096, 3, True, False, 1, 64),  # 1.5
+    (192, 4096, 4096, 4, True, False, 2, 64),
+    (128, 512, 512, 512, True, False, 2, 64),
+    (128, 2048, 2048, 64, True, False, 3, 64),
+    (128, 2048, 2048, 64, True, True, 2, 128),
+    (96, 4096, 4096, 64, True, False, 2, 128),
+    (64, 512, 512, 1024, True, False, 3, 64),
+    (64, 512, 512, 1024, True, True, 2, 128),
+    (64, 256, 256, 1024, True, False, 2, 128),
+    (64, 4096, 4096, 5, True, False, 1, 128),  # 2.4
+    (64, 4096, 4096, 6, True, False, 2, 128),  # 2.9
+    (64, 4096, 4096, 10, True, False, 3, 128),  # 4.8
+    (64, 384, 384, 512, False, False, 3, 128),  # three of 128, not six of 64
+    (32, 4096, 4096, 10, True, False, 3, 128),  # as at d 64
+    (128, 8080, 20275, 2, True, False, 2, 128),  # causal rows of nearly one length: 128 blocks of 128 rows, one round
+    (128, 500, 8000, 16, True, False, 1, 128),  # 128 blocks of 64 rows
+    (64, 748, 2240, 32, True, False, 3, 128),  # 128 blocks of 192 rows
+    (64, 2000, 8000, 16, True, False, 2, 128),  # 176 blocks of 192 rows, 256 of 128: two rounds each
+    (64, 2000, 8000, 16, True, True, 2, 128),  # of any length
+    (128, 2048, 128, 24, False, False, 2, 128),  # keys are few: it counts how soon a block starts
+    (128, 2048, 2048, 24, False, False, 3, 64),
 ])  # fmt: skip
-def test_sizes(d, N_q, heads, causal, lengths, consumers, B_c):
+def test_sizes(d, N_q, N_k, heads, causal, lengths, consumers, B_c):
     from fa2_lab.kernels.hopper.forward.sizes import choose
 
-    found = choose(d, N_q, N_q, heads, 132, causal, lengths)
+    found = choose(d, N_q, N_k, heads, 132, causal, lengths)
     assert (found.consumers, found.B_c) == (consumers, B_c)
-
-
-@pytest.mark.parametrize("d, N_q, N_k, heads, consumers", [
-    (128, 8080, 20275, 2, 2),  # 128 blocks of 128 rows: one round
-    (128, 500, 8000, 16, 1),  # 128 blocks of 64 rows
-    (64, 748, 2240, 32, 3),  # 128 blocks of 192 rows
-    (64, 2000, 8000, 16, 2),  # 176 blocks of 192 rows, 256 of 128: two rounds each
-])  # fmt: skip
-def test_causal_rows_of_nearly_the_same_length_run_in_rounds(d, N_q, N_k, heads, consumers):
-    from fa2_lab.kernels.hopper.forward.sizes import choose
-
-    assert choose(d, N_q, N_k, heads, 132, True, False).consumers == consumers
-    assert choose(d, N_q, N_k, heads, 132, True, True) == choose(d, N_q, N_q, heads, 132, True, True)  # of any length
-
-
-def test_where_keys_are_few_it_counts_how_soon_a_block_starts():
-    from fa2_lab.kernels.hopper.forward.sizes import choose
-
-    assert [choose(128, 2048, N_k, 24, 132, False, False).consumers for N_k in (128, 2048)] == [2, 3]
 
 
 @pytest.mark.parametrize(

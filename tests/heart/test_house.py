@@ -109,20 +109,6 @@ def test_no_circle_stands_in_the_house_also_not_between_the_files_of_a_folder():
     TopologicalSorter(imports).prepare()  # a CycleError names the files
 
 
-@pytest.mark.parametrize("module, source, arrow", [
-    ("fa2_lab.kernels.portable.forward", "def f():\n    from fa2_lab import reference", "kernels imports reference"),
-    ("fa2_lab.api.packed", "import fa2_lab.plots.style", "api imports plots"),
-    ("fa2_lab.errata.article", "from ..machine import io", "errata imports machine"),
-    ("fa2_lab.trace", "from fa2_lab.tiles import Tiling", "trace imports tiles"),
-    ("fa2_lab.api.attention", "import fa2_lab", "api imports __init__"),
-    ("fa2_lab.tools.ladder", "def f():\n    from fa2_studio.bench import suites", "tools imports fa2_studio"),
-    ("fa2_lab.attic.old", "import numpy", "attic: no floor in tests/heart/test_house.py"),
-    ("fa2_lab.reference.fa2", "from fa2_lab.tiles import Mask\nfrom .dropout import Dropout\nimport numpy", ""),
-])  # fmt: skip
-def test_wrong_arrows_are_seen(module, source, arrow):
-    assert wrong_arrows(source, module) == [arrow] * bool(arrow)
-
-
 def test_no_tag_names_a_line_that_does_not_exist():
     named = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "notebooks" / "text").rglob("*.py")]
     named = {tag: path for path in [*named, *PACKAGE.rglob("*.py")] for tag in TAG.findall(path.read_text("utf-8"))}
