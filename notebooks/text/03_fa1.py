@@ -321,8 +321,8 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 #
 # *Dropout* sets entries of P to 0 by chance, and the backward pass must drop the same ones. Storing $N^2$ bits would
 # cost the memory that we have just saved. So each random number is computed anew, from a seed, its row and its column.
-# FA1 drew them in the order of the tiles. FA2's two passes visit the tiles in different orders, and more than a third of
-# the entries would change their fate.
+# FA1 drew them in the order of the tiles. FA2's two passes visit the tiles in different orders, and many entries would
+# change their fate.
 # </details>
 #
 # [Assignment 2](assignments/2_forward.ipynb) goes further: all of the forward pass, graded with the meter on.

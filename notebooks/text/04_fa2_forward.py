@@ -187,7 +187,7 @@ show(causal_tiles.draw(**causal_tiles.data()))
 # %% [markdown]
 # In a language model a query sees no later key: row r sees columns c ≤ r. This is the *causal mask*, the left grid. A
 # tile is SKIP if no query sees any key, FULL if each query sees every key, and DIAGONAL if the mask cuts through. Of
-# T × T square tiles, T(T + 1)/2 are visited (the chart below the grids).
+# T × T square tiles, T(T + 1)/2 are visited: nearly half are saved in a long text.
 #
 # In the right grid a model reads the last 256 tokens of a text, and has the keys of all 512. The last query still sees
 # all keys: row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.

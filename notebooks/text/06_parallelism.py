@@ -22,7 +22,7 @@
 import numpy as np
 
 from fa2_lab.machine import chips, grid, prices
-from fa2_lab.plots import roofline, workers
+from fa2_lab.plots import roofline, waves, workers
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -73,12 +73,11 @@ def schedule(SMs, costs):
 
 # %% tags=["hide-input"]
 def timetable(SMs, costs):
-    blocks = [grid.Block(0, None, cost) for cost in costs]
-    return grid.schedule(blocks, SMs).placed
+    return grid.schedule([grid.Block(0, None, cost) for cost in costs], SMs)
 
 
 def ends(SMs, costs):
-    return [placed.end for placed in timetable(SMs, costs)]
+    return [block.end for block in timetable(SMs, costs).placed]
 
 
 one_wave = "4 equal thread blocks, 6 SMs. Does each get an SM of its own?"
@@ -113,18 +112,9 @@ check(
 #
 # Take four heads of 4 × 4 tiles and six SMs. FA1, as printed, has 4 thread blocks of 16 tiles. FA2 has 16 of 4 tiles.
 
-
 # %% tags=["hide-input"]
-def show_times(name, SMs, costs):
-    placed = timetable(SMs, costs)
-    print(f"{name}: {len(costs)} thread blocks, the last ends at {max(p.end for p in placed):.0f}")
-    for SM in range(SMs):
-        spans = [f"{p.start:2.0f}–{p.end:2.0f}" for p in placed if p.SM == SM]
-        print(f"  SM {SM} ", *(spans or [" idle"]))
-
-
-show_times("FA1 as printed", 6, [16] * 4)
-show_times("FA2", 6, [4] * 16)
+ran = {"FA1 as printed": timetable(6, [16] * 4), "FA2": timetable(6, [4] * 16)}
+show(waves.draw(ran, "A line is an SM. A new grey begins with each of its thread blocks."))
 
 # %% [markdown]
 # FA1 leaves two SMs idle from beginning to end. FA2 runs in three rounds, called *waves*, and the third is not full.
@@ -149,8 +139,8 @@ show_times("FA2", 6, [4] * 16)
 # %%
 SMs = chips.H200.SMs  # 132
 for name, blocks in (("FA1 as printed", 32), ("FA2", 32 * 64)):
-    waves, busy = grid.waves(blocks, SMs), grid.efficiency(blocks, SMs)
-    print(f"{name:14} {blocks:5,} thread blocks, waves: {waves:2}, busy: {busy:4.0%}")
+    rounds, busy = grid.waves(blocks, SMs), grid.efficiency(blocks, SMs)
+    print(f"{name:14} {blocks:5,} thread blocks, waves: {rounds:2}, busy: {busy:4.0%}")
 
 # %% [markdown]
 # FA1 and FA2 compute the same products here, and FA1, as printed, uses a quarter of the chip. No count of bytes or FLOPs
@@ -207,8 +197,8 @@ live("tiles")
 # ```python
 # for blocks in (4096, 512):
 #     for places in (2 * 132, 3 * 132):
-#         waves, busy = grid.waves(blocks, places), grid.efficiency(blocks, places)
-#         print(f"{blocks:5,} on {places} places: {waves:2} waves, busy {busy:.0%}")
+#         rounds, busy = grid.waves(blocks, places), grid.efficiency(blocks, places)
+#         print(f"{blocks:5,} on {places} places: {rounds:2} waves, busy {busy:.0%}")
 # for row in load("ladder").rows:
 #     if row.direction == "forward" and row.problem["d"] == 128 and not row.problem["causal"]:
 #         r03, r05 = row.values["r03_row_blocks"][0], row.values["r05_deferred"][0]
