@@ -136,6 +136,17 @@ def schedule(blocks: Sequence[Block], SMs: int, blocks_per_sm: int = 1) -> Sched
     return Schedule(tuple(placed), SMs, blocks_per_sm)
 
 
+def dealt(costs: Sequence[float], SMs: int) -> Schedule:
+    """Program p gets blocks p, p + SMs, p + 2 SMs …, decided before anything runs."""
+    whole_number("SMs", SMs, low=1)
+    free, placed = [0.0] * SMs, []
+    for n, cost in enumerate(costs):
+        SM = n % SMs
+        placed.append(Placed(n, SM, 0, free[SM], free[SM] + cost))
+        free[SM] += cost
+    return Schedule(tuple(placed), SMs, 1)
+
+
 # Who owns which tile, and who meets on dQ -------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 """Causal row blocks on SMs: shared out before anything runs, or handed out by a scheduler when an SM is free."""
 
-from fa2_lab.machine import chips, grid, hopper
+from fa2_lab.machine import chips, grid
 from fa2_lab.plots.waves import draw  # noqa: F401  a picture's file has data() and draw()
 from fa2_lab.tiles import CAUSAL, Tiling
 
@@ -13,8 +13,8 @@ def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: i
     blocks = [grid.Block(0, n, cost) for n, cost in enumerate(side_by_side)]
     SMs = chips.H200.SMs
     ran = {
-        "Dealt, head by head": hopper.dealt(head_by_head, SMs),
-        f"Dealt, {at_once} heads at once": hopper.dealt(side_by_side, SMs),
+        "Dealt, head by head": grid.dealt(head_by_head, SMs),
+        f"Dealt, {at_once} heads at once": grid.dealt(side_by_side, SMs),
         "Drawn, the next one when free": grid.schedule(blocks, SMs),
     }
     caption = (

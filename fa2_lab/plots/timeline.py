@@ -6,7 +6,6 @@ from typing import Any
 from fa2_lab.machine import chips, hopper
 from fa2_lab.machine.asynchrony import IN_ORDER, SHARED
 from fa2_lab.plots import style
-from fa2_lab.tiles import Tiling
 
 FOUR_WAYS = {
     "Neither": (hopper.in_sequence, SHARED),
@@ -21,8 +20,8 @@ def data(d: int = 64, T: int = 16, window: float = 5400) -> dict:
     price = hopper.costs(chips.H200, 64, 128, d)
     panels = []
     for name, (visit, tensor) in FOUR_WAYS.items():
-        block, _ = hopper.forward(Tiling(8, 4 * T, 4, 4), visit=visit, costs=price, tensor=tensor)
-        jobs = [(j.unit, owner(j), j.label, j.begun, j.ended) for j in block.jobs if j.label[0] != "Q"]
+        block = hopper.forward(T, visit=visit, costs=price, tensor=tensor)
+        jobs = [(j.unit, owner(j), j.label, j.begun, j.ended) for j in block.jobs]
         panels.append(dict(name=name, share=block.busy("tensor", since=price.copy), jobs=sorted(jobs, key=str)))
     return dict(window=window, panels=panels, setting=f"schematic: H200, d = {d}, two tiles of 64 × 128 at a time")
 

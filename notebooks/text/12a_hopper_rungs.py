@@ -531,7 +531,7 @@ show(tickets.draw(**tickets.data()))
 tiling = Tiling(16384, 16384, 128, 128, CAUSAL)
 costs = 16 * [len(tiling.visited_cols(i)) for i in reversed(range(tiling.T_r))]
 blocks = [grid.Block(0, n, cost) for n, cost in enumerate(costs)]
-ends = hopper.dealt(costs, 132).makespan, grid.schedule(blocks, 132).makespan
+ends = grid.dealt(costs, 132).makespan, grid.schedule(blocks, 132).makespan
 dealt, drawn = (end / (sum(costs) / 132) for end in ends)
 print(f"shared out {dealt:.2f}, drawn {drawn:.2f} of an even share")
 
@@ -718,7 +718,7 @@ for d in (64, 128):
     verdict(f"clocks = hopper.costs, d = {d}", (costs.scores + costs.values, costs.softmax) == (products, exps))
     for way in (in_sequence, look_ahead):
         visit = getattr(hopper, way.__name__)
-        block, _ = hopper.forward(Tiling(4, 64, 4, 4), 1, visit=visit, costs=costs)
+        block = hopper.forward(16, consumers=1, visit=visit, costs=costs)
         took = max(job.ended for job in block.jobs) - costs.copy
         verdict(f"{way.__name__} = the model's clocks, d = {d}", close(took, way(16, products // 2, exps)))
 verdict("shared out: half as long again, drawn: even", dealt > 1.5 and drawn < 1.02)

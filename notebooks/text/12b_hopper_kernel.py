@@ -29,7 +29,7 @@ from IPython.display import Markdown, display
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
-from fa2_lab.machine import chips, grid, hopper
+from fa2_lab.machine import chips, grid
 from fa2_lab.machine.layouts import Mma
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots import forward_ideas, ideas, pipes, roofline
@@ -600,7 +600,7 @@ for costs in (one_head, [3] * 500):
     ends_late = grid.schedule(blocks, 132).makespan, drawn(costs, 132, early=False)
     verdict(f"drawn late = the grid's schedule: {len(costs):,} blocks", ends_late[0] == ends_late[1])
 least = sum(one_head) / 132
-verdict("drawn early = shared out, half as long again", drawn(one_head, 132, True) == hopper.dealt(one_head, 132).makespan
+verdict("drawn early = shared out, half as long again", drawn(one_head, 132, True) == grid.dealt(one_head, 132).makespan
         and 1.4 < drawn(one_head, 132, True) / least < 1.7 and drawn(one_head, 132, False) / least < 1.1)  # fmt: skip
 col, seen_keys = np.arange(128)[None, :], np.arange(-3, 140)[:, None]
 verdict("a mask as a test of bits", (((col & ~6) < seen_keys - (col & 6)) == (col < seen_keys)).all())

@@ -131,3 +131,10 @@ def test_dq_writers_and_steps_agree(tiling):
         assert workers == tiling.visited_cols(i)
         assert workers == [j for j in range(tiling.T_c) if i in steps[j]]
     assert sum(map(len, writers)) == (steps >= 0).sum()
+
+
+def test_dealt_by_hand():
+    ran = grid.dealt([4, 1, 3, 1], SMs=2)
+    assert [(p.SM, p.start, p.end) for p in ran.placed] == [(0, 0, 4), (1, 0, 1), (0, 4, 7), (1, 1, 2)]
+    drawn = schedule([Block(0, n, cost) for n, cost in enumerate([4, 1, 3, 1])], 2)
+    assert (ran.makespan, drawn.makespan) == (7, 5)

@@ -32,7 +32,7 @@ CALLS = [  # a call, good arguments, and wrong ones for each
     (splits.Shares, dict(tiles=(1,), programs=1, least=1), dict(tiles=[(), (1, -1)], programs=[0], least=[0])),
     (splits.same_splits, dict(tiles=(4,), splits=1), dict(splits=[0])),
     (splits.pace, dict(chip=H200, cache=splits.Cache((5,), 1, 16), stages=2), dict(stages=[1])),
-    (hopper.forward, dict(tiling=TILING), dict(consumers=[4, True], stages=[0], tiling=[NO_INTERVAL])),
+    (hopper.forward, dict(T=4), dict(T=[0], consumers=[0, True], stages=[0])),
     (ring.sent, dict(lengths=[8, 8], rank=0, direction="forward", kv_heads=2, d=16), dict(direction=["sideways"])),
     (chips.named, dict(name="H200"), dict(name=["V100", 90])),
 ]  # fmt: skip
