@@ -8,15 +8,13 @@ import ast
 import json
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from io import BytesIO
 from itertools import product
 from pathlib import Path
-from tokenize import NAME, NUMBER, OP, STRING, tokenize
+from tempfile import TemporaryDirectory
 
 from tqdm import tqdm
 
@@ -24,52 +22,54 @@ from fa2_lab.kernels import ladder
 from fa2_lab.machine.budget import blocks_per_sm
 from fa2_lab.machine.chips import H200
 from fa2_lab.machine.layouts import parse
+from fa2_lab.paper import PACKAGE
 from fa2_lab.plots import block_budget
 from fa2_lab.records import COMPILE
 from fa2_lab.records import FOLDER as RECORDED
 from fa2_lab.tools import files
 from fa2_lab.tools.xray import Compiled, loops, xray
 
-PROJECT = Path(__file__).resolve().parents[1]
 SOURCES = ("portable/forward.py", "common/softmax.py", "common/tile.py")  # what decides how the forward compiles
 TARGETS = ("sm_80", "sm_90")
 TILE = dict(B_r=128, B_c=64, warps=4, stages=2)  # whose layouts are drawn
 INSTRUCTIONS = {2: "mma", 3: "wgmma"}
 FORWARD = "forward_kernel, fp16, not causal"
+CLIMBING = ladder.RUNGS + ladder.OTHERS
 
 
 def record(folder: Path = RECORDED) -> None:
     """Compile the forward at every block size, and for its layouts on both targets, and write down what came out."""
     files.check_writable(folder, "fa2_studio.compiled")
-    source = source_digest()
-    jobs = [dict(target=target, d=d, **TILE) for target, d in product(TARGETS, (64, 128))]
-    rows = [row for target in TARGETS for row in compiled(target, [job for job in jobs if job["target"] == target])]
-    kept = [{name: row[name] for name in (*jobs[0], "instruction", "warpsPerCTA", "S", "O", "K")} for row in rows]
-    write(folder / "layouts.json", "layouts", kept, dict(source=source, triton=rows[0]["triton"]), FORWARD)
-    sizes = budget_jobs("sm_90")
-    rows = [*tqdm(compiled("sm_90", sizes), total=len(sizes), desc="compile", unit="kernel", disable=None)]
-    kept = [{name: row[name] for name in (*sizes[0], "registers", "spills", "shared")} for row in rows]
-    write(folder / "compiled.json", "forward", kept, dict(source=source, triton=rows[0]["triton"]), FORWARD)
+    source = digest(PACKAGE / "kernels" / name for name in SOURCES)
+    drawn = [dict(target=target, d=d, **TILE) for target, d in product(TARGETS, (64, 128))]
+    write(folder / "layouts.json", "layouts", at_once(layouts_of, drawn), source, FORWARD)
+    write(folder / "compiled.json", "forward", at_once(budget_of, sizes()), source, FORWARD)
     record_rungs(folder)
 
 
 def record_rungs(folder: Path = RECORDED) -> None:
     """Compile every rung for an H200, at both head dimensions, with and without a mask, and write it down."""
-    import triton
+    jobs = [dict(rung=rung, d=d, causal=mask) for rung in CLIMBING for d in (128, 64) for mask in (False, True)]
+    jobs += [dict(rung=rung, d=128, causal=False) for rung in ladder.BACKWARD]
+    kernel = "forward(q, k, v, causal) of each rung, bf16, sm_90"
+    write(folder / "rungs.json", "rungs", at_once(numbers_of, jobs), digest_of_rungs(), kernel)
 
-    jobs = [(rung, d, causal) for rung in ladder.RUNGS + ladder.OTHERS for d in (128, 64) for causal in (False, True)]
+
+def at_once(compile_one: Callable[[dict], dict], jobs: Sequence[dict]) -> list[dict]:
+    """Each job with what was made of it; as many at once as there are cores."""
     with ThreadPoolExecutor(os.cpu_count()) as several:
-        made = several.map(lambda job: numbers_of(*job), jobs)
-        rows = list(tqdm(made, total=len(jobs), desc="compile", unit="kernel", disable=None))
-    versions = dict(source=digest_of_rungs(), triton=triton.__version__)
-    write(folder / "rungs.json", "rungs", rows, versions, "forward(q, k, v, causal) of each rung, bf16, sm_90")
+        made = tqdm(several.map(compile_one, jobs), total=len(jobs), desc="compile", unit="kernel", disable=None)
+        return [job | found for job, found in zip(jobs, made, strict=True)]
 
 
 def digest_of_rungs() -> str:
-    """A fingerprint of the rungs' sources that comments, docstrings and line breaks do not change."""
-    trees = [
-        ast.parse((ladder.FOLDER / f"{rung}.py").read_text(encoding="utf-8")) for rung in ladder.RUNGS + ladder.OTHERS
-    ]
+    """A fingerprint of the rungs' sources."""
+    return digest(ladder.FOLDER / f"{rung}.py" for rung in CLIMBING + ladder.BACKWARD)
+
+
+def digest(sources: Iterable[Path]) -> str:
+    """A fingerprint that comments, docstrings and line breaks do not change."""
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in sources]
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.FunctionDef)) and ast.get_docstring(node):
@@ -77,15 +77,35 @@ def digest_of_rungs() -> str:
     return sha256("".join(map(ast.unparse, trees)).encode()).hexdigest()[:16]
 
 
-def numbers_of(rung: str, d: int, causal: bool) -> dict:
+def write(file: Path, name: str, rows: list[dict], source: str, kernel: str) -> None:
+    """The rows, one to a line, after what made them."""
+    import triton
+
+    made = dict(command=COMPILE, kernel=kernel, source=source, triton=triton.__version__)
+    head = json.dumps(dict(made_by=made), indent=1, ensure_ascii=False).removesuffix("\n}")
+    lines = ",\n  ".join(json.dumps(row) for row in rows)
+    files.write(file, f'{head},\n "{name}": [\n  {lines}\n ]\n}}\n')
+
+
+# Rungs ----------------------------------------------------------------------------------------------------------
+
+
+def numbers_of(job: dict) -> dict:
     """What is recorded of a rung's largest kernel. The loop is that over tiles, without a mask where there are two."""
-    kernel = max(xray(rung, "sm_90", d=d, causal=causal), key=lambda kernel: kernel.numbers["registers"])
-    numbers, found = kernel.numbers, loops(kernel.stages["sass"])
-    loop = min(found, key=lambda loop: loop.instructions)
-    products = 1 if rung.startswith("r00") else 2  # in that loop
-    return dict(rung=rung, d=d, causal=causal, registers=registers_of(kernel), spills=numbers["spills"]) | dict(
+    rung, d = job["rung"], job["d"]
+    kernel = max(xray(rung, "sm_90", d=d, causal=job["causal"]), key=lambda kernel: kernel.numbers["registers"])
+    numbers = kernel.numbers
+    made = dict(
+        registers=registers_of(kernel),
+        spills=numbers["spills"],
         programs=blocks_per_sm(H200, numbers["shared"], numbers["registers"], numbers["warps"]),
         shared=numbers["shared"],
+    )
+    if rung in ladder.BACKWARD:
+        return made
+    loop = min(loops(kernel.stages["sass"]), key=lambda loop: loop.instructions)
+    products = 1 if rung.startswith("r00") else 2  # in that loop
+    return made | dict(
         consumers=max(1, numbers["warps"] // 4 - 1),
         keys=round(loop.multiplications / (16 * d * products)),  # a warp has 16 rows
         instructions=loop.instructions,
@@ -101,61 +121,60 @@ def registers_of(kernel: Compiled) -> int:
     return min([n for n in handed_out if launched < n < 256], default=launched)
 
 
-def budget_jobs(target: str) -> list[dict]:
-    """One compilation for every cell of the picture of block sizes, with the warps and stages that it names."""
+# The forward of the package at some size ------------------------------------------------------------------------
+
+FILE = """
+from fa2_lab.kernels import tables
+from fa2_lab.kernels.portable import forward as portable
+from fa2_lab.kernels.prepared import Options
+
+def forward(q, k, v, causal):
+    d = q.shape[3]
+    blocks = tables.Blocks({B_r}, {B_c}, {warps}, {stages}, d_pad=tables.padded(d))
+    portable.prepare(q, k, v, Options(causal, scale=d**-0.5), blocks=blocks)(q, k, v, None, None)
+"""
+
+
+def sizes() -> list[dict]:
+    """One job for every cell of the picture of block sizes, with the warps and stages that it names."""
     data = block_budget.data()
     return [
-        dict(target=target, d=d, B_r=B_r, B_c=B_c, warps=cell["warps"], stages=data["stages"])
+        dict(target="sm_90", d=d, B_r=B_r, B_c=B_c, warps=cell["warps"], stages=data["stages"])
         for d, cells in data["cells"].items()
         for (B_r, B_c), cell in cells.items()
     ]
 
 
-def write(file: Path, name: str, rows: list[dict], versions: dict, kernel: str) -> None:
-    """The rows, one to a line, after what made them."""
-    made = dict(command=COMPILE, kernel=kernel) | versions
-    head = json.dumps(dict(made_by=made), indent=1, ensure_ascii=False).removesuffix("\n}")
-    lines = ",\n  ".join(json.dumps(row) for row in rows)
-    files.write(file, f'{head},\n "{name}": [\n  {lines}\n ]\n}}\n')
+def compiled(job: dict) -> Compiled:
+    """The forward with the block sizes of a job."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "forward_at.py")
+        file.write_text(FILE.format(**job), encoding="utf-8")
+        (kernel,) = xray(str(file), job["target"], d=job["d"], causal=False, dtype="float16")
+    return kernel
 
 
-def source_digest() -> str:
-    """A fingerprint of the forward's source that comments, line breaks and imports do not change."""
-    words = []
-    for name in SOURCES:
-        source = (PROJECT / "fa2_lab" / "kernels" / name).read_text(encoding="utf-8")
-        plain = re.sub(r"^(from|import) [^(\n]*(\([^)]*\))?\n", "", source, flags=re.MULTILINE).encode()
-        words += [t.string for t in tokenize(BytesIO(plain).readline) if t.type in (NAME, NUMBER, OP, STRING)]
-    return sha256(" ".join(words).encode()).hexdigest()[:16]
+def budget_of(job: dict) -> dict:
+    """What it takes of an SM."""
+    numbers = compiled(job).numbers
+    return {name: numbers[name] for name in ("registers", "spills", "shared")}
 
 
-def compiled(target: str, jobs: list[dict]) -> Iterator[dict]:
-    """Each job with what the compiler made of it, from a process that never runs Triton's interpreter."""
-    command = [sys.executable, "-m", "fa2_studio.compile_worker", target]
-    env = {**os.environ, "TRITON_INTERPRET": "0"}
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=PROJECT)
-    with subprocess.Popen(command, **pipes) as worker:
-        worker.stdin.write("".join(json.dumps(job) + "\n" for job in jobs))
-        worker.stdin.close()
-        for job, line in zip(jobs, worker.stdout, strict=False):
-            yield job | found_in(json.loads(line))
-    if worker.returncode:
-        raise ValueError(f"compiling for {target} failed, as told above; it needs torch and Triton, hence Linux")
-
-
-def found_in(made: dict) -> dict:
-    """Layouts and shapes out of a kernel's ttgir, beside what is kept as it is."""
-    ttgir = made.pop("ttgir")
-    named = dict(re.findall(r"^#(\w+) = (#ttg\.\w+<\{.*\}>)$", ttgir, re.MULTILINE))
+def layouts_of(job: dict) -> dict:
+    """Layouts and shapes of S, O and the tile of K or V, and the instruction that multiplies."""
+    kernel = compiled(job)
+    ttgir = kernel.stages["ttgir"]
     dots = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<(\d+)x(\d+)xf32, #(\w+)>", ttgir)
     (streamed,) = set(re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<\d+x(\d+)x(\d+)xf16, #(\w+),", ttgir))
     S, O = dots[:2]  # the tile's two products; every loop over tiles repeats them
     if dots != len(dots) // 2 * [S, O]:
         raise ValueError(f"the forward's products differ from loop to loop: {dots}")
-    for tensor, (rows, cols, name) in dict(S=S, O=O, K=streamed).items():
-        made[tensor] = dict(shape=[int(rows), int(cols)], layout=named[name])
-    layout = parse(made["S"]["layout"])
-    return made | dict(instruction=INSTRUCTIONS[layout.version], warpsPerCTA=list(layout.warps))
+    tensors = {
+        tensor: dict(shape=[int(rows), int(columns)], layout=kernel.layouts[name])
+        for tensor, (rows, columns, name) in dict(S=S, O=O, K=streamed).items()
+    }
+    layout = parse(tensors["S"]["layout"])
+    return dict(instruction=INSTRUCTIONS[layout.version], warpsPerCTA=list(layout.warps)) | tensors
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
-"""The ladder of kernels, measured rung by rung beside the fastest peer, with what the compiler and the hardware say."""
+"""The ladder of kernels, measured rung by rung beside the fastest peer, with what the hardware counts."""
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -11,8 +9,6 @@ import torch
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
-from fa2_lab.machine.budget import blocks_per_sm
-from fa2_lab.machine.chips import H200
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files
 from fa2_studio.bench import contestants, counters, experiments
@@ -31,7 +27,6 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 MAIN = Problem.square(4096, 128, causal=False)  # where the table begins, and where the counters are read
 WARPS = Problem.square(4096, 64, causal=False)  # where the side rungs s00 and s01 take part
 COUNTED = ("r09_free_loads", *ladder.SIDE)  # whose counters are read there
-SHOWN = [(rung, WARPS if rung in ladder.SIDE else MAIN) for rung in ladder.RUNGS + ladder.SIDE + ladder.BACKWARD]
 PARTS = SUITES["ladder"].parts
 
 
@@ -49,7 +44,7 @@ def longer() -> list[Problem]:
 def run(
     beside: Path | None = None, parts: Sequence[str] = PARTS, keep: Callable[[Record], object] | None = None
 ) -> Record:
-    """Time every rung on every problem, ask the experiments, and read what the compiler and the hardware say.
+    """Time every rung on every problem, ask the experiments, and read what the hardware counts.
 
     `beside` is a file with one more contestant: forward(q, k, v, causal), which returns O, or O and more. `keep` is
     handed the record after each row, so that a run that is killed leaves what it measured.
@@ -68,7 +63,6 @@ def run(
         "lengths": [partial(ask, problem, OVER_N, names=SLOW[:2]) for problem in longer()],
         "sustained": [partial(climb, problem, beside=beside, sustained=True) for problem in down_here],
         "backward": [partial(down, problem) for problem in down_here],
-        "compiled": [partial(compiled, problem, rung) for rung, problem in SHOWN],
         "counters": [partial(count, problem, name) for problem in (WARPS, MAIN) for name in counted_here(problem)],
     }
     side = [(rung, WARPS) for rung in ladder.SIDE]
@@ -163,32 +157,6 @@ def everybody(problem: Problem, tensors) -> list[tuple]:
             continue
         calls.append((name, lambda call=call: call(*tensors)))
     return calls
-
-
-def compiled(problem: Problem, rung: str) -> Measurement:
-    """What the compiler made of a rung."""
-    return all_compiled()[rung, problem]
-
-
-@cache
-def all_compiled() -> dict[tuple[str, Problem], Measurement]:
-    """What the compiler made of every rung, each in a process of its own."""
-    with ThreadPoolExecutor(os.cpu_count()) as several:
-        return dict(zip(SHOWN, several.map(compile_one, *zip(*SHOWN, strict=True)), strict=True))
-
-
-def compile_one(rung: str, problem: Problem) -> Measurement:
-    """What the compiler made of the largest kernel of a rung, and how many of its programs fit on an SM."""
-    from fa2_lab.tools.xray import xray
-
-    try:
-        kernels = xray(rung, "sm_90", d=problem.d, N=problem.N_q, causal=problem.causal)
-    except ValueError as failure:
-        return Measurement(problem.as_dict() | dict(rung=rung), "compiled", {}, {"xray": str(failure)}, unit="count")
-    numbers = max((kernel.numbers for kernel in kernels), key=lambda numbers: numbers["registers"])
-    kept = {name: [numbers[name]] for name in ("registers", "spills", "shared", "tensor", "exponential", "warps")}
-    kept["programs on an SM"] = [blocks_per_sm(H200, numbers["shared"], numbers["registers"], numbers["warps"])]
-    return Measurement(problem.as_dict() | dict(rung=rung), "compiled", kept, unit="count")
 
 
 def count(problem: Problem, rung: str) -> Measurement:

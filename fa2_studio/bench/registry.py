@@ -33,7 +33,7 @@ SUITES |= {
     "ladder": Suite(
         "ladder:run",
         "one change of a kernel at a time, beside the fastest peers; experiments, clock, power and counters",
-        parts=("rungs", "experiments", "lengths", "sustained", "backward", "compiled", "counters"),
+        parts=("rungs", "experiments", "lengths", "sustained", "backward", "counters"),
     ),
     "prices": Suite("prices:run", "bytes per second from shared memory, from L2 and from DRAM"),
     "train": Suite("train:run", "a small GPT with its attention swapped"),

@@ -7,13 +7,14 @@ import numpy as np
 from IPython.display import Markdown, display
 
 from fa2_lab.kernels import ladder
-from fa2_lab.machine.reasons import reason
+from fa2_lab.machine import reasons
 from fa2_lab.paper import PACKAGE
 from fa2_lab.tools import ladder as climbed
 from fa2_lab.tools import steps
 
 NODES = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 PEER = "FlashAttention-3"
+COMPILED = {"programs": "programs on an SM"}
 
 
 # Listings -----------------------------------------------------------------------------------------------------------
@@ -96,7 +97,7 @@ class Climb:
         rows = [row for row in self.record.rows if row.direction == "forward"]
         main = [row for row in rows if (row.problem["N_q"], row.problem["batch"]) == (4096, 4)]
         self.shapes = {(row.problem["d"], row.problem["causal"]): row for row in main}
-        self.counted, self.compiled = (climbed.rows(self.record, what) for what in ("counters", "compiled"))
+        self.counted = climbed.rows(self.record, "counters")
 
     def factor(self, new: str, d: int = 128, causal: bool = False, old: str = "") -> float:
         """How many times as fast a rung is as the one before it, or as `old`."""
@@ -109,8 +110,9 @@ class Climb:
         if what == "clock, GHz":
             milliseconds = np.median(self.shapes[128, False].values[name])
             return self.value(name, "SM cycles") / milliseconds / 1e6
-        values = [rows[name].values for rows in (self.counted, self.compiled) if name in rows]
-        return next(x[what][0] for x in values if what in x)
+        if what in ("programs", "registers"):
+            return reasons.facts()[name, False, 128][what]
+        return self.counted[name].values[what][0]
 
     def table(self, *names: str) -> None:
         """TFLOP/s of each, and the share of FlashAttention-3's in the same run."""
@@ -123,14 +125,14 @@ class Climb:
     def step(self, number: str, *counters: str) -> None:
         """A rung beside the one before it, and why it is there."""
         new = full_name(number)
-        why = reason(new)
+        why = reasons.reason(new)
         print(f"limit before: {why.limit}\ntaken away:   {why.removes}")
         self.table(before(new), new)
         print(f"{'factor':22}" + "".join(f"{self.factor(new, *shape):>16.2f}" for shape in self.shapes))
         for name in counters:
             a, b = self.value(before(new), name), self.value(new, name)
             short = (lambda x: f"{x:.3f}") if name == "clock, GHz" else climbed.short
-            print(f"{name}: {short(a)} → {short(b)}  (× {b / a:.2f})")
+            print(f"{COMPILED.get(name, name)}: {short(a)} → {short(b)}  (× {b / a:.2f})")
 
     def compare(self, rung: str, what: str) -> float:
         """A counter of a rung over that of the one before it."""

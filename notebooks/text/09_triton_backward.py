@@ -36,6 +36,7 @@ from fa2_lab.plots import roofline
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load as record_of
+from fa2_lab.records import recorded
 from fa2_lab.reference import heads
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
@@ -381,10 +382,10 @@ show(roofline.draw(**roofline.data(*ways.items())))
 # The values that find none live in memory: those are *spills*.
 #
 # ```python
-# for row in record_of("ladder").rows:
-#     if row.direction == "compiled" and row.problem["rung"][:3] in ("r11", "b00", "b01"):
-#         n = {name: x[0] for name, x in row.values.items()}
-#         print(row.problem["rung"], f"{n['registers']} registers, {n['spills']} spills")
+# for row in recorded("rungs")["rungs"]:
+#     shape = row["d"], row["causal"]
+#     if row["rung"][:3] in ("r11", "b00", "b01") and shape == (128, False):
+#         print(row["rung"], f"{row['registers']} registers, {row['spills']} spills")
 # ```
 #
 # ```text

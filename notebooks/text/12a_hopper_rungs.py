@@ -251,7 +251,7 @@ read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpg
 # %% tags=["nbval-ignore-output"]
 read(r15, "forward_kernel", begin="rows_of(q).store", end="tma.store_wait")
 climb = Climb()
-climb.step("15", "registers", "programs on an SM")
+climb.step("15", "registers", "programs")
 
 # %% [markdown]
 # The end is the fence table's first line: store, fence, copy. The numbers are TFLOP/s at 16,384 tokens and N = 4,096,
@@ -447,7 +447,7 @@ climb.step("16", "issue slots used, %")
 
 # %% tags=["nbval-ignore-output"]
 change("16", "17", "consumer")
-climb.step("17", "L2 bytes", "tensor cores at work, %", "programs on an SM")
+climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 
 # %% [markdown]
 # Each consumer has its own rows; its number `c` is a constant, so the compiler makes code for each. `fa2-lab ladder 16 17`
