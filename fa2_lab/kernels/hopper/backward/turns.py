@@ -1,9 +1,9 @@
 """A fixed order of the additions to dQ, so that it is the same, bit by bit, each time.
 
-Every place that is added to has a counter in HBM: how many have added so far. A consumer leaves its part of dQ in
-shared memory and goes on; its writer, a warp of its own, waits for the part's turn, has the copy engine add it, and
-counts when that is done. At a row block it is the turn of the last column block that sees it first, and so on to the
-left.
+Every place that is added to has a counter in global memory: how many have added so far. A consumer leaves its part of
+dQ in shared memory and goes on; its writer, a warp of its own, waits for the part's turn, has the copy engine add it,
+and counts when that is done. At a row block it is the turn of the last column block that sees it first, and so on to
+the left.
 
 Nobody waits for ever: whoever is waited for has a lower number at the tile scheduler, and every number, also a
 program's first, is drawn by a program that runs. And under the causal mask nobody waits long: the first rows that a
@@ -77,7 +77,7 @@ class Turns:
 
     @gluon.jit
     def pass_on(self, number):
-        """It is the next one's turn, as soon as all that the copy engine was given is in HBM."""
+        """It is the next one's turn, as soon as all that the copy engine was given is in memory."""
         gl.inline_asm_elementwise(IN_MEMORY, "=r", [], gl.int32, is_pure=False, pack=1)
         all_threads()  # one of them has given it to the copy engine, another one counts
         gl.atomic_add(self.counters + number, 1, sem="release")
