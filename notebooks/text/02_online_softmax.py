@@ -144,19 +144,12 @@ check(
 # the same. Before that, $o / \ell$ is the exact answer for the keys so far. Nothing in the state is estimated.
 #
 # ```python
-# state, high = SoftmaxState.reset(4, 2), S + 1000 * (np.arange(12) == 11)
-# for n in (3, 6, 9, 12):
-#     state = state.update(high[:, n - 3 : n], V[n - 3 : n])
-#     exact = safe_softmax(high[:, :n]) @ V[:n]
-#     ratio = state.o[0] / state.l[0]
-#     print(f"{n:2} keys: o / l = {ratio.round(6)}, plain softmax {exact[0].round(6)}")
+# state = SoftmaxState.reset(4, 2).update(S[:, :9], V[:9]).update(S[:, 9:] + [0, 0, 1000], V[9:])
+# print("o / l =", state.o[0] / state.l[0], " the last value:", V[11])
 # ```
 #
 # ```text
-#  3 keys: o / l = [0.316624 0.62364 ], plain softmax [0.316624 0.62364 ]
-#  6 keys: o / l = [-0.173845  0.319587], plain softmax [-0.173845  0.319587]
-#  9 keys: o / l = [ 0.070357 -0.776593], plain softmax [ 0.070357 -0.776593]
-# 12 keys: o / l = [0.052029 0.683686], plain softmax [0.052029 0.683686]
+# o / l = [0.05202897 0.68368619]  the last value: [0.05202897 0.68368619]
 # ```
 # </details>
 
