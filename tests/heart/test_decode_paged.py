@@ -39,6 +39,14 @@ def test_pages_of_any_layout_and_shared_pages():
     assert worst(O, decode(q, k, v, scale=0.25, key_lengths=lengths)[0]) < 1e-6
 
 
+def test_a_table_may_be_longer_than_there_are_pages():
+    q, k, v, dO = drawn(1, 4, 2, 1, 32, 16)
+    k_pages, v_pages = (x.transpose(1, 2).reshape(2, 16, 2, 16) for x in (k, v))
+    table, lengths = torch.tensor([[0, 1, 0, 1, 0]], device=DEVICE), torch.tensor([75], device=DEVICE)
+    got = decode(q, k_pages, v_pages, scale=0.25, key_lengths=lengths, table=table)
+    near(got, q, *(x.repeat(1, 1, 3, 1)[:, :, :75] for x in (k, v)), dO)
+
+
 def test_a_page_outside_counts_as_the_nearest_inside():
     """In a CUDA graph nobody looks at the table before the kernel does."""
     q, k, v, _ = drawn(1, 2, 1, 1, 48, 16)
