@@ -9,6 +9,10 @@ from slices import compiled_by
 
 pytest.importorskip("triton")
 
+from fa2_lab.kernels import choice
+from fa2_lab.kernels.hopper.forward import launch, sizes
+from fa2_lab.kernels.hopper.shared import host
+from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor
 from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.kernels.tables import TIGHT
 
@@ -35,8 +39,6 @@ def strides_of(*shape):
 
 
 def test_copyable():
-    from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor
-
     assert copyable((2, 4, 100, 64), strides_of(2, 4, 100, 64))
     assert copyable((2, 4, 100, 64), torch.empty(2, 100, 4, 64, device="meta").transpose(1, 2).stride())
     assert copyable((1, 4, 100, 64), (3, 6400, 64, 1)), "a dimension of 1 has no step"
@@ -51,9 +53,6 @@ def test_copyable():
 @pytest.fixture
 def some_hopper(monkeypatch):
     """As if tensors without data were on one."""
-    from fa2_lab.kernels.hopper.forward import launch
-    from fa2_lab.kernels.hopper.shared import host
-
     monkeypatch.setattr(host, "multiprocessors", lambda device: 132 * (device.type == "meta"))
     return launch
 
@@ -117,8 +116,6 @@ ASKED |= dict(portable=dict(portable=True))
 ])  # fmt: skip
 def test_choice(on_hopper, kind, aligned, enough, asked, chosen, direction, packed, monkeypatch):
     """Whoever serves is prepared for what is asked and for so many sequences, and given each tensor in its place."""
-    from fa2_lab.kernels import choice
-
     dO, q, k, v, O = (torch.empty((80, 1, 64) if packed else (1, 1, 80, 64)) for _ in range(5))
     L, dL = torch.empty(1, 80), torch.empty(1, 80)
     lengths, cu = (None, [torch.tensor([0, n, 80]) for n in (30, 50)]) if packed else (torch.ones(1), (None, None))
@@ -210,9 +207,7 @@ def test_at_d_32_much_work_is_enough_where_there_is_no_mask(some_hopper):
     (128, 2048, 2048, 24, False, False, 3, 64),
 ])  # fmt: skip
 def test_sizes(d, N_q, N_k, heads, causal, lengths, consumers, B_c):
-    from fa2_lab.kernels.hopper.forward.sizes import choose
-
-    found = choose(d, N_q, N_k, heads, 132, causal, lengths)
+    found = sizes.choose(d, N_q, N_k, heads, 132, causal, lengths)
     assert (found.consumers, found.B_c) == (consumers, B_c)
 
 
@@ -221,15 +216,11 @@ def test_sizes(d, N_q, N_k, heads, causal, lengths, consumers, B_c):
     [(32, 29, 32), (32, 11, 16), (128, 20, 32), (16, 4, 4), (24, 5, 6), (113, 5, 6), (7, 1, 1), (3, 9, 3)],
 )
 def test_no_few_heads_are_left_over(heads, least, at_once):
-    from fa2_lab.kernels.hopper.shared.host import evenly
-
-    assert evenly(heads, least) == at_once
+    assert host.evenly(heads, least) == at_once
 
 
 def test_sizes_fit():
     """Registers and shared memory as the chip has them, counted from the sizes."""
-    from fa2_lab.kernels.hopper.forward import sizes
-
     assert set(sizes.FULL) == set(sizes.CAUSAL) == set(sizes.USUAL) == {max(d, 64) for d in sizes.DIMENSIONS}
     assert all(size.thrifty is TIGHT for size, causal, _ in kinds(64) if causal and size.ping_pong and size.stages == 4)
     for size in {size for d in sizes.USUAL for size, *_ in kinds(d)}:

@@ -11,6 +11,11 @@ from slices import compiled_by, once, shared_out
 
 pytest.importorskip("triton")
 
+from fa2_lab import attention
+from fa2_lab.kernels import choice
+from fa2_lab.kernels.hopper.backward import launch, sizes, sums
+from fa2_lab.kernels.hopper.forward import launch as forward
+from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.prepared import Options
 
 D, LENGTHS = (32, 64, 96, 128), (None, torch.int64, torch.uint8)
@@ -36,8 +41,6 @@ def test_fits_and_spills_nothing(rows, jobs):
 @pytest.mark.parametrize("W", (64, 128))
 def test_sums_are_put_in_order(W, monkeypatch):
     """as_held is what each thread holds, four numbers together, and in_order its inverse: both run here by torch."""
-    from fa2_lab.kernels.hopper.backward import sums
-
     monkeypatch.setattr(sums, "tl", SimpleNamespace(reshape=torch.reshape, permute=torch.permute))
     x = torch.arange(64 * W).reshape(64, W)
     held = sums.as_held.fn(x)
@@ -51,9 +54,6 @@ def test_sums_are_put_in_order(W, monkeypatch):
 @pytest.fixture
 def some_hopper(monkeypatch):
     """As if every device were one."""
-    from fa2_lab.kernels.hopper.backward import launch
-    from fa2_lab.kernels.hopper.shared import host
-
     monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
     return launch
 
@@ -101,25 +101,21 @@ def test_at_d_32_there_is_never_enough_where_keys_are_few(some_hopper):
 
 def test_parts():
     """On 132 SMs: undivided where there is enough to do, else about as many programs or more, not more than steps."""
-    from fa2_lab.kernels.hopper.backward.sizes import parts_for
-
     for causal in (False, True):
-        assert parts_for(2048, 64, 132, causal, 1, 128) == 1
-        assert parts_for(32, 2048, 132, causal, 1, 128) * 32 >= 0.9 * 132
+        assert sizes.parts_for(2048, 64, 132, causal, 1, 128) == 1
+        assert sizes.parts_for(32, 2048, 132, causal, 1, 128) * 32 >= 0.9 * 132
         for column_blocks, steps in product((1, 10, 100, 1000), (1, 2, 30, 4000)):
-            assert parts_for(column_blocks, steps, 132, causal, 8, 128) <= steps
+            assert sizes.parts_for(column_blocks, steps, 132, causal, 8, 128) <= steps
     for group, parts in ((4, 1), (8, 2)):  # 64 K/V heads of 3,584 keys: enough for all SMs, but causal parts drift
-        assert parts_for(64 * 28, group * 56, 132, True, group, 128) == parts
-        assert parts_for(64 * 28, group * 56, 132, False, group, 128) == 1
+        assert sizes.parts_for(64 * 28, group * 56, 132, True, group, 128) == parts
+        assert sizes.parts_for(64 * 28, group * 56, 132, False, group, 128) == 1
     for d, parts in ((64, 2), (128, 1)):  # short: the sums of dK and dV cost more, or at d 64 less, than is saved
-        assert parts_for(12 * 14, 2 * 14, 132, False, 2, d) == parts
+        assert sizes.parts_for(12 * 14, 2 * 14, 132, False, 2, d) == parts
 
 
 def test_in_turn_fewer_heads_of_large_groups_run_at_a_time():
     """As many as 8 MiB hold, with Q and dO of all their query heads."""
-    from fa2_lab.kernels.hopper.backward.sizes import at_once_in_turn
-
-    assert [at_once_in_turn(2048, 128, group) for group in (1, 4, 8, 64)] == [8, 2, 1, 1]
+    assert [sizes.at_once_in_turn(2048, 128, group) for group in (1, 4, 8, 64)] == [8, 2, 1, 1]
 
 
 # Right on a GPU -----------------------------------------------------------------------------------------------
@@ -128,8 +124,6 @@ def test_in_turn_fewer_heads_of_large_groups_run_at_a_time():
 @pytest.fixture
 def divided(monkeypatch):
     """A function that has every column block divided into so many parts."""
-    from fa2_lab.kernels.hopper.backward import sizes
-
     return lambda parts: monkeypatch.setattr(sizes, "parts_for", lambda *_: parts)
 
 
@@ -226,8 +220,6 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
 
     In the first of these shapes all programs add to the same rows of dQ at the same time, which holds up the additions.
     """
-    from fa2_lab.kernels.hopper.backward.launch import prepare
-
     generator = torch.Generator("cuda").manual_seed(0)
 
     def halves(heads, N, columns):  # the lower rows are the upper ones, negative
@@ -242,7 +234,7 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
     dL = torch.randint(-9, 10, (1, H, N_q // 2), device="cuda", generator=generator).float().repeat(1, 1, 2)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     O = torch.zeros_like(Q)
-    call = prepare(dO, Q, K, V, O, Options(False, 0.1))
+    call = launch.prepare(dO, Q, K, V, O, Options(False, 0.1))
     for _ in range(300):
         for gradient in call(dO, Q, K, V, O, L, dL, None):
             wrong += gradient.count_nonzero() + gradient.isnan().sum()
@@ -266,14 +258,10 @@ def test_graph_and_counter(parts, divided):
 @pytest.mark.parametrize("way", ("forward", "backward"))
 @pytest.mark.parametrize("d, causal, lengths", shared_out((*D, 192, 256), (False, True), LENGTHS), ids=str)
 def test_attention_takes_it(d, causal, lengths, way, monkeypatch):
-    from fa2_lab import attention
-    from fa2_lab.kernels import choice
-    from fa2_lab.kernels.hopper.forward import launch
-
     if way == "backward" and d > 128:
         pytest.skip("the portable backward again")
     monkeypatch.setattr(choice, "portable" if way == "forward" else "portable_backward", None)
-    monkeypatch.setattr(launch, "enough_work", lambda *_: True)
+    monkeypatch.setattr(forward, "enough_work", lambda *_: True)
     lengths = None if lengths is None else lengths_of(213, 77, dtype=lengths)
     for scale in (None, -0.2, *([0.0] if way == "forward" else [])):
         q, k, v, dO = tensors(2, 4, 2, 190, 213, d, torch.bfloat16)

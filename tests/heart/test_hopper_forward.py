@@ -17,6 +17,9 @@ from slices import dealt, once
 
 pytest.importorskip("triton")
 
+from fa2_lab import attention
+from fa2_lab.kernels.hopper.forward import launch
+from fa2_lab.kernels.launch import Launch
 from fa2_lab.kernels.prepared import Options
 
 D, LENGTHS = (32, 64, 96, 128, 192, 256), (None, torch.int64, torch.uint8)
@@ -36,15 +39,7 @@ PAIRS = [
 @pytest.fixture
 def planned(monkeypatch):
     """Has every call take these sizes, from now on."""
-    from fa2_lab.kernels.hopper.forward import sizes
-
-    return lambda chosen: monkeypatch.setattr(sizes, "choose", lambda *_: chosen)
-
-
-def prepare_of(*kind):
-    from fa2_lab.kernels.hopper.forward.launch import prepare
-
-    return prepare(*kind)
+    return lambda chosen: monkeypatch.setattr(launch.sizes, "choose", lambda *_: chosen)
 
 
 def try_all(d, dtype, cases, planned):
@@ -94,7 +89,7 @@ def test_scores_that_climb(d, causal, dtype, planned):
 
 def differing(times, Q, K, V, lengths, causal):
     """Whether any of so many repeats differs in a bit; outputs are poisoned, else a block left out would look right."""
-    call = partial(prepare_of(Q, K, V, Options(causal, 0.1), lengths), Q, K, V, lengths)
+    call = partial(launch.prepare(Q, K, V, Options(causal, 0.1), lengths), Q, K, V, lengths)
     first = call()
     differ = torch.zeros((), dtype=torch.bool, device="cuda")
     for _ in range(times):
@@ -139,7 +134,7 @@ def test_processes_that_take_turns_on_the_gpu():
 @hopper
 def test_counter_is_put_back_and_graphs_have_their_own():
     Q, K, V = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3))
-    for captured, want in replayed(partial(prepare_of(Q, K, V, Options(True, 0.1)), Q, K, V, None)):
+    for captured, want in replayed(partial(launch.prepare(Q, K, V, Options(True, 0.1)), Q, K, V, None)):
         assert all(map(torch.equal, captured, want))
     assert counters_are_put_back()
 
@@ -149,8 +144,6 @@ def test_counter_is_put_back_and_graphs_have_their_own():
 
 @hopper
 def test_what_it_does_not_take_goes_elsewhere():
-    from fa2_lab import attention
-
     for d, dtype, step in ((64, torch.float32, 1), (80, torch.float16, 1), (64, torch.float16, 2)):
         q, k, v, dO = tensors(1, 2, 2, 100, 120, d * step, dtype)
         q, k, v, dO = (x.detach()[..., ::step].requires_grad_() for x in (q, k, v, dO))
@@ -169,7 +162,7 @@ def test_launched_again_on_other_tensors(padded):
     for seed in range(4):
         Q, K, V = (draw(2, 4, 300, 64, torch.float16, seed=10 * seed + i) for i in range(3))
         some = lengths[seed % 2 : seed % 2 + 2] if padded else None
-        call = call or prepare_of(Q, K, V, Options(False, 0.125), some)
+        call = call or launch.prepare(Q, K, V, Options(False, 0.125), some)
         with torch.cuda.stream(torch.cuda.Stream() if seed == 2 else torch.cuda.current_stream()):
             torch.cuda.synchronize()
             O, L = call(Q, K, V, some)
@@ -180,9 +173,6 @@ def test_launched_again_on_other_tensors(padded):
 
 @hopper
 def test_launched_again_past_triton_and_keeps_nothing_alive(monkeypatch):
-    from fa2_lab.kernels.hopper.forward import launch
-    from fa2_lab.kernels.launch import Launch
-
     made = []
     monkeypatch.setattr(launch, "Launch", lambda *a, **b: made.append(Launch(*a, **b)) or made[0])
     Q = draw(1, 2, 200, 64, torch.float16)

@@ -11,6 +11,8 @@ from slices import once
 pytest.importorskip("triton")
 
 from fa2_lab import attention
+from fa2_lab.kernels import choice
+from fa2_lab.kernels.hopper.backward import sizes
 from fa2_lab.kernels.prepared import Options
 
 PAIRS = [(1, 239), (113, 203), (300, 50), (192, 192), (127, 513), (1023, 1024), (2100, 1999), (1100, 1100)]
@@ -42,8 +44,6 @@ def test_windows(d, window):
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_windows_over_long_rows_and_column_blocks_in_parts(d, monkeypatch):
-    from fa2_lab.kernels.hopper.backward import sizes
-
     for window, padded, parts in once(WINDOWS, (False, True), (1, 4, 100)):
         monkeypatch.setattr(sizes, "parts_for", lambda *_, parts=parts: parts)
         check(*cases(d, torch.bfloat16, window, (4100, 3900), padded, heads=(2, 1)))
@@ -55,8 +55,6 @@ def test_windows_over_long_rows_and_column_blocks_in_parts(d, monkeypatch):
 @hopper
 @pytest.mark.parametrize("d", (64, 96, 128))
 def test_gradients_in_turn_are_right(d, monkeypatch):
-    from fa2_lab.kernels.hopper.backward import sizes
-
     masks = ((None, None), (None, 0), (130, 127), (200, 0))
     for pair, dtype, window, padded, parts in once(PAIRS, DTYPES, masks, (False, True), (1, 1, 3, 100)):
         monkeypatch.setattr(sizes, "parts_for", lambda *_, parts=parts: parts)
@@ -89,8 +87,6 @@ def test_the_same_bits_200_times(d, N, H_kv, causal, busy):
 @hopper
 def test_behind_the_public_call(monkeypatch):
     """attention() has Hopper's own kernels do it."""
-    from fa2_lab.kernels import choice
-
     monkeypatch.setattr(choice, "portable_backward", None)
     q, k, v, dO = cases(128, torch.bfloat16, (None, 0), (1100, 1100), padded=False)[:4]
     for window, same_bits in (((200, 0), False), ((None, 0), True), ((200, 0), True)):

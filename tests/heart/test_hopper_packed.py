@@ -17,7 +17,9 @@ from hopper_plain import by_python, in_turn, run_backward, run_forward
 from test_hopper_plain import in_any_order
 
 from fa2_lab.api.packed import attention_packed
-from fa2_lab.kernels import interpreter
+from fa2_lab.kernels import choice, interpreter
+from fa2_lab.kernels.hopper.backward import launch as backward
+from fa2_lab.kernels.hopper.forward import launch as forward
 from fa2_lab.kernels.prepared import Options
 
 if interpreter.misfit():
@@ -43,20 +45,18 @@ def ends(lengths) -> list[int]:
 
 def found_by_python(Q, K, V, dO, starts, causal, d, B_c, consumers, parts):
     """O, L, dQ, dK, dV: the main kernels by Python, those before and after as they are, and all that launches them."""
-    from fa2_lab.kernels.hopper.backward import launch
-
     window, many, options = (None, 0 if causal else None), len(starts[0]) - 1, Options(causal, Q.shape[2] ** -0.5)
     with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore", divide="ignore"):
         by_python(patch)
         O, L = run_forward(Q, K, V, window, None, B_c, consumers, starts)
     given = [torch.from_numpy(x).float().to(DEVICE) for x in (Q, K, V, dO, O)]
     q, k, v, do, o = given
-    chosen, divided = launch.sizes.choose(d, Q.shape[0] // many, causal, ragged=True), parts > 1
-    start, *sums, _ = launch.shapes(q, k, chosen, many)
+    chosen, divided = backward.sizes.choose(d, Q.shape[0] // many, causal, ragged=True), parts > 1
+    start, *sums, _ = backward.shapes(q, k, chosen, many)
     start = torch.full(start, NAN, device=DEVICE)
     sums = torch.full((sums[0][0] + 2 * sums[1][0] * divided, 32), NAN, device=DEVICE)
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in starts)
-    before = launch.prepare_before(do, q, o, options, chosen, tuple(sums.shape), many)
+    before = backward.prepare_before(do, q, o, options, chosen, tuple(sums.shape), many)
     before(o, do, torch.from_numpy(L).float().to(DEVICE), None, start, sums, cu_q)
     assert not sums.any()
     starting = start.cpu().double().numpy().reshape(-1, 2, chosen.B_r)
@@ -65,7 +65,7 @@ def found_by_python(Q, K, V, dO, starts, causal, d, B_c, consumers, parts):
         dK, dV, added = run_backward(Q, K, V, dO, starting, window, chosen, None, parts, starts)
     dQ, *columns = (torch.full_like(x, NAN) for x in (q, k, v))
     sums = torch.from_numpy(np.concatenate(added[: 1 + 2 * divided])).float().to(DEVICE)
-    after = launch.prepare_after(q, k, v, options, chosen, divided, many)
+    after = backward.prepare_after(q, k, v, options, chosen, divided, many)
     after(sums, dQ, *(columns if divided else (None, None)), cu_q, cu_k)
     if divided:
         dK, dV = columns
@@ -110,13 +110,11 @@ def test_no_sequence_sees_another_by_python(planted):
 
 def test_what_is_put_in_order_ends_with_its_sequence():
     """Only the first row block is: the rows of the next sequence are left as they were."""
-    from fa2_lab.kernels.hopper.backward import launch
-
     q, dQ, cu = torch.empty(50, 1, 8), torch.full((50, 1, 8), NAN), torch.tensor([0, 20, 50], dtype=torch.int32)
-    chosen = launch.sizes.choose(64, 25, causal=False, ragged=True)
-    after = launch.prepare_after(q, q, q, Options(False, 1.0), chosen, False, 2)
+    chosen = backward.sizes.choose(64, 25, causal=False, ragged=True)
+    after = backward.prepare_after(q, q, q, Options(False, 1.0), chosen, False, 2)
     after.grid = (2, 1, 1)  # the parts of two consumers
-    sums, dQ, cu = (x.to(DEVICE) for x in (torch.zeros(launch.shapes(q, q, chosen, 2)[1]), dQ, cu))
+    sums, dQ, cu = (x.to(DEVICE) for x in (torch.zeros(backward.shapes(q, q, chosen, 2)[1]), dQ, cu))
     after(sums, dQ, None, None, cu, cu)
     assert (dQ[:20] == 0).all() and dQ[20:].isnan().all()
 
@@ -149,12 +147,10 @@ def test_all_add_in_one_order_and_nobody_waits_for_ever(n_q, n_k, monkeypatch):
 ))  # fmt: skip
 def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan, monkeypatch):
     """Sixteen of 3,000 rows; and all of d is there."""
-    from fa2_lab.kernels.hopper.forward import launch, sizes
-
-    monkeypatch.setattr(launch.host, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(forward.host, "multiprocessors", lambda device: 132)
     q = torch.empty(16 * 3000, 2048 // d, d, dtype=torch.float16, device="meta")
-    chosen = launch.prepare_launch(q, q, q, Options(causal, 0.1), False, 16).arguments["SIZES"]
-    named = sizes.USUAL[d] if plan == "USUAL" else getattr(sizes, plan)
+    chosen = forward.prepare_launch(q, q, q, Options(causal, 0.1), False, 16).arguments["SIZES"]
+    named = forward.sizes.USUAL[d] if plan == "USUAL" else getattr(forward.sizes, plan)
     assert replace(chosen, thrifty=False) == replace(named, thrifty=False) and chosen.d_pad == d
 
 
@@ -197,21 +193,17 @@ def test_packed(d):
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_every_plan_of_the_forward(d, monkeypatch):
-    from fa2_lab.kernels.hopper.forward import sizes
-
-    plans = dict.fromkeys([*(row[0] for row in sizes.FULL[d]), *(row[-1] for row in sizes.CAUSAL[d])])
+    plans = dict.fromkeys([*(row[0] for row in forward.sizes.FULL[d]), *(row[-1] for row in forward.sizes.CAUSAL[d])])
     for plan, causal in product(plans, (False, True)):
-        monkeypatch.setattr(sizes, "choose", lambda *_, plan=plan: plan)
+        monkeypatch.setattr(forward.sizes, "choose", lambda *_, plan=plan: plan)
         check_packed(*MANY[-1], causal, d, torch.bfloat16)
 
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_column_blocks_in_parts_and_in_turn(d, monkeypatch):
-    from fa2_lab.kernels.hopper.backward import sizes
-
     for lengths, parts, causal, same_bits in once(MANY, (1, 3, 100), (True, False), (True, True, False)):
-        monkeypatch.setattr(sizes, "parts_for", lambda *_, parts=parts: parts)
+        monkeypatch.setattr(backward.sizes, "parts_for", lambda *_, parts=parts: parts)
         check_packed(*lengths, causal, d, torch.bfloat16, same_bits=same_bits)
 
 
@@ -253,12 +245,9 @@ def test_starts_that_are_wrong_write_nothing_wild(wild):
 @pytest.mark.parametrize("d", (64, 128))
 def test_behind_the_public_call(d, monkeypatch):
     """attention_packed() has Hopper's own kernels do it; other starts need no new launch."""
-    from fa2_lab.kernels import choice
-    from fa2_lab.kernels.hopper.forward import launch
-
     for name in ("portable", "portable_backward"):
         monkeypatch.setattr(choice, name, None)
-    monkeypatch.setattr(launch, "enough_work", lambda *_: True)
+    monkeypatch.setattr(forward, "enough_work", lambda *_: True)
     for n_q, n_k in (([1000, 1, 500], [900, 3, 700]), ([0, 1500, 1], [1, 1500, 102]), ([501, 500, 500], [0, 1, 1602])):
         q, k, v, dO, cu_q, cu_k = drawn(n_q, n_k, (4, 4), d, torch.bfloat16)
         q, k, v = (x.requires_grad_() for x in (q, k, v))
