@@ -1,6 +1,5 @@
 """What fa2_lab.attention computes, against float64: on a GPU every shape, in Triton's interpreter a thin slice."""
 
-from contextlib import contextmanager
 from itertools import product
 
 import numpy as np
@@ -203,31 +202,10 @@ def test_gradient_of_L(both):
 # Memory layouts -----------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def allocations():
-    """Collects the shapes of what torch allocates while it is open."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watch(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.copies = []
-
-        def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
-            out = function(*arguments, **(kwargs or {}))
-            if function in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default):
-                self.copies.append(tuple(out.shape))
-            return out
-
-    with Watch() as watch:
-        yield watch
-
-
-def test_strided_inputs_are_not_copied():
+def test_strided_inputs_are_not_copied(monkeypatch):
     q, k, v, dO = (x.detach() for x in tensors(1, 4, 2, 40, 50, 16))
     inputs = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v)]
-    with allocations() as watch:
-        O = attention(*inputs)
-        torch.autograd.grad(O, inputs, dO.transpose(1, 2).contiguous().transpose(1, 2))
-    assert watch.copies.count((1, 4, 40, 16)) <= 1  # dO, made here
-    assert (1, 2, 50, 16) not in watch.copies and (1, 4, 50, 16) not in watch.copies
+    dO = dO.transpose(1, 2).contiguous().transpose(1, 2)
+    for name in ("contiguous", "clone", "copy_"):
+        monkeypatch.setattr(torch.Tensor, name, None)
+    torch.autograd.grad(attention(*inputs), inputs, dO)

@@ -121,23 +121,6 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     assert written.nonzero().flatten().tolist() == sorted(shares.part(*at) for at in several)
 
 
-@pytest.mark.parametrize("heads, N_k, splits", [(2, 150, 2), (1, 150, 4), (1, 127, 4), (2, 160, 2), (1, 128, 4)])
-def test_a_split_takes_every_so_many_th_tile_of_its_head(monkeypatch, heads, N_k, splits):
-    """As many programs as are said to run at once; each leaves one part, of the tiles that are its own."""
-    monkeypatch.setattr(plan, "blocks_of", lambda *a: (tables.Blocks(16, 16, 1, 1, d_pad=16), 4))
-    q, k, v, dO = drawn(1, 2 * heads, heads, 1, N_k, 16)
-    got = []
-    scratch = scratch_of(monkeypatch, lambda: got.append(decode(q, k, v)))
-    near(got[0], q, k, v, dO, scale=1.0)
-    m = scratch.view((splits + 1) * heads, 2, 16 + 4)[:, :, 16]
-    for w in range(splits * heads):
-        head, first = divmod(w, splits)
-        tiles = range(first, -(-N_k // 16), splits)
-        keys = torch.cat([torch.arange(16 * j, min(16 * j + 16, N_k)) for j in tiles]).to(DEVICE)
-        s = q[0, 2 * head : 2 * head + 2, 0] @ k[0, head, keys].T
-        assert worst(m[w + head], s.max(1).values) < 1e-4
-
-
 @pytest.mark.parametrize("batch, kv_heads, group", [(70000, 1, 1), (2, 70000, 1), (1, 40000, 128)])
 def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads, group):
     q, k = (torch.empty(batch, heads, n, 16, device="meta") for heads, n in ((group * kv_heads, 1), (kv_heads, 40)))
@@ -172,17 +155,6 @@ def test_the_merge_kernel_is_SoftmaxState_merge(programs):
     for got, want in zip((O[0, :, 0], L[0, :, 0]), whole.finalize(), strict=True):
         assert worst(got, torch.from_numpy(want).to(DEVICE)) < 1e-5
     assert (O[0, 3] == 0).all() and L[0, 3] == -torch.inf
-
-
-@pytest.mark.parametrize("programs", (4, 5))
-def test_heads_that_one_program_reads_need_no_merge(monkeypatch, programs):
-    """Four heads for four programs; for five, shares that end within a head."""
-    merged = []
-    real = plan.merge_kernel
-    spy = type("spy", (), {"__getitem__": lambda _, grid: merged.append(grid) or real[grid]})
-    monkeypatch.setattr(plan, "merge_kernel", spy())
-    check((2, 4, 2, 1, 1000 if GPU else 70, 16), programs=programs)
-    assert len(merged) == (programs == 5)
 
 
 def test_what_is_prepared_serves_no_other_kind_of_call(monkeypatch):

@@ -1,4 +1,4 @@
-"""Register and shared-memory layouts: against the instruction manuals and against Triton's own."""
+"""Register and shared-memory layouts: against Triton's own."""
 
 import json
 import subprocess
@@ -39,27 +39,6 @@ LAYOUTS = [
     (Mma(3, (4, 2), (16, 32)), (64, 128)),
     (Mma(3, (8, 1), (16, 128)), (256, 128)),
 ]
-
-
-def test_mma_m16n8_as_the_ptx_manual_draws_it():
-    """Accumulator c_i of a lane: row lane / 4, plus 8 for i ≥ 2; column 2 (lane % 4) + i % 2."""
-    owners = Mma(2, (1, 1), (16, 8)).owners((16, 8))
-    for lane in range(32):
-        for i in range(4):
-            at = lane // 4 + 8 * (i >= 2), lane % 4 * 2 + (i & 1)
-            assert (owners.lane[at], owners.register[at], owners.warp[at]) == (lane, i, 0)
-    assert (owners.lane[0, 1], owners.lane[8, 0], owners.lane[15, 7]) == (0, 0, 31)
-
-
-@pytest.mark.parametrize("N", [8, 64, 128, 256])
-def test_wgmma_m64_as_the_ptx_manual_draws_it(N):
-    """d_i of a thread: row 16 warp + lane / 4 + 8 (i / 2 % 2); column 8 (i / 4) + 2 (lane % 4) + i % 2."""
-    owners = Mma(3, (4, 1), (16, N)).owners((64, N))
-    for thread in range(0, 128, 3):
-        warp, lane = divmod(thread, 32)
-        for i in range(N // 2):
-            at = 16 * warp + lane // 4 + i // 2 % 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2
-            assert (owners.warp[at], owners.lane[at], owners.register[at]) == (warp, lane, i)
 
 
 def test_the_128_byte_swizzle_is_an_exclusive_or_of_address_bits():

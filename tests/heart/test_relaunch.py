@@ -147,39 +147,23 @@ def test_no_tensor_is_kept_alive(gpu):
     assert type(again.rest[-1]) is type(again.rest[-1][1]) is tuple, "a named one takes the driver three times as long"
 
 
-class Other:
-    """A launcher of a Triton that nobody has seen yet."""
-
-    def __init__(self, launch):
-        self.launch = launch
-
-
-class Moved(Other):
-    def __call__(self, x, y, z, *arguments):
-        self.launch(*arguments, x, y, z)
+OTHER_ORDERS = dict(  # of launchers of a Triton that nobody has seen yet
+    moved=lambda x, y, z, *arguments: (*arguments, x, y, z),
+    wrapped=lambda x, y, z, stream, *arguments: (x, y, z, stream, *[[x] for x in arguments]),
+    one_more=lambda *arguments: (*arguments[:9], [*arguments[9:], 0]),
+)
 
 
-class Wrapped(Other):
-    def __call__(self, x, y, z, stream, *arguments):
-        self.launch(x, y, z, stream, *[[x] for x in arguments])
+@pytest.mark.parametrize("order", OTHER_ORDERS)
+@pytest.mark.parametrize("name", ("launch", "start"))
+def test_another_triton_inside_is_declined(order, name, gpu):
+    class Other:
+        def __call__(self, *arguments):
+            getattr(self, name)(*OTHER_ORDERS[order](*arguments))
 
-
-class OneMore(Other):
-    def __call__(self, x, y, z, stream, function, packed, metadata, enter, leave, *arguments):
-        self.launch(x, y, z, stream, function, packed, metadata, enter, leave, [*arguments, 0])
-
-
-class Renamed(Other):
-    def __init__(self, launch):
-        self.start = launch
-
-    def __call__(self, *everything):
-        self.start(*everything)
-
-
-@pytest.mark.parametrize("kind", (Moved, Wrapped, OneMore, Renamed))
-def test_another_triton_inside_is_declined(kind, gpu):
-    made = Compiled(kind(gpu.launch), [*"abcdefg"])
+    run = Other()
+    setattr(run, name, gpu.launch)
+    made = Compiled(run, [*"abcdefg"])
     assert relaunch.relaunch(made, (7, 1, 1), 11, (*POINTERS, *REST), 0, len(POINTERS)) is None
 
 
