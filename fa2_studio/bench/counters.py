@@ -1,15 +1,14 @@
 """Hardware counters of one call of each contestant, read by NVIDIA's ncu from a process of its own.
 
-`python -m fa2_studio.bench.counters MODULE BATCH HEADS N D CAUSAL NAME...` is the process that ncu watches. MODULE is
-the module whose `everybody(problem, tensors)` lists the contestants.
+`python -m fa2_studio.bench.counters PROBLEM NAME...` is the process that ncu watches; the problem is given as JSON.
 """
 
 import csv
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from fa2_studio.bench.problem import Problem
 
@@ -30,15 +29,12 @@ SHARES = {  # in percent of a kernel's cycles
 } | {f"stall: {why}": f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS}
 METRICS = SUMS | {CYCLES: "sm__cycles_elapsed.max"} | SHARES
 UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
-
-
 MARKER = "spin_kernel"  # of torch.cuda._sleep: it stands before the kernels of each contestant
 
 
-def read(module: str, problem: Problem, names: Sequence[str], timeout: int = 300) -> dict[str, dict[str, float]]:
-    """{contestant: {metric: sum over all kernels of one call}}, of contestants that a module lists."""
-    sizes = [problem.batch, problem.heads, problem.N_q, problem.d, int(problem.causal)]
-    watched = [sys.executable, "-m", "fa2_studio.bench.counters", module, *map(str, sizes), *names]
+def read(problem: Problem, names: Sequence[str], timeout: int = 300) -> dict[str, dict[str, float]]:
+    """{contestant of the ladder: {metric: sum over all kernels of one call}}."""
+    watched = [sys.executable, "-m", "fa2_studio.bench.counters", json.dumps(problem.as_dict()), *names]
     options = ["--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
     command = ["ncu", *options, "--metrics", ",".join(METRICS.values()), *watched]
     try:
@@ -91,30 +87,20 @@ def main(argv: list[str]) -> None:
     """Call each contestant twice and let ncu watch the second calls."""
     import torch
 
-    module, *sizes = argv[:6]
-    batch, heads, N, d, causal = map(int, sizes)
-    problem = Problem(batch, heads, heads, N, N, d, bool(causal))
-    calls = dict(import_module(module).everybody(problem, problem.tensors()))
-    for name in argv[6:]:
-        calls[name] = calls[name] if works(calls[name]) else (lambda: None)
+    from fa2_studio.bench import ladder
+    from fa2_studio.bench.protocol import warm_up
+
+    problem, names = Problem(**json.loads(argv[0])), argv[1:]
+    calls = dict(ladder.everybody(problem, problem.tensors()))
+    for name in names:
+        if warm_up(calls[name], times=1):  # the timed rows say why it does not run
+            calls[name] = lambda: None
     torch.cuda.profiler.start()
-    for name in argv[6:]:
+    for name in names:
         torch.cuda._sleep(1)
         calls[name]()
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()
-
-
-def works(call) -> bool:
-    """Whether it runs here; the timed rows say why not."""
-    import torch
-
-    try:
-        call()
-        torch.cuda.synchronize()
-    except Exception:
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -55,10 +55,10 @@ def cache_bytes(problem: Problem) -> int:
 
 def everybody(problem: Problem, what: str = "decode") -> Measurement:
     """Everybody on the same cache, called or replayed from a graph; and a kernel that only reads."""
-    from fa2_studio.bench.reading import reading as reads
+    from fa2_studio.bench import prices  # it needs Triton
 
     q, k, v = problem.tensors()
-    prepares = {ALONE: lambda: reads(torch.stack([k, v]))}
+    prepares = {ALONE: lambda: prices.reading(torch.stack([k, v]))}
     prepares |= ready(problem, "forward", contestants.names("decode"), (q, k, v))
 
     def replayed(prepare: Callable[[], Prepared]) -> Prepared:

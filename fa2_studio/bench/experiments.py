@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fa2_lab.kernels import ladder, triton_versions
 from fa2_lab.records import Record
+from fa2_studio.bench import results
 from fa2_studio.bench.problem import Problem
 
 TWO = 110 * 1024  # bytes of shared memory with which two programs fit on an SM
@@ -58,29 +59,17 @@ EXPERIMENTS = {
         at(1.06, CAUSAL),
     ),
     "07 at 168 registers": Experiment(
-        "r07",
-        dict(maxnreg=168),
-        "r07",
-        "Under the mask skipping costs the third program",
-        at(1.2, CAUSAL),
+        "r07", dict(maxnreg=168), "r07", "Under the mask skipping costs the third program", at(1.2, CAUSAL)
     ),
     "09 at 168 registers": Experiment(
-        "r09",
-        dict(maxnreg=168),
-        "r09",
-        "Is it for the third program that two loops lose?",
-        at(1.19, FULL, CAUSAL),
+        "r09", dict(maxnreg=168), "r09", "Is it for the third program that two loops lose?", at(1.19, FULL, CAUSAL)
     ),
     "13 at 128 registers": Experiment(
         "r13", dict(maxnreg=128), "r13", "At d = 64 groups cost the fourth program", at(None, FULL_64)
     ),
     # Copies ahead, and the order of the loops
     "11 with one stage": Experiment(
-        "r11",
-        dict(num_stages=1),
-        "r09",
-        "Without copies ahead, does the loops' order matter?",
-        at(1.0, FULL, CAUSAL),
+        "r11", dict(num_stages=1), "r09", "Without copies ahead, does the loops' order matter?", at(1.0, FULL, CAUSAL)
     ),
     "14 with one stage": Experiment(
         "r14",
@@ -117,11 +106,7 @@ EXPERIMENTS = {
     ),
     # Order, and the L2 cache
     "13, heavy first in each head": Experiment(
-        "r13",
-        dict(at_once=1),
-        "r12",
-        "Is heavy first inside each head enough?",
-        at(0.68, FEW_CAUSAL),
+        "r13", dict(at_once=1), "r12", "Is heavy first inside each head enough?", at(0.68, FEW_CAUSAL)
     ),
     **{
         f"{rung} at_once={n}": Experiment(
@@ -191,13 +176,18 @@ class Launched:
         return launch
 
 
+def against(name: str) -> str:
+    """The full name of what an experiment is compared with."""
+    other = EXPERIMENTS[name].against
+    return other if other in EXPERIMENTS else ladder.find(other)
+
+
 def problems() -> dict[Problem, list[str]]:
     """{problem: the experiments that ask for it, each after what it is compared with, and the rungs of its wave}."""
     found: dict[Problem, dict[str, None]] = {}
     for name, asked in EXPERIMENTS.items():
-        against = asked.against if asked.against in EXPERIMENTS else ladder.find(asked.against)
         for shape in asked.expected:
-            found.setdefault(problem_of(*shape), {}).update({against: None, name: None})
+            found.setdefault(problem_of(*shape), {}).update({against(name): None, name: None})
     for rung, many in WAVES.items():
         for heads in many:
             found.setdefault(problem_of(128, False, heads), {})[ladder.find(rung)] = None
@@ -215,21 +205,18 @@ def problem_of(d: int, causal: bool, heads: int) -> Problem:
 
 def ratio(record: Record, name: str, d: int, causal: bool, heads: int) -> float | None:
     """How many times as fast an experiment was as what it is compared with; None if it was not measured."""
-    asked = EXPERIMENTS[name]
-    against = asked.against if asked.against in EXPERIMENTS else ladder.find(asked.against)
-    problem = problem_of(d, causal, heads).as_dict()
+    problem, other = problem_of(d, causal, heads).as_dict(), against(name)
     rows = [row for row in record.rows if (row.direction, row.problem) == ("experiments", problem)]
-    return next((row.ratio(name, against) for row in rows if {name, against} <= row.values.keys()), None)
+    return next((row.ratio(name, other) for row in rows if {name, other} <= row.values.keys()), None)
 
 
 def table(record: Record) -> list[str]:
     """Every question for a page: what was expected of it and what was measured, in each shape."""
-    lines = ["| experiment | question | over | d, heads | expected | measured |"]
-    lines.append("| --- | --- | --- | --- | ---: | ---: |")
+    lines = []
     for name, asked in EXPERIMENTS.items():
         for (d, causal, heads), expected in asked.expected.items():
             numbers = (expected, ratio(record, name, d, causal, heads))
             cells = ["-" if x is None else f"{x:.2f}" for x in numbers]
-            shape = f"{d}, {heads}{', causal' * causal}"
-            lines.append(f"| {name} | {asked.asks} | {asked.against} | {shape} | {' | '.join(cells)} |")
-    return lines
+            lines.append([name, asked.asks, asked.against, f"{d}, {heads}{', causal' * causal}", *cells])
+    columns = ["experiment", "question", "over", "d, heads", "expected", "measured"]
+    return results.table(columns, lines, right=2)

@@ -176,6 +176,6 @@ def counted_here(problem: Problem) -> list[str]:
 def counted(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
     """Their counters, or why there are none."""
     try:
-        return counters.read(__name__, problem, counted_here(problem)), ""
+        return counters.read(problem, counted_here(problem)), ""
     except RuntimeError as failure:
         return {}, str(failure)

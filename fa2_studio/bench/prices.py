@@ -1,4 +1,4 @@
-"""Bytes per second from shared memory, from L2 and from DRAM: the prices of a byte, each read as fast as it goes."""
+"""Bytes per second from shared memory, from L2 and from DRAM, read as fast as it goes; and a call that only reads."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +29,7 @@ def read_kernel(X, out, blocks, loads, BLOCK: tl.constexpr):
     for k in range(loads):
         block = ((worker + k * workers) % blocks).to(tl.int64)
         total += tl.load(X + block * BLOCK + lane, cache_modifier=".cg")
-    tl.store(out + worker * BLOCK + lane, total)
+    tl.store(out + worker, tl.sum(total, 0))
 
 
 @gluon.jit
@@ -54,7 +54,7 @@ def run() -> Record:
     SMs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     workers = 8 * SMs
     X = torch.zeros(max(SIZES) * 2**18, device="cuda")
-    out = torch.empty(workers * BLOCK, device="cuda")
+    out = torch.empty(workers, device="cuda")
     calls: dict = {size: partial(read, X, out, size, workers) for size in SIZES}
     calls["shared"] = read_shared(SMs)
     timings = measure(calls, repeats=REPEATS)
@@ -72,6 +72,22 @@ def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:
     """Every worker reads LOADS blocks of the first `size` MiB."""
     blocks = size * 2**18 // BLOCK
     read_kernel[(workers,)](X, out, blocks, LOADS, BLOCK=BLOCK, num_warps=WARPS)
+
+
+def reading(X: torch.Tensor, block: int = 4096) -> Callable[[], torch.Tensor]:
+    """A call that reads all of X once, the floor of all that reads; returns sums of its blocks of so many numbers.
+
+    Many small programs, of which the next goes to whoever is done. X has whole blocks of four-byte numbers.
+    """
+    numbers = X.view(-1).view(torch.float32)
+    blocks = numbers.numel() // block
+    out = torch.empty(blocks, device=X.device)
+
+    def call() -> torch.Tensor:
+        read_kernel[(blocks,)](numbers, out, blocks, 1, BLOCK=block, num_warps=WARPS)
+        return out
+
+    return call
 
 
 def read_shared(SMs: int) -> Callable[[], object]:

@@ -135,11 +135,11 @@ def milliseconds(call: Callable[[], object], times: int) -> float:
     return max(first.elapsed_time(last) / times, 1e-3)
 
 
-def warm_up(call: Callable[[], object]) -> str:
+def warm_up(call: Callable[[], object], times: int = WARM_UP) -> str:
     """Run a call a few times; returns why it failed, or nothing."""
 
     def runs() -> str:
-        for _ in range(WARM_UP):
+        for _ in range(times):
             call()
         torch.cuda.synchronize()
         return ""

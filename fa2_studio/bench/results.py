@@ -60,9 +60,10 @@ def label(row: Measurement) -> str:
     return f"{what}, N {N}, batch {batch}, heads {heads}, d {d}, {mask}"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown."""
-    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:
+    """The lines of a table in Markdown, the last few of its columns to the right."""
+    rules = ["---"] * (len(columns) - right) + ["---:"] * right
+    return [f"| {' | '.join(cells)} |" for cells in (columns, rules, *rows)]
 
 
 def named(record: Record) -> Record:

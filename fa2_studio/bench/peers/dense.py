@@ -64,7 +64,6 @@ class Within:
 
     bare: Attention
     context: Callable[[], AbstractContextManager]
-    backward: bool = False  # whether that stands there, too
 
     def __call__(self, q, k, v) -> torch.Tensor:
         with self.context():
@@ -78,14 +77,12 @@ def bare(attention: Attention) -> tuple[Attention, Callable]:
 
 def backward_call(attention: Attention, call: Callable[[], object]) -> Callable[[], object]:
     """A call of its backward, inside what it needs."""
-    if not (isinstance(attention, Within) and attention.backward):
-        return call
 
     def run():
         with attention.context():
             return call()
 
-    return run
+    return run if isinstance(attention, Within) else call
 
 
 @contextmanager
@@ -104,7 +101,7 @@ def same_bits():
 
 def deterministic(prepare: Callable[[Problem], Attention]) -> Callable[[Problem], Attention]:
     """A contestant that is asked for the same bits in every call, forward and backward."""
-    return lambda problem: Within(prepare(problem), same_bits, backward=True)
+    return lambda problem: Within(prepare(problem), same_bits)
 
 
 def function_of(module: str, name: str) -> Callable:
