@@ -43,6 +43,7 @@ TRAFFIC = Erratum(
     claim="FlashAttention's memory traffic is O(N).",
     why="K and V are read once for each of the N / B row blocks. Doubling N nearly quadruples what the meter counts.",
     instead="The extra memory is O(N); the traffic is Θ(N² d² / M).",
+    met="Dao-AILab/flash-attention #1260, #1705",
     wrong=lambda: 2.0,  # growth when N doubles
     right=lambda: fa2_traffic(256) / fa2_traffic(128),
     error=lambda growth: abs(growth - metered(fa2, 256) / metered(fa2, 128)),
@@ -55,6 +56,7 @@ SAME_IO = Erratum(
     why="FA1 brings Q, O, ℓ and m back in every inner step and stores O, ℓ and m again; FA2 streams K and V only. "
     "Elsewhere the article itself praises the better access pattern of the swapped loops.",
     instead="FA1's loop order moves about 3/2 times the elements of FA2's; the exact ratio follows from the loops.",
+    met="Dao-AILab/flash-attention #335",
     wrong=lambda: 1.0,
     right=lambda: fa1_traffic(128) / fa2_traffic(128),
     error=lambda ratio: abs(ratio - metered(fa1, 128) / metered(fa2, 128)),
@@ -68,6 +70,7 @@ SNIPPET = Erratum(
     why="That is FA2's loop with an extra division. FA1 has the key blocks outside, takes the maximum of each tile "
     "alone first, and sends O, ℓ and m to HBM and back in every step.",
     instead="Algorithm 2 of the FA1 paper: its traffic is what the meter counts, the snippet's is not.",
+    met="Dao-AILab/flash-attention #40, #766",
     wrong=lambda: fa2_traffic(128) - 128,  # Q and O stay on chip, K and V stream past, and no L
     right=lambda: fa1_traffic(128),
     error=lambda elements: abs(elements - metered(fa1, 128)),
@@ -121,6 +124,7 @@ EXP_COST = Erratum(
     why="16 = 312 / 19.5 compares tensor cores with FP32 multiply-adds. Exponentials have a unit of their own, "
     "with 16 results per clock and SM on A100 and H100, where tensor cores do 2048 and 4096 dense FP16 FLOPs.",
     instead="About 128 times on an A100, 256 times on an H100.",
+    met="Dao-AILab/flash-attention #1225; NVIDIA/cudnn-frontend #1178",
     wrong=lambda: 312 / 19.5,
     right=lambda: 2048 / 16,
     error=lambda times: abs(times - 312e12 / (108 * 1.41e9 * 16)),  # matmul FLOPs in the time of one exponential
@@ -144,6 +148,7 @@ SPLIT_K = Erratum(
     why="K means the keys here. Each warp has finished scores for its own columns; a sum mixes different keys.",
     instead="The slices of S stand side by side. Row maxima cross warps before the exponentials; row sums and the "
     "products P_w V_w cross after them and are summed.",
+    met="Dao-AILab/flash-attention #1204",
     wrong=lambda: scores_of_warps(sum),
     right=lambda: scores_of_warps(np.hstack),
     error=lambda S: distance(S, CASE.S),
@@ -175,6 +180,7 @@ SMEM_LIMIT = Erratum(
     claim="An H100 thread block can use up to 228 KiB of shared memory.",
     why="228 KiB is what an SM has; 1 KiB of it is reserved for each thread block that runs there.",
     instead="227 KiB for one block.",
+    met="JuliaGPU/CUDA.jl #3135; marin-community/marin #3159",
     wrong=lambda: KIB_PER_SM,
     right=lambda: KIB_PER_SM - KIB_RESERVED_PER_BLOCK,
     error=lambda kib: abs(kib + KIB_RESERVED_PER_BLOCK - KIB_PER_SM),
@@ -204,6 +210,7 @@ SKIP_TEST = Erratum(
     why="(i + 1) · B_q is the first row after the block, so the tile that begins there is hidden as well. It is "
     "visited (13 tiles of 16 instead of 10), and as it is not on the diagonal nobody masks it: the future leaks.",
     instead="Skip if j · B_kv ≥ (i + 1) · B_q.",
+    met="openvinotoolkit/openvino #35438",
     wrong=lambda: causal_by_tiles(operator.gt),
     right=lambda: causal_by_tiles(operator.ge),
     error=lambda O: distance(O, MASKED.O),
@@ -223,6 +230,7 @@ MASK_ZERO = Erratum(
     claim="Scores above the diagonal are masked to zero before the softmax.",
     why="exp(0) = 1: a score of zero is a vote like any other.",
     instead="They are set to −∞ before the softmax; then their probabilities are zero.",
+    met="georg-wolflein/good-features #1; awslabs/gluonts #1401; hyunwoongko/transformer #10",
     wrong=lambda: with_hidden(0.0),
     right=lambda: with_hidden(-np.inf),
     error=lambda O: distance(O, MASKED.O),
@@ -236,6 +244,7 @@ ONE_DIAGONAL = Erratum(
     claim="Each query block has one diagonal key block, N / B_q in all, also where B_q ≠ B_kv.",
     why="The diagonal of a 128 × 64 tiling crosses two tiles of each query block; masking one lets the other leak.",
     instead="With B_q a multiple of B_kv, B_q / B_kv diagonal tiles for each query block, N / B_kv in all.",
+    met="triton-lang/triton #8853; ROCm/rocMLIR #2165; Dao-AILab/flash-attention #436",
     wrong=lambda: OBLONG.N_q // OBLONG.B_r,
     right=lambda: OBLONG.N_q // OBLONG.B_c,
     error=lambda tiles: abs(tiles - OBLONG.counts()[Tile.DIAGONAL]),

@@ -106,6 +106,7 @@ L_NAME = Erratum(
     claim="L_i = Σ_j exp(S_ij), the same letter that FA2 subtracts inside the exponential.",
     why="FA1's L divides, FA2's L is subtracted: they are a number and its logarithm. Mixed up, P = exp(S − L) is off.",
     instead="L_i = log Σ_j exp(S_ij) throughout this project.",
+    met="Dao-AILab/flash-attention #404, #1012",
     wrong=lambda: np.exp(CASE.S - np.exp(CASE.S).sum(axis=1, keepdims=True)),
     right=lambda: np.exp(CASE.S - np.log(np.exp(CASE.S).sum(axis=1, keepdims=True))),
     error=lambda P: distance(P, CASE.P),

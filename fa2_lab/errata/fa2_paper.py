@@ -6,7 +6,6 @@ import numpy as np
 
 from fa2_lab.errata.cases import Case, TwoBlocks, central_differences, distance
 from fa2_lab.errata.erratum import Erratum
-from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
 CASE = Case(N=8, d=4)
 SQUARE = Case(N=5, d=5)  # N = d, so that a vector of the wrong length still broadcasts
@@ -171,19 +170,6 @@ MASK_BLOCKS = Erratum(
 )
 
 
-CAUSAL_SPEEDUP = Erratum(
-    id="fa2-causal-speedup",
-    source="FA2 paper, section 3.1.1, causal masking",
-    claim="Skipping the hidden half makes causal attention about 1.7 to 1.8 times faster.",
-    why="It is a measurement, not the saving of the algorithm, which depends on the number T of blocks alone: "
-    "T(T + 1)/2 of T² tiles remain, of which T are half empty. 1.75 is the ratio for T = 7.",
-    instead="T² tiles shrink to T(T + 1)/2: a ratio of 2T / (T + 1), here for T = 64.",
-    wrong=lambda: 1.75,
-    right=lambda: 2 * 64 / (64 + 1),
-    error=lambda ratio: abs(ratio - 64 * 64 / (64 * 64 - Tiling(64, 64, 1, 1, CAUSAL).counts()[Tile.SKIP])),
-)
-
-
 # 3.1.1 and 3.1.2: the algorithms ------------------------------------------------------------------------------
 
 
@@ -291,7 +277,7 @@ DQ_RACE = Erratum(
     why="Blocks that load the same old dQ_i overwrite each other, and the last one wins. The paper knows it: its "
     "section 3.2 uses atomic adds. The algorithm does not say so.",
     instead="Add atomically, or compute dQ in a pass of its own with rows outside.",
-    met="Dao-AILab/flash-attention #1496",
+    met="Dao-AILab/flash-attention #1245, #1496",
     wrong=lambda: dQ_of_parallel_columns(atomic=False),
     right=lambda: dQ_of_parallel_columns(atomic=True),
     error=lambda dQ: distance(dQ, CASE.dQ),
@@ -325,6 +311,6 @@ S_INDEX = Erratum(
 
 
 ERRATA = (
-    *(DK, DO, SECOND_BLOCK, TWEAK_1, TWO_TERMS, P_TILDE, SMALL_S, MASK_BLOCKS, CAUSAL_SPEEDUP),
+    *(DK, DO, SECOND_BLOCK, TWEAK_1, TWO_TERMS, P_TILDE, SMALL_S, MASK_BLOCKS),
     *(INVERSE, BLOCK_INDEX, D_SHAPE, LOADS, DQ_RACE, SCALE, S_INDEX),
 )

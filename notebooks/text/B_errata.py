@@ -6,9 +6,8 @@
 #
 # **Which tests does a wrong formula survive?**
 #
-# The papers behind this book have slips, and texts that retell them have more. A factor is missing, an inverse stands where
-# none belongs, a `>` should be `>=`. In this appendix the wrong and the right version are run side by side. The question is
-# not who made a mistake. It is how you would have found it.
+# The papers behind this book have slips, and texts that retell them have more. Here the wrong and the right version are run
+# side by side. The question is not who made a mistake. It is how you would have found it.
 #
 # After this notebook you can
 #
@@ -133,8 +132,7 @@ for name, slip in SLIPS.items():
 
 # %% [markdown]
 # With $\tau = 1/\sqrt{d}$ the first gradient is $\sqrt{d}$ times too large, in the right direction: easy to overlook in
-# training. All three slips pass the test of shapes. $Q\,dS^\top$ has the shape of dK only if N = d, so unequal sizes would
-# have stopped it at once.
+# training. All three slips pass the test of shapes, because N = d.
 #
 # **Takeaway.** Make N, d, the block sizes and $\tau$ all different, none of them 1, and compare numbers.
 
@@ -174,7 +172,7 @@ for name, slip in SLIPS.items():
 #
 # - `fa2-lab errata fa2-inverse` shows one in full. Its test: `python -m pytest tests/heart/test_errata.py -k fa2-inverse`.
 # - (arXiv): the version of ICLR 2024 does not have it.
-# - "Met in": threads on GitHub in which readers ran into it, as far as we know.
+# - "Met in": threads on GitHub in which people made the same mistake, or asked about the same line.
 # - O¹ is the finished answer of block 1, Õ a raw sum, and diag(x) multiplies each row by its x.
 
 # %% tags=["hide-input"]
@@ -223,12 +221,10 @@ Markdown(
 )  # fmt: skip
 
 # %% [markdown]
-# Two rows of the first table are no slips: `fa2-causal-speedup` is a measurement, beside what a count gives, and
-# `fa2-scale` leaves something out on purpose. Two rows are right for FA1 and wrong only for FA2. `fa1-dropout-order`: one
-# generator for all tiles repeats itself only if both passes visit the tiles in the same order. `fa1-L`: FA1's L is a sum,
-# FA2's is its logarithm. In this project L is always the logarithm. `fa1-empty-rows` is a case that neither paper
-# decides: a mask hides a row's whole first tile. And `article-traffic` mixes two quantities: the extra memory of
-# FlashAttention is O(N), its traffic is not.
+# One row of the first table is no slip: `fa2-scale` is left out on purpose, and easily forgotten. Two rows are right for FA1
+# and wrong only for FA2. `fa1-dropout-order`: one generator for all tiles repeats itself only if both passes visit the tiles
+# in the same order. `fa1-L`: FA1's L is a sum, FA2's is its logarithm. `fa1-empty-rows` is a case that neither paper
+# decides: a mask hides a row's whole first tile.
 #
 # **Takeaway.** A formula is wrong when a computation that does not use it says so.
 
@@ -237,7 +233,6 @@ Markdown(
 #
 # - A wrong factor hides where it is 1: α on rows whose maximum comes first, $\ell_1$ on a block with one key, τ = 1.
 # - A wrong shape hides where N = d. A leak of the mask hides beside large positive scores.
-# - A check is worth something once it has been seen to fail, with a computation that does not use the formula.
 
 # %% [markdown]
 # ## Exercises
