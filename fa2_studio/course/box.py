@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from fa2_studio.course import channel
+from fa2_studio.course.worker import alarm
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENGINES = ("podman", "docker")
@@ -32,8 +33,9 @@ PROCESSES = 64  # threads count
 GRACE = 3.0  # seconds after its time is up before a process is ended
 START = 180.0  # seconds that a process may take to be ready: the first import on a busy machine takes a minute
 NO_BOX = (
-    "there is no box for students' code on this machine: install bubblewrap (Linux: apt-get install bubblewrap), or "
-    f"podman or docker with the image {IMAGE} (INSTRUCTOR.md); --trust grades without one"
+    "there is no box for students' code on this machine: install bubblewrap (Linux: apt-get install bubblewrap); or, "
+    "where it is there and may not start, as for a plain user on Ubuntu 24.04, podman or docker with the image "
+    f"{IMAGE} (INSTRUCTOR.md); --trust grades without one"
 )
 
 
@@ -144,6 +146,8 @@ class Room:
         self.errors = tempfile.TemporaryFile()
         about = dict(memory_mb=limits.memory_mb, seconds=limits.notebook_seconds, core=core)
         about |= dict(uid=100_000 + os.getpid() % 50_000 if other_user(box, package) else 0)
+        if box == "user" and os.getuid() == 0 and not about["uid"]:
+            raise Died("the box could not be started: no other user can read this Python, and root may do all")
         if self.home and about["uid"]:
             os.chown(self.home, about["uid"], about["uid"])
         run = [sys.executable, "-m", "fa2_studio.course.worker", json.dumps(about)]
@@ -208,7 +212,7 @@ class Room:
             act = getattr(thing, method) if method and not method.startswith("_") else thing
             if not callable(act):
                 raise TypeError("this cannot be called")
-            with deadline(until - time.monotonic()), np.errstate(all="ignore"):
+            with alarm(until - time.monotonic(), Late), np.errstate(all="ignore"):
                 return {"value": act(*question["args"], **question["kwargs"])}
         except Late:
             raise
@@ -266,25 +270,6 @@ def other_user(box: str, package: Path) -> bool:
         return False
     places = [Path(p).resolve() for p in (sys.prefix, sys.base_prefix, package)] if box == "user" else []
     return all(p.stat().st_mode & 0o005 == 0o005 for place in places for p in (place, *place.parents))
-
-
-@contextlib.contextmanager
-def deadline(seconds: float):
-    """Late if what is done inside, on the grader's side, takes longer."""
-
-    def ring(*_):
-        raise Late
-
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def used_by(pid: int) -> tuple[float, float]:

@@ -74,11 +74,9 @@ def _packed(value, arrays: list[bytes], refer):
     if value is None or isinstance(value, (bool, str)) or type(value) is float:
         return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in NUMBERS:
-        array = np.asarray(value)
         first = sum(map(len, arrays))
-        arrays.append(array.tobytes())
-        layout = list(array.shape), list(array.strides)
-        return {"array": [array.dtype.str, *layout, first, isinstance(value, np.generic)]}
+        arrays.append(value.tobytes())
+        return {"array": [value.dtype.str, list(value.shape), first, isinstance(value, np.generic)]}
     if isinstance(value, list):
         return [inner(x) for x in value]
     if isinstance(value, tuple):
@@ -126,22 +124,13 @@ def _unpacked(value, arrays: bytes, resolve, trusted: bool):
     raise ValueError(f"a message with the unknown mark {str(mark)[:40]!r}")
 
 
-def _array(arrays: bytes, kind: str, shape: list, strides: list, first: int, is_scalar: bool):
-    """An array of its own memory, laid out as it was on the other side, or a NumPy scalar."""
+def _array(arrays: bytes, kind: str, shape: list, first: int, is_scalar: bool):
+    """An array of its own memory, or a NumPy scalar."""
     dtype = np.dtype(kind)
     if dtype.kind not in NUMBERS:
         raise ValueError("an array that holds no numbers")
     array = np.frombuffer(arrays, dtype, count=math.prod(shape), offset=first).reshape(shape).copy()
-    if is_scalar or not array.size or tuple(strides) == array.strides:
-        return array[()] if is_scalar else array
-    ends = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
-    first, last = sum(min(0, e) for e in ends), sum(max(0, e) for e in ends)
-    if last - first > MOST_ARRAYS or any(s % array.itemsize for s in strides):
-        return array
-    whole = np.zeros((last - first) // array.itemsize + 1, array.dtype)
-    view = np.lib.stride_tricks.as_strided(whole[-first // array.itemsize :], array.shape, strides)
-    view[...] = array
-    return view
+    return array[()] if is_scalar else array
 
 
 def _data(kind: type, named: dict):

@@ -72,13 +72,16 @@ def submissions(folder: Path, assignments: list[Assignment], students: tuple[str
     """Each student's file for each assignment, in a folder with one folder for each student."""
     if not folder.is_dir():
         raise ValueError(f"folder: got {folder}, which is no folder; it takes one with a folder for each student")
-    homes: dict[str, list[Path]] = {unicodedata.normalize("NFC", name): [] for name in students}
+    homes: dict[str, list[Path]] = {name: [] for name in students}
     for home in sorted(folder.iterdir()):
         if home.is_dir() and not home.is_symlink() and not NEVER.search(home.name):
             homes.setdefault(unicodedata.normalize("NFC", home.name), []).append(home)
     if not any(homes.values()):
         raise ValueError(f"folder: got {folder}, without a folder in it; it takes one with a folder for each student")
-    return [one for name in sorted(homes) for one in of_student(name, homes[name], assignments)]
+    found = [one for name in sorted(homes) for one in of_student(name, homes[name], assignments)]
+    for one in found:
+        one.remarks += ["not in the roster"] if students and one.student not in students else []
+    return found
 
 
 def of_student(student: str, homes: list[Path], assignments: list[Assignment]) -> Iterator[Found]:

@@ -295,8 +295,13 @@ def judged(part: Part, session: Session, space: dict, names: dict[str, str]) -> 
 
 
 def follow_through(original, parts: list[Part], session: Session, space: dict, graded: Graded) -> None:
-    """A step that lost points is tried again with right functions of earlier steps, where its cell names some."""
-    for part in (p for p in parts if p.given and graded.got.get(p.name, 0) < graded.most.get(p.name, 0)):
+    """A step that lost points is tried again with right functions of earlier steps, where its cell names some.
+
+    The step that is shown most comes last: a file could carry what it saw past the end of its process.
+    """
+    for part in sorted(parts, key=lambda part: len(part.given)):
+        if not part.given or graded.got.get(part.name, 0) >= graded.most.get(part.name, 0):
+            continue
         mine = list(session.done)
         with contextlib.suppress(Stopped):
             for source in right_cells(original, part.given):

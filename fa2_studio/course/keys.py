@@ -113,19 +113,9 @@ def slip_of(step: str, seed: int) -> tuple[Path, Slip]:
     return path, planted(slips, seed + more if seed else 0)
 
 
-def hanging(seed: int = 0) -> str:
-    """The program that hangs, as a cell."""
-    return broken(*slip_of("hang", seed), seed)
-
-
-def racing(seed: int = 0) -> str:
-    """The program with a race, as a cell."""
-    return broken(*slip_of("race", seed), seed)
-
-
-def ragged(seed: int = 0) -> str:
-    """The kernel with a wrong answer, as a cell."""
-    return broken(*slip_of("wrong", seed), seed)
+def program(step: str, seed: int = 0) -> str:
+    """The broken program of a step, as a cell."""
+    return broken(*slip_of(step, seed), seed)
 
 
 def wrong_lines(path: Path, slip: Slip, seed: int = 0) -> set[str]:

@@ -4,12 +4,14 @@ import csv
 import html
 import io
 import json
+import unicodedata
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fa2_lab.tools import files
 from fa2_studio.course.judge import Graded
 
+ROSTER = ["folder", "id", "name"]
 COLUMNS = ["student", "assignment", "score", "max_score", "steps", "remarks"]
 
 
@@ -33,7 +35,8 @@ def roster(path: Path | None) -> tuple[Person, ...]:
         raise ValueError(f"--roster: {path}: {error}") from error
     if not rows or "folder" not in rows[0]:
         raise ValueError(f"--roster: {path}: it takes a CSV file with the columns folder, id, name")
-    people = [Person(*(str(row.get(key) or "").strip() for key in ("folder", "id", "name"))) for row in rows]
+    texts = [[unicodedata.normalize("NFC", str(row.get(key) or "").strip()) for key in ROSTER] for row in rows]
+    people = [Person(*text) for text in texts]
     for person in people:
         if person.folder in ("", ".", "..") or "/" in person.folder or "\\" in person.folder:
             raise ValueError(f"--roster: {path}: got {person.folder!r}; it takes names that can be folders")
@@ -83,21 +86,23 @@ def all_kept(out: Path) -> list[Graded]:
 
 
 def write_tables(out: Path, people: tuple[Person, ...] = ()) -> None:
-    """scores.csv, a line for each student and assignment; canvas.csv and moodle.csv, a line for each student."""
+    """scores.csv, a line for each student and assignment; canvas.csv and moodle.csv, a line for each student.
+
+    With a roster the platforms' tables have its people alone: Moodle refuses a table with anybody else.
+    """
     graded = all_kept(out)
     files.write(out / "scores.csv", table([COLUMNS, *(row(g) for g in graded)]))
     names = sorted({g.assignment for g in graded})
     full = {g.assignment: f"{g.full:g}" for g in graded}
     score = {(g.student, g.assignment): f"{g.score:g}" for g in graded}
-    known = {person.folder: person for person in people}
-    canvas = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *names]]
+    canvas = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *names]]  # ID is Canvas's own number
     canvas.append(["    Points Possible", *[""] * 4, *(full[name] for name in names)])
     moodle = [["Identifier", "Full name", *(f"{name} ({full[name]})" for name in names)]]
-    for student in sorted({g.student for g in graded}):
-        person = known.get(student, Person(student))
-        points = [score.get((student, name), "") for name in names]
-        canvas.append([printable(person.name or student), person.id, "", "", "", *points])
-        moodle.append([person.id or printable(student), printable(person.name or student), *points])
+    for person in people or [Person(student) for student in sorted({g.student for g in graded})]:
+        points = [score.get((person.folder, name), "") for name in names]
+        name = printable(person.name or person.folder)
+        canvas.append([name, "", person.id, person.id, "", *points])
+        moodle.append([person.id or printable(person.folder), name, *points])
     files.write(out / "canvas.csv", table(canvas))
     files.write(out / "moodle.csv", table(moodle))
 
@@ -118,10 +123,14 @@ def table(rows: list[list[str]]) -> str:
 
 CHAPTERS = dict(zip("123456789", ("01 02", "03 04", "05", "08", "B 05", "06 07 A", "09", "12a", "10 11"), strict=True))
 STYLE = """body{font:1rem/1.5 system-ui,sans-serif;max-width:60rem;margin:1rem auto;padding:0 1rem;color:#111}
-pre{background:#f4f4f4;padding:.75rem;overflow-x:auto;font-size:.875rem}
+h1{font-size:1.5rem}h2{font-size:1.2rem}caption{text-align:left}
+pre{background:#f4f4f4;padding:.75rem;overflow-x:auto;font-size:.875rem}.checks{white-space:pre-wrap}
 table{border-collapse:collapse}td,th{padding:.25rem .75rem;text-align:left;border-bottom:1px solid #bbb}"""
-KINDS = {"visible": "what the checks said that you can run yourself",
-         "hidden": "what the checks said that only the grade runs", "code": "your cell"}  # fmt: skip
+KINDS = {
+    "visible": "checks that you can run yourself",
+    "hidden": "checks that only the grade runs",
+    "code": "your cell",
+}
 
 
 def feedback(graded: Graded) -> str:
@@ -137,10 +146,15 @@ def feedback(graded: Graded) -> str:
     if read := chapters(graded.assignment):
         body += [f"<p>To read again: {', '.join(read)}.</p>"]
     if graded.sentences:
-        body += ["<h2>Remarks</h2><ul>", *(f"<li>{shown(s[:500])}</li>" for s in graded.sentences[:50]), "</ul>"]
+        body += [
+            "<h2>Remarks</h2><ul>",
+            *(f"<li>{shown(s.removeprefix('test_')[:500])}</li>" for s in graded.sentences[:50]),
+            "</ul>",
+        ]
     for kind, name, code, output in graded.page:
         body += [f"<h2>{shown(name.removeprefix('test_'))}: {KINDS.get(kind, '')}</h2>"]
-        body += [f"<pre>{shown(text)}</pre>" for text in (code, output) if text]
+        body += [f"<pre>{shown(code)}</pre>"] if code else []
+        body += [f"<pre class=checks>{shown(output)}</pre>"] if output else []
     head = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f"<title>{title}</title><style>{STYLE}</style></head><body><main>"

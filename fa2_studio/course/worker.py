@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -186,22 +187,30 @@ def probe(request: dict):
 # What becomes of a request --------------------------------------------------------------------------------------------
 
 
-def in_time(seconds: float, act) -> dict:
-    """The reply of an act, or what it raised, or that it was late. The alarm rings again for code that swallows it."""
+@contextlib.contextmanager
+def alarm(seconds: float, late: type[BaseException]):
+    """Raise `late` in what is done inside once its time is over, and again for code that swallows it."""
 
     def ring(*_):
-        raise Late
+        raise late
 
-    has_alarm = hasattr(signal, "setitimer")
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01), 0.5)
     try:
-        try:
-            if has_alarm:
-                signal.signal(signal.SIGALRM, ring)
-                signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01), 0.5)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+
+
+def in_time(seconds: float, act) -> dict:
+    """The reply of an act, or what it raised, or that it was late."""
+    try:
+        with alarm(seconds, Late):
             return act()
-        finally:
-            if has_alarm:
-                signal.setitimer(signal.ITIMER_REAL, 0)
     except Late:
         return {"late": True}
     except BaseException as error:

@@ -23,6 +23,9 @@ UNMASKED = """p = P
         dq"""
 RACE = """        dq = tl.load(dQ + at_row, mask=real, other=0.0)
         tl.store(dQ + at_row, dq + tau * tl.dot(ds, k, input_precision="ieee"), mask=real)"""
+EXCHANGE = """        dq = tl.atomic_add(dQ + at_row, 0.0, mask=real) + tau * tl.dot(ds, k, input_precision="ieee")
+        at = (dQ + at_row).to(tl.pointer_type(tl.int32), bitcast=True)
+        tl.atomic_xchg(at, dq.to(tl.int32, bitcast=True), mask=real)"""
 WAITS = r"            yield block.start('copy', copy, '').done()\n"
 SERIAL = rf"            yield pv.done()\n{WAITS}            emptied[stage].arrive(block.actor)"
 ALL_WAIT = "yield filled[stage].over(phase)"
@@ -164,6 +167,8 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      ["came memory behind dQ changed", "tl.store takes a mask="]),
     (SEVENTH, DQ, RACE, {"one_pass": 0.0},
      ["at most 0 elements of dQ loaded", "another program may come in between"]),
+    (SEVENTH, DQ, EXCHANGE, {"one_pass": 0.0},
+     ["at most 0 elements of dQ stored", "another program may come in between"]),
     (EIGHTH, 'cause="arrivals"', 'cause="phase"', {"hang": 4.0}, ["came 'phase': a wait names the wrong phase"]),
     (EIGHTH, "line='emptied = [Barrier(f\"stage {s} emptied\", consumers + 1) for s in range(stages)]'",
      f"line={ALL_WAIT!r}", {"hang": 4.0}, [f"came '{ALL_WAIT}', which is right", "does that line ever run?"]),
@@ -196,7 +201,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (NINTH, LAUNCH, f"    q = q * 1.0\n{LAUNCH}", {"right": 0.0}, ["torch may allocate, view and copy, no more"]),
     (NINTH, EMPTY, f"    np.exp(l)\n{EMPTY}", {"right": 0.0}, ["climbed uses the name 'np'"]),
     (NINTH, EMPTY, f"    l.handle.data[:] = 1\n{EMPTY}", {"meter": 0.0}, ["climbed uses 'l.handle.data'"]),
-    (NINTH, EMPTY, f"    tl.core.os\n{EMPTY}", {"meter": 0.0}, ["climbed uses 'tl.core'"]),
+    (NINTH, EMPTY, f"    tl.core.os\n{EMPTY}", {"meter": 0.0}, ["climbed uses 'tl.core.os'"]),
     (NINTH, EXP2, POLYNOMIAL, {"compiled": 0.0}, ["two products and an exponential for each score in each loop"]),
     ("1_online_softmax", "np.exp(m - base)", "np.exp(m - bass)", {"update": 0.0, "merge": 3.0}, SLIP),
     ("2_forward", "    N_q = len(Q)\n", DENSE, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),

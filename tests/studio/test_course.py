@@ -162,6 +162,21 @@ def test_what_is_not_deserved_is_not_gained(name):
     assert sum(points.values()) < most, printed
 
 
+IDLE = """import rung
+first = []
+def forward(*qkv):
+    first or first.append(rung.forward(*qkv))
+    return first[0]"""
+
+
+@pytest.mark.gpu
+def test_a_forward_that_hands_its_first_answer_out_again_is_seen():
+    from checks import probes_ladder
+
+    mine, theirs, apart = probes_ladder.timed(IDLE, seeds.RUNG.read_text(encoding="utf-8"))
+    assert mine < theirs and apart > 0.05
+
+
 # Plain parts ----------------------------------------------------------------------------------------------------------
 
 

@@ -213,26 +213,20 @@ DENSE = """    hidden = causal & (np.arange(len(K)) > np.arange(len(Q))[:, None]
     p_ = np.exp(scores_ - scores_.max(1, keepdims=True))
     return p_ @ V / p_.sum(1, keepdims=True), 0"""
 
-CLOCKS = {
-    (run["copy"], run["consumers"], run["causal"]): clocks
-    for run, clocks in zip(detective.PIPELINE_RUNS, detective.PIPELINE_CLOCKS, strict=True)
-}
-WHOLE = f"""def pipeline(Q, K, V, copy, consumers, causal, **more):
-{DENSE[:-3]}, {CLOCKS}[copy, consumers, causal]"""
-
 
 def test_dense_attention_and_no_clocks_are_no_mend(judged, capsys):
     answer = right_answer("race", 0)
     first = "    block, B_c = Block(), 4\n"
-    cheats = {
-        "new words and signs": [(first, DENSE + "\n" + first)],
-        "clocks": [("return O, block.clock", "return O, 0")],
-        "names that the program has already": [
-            ("return O, block.clock", f"return O, block.clock\n\n\nexec({WHOLE!r})")
-        ],
-    }
-    for said, more in cheats.items():
-        mend = answer.parts["mend"] + more if said == "clocks" else more
+    names = "names that the program has already"
+    cheats = [
+        ("new words and signs", (first, DENSE + "\n" + first)),
+        ("new words and signs", ("return O, block.clock", 'return f"{[' + "Q @ K.T, " * 9 + ']}", block.clock')),
+        ("clocks", ("return O, block.clock", "return O, 0")),
+        (names, ("return O, block.clock", "return exec('')")),
+        (names, ('f"stage {s} filled"', "f'{exec(s)}'")),
+    ]
+    for said, more in cheats:
+        mend = answer.parts["mend"] + [more] if said == "clocks" else [more]
         assert judged("race", Answer(**(answer.parts | dict(mend=mend))), 0)[0] == 2
         assert said in capsys.readouterr().out
 
@@ -271,11 +265,31 @@ def test_an_argument_of_a_launch_is_on_a_list_of_types(value):
     assert listing.written(("torch", "float16"), 3) == "torch.float16"
 
 
-@pytest.mark.parametrize("line", ["tl.core.os", "l.handle.data[:] = 1", "import os", "np.exp(l)", "().__class__"])
+OUTSIDE = ["tl.core.os", "l.handle.data[:] = 1", "import os", "np.exp(l)", "().__class__", "tl.load = l"]
+OUTSIDE += ["tl.math.core.os", "t = tl; t.core", "m = tl.math; m.core", "(tl if l else tl).core", "tl.math.wraps(l)"]
+OUTSIDE += ["{0 for getattr in (1,)}; getattr(tl.load, '__globals__')", "tl.cdiv.run", "tl.tensor.mro()"]
+
+
+@pytest.mark.parametrize("line", OUTSIDE)
 def test_a_kernel_is_triton_and_nothing_else(line):
     pytest.importorskip("triton", reason="Triton is not installed")
     with pytest.raises(NotAllowed):
         listing.kernel("f", f"@triton.jit\ndef f(l):\n    {line}\n", {"f"})
+
+
+def test_a_kernel_s_first_line_is_triton_too():
+    for first in ("f(l) -> __import__('os').getpid()", "f(l, x=exec('1'))", "f(l: exec('1'))"):
+        with pytest.raises(NotAllowed):
+            listing.kernel("f", f"@triton.jit\ndef {first}:\n    pass\n", {"f"})
+    sheet = dict(constants={}, kernels={"unwritten": "@triton.jit\ndef unwritten(x):\n    return x\n"})
+    with pytest.raises(NotAllowed, match="is called"):
+        listing.program(sheet)
+
+
+def test_what_a_kernel_needs_of_triton_is_lawful():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    for line in ("x = tl.math.exp2(l).to(tl.float32).to(l.dtype.element_ty)", "y: tl.constexpr = triton.cdiv(3, 2)"):
+        assert line in listing.kernel("f", f"@triton.jit\ndef f(l, B: tl.constexpr):\n    {line}\n", {"f"})
 
 
 # Gradescope ---------------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import os
 import re
 import sys
 import time
-import traceback
 from pathlib import Path
+
+from .report import words_of
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported; with a GPU, set it to 0 for the timed steps
 SLOW = 20  # seconds of a step that a slower machine may not have
@@ -50,7 +51,7 @@ def played(notebook: dict, out) -> tuple[dict[str, float], float]:
             with contextlib.redirect_stdout(paper):
                 value = run_cell("".join(cell["source"]), name, bool(marks.get("grade")), space)
         except Exception as error:
-            print(f"note: {name}: {type(error).__name__}: {error}{line_of(error)}"[:500], file=out)
+            print(f"note: {name}: {', '.join(filter(None, words_of(error)))}"[:500], file=out)
             value = 0.0
         if marks.get("grade"):
             points[name], found[name] = float(value), float(marks.get("points", 0))
@@ -76,12 +77,6 @@ def run_python(source: str, name: str, is_test: bool, space: dict):
     last = ast.Expression(tree.body.pop().value) if is_test else None
     exec(compile(tree, file, "exec"), space)
     return eval(compile(last, file, "eval"), space) if is_test else None
-
-
-def line_of(error: BaseException) -> str:
-    """Where in the notebook an error was raised."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<cell")]
-    return f", in line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from fa2_lab.tools.xray.loops import Loop, loops
 
 from . import guard, truth
 from .listing import listing
-from .report import Failed, Report, at_most, equal
+from .report import Failed, Report, at_most, equal, step
 from .truth import Case
 
 TOLERANCE = 4e-3  # fp16: O is rounded to 11 bits, and so is p
@@ -73,27 +73,26 @@ def nan_hint(O) -> str:
 # The steps ------------------------------------------------------------------------------------------------------
 
 
-def right(function, cases=tuple(RIGHT), seed: int = 0) -> Report:
+@step
+def right(report: Report, function, cases=tuple(RIGHT), seed: int = 0) -> None:
     """O and L against float64, in fp16."""
-    report = Report("right")
     for claim, case in cases:
         case = truth.varied(case, seed)
         with report.check(f"{claim}: {case}", "Start from rung 03, which is right, and change one thing at a time."):
             call(function, case)
-    return report
 
 
-def meter(function, seed: int = 0) -> Report:
+@step
+def meter(report: Report, function, seed: int = 0) -> None:
     """What one causal call does, counted in the interpreter."""
-    report, case = Report("meter"), truth.varied(LONG, seed)
-    blocks = cdiv(case.N_q, 64)
+    case = truth.varied(LONG, seed)
     keys, _ = tiles_needed(case)
     limits = {
         "loaded": (2 * case.d * sum(min(n, case.N_k) for n in keys), "elements of K and V loaded",
                    "Tiles above the diagonal need not be visited. (Rung 07)"),
         "exponentials": (64 * sum(n + n // 64 for n in keys), "exponentials",
                          "One for each score of a visited tile, and one for each of its rows. (Rungs 05 and 07)"),
-        "masked entries": (64 * blocks * 200, "entries under a mask",
+        "masked entries": (64 * len(keys) * 200, "entries under a mask",
                            "The diagonal cuts through few tiles; the others need no tl.where. (Rung 08)"),
     }  # fmt: skip
     counted: dict = {}
@@ -104,7 +103,6 @@ def meter(function, seed: int = 0) -> Report:
     with report.check("no more divisions for 256 keys than for 128", "One division can wait until the end. (Rung 05)"):
         few, many = (call(function, Case(64, n, 16, 64, 64, seed=97), heads=1) for n in (128, 256))
         at_most("divisions", many.get("divisions", 0), few.get("divisions", 0))
-    return report
 
 
 STEPS = [  # instructions of a thread for one score, and what gets there; by `fa2-lab xray` the rungs have 18.9 … 9.3
@@ -114,33 +112,27 @@ STEPS = [  # instructions of a thread for one score, and what gets there; by `fa
 ]
 
 
-def compiled(function, seed: int = 0) -> Report:
+@step
+def compiled(report: Report, function, seed: int = 0) -> None:
     """What the loop became for Hopper, without a Hopper: instructions for a score, and copies under way."""
-    report, found = Report("compiled"), []
-
-    def best():
-        if not found:
-            try:
-                found.append(costs(function))
-            except Exception as refused:  # compiled once, whatever comes of it
-                found.append(refused)
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
-
+    refused, per_score, registers, copies = None, math.inf, 0, 0
+    try:
+        per_score, registers, copies = costs(function)
+    except Exception as error:  # compiled once: all checks fail by the same
+        refused = error
     for most, hint in STEPS:
         with report.check(f"at most {most:g} instructions of a thread for each score", hint):
-            per_score, _, _ = best()
+            if refused:
+                raise refused
             if per_score > most:
                 raise Failed(f"at most {most:g}", f"{per_score:.2f}")
     with report.check("copies of K and V are under way while a tile is computed", "num_stages. (Rung 10)"):
-        _, _, copies = best()
+        if refused:
+            raise refused
         if not copies:
             raise Failed("asynchronous copies in the loop (LDGSTS or UTMALDG)", "none: every load is waited for")
-    if found and not isinstance(found[0], Exception):
-        per_score, registers, copies = found[0]
+    if not refused:
         print(f"  {per_score:.2f} instructions a score, {registers} registers, {copies} copies in a round")
-    return report
 
 
 def costs(function) -> tuple[float, int, int]:

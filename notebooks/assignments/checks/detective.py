@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
-import keyword
+import re
 import textwrap
-import tokenize
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -219,23 +217,19 @@ def mended(text: str, changes) -> str:
 
 
 def brought(old: str, new: str) -> int:
-    """How many words and signs a text has that another has not, in their order."""
-    texts = [[t.string for t in tokens_of(x) if t.string.strip()] for x in (old, new)]
-    codes = SequenceMatcher(a=texts[0], b=texts[1], autojunk=False).get_opcodes()
+    """How many words and signs a text has that another has not, in their order; those in quotes count as well."""
+    words = [re.findall(r"\w+|[^\w\s]", x) for x in (old, new)]
+    codes = SequenceMatcher(a=words[0], b=words[1], autojunk=False).get_opcodes()
     return sum(end - first for kind, _, _, first, end in codes if kind != "equal")
 
 
 def names_of(text: str) -> set[str]:
-    """The names in a program: with others, such as exec, a text in quotes could be any program."""
-    names = {t.string for t in tokens_of(text) if t.type == tokenize.NAME}
-    return {name for name in names if not keyword.iskeyword(name)}
-
-
-def tokens_of(text: str) -> list[tokenize.TokenInfo]:
+    """The names in a program, also in its f-strings: with others, such as exec, a text could be any program."""
     try:
-        return list(tokenize.generate_tokens(io.StringIO(text).readline))
-    except (tokenize.TokenError, SyntaxError) as error:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Failed("a program that can be read", f"{type(error).__name__}: {error}"[:120]) from None
+    return {str(getattr(x, field)) for x in nodes for field in ("id", "attr", "arg", "name") if hasattr(x, field)}
 
 
 def changed_lines(old: list[str], new: list[str]) -> set[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 
 from .probes import NotAllowed
 from .report import Failed
@@ -19,10 +20,14 @@ TORCH = set(  # by their names in aten: no arithmetic
     "permute transpose t slice select squeeze unsqueeze detach alias unbind split".split()
 )
 PLAIN = {"range", "min", "max", "float", "int", "bool", "abs", "len", "tl", "triton"}  # names that every kernel may use
+OWN = {"torch", "unwritten", "TensorDescriptor"}  # names of the program itself
 SEALED = {"handle", "data", "value", "fn"}  # attributes that lead out of Triton's language
-STATEMENTS = (ast.FunctionDef, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Pass,
-              ast.Return, ast.Assert)  # fmt: skip
-NEVER = (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.GeneratorExp, ast.ListComp, ast.DictComp)
+LAWFUL = (  # all that a kernel is written in
+    ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Pass, ast.Return, ast.Assert,
+    ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Call, ast.keyword,
+    ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.JoinedStr, ast.FormattedValue, ast.arguments,
+    ast.arg, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+)  # fmt: skip
 NUMBERS = "bfloat16 float16 float32 float64 int8 int16 int32 int64 uint8"
 TYPES = {  # what an argument may be beside tensors, numbers and texts
     "tl": f"{NUMBERS} int1 float8e5 float8e4nv".split(),
@@ -57,18 +62,17 @@ def kernel(name: str, source: str, known: set[str]) -> str:
 
 def lawful(function: ast.FunctionDef, known: set[str]) -> None:
     """Refuse what is no Triton: other functions, imports, names from outside, ways into the interpreter."""
-    own = {a.arg for a in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]}
-    own |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    for node in [node for part in (function.args, *function.body) for node in ast.walk(part)]:
+    parts = [function.args, *function.body, *filter(None, [function.returns]), *getattr(function, "type_params", [])]
+    nodes = [node for part in parts for node in ast.walk(part)]
+    own = {n.arg for n in nodes if isinstance(n, ast.arg)}
+    own |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    inner = {id(n.value) for n in nodes if isinstance(n, ast.Attribute)}
+    for node in nodes:
         what = ""
-        if isinstance(node, ast.stmt) and not isinstance(node, STATEMENTS):
-            what = f"the statement {ast.unparse(node).splitlines()[0]!r}"
-        elif isinstance(node, (*NEVER, ast.FunctionDef)):
-            what = f"{ast.unparse(node).splitlines()[0]!r}"
+        if not isinstance(node, LAWFUL) or leads_out(node, id(node) in inner):
+            what = repr(ast.unparse(node).splitlines()[0])
         elif isinstance(node, ast.Name) and node.id not in own | known | PLAIN:
             what = f"the name {node.id!r}"
-        elif isinstance(node, ast.Attribute) and (node.attr.startswith("_") or node.attr in SEALED | inside(node)):
-            what = f"{ast.unparse(node)!r}"
         if what or own & PLAIN:
             raise NotAllowed(
                 f"{function.name} uses {what or sorted(own & PLAIN)}: a kernel knows tl, its arguments, numbers, and "
@@ -76,16 +80,25 @@ def lawful(function: ast.FunctionDef, known: set[str]) -> None:
             )
 
 
-def inside(node: ast.Attribute) -> set[str]:
-    """The names of modules, which no kernel needs: triton.cdiv and what stands in tl itself are enough."""
-    if not isinstance(node.value, ast.Name) or node.value.id not in ("tl", "triton"):
-        return set()
-    import triton
+def leads_out(node: ast.AST, is_inner: bool) -> bool:
+    """Whether a name or an attribute leads out of Triton's language. Its modules tl and tl.math are open, for what is
+    called and for types; they are no values. `is_inner`: an attribute of the node is asked for, not the node."""
+    if isinstance(node, ast.Name):
+        return node.id in ("tl", "triton") and not is_inner
+    if not isinstance(node, ast.Attribute):
+        return False
+    place = ast.unparse(node.value)
+    if node.attr.startswith("_") or node.attr in SEALED or isinstance(node.ctx, ast.Store):
+        return True
+    if place == "triton" or not re.fullmatch(r"tl(\.\w+)*", place):
+        return place == "triton" and node.attr != "cdiv"
+    if f"{place}.{node.attr}" == "tl.math":
+        return not is_inner
+    from triton import language
 
-    owner = triton if node.value.id == "triton" else triton.language
-    found = getattr(owner, node.attr, None)
-    lawful = callable(found) or node.attr in ("cdiv", "math") or isinstance(found, triton.language.dtype)
-    return set() if lawful and not (node.value.id == "triton" and node.attr != "cdiv") else {node.attr}
+    found = getattr({"tl": language, "tl.math": language.math}.get(place), node.attr, None)
+    is_own = callable(found) and str(getattr(found, "__module__", "")).startswith("triton")
+    return not is_own and not isinstance(found, language.dtype)
 
 
 def of_kernel(function) -> str:
@@ -99,8 +112,8 @@ def program(sheet: dict) -> tuple[list[str], set[str]]:
     """The texts of a program with a sheet's numbers and kernels, and all their names."""
     constants = {name: value for name, value in sheet["constants"].items() if str(name).isidentifier()}
     known = set(sheet["kernels"]) | set(constants)
-    if known & PLAIN:
-        raise NotAllowed(f"a kernel or a number is called {sorted(known & PLAIN)}")
+    if taken := sorted(known & (PLAIN | OWN)):
+        raise NotAllowed(f"a kernel or a number is called {taken}")
     parts = [HEADER] + [f"{name} = tl.constexpr({written(value, 0)})\n" for name, value in constants.items()]
     return parts + ["\n" + kernel(name, source, known) for name, source in sheet["kernels"].items()], known
 

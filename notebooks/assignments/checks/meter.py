@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa2_lab.trace import HbmTensor, OnChip, Trace
+from fa2_lab.trace import HbmTensor, Trace
 
 from . import probes
 from .guard import beside
@@ -15,22 +15,34 @@ from .probes import NotAllowed
 from .report import parts
 
 
-class PlacedTensor(HbmTensor):
-    """An HBM tensor whose every use moves the meter to the block that was asked for."""
+class Placed(HbmTensor):
+    """An HBM tensor as a student's code reaches it, from wherever it runs: rows by a load, rows by a store.
+
+    Each moves the meter to the block that was asked for: along queries (axis "i") or along keys (axis "j").
+    """
 
     def __init__(self, name: str, array: np.ndarray, trace: Meter, axis: str):
         super().__init__(name, array, trace)
         self.axis = axis
 
-    def __getitem__(self, where) -> OnChip:
-        self.trace.place(self.axis, where, self.shape[0])
-        block = super().__getitem__(where)
-        self.trace.largest_load = max(self.trace.largest_load, (np.size(block), self.name))
+    def go_to(self, where) -> None:
+        """Move the meter to these rows; an index is no longer than the tensor."""
+        asked = max(np.size(x) for x in (where if isinstance(where, tuple) else (where,)))
+        if asked > self.shape[0]:
+            raise ValueError(f"an index of {asked:,} entries; {self.name} has {self.shape[0]} rows")
+        rows = np.arange(self.shape[0])[where[0] if isinstance(where, tuple) else where]
+        if np.size(rows):
+            self.trace._at[self.axis] = int(np.min(rows)) // self.trace.block[self.axis]
+
+    def load(self, where) -> np.ndarray:
+        self.go_to(where)
+        block = np.array(self[where])
+        self.trace.largest_load = max(self.trace.largest_load, (block.size, self.name))
         return block
 
-    def __setitem__(self, where, value) -> None:
-        self.trace.place(self.axis, where, self.shape[0])
-        super().__setitem__(where, value)
+    def store(self, where, value) -> None:
+        self.go_to(where)
+        self[where] = value
 
 
 class Meter(Trace):
@@ -40,15 +52,6 @@ class Meter(Trace):
         super().__init__()
         self.block = {"i": B_r, "j": B_c}
         self.largest_load = (0, "")
-
-    def tensors(self, axis: str, **arrays: np.ndarray) -> list[PlacedTensor]:
-        """Tensors cut along queries (axis "i") or along keys (axis "j")."""
-        return [PlacedTensor(name, array, self, axis) for name, array in arrays.items()]
-
-    def place(self, axis: str, where, length: int) -> None:
-        rows = np.arange(length)[where[0] if isinstance(where, tuple) else where]
-        if np.size(rows):
-            self._at[axis] = int(np.min(rows)) // self.block[axis]
 
     def tiles(self, tensor: str) -> list[tuple[int, int]]:
         """The tiles (i, j) for which a tensor was loaded, in order."""
@@ -63,34 +66,17 @@ class Run:
     meter: Meter
 
 
-class Hbm:
-    """A watched tensor as a student's code reaches it, from wherever it runs: rows by a load, rows by a store."""
-
-    def __init__(self, tensor: PlacedTensor):
-        self._tensor = tensor
-
-    def load(self, where) -> np.ndarray:
-        asked = max(np.size(x) for x in (where if isinstance(where, tuple) else (where,)))
-        if asked > self._tensor.shape[0]:
-            raise ValueError(f"an index of {asked:,} entries; {self._tensor.name} has {self._tensor.shape[0]} rows")
-        return np.array(self._tensor[where])
-
-    def store(self, where, value) -> None:
-        self._tensor[where] = value
-
-
 def metered(function: Callable, case, inputs: dict, outputs: dict, **options) -> Run:
     """Run a student's function on watched tensors; outputs start as NaN. Both dicts: {name: (array, axis)}."""
     meter = Meter(case.B_r, case.B_c)
-    arrays = {name: array for name, (array, _) in (inputs | outputs).items()}
-    watched = [meter.tensors(axis, **{name: array})[0] for name, (array, axis) in (inputs | outputs).items()]
-    tensors = [(x.name, x.shape, Hbm(x)) for x in watched]
+    placed = [Placed(name, array, meter, axis) for name, (array, axis) in (inputs | outputs).items()]
+    tensors = [(x.name, x.shape, x) for x in placed]
     operations, largest = parts("", beside(probes.metered, function, tensors, case.B_r, case.B_c, **options), 2)
     for kind, n in probes.flops_of(operations).items():
         meter.work[((), None, None, kind)] += n
     meter.largest_on_chip = int(largest)
     refuse_score_matrix(meter, case.N_q, case.N_k)
-    return Run({name: arrays[name] for name in outputs}, meter)
+    return Run({name: array for name, (array, _) in outputs.items()}, meter)
 
 
 def refuse_score_matrix(meter: Meter, N_q: int, N_k: int) -> None:

@@ -41,7 +41,8 @@ def metered(**tensors: torch.Tensor) -> Iterator[Meter]:
     ends = {name: (x.data_ptr(), x.data_ptr() + x.nbytes()) for name, x in ends.items()}
 
     def count(where: Counter, pointers, mask) -> None:
-        touched = np.asarray(pointers.data)[np.asarray(mask.data, dtype=bool)]
+        touched = np.asarray(pointers.data)
+        touched = touched if mask is None else touched[np.asarray(mask.data, dtype=bool)]
         where["everything"] += touched.size
         for name, (first, end) in ends.items():
             where[name] += int(((touched >= first) & (touched < end)).sum())
@@ -54,9 +55,16 @@ def metered(**tensors: torch.Tensor) -> Iterator[Meter]:
         count(meter.stores, pointers, mask)
         return kept["create_masked_store"](pointers, value, mask, *rest, **more)
 
-    def add(kind, pointers, value, mask, *rest):
-        count(meter.adds, pointers, mask)
+    def atomic(kind, pointers, value, mask, *rest):
+        """An add is one; an exchange, a maximum and the like are stores. Each gives the old value, as a load does."""
+        count(meter.adds if kind.name in ("ADD", "FADD") else meter.stores, pointers, mask)
+        meter.loads["everything"] += int(np.sum(mask.data))
         return kept["create_atomic_rmw"](kind, pointers, value, mask, *rest)
+
+    def swap(pointers, *rest):
+        meter.loads["everything"] += np.size(pointers.data)
+        count(meter.stores, pointers, None)
+        return kept["create_atomic_cas"](pointers, *rest)
 
     def dot(a, b, d, precision, *rest):
         size = (*a.data.shape[-2:], b.data.shape[-1])
@@ -75,7 +83,8 @@ def metered(**tensors: torch.Tensor) -> Iterator[Meter]:
     watched = dict(
         create_masked_load=load,
         create_masked_store=store,
-        create_atomic_rmw=add,
+        create_atomic_rmw=atomic,
+        create_atomic_cas=swap,
         create_dot=dot,
         create_exp=counting("create_exp", "exponentials"),
         create_exp2=counting("create_exp2", "exponentials"),

@@ -43,13 +43,9 @@ class Report:
             if not self.unwritten:  # said once
                 self._tell("NOT YET", f"{claim}: not written yet", [])
             self.unwritten = True
-        except MemoryError:
-            self._fail(claim, Failed("a result", "MemoryError: all the memory was used"))
-        except (Raised, Stopped) as told:
-            self._fail(claim, Failed("a result", str(told)[:300], getattr(told, "where", "")))
         except (Exception, SystemExit) as error:
-            error = (error.__cause__ or error) if type(error).__name__ == "InterpreterError" else error
-            self._fail(claim, Failed("a result", f"{type(error).__name__}: {error}"[:300], line_of(error)))
+            text, where = words_of(error)
+            self._fail(claim, Failed("a result", text, where))
         else:
             self.passed += 1
             self._tell("ok", claim, [])
@@ -93,6 +89,17 @@ def step(checks):
         return report
 
     return checked
+
+
+def words_of(error: BaseException) -> tuple[str, str]:
+    """What a student's code raised, here or in another process, and where in the notebook."""
+    if type(error).__name__ == "InterpreterError":  # Triton's interpreter wraps what was raised
+        error = error.__cause__ or error
+    if isinstance(error, MemoryError):
+        return "MemoryError: all the memory was used", ""
+    if isinstance(error, (Raised, Stopped)):
+        return str(error)[:300], getattr(error, "where", "")
+    return f"{type(error).__name__}: {error}".removesuffix(": ")[:300], line_of(error)
 
 
 def line_of(error: BaseException) -> str:

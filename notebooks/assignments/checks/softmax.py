@@ -9,8 +9,8 @@ import numpy as np
 from fa2_lab.reference.online_softmax import SoftmaxState
 
 from . import slips
-from .guard import Raised, Stopped, call
-from .report import Failed, Report, as_numbers, equal, line_of, parts, step
+from .guard import Stopped, call
+from .report import Failed, Report, as_numbers, equal, parts, step, words_of
 
 UNDER_THE_OLD_MAXIMUM = "What was summed before stands under the old maximum; bring it under the new one."
 
@@ -198,10 +198,7 @@ def verdict_on(test, thing) -> str:
         return UNWRITTEN
     except Stopped:
         return TOO_LATE
-    except Raised as refusal:
-        said, where = str(refusal), refusal.where
     except Exception as refusal:
-        said, where = f"{type(refusal).__name__}: {refusal}".removesuffix(": "), line_of(refusal)
-    else:
-        return ""
-    return ", at ".join(filter(None, (said[:200], where)))
+        said, where = words_of(refusal)
+        return ", at ".join(filter(None, (said[:200], where)))
+    return ""
