@@ -352,25 +352,6 @@ show(roofline.draw(points, [roof], caption, axis))
 # </details>
 
 # %% [markdown]
-# ## Questions on part II
-#
-# Chapters 06 and 07, without looking back.
-#
-# 1. May thread blocks of one launch wait for each other?
-# 2. Row blocks become half as large. What happens to the requests for K and V, and what to the bytes that come from DRAM, if
-#    K and V of a head fit in L2?
-# 3. Eight warps and split-Q: how often is each element of K read from shared memory, and how often does the thread block ask
-#    for it outside the SM?
-#
-# <details><summary>Answers</summary>
-#
-# 1. No. No order is promised, and one of them may not have started yet.
-# 2. The requests double: there are twice as many row blocks, and each loads all of K and V. DRAM delivers K and V once, as
-#    before. L2 answers the rest.
-# 3. Eight times from shared memory, and once outside.
-# </details>
-
-# %% [markdown]
 # ## Checks
 #
 # The functions of this notebook against the package, and numbers of the text.

@@ -409,32 +409,6 @@ show(roofline.draw(**roofline.data(*ways.items())))
 # - dk and dv alone take half of a thread's registers.
 
 # %% [markdown]
-# ## Exercises
-#
-# **Predict.** Somebody leaves out the kernel for D and passes zeros. What stays right?
-#
-# - ☐ dQ
-# - ☐ dK
-# - ☐ dV
-#
-# <details><summary>Answer</summary>
-#
-# **dV.** It does not use dS. One line of PyTorch repairs D: `(dO.float() * O.float()).sum(1)`. With two copies in fp32 it
-# needs more memory than the kernel, which widens its numbers on chip.
-#
-# ```python
-# given = Q, K, V, dO, L, torch.zeros_like(D)
-# compare("dQ dK dV", (by_rows(*given), *by_columns(*given)), (dQ, dK, dV))
-# ```
-#
-# ```text
-#    dQ: first number  -0.15, right  -0.17; largest error 0.71
-#    dK: first number   0.08, right   0.07; largest error 0.44
-#    dV: first number   0.01, right   0.01; largest error 0.00
-# ```
-# </details>
-
-# %% [markdown]
 # ## Checks
 #
 # The functions of this notebook are those of rungs b00 and b01, and the rungs agree with the dense result in float64.
