@@ -97,12 +97,12 @@ def run_gradescope(options) -> int:
 def run_similar(options) -> int:
     from fa2_studio.course import results, similar
 
-    for assignment in chosen(options.only):
-        for pair in similar.pairs(options.folder, assignment):
-            names = f"{results.printable(pair.first)} and {results.printable(pair.second)}"
-            print(
-                f"{assignment.name}: {names} share {len(pair.shared)} of {pair.of} lines, such as {pair.shared[0][:80]}"
-            )
+    found = [(a, pair) for a in chosen(options.only) for pair in similar.pairs(options.folder, a)]
+    for assignment, pair in found:
+        names = f"{results.printable(pair.first)} and {results.printable(pair.second)}"
+        print(f"{assignment.name}: {names} share {len(pair.shared)} of {pair.of} lines, such as {pair.shared[0][:80]}")
+    if not found:
+        print("no two share lines of their own")
     return 0
 
 

@@ -221,6 +221,7 @@ def test_dense_attention_and_no_clocks_are_no_mend(judged, capsys):
     cheats = [
         ("new words and signs", (first, DENSE + "\n" + first)),
         ("new words and signs", ("return O, block.clock", 'return f"{[' + "Q @ K.T, " * 9 + ']}", block.clock')),
+        ("new words and signs", ("return O, block.clock", "return O, " + "block.clock, " * 100_000)),
         ("clocks", ("return O, block.clock", "return O, 0")),
         (names, ("return O, block.clock", "return exec('')")),
         (names, ('f"stage {s} filled"', "f'{exec(s)}'")),

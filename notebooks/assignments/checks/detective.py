@@ -146,11 +146,9 @@ def answer_of(function, name: str):
     body = [x for x in body if not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))]
     value = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
     try:
-        parts = {k.arg: k.value for k in value.keywords} if isinstance(value, ast.Call) else {}
-        parts |= (
-            dict(zip(map(ast.literal_eval, value.keys), value.values, strict=True)) if hasattr(value, "keys") else {}
-        )
-        return written(parts[name])
+        if isinstance(value, ast.Dict):
+            return written(dict(zip(map(ast.literal_eval, value.keys), value.values, strict=True))[name])
+        return written({k.arg: k.value for k in value.keywords}[name])
     except (ValueError, KeyError, TypeError, AttributeError):
         wanted = (
             f"a line `return dict(line=…, cause=…, mend=…, shows=…, hides=…)`, and in {name} texts and numbers alone"
@@ -204,13 +202,13 @@ def mended(text: str, changes) -> str:
     new = text
     for old, better in changes:
         if not isinstance(old, str) or not isinstance(better, str) or new.count(old) != 1:
-            raise Failed(
-                "text that stands in the program once", f"{old!r}"[:100], hint="Take a neighbouring line along."
-            )
+            hint = "Take a neighbouring line along."
+            raise Failed("text that stands in the program once", f"{old!r}"[:100], hint=hint)
         new = new.replace(old, better)
-    if len(changes) > 3 or brought(text, new) > MOST_NEW:
+    came = brought(text, new) if len(new) < len(text) + 1000 else len(new) - len(text)  # a book would take long
+    if len(changes) > 3 or came > MOST_NEW:
         hint = "A mended line, not another program."
-        raise Failed(f"at most three changes and {MOST_NEW} new words and signs", f"{brought(text, new)}", hint=hint)
+        raise Failed(f"at most three changes and {MOST_NEW} new words and signs", f"{came:,}", hint=hint)
     if strange := sorted(names_of(new) - names_of(text)):
         raise Failed("names that the program has already", strange[0][:100])
     return new

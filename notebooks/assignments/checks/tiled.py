@@ -188,20 +188,13 @@ def operations(report: Report, function, cases=tuple(METERED)) -> None:
     """Operations by kind: products and exponentials as in Algorithm 1, one division for each row."""
     for case in cases:
         cut = tiling(case)
-        ops, more = io.operations("fa2", "forward", cut, case.d), case.N_q * case.d
+        ops, rows = io.operations("fa2", "forward", cut, case.d), case.N_q * case.d
+        exponentials, other = ops["exp"] + io.rows_visited(cut), io.not_matmul(ops) + io.scores_visited(cut) + rows
         limits = {
             "matmul FLOPs": (ops["matmul"], ops["matmul"], "Two products for each tile, by @."),
-            "exponentials": (
-                ops["exp"],
-                ops["exp"] + io.rows_visited(cut),
-                "One for each score, one for each row and tile.",
-            ),
-            "divisions": (1, case.N_q + more, "FA1 divides in every tile. When is one division enough?"),
-            "everything else": (
-                1,
-                io.not_matmul(ops) + io.scores_visited(cut) + more,
-                "What multiplies a whole block in every tile? Only α has to.",
-            ),
+            "exponentials": (ops["exp"], exponentials, "One for each score, one for each row and tile."),
+            "divisions": (1, case.N_q + rows, "FA1 divides in every tile. When is one division enough?"),
+            "everything else": (1, other, "What multiplies a whole block in every tile? Only α has to."),
         }
         check_operations(report, function, case, correct, limits)
     hold_little(report, function, is_asked=False)
