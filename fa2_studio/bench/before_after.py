@@ -3,9 +3,9 @@
     python -m fa2_studio.bench.before_after REV       that commit's package, then the working tree's
     python -m fa2_studio.bench.before_after FOLDER    the installed Triton, then the one in a folder
 
-Forward, backward, decode, pages, and the host's time. Each version runs in processes of its own, in the order before,
-after, after, before, so that drift hits both alike. A row is slower if it is so by more than 1% and by more than equal
-runs differ. 0: none is slower. 1: some are.
+The paper's grid, decode and pages, and the host's time, as their suites measure them. Each version runs in processes of
+its own, in the order before, after, after, before, so that drift hits both alike. A row is slower if it is so by more
+than 1% and by more than equal runs differ. 0: none is slower. 1: some are.
 """
 
 import json
@@ -13,78 +13,54 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
+from fa2_lab.records import Measurement
+
 ROOT = Path(__file__).resolve().parents[2]
-AT_ONCE, SLOWER = 8, 1.01
+OURS, SLOWER = ("fa2_lab",), 1.01
 
 # In a process of one version ----------------------------------------------------------------------------------
 
 
-def calls() -> Iterator[tuple[str, Callable[[], object]]]:
-    """(row, call): what both versions are asked for, through the public calls alone."""
-    import torch
+def rows() -> Iterator[Measurement]:
+    """What both versions are asked for."""
+    from fa2_studio.bench import ahead, contest, decode, protocol, suites
 
-    from fa2_lab import attention, attention_paged
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-
-    for d in (64, 128):
-        for N in (1024, 4096, 16384):
-            for causal in (False, True):
-                tensors = [draw(16384 // N, 2048 // d, N, d).requires_grad_(n < 3) for n in range(4)]
-                row, free = f"N {N} d {d} {'causal' if causal else 'full'}", [x.detach() for x in tensors[:3]]
-                yield f"forward {row}", partial(attention, *free, causal=causal)
-                O, leaves, dO = attention(*tensors[:3], causal=causal), tensors[:3], tensors[3]
-                yield f"backward {row}", partial(torch.autograd.grad, O, leaves, dO, retain_graph=True)
-        q, k, v = (draw(1, 8, 256, d) for _ in range(3))
-        yield f"host, forward d {d}", partial(attention, q, k, v)
-    for batch, N, heads in ((1, 65536, 8), (8, 16384, 8), (32, 8192, 8), (4, 16384, 32)):
-        q, (k, v) = draw(batch, 32, 1, 128), draw(2, batch, heads, N, 128)
-        yield f"decode {batch} × {N}, {heads} heads", partial(attention, q, k, v)
-    page, q = 64, draw(8, 32, 1, 128)
-    pages = draw(2, 8 * 16384 // page, page, 8, 128)
-    table = torch.randperm(pages.shape[1], device="cuda", dtype=torch.int32).view(8, -1)
-    lengths = torch.full((8,), 16384, device="cuda", dtype=torch.int32)
-    yield "pages 8 × 16384", partial(attention_paged, q, *pages, table, lengths)
+    ahead.compile_ahead(suites.PAPER, OURS)
+    for problem in suites.PAPER:
+        for direction in contest.DIRECTIONS:
+            yield suites.row(problem, direction, OURS, protocol.measure)
+    for problem in suites.SMALL:
+        yield suites.host_cost(problem, "forward", OURS)
+    for problem in decode.grid():
+        yield decode.pages(problem)
 
 
-def measure(part: int, parts: int) -> None:
-    """Print {row: milliseconds}; in one of several parts each call is made once, so that the compiler has run."""
-    from fa2_studio.bench import protocol
+def measure() -> dict[str, float]:
+    """The time of each row, in the unit of its suite."""
+    from fa2_studio.bench.results import label
 
     times = {}
-    for n, (row, call) in enumerate(calls()):
-        if n % parts != part:
-            continue
-        if parts > 1:
-            call()
-        elif row.startswith("host"):
-            times[row] = protocol.wall_microseconds({row: call})[row] / 1e3
-        else:
-            times[row] = protocol.measure({row: call}, flushing=protocol.reading)[row].median
-    print(json.dumps(times))
+    for row in rows():
+        if row.failed:
+            raise SystemExit(f"{label(row)}: {row.failed}")
+        times |= {f"{label(row)}, {row.unit}, {name}": numbers[0] for name, numbers in row.values.items()}
+    return times
 
 
 # Both versions ------------------------------------------------------------------------------------------------
 
 
-def started(path: list[Path], part: int = 0, parts: int = 1) -> subprocess.Popen:
-    """A process that finds its packages first in these folders."""
+def timed(path: list[Path]) -> dict[str, float]:
+    """What a process measures that finds its packages first in these folders."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "fa2_studio.bench.before_after", "--measure", str(part), str(parts)]
-    return subprocess.Popen(command, cwd=path[0], env=env, stdout=subprocess.PIPE, text=True)
-
-
-def finished(process: subprocess.Popen) -> dict[str, float]:
-    """What it has printed."""
-    out, _ = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"{process.args}: ended with {process.returncode}")
-    return json.loads(out.splitlines()[-1])
+    command = [sys.executable, "-m", "fa2_studio.bench.before_after", "--measure"]
+    done = subprocess.run(command, cwd=path[0], env=env, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{path[0]}: ended with {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compared(before: list[dict[str, float]], after: list[dict[str, float]]) -> list[tuple[str, float, float]]:
@@ -103,20 +79,18 @@ def slower(ratio: float, apart: float) -> bool:
 
 def run(before: list[Path], after: list[Path]) -> int:
     """Time both, each given by the folders where it is found, and print what changed."""
-    for path in (before, after):
-        for process in [started(path, part, AT_ONCE) for part in range(AT_ONCE)]:
-            finished(process)
-    runs = [finished(started(path)) for path in (before, after, after, before)]
+    runs = [timed(path) for path in (before, after, after, before)]
     rows = compared([runs[0], runs[3]], runs[1:3])
-    print(f"{'after / before':28} ratio   equal runs apart")
+    width = max(len(row) for row, *_ in rows)
+    print(f"{'after / before':{width}} ratio   equal runs apart")
     for row, ratio, apart in rows:
-        print(f"{row:28} {ratio:5.3f}   {apart:5.3f}{'   slower' * slower(ratio, apart)}")
+        print(f"{row:{width}} {ratio:5.3f}   {apart:5.3f}{'   slower' * slower(ratio, apart)}")
     return int(any(slower(ratio, apart) for _, ratio, apart in rows))
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] == ["--measure"]:
-        measure(*map(int, argv[1:]))
+    if argv == ["--measure"]:
+        print(json.dumps(measure()))
         return 0
     if len(argv) != 1:
         raise SystemExit(__doc__)

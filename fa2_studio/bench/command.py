@@ -10,12 +10,11 @@ from fa2_lab.records import FOLDER, Record, load, path_of
 from fa2_lab.tools import files
 from fa2_studio.bench.registry import SUITES
 
-TWO_TRITONS = """
+MORE = """
 submit         seal the paper's grid that lies in --folder for a pull request: another GPU beside ours
 
-Two Tritons on one GPU, each in a folder of its own (pip install --target OTHER triton==3.9.0):
-  python -m fa2_lab bench paper --folder ONE && PYTHONPATH=OTHER python -m fa2_lab bench paper --folder TWO
-  PYTHONPATH=. python -m fa2_studio.bench.before_after OTHER       the same calls in turn, and what got slower"""
+python -m fa2_studio.bench.before_after FOLDER
+                the same calls with the installed Triton and with the one in a folder"""
 
 
 def main(argv: list[str]) -> int:
@@ -23,7 +22,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="fa2-lab bench",
         description="Measure on this machine's GPU.",
-        epilog="\n".join(f"{name:15}{suite.what}" for name, suite in SUITES.items()) + "\n" + TWO_TRITONS,
+        epilog="\n".join(f"{name:15}{suite.what}" for name, suite in SUITES.items()) + "\n" + MORE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("suite", nargs="*", help="any of those below, one after the other")
@@ -36,13 +35,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--beside", type=Path, metavar="FILE.py", help="ladder: time its forward(q, k, v, causal), too")
     options = parser.parse_args(argv)
     if options.results:
-        show(options.all, options.folder)
+        from fa2_studio.bench import page
+
+        if options.all:
+            print(page.full_page(options.folder), end="")
+        else:
+            page.write()
         return 0
     if options.suite == ["submit"]:
         from fa2_studio.bench import submitted
 
-        if options.folder is None:
-            raise ValueError(f"folder: got none; it takes where your record lies: {submitted.AGAIN}")
         print(f"add {submitted.submit(options.folder)} in a pull request")
         return 0
     how = {"sustained": True} if options.sustained else {}
@@ -60,16 +62,6 @@ def main(argv: list[str]) -> int:
         if statuses[-1] == 130:
             break
     return max(statuses)
-
-
-def show(everything: bool, folder: Path | None) -> None:
-    """Print every recorded row, or write RESULTS.md."""
-    from fa2_studio.bench import page
-
-    if everything:
-        print(page.full_page(folder), end="")
-    else:
-        page.write()
 
 
 def check(names: list[str], how: dict) -> None:

@@ -81,11 +81,6 @@ def preparing(kind: str) -> dict[str, Callable]:
     return {name: getattr(who, kind) for name, who in CONTESTANTS.items() if getattr(who, kind)}
 
 
-def ours(names: Iterable[str]) -> list[str]:
-    """Which of them are this package."""
-    return [name for name in names if name.startswith("fa2_lab")]
-
-
 def peers(names: Iterable[str]) -> list[str]:
     """Which of them are other packages of the table, in its order."""
-    return [name for name in CONTESTANTS if name in set(names) and name not in ours(names)]
+    return [name for name in CONTESTANTS if name in set(names) and not name.startswith("fa2_lab")]

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 
 from fa2_lab.records import Measurement, Record
+from fa2_studio.bench.contest import all_tried
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.protocol import tried
 from fa2_studio.bench.results import machine, version
 from fa2_studio.bench.train import batches, losses
 
@@ -37,9 +37,7 @@ def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:
 def run() -> Record:
     """A loss curve for each attention that runs here."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    trained = {name: tried(partial(train, name, device)) for name in NAMES}
-    curves = {name: curve for name, curve in trained.items() if not isinstance(curve, str)}
-    failed = {name: why for name, why in trained.items() if isinstance(why, str)}
+    curves, failed = all_tried({name: partial(train, name, device) for name in NAMES})
     last = {name: curve[-1:] for name, curve in curves.items()}
     row = Measurement(PROBLEM.as_dict(), "loss", last, failed, unit="nats")
     made_with = machine() | dict(transformers=version("transformers"))

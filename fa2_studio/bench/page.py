@@ -33,7 +33,7 @@ def results_page(folder: Path | None = None) -> str:
     contests = [view for run in runs if run.suite not in NO_CONTEST for view in views(run)]
     fastest = contestants.peers(contestants.names("sustained"))
     lines = [LEAD, "", "## Who is faster, and where", "", *standings(contests)]
-    lines += [line for peer in fastest for line in ("", behind(contests, peer))]
+    lines += ["", " ".join(behind(contests, peer) for peer in fastest)]
     lines += others(folder)
     for run in runs:
         link = f"[All numbers](figures/data/{path_of(run.suite).name})."
@@ -226,8 +226,8 @@ def judged() -> list[str]:
         on = f"{counts['gpu']}, torch {counts['torch']}, triton {counts['triton']}, {counts['ours']}"
         lines.append([title, *(f"{n:,}" for n in (*found, sum(out.values()))), on])
         why = "; ".join(f"{n:,} {reason}" for reason, n in out.items())
-        reasons += ["", f"Left out of {title}: {why}."] if out else []
-    return table(["their tests", "passed", "failed", "skipped by themselves", "left out", "on"], lines) + reasons
+        reasons += [f"- Left out of {title}: {why}."] if out else []
+    return [*table(["their tests", "passed", "failed", "skipped by themselves", "left out", "on"], lines), "", *reasons]
 
 
 # Who is faster ------------------------------------------------------------------------------------------------
@@ -267,6 +267,7 @@ def sentence(run: Record) -> str:
     """On how many rows of the paper's grid we are ahead of whom, and by how much in the geometric mean."""
     rows = run.rows + run.sustained
     peers = {peer: ratios(rows, "fa2_lab", peer) for peer in peers_in(rows)}
+    lost = [behind([replace(run, rows=rows)], peer) for peer in peers if losses(rows, peer)]
     parts = [
         f"{spoken(peer)} on {sum(x > 1 for x in found)} of {len(found)} rows (× {geometric_mean(found):.2f})"
         for peer, found in peers.items()
@@ -275,21 +276,10 @@ def sentence(run: Record) -> str:
         f"On an {gpu_of(run)} ({code(run)}), `fa2_lab.attention` is faster than {listed(parts)} of the "
         f"FlashAttention-2 paper's grid, forward and backward; in brackets the geometric mean of the ratios.",
         *(["What is timed with pauses and without counts as two rows."] if run.sustained else []),
-        *filter(None, (slower(rows, peer) for peer in peers)),
+        *lost,
         "[RESULTS.md](RESULTS.md) has every suite.",
     ]
     return " ".join(sentences)
-
-
-def slower(rows: list[Measurement], peer: str) -> str:
-    """On how many rows we are behind a peer, by how much at worst, and within which shapes; nothing if on none."""
-    lost = losses(rows, peer)
-    if not lost:
-        return ""
-    found = [row for _, row in lost]
-    where = f"{listed(sorted({row.direction for row in found}))}, {shapes(found)}"
-    count = f"{len(lost)} of {len(ratios(rows, 'fa2_lab', peer))} rows (at worst × {lost[0][0]:.2f})"
-    return f"It is slower than {spoken(peer)} on {count}, all of them in {where}."
 
 
 def spoken(peer: str) -> str:

@@ -23,8 +23,10 @@ def checksum(record: dict) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def submit(measured: Path) -> Path:
+def submit(measured: Path | None) -> Path:
     """Seal the paper's grid that lies in a folder; returns the file for the pull request."""
+    if measured is None:
+        raise ValueError(f"folder: got none; it takes where your record lies: {AGAIN}")
     root = files.checkout("bench submit")
     record = load("paper", measured)
     gpu, commit = record.machine["gpu"], record.machine["commit"]

@@ -12,8 +12,8 @@ from tqdm import tqdm
 from fa2_lab.paper import PACKAGE
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants
+from fa2_studio.bench.contest import all_tried
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.protocol import tried
 from fa2_studio.bench.results import machine
 
 PROTOCOL = "bf16 autocast, AdamW, the same seed and batches for every backend; seconds without the first 10 steps"
@@ -131,14 +131,7 @@ def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[fl
 
 def run(setting: Setting = Setting()) -> Record:
     """Train with every backend: a loss curve for each, and a row each for the last losses, the time and the memory."""
-    runs, failed, missing = {}, {}, []
-    for backend in contestants.names("train"):
-        try:
-            trained = tried(partial(train, backend, setting))
-        except KeyboardInterrupt:
-            missing = [name for name in contestants.names("train") if name not in runs | failed]
-            break
-        (failed if isinstance(trained, str) else runs)[backend] = trained
+    runs, failed = all_tried({name: partial(train, name, setting) for name in contestants.names("train")})
     problem = setting.problem().as_dict() | dict(layers=setting.layers, steps=setting.steps)
     values = dict(
         loss=({name: [sum(curve[-20:]) / 20] for name, (curve, _, _) in runs.items()}, "nats"),
@@ -147,4 +140,4 @@ def run(setting: Setting = Setting()) -> Record:
     )
     rows = [Measurement(problem, what, numbers, failed, unit) for what, (numbers, unit) in values.items()]
     curves = {name: [round(loss, 5) for loss in curve] for name, (curve, _, _) in runs.items()}
-    return Record("train", machine(), PROTOCOL, rows=rows, missing=missing, curves=curves)
+    return Record("train", machine(), PROTOCOL, rows=rows, curves=curves)

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_clock import Clocks  # noqa: E402
 
-from fa2_studio.bench import before_after, contest, protocol, suites  # noqa: E402
+from fa2_lab.records import Measurement  # noqa: E402
+from fa2_studio.bench import ahead, before_after, contest, decode, protocol, suites  # noqa: E402
 from fa2_studio.bench.contestants import CONTESTANTS, Contestant  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.power import Meter  # noqa: E402
@@ -155,3 +156,20 @@ def test_a_row_is_slower_if_it_is_so_by_more_than_a_hundredth_and_than_chance():
     rows, close = before_after.compared(before, after), partial(pytest.approx, abs=1e-4)
     assert rows == [("noisy", close(1.0909), close(0.2)), ("slow", close(1.05), 0.0), ("same", close(1.005), 0.0)]
     assert [row for row, ratio, apart in rows if before_after.slower(ratio, apart)] == ["slow"]
+
+
+def test_both_versions_are_asked_for_the_rows_of_the_suites(monkeypatch):
+    def row(problem, direction, names, *how):
+        return Measurement(problem.as_dict(), direction, {name: [1.5] for name in names})
+
+    monkeypatch.setattr(ahead, "compile_ahead", lambda problems, names: None)
+    monkeypatch.setattr(suites, "row", row)
+    monkeypatch.setattr(suites, "host_cost", row)
+    monkeypatch.setattr(decode, "pages", lambda problem: row(problem, "paged", ("fa2_lab", "page 16")))
+    times = before_after.measure()
+    assert len(times) == 48 + len(suites.SMALL) + 2 * len(decode.grid()) and set(times.values()) == {1.5}
+    monkeypatch.setattr(
+        suites, "row", lambda *given: Measurement(suites.SMALL[0].as_dict(), "forward", {}, {"fa2_lab": "wrong"})
+    )
+    with pytest.raises(SystemExit, match="wrong"):
+        before_after.measure()
