@@ -1,7 +1,5 @@
 """Which block sizes fit: shared memory, registers, and on which chips."""
 
-from collections.abc import Mapping
-
 from fa2_lab.machine import budget, chips
 from fa2_lab.plots import style
 from fa2_lab.records import recorded
@@ -57,24 +55,13 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
         spilling = [(B_r, B_c) for B_r, B_c in table if compiled.get((d, B_r, B_c))]
         _square(ax, sizes, table, limits, spilling)
         ax.set_title(f"d = {d}: {sum(bool(c['fits_on']) for c in table.values())} of {len(table)} fit")
-    summaries = "; ".join(f"d = {d}: {_summary(table, limits)}" for d, table in cells.items())
+    fit = ", ".join(f"{sum(bool(c['fits_on']) for c in table.values())} at d = {d}" for d, table in cells.items())
     alt = (
         f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"
-        f" cell registers per thread and KiB of shared memory: the darker the cell, the fewer chips have room."
-        f" {summaries}."
+        f" cell registers per thread and KiB of shared memory: the darker the cell, the fewer chips have room. Of"
+        f" {len(sizes) ** 2} block sizes a chip has room for {fit}."
     )
     return figure, alt
-
-
-def verdict(cell: dict, limits: dict[str, int]) -> str:
-    """In one or two words: where the block size fits, or what stops it."""
-    everywhere = len(cell["fits_on"]) == len(limits)
-    return "all chips" if everywhere else ", ".join(cell["fits_on"]) or VERDICTS[cell["limit"]]
-
-
-def _summary(table: dict[tuple[int, int], Mapping], limits: dict[str, int]) -> str:
-    verdicts = [verdict(cell, limits) for cell in table.values()]
-    return ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
 
 
 def _square(ax: style.Axes, sizes: list[int], table: dict, limits: dict[str, int], spilling: list) -> None:

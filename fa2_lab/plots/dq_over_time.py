@@ -1,63 +1,35 @@
 """Atomics against two passes over time: which worker writes which block of dQ, and when."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from fa2_lab.machine import grid
 from fa2_lab.plots import style
-from fa2_lab.tiles import Tiling
 
 ONE_PASS = 5  # products of a tile: S, dP, dV, dK, dQ
 FIRST, SECOND = 4, 3  # over columns S, dP, dV, dK; over rows S, dP, dQ
 
 
-@dataclass(frozen=True)
-class Visit:
-    """One tile of one thread block: its SM, its worker, its time in matrix products, and the rows it computes with."""
+def data(T: int = 4) -> dict:
+    """One head of T × T tiles on as many SMs, which start together; time is counted in products.
 
-    SM: int
-    worker: str
-    start: float
-    end: float
-    rows: int
-    adds: bool  # into dQ in memory, when it ends
-
-
-def data(T: int = 4, B: int = 32, SMs: int = 4) -> dict:
-    """Every tile and every write of dQ as scheduled on SMs, for one head of T × T tiles."""
-    tiling = Tiling(T * B, T * B, B, B)
-    columns, rows = grid.fa2_grid(1, tiling, "backward"), grid.fa2_grid(1, tiling, "forward")
-    atomics = visits(tiling, columns, SMs, ONE_PASS, "column", True)
-    two = visits(tiling, columns, SMs, FIRST, "column", False)
-    own = visits(tiling, rows, SMs, SECOND, "row", False, max(v.end for v in two))
-    ends = {v.rows: v.end for v in own}  # the last tile of a row block comes last
+    visits: (SM, from, to, what the tile adds to). writes: {(block of dQ, when): the SMs that write it}.
+    """
+    every = [(SM, step) for SM in range(T) for step in range(T)]  # worker SM at its step-th tile
+    own = FIRST * T  # when the second pass begins
+    atomics = [(SM, ONE_PASS * i, ONE_PASS * (i + 1), f"+ dQ {i}") for SM, i in every]
+    columns = [(SM, FIRST * i, FIRST * (i + 1), "dK, dV") for SM, i in every]
+    rows = [(SM, own + SECOND * j, own + SECOND * (j + 1), f"dQ {SM}") for SM, j in every]
+    together = {(i, ONE_PASS * (i + 1)): list(range(T)) for i in range(T)}
+    alone = {(i, own + SECOND * T): [i] for i in range(T)}
     ways = {
-        "One pass, atomic adds": dict(visits=atomics, writes=[(v.rows, v.end, v.worker) for v in atomics]),
-        "Two passes": dict(visits=two + own, writes=[(i, end, f"row {i}") for i, end in ends.items()]),
+        "One pass, atomic adds": dict(visits=atomics, writes=together),
+        "Two passes": dict(visits=columns + rows, writes=alone),
     }
-    return dict(ways=ways, T=T, SMs=SMs)
-
-
-def visits(
-    tiling: Tiling, blocks: list[grid.Block], SMs: int, products: int, kind: str, adds: bool, since: float = 0
-) -> list[Visit]:
-    """The tiles of blocks that run as the schedule says, each for so many products, the first one from `since` on."""
-    found = []
-    for placed in grid.schedule(blocks, SMs).placed:
-        n = blocks[placed.block].index
-        mine = tiling.visited_rows(n) if kind == "column" else [n] * len(tiling.visited_cols(n))
-        for step, i in enumerate(mine):
-            start = since + products * (placed.start + step)
-            found.append(Visit(placed.SM, f"{kind} {n}", start, start + products, i, adds))
-    return found
+    return dict(ways=ways, T=T)
 
 
 @style.picture
-def draw(ways: dict[str, Mapping], T: int, SMs: int) -> style.Drawn:
-    """For each way the SMs over time, tile by tile, and beneath them dQ's blocks with a mark for every write.
-
-    ways: {name: dict(visits: each Visit, writes: (block of dQ, time, worker) each)}.
-    """
+def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
+    """For each way the SMs over time, tile by tile, and beneath them dQ's blocks with a mark for every write."""
     caption = (
         "Atomic adds meet in dQ, several at once; with two passes each block has one writer, and a later one. A box"
     )
@@ -65,51 +37,34 @@ def draw(ways: dict[str, Mapping], T: int, SMs: int) -> style.Drawn:
     figure, axes = style.new_figure(5.4, caption, nrows=len(ways), sharex=True)
     lines = []
     for ax, (name, way) in zip(axes, ways.items(), strict=True):
-        end, most = max(v.end for v in way["visits"]), _most_at_once(way["writes"])
-        _work(ax, way["visits"])
-        _writes(ax, way["writes"], SMs)
+        end, most = max(visit[2] for visit in way["visits"]), max(map(len, way["writes"].values()))
+        count = sum(map(len, way["writes"].values()))
+        for SM, start, stop, label in way["visits"]:
+            style.box(ax, start, SM + 0.06, stop - start, 0.88, label, style.worker(SM), edgecolor=style.PAPER)
+        _writes(ax, way["writes"], T)
         ax.axvline(end, color=style.QUIET, linewidth=0.8, linestyle=":", zorder=0)
-        ax.set_yticks([k + 0.5 for k in range(SMs)] + [SMs + 0.8 + i for i in range(T)],
-                      [f"SM {k}" for k in range(SMs)] + [f"dQ {i}" for i in range(T)])  # fmt: skip
-        ax.set(ylim=(SMs + T + 0.35, -0.1))
+        ax.set_yticks([k + 0.5 for k in range(T)] + [T + 0.8 + i for i in range(T)],
+                      [f"SM {k}" for k in range(T)] + [f"dQ {i}" for i in range(T)])  # fmt: skip
+        ax.set(ylim=(2 * T + 0.35, -0.1))
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-        times = f"up to {most} at once into the same" if most > 1 else "one each"
-        lines.append(f"{name}: {end:g} products long, {len(way['writes'])} writes of a block, {times}")
-        ax.set_title(f"{name}: {end:g} products, {len(way['writes'])} writes" + f", up to {most} at once" * (most > 1))
-    last = max(v.end for way in ways.values() for v in way["visits"])
+        lines.append(f"{name}: {end} products, {count} writes" + f", up to {most} at once" * (most > 1))
+        ax.set_title(lines[-1])
+    last = max(visit[2] for way in ways.values() for visit in way["visits"])
     axes[-1].set(xlim=(0, last + 0.6), xlabel="time in matrix products of one tile →")
     alt = (
-        f"{SMs} SMs over time, twice, with {T} blocks of dQ beneath. {'. '.join(lines)}. With atomic adds all column"
+        f"{T} SMs over time, twice, with {T} blocks of dQ beneath. {'. '.join(lines)}. With atomic adds all column"
         f" programs start at the same rows, so their additions meet, in an order that differs from run to run. With two"
         " passes the column programs leave dQ alone, and then each row program sums its block on chip and writes it."
     )
     return figure, alt
 
 
-def _most_at_once(writes: list[tuple[int, float, str]]) -> int:
-    """The largest number of writes into one block at one time."""
-    places = [(i, time) for i, time, _ in writes]
-    return max(places.count(place) for place in places)
-
-
-def _work(ax: style.Axes, visits: list[Visit]) -> None:
-    """A box for every tile, in its worker's colour, with what it adds to."""
-    for v in visits:
-        label = f"+ dQ {v.rows}" if v.adds else f"dQ {v.rows}" if v.worker.startswith("row") else "dK, dV"
-        n = int(v.worker.split()[1])
-        box = (v.start, v.SM + 0.06, v.end - v.start, 0.88)
-        style.box(ax, *box, label, style.worker(n), edgecolor=style.PAPER)
-
-
-def _writes(ax: style.Axes, writes: list[tuple[int, float, str]], SMs: int) -> None:
+def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:
     """A mark for every time at which a block is written: its writer's number, or how many write at that time."""
-    at: dict[tuple[int, float], list[str]] = {}
-    for i, time, worker in writes:
-        at.setdefault((i, time), []).append(worker)
-    for (i, time), workers in at.items():
-        n, several = int(workers[0].split()[1]), len(workers) > 1
-        label, width = (f"× {len(workers)}", 1.5) if several else (str(n), 0.9)
+    for (i, time), SMs in writes.items():
+        several = len(SMs) > 1
+        label, width = (f"× {len(SMs)}", 1.5) if several else (str(SMs[0]), 0.9)
+        ground = style.fill("dQ") if several else style.worker(SMs[0])
         look = dict(edgecolor=style.hue("dQ"), linewidth=1.2)
-        ground = style.fill("dQ") if several else style.worker(n)
-        style.box(ax, time - width, SMs + 0.42 + i, width, 0.76, label, ground, **look)
+        style.box(ax, time - width, top + 0.42 + i, width, 0.76, label, ground, **look)

@@ -10,7 +10,7 @@ def worths() -> list[dict]:
     return [row.problem | dict(worth=row.values["without it"][0] / row.values["with it"][0]) for row in rows]
 
 
-def data(part: str, most: int = 10) -> dict:
+def data(part: str = "forward", most: int = 10) -> dict:
     """The ideas of one part that change most, the best first: from where to where their worth reaches.
 
     An idea that is in use on some problems and not on others counts twice.

@@ -79,10 +79,10 @@ def draw(curves: dict, contiguous: tuple[int, int, float] | None, memory: dict, 
     gib = {style.counted(n, "GPU"): mib / 1024 for n, mib in memory.items()}
     style.named_bars(below, gib, [f"{size:.1f}" for size in gib.values()], style.WORKERS[1])
     below.set_title("peak GiB of each GPU")
-    speeds = "; ".join(
-        f"{style.counted(n, 'GPU')}: " + ", ".join(f"{times:.2f} at {short(at)}" for at, times in curve)
-        for n, curve in curves.items()
-    )
+    speeds = ", ".join(f"{n} GPUs {curve[0][1]:.2f} to {curve[-1][1]:.2f}" for n, curve in curves.items())
     room = ", ".join(f"{name} {size:.1f}" for name, size in gib.items())
-    alt = f"How many times as fast as one GPU, over the length. {speeds}. Bars: peak GiB of each GPU: {room}."
+    alt = (
+        f"How many times as fast as one GPU, from {short(lengths[0])} to {short(lengths[-1])} tokens: {speeds}. Bars:"
+        f" peak GiB of each GPU: {room}."
+    )
     return figure, alt

@@ -90,22 +90,14 @@ def ladder(d: int) -> dict:
 
 def training_row(record: Record, d: int) -> dict:
     """The timed row of one head dimension with the most heads and no mask."""
-    rows = [r for r in record.rows if r.direction == "forward" and r.problem["d"] == d]
-    rows = [r for r in rows if not r.problem["causal"]]
-    if not rows:
-        raise ValueError(f"d: got {d}; the recorded ladder has no row without a mask for it")
+    rows = [r for r in record.rows if r.direction == "forward" and r.problem["d"] == d and not r.problem["causal"]]
     return max(rows, key=lambda r: r.problem["batch"] * r.problem["heads"])
 
 
-def counted(record: Record, d: int, counters: tuple[str, ...] = DRAM) -> dict[str, float]:
-    """{rung: bytes that DRAM, or what else the counters watch, moved in one call}, where they could be read."""
-    rows = [r for r in record.rows if r.direction == "counters" and r.problem["d"] == d]
-    rows_read = [r for r in rows if set(counters) <= set(r.values)]
-    found = {r.problem["rung"]: sum(r.values[name][0] for name in counters) for r in rows_read}
-    if not found:
-        reasons = sorted({why for r in rows for why in r.failed.values()})
-        raise ValueError(f"d: got {d}; the recorded ladder has no DRAM counters for it: {'; '.join(reasons) or 'none'}")
-    return found
+def counted(record: Record, d: int) -> dict[str, float]:
+    """{rung: bytes that DRAM moved in one call}, where the counters could be read."""
+    rows = [r for r in record.rows if r.direction == "counters" and r.problem["d"] == d and set(DRAM) <= set(r.values)]
+    return {r.problem["rung"]: sum(r.values[name][0] for name in DRAM) for r in rows}
 
 
 def named(rung: str) -> str:

@@ -34,7 +34,12 @@ def draw(cut: Shares) -> style.Drawn:
     style.note(ax, 0, -0.75, "tiles of keys and values →", color=style.QUIET)
     style.note(ax, parts, -0.75, "parts (o, m, ℓ)", color=style.QUIET)
     style.bare(ax, (-2.2, parts + 8.4), (-1.1, heads - 0.5))
-    return figure, _described(cut)
+    alt = (
+        f"{heads} heads of unequal length as rows of tiles, shared out among {cut.busy} programs, {cut.share} units of"
+        " work each: one to begin a head, one for each tile. Colour and number say who reads a tile. Heads that several"
+        " programs read are merged from parts."
+    )
+    return figure, alt
 
 
 def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
@@ -49,17 +54,3 @@ def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
     else:
         style.note(ax, x, head, f"program {readers[0]} ends it", color=style.QUIET)
     style.tensor_box(ax, x + 6.5, head - H / 2, 1.7, H, "O", "O, L")
-
-
-def _described(cut: Shares) -> str:
-    lines = []
-    for head, n in enumerate(cut.tiles):
-        readers = cut.readers(head)
-        parts = ", ".join(str(cut.part(w, head)) for w in readers)
-        end = f"merged from parts {parts}" if len(readers) > 1 else f"finished by program {readers[0]}"
-        lines.append(f"head {head}: {style.counted(n, 'tile')}, {end}")
-    return (
-        f"{len(cut.tiles)} heads of unequal length as rows of tiles, shared out among {cut.busy} programs,"
-        f" {cut.share} units of work each: one to begin a head, one for each tile. Colour and number say who"
-        f" reads a tile. {'; '.join(lines)}."
-    )

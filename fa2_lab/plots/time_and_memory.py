@@ -67,20 +67,13 @@ def draw(time: dict[str, Points], memory: dict[str, Points], setting: str) -> st
         _name(above, name, curve[-1], NAMES.get(name, name))
     _name(below, "standard", memory["standard"][-1], "standard: the next\nis out of memory")
     _name(below, "ours", memory["ours"][-1], "FA2, ours")
-    return figure, _alt(time, memory)
+    ms, MiB = (
+        ", ".join(f"{name} {curve[-1][1]:,.4g} at {curve[-1][0]:,}" for name, curve in curves.items())
+        for curves in (time, memory)
+    )
+    return figure, f"Two charts over N on logarithmic axes. Milliseconds: {ms}. MiB beyond the inputs: {MiB}."
 
 
 def _name(ax: style.Axes, name: str, at: tuple[int, float], words: str) -> None:
     look = dict(color=LOOKS[name]["color"], fontsize=style.SMALL, weight="bold" if name == "ours" else "normal")
     ax.annotate(words, at, (7, 0), textcoords="offset points", va="center", **look)
-
-
-def _alt(time: dict[str, Points], memory: dict[str, Points]) -> str:
-    ms, MiB = ("; ".join(f"{name} {_range(curve)}" for name, curve in curves.items()) for curves in (time, memory))
-    return f"Two charts over N on logarithmic axes. Milliseconds: {ms}. MiB beyond the inputs: {MiB}."
-
-
-def _range(curve: Points) -> str:
-    (first, low), (last, high) = curve[0], curve[-1]
-    begin = f"{low:,.3g} at N = {first:,}"
-    return begin if first == last else f"from {begin} to {high:,.6g} at {last:,}"

@@ -32,7 +32,7 @@ from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, grid
 from fa2_lab.machine.layouts import Mma
 from fa2_lab.machine.prices import cost
-from fa2_lab.plots import forward_ideas, ideas, pipes, roofline
+from fa2_lab.plots import ideas, pipes, roofline
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import heads as by_heads
@@ -531,7 +531,7 @@ show(roofline.draw(**picture))
 # numbers drawn from the scheduler, *slots* are stages, and *turns on the tensor cores* are ping-pong.)
 
 # %%
-show(forward_ideas.draw(**forward_ideas.data()))
+show(ideas.draw(**ideas.data()))
 
 # %% [markdown]
 # Most ideas are worth a few percent or nothing. The large ones removed a wait, or work that every tile had to do. An idea

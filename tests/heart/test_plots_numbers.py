@@ -123,8 +123,8 @@ def test_schedules_by_hand():
 
 def test_writes_of_dq_by_hand():
     one, two = data("dq_over_time")["ways"].values()
-    assert sorted(one["writes"]) == [(i, 5.0 * (i + 1), f"column {j}") for i in range(4) for j in range(4)]
-    assert sorted(two["writes"]) == [(i, 4 * (4 + 3), f"row {i}") for i in range(4)]
+    assert one["writes"] == {(i, 5 * (i + 1)): [0, 1, 2, 3] for i in range(4)}
+    assert two["writes"] == {(i, 4 * (4 + 3)): [i] for i in range(4)}
 
 
 def test_rungs_of_the_book_are_closed_forms():
@@ -214,7 +214,7 @@ def test_programs_and_ideas_are_the_records():
     curves = recorded("decode")["curves"]
     assert data("programs")["curve"] == list(zip(curves["programs"], curves["microseconds"], strict=True))
     rows = recorded("ideas")["rows"]
-    for idea in data("forward_ideas")["rows"]:
+    for idea in data("ideas")["rows"]:
         worth = [r["values"]["without it"][0] / r["values"]["with it"][0] for r in rows
                  if (r["problem"]["part"], r["problem"]["idea"]) == ("forward", idea["idea"])
                  and r["problem"]["kept"] == idea["kept"]]  # fmt: skip
