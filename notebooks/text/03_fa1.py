@@ -225,7 +225,7 @@ for d in (64, 128):
 # complexity* and writes $\Theta(N^2 d^2 / M)$: it grows like this, up to a constant factor. It is still $N^2$, divided
 # by the room on the chip.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]

@@ -35,7 +35,7 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
 
-# %%
+# %% tags=["hide-input"]
 show(visiting_order.draw(**visiting_order.data()))
 
 # %% [markdown]
@@ -170,7 +170,7 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 # ```
 # </details>
 
-# %%
+# %% tags=["hide-input"]
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
@@ -181,7 +181,7 @@ show(deferred_normalisation.draw(**deferred_normalisation.data()))
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
 
-# %%
+# %% tags=["hide-input"]
 show(causal_tiles.draw(**causal_tiles.data()))
 
 # %% [markdown]

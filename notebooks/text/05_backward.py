@@ -272,7 +272,7 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 # has 12: q, do, and dq in and out, which has four bytes a number.
 # </details>
 
-# %%
+# %% tags=["hide-input"]
 show(backward_graph.draw(**backward_graph.data()))
 
 # %% [markdown]

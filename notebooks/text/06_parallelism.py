@@ -38,7 +38,7 @@ from fa2_studio.book.verdicts import close, verdict
 # The picture follows figure 2 of the FA2 paper and counts workers from 1. Look at the small squares on the right: each
 # block of O has one writer, and a block of dQ has up to four.
 
-# %%
+# %% tags=["hide-input"]
 show(workers.draw(**workers.data()))
 
 # %% [markdown]
@@ -162,7 +162,7 @@ for B_r in (128, 64, 32, 16):
     print(f"{cost.requested / 1e6:5.0f} MB; {1e6 * seconds:3.0f} µs by {unit}")
     costs[f"B_r = {B_r}"] = cost
 
-# %%
+# %% tags=["hide-input"]
 show(roofline.draw(**roofline.data(*costs.items())))
 
 # %% [markdown]

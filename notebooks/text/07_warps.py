@@ -185,7 +185,7 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 #
 # The picture is the paper's figure 3. Under split-Q all warps read K and V, and the partial results are gone:
 
-# %%
+# %% tags=["hide-input"]
 show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
 
 # %% [markdown]

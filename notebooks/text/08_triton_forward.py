@@ -108,7 +108,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
     else:
         return tl.load(at)
 
-# %%
+# %% tags=["hide-input"]
 show(ragged_edge.draw(**ragged_edge.data()))
 
 # %% [markdown]

@@ -334,7 +334,7 @@ print("five runs, different results:", len({host(x).tobytes() for x in runs}))
 # number and goes both ways. A column program loads Q and dO for each column block, a row program K and V for each row
 # block. So two passes request twice what one does without its additions.
 
-# %%
+# %% tags=["hide-input"]
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64
 into_dQ = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes: heads, column blocks, dQ in fp32
 requested = 2 * (one.requested - 2 * into_dQ)
@@ -352,7 +352,7 @@ print("measured on an H200:", *(f"{words}: {times[name][0]:.1f} ms" for name, wo
 for name, cost in (("b00_atomics", one), ("b01_two_passes", two)):
     print(f"{name[:3]} takes {times[name][0] / 1e3 / cost.limit(chips.H200)[1]:.1f} times its limit")
 
-# %%
+# %% tags=["hide-input"]
 show(roofline.draw(**roofline.data(*ways.items())))
 
 # %% [markdown]
