@@ -218,11 +218,8 @@ def test_a_launch_serves_again_only_where_triton_would_not_compile_anew(standing
     stream, second = kernel.again[0]
     at = {name: x.data_ptr() for name, x in zip("QKV", (q, k, v), strict=True)}
     assert stream == 7 and second | at == second and (second["key_lengths"], second["seed"]) == (0, 0)
-    assert {n: x for n, x in second.items() if n not in "QKVOL"} == {
-        n: x or 0 if n in ("key_lengths", "seed", "sinks", "cu_q", "cu_k") else x
-        for n, x in first.items()
-        if n in second and n not in "QKVOL"
-    }
+    same = first.keys() & second.keys() - {*"QKVOL", "key_lengths", "seed", "sinks", "cu_q", "cu_k"}
+    assert len(same) > 5 and all(second[name] == first[name] for name in same)
     assert counts(store[0, 2:514].view(1, 1, 32, 16)) == (1, 0)  # not a multiple of 16 bytes
     assert counts(q, causal=True) == (1, 0)
     assert counts(q, torch.tensor([3])) == (1, 0)

@@ -1,0 +1,253 @@
+"""machine/: chips.py, time.py, prices.py and turns.py, by hand, by what counters saw, and by what says the same."""
+
+import numpy as np
+import pytest
+
+from fa2_lab.machine import budget, chips, grid, hopper, io, prices, ring, splits, time, turns, warps
+from fa2_lab.machine.chips import A100, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090, KiB
+from fa2_lab.machine.time import Clocks, Worth
+from fa2_lab.plots import deferred_normalisation, roofline
+from fa2_lab.records import load
+from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
+
+# Chips ----------------------------------------------------------------------------------------------------------
+
+each = pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+
+
+@each
+def test_every_figure_has_a_source(chip):
+    assert set(chip.sources) == set(chips.figures(chip))
+    assert all(len(source.split()) > 3 for source in chip.sources.values())
+
+
+@each
+def test_rates_per_clock_times_clock_are_the_datasheets_rates(chip):
+    """Within 2%: the L40S sheet's two tensor figures differ by 1.2%; from Hopper on FP32 has a higher clock."""
+    assert chip.SMs * chip.clock_hz * chip.tensor_per_clock == pytest.approx(chip.tensor_flops, rel=0.02)
+    fp32_clock = 1980e6 if chip.compute_capability in ((9, 0), (10, 0)) else chip.clock_hz
+    assert chip.SMs * fp32_clock * 2 * chip.fp32_per_clock == pytest.approx(chip.fp32_flops, rel=0.005)
+
+
+@each
+def test_limits_of_an_sm_hang_together(chip):
+    assert chip.warps_per_sm * 32 == chip.threads_per_sm
+    assert chip.shared_per_sm - chip.shared_per_block == KiB  # the KiB that the system keeps of each block
+    assert chip.registers_per_sm == 65536 and chip.shared_per_clock == 32 * 4
+
+
+def test_what_an_exponential_costs():
+    """16 is the price of an FP32 FLOP; an exponential costs 128 matmul FLOPs on A100 and 256 on H100."""
+    assert A100.flops_per_fp32 == H100.flops_per_fp32 == 16
+    assert (A100.flops_per_exp, H100.flops_per_exp) == (128, 256)
+    assert RTX_3090.flops_per_exp == RTX_4090.flops_per_exp == 32  # their tensor cores are the slow part
+    assert L40S.tensor_per_clock == 2 * RTX_4090.tensor_per_clock  # a professional card of the same die
+
+
+def test_h200_is_an_h100_with_other_memory():
+    differ = {f for f in chips.figures(H100) if getattr(H100, f) != getattr(H200, f)}
+    assert differ == {"name", "hbm_bytes", "hbm_per_second", "l2_bytes"}
+
+
+def test_names():
+    assert chips.named("H200") is H200 and chips.named("NVIDIA A100-SXM4-80GB") is A100
+
+
+# Time -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_tile_on_an_a100_by_hand():
+    """128 × 64, d = 128, 4 warps: matmul 4·128·64·128 / 2048, exp (128·64 + 128) / 16, and so on."""
+    tile = time.tile_clocks(A100, 128, 64, 128)
+    assert tile.tensor == 4 * 128 * 64 * 128 / 2048 == 2048
+    assert tile.exp == (128 * 64 + 128) / 16 == 520
+    assert (
+        tile.fp32 == (3 * 128 * 64 + 128 * 128 + 2 * 128) / 64 == 644
+    )  # scale and shift, max, sum; α o; α l and m − m
+    assert tile.shared == 2 * (2 * 64 * 128 + 4 * 2 * 64 * 128 + 128 * 128) / 128 == 1536
+    assert (tile.overlapped, tile.serial, tile.busiest) == (2048, 4748, "tensor")
+    assert sum(tile.shares().values()) == pytest.approx(1)
+
+
+def test_one_tile_on_an_h100_by_hand():
+    """Tensor cores twice as fast, exp no faster. Two slabs of 64 rows read K and V twice, not four times."""
+    tile = time.tile_clocks(H100, 128, 64, 128)
+    assert (tile.tensor, tile.exp, tile.fp32) == (1024, 520, 322)
+    assert tile.shared == 2 * (2 * 64 * 128 + 2 * 2 * 64 * 128 + 128 * 128) / 128 == 1024
+    assert tile.shares()["exp"] > 1.5 * time.tile_clocks(A100, 128, 64, 128).shares()["exp"]
+
+
+@each
+def test_clocks_follow_from_counts_and_rates(chip):
+    for B_r, B_c, d in ((64, 64, 64), (128, 64, 128), (128, 128, 64)):
+        for algorithm in ("fa1", "fa2"):
+            tile, ops = (
+                time.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm),
+                io.tile_operations(algorithm, "forward", B_r, B_c, d),
+            )
+            assert tile.tensor * chip.tensor_per_clock == ops["matmul"]
+            assert tile.exp * chip.exp_per_clock == ops["exp"]
+            assert tile.overlapped == max(tile.tensor, tile.fp32, tile.exp, tile.shared) <= tile.serial
+
+
+@each
+def test_what_the_changes_are_worth(chip):
+    tweak, split = (change(chip, 128, 64, 128) for change in (time.tweak_1, time.split))
+    assert 1.01 < tweak.serial < 1.07 and tweak.overlapped >= 1
+    saved_fp32 = (tweak.before.fp32 - tweak.after.fp32) * chip.fp32_per_clock
+    assert saved_fp32 == 128 * 128 + 6 * 128  # one scaling of o, and six operations on each row
+    assert tweak.before.tensor == tweak.after.tensor and tweak.before.shared == tweak.after.shared
+    assert split.serial > 1.3 and split.before.shared > 2 * split.after.shared
+    assert split.before.exp == split.after.exp
+
+
+def test_worth_is_a_ratio_of_times():
+    change = Worth(Clocks(4, 3, 2, 1), Clocks(4, 1, 2, 1))
+    assert (change.overlapped, change.serial) == (1, 10 / 8)
+
+
+# Prices ---------------------------------------------------------------------------------------------------------
+
+
+RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r07_skipping"}
+
+
+@pytest.mark.parametrize("method", RUNGS)
+def test_what_crosses_to_dram_is_what_hardware_counters_saw(method):
+    counted = roofline.counted(load("ladder"), 128)[RUNGS[method]]
+    assert prices.cost(method, N=4096, d=128, heads=64).crossed == pytest.approx(counted, rel=0.05)
+
+
+def test_intensities_that_the_chapters_name():
+    assert round(prices.cost("standard").intensity("requested")) == 42  # 01
+    assert [round(prices.cost("FA2", B_r=B, B_c=B).intensity("requested")) for B in (64, 128)] == [63, 124]  # 04
+    assert prices.cost("FA2").intensity("crossed") == pytest.approx(2048, rel=0.01)
+    one, eight = (prices.cost("decode", N_q=rows).intensity("crossed") for rows in (1, 8))
+    assert (round(one, 1), round(eight)) == (1.0, 8)  # 14: a row does one FLOP for each byte
+
+
+def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
+    B, d, seen = 64, 128, prices.cost("FA2", N=64, heads=1)
+    assert seen.flops == 2 * (B * B * d) + 2 * (B * B * d)
+    assert seen.instructions == time.fp32_instructions("fa2", B, B, d)
+    price = prices.prices(A100).in_flops()
+    assert price["fp32"] == pytest.approx(2 * A100.flops_per_fp32, rel=0.01)  # an instruction: a multiply-add
+    for chip in chips.CHIPS.values():
+        price = prices.prices(chip).in_flops()
+        assert price["dram"] == chip.flops_per_byte
+        assert price["exp"] == pytest.approx(chip.flops_per_exp, rel=0.02)
+    clocks = time.tile_clocks(H200, B, B, d)
+    one_sm = {unit: seconds * H200.clock_hz for unit, seconds in seen.seconds(H200).items()}
+    assert one_sm["FP32 units"] == pytest.approx(clocks.fp32)
+    assert one_sm["tensor cores"] == pytest.approx(clocks.tensor, rel=0.01)
+
+
+def test_what_chapters_say_of_the_same_thing_is_the_same():
+    """00 and the card: prices; 04: the picture of tweak 1; 10: the ladder's FLOPs; 14: a row of decode."""
+    price = prices.prices(chips.A100).in_flops()
+    assert deferred_normalisation.data()["price"] == pytest.approx(price["fp32"], rel=0.01)
+    assert roofline.training_row(load("ladder"), 128).flops == prices.cost("FA2", heads=64).flops
+    cache = splits.Cache((8192,), kv_heads=1, d=128, rows=4)
+    decode = prices.cost("decode", N=8192, N_q=4, heads=1)
+    assert decode.intensity("requested") == pytest.approx(float(cache.flops_per_byte), rel=0.01)
+
+
+def test_the_slowest_unit_is_the_limit_and_idle_sms_count():
+    assert prices.cost("standard").limit(H200)[0] == "DRAM"
+    assert prices.cost("FA2", B_r=128, B_c=128).limit(H200)[0] == "tensor cores"
+    few, many = (prices.cost("FA1", heads=heads).seconds(H200)["tensor cores"] / heads for heads in (16, 132))
+    assert few == pytest.approx(many * 132 / 16)
+
+
+def test_bytes_are_elements_times_their_width():
+    tiling = Tiling(64, 64, 16, 16)
+    moved = io.traffic("fa1", "forward", tiling, 8)
+    wide = ("O", "l", "m")
+    assert io.in_bytes("fa1", moved).loaded == sum(n * (4 if t in wide else 2) for t, n in moved.loads.items())
+    assert io.at_most(1, moved, io.sizes(tiling, 8)).loads == {t: io.sizes(tiling, 8)[t] for t in moved.loads}
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="method: got 'FA3'; it takes one of standard, FA1, FA2"):
+        prices.cost("FA3")
+
+
+# Additions in turn ----------------------------------------------------------------------------------------------
+
+
+def test_without_waiting_time_is_the_work():
+    tiling = Tiling(1024, 1024, 64, 128)
+    assert turns.time(turns.handed_out(tiling, 4, 4), SMs=1, in_turn=False, ends=0) == 4 * 8 * 16
+    assert turns.time(turns.handed_out(tiling, 4, 4), SMs=32, in_turn=False, ends=0) == 16
+
+
+def test_one_program_waits_for_nobody_but_a_slow_handover():
+    tiling = Tiling(512, 512, 64, 128)
+    alone = [turns.time(turns.handed_out(tiling, 1, 1), SMs=1, in_turn=x, ends=0) for x in (False, True)]
+    assert alone == [32, 32]
+
+
+def test_two_follow_each_other():
+    """Two column blocks and eight row blocks: the second one is a handover behind all the way."""
+    tiling = Tiling(512, 256, 64, 128)
+    assert turns.time(turns.handed_out(tiling, 1, 1), SMs=2, in_turn=True, handover=1.5, ends=0) == 8 + 1.5
+
+
+def test_the_last_column_block_first_waits_least_under_the_causal_mask():
+    def price(mask, last_column_first):
+        tiling = Tiling(4096, 4096, 64, 128, mask)
+        free = turns.time(turns.handed_out(tiling, 16, 4, last_column_first=False), SMs=33, in_turn=False)
+        return turns.time(turns.handed_out(tiling, 16, 4, last_column_first), SMs=33, in_turn=True) / free
+
+    assert price(CAUSAL, last_column_first=True) < 1.08 < 1.15 < price(CAUSAL, last_column_first=False)
+    assert abs(price(NO_MASK, last_column_first=True) - price(NO_MASK, last_column_first=False)) < 1e-9
+
+
+# What all of them refuse: one argument at a time is wrong, and the error names it --------------------------------
+
+TILING, ONES = Tiling(8, 8, 4, 4), np.ones((8, 4))
+QKV = dict(Q=ONES, K=ONES, V=ONES)
+NO_INTERVAL = Tiling(4, 4, 2, 2, Mask(allowed=np.eye(4, dtype=bool)))
+TILE = dict(B_r=64, B_c=64, d=64)
+WARPS = dict(W=[0, 2.0], i=[2], tiling=[Tiling(8, 9, 4, 4), 4], Q=[np.zeros(8)], tau=[-1.0])
+
+CALLS = [  # a call, good arguments, and wrong ones for each
+    (budget.fits, dict(chip=H100, **TILE, stages=2, warps=4, itemsize=2, kernel="forward"),
+     dict(chip=["H100"], B_r=[0], B_c=[64.0], d=[-1], stages=[0], warps=[33], itemsize=[0], kernel=["sideways"])),
+    (grid.waves, dict(blocks=4, slots=4), dict(blocks=[0], slots=[1.5])),
+    (grid.schedule, dict(blocks=[grid.Block(0, None, 1)], SMs=1, blocks_per_sm=1),
+     dict(blocks=[[]], SMs=[0], blocks_per_sm=[0])),
+    (grid.fa1_grid, dict(heads=1, tiling=TILING), dict(heads=[0], tiling=[(8, 8)])),
+    (grid.fa2_grid, dict(heads=1, tiling=TILING), dict(tiling=[(8, 8)], direction=["sideways"], order=["random"])),
+    (grid.dq_steps, dict(tiling=TILING), dict(tiling=[None])),
+    (io.tile_operations, dict(algorithm="fa2", direction="forward", b=4, c=4, d=4), dict(b=[0], d=[2.0])),
+    *[(io.traffic, dict(algorithm=algorithm, direction=direction, tiling=TILING, d=4),
+       dict(tiling=[(8, 8)], d=[0, 2.0])) for algorithm, direction in io.FORMS],
+    (time.tile_clocks, dict(chip=A100, **TILE), dict(chip=["A100"], W=[0], scheme=["split_d"])),
+    (warps.tile_accesses, dict(scheme="split_q", b=8, c=8, d=4, W=4), dict(scheme=["split_d"])),
+    *[(scheme, dict(**QKV, tiling=TILING, i=1, W=2), WARPS) for scheme in warps.SCHEMES.values()],
+    (splits.Cache, dict(lengths=(5,), kv_heads=1, d=128, rows=1), dict(lengths=[(), (-1,)], kv_heads=[0], rows=[0])),
+    (splits.Shares, dict(tiles=(1,), programs=1, least=1), dict(tiles=[(), (1, -1)], programs=[0], least=[0])),
+    (splits.same_splits, dict(tiles=(4,), splits=1), dict(splits=[0])),
+    (splits.pace, dict(chip=H200, cache=splits.Cache((5,), 1, 16), stages=2), dict(stages=[1])),
+    (hopper.forward, dict(T=4), dict(T=[0], consumers=[0, True], stages=[0])),
+    (ring.sent, dict(lengths=[8, 8], rank=0, direction="forward", kv_heads=2, d=16), dict(direction=["sideways"])),
+    (chips.named, dict(name="H200"), dict(name=["V100", 90])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, good, wrong", CALLS, ids=[call.__name__ for call, *_ in CALLS])
+def test_bad_input_is_named(call, good, wrong):
+    call(**good)
+    for name, bad in ((name, bad) for name, values in wrong.items() for bad in values):
+        says = f"^{'scale' if name == 'tau' else name}: got .*; it takes "
+        with pytest.raises((TypeError, ValueError), match=says):
+            call(**good | {name: bad})
+
+
+def test_an_algorithm_that_there_is_not_is_refused():
+    for call in (io.traffic, io.operations):
+        with pytest.raises(ValueError, match=r"fa3.*it takes"):
+            call("fa3", "forward", TILING, 4)
+    with pytest.raises(ValueError, match="fa3"):
+        time.tile_clocks(A100, 64, 64, 64, algorithm="fa3")
