@@ -220,8 +220,11 @@ def test_sequences_one_after_the_other():
     alone = torch.cat([model(part).logits[0] for part in (ids[:1], *ids[1:].split([6, 3], 1))])
     model.set_attn_implementation("fa2_lab")
     assert worst(model(ids, position_ids=places).logits.flatten(0, 1), alone) < 1e-4
+    both = masking_utils.and_masks(FUNCTIONS["both"], masking_utils.packed_sequence_mask_function(number))
+    q, seen = torch.randn(3, 1, 6, 16, device=DEVICE), ours.interval(3, 6, 6, mask_function=both)  # of an encoder
+    want = torch.nn.functional.scaled_dot_product_attention(q, q, q, visible(seen, 3, 6, 6)[:, None].to(DEVICE))
+    assert worst(ours.attend(None, q, q, q, seen.to(DEVICE))[0], want.transpose(1, 2)) < 1e-5
     with pytest.raises(ValueError, match=r"^dropout: got 0.1; with several sequences in a row it takes 0"):
-        q = torch.zeros(3, 1, 6, 16, device=DEVICE)
         ours.attend(None, q, q, q, seen, dropout=0.1)
 
 
