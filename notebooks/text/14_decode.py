@@ -17,7 +17,7 @@
 # - read a decode kernel whose programs share a head, and the kernel that merges what they leave,
 # - read a cache through a block table, and name what a kernel must not touch.
 #
-# *Time: 35 minutes. Hardware: any machine with Linux; without a GPU the kernels run in Triton's interpreter. Measured
+# *Time: 30 minutes. Hardware: any machine with Linux; without a GPU the kernels run in Triton's interpreter. Measured
 # numbers were recorded on an NVIDIA H200. Before this: [02 · Online softmax](02_online_softmax.ipynb), [06 ·
 # Parallelism](06_parallelism.ipynb) and [08 · The Triton forward kernel](08_triton_forward.ipynb).*
 

@@ -16,12 +16,9 @@
 # - cut a causal sequence so that all GPUs have equal work,
 # - say from two speeds and the length of a piece whether the transfers cost time.
 #
-# *Time: 35 minutes. Hardware: any laptop with torch; its processes play the GPUs. Before this: [02 · Online
+# *Time: 30 minutes. Hardware: any laptop with torch; its processes play the GPUs. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb), [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [05 · The backward
 # pass](05_backward.ipynb).*
-#
-# Measured numbers are from four NVIDIA H200 in one machine: bf16, causal, 16 heads of 128. In that run a rank computed
-# nothing until all ranks had agreed on the call. The package now computes a part of its own block meanwhile.
 
 # %%
 import os
@@ -221,8 +218,8 @@ show(zigzag.draw(**zigzag.data()))
 # heads is in it. (If four query heads share a K/V head, a quarter of these rows is enough.)
 #
 # In the table, *link* is the cable between GPUs: NVLink, or on the RTX 4090 the computer's ordinary bus. The first three
-# lines take half of the peak FLOP/s and the link's speed from the data sheets, in one direction. The last is measured: the
-# kernel reached 636 TFLOP/s, and K and V went round at 138 GB/s, less than a third of the nominal 450.
+# lines take half of the peak FLOP/s and the link's speed from the data sheets, in one direction. The last is measured: K and
+# V went round at less than a third of the nominal 450 GB/s.
 
 # %% tags=["hide-input"]
 def smallest(flops, link):  # rows; FLOP/s, bytes a second in one direction
@@ -247,17 +244,17 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # %% [markdown]
 # ## What do four GPUs gain?
 #
-# One GPU running `attention`, forward and backward, is the baseline.
+# Four NVIDIA H200 in one machine, bf16, causal, 16 heads of 128, forward and backward, against one GPU with `attention`.
 #
 # **Predict.** At 8,192 tokens, are four GPUs faster than one?
 #
 # - ☐ nearly four times
 # - ☐ a little
-# - ☐ no, about four times slower
+# - ☐ no, several times slower
 #
 # <details><summary>Answer</summary>
 #
-# **no, about four times slower.** A shard has 2,048 rows, and the kernel of a step is over in a few hundredths of a
+# **no, several times slower.** A shard has 2,048 rows, and the kernel of a step is over in a few hundredths of a
 # millisecond. Agreeing, starting transfers and launching kernels take longer than that.
 # </details>
 
@@ -266,13 +263,10 @@ recorded = ring_speed.data()
 show(ring_speed.draw(**recorded))
 
 # %% [markdown]
-# From 32,768 tokens on the ring is faster. At 131,072 four GPUs are 3.55 times as fast as one. What is missing to 4 goes
-# to transfers, which occupy some SMs, and to merges. A profile of both (chapter 11) would tell how much. The cross is four
-# GPUs with contiguous shards.
-#
-# Memory falls, but not to a quarter. From 65,536 to 131,072 tokens a rank's peak grows by 32 KiB for each of its own
-# tokens, and beside that there is about 1 GiB that no longer grows. With it, each of two GPUs needs more than a single
-# one up to 32,768 tokens. What it holds is not recorded: a snapshot of torch's allocator would tell.
+# From 32,768 tokens on the ring is faster. What is missing to 4 goes to transfers, which occupy some SMs, and to merges. (In
+# that run a rank computed nothing until all ranks had agreed on the call. Now it computes a part of its own block
+# meanwhile.) The cross is four GPUs with contiguous shards. Memory falls, but not to a quarter: a rank holds about 1 GiB
+# beside what grows with its tokens.
 #
 # `fa2_lab.distributed` runs this ring with torch: NCCL between GPUs, gloo between the processes of a laptop. A user writes
 # this, and starts it with `torchrun --nproc-per-node 4`:
@@ -286,8 +280,7 @@ show(ring_speed.draw(**recorded))
 # ```
 #
 # A ring hangs if one rank sends 100 rows and its neighbour waits for 101. So before any transfer each rank sends all
-# others a *header*, 2 KiB with its number of rows and its options. If they do not fit, all ranks stop with the same
-# message.
+# others a *header* with its number of rows and its options. If they do not fit, all ranks stop with the same message.
 #
 # **Takeaway.** A ring pays when a step takes much longer than starting it.
 
@@ -394,25 +387,15 @@ there, back = (
 )
 verdict("backward sends three times as much", back == 3 * there)
 speed = {n: dict(curve) for n, curve in recorded["curves"].items()}
-verdict("8,192 tokens: four times slower", 3.5 < 1 / speed[4][8192] < 4.5)
-verdict("not faster at 16,384", max(s[16384] for s in speed.values()) < 1.01)
-verdict("but at 32,768", min(s[32768] for s in speed.values()) > 1.5)
-verdict("131,072 tokens: 3.55 times as fast", round(speed[4][131072], 2) == 3.55)
+verdict("8,192 tokens: several times slower", 2 < 1 / speed[4][8192] < 7)
+verdict("faster from 32,768 on, nearly 4 at last", min(s[32768] for s in speed.values()) > 1.3 and 3 < speed[4][131072] < 4)
 used = recorded["memory"]
-falls = used[1] > used[2] > used[4] > used[1] / 4
-verdict("less memory each, more than a quarter", falls)
+verdict("less memory each, more than a quarter", used[1] > used[2] > used[4] > used[1] / 4)
 peaks = [r for r in load("ring").rows if r.direction == "peak memory"]
 peak = {r.problem["N_q"]: {n: mib for n, (mib,) in r.values.items()} for r in peaks}
-long, half = peak[131072], peak[65536]
-grows = [n * (long[f"{n} GPUs"] - half[f"{n} GPUs"]) / 64 for n in (2, 4)]
-stays = [(2 * half[f"{n} GPUs"] - long[f"{n} GPUs"]) / 1024 for n in (2, 4)]
-verdict("32 KiB a token of a rank", [round(x) for x in grows] == [32, 32])
-verdict("and about 1 GiB", all(0.95 < x < 1.05 for x in stays))
-more = [N for N, of in peak.items() if of["2 GPUs"] > of["1 GPU"]]
-verdict("two need more each up to 32,768", sorted(more) == [8192, 16384, 32768])
-flops, link = speeds["H200, as recorded"]
-reached = round(flops / 1e12), round(link / 1e9)
-verdict("636 TFLOP/s, 138 GB/s", reached == (636, 138))
+stays = [(2 * peak[65536][f"{n} GPUs"] - peak[131072][f"{n} GPUs"]) / 1024 for n in (2, 4)]
+verdict("about 1 GiB does not grow", all(0.7 < x < 1.3 for x in stays))
+verdict("less than a third of the nominal link", 1.2e11 < speeds["H200, as recorded"][1] < 1.5e11)
 
 # %% [markdown] tags=["navigation"]
 # [← Decode](14_decode.ipynb) · [The map](00_start.ipynb) · [The same loop, other masks →](16_masks.ipynb)
