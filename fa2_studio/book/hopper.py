@@ -1,6 +1,7 @@
 """What chapters 12a, 12b and 13 share: listings of the Hopper kernels, and the ladder's record, rung by rung."""
 
 import ast
+from collections.abc import Callable
 from difflib import SequenceMatcher
 
 import numpy as np
@@ -73,10 +74,10 @@ def change(old: str, new: str, *names: str) -> None:
     show_code("\n".join("\n".join(part) for part in parts), "diff")
 
 
-def marked(before: list[str], after: list[str]) -> list[str]:
+def marked(before: list[str], after: list[str], seen: Callable[[str], str] = str.strip) -> list[str]:
     """The lines that differ, and where others stand between. A line that only moves to the right is the same."""
     before, after = ([line for line in lines if line.strip()] for lines in (before, after))
-    matcher = SequenceMatcher(None, [x.strip() for x in before], [x.strip() for x in after], autojunk=False)
+    matcher = SequenceMatcher(None, [*map(seen, before)], [*map(seen, after)], autojunk=False)
     shown: list[str] = []
     for what, a, b, c, d in matcher.get_opcodes():
         if what == "equal":

@@ -1,13 +1,12 @@
 """What the live pieces read: the GPUs for the playground; for the climb each rung's speed, counters, words, change."""
 
-import ast
-import difflib
 import json
-from collections.abc import Iterable
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
 from fa2_lab.records import Record, load
+from fa2_lab.tools import steps
+from fa2_studio.book.hopper import marked
 
 
 def script() -> str:
@@ -36,12 +35,13 @@ def climb() -> dict:
     rungs = []
     for before, name in zip([None, *timed], timed, strict=False):
         title, sentence = ladder.change(name)
-        hunks = differences(source(before), source(name)) if before else [first_kernel(name)]
+        whole = difference(before, name) if before else first_kernel(name)
         rungs.append(
             dict(n=name[1:3], file=f"{name}.py", name=title, says=sentence, rate=rates(speeds, name))
             | dict(waited=limit(counters.get(before)) if before else "", **because(record, before, name))
             | dict(counters=beside(counters.get(before, {}), counters.get(name, {})))
-            | dict(diff=excerpt(hunks), whole=joined(hunks), plus=count(hunks, "+"), minus=count(hunks, "-"))
+            | dict(diff=excerpt(whole), whole=whole)
+            | {words: sum(line[0] == mark for line in whole) for words, mark in (("plus", "+"), ("minus", "-"))}
         )
     peers = [dict(name=PEERS[p], rate=rates(speeds, p)) for p in PEERS if all(p in speeds[s] for s in SHAPES)]
     machine = record.machine
@@ -156,60 +156,28 @@ def limit(values: dict[str, float] | None) -> str:
 LINES = 14  # of a difference that are shown at once
 
 
-def source(name: str) -> list[str]:
-    """A rung's lines without the words at its head, which change in every rung."""
-    text = (ladder.FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    return text.split("\n")[ast.parse(text).body[0].end_lineno :]
+def difference(before: str, name: str) -> list[str]:
+    """Each line with its mark: + or −, or a blank; "…" where others stand between. Another comment is no change."""
+    shown = marked(steps.code(before), steps.code(name), lambda line: line.split("  # ")[0].strip())
+    lines = ["…" if line == "  …" else line[0] + line[2:] for line in shown]
+    return lines[lines[0] == "…" :]
 
 
 def first_kernel(name: str) -> list[str]:
-    lines = source(name)
+    lines = steps.code(name)
     start = next(k for k, line in enumerate(lines) if "tl.dot" in line)
-    return [f"+{line}" for line in lines[start - 1 : start + LINES - 1] if line.strip()]
+    return [f"+{line}" for line in lines[start - 1 : start + LINES - 1]]
 
 
-def differences(old: list[str], new: list[str]) -> list[list[str]]:
-    """The hunks of a difference, each line with its mark: + or −, or a blank; indentation and comments are none."""
-    bare_old, bare_new = ([line.split("  # ")[0].strip() for line in lines] for lines in (old, new))
-    match = difflib.SequenceMatcher(None, bare_old, bare_new, autojunk=False)
-    hunks = []
-    for group in match.get_grouped_opcodes(1):
-        hunk: list[str] = []
-        for tag, a, b, c, e in group:
-            if tag == "equal":
-                hunk += [f" {line}" for line in new[c:e]]
-            else:
-                hunk += [f"-{line}" for line in old[a:b]] + [f"+{line}" for line in new[c:e]]
-        hunks.append([line for line in hunk if line[1:].strip()])
-    return [hunk for hunk in hunks if any(line[0] != " " for line in hunk)]
+def excerpt(lines: list[str]) -> list[str]:
+    """As many lines as are shown at once: from the part of a difference on that brings most new code."""
+    starts = [0, *(n + 1 for n, line in enumerate(lines) if line == "…")]
+    best = max(starts, key=lambda n: sum(map(is_new_code, lines[n : n + LINES])))
+    shown = lines[best : best + LINES]
+    return shown[:-1] if shown[-1] == "…" else shown
 
 
-def weight(hunk: list[str]) -> int:
-    """How much of a hunk is the change itself: new code inside a kernel counts, imports and comments do not."""
-    code = [line[1:].strip() for line in hunk if line[0] == "+"]
-    return sum(len(line) > 3 and not line.startswith(("#", '"""', "import", "from", "@")) for line in code)
-
-
-def excerpt(hunks: list[list[str]]) -> list[str]:
-    """At most LINES lines: the whole change, or the hunks that carry most of it, in their order."""
-    if sum(map(len, hunks)) + len(hunks) - 1 <= LINES:
-        return joined(hunks)
-    best = max(range(len(hunks)), key=lambda k: weight(hunks[k]))
-    if len(hunks[best]) > LINES:
-        marks = [line[0] for line in hunks[best]]
-        start = max(next(k for k, mark in enumerate(marks) if mark != " ") - 1, marks.index("+") - LINES // 3)
-        return hunks[best][max(0, start) :][:LINES]
-    chosen, room = {best}, LINES - len(hunks[best])
-    for k in sorted(range(len(hunks)), key=lambda k: -weight(hunks[k])):
-        if k not in chosen and len(hunks[k]) < room and weight(hunks[k]):
-            chosen.add(k)
-            room -= len(hunks[k]) + 1
-    return joined(hunks[k] for k in sorted(chosen))
-
-
-def joined(hunks: Iterable[list[str]]) -> list[str]:
-    return [line for hunk in hunks for line in [*hunk, "…"]][:-1]
-
-
-def count(hunks: list[list[str]], mark: str) -> int:
-    return sum(line[0] == mark for hunk in hunks for line in hunk)
+def is_new_code(line: str) -> bool:
+    """Not an import, a comment or a decorator."""
+    code = line[1:].strip()
+    return line[0] == "+" and len(code) > 3 and not code.startswith(("#", '"""', "import", "from", "@"))
