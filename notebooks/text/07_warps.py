@@ -296,8 +296,9 @@ print(f"  passes through shared memory, split-K over split-Q: {passes[0] / passe
 # the tensor cores are the busiest unit, as they should be.
 #
 # The last lines are measured (`fa2-lab ladder s00 s01`). In a *pass* shared memory serves a warp's request, or a part of it.
-# The counter shows far more passes than the model. Two things make them: threads of a warp that must take turns at shared
-# memory (*bank conflicts*), and exchanges that the compiler adds. So part of the factor belongs to these two kernels.
+# The counter has four times as many passes under split-K, the model twice as many. Two things can add passes: threads of a
+# warp that must take turns at shared memory (*bank conflicts*), and exchanges that the compiler adds. So part of the factor
+# belongs to these two kernels.
 #
 # The same on a roofline, of shared memory this time. A tile has $4 \cdot 128 \cdot 64 \cdot 128$ FLOPs.
 
