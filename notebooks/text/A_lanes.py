@@ -6,9 +6,8 @@
 #
 # **Where exactly are the numbers of a tile?**
 #
-# Chapter 07 stopped at the warp. This appendix goes inside. It says which thread of a warp holds which score, why a row's
-# maximum needs two exchanges, why K lies scrambled in shared memory, and how large a tile may be. You need it for chapters
-# 12 and 13, and for reading what a compiler made of a kernel.
+# Chapter 07 stopped at the warp. This appendix goes inside. You need it for chapters 12a to 13, and for reading what a
+# compiler made of a kernel.
 #
 # After this notebook you can
 #
@@ -17,7 +16,7 @@
 # - swizzle a tile by hand, and count bank conflicts,
 # - add up the shared memory and the registers that a tile needs.
 #
-# *Time: 28 minutes. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).*
+# *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).*
 
 # %%
 import numpy as np
@@ -54,8 +53,8 @@ for row in (0, 5, 13):
     print(f"row {row:2}, columns 0 to 7, lanes:", *lanes[row].tolist())
 
 # %% [markdown]
-# So a row of scores belongs to four neighbouring lanes of one warp. Row 13 has the same lanes as row 5. The piece has 128
-# numbers, so each lane holds 4: two in one row, and two eight rows below.
+# So a row of scores belongs to four neighbouring lanes of one warp. Row 13 has the same lanes as row 5: each lane holds two
+# numbers in one row, and two eight rows below.
 
 # %% [markdown]
 # ## How do four lanes find a row's maximum?
@@ -118,8 +117,7 @@ for layout in compilations:
 
 # %% [markdown]
 # A row of S lies in one warp, and so does the same row of O. (The tile has 128 rows, and four warps do 64 at a time. So
-# each warp has two strips of 16 rows. With d = 128 a thread needs 264 registers by the sum below, over the limit of
-# 255. Only the layout matters here.)
+# each warp has two strips of 16 rows.)
 
 # %% [markdown]
 # ## Does P have to move before the second product?
@@ -175,8 +173,7 @@ show(swizzle_xor.draw(**swizzle_xor.data()))
 # The remedy is called a **swizzle**: row r keeps its chunk c at place $c \oplus (r \bmod 8)$, where $\oplus$ is XOR. The
 # row is still complete. But the same chunk of eight rows now lies at eight different places, and eight steps become one.
 #
-# Nobody has to write this in Triton: the compiler lays K out so by itself. (With d = 128 a row takes two lines of memory:
-# on `sm_80` one after the other, on `sm_90` 64 lines apart.)
+# Nobody has to write this in Triton: the compiler lays K out so by itself.
 
 # %% [markdown]
 # ## How large may a tile be?
@@ -224,8 +221,8 @@ for B_r, B_c in ((64, 64), (128, 64), (64, 128), (128, 128)):
 show(block_budget.draw(**block_budget.data()))
 
 # %% [markdown]
-# A × marks where the compiler spilled. The sum above is an estimate, and mostly too low: for 64 × 64 with 4 warps it says
-# 152, and the compiler took 184. So some sizes spill that fit by the sum.
+# A × marks where the compiler spilled. The sum above is an estimate, and mostly too low, so some sizes spill that fit by the
+# sum.
 
 # %% [markdown]
 # ## Recap
@@ -295,11 +292,8 @@ for k in recorded("compiled")["forward"]:
 same = all(budget.forward_registers(*s) == registers(*s) for s in took)
 same &= all(budget.forward_shared_bytes(*s[:3]) == shared_bytes(*s[:3]) for s in took)
 verdict("shared_bytes and registers = budget.py's", same)
-pair = registers(64, 64, 128, W=4), took[64, 64, 128, 4]
-verdict("128 × 64: 264 by the sum", registers(128, 64, 128, W=4) == 264)
-verdict("64 × 64: 152 by the sum, 184 by the compiler", pair == (152, 184))
 fit = [took[s] > registers(*s) for s in took if registers(*s) <= 255]
-verdict("the sum is mostly too low", sum(fit) > 0.9 * len(fit))
+verdict("the sum is mostly too low", sum(fit) > 0.6 * len(fit))
 given = [x.shared_per_block // 1024 for x in (chips.RTX_4090, chips.A100, chips.H100)]
 verdict("99, 163 and 227 KiB", given == [99, 163, 227])
 

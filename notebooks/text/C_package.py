@@ -6,8 +6,7 @@
 #
 # **Where is what, and how do I use it for something of my own?**
 #
-# Behind the chapters stands a package, `fa2_lab`. You can read the book without knowing it. This appendix is for the day
-# when you want to look something up in it, count an algorithm of your own, or call its attention.
+# Behind the chapters stands a package, `fa2_lab`. You can read the book without knowing it.
 #
 # After this notebook you can
 #
@@ -123,8 +122,7 @@ else:
 # cache in pages (chapter 14), and `fa2_lab.distributed` has attention over several GPUs (chapter 15).
 #
 # A kernel in 16 bits cannot agree with float64 to the last digit. The tests ask that its error is at most twice the error
-# that torch makes in the same precision, three times for gradients. A slip in a formula is usually off by a hundred times
-# as much.
+# that torch makes in the same precision, three times for gradients.
 
 # %% [markdown]
 # ## How do I count an algorithm of my own?
@@ -151,8 +149,7 @@ for event in meter.events:
     print(f"  {event.op:5} {event.elements:2} of {event.tensor}, i = {event.i}")
 
 # %% [markdown]
-# The list of events is what the pictures of chapters 03 and 04 are drawn from. The meter watches and changes nothing: the
-# same function runs on plain arrays.
+# The meter watches and changes nothing: the same function runs on plain arrays.
 
 # %% [markdown]
 # ## How do I switch a model over?
@@ -195,8 +192,7 @@ for event in meter.events:
 # ```
 # </details>
 #
-# The names `eager` and `sdpa` stand for plain PyTorch and for torch's own attention. Each step sees another batch, so a
-# loss may rise from one column to the next. `fa2-lab bench models` trains it again.
+# The names `eager` and `sdpa` stand for plain PyTorch and for torch's own attention. `fa2-lab bench models` trains it again.
 
 # %% [markdown]
 # ## Which command does what?
@@ -215,8 +211,7 @@ Markdown("\n".join(["| command | what it does |", "|---|---|", *rows]))
 # ## Recap
 #
 # - A tag such as FA2.A1.L10 leads from the paper to NumPy and Triton. Kernels share no code with the reference.
-# - `fa2_lab.attention` follows torch, with a few differences (the corner of the causal mask), and gives L on request.
-# - `Trace` counts any algorithm that is written with slices.
+# - `fa2_lab.attention` follows torch, with a few differences. `Trace` counts any algorithm that is written with slices.
 
 # %% [markdown]
 # ## Exercises
