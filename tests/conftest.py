@@ -36,7 +36,8 @@ def pytest_configure(config):
 def pytest_cmdline_main(config):
     """Processes share the whole run; many on a GPU, where every case compiles kernels.
 
-    Each takes whole files, as a notebook's cells follow one another.
+    Each takes whole files, as a notebook's cells follow one another. What is exhaustive are a few files with many long
+    tests: those go one by one, but for what is compiled together.
     """
     whole = config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
     if whole and getattr(config.option, "numprocesses", 0) is None:
@@ -44,22 +45,8 @@ def pytest_cmdline_main(config):
         if torch.cuda.is_available():
             processes = min(os.cpu_count() - 2, torch.cuda.get_device_properties(0).total_memory // (8 * 2**30), 12)
         if processes > 1:
-            config.option.numprocesses, config.option.dist = processes, "loadfile"
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """What is exhaustive are a few files with many long tests: those go one by one, but for what is compiled together.
-
-    None leaves the choice to the option `dist`.
-    """
-    if config.option.markexpr != "exhaustive":
-        return None
-    from xdist.scheduler import LoadScopeScheduling
-
-    scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = lambda test: test.split("::")[0] if "test_compile.py" in test else test
-    return scheduler
+            config.option.numprocesses = processes
+            config.option.dist = "loadgroup" if config.option.markexpr == "exhaustive" else "loadfile"
 
 
 def shared() -> bool:

@@ -62,6 +62,7 @@ FEW_PORTABLE = {  # every entry of the tables once, where it is tightest
     "sm_120": [(64, "bfloat16", True)],
     "gfx942": [(64, "bfloat16", True), (128, "bfloat16", True), (256, "float32", False)],
 }
+MORE_PORTABLE = [(d, "bfloat16", True) for d in (64, 128, 256)]
 
 
 def portable(target: str, which: str) -> list[dict]:
@@ -70,7 +71,7 @@ def portable(target: str, which: str) -> list[dict]:
     made = dict(zip(("columns", "rows"), compiling(backward, "columns_kernel", "rows_kernel"), strict=True))
     made |= dict(forward=compiling(forward, "forward_kernel")[0])
     rows = []
-    for d, dtype, causal in asked(target) if which == "all" else FEW_PORTABLE[target]:
+    for d, dtype, causal in dict.fromkeys(FEW_PORTABLE[target] + MORE_PORTABLE * (which == "all")):
         Q = meta(2, 16, 8192, d, dtype=getattr(torch, dtype))
         O, L = forward.forward(Q, Q, Q, Options(causal, scale=0.1))
         backward.backward(O, Q, Q, Q, O, L, Options(causal, scale=0.1))
@@ -80,18 +81,6 @@ def portable(target: str, which: str) -> list[dict]:
             waits = target == "sm_90" and dtype != "float32" and offline.serialized(kernel.made)
             rows.append(row | offline.report(kernel.made) | dict(waits=waits))
     return rows
-
-
-def asked(target: str) -> list[tuple[int, str, bool]]:
-    """What is compiled: the mask where it takes the most registers, and the largest tiles where memory is short."""
-    jobs = [(64, "bfloat16", True), (128, "bfloat16", True)]
-    if target in ("sm_86", "sm_90", "gfx942"):
-        jobs += [(256, "bfloat16", True)]
-    if target == "sm_90":
-        jobs += [(128, "float16", False)]
-    if target in ("sm_86", "gfx942"):
-        jobs += [(256, "float32", False)]
-    return jobs
 
 
 # Decode -------------------------------------------------------------------------------------------------------

@@ -37,5 +37,5 @@ def many_kernels(test):
 def compiled_by(kind: str, *targets: str):
     """Has a test look at what the worker compiles of a kind: a few jobs in every run, all of them if asked for."""
     few, every = (pytest.mark.beside("compile_worker.py", kind, jobs, *targets) for jobs in ("few", "all"))
-    every = pytest.param("all", marks=[every, pytest.mark.exhaustive])
+    every = pytest.param("all", marks=[every, pytest.mark.exhaustive, pytest.mark.xdist_group(kind)])
     return pytest.mark.parametrize("jobs", [pytest.param("few", marks=few), every])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from attention_rooms import kernels, poisoned  # noqa: F401 (fixtures)
-from kernel_truth import DEVICE, dense, dense_packed, worst
+from kernel_truth import DEVICE, dense, dense_packed, elsewhere, worst
 
 import fa2_lab
 from fa2_lab.kernels import launch
@@ -228,16 +228,6 @@ def test_what_only_equals_a_good_value_is_refused(name, fine, bad):
 
 
 # The same numbers elsewhere in memory -------------------------------------------------------------------------------
-
-
-def elsewhere(x, dim: int):
-    """The same numbers, every third along a dimension of a larger tensor, whose others are NaN or nobody's."""
-    size = list(x.shape)
-    size[dim] = 3 * size[dim] + 1
-    poison = torch.nan if x.is_floating_point() else 99
-    large = torch.full(size, poison, dtype=x.dtype, device=x.device)
-    place = large.narrow(dim, 1, size[dim] - 1).unflatten(dim, (x.shape[dim], 3)).select(dim % x.dim() + 1, 0)
-    return place.copy_(x)
 
 
 @pytest.mark.parametrize("call", CALLS)

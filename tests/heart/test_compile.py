@@ -15,7 +15,7 @@ AN_SM = {"sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_100": 228, 
 @pytest.mark.parametrize("target", TARGETS)
 def test_default_blocks(rows, target, jobs):
     rows = [row for row in rows if row["target"] == target]
-    assert {row["kernel"] for row in rows} == {"forward", "columns", "rows"} and len(rows) >= 6 - 3 * (jobs == "few")
+    assert {row["kernel"] for row in rows} == {"forward", "columns", "rows"} and len(rows) >= 9 - 6 * (jobs == "few")
     for row in rows:
         assert row["shared"] <= TARGETS[target] * KiB, row
         assert row["d"] > 128 or row["ldl"] + row["stl"] == 0, row

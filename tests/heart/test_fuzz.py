@@ -7,7 +7,7 @@ import torch
 from decode_checks import paged
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from kernel_truth import ALLOWED, DEVICE, GPU, NAMES, dense, dense_for, worst
+from kernel_truth import ALLOWED, DEVICE, GPU, NAMES, dense, dense_for, elsewhere, worst
 
 from fa2_lab.api.attention import attention
 from fa2_lab.api.paged import attention_paged
@@ -18,7 +18,6 @@ if interpreter.misfit():
 
 FEW, MANY = (300, 2000) if GPU else (12, 150)
 LONGEST = 200 if GPU else 24
-LAYOUTS = ("plain", "heads inside", "every second row", "every second number", "turned", "one head for all", "behind")
 COMMON = dict(
     deadline=None,
     phases=(Phase.explicit, Phase.generate),
@@ -29,31 +28,24 @@ several = pytest.mark.parametrize(
 )
 
 
-def laid_out(x, layout):
-    """The same numbers, in memory as somebody might hold them; what lies between and behind them is NaN."""
-    batch, heads, N, d = x.shape
-    if layout == "heads inside":
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-    if layout == "every second row":
-        wide = torch.full((batch, heads, 2 * N, d), torch.nan, dtype=x.dtype, device=x.device)
-        wide[:, :, ::2] = x
-        return wide[:, :, ::2]
-    if layout == "every second number":
-        wide = torch.full((batch, heads, N, 2 * d), torch.nan, dtype=x.dtype, device=x.device)
-        wide[..., ::2] = x
-        return wide[..., ::2]
-    if layout == "turned":
-        return x.transpose(2, 3).contiguous().transpose(2, 3)
-    if layout == "one head for all":
-        return x[:, :1].expand(batch, heads, N, d)
-    if layout == "behind":
-        long = torch.full((x.numel() + 64 * d,), torch.nan, dtype=x.dtype, device=x.device)
-        long[: x.numel()] = x.flatten()
-        return long[: x.numel()].view(x.shape)
-    return x
+def behind(x):
+    """The same numbers, with NaN behind the last of them."""
+    long = torch.full((x.numel() + 64 * x.shape[3],), torch.nan, dtype=x.dtype, device=x.device)
+    long[: x.numel()] = x.flatten()
+    return long[: x.numel()].view(x.shape)
 
 
-few, rows, layouts = st.integers(1, 2), st.integers(1, LONGEST), st.sampled_from(LAYOUTS)
+LAYOUTS = dict(  # how somebody might hold a tensor; what lies between its numbers and behind them is NaN
+    plain=lambda x: x,
+    heads_inside=lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    rows_apart=lambda x: elsewhere(x, 2),
+    numbers_apart=lambda x: elsewhere(x, 3),
+    turned=lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    one_head_for_all=lambda x: x[:, :1].expand(x.shape),
+    behind=behind,
+)
+
+few, rows, layouts = st.integers(1, 2), st.integers(1, LONGEST), st.sampled_from(list(LAYOUTS))
 NUMBERS = dict(
     batch=few,
     kv_heads=few,
@@ -85,7 +77,7 @@ def call_of(case):
     if case.shorter:
         lengths = torch.tensor([max(0, case.N_k - n) for n in case.shorter[: case.batch]], device=DEVICE)
     options = dict(causal=case.causal, lengths=lengths, p=case.p, seed=case.seed)
-    return [laid_out(x, layout) for x, layout in zip(drawn, case.layouts, strict=True)], options
+    return [LAYOUTS[layout](x) for x, layout in zip(drawn, case.layouts, strict=True)], options
 
 
 def poisoned(k, v, lengths, filling):

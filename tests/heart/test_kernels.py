@@ -8,12 +8,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from kernel_truth import DEVICE, GPU  # before Triton
+from kernel_truth import DEVICE  # before Triton
 
 from fa2_lab.kernels import choice, launch, prepared, tables, tuned
 from fa2_lab.kernels.common import softmax, tile
-from fa2_lab.kernels.portable import backward, forward
-from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.machine import budget
 
 FAMILIES = dict(hopper=227, ampere=99, blackwell=99, cdna=64, fp32=64)
@@ -98,12 +96,6 @@ def test_what_the_compiler_and_the_kernels_are_told(monkeypatch):
     assert launch.dropout(0.3) == (math.floor(0.3 * 2**32), 1 / 0.7) and launch.dropout(0.0) == (0, 1.0)
 
 
-def test_a_descriptor_of_one_tensor_stays_that_of_its_kind():
-    kind, X = SimpleNamespace(base=None, shape=[4, 4]), torch.empty(1)
-    found = launch.described_at(kind, X)
-    assert (found.base is X and found.shape == [4, 4]) and kind.base is None
-
-
 def test_heads_at_once_stream_no_more_than_is_given():
     """K and V of a head of 1024 rows, d 64, fp16 are 256 KiB together."""
     assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, dtype=torch.float16, device="meta"), 8) == 32
@@ -153,112 +145,51 @@ def test_tanh_keeps_its_digits_where_its_series_ends():
     assert ((y - x.double().tanh()).abs() <= 1e-6 * x.double().tanh().abs()).all()
 
 
-class Kernel:
-    """Stands in for a kernel: keeps what it is asked for, and gives a compiled one that tells its arguments' names."""
-
-    def __init__(self, kernel):
-        self.asked, self.again, self.names = [], [], kernel.arg_names
-
-    def __getitem__(self, grid):
-        def call(*pointers, **named):
-            self.asked.append(dict(zip(self.names, pointers, strict=False)) | named)
-            made = Made()
-            made.src = SimpleNamespace(fn=SimpleNamespace(arg_names=self.names))
-            return made
-
-        return call
-
-    def relaunch(self, made, grid, stream, arguments, described, pointers):
-        """As relaunch.relaunch, but what is launched again is kept."""
-
-        def again(stream, at):
-            self.again.append((stream, dict(zip(self.names, [*at, *arguments[pointers:]], strict=True))))
-
-        return again
-
-    def counts(self, call, *arguments) -> tuple[int, int]:
-        """How often a call asks Triton, and how often it passes it by."""
-        self.asked.clear(), self.again.clear()
-        call(*arguments)
-        return len(self.asked), len(self.again)
-
-
 class Made:
     """A compiled kernel."""
 
-
-@pytest.fixture
-def standing_in(monkeypatch):
-    """Puts a stand-in in the place of a kernel."""
-
-    def put(room, name):
-        kernel = Kernel(getattr(room, name))
-        monkeypatch.setattr(launch.triton.compiler, "CompiledKernel", Made)
-        monkeypatch.setattr(launch, "relaunch", kernel.relaunch)
-        monkeypatch.setattr(launch, "current_stream", lambda X: 7)
-        monkeypatch.setattr(room, name, kernel)
-        return kernel
-
-    return put
+    src = SimpleNamespace(fn=SimpleNamespace(arg_names=["Q", "K", "lengths", "N"]))
 
 
-@pytest.mark.skipif(GPU, reason="stands in for a GPU")
-def test_a_launch_serves_again_only_where_triton_would_not_compile_anew(standing_in):
-    """The compiled kernel is reached directly; Triton is asked where pointers, dtypes, strides or masks differ."""
-    kernel, store, calls = standing_in(forward, "forward_kernel"), torch.zeros(3, 4096), []
-    q, k, v = (x[: 32 * 16].view(1, 1, 32, 16) for x in store)  # more rows than decode takes
+class Kernel:
+    """Stands in for a kernel: keeps what Triton is asked to launch."""
 
-    def counts(q, key_lengths=None, seed=None, causal=False, scale=1.0, dropout_p=0.0):
-        calls.append((Tensors(q, k, v, key_lengths, seed), Options(causal, scale, dropout_p)))
-        return kernel.counts(choice.forward, *calls[-1])
+    def __init__(self):
+        self.asked = []
 
-    assert counts(q) == (1, 0)
-    first = kernel.asked[0]
-    assert counts(q) == (0, 1)
-    stream, second = kernel.again[0]
-    at = {name: x.data_ptr() for name, x in zip("QKV", (q, k, v), strict=True)}
-    assert stream == 7 and second | at == second and (second["key_lengths"], second["seed"]) == (0, 0)
-    same = first.keys() & second.keys() - {*"QKVOL", "key_lengths", "seed", "sinks", "cu_q", "cu_k"}
-    assert len(same) > 5 and all(second[name] == first[name] for name in same)
-    assert counts(store[0, 2:514].view(1, 1, 32, 16)) == (1, 0)  # not a multiple of 16 bytes
-    assert counts(q, causal=True) == (1, 0)
-    assert counts(q, torch.tensor([3])) == (1, 0)
-    assert counts(q, torch.tensor([3], dtype=torch.int32)) == (1, 0)
-    assert counts(store[0, : 32 * 32].view(1, 1, 32, 32)[..., :16]) == (1, 0)
-    assert counts(q, scale=0.25) == (1, 0)
-    assert counts(q, seed=torch.tensor([1]), dropout_p=0.5) == (1, 0)
-    for arguments in calls:  # every one of them again
-        assert kernel.counts(choice.forward, *arguments)[0] == (arguments[0].q.data_ptr() % 16 > 0)
+    def __getitem__(self, grid):
+        return lambda *tensors, **named: self.asked.append((grid, tensors, named)) or Made()
 
 
-@pytest.mark.skipif(GPU, reason="stands in for a GPU")
-@pytest.mark.parametrize("odd", ("O", "dO", "L", "dL", None))
-def test_every_pointer_is_looked_at_before_a_kernel_serves_again(odd, standing_in):
-    kernel = standing_in(backward, "rows_kernel")
-    shapes = dict(O=(1, 2, 8, 16), dO=(1, 2, 8, 16), L=(1, 2, 8), dL=(1, 2, 8))
-    Q = torch.zeros(1, 2, 8, 16)
-    store = {name: torch.zeros(512) for name in shapes}
+@pytest.mark.parametrize("described", (0, 1))
+@pytest.mark.parametrize("declines", (False, True))
+def test_a_launch_passes_triton_by_only_where_it_would_not_compile_anew(described, declines, monkeypatch):
+    """From the second time on, by the addresses of that call; never with a pointer that is no multiple of 16, unless
+    what is read in sixteens has a descriptor; and where Triton is another inside, it is asked each time."""
+    kernel, again, tried = Kernel(), [], []
 
-    def tensors(odd):
-        starts = {name: 2 * (name == odd) for name in shapes}
-        return [store[n][starts[n] :][: math.prod(shapes[n])].view(shapes[n]) for n in shapes]
+    def relaunch(made, grid, stream, everything, described, pointers):
+        tried.append((grid, stream, everything[pointers + described :], described, pointers))
+        return None if declines else lambda stream, at: again.append((stream, at))
 
-    O, dO, L, dL = tensors(None)
-    rows = backward.prepare_rows(dO, Q, Q, Q, O, Options(causal=False, scale=1.0))
-    written = torch.empty(1, 2, 8), torch.empty_like(Q), *[None] * 4
-    assert kernel.counts(rows, Q, Q, Q, O, dO, L, dL, *written) == (1, 0)
-    O, dO, L, dL = tensors(odd)
-    assert kernel.counts(rows, Q, Q, Q, O, dO, L, dL, *written) == ((0, 1) if odd is None else (1, 0))
-
-
-@pytest.mark.skipif(GPU, reason="stands in for a GPU")
-def test_where_triton_cannot_be_passed_by_it_is_asked_each_time(standing_in, monkeypatch):
-    kernel, declined = standing_in(forward, "forward_kernel"), []
-    monkeypatch.setattr(launch, "relaunch", lambda *given, **named: declined.append(given))
-    q = torch.zeros(1, 1, 32, 16)
-    for _ in range(3):
-        assert kernel.counts(choice.forward, Tensors(q, q, q), Options(causal=False, scale=1.0)) == (1, 0)
-    assert len(declined) == 1  # nobody tries it again and again
+    monkeypatch.setattr(launch.triton.compiler, "CompiledKernel", Made)
+    monkeypatch.setattr(launch, "current_stream", lambda X: 7)
+    monkeypatch.setattr(launch, "relaunch", relaunch)
+    descriptor = SimpleNamespace(base="nobody's")
+    call = launch.Launch(kernel, 3, dict(num_warps=4), (descriptor,) * described, N=5)
+    store = torch.zeros(3, 64, dtype=torch.float16)
+    a, b, c = store
+    for n, (Q, K) in enumerate([(a, b[4:]), (b, c), (c, a), (a[4:], c), (b, b)]):
+        call(Q, K, None)
+        passed_by = not declines and (n > 0 if described else n in (2, 4))
+        if passed_by:
+            assert again.pop() == (7, [Q.data_ptr(), K.data_ptr(), 0])
+        else:
+            grid, (first, *others), named = kernel.asked.pop()
+            assert (first.base is Q if described else first is Q) and others[0] is K and others[1] is None
+            assert grid == (3, 1, 1) and named == dict(N=5, num_warps=4, enable_fp_fusion=True)
+        assert not again and not kernel.asked and descriptor.base == "nobody's"
+    assert tried == [((3, 1, 1), 7, (5,), described, 3 - described)]  # and nobody tries it again and again
 
 
 def test_the_search_keeps_the_fastest_right_one(monkeypatch, tmp_path, capsys):

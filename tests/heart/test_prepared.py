@@ -69,9 +69,7 @@ CHANGES = dict(
     shape=lambda x: x[:1],
     dtype=lambda x: x.to(torch.int8),
     strides=lambda x: x.repeat_interleave(2, -1)[..., ::2],
-    device=lambda x: x.to(
-        "meta"
-    ),  # what was prepared for one GPU, such as the number of its SMs, must not serve another
+    device=lambda x: x.to("meta"),  # what was prepared for one GPU, such as the number of its SMs, serves no other
 )
 
 
@@ -92,15 +90,9 @@ def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypat
         if name != "L":
             for change in CHANGES.values():
                 call(**{name: change(x)})
-    for option in (
-        dict(causal=True),
-        dict(scale=2.0),
-        dict(dropout_p=0.1),
-        dict(left=3),
-        dict(right=3),
-        dict(softcap=1.0),
-    ):
-        call(options=Options(False, 1.0)._replace(**option))
+    others = dict(causal=True, scale=2.0, dropout_p=0.1, left=3, right=3, softcap=1.0, portable=True)
+    for option in others.items():
+        call(options=Options(False, 1.0)._replace(**dict([option])))
     for name in ("key_lengths", "sinks", "cu_q", "cu_k", *(["dL"] if beside else [])):
         call(**{name: None})
     if direction == "backward":

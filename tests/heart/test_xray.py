@@ -99,12 +99,11 @@ def test_what_cannot_be_compiled_is_one_sentence(found):
     assert says.startswith("xray: portable.forward cannot be compiled for sm_90 here: ") and "\n" not in says
 
 
-@pytest.mark.parametrize("launch", [dict(num_ctas=2), dict(num_warps=0), dict(num_stages="3"), dict(maxnreg=True)])
-def test_a_launch_option_that_does_not_exist_is_refused(launch):
-    ((option, value),) = launch.items()
+@pytest.mark.parametrize("option, value", [("num_ctas", 2), ("num_warps", 0), ("num_stages", "3"), ("maxnreg", True)])
+def test_a_launch_option_that_does_not_exist_is_refused(option, value):
     says = f"launches: got {option}={value!r}; it takes numbers from 1 on for num_warps, num_stages, maxnreg"
     with pytest.raises(ValueError, match=re.escape(says)):
-        xray_launches("portable.forward", [launch])
+        xray_launches("portable.forward", [{option: value}])
 
 
 def test_what_the_assembler_says_comes_before_what_python_says():
