@@ -151,7 +151,10 @@ WRONG = [  # of every call: an argument, what is raised, and a value or what bec
 ]
 OF_LENGTHS = [
     *[("key_lengths", TypeError, x) for x in ([3, 4], torch.Tensor.float)],
-    *[("key_lengths", ValueError, x) for x in (lambda x: x[:1], lambda x: x + 1, lambda x: x - 8)],
+    *[
+        ("key_lengths", ValueError, x)
+        for x in (lambda x: x[:1], lambda x: x[:, None], lambda x: x + 1, lambda x: x - 8)
+    ],
     ("key_lengths", ValueError, lambda x: x.to("meta")),
 ]
 OWN = dict(
