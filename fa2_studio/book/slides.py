@@ -37,7 +37,8 @@ LECTURES = {  # title: its chapters; of those with several sittings, which are s
     "Hopper": {"12a": "1 2", "12b": "1", "13": "1"},
     "Decode, rings, masks": {"14": "", "15": "", "16": ""},
 }
-LEFT_OUT = ("Exercises", "Checks", "Questions", "Part IV in four")  # the course's, not a lecture's
+LEFT_OUT = ("Exercises", "Checks", "Questions", "Part IV in four", "Sitting")  # the course's, not a lecture's
+LINES = 22  # of a listing with what it prints, for the last row of seats
 ASKED = re.compile(r"(.*?)(\*\*(?:Predict|Build)\.\*\*.*?)(<details>.*)?", re.DOTALL)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 COLOURS = HtmlFormatter(style="a11y-high-contrast-light", nowrap=True)
@@ -92,7 +93,7 @@ def deck(chapters: dict[str, str]) -> Iterator[str]:
             sitting = title.split()[1] if title.startswith("Sitting ") else sitting
             shown = not chapters[chapter.number] or sitting in chapters[chapter.number].split() or title == "Recap"
             if shown and not title.startswith(LEFT_OUT):
-                yield from slides(title, beats)
+                yield from slides(title, fewer(beats))
 
 
 def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]]:
@@ -140,10 +141,20 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
     if is_imports(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", [])):
         return []
     printed = "".join(output.get("text", "") for output in cell.outputs)
-    lines = cell.source.count("\n") + printed.count("\n") + 4
     code = highlight(cell.source, PythonLexer(), COLOURS)
     output = f"<pre class=printed>{escape(printed)}</pre>" if printed else ""
-    return [Beat(seen=f'<div class=code style="--lines: {lines}"><pre>{code}</pre>{output}</div>')]
+    return [Beat(seen=f"<div class=code><pre>{code}</pre>{output}</div>")]
+
+
+def fewer(beats: list[Beat]) -> list[Beat]:
+    """What a lecture shows of a section: one listing that a room can read; a list where there is nothing else."""
+    listings = [beat for beat in beats if "<pre" in beat.seen and not beat.text]
+    lists = [beat for beat in beats if beat.seen.startswith(("<ul", "<ol"))]
+    others = any(beat.seen and beat not in listings + lists for beat in beats)
+    short = [beat for beat in listings if beat.seen.count("\n") <= LINES]
+    shown = (short if others else short or listings)[:1]
+    kept = [beat for beat in beats if beat not in listings or beat in shown]
+    return [Beat(beat.seen) if beat in lists and (others or shown) else beat for beat in kept]
 
 
 def slides(title: str, beats: list[Beat]) -> Iterator[str]:
@@ -153,15 +164,16 @@ def slides(title: str, beats: list[Beat]) -> Iterator[str]:
     for at in [at for at, beat in enumerate(beats) if beat.seen] or [-1]:
         asks = at >= 0 and bool(beats[at].text)
         beside = [near for near in ((at - 1, at + 1) if at >= 0 else (0,)) if 0 <= near < len(beats)]
-        near = next((n for n in beside if n not in used and not beats[n].seen and not asks), None)
+        words = [n for n in beside if not beats[n].seen and not beats[n].text.startswith("<") and not asks]
+        near = next((n for n in words if n not in used), None)
         used |= {near} - {None}
         said = [] if near is None else beats[near : near + 1] if at >= 0 else beats
-        words = "\n\n".join(sentences(beat.text) for beat in said)
+        beginning = "\n\n".join(sentences(beat.text) for beat in said)
         own = rendered(beats[at].text) if asks else ""
-        seen = f"<figure>{beats[at].seen}</figure>" if at >= 0 else ""
-        head = f"<h2>{MARKDOWN.renderInline(title)}</h2>{rendered(words)}"
-        kind = ' class="first"' if title.startswith("Sitting ") else ""
-        yield f"<section{kind}>{head}{seen}<aside>{own}{notes}</aside></section>"
+        lines = beats[at].seen.count("\n") + 4  # of a listing
+        seen = f'<figure style="--lines: {lines}">{beats[at].seen}</figure>' if at >= 0 else ""
+        head = f"<h2>{MARKDOWN.renderInline(title)}</h2>{rendered(beginning)}"
+        yield f"<section>{head}{seen}<aside>{own}{notes}</aside></section>"
         notes = ""
 
 

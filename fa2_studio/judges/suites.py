@@ -109,7 +109,7 @@ SUITES = {
         ),
         takes={"flash_attn/bert_padding.py": "flash_attn/bert_padding.py"},
         left_out=by_flash_attention_2,
-        sample=60,
+        sample=35,
     ),
     "flash-attention-3": Suite(
         "FlashAttention-3",
@@ -126,7 +126,7 @@ SUITES = {
             f"FLASH_ATTENTION_DISABLE_{x}": "TRUE" for x in ("FP8", "PACKGQA", "SPLIT", "PAGEDKV", "APPENDKV")
         },
         left_out=by_flash_attention_3,
-        sample=15,
+        sample=6,
     ),
     "flash-attention-4": Suite(
         "FlashAttention-4",
@@ -140,7 +140,7 @@ SUITES = {
         },
         environment={"FLASH_ATTENTION_DISABLE_SPLIT": "TRUE"},
         left_out=by_flash_attention_4,
-        sample=200,
+        sample=45,
     ),
     "cs336": Suite(
         "CS336, assignment 2",
