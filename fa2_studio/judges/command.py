@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from fa2_lab.paper import PACKAGE
@@ -56,6 +57,8 @@ def check(suite: Suite, checkout: Path | None) -> None:
     found, *wanted = subprocess.run(git, capture_output=True, text=True).stdout.split() or [""]
     if (checkout / ".git").exists() and wanted != [found]:
         raise ValueError(f"checkout: got commit {found[:8]}; it takes {suite.commit[:8]}: {how}")
+    if lacking := [name for name in suite.needs if find_spec(name) is None]:
+        raise ValueError(f"suite: {suite.title}'s tests import {lacking[0]}; pip install {' '.join(lacking)}")
     if suite.needs_gpu and not torch.cuda.is_available():
         raise ValueError(f"suite: {suite.title}'s tests need a CUDA GPU, and there is none here")
 

@@ -21,6 +21,7 @@ class Suite:
     takes: dict[str, str] = field(default_factory=dict)  # their own files that the tests import: {file: laid down as}
     changes: dict[str, str] = field(default_factory=dict)  # in the text of the tests
     runs: str = ""  # what pytest is given, where it is not `tests`
+    needs: tuple[str, ...] = ()  # packages that the tests import
     needs_gpu: bool = True
     sample: int = 1  # of the tests that apply, one in so many is run, chosen by a hash of its name
     sample_on_a_laptop: int = 1
@@ -108,6 +109,7 @@ SUITES = {
             "flash_attn/layers/rotary.py",
         ),
         takes={"flash_attn/bert_padding.py": "flash_attn/bert_padding.py"},
+        needs=("einops",),
         left_out=by_flash_attention_2,
         sample=35,
     ),
@@ -125,6 +127,7 @@ SUITES = {
         environment={
             f"FLASH_ATTENTION_DISABLE_{x}": "TRUE" for x in ("FP8", "PACKGQA", "SPLIT", "PAGEDKV", "APPENDKV")
         },
+        needs=("einops",),
         left_out=by_flash_attention_3,
         sample=6,
     ),
@@ -139,6 +142,7 @@ SUITES = {
             "dv_vals = [128] if d == 192 else ([d] if d != 128 else [64, d])": "dv_vals = [d]",
         },
         environment={"FLASH_ATTENTION_DISABLE_SPLIT": "TRUE"},
+        needs=("einops",),
         left_out=by_flash_attention_4,
         sample=45,
     ),
@@ -166,6 +170,7 @@ SUITES = {
             ),
             'device_types = ("cuda",)': f"device_types = ({HERE},)",
         },
+        needs=("expecttest",),
         left_out=by_torch,
         needs_gpu=False,
         sample_on_a_laptop=16,
@@ -186,6 +191,7 @@ SUITES = {
             # without this, what is refused would be torch's:
             "model_sdpa = model_class.from_pretrained(**model_from_pretrained_kwargs)": "raise",
         },
+        needs=("transformers", "parameterized"),
         left_out=by_transformers,
         needs_gpu=False,
     ),
@@ -223,8 +229,9 @@ SUITES = {
         ),
         takes={"tests/test_helpers/sink_attention_reference.py": "tests/test_helpers/sink_attention_reference.py"},
         changes={'torch.device("cuda:0")': f"torch.device({HERE})"},
+        needs=("einops",),
         left_out=by_flashinfer,
         needs_gpu=False,
-        sample_on_a_laptop=100,
+        sample_on_a_laptop=67,
     ),
 }

@@ -54,6 +54,14 @@ def test_tests_that_do_not_start_are_no_result(checkout):
         command.main(["cs336", str(checkout)])
 
 
+def test_a_machine_that_lacks_what_their_tests_import_is_told_so(tmp_path, monkeypatch):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test_varlen_attention.py").touch()
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="suite: torch's varlen attention's tests import expecttest; pip install exp"):
+        command.main(["torch", str(tmp_path)])
+
+
 def test_another_commit_is_refused(checkout):
     git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=b"]
     for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
