@@ -172,7 +172,7 @@ class Room:
 
     def ask(self, request: dict, seconds: float) -> dict:
         """The reply to a request. The student's code may ask back in between, as often as it likes."""
-        token = secrets.token_hex(8)
+        token, self.far = secrets.token_hex(8), []  # what was lent for an earlier request is out of reach
         try:
             channel.send(self.process.stdin, request | {"token": token, "seconds": seconds}, self._refer)
             until = time.monotonic() + seconds + GRACE

@@ -13,6 +13,7 @@ from checks import meter
 from course_class import QUICK, code, graded_at_once, handed_in
 
 from fa2_studio.course import box, judge, results
+from fa2_studio.course.notebooks import named, source
 
 needs_box = pytest.mark.skipif(not box.kind(), reason="no box on this machine: no bubblewrap, podman or docker")
 
@@ -274,6 +275,22 @@ def test_what_is_shown_while_one_step_is_tried_again_is_gone_for_the_next(tmp_pa
         tmp_path, {"eve": handed_in("2", own=(STASH.format(tmp_path / "kept"),), answers=blank)}, "", name="2"
     )["eve"]
     assert graded.got["test_forward"] == 2 and graded.score == 4, graded.sentences
+
+
+TWICE = """
+        earlier = kept.setdefault(len(K), K)
+        if earlier is not K:
+            earlier[col:end]
+"""
+
+
+def test_a_tensor_of_an_earlier_run_is_no_way_around_the_meter(tmp_path):
+    """Each key is loaded a second time, by a tensor that was kept: the meter of this run has to see it."""
+    book, line = source(named("2")), "        k_j, v_j = K[col:end], V[col:end]\n"
+    (cell,) = [c for c in book.cells if line in c.source]
+    cell.source = f"kept = {{}}\n{cell.source.replace(line, line + TWICE)}"
+    graded = graded_at_once(tmp_path, {"eve": book}, "", name="2")["eve"]
+    assert graded.got["test_row_block"] == 4 and graded.got["test_traffic"] < 3, graded.sentences
 
 
 def test_points_and_tests_of_a_submission_count_for_nothing(tmp_path):

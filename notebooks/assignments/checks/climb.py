@@ -58,7 +58,7 @@ def call(function, case: Case, heads: int = 2, text: str = "") -> dict:
         want_O, want_L = truth.dense(Q, K, V, case.d**-0.5, case.causal)
         equal(f"O of head {h}", np.asarray(O)[0, h], want_O, TOLERANCE, nan_hint(O))
         equal(f"L of head {h}", np.asarray(L)[0, h], want_L, TOLERANCE, "L is the natural logarithm, in fp32.")
-    scores = heads * int(truth.visible(case.N_q, case.N_k, case.causal).sum())
+    scores = heads * int(case.seen.sum())
     if counted.get("multiplications of products", 0) < 2 * scores * case.d:
         raise Failed("two products for each score", "fewer", hint="S = Q Kᵀ and P V, by tl.dot.")
     counted["loaded"] -= heads * case.N_q * case.d  # Q, once

@@ -11,7 +11,7 @@ from . import truth
 from .guard import call
 from .meter import Run, metered
 from .report import Report, equal, parts, step, tile_place
-from .tiled import check_moved, check_operations, on_the_meter, tiling
+from .tiled import check_moved, check_operations, on_the_meter
 from .truth import Case
 
 CASES = [
@@ -129,7 +129,7 @@ def correct(function, case: Case) -> Run:
 def traffic(report: Report, function, cases=tuple(METERED)) -> None:
     """What the backward moves, and that it skips what the mask hides."""
     for case in cases:
-        form = io.fa2_backward(tiling(case), case.d)
+        form = io.fa2_backward(case.tiling, case.d)
         for tensors in (("K", "V"), ("Q", "L", "dO"), ("dQ", "dK", "dV"), ("O", "D")):
             with report.check(f"{', '.join(tensors)} moved: {case}"):
                 check_moved(correct(function, case), form, tensors, may_move_less="O D dO")
@@ -139,7 +139,7 @@ def traffic(report: Report, function, cases=tuple(METERED)) -> None:
 def operations(report: Report, function, cases=tuple(METERED)) -> None:
     """Five products and one exponential for each score of a visited tile."""
     for case in cases:
-        cut = tiling(case)
+        cut = case.tiling
         ops = io.operations("fa2", "backward", cut, case.d)
         other = io.not_matmul(ops) + 2 * io.scores_visited(cut)
         products = "Five products for each visited tile: s, dp, and one for each gradient."

@@ -25,7 +25,7 @@ class Placed(HbmTensor):
         super().__init__(name, array, trace)
         self.axis = axis
 
-    def go_to(self, where) -> None:
+    def _go_to(self, where) -> None:
         """Move the meter to these rows; an index is no longer than the tensor."""
         asked = max(np.size(x) for x in (where if isinstance(where, tuple) else (where,)))
         if asked > self.shape[0]:
@@ -35,13 +35,13 @@ class Placed(HbmTensor):
             self.trace._at[self.axis] = int(np.min(rows)) // self.trace.block[self.axis]
 
     def load(self, where) -> np.ndarray:
-        self.go_to(where)
+        self._go_to(where)
         block = np.array(self[where])
         self.trace.largest_load = max(self.trace.largest_load, (block.size, self.name))
         return block
 
     def store(self, where, value) -> None:
-        self.go_to(where)
+        self._go_to(where)
         self[where] = value
 
 

@@ -116,7 +116,7 @@ def of_rows(case: Case, name: str, rows: slice = slice(None)) -> Slips:
     """What a slip makes of some rows of O or of L."""
     Q, K, V, _ = case.tensors()
     row, col = np.arange(case.N_q)[:, None], np.arange(case.N_k)[None, :]
-    seen = truth.visible(case.N_q, case.N_k, case.causal)
+    seen = case.seen
     S = np.where(seen, case.tau * Q @ K.T, -np.inf)
     O, L = truth.dense(Q, K, V, case.tau, case.causal)
     m = S.max(axis=1)

@@ -7,7 +7,6 @@ from contextlib import suppress
 import numpy as np
 
 from fa2_lab.machine import io
-from fa2_lab.tiles import Mask, Tiling
 
 from . import probes, slips, truth
 from .guard import beside, call
@@ -27,10 +26,6 @@ METERED_RAGGED = Case(22, 27, 16, 8, 4, causal=True, seed=8)
 LONG = Case(N_q=128, N_k=8192, d=8, B_r=64, B_c=64, causal=True, seed=9)
 
 
-def tiling(case: Case) -> Tiling:
-    return Tiling(case.N_q, case.N_k, case.B_r, case.B_c, Mask(causal=case.causal))
-
-
 # The steps ------------------------------------------------------------------------------------------------------
 
 
@@ -48,7 +43,7 @@ def kind(report: Report, function, groups: tuple = ((RAGGED, CAUSAL), (CAUSAL_RA
 
 def check_kinds(function, case: Case) -> None:
     """The kinds of all tiles against the truth."""
-    cut = tiling(case)
+    cut = case.tiling
     at = list(np.ndindex(cut.T_r, cut.T_c))
     tiles = [(cut.rows(i), cut.cols(j)) for i, j in at]
     more = (case.N_q, case.N_k, case.causal)
@@ -84,7 +79,7 @@ def check_row_blocks(function, case: Case) -> None:
     """Every row block of a case against the dense result."""
     Q, K, V, _ = case.tensors()
     O, L = truth.forward(case)
-    cut = tiling(case)
+    cut = case.tiling
     for i in range(cut.T_r):
         rows = cut.rows(i)
         got = call(function, Q[rows], K, V, rows.start, case.N_q, case.B_c, case.tau, case.causal)
@@ -139,7 +134,7 @@ def traffic(report: Report, function, cases=tuple(METERED)) -> None:
     """Elements moved, tensor by tensor, and no skipped tile touched."""
     for case in cases:
         with report.check(f"loads and stores: {case}"):
-            check_moved(correct(function, case), io.fa2_forward(tiling(case), case.d), ("Q", "K", "V", "O", "L"))
+            check_moved(correct(function, case), io.fa2_forward(case.tiling, case.d), ("Q", "K", "V", "O", "L"))
         with report.check(f"no tile touched that no row sees, no tile left out: {case}"):
             check_tiles(correct(function, case), case)
     hold_little(report, function, is_asked=False)
@@ -171,7 +166,7 @@ def first_extra(ran: Run, tensor: str) -> str:
 
 def check_tiles(ran: Run, case: Case) -> None:
     """The tiles for which K and V were loaded, against those that the mask leaves."""
-    cut = tiling(case)
+    cut = case.tiling
     want = {(i, j) for i in range(cut.T_r) for j in cut.visited_cols(i)}
     for tensor in ("K", "V"):
         got = set(ran.meter.tiles(tensor))
@@ -187,7 +182,7 @@ def check_tiles(ran: Run, case: Case) -> None:
 def operations(report: Report, function, cases=tuple(METERED)) -> None:
     """Operations by kind: products and exponentials as in Algorithm 1, one division for each row."""
     for case in cases:
-        cut = tiling(case)
+        cut = case.tiling
         ops, rows = io.operations("fa2", "forward", cut, case.d), case.N_q * case.d
         exponentials, other = ops["exp"] + io.rows_visited(cut), io.not_matmul(ops) + io.scores_visited(cut) + rows
         limits = {

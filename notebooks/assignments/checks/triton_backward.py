@@ -6,7 +6,7 @@ import numpy as np
 
 from fa2_lab.machine import io
 from fa2_lab.reference.online_softmax import finite
-from fa2_lab.tiles import Mask, Tiling, cdiv
+from fa2_lab.tiles import cdiv
 
 from . import truth
 from .report import Failed, Report, at_most, equal, step, tile_place
@@ -47,15 +47,11 @@ def inputs(case: Case, low: bool = False) -> dict[str, np.ndarray]:
 def gradients(given: dict, case: Case, P=None, D=None, rows=slice(None), columns=slice(None)) -> dict[str, np.ndarray]:
     """dQ, dK, dV in float64: right as it stands; other P or D, or some rows and columns alone, for slips."""
     Q, K, V, dO = (given[name] for name in ("Q", "K", "V", "dO"))
-    P = truth.probabilities(Q, K, case.tau, seen_of(case))[0] if P is None else P
+    P = truth.probabilities(Q, K, case.tau, case.seen)[0] if P is None else P
     dS = P * (dO @ V.T - (given["D"] if D is None else D)[:, None])
     part = np.zeros_like(P)
     part[rows, columns] = 1
     return dict(dQ=case.tau * (part * dS) @ K, dK=case.tau * (part * dS).T @ Q, dV=(part * P).T @ dO)
-
-
-def seen_of(case: Case) -> np.ndarray:
-    return truth.visible(case.N_q, case.N_k, case.causal)
 
 
 def slips(name: str, given: dict, case: Case) -> dict[str, np.ndarray]:
@@ -65,7 +61,7 @@ def slips(name: str, given: dict, case: Case) -> dict[str, np.ndarray]:
         known["τ is missing: S = τ Q Kᵀ, so dQ and dK carry one τ each."] = want / case.tau
         known["τ stands twice: once is enough, in dS or at the end."] = want * case.tau
         known["D is missing: dS = P ∘ (dP − D)."] = gradients(given, case, D=np.zeros(case.N_q))[name]
-    S = np.where(seen_of(case), case.tau * given["Q"] @ given["K"].T, -np.inf)
+    S = np.where(case.seen, case.tau * given["Q"] @ given["K"].T, -np.inf)
     P = np.exp2(S - finite(given["L"])[:, None])
     said = "exp2 of a natural score: L is a natural logarithm. Use tl.exp, or multiply by log₂ e."
     known[said] = gradients(given, case, P=P)[name]
@@ -98,7 +94,7 @@ def unwritten(case: Case, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 def run(kernel, case: Case, names: tuple[str, ...], zero: str = "", given: dict | None = None):
     """One launch with lengths and mask: the outputs, the meter, and the inputs. dQ alone has a program a row block."""
-    programs = cdiv(case.N_q, case.B_r) if names == ("dQ",) else cdiv(case.N_k, case.B_c)
+    programs = case.tiling.T_r if names == ("dQ",) else case.tiling.T_c
     given = given or inputs(case)
     outputs = unwritten(case, names)
     if zero:
@@ -125,7 +121,7 @@ def check_meter(kernel, case: Case, names: tuple[str, ...], loads: dict, product
     for name, most in loads.items():
         at_most(f"elements of {name} loaded", meter["loads"][name], most, "Which tiles does no row see?")
     one = case.B_r * case.B_c * case.d
-    tiles = int(io.tiles_per_row(tiling(case)).sum())
+    tiles = int(io.tiles_per_row(case.tiling).sum())
     came = meter["operations"]["multiplications of products"]
     if came < products * tiles * one:
         raise Failed(f"{products} products by tl.dot for each of {tiles} tiles", f"{came / one:g} in all")
@@ -140,10 +136,6 @@ def no_race(meter: dict, name: str) -> None:
     at_most(f"elements of {name} stored by tl.store", meter["stores"][name], 0, hint)
 
 
-def tiling(case: Case) -> Tiling:
-    return Tiling(case.N_q, case.N_k, case.B_r, case.B_c, Mask(causal=case.causal))
-
-
 # The steps ------------------------------------------------------------------------------------------------------
 
 
@@ -156,7 +148,7 @@ def row_dots(report: Report, kernel, cases=tuple(DOTS), seed: int = 0) -> None:
             O, _ = truth.dense(given["Q"], given["K"], given["V"], case.tau, False)
             tensors, out = dict(O=O, dO=given["dO"]), dict(D=np.full(case.N_q, np.nan))
             sizes = dict(N_q=case.N_q, B_r=case.B_r, d=case.d)
-            got, _ = launch(kernel, cdiv(case.N_q, case.B_r), tensors, out, sizes)
+            got, _ = launch(kernel, case.tiling.T_r, tensors, out, sizes)
             equal("D", got["D"], given["D"], TOLERANCE, place=tile_place(case.B_r))
 
 
@@ -180,7 +172,7 @@ def columns(report: Report, kernel, cases=tuple(CASES), seed: int = 0) -> None:
     looped(report, kernel, ("dK", "dV"), cases, seed)
     with report.check("what is loaded, and four products a tile", "K_j and V_j once; Q, dO, L, D once a visited tile."):
         case = truth.varied(METER, seed)
-        visited = io.rows_visited(tiling(case))
+        visited = io.rows_visited(case.tiling)
         loads = dict(K=case.N_k * case.d, V=case.N_k * case.d, Q=visited * case.d, dO=visited * case.d)
         check_meter(kernel, case, ("dK", "dV"), loads | dict(L=visited, D=visited), products=4)
 
@@ -191,7 +183,7 @@ def rows(report: Report, kernel, cases=tuple(CASES), seed: int = 0) -> None:
     looped(report, kernel, ("dQ",), cases, seed)
     with report.check("what is loaded, and three products a tile", "Q_i, dO_i, L_i, D_i once; K and V once a tile."):
         case = truth.varied(METER, seed)
-        visited, own = io.cols_visited(tiling(case)), case.N_q
+        visited, own = io.cols_visited(case.tiling), case.N_q
         loads = dict(K=visited * case.d, V=visited * case.d, Q=own * case.d, dO=own * case.d, L=own, D=own)
         check_meter(kernel, case, ("dQ",), loads, products=3)
 
@@ -202,7 +194,7 @@ def one_pass(report: Report, kernel, cases=tuple(CASES[1:4]), seed: int = 0) -> 
     looped(report, kernel, ("dQ", "dK", "dV"), cases, seed, zero="dQ")
     with report.check("five products a tile, dQ by atomic adds alone", "tl.atomic_add neither loads nor stores."):
         case = truth.varied(METER, seed)
-        visited = io.rows_visited(tiling(case))
+        visited = io.rows_visited(case.tiling)
         meter = check_meter(kernel, case, ("dQ", "dK", "dV"), {}, products=5, zero="dQ")
         no_race(meter, "dQ")
         at_most("elements added to dQ", meter["adds"]["dQ"], visited * case.d, "Once for each visited tile.")

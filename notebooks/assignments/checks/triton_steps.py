@@ -6,8 +6,6 @@ from collections import Counter
 
 import numpy as np
 
-from fa2_lab.tiles import cdiv
-
 from . import truth
 from .guard import apart, name_of
 from .listing import of_kernel
@@ -56,7 +54,7 @@ def run(kernel, case: Case, step: str, hidden: int = 0) -> tuple[np.ndarray, np.
     options = dict(scale_log2=case.tau * LOG2E, B_r=case.B_r, B_c=case.B_c, d=case.d)
     options |= {} if step == "one_tile" else dict(N_k=case.N_k)
     options |= dict(N_q=case.N_q, CAUSAL=case.causal) if step == "full" else {}
-    got, meter = launch(kernel, cdiv(case.N_q, case.B_r), dict(Q=Q, K=K, V=V), outputs, options)
+    got, meter = launch(kernel, case.tiling.T_r, dict(Q=Q, K=K, V=V), outputs, options)
     check_products(sorted(meter["products"]), case)
     return got["O"], got.get("L")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fa2_lab.reference.naive import logsumexp, safe_softmax, softmax_backward
+from fa2_lab.tiles import Mask, Tiling
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,15 @@ class Case:
         draw = np.random.default_rng(self.seed).standard_normal
         Q, K, V, dO = (draw((n, self.d)) for n in (self.N_q, self.N_k, self.N_k, self.N_q))
         return [self.size * Q + self.shift, self.size * K - self.shift, V, dO]
+
+    @property
+    def tiling(self) -> Tiling:
+        return Tiling(self.N_q, self.N_k, self.B_r, self.B_c, Mask(causal=self.causal))
+
+    @property
+    def seen(self) -> np.ndarray:
+        """True where a query may look."""
+        return visible(self.N_q, self.N_k, self.causal)
 
     def __str__(self) -> str:
         mask = ", causal" if self.causal else ""
