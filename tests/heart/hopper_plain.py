@@ -297,13 +297,8 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, at_once=1,
     Q = SimpleNamespace(shape=(0, N_q, 2 * group) if starts else Q, block_shape=[1] * (5 if starts else 4))
     for number in range(T_c * batch * 2 * parts):
         added, mailbox, nothing = [], Mailbox(rows.NEXT_IN_TURN.value), SimpleNamespace(fill=lambda *_: None)
-        pipes = SimpleNamespace(
-            mailbox=mailbox,
-            k=nothing,
-            v=nothing,
-            turns=SimpleNamespace(USED=True),
-            sizes=SimpleNamespace(last_first=False),
-        )
+        turns, sizes = SimpleNamespace(USED=True), SimpleNamespace(last_first=False)
+        pipes = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, turns=turns, sizes=sizes)
         pipes.rows = SimpleNamespace(fill=lambda *told, added=added: added.append(told[-2:]))
         blocks = scheduler(T_c, batch * 2 * parts, at_once * parts, only=number)
         backward.producer(Q, None, None, None, None, pipes, blocks, place, T_r, parts)

@@ -151,11 +151,8 @@ WRONG = [  # of every call: an argument, what is raised, and a value or what bec
 ]
 OF_LENGTHS = [
     *[("key_lengths", TypeError, x) for x in ([3, 4], torch.Tensor.float)],
-    *[
-        ("key_lengths", ValueError, x)
-        for x in (lambda x: x[:1], lambda x: x[:, None], lambda x: x + 1, lambda x: x - 8)
-    ],
-    ("key_lengths", ValueError, lambda x: x.to("meta")),
+    *[("key_lengths", ValueError, x) for x in (lambda x: x[:1], lambda x: x[:, None], lambda x: x.to("meta"))],
+    *[("key_lengths", ValueError, x) for x in (lambda x: x + 1, lambda x: x - 8)],
 ]
 OWN = dict(
     attention=[
@@ -169,11 +166,8 @@ OWN = dict(
     ],
     attention_packed=[
         ("k", ValueError, lambda x: x[:, [0, 0, 0]]),
-        *[
-            (name, TypeError, x)
-            for name in ("cu_q", "cu_k")
-            for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)
-        ],
+        *[("cu_q", TypeError, x) for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)],
+        *[("cu_k", TypeError, x) for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)],
         *[("cu_q", ValueError, x) for x in (lambda x: x[:1], lambda x: x[None], lambda x: x.to("meta"))],
         ("cu_k", ValueError, lambda x: x[:2]),
     ],
@@ -351,13 +345,8 @@ def test_opcheck(call):
     q, k, v, sinks = (given[n] for n in ("q", "k", "v", "sinks"))
     seed, p = (whole(5, dtype=torch.int64), 0.2) if call == "attention" else (None, 0.0)
     rest = *(given.get(n) for n in ("cu_q", "cu_k")), *masks[:2], p, *masks[3:]
-    leaves = (
-        *(x.clone().requires_grad_() for x in (q, k, v)),
-        given.get("key_lengths"),
-        seed,
-        sinks.clone().requires_grad_(),
-    )
-    torch.library.opcheck(ops.forward.default, (*leaves, *rest))
+    q_, k_, v_, sinks_ = (x.clone().requires_grad_() for x in (q, k, v, sinks))
+    torch.library.opcheck(ops.forward.default, (q_, k_, v_, given.get("key_lengths"), seed, sinks_, *rest))
     saved = q, k, v, given.get("key_lengths"), seed, sinks, *rest
     O, L = ops.forward(*saved)
     for dL in (torch.ones_like(L), None):

@@ -296,6 +296,9 @@ def test_alone_it_is_attention(alone):
     assert torch.equal(unshard(shard(x, dim=0), dim=0), x)
 
 
+SHORT = torch.zeros(1, 2, 4, 8)
+
+
 @pytest.mark.parametrize(
     "changes, error, message",
     [
@@ -306,11 +309,7 @@ def test_alone_it_is_attention(alone):
         (dict(mesh=3), TypeError, "mesh: got 3; it takes a 1-D DeviceMesh, a ProcessGroup"),
         (dict(causal=1), TypeError, "causal: got 1; it takes True or False"),
         (dict(scale="1"), TypeError, "scale: got '1'"),
-        (
-            dict(k=torch.zeros(1, 2, 4, 8), v=torch.zeros(1, 2, 4, 8)),
-            ValueError,
-            "a shard has as many keys as queries, 5",
-        ),
+        (dict(k=SHORT, v=SHORT), ValueError, "a shard has as many keys as queries, 5"),
         (dict(backend="cuda"), ValueError, "backend: got 'cuda'"),
         (dict(q=None), TypeError, "q: got NoneType; it takes a torch.Tensor"),
     ],

@@ -60,19 +60,6 @@ def test_a_meter_changes_no_result():
             assert type(a) is np.ndarray and np.array_equal(a, b)
 
 
-def test_workers_are_the_parallel_loops():
-    Q, K, V = tensors()
-    trace = Trace()
-    O, L = fa2.forward(Q, K, V, B_r=2, B_c=4, trace=trace)
-    assert set(trace.by_worker()) == {(0,), (1,), (2,), (3,)}
-    trace = Trace()
-    fa2.backward(Q, K, V, O, L, Q, B_r=2, B_c=4, trace=trace)
-    assert set(trace.by_worker()) == {(), (0,), (1,)}
-    trace = Trace()
-    fa1.forward(Q, K, V, B_r=2, B_c=4, trace=trace)
-    assert set(trace.by_worker()) == {()}
-
-
 def test_steps_are_events_and_operations_in_order_and_each_knows_what_it_works_on():
     trace = Trace()
     A, B, C = trace.hbm(A=np.ones((4, 6)), B=np.ones((6, 3)), C=np.empty((4, 3)))

@@ -157,15 +157,6 @@ def test_every_chapter_is_in_one_part_and_has_notebook_and_source():
     assert {c.number for c in CHAPTERS} == set(" ".join(PARTS.values()).split())
 
 
-@pytest.mark.parametrize(
-    "path", [*TEXT.glob("*.py"), *(NOTEBOOKS / "assignments/text").glob("*.py")], ids=lambda p: p.stem
-)
-def test_the_interpreter_is_decided_before_triton_is_imported(path):
-    before, triton, _ = path.read_text(encoding="utf-8").partition("\nimport triton\n")
-    settles = r'^(import|from) (fa2_lab\.kernels|fa2_studio\.course|checks)\b|"TRITON_INTERPRET"\] = '
-    assert not triton or re.search(settles, before, re.MULTILINE), "import fa2_lab.kernels first"
-
-
 def test_the_first_picture_and_the_live_pieces_data_are_what_the_code_makes():
     for name, content in pictures.files().items():
         file = NOTEBOOKS.parent / "figures" / name
