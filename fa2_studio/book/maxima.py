@@ -1,4 +1,4 @@
-"""Exercise 2 of chapter 12a: a kernel in Gluon, one function of which the reader writes.
+"""The exercise of chapter 12a: a kernel in Gluon, one function of which the reader writes.
 
 The function runs on NumPy first, with a few lines in place of Gluon's words, so that its mistakes can be named: a wait
 that never ends, a tile that is read too early. Then the whole kernel is compiled for Hopper.

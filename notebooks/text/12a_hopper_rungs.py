@@ -364,9 +364,9 @@ print("of 500 orders right:", sum(end == right for end in ends))
 #
 # <details><summary>Answer</summary>
 #
-# **the early release.** `forgetful` hangs, in every order. `hasty` always ends. With two stages it is mostly wrong, with six
-# never here: the bug waits for a longer sequence. So tests of such kernels repeat a call a thousand times and compare
-# every bit.
+# **the early release.** `forgetful` hangs, in every order: a *deadlock*. `hasty` always ends. With two stages it is
+# mostly wrong, with six never here: the bug waits for a longer sequence. So tests of such kernels repeat a call a
+# thousand times and compare every bit.
 #
 # ```python
 # print("forgetful:", try_out(forgetful, seed=0)[0].split(";")[0])
