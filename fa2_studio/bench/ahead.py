@@ -26,7 +26,7 @@ def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = contestant
 
 def elsewhere(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
     """Call a function in other processes, once with the arguments of each job. What fails there, fails again later."""
-    if pool() is None:
+    if not jobs or pool() is None:
         return
     try:
         done = pool().map(partial(tried, call), *zip(*jobs, strict=True))

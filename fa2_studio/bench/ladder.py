@@ -21,8 +21,7 @@ from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED, measure, sustain
 from fa2_studio.bench.registry import SUITES
 from fa2_studio.bench.results import machine
 
-SLOW, FEW = ("r00_standard", "r01_fa1", "r02_rows_outside"), 3  # rungs that are timed so many times only
-OVER_N = "over N"  # the direction of rows in which standard attention and FA1 alone are timed, while N grows
+OVER_N, ALONE = "over N", ladder.RUNGS[:2]  # the direction of rows in which these are timed while N grows
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 MAIN = Problem.square(4096, 128, causal=False)  # where the table begins, and where the counters are read
 WARPS = Problem.square(4096, 64, causal=False)  # where the side rungs s00 and s01 take part
@@ -51,22 +50,21 @@ def run(
     """
     down_here = [replace(MAIN, causal=causal) for causal in (False, True)]
     asked = experiments.problems()
-    calls = {
-        "rungs": [(rung, problem) for rung in ladder.RUNGS[::-1] for problem in grid()],  # the last compile longest
+    side = [(rung, WARPS) for rung in ladder.SIDE]
+    compiling = {
+        "rungs": [*((rung, problem) for rung in ladder.RUNGS[::-1] for problem in grid()), *side],  # the slowest first
         "experiments": [(name, problem) for problem, names in asked.items() for name in names],
-        "lengths": [(rung, problem) for rung in SLOW[:2] for problem in longer()],
         "backward": [(rung, problem) for rung in ladder.BACKWARD for problem in down_here],
     }
     jobs = {
         "rungs": [partial(climb, problem, beside=beside) for problem in grid()],
         "experiments": [partial(ask, problem, names=names) for problem, names in asked.items()],
-        "lengths": [partial(ask, problem, OVER_N, names=SLOW[:2]) for problem in longer()],
+        "lengths": [partial(ask, problem, OVER_N, names=ALONE) for problem in longer()],
         "sustained": [partial(climb, problem, beside=beside, sustained=True) for problem in down_here],
         "backward": [partial(down, problem) for problem in down_here],
         "counters": [partial(count, problem, name) for problem in (WARPS, MAIN) for name in counted_here(problem)],
     }
-    side = [(rung, WARPS) for rung in ladder.SIDE]
-    elsewhere(call_once, [call for part in parts for call in calls.get(part, side)])
+    elsewhere(call_once, [call for part in parts for call in compiling.get(part, ())])
     record = Record("ladder", machine(), PROTOCOL, ceilings(), sustained_protocol=SUSTAINED)
     return collect(record, [job for part in PARTS if part in parts for job in jobs[part]], keep)
 
@@ -95,7 +93,7 @@ def climb(problem: Problem, beside: Path | None = None, sustained: bool = False)
     if not sustained:
         return timed(problem, "forward", calls, check)
     with Meter() as meter:
-        return timed(problem, "forward", calls, check, partial(sustain, meter=meter))
+        return timed(problem, "forward", calls, check, timing=partial(sustain, meter=meter))
 
 
 def ask(problem: Problem, direction: str = "experiments", *, names: Sequence[str]) -> Measurement:
@@ -129,21 +127,16 @@ def forward_of(rung: str, tensors, causal: bool):
 
 
 def timed(
-    problem: Problem, direction: str, calls: list[tuple], error_of: Callable, timing: Callable | None = None
+    problem: Problem, direction: str, calls: list[tuple], error_of: Callable, timing: Callable = measure
 ) -> Measurement:
-    """Milliseconds of each (name, call), checked first; slow ones are timed fewer times."""
+    """Milliseconds of each (name, call), checked first."""
 
     def checked(call: Callable):
         return refused([error_of(call())]) or call
 
-    def rested(right: dict) -> dict:
-        slow = {name: call for name, call in right.items() if name in SLOW}
-        timings = measure({name: call for name, call in right.items() if name not in slow}) | measure(slow, FEW)
-        return {name: timings[name] for name in right}
-
     prepared = {name: partial(checked, call) for name, call in calls}
     flops = problem.flops("backward" if direction == "backward" else "forward")
-    return contest(problem.as_dict(), direction, prepared, flops, timing or rested)
+    return contest(problem.as_dict(), direction, prepared, flops, timing)
 
 
 def everybody(problem: Problem, tensors) -> list[tuple]:

@@ -23,6 +23,12 @@ from fa2_studio.bench.problem import Problem  # noqa: E402
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WHERE = Problem(1, 2, 2, 40, 40, 16, causal=True, dtype="float32")
 
+
+def known(calls):
+    """A timing for every call."""
+    return {name: protocol.Timing(1.0, 0.5, 2.0) for name in calls}
+
+
 # The ladder ---------------------------------------------------------------------------------------------------
 
 
@@ -30,9 +36,8 @@ def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
     def fails():
         raise RuntimeError("no such chip")
 
-    monkeypatch.setattr(ladder, "measure", lambda calls, *how: {name: protocol.Timing(1.0, 0.5, 2.0) for name in calls})
     calls = [("right", lambda: 0.0), ("wrong", lambda: 1.0), ("NaN", lambda: float("nan")), ("fails", fails)]
-    row = ladder.timed(WHERE, "backward", calls, lambda answer: answer)
+    row = ladder.timed(WHERE, "backward", calls, lambda answer: answer, known)
     assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == WHERE.flops("backward")
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
 
@@ -46,7 +51,7 @@ def test_standard_attention_and_fa1_are_timed_over_the_lengths_of_the_picture(mo
     monkeypatch.setattr(Problem, "tensors", lambda self: (torch.ones(1),) * 3)
     monkeypatch.setattr(ladder.experiments, "forward", lambda name: lambda *given: (name, None))
     monkeypatch.setattr(ladder, "error", lambda O, *given: 0.0)
-    monkeypatch.setattr(ladder, "measure", lambda calls, *how: {name: protocol.Timing(1.0, 0.5, 2.0) for name in calls})
+    monkeypatch.setattr(ladder.timed, "__defaults__", (known,))
     rows = [job() for job in jobs]
     record = records.Record("ladder", {}, "by hand", rows=rows)
     for rung in ("r00_standard", "r01_fa1"):
