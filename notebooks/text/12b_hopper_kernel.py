@@ -591,8 +591,7 @@ for (d, causal), ratio in over.items():
 # %% [markdown]
 # ## Checks
 #
-# The small functions of this notebook against the package, and `attention()` against float64. On a Hopper GPU the kernel
-# of this notebook is called in its place.
+# This notebook's functions against the package, and `attention()` (on a Hopper GPU the kernel itself) against float64.
 
 # %% tags=["hide-input"]
 for costs in (one_head, [3] * 500):

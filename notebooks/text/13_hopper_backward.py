@@ -648,8 +648,7 @@ else:
 # %% [markdown]
 # ## Checks
 #
-# The small functions of this notebook against the package, and the gradients of `attention()` against float64. On a
-# Hopper GPU the kernel of this notebook is called.
+# This notebook's functions against the package, and `attention()` (on a Hopper GPU the kernel itself) against float64.
 
 # %% tags=["hide-input"]
 verdict("step = fa2.backward", all(close(x, y) for x, y in zip((dQ, dK, dV), truth, strict=True)))
