@@ -643,10 +643,10 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 #
 # ## Where does the power go?
 #
-# A GPU draws at most so many watts. The more its units do in a cycle, the slower the cycles have to be. Read chapter 10's
-# last table once more: as the tensor cores work more, the clock falls, and a part of every gain in cycles goes into heat.
-# Bytes cost clock, too: rung 12 has the cycles of rung 11, moves far more bytes through L2 and from HBM, and is slower by
-# what the clock lost. And here is the roofline of what the rungs share:
+# A GPU draws at most so many watts. The more its units do in a cycle, the slower the cycles have to be. Look once more
+# at chapter 10's table of gains in cycles and in time: as the tensor cores work more, the clock falls, and a part of
+# every gain in cycles goes into heat. Bytes cost clock, too: rung 12 has the cycles of rung 11, moves far more bytes
+# through L2 and from HBM, and is slower by what the clock lost. And here is the roofline of what the rungs share:
 
 # %%
 rows = {f"{B_r} rows a tile": cost("FA2", B_r=B_r, B_c=128) for B_r in (64, 192)}

@@ -597,7 +597,7 @@ for name, peer, asked in (
     print("over {:34} {:.2f} in the mean, from {:.2f} to {:.2f}".format(name, *mean_ratio(asked, peer)))
 
 # %% [markdown]
-# The runs are of different days: [RESULTS.md](../RESULTS.md) dates each. Last the roofline. A bulk reduction sends a part of
+# The runs are of different days: [RESULTS.md](../RESULTS.md) has their versions. Last the roofline. A bulk reduction sends a part of
 # dQ once, where a load and a store send it twice:
 
 # %%
