@@ -21,11 +21,11 @@ TWO = 110 * 1024  # bytes of shared memory with which two programs fit on an SM
 class Experiment(NamedTuple):
     """One question. A shape is (d, causal, heads of 4,096 tokens); None is expected where nothing was predicted."""
 
-    rung: str
     changes: dict[str, Any]
-    against: str  # a rung, or an experiment by its name
     asks: str
     expected: dict[tuple[int, bool, int], float | None]  # how many times as fast as `against`
+    against: str = ""  # a rung, or an experiment by its name; else its own rung
+    rung: str = ""  # where it is not the one whose number the name begins with
 
 
 def at(factor: float | None, *shapes: tuple[int, bool, int]) -> dict:
@@ -39,99 +39,83 @@ FEW, FEW_CAUSAL = (128, False, 8), (128, True, 8)
 EXPERIMENTS = {
     # A third program on an SM, or the arithmetic?
     "03 at 168 registers": Experiment(
-        "r03", dict(maxnreg=168), "r03", "Is a third program worth 20% without deferring anything?", at(1.21, FULL)
+        dict(maxnreg=168), "Is a third program worth 20% without deferring anything?", at(1.21, FULL)
     ),
     "05 at 168 registers": Experiment(
-        "r05",
         dict(maxnreg=168),
-        "r05",
         "Tweak 1 gains nothing under the mask, where 174 registers are two programs. And with three?",
         at(1.21, CAUSAL),
     ),
     "05 at 128 registers": Experiment(
-        "r05", dict(maxnreg=128), "r03", "The same at d = 64, where rung 05 lost a fourth program", at(1.07, CAUSAL_64)
+        dict(maxnreg=128), "The same at d = 64, where rung 05 lost a fourth program", at(1.07, CAUSAL_64), against="r03"
     ),
     "06 held to two programs": Experiment(
-        "r06",
         dict(shared=TWO),
-        "r05",
         "How much of rung 06 under the mask are instructions, without the third program?",
         at(1.06, CAUSAL),
+        against="r05",
     ),
     "07 at 168 registers": Experiment(
-        "r07", dict(maxnreg=168), "r07", "Under the mask skipping costs the third program", at(1.2, CAUSAL)
+        dict(maxnreg=168), "Under the mask skipping costs the third program", at(1.2, CAUSAL)
     ),
     "09 at 168 registers": Experiment(
-        "r09", dict(maxnreg=168), "r09", "Is it for the third program that two loops lose?", at(1.19, FULL, CAUSAL)
+        dict(maxnreg=168), "Is it for the third program that two loops lose?", at(1.19, FULL, CAUSAL)
     ),
-    "13 at 128 registers": Experiment(
-        "r13", dict(maxnreg=128), "r13", "At d = 64 groups cost the fourth program", at(None, FULL_64)
-    ),
+    "13 at 128 registers": Experiment(dict(maxnreg=128), "At d = 64 groups cost the fourth program", at(None, FULL_64)),
     # Copies ahead, and the order of the loops
     "11 with one stage": Experiment(
-        "r11", dict(num_stages=1), "r09", "Without copies ahead, does the loops' order matter?", at(1.0, FULL, CAUSAL)
+        dict(num_stages=1), "Without copies ahead, does the loops' order matter?", at(1.0, FULL, CAUSAL), against="r09"
     ),
     "14 with one stage": Experiment(
-        "r14",
-        dict(num_stages=1),
-        "r14",
-        "What are copies ahead worth, if four programs may hide them?",
-        at(None, FULL, CAUSAL),
+        dict(num_stages=1), "What are copies ahead worth, if four programs may hide them?", at(None, FULL, CAUSAL)
     ),
     "15 with one stage": Experiment(
-        "r15",
         dict(STAGES=1),
-        "14 with one stage",
         "Triton and Gluon, the same work in the same order: is the language worth anything?",
         at(1.0, FULL, CAUSAL),
+        against="14 with one stage",
     ),
     "15 with one stage, 8 heads": Experiment(
-        "r15", dict(STAGES=1), "r15", "Four programs hide the copies. With few heads as well?", at(0.66, FEW_CAUSAL)
+        dict(STAGES=1), "Four programs hide the copies. With few heads as well?", at(0.66, FEW_CAUSAL)
     ),
     "15 with one stage, two programs": Experiment(
-        "r15",
         dict(STAGES=1, shared=TWO),
-        "15 with one stage, 8 heads",
         "Do fewer programs help where all row blocks start at once?",
         at(1.1, FEW_CAUSAL),
+        against="15 with one stage, 8 heads",
     ),
     "14 with two stages": Experiment(
-        "r14", dict(num_stages=2), "r14", "At d = 64 barriers cost the fourth program", at(None, FULL_64, CAUSAL_64)
+        dict(num_stages=2), "At d = 64 barriers cost the fourth program", at(None, FULL_64, CAUSAL_64)
     ),
     "18 with two stages": Experiment(
-        "r18", dict(STAGES=2), "r18", "What is the third stage worth, which rung 21 gives away?", at(1.0, FULL, CAUSAL)
+        dict(STAGES=2), "What is the third stage worth, which rung 21 gives away?", at(1.0, FULL, CAUSAL)
     ),
-    "20 with two stages": Experiment(
-        "r20", dict(STAGES=2), "r20", "The same where products overlap", at(1.0, FULL, CAUSAL)
-    ),
+    "20 with two stages": Experiment(dict(STAGES=2), "The same where products overlap", at(1.0, FULL, CAUSAL)),
     # Order, and the L2 cache
     "13, heavy first in each head": Experiment(
-        "r13", dict(at_once=1), "r12", "Is heavy first inside each head enough?", at(0.68, FEW_CAUSAL)
+        dict(at_once=1), "Is heavy first inside each head enough?", at(0.68, FEW_CAUSAL), against="r12"
     ),
     **{
         f"{rung} at_once={n}": Experiment(
-            f"r{rung}", dict(at_once=n), f"r{rung}", "How many heads fit in L2 side by side?", at(None, FULL, CAUSAL)
+            dict(at_once=n), "How many heads fit in L2 side by side?", at(None, FULL, CAUSAL)
         )
         for rung in ("13", "23")
         for n in (1, 2, 4, 16)
     },
     # The last rungs
     "20 for fewer registers": Experiment(
-        "r20",
         dict(sched4reg=True),
-        "r20",
         "With Triton 3.9 it spills at d = 64 without a mask. What does that cost?",
         at(1.01, FULL_64),
     ),
     "22 that always raises m": Experiment(
-        "r22", dict(LAG=-1e30), "r21", "Is part of rung 22 the order of its instructions?", at(1.02, FULL, CAUSAL)
+        dict(LAG=-1e30), "Is part of rung 22 the order of its instructions?", at(1.02, FULL, CAUSAL), against="r21"
     ),
     "23 with software exponentials": Experiment(
-        "x23",
         {},
-        "r23",
         "One exponential in eight by the FMA units. Predicted for an H200: nothing is gained",
         at(1.0, FULL_64, CAUSAL_64),
+        rung="x23",
     ),
 }
 WAVES = {  # rungs by heads of 4,096 tokens, d = 128, no mask: programs come in waves
@@ -145,9 +129,10 @@ def forward(name: str) -> Callable:
     if name not in EXPERIMENTS:
         return ladder.load(name).forward
     asked = EXPERIMENTS[name]
+    rung = asked.rung or name[:2]
     if not asked.changes:
-        return ladder.load(asked.rung).forward
-    module = ladder.copied(asked.rung)
+        return ladder.load(rung).forward
+    module = ladder.copied(rung)
     constants = {name for name in asked.changes if hasattr(module, name)}
     for constant in constants:
         setattr(module, constant, type(getattr(module, constant))(asked.changes[constant]))
@@ -178,7 +163,7 @@ class Launched:
 
 def against(name: str) -> str:
     """The full name of what an experiment is compared with."""
-    other = EXPERIMENTS[name].against
+    other = EXPERIMENTS[name].against or f"r{name[:2]}"
     return other if other in EXPERIMENTS else ladder.find(other)
 
 
@@ -217,6 +202,8 @@ def table(record: Record) -> list[str]:
         for (d, causal, heads), expected in asked.expected.items():
             numbers = (expected, ratio(record, name, d, causal, heads))
             cells = ["-" if x is None else f"{x:.2f}" for x in numbers]
-            lines.append([name, asked.asks, asked.against, f"{d}, {heads}{', causal' * causal}", *cells])
+            lines.append(
+                [name, asked.asks, asked.against or f"r{name[:2]}", f"{d}, {heads}{', causal' * causal}", *cells]
+            )
     columns = ["experiment", "question", "over", "d, heads", "expected", "measured"]
     return results.table(columns, lines, right=2)
