@@ -12,7 +12,7 @@ from bench_clock import Clocks  # noqa: E402
 
 from fa2_lab import records  # noqa: E402
 from fa2_lab.kernels import tables  # noqa: E402
-from fa2_lab.kernels.ladder import BACKWARD, OTHERS, RUNGS, find, load  # noqa: E402
+from fa2_lab.kernels.ladder import BACKWARD, OTHERS, RUNGS, load  # noqa: E402
 from fa2_lab.plots import time_and_memory  # noqa: E402
 from fa2_lab.tools import command as top  # noqa: E402
 from fa2_studio import compiled  # noqa: E402
@@ -62,9 +62,7 @@ def test_standard_attention_and_fa1_are_timed_over_the_lengths_of_the_picture(mo
 def test_every_experiment_is_asked_beside_what_it_is_compared_with():
     for names in experiments.problems().values():
         for name in set(names) & set(experiments.EXPERIMENTS):
-            asked = experiments.EXPERIMENTS[name]
-            against = asked.against if asked.against in experiments.EXPERIMENTS else find(asked.against)
-            assert against in names[: names.index(name)], name
+            assert experiments.against(name) in names[: names.index(name)], name
 
 
 def test_an_experiment_changes_its_launch_and_leaves_its_rung():
