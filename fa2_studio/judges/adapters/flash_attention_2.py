@@ -1,24 +1,11 @@
 """Behind the names of `flash_attn`, FlashAttention-2's package."""
 
-from fa2_studio.judges.adapters.common import bounds, dense, deterministic_if, packed
+from fa2_studio.judges.adapters import flash_attention_4 as four
 
 
-def flash_attn_func(
-    q,
-    k,
-    v,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+def flash_attn_func(q, k, v, dropout_p=0.0, *, alibi_slopes=None, return_attn_probs=False, **options):
     assert dropout_p == 0 and alibi_slopes is None
-    deterministic_if(deterministic)
-    O, L = dense(q, k, v, causal=causal, window=bounds(window_size), softcap=softcap or None, scale=softmax_scale)
+    O, L = four.flash_attn_func(q, k, v, **options)
     return (O, L, None) if return_attn_probs else O
 
 
@@ -31,19 +18,14 @@ def flash_attn_varlen_func(
     max_seqlen_q,
     max_seqlen_k,
     dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
+    *,
     alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
     block_table=None,
+    return_attn_probs=False,
+    **options,
 ):
     assert dropout_p == 0 and alibi_slopes is None and block_table is None
-    masks = dict(causal=causal, window=bounds(window_size), softcap=softcap or None, scale=softmax_scale)
-    deterministic_if(deterministic)
-    O, L = packed(q, k, v, cu_seqlens_q, cu_seqlens_k, **masks)
+    O, L = four.flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
     return (O, L, None) if return_attn_probs else O
 
 

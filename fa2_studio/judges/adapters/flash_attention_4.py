@@ -3,42 +3,27 @@
 from fa2_studio.judges.adapters.common import bounds, dense, deterministic_if, packed
 
 
-def flash_attn_func(
-    q,
-    k,
-    v,
+def masks(
     softmax_scale=None,
     causal=False,
     window_size=(None, None),
     learnable_sink=None,
     softcap=0.0,
     deterministic=False,
-    return_lse=False,
     **unused,
 ):
-    masks = dict(causal=causal, window=bounds(window_size), softcap=softcap or None, scale=softmax_scale)
+    """Their options as ours."""
     deterministic_if(deterministic)
-    return dense(q, k, v, sinks=learnable_sink, **masks)
+    window = bounds(window_size)
+    return dict(causal=causal, window=window, softcap=softcap or None, scale=softmax_scale, sinks=learnable_sink)
 
 
-def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    softmax_scale=None,
-    causal=False,
-    window_size=(None, None),
-    learnable_sink=None,
-    softcap=0.0,
-    deterministic=False,
-    return_lse=False,
-    **unused,
-):
-    masks = dict(causal=causal, window=bounds(window_size), softcap=softcap or None, scale=softmax_scale)
-    deterministic_if(deterministic)
-    return packed(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks=learnable_sink, **masks)
+def flash_attn_func(q, k, v, **options):
+    return dense(q, k, v, **masks(**options))
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, **options):
+    return packed(q, k, v, cu_seqlens_q, cu_seqlens_k, **masks(**options))
 
 
 def get_scheduler_metadata(*_, **__):
