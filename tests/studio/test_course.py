@@ -103,6 +103,7 @@ def test_the_solution_scores_full_marks(name, outcome):
     notebook = source(ASSIGNMENTS[name])
     points, printed = outcome(name, "solved", notebook)
     assert points == notebooks.steps(notebook), printed
+    assert not re.search("note: .*Error", printed), "a cell that students are given fails"
 
 
 @pytest.mark.parametrize("name", [beside(name) for name in ASSIGNMENTS])
