@@ -355,14 +355,8 @@ function drawCode(step, row) {
   write($("code-note"), `${PAPERS[set.order]}${whose}Q[i] is row block i, K[j] is column block j${tau}.`);
 }
 
-const HUES = { q: "Q", k: "K", v: "V", o: "O", m: "M", l: "M", s: "S" };
-const PARTS = Object.fromEntries(
-  Object.entries(HUES).map(([name, hue]) => {
-    const e = add($("chip"), "", "span");
-    e.style.setProperty("--h", `var(--${hue})`);
-    return [name, e];
-  }),
-);
+const PARTS = {};
+for (const name of "qkvomls") PARTS[name] = add($("chip"), "ml".includes(name) ? name : name.toUpperCase(), "span");
 const METERS = Object.fromEntries(
   LOOPS.map(([order, text]) => {
     const e = add($("meter"), "row");

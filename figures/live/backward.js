@@ -7,10 +7,8 @@ const stage = $("stage");
 const LABELS = { rows: "row blocks", columns: "column blocks" };
 let run = [];
 
-const field = (name) =>
-  `<label class="field"><span>${LABELS[name]}</span><input type="number" name="${name}" min="1" max="8"></label>`;
 form.innerHTML = [
-  ...Object.keys(LABELS).map(field),
+  ...Object.entries(LABELS).map(([name, label]) => field(name, label, 'min="1" max="8"')),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
   choice("dQ", "passes", [["1", "one pass, atomic adds"], ["2", "two passes"]]),
 ].join(""); // prettier-ignore
@@ -26,15 +24,13 @@ function prepare() {
 // Drawing -------------------------------------------------------------------------------------------------------------
 
 function draw(t) {
-  if (!stage.clientWidth) return; // not laid out yet
+  if (!stage.clientWidth || !run.length) return; // not laid out yet, or refused
   const step = run[t];
-  stage.replaceChildren();
   const width = stage.clientWidth;
   const c = Math.min(64, Math.floor((width - 170) / set.columns), 330 / set.rows);
   const place = { c, x: 42, y: 58, dQ: 42 + set.columns * c + 18, dw: 46 };
   const height = place.y + set.rows * c + 10;
-  stage.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  stage.style.height = `${height}px`;
+  clear(stage, height);
   const visits = visitsUntil(t);
   for (const i of upTo(set.rows)) for (const j of upTo(set.columns)) drawTile(step, i, j, place, visits);
   for (const j of upTo(set.columns)) drawColumn(step, j, place);
@@ -129,22 +125,10 @@ function count(t) {
   return `${step.products} of ${all.products} products of tiles (${set.passes === 1 ? 5 : "4 + 3"} for each of ${tiles} tiles), ${sum(step.added)} of ${tiles} additions into dQ. All workers start together and take equally long for a tile.`;
 }
 
-form.oninput = () => {
-  read(form, set);
+follow(form, set, () => {
   transport.pause();
-  try {
-    prepare();
-    $("refused").textContent = "";
-    transport.go(0);
-  } catch (refused) {
-    $("refused").textContent = `${refused.message}.`;
-  }
-};
-for (const name of Object.keys(LABELS)) {
-  if (ask.has(name)) set[name] = Number(ask.get(name));
-  form.elements[name].value = set[name];
-}
-mark(form, set);
-prepare();
-transport.go(Number(ask.get("step") || 0));
+  prepare();
+  transport.go(0);
+});
+if (ask.has("step")) transport.go(Number(ask.get("step")));
 onWidth(stage, () => transport.show());

@@ -63,6 +63,18 @@ function choice(title, name, options, type = "radio") {
   return `<fieldset><legend>${title}</legend>${labels.join("")}</fieldset>`;
 }
 
+/** A field for a number. */
+function field(name, label, more = "") {
+  return `<label class="field"><span>${label}</span><input type="number" name="${name}" ${more}></label>`;
+}
+
+/** An SVG emptied, as wide as its place and so high. */
+function clear(stage, height) {
+  stage.replaceChildren();
+  stage.setAttribute("viewBox", `0 0 ${stage.clientWidth} ${height}`);
+  stage.style.height = `${height}px`;
+}
+
 /** Check the buttons that say what is set. */
 function mark(form, settings) {
   for (const e of form.elements) {
@@ -80,6 +92,25 @@ function read(form, settings) {
     if (typeof now === "boolean") settings[name] = value !== null;
     else if (value !== null) settings[name] = typeof now === "number" ? (value.trim() ? Number(value) : NaN) : value;
   }
+}
+
+/** A form sets what the address asks for, then what the reader does; `change` throws what it refuses, and why. */
+function follow(form, set, change) {
+  form.oninput = () => {
+    read(form, set);
+    $("refused").textContent = "";
+    try {
+      change();
+    } catch (refused) {
+      $("refused").textContent = `${refused.message}.`;
+    }
+  };
+  for (const name of Object.keys(set)) {
+    if (typeof set[name] === "number" && ask.has(name)) set[name] = Number(ask.get(name));
+    if (form.elements[name]?.type === "number") form.elements[name].value = set[name];
+  }
+  mark(form, set);
+  form.oninput();
 }
 
 /** Back, play, forward and a slider over the steps of a run. `draw` is called with the step that is shown. */

@@ -122,12 +122,8 @@ function drawKey(step, c) {
   drawHandle(c, x, seen || here);
   if (!hidden[c]) {
     shape(marks, "line", { x1: x, x2: x, y1: mid, y2: scoreY(scores[c]), class: seen || here ? "stem on" : "stem" });
-    shape(
-      stage,
-      "text",
-      { x: x + 13, y: scoreY(scores[c]) + 4, class: "small" },
-      column > 44 ? show(scores[c], 1) : "",
-    );
+    const y = scoreY(scores[c]) + (scores[c] === step.m ? 17 : 4); // not on the line of m
+    shape(marks, "text", { x: x + 13, y, class: "small" }, column > 44 ? show(scores[c], 1) : "");
   }
   if (seen) {
     const y = weightY(step.weights[c]);
@@ -172,7 +168,7 @@ function drawState(step) {
     const top = y + k * (narrow ? 28 : 42);
     const length = v === -Infinity ? 0 : Math.max(0, Math.min(1, share(v))) * (w - 92);
     shape(marks, "text", { x, y: top + 15, class: "letter" }, name);
-    shape(marks, "rect", { x: x + 24, y: top + 2, width: length, height: 16, class: `bar-${hue}` });
+    shape(marks, "rect", { x: x + 24, y: top + 2, width: length, height: 16, class: `length ${hue}` });
     shape(marks, "text", { x: x + w, y: top + 15, class: "end" }, show(v));
   });
   const pill = step.op === "start" || step.op === "end" ? "" : `α = ${show(step.alpha)}`;

@@ -3,19 +3,15 @@
 
 const { chips } = window.LIVE;
 const set = { GPU: "H200", N: 8192, d: 128, B_r: 128, B_c: 64, heads: 16, warps: 8, stages: 2, causal: false };
-for (const name of ["N", "d", "B_r", "B_c", "heads", "warps", "stages"])
-  if (ask.has(name)) set[name] = Number(ask.get(name));
 const form = $("settings");
 const LABELS = { N: "N (tokens)", d: "d", B_r: "B<sub>r</sub>", B_c: "B<sub>c</sub>", heads: "batch × heads" };
 const STEPS = { N: 128, d: 16, B_r: 16, B_c: 16, heads: 1 };
 
-const field = (name) =>
-  `<label class="field"><span>${LABELS[name]}</span><input type="number" name="${name}" step="any" inputmode="numeric"></label>`;
 form.innerHTML = [
   `<label class="field"><span>GPU</span><select name="GPU">${Object.keys(chips)
     .map((x) => `<option>${x}</option>`)
     .join("")}</select></label>`,
-  ...Object.keys(LABELS).map(field),
+  ...Object.entries(LABELS).map(([name, label]) => field(name, label, 'step="any" inputmode="numeric"')),
   choice("warps", "warps", [["4"], ["8"]]),
   choice("stages of k, v", "stages", [["1"], ["2"], ["3"]]),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
@@ -40,7 +36,7 @@ function gauge(parts, limit, used) {
   const most = Math.max(limit, used) * 1.08;
   const e = make("div", "gauge");
   for (const [name, x, hue] of parts) {
-    const part = add(e, hue, "i", x / most > 0.09 ? name : "");
+    const part = add(e, hue, "i", x / most > 0.2 ? name : x / most > 0.04 ? name.split(" ")[0] : "");
     part.style.width = `${(100 * x) / most}%`;
   }
   add(e, "limit", "b").style.left = `${(100 * limit) / most}%`;
@@ -49,15 +45,9 @@ function gauge(parts, limit, used) {
 }
 
 function draw() {
-  let found;
-  try {
-    found = plan(chips[set.GPU], set);
-  } catch (refused) {
-    $("refused").textContent = `${refused.message}.`;
-    $("panels").classList.add("stale");
-    return;
-  }
   const chip = chips[set.GPU];
+  $("panels").classList.add("stale");
+  const found = plan(chip, set);
   $("panels").classList.remove("stale");
   $("refused").textContent = misfit(found, chip);
   drawTraffic(found, chip);
@@ -103,8 +93,8 @@ function room(used, limit, unit) {
 function drawMemory({ parts, shared, registers, limit }, chip) {
   const tensors = Object.entries(parts).map(([name, x]) => [`${name} ${kib(x)}`, x, name.toUpperCase()]);
   $("shared").replaceChildren(gauge(tensors, chip.shared_per_block, shared));
-  const stages = "q once, k and v in every stage.";
-  $("shared-note").textContent = `${room(shared, chip.shared_per_block, kib)} ${stages}`;
+  const each_tensor = tensors.map(([name]) => name).join(" + ");
+  $("shared-note").textContent = `${each_tensor} = ${room(shared, chip.shared_per_block, kib)} k and v in every stage.`;
   const threads = 32 * set.warps;
   const scores = (set.B_r * set.B_c) / threads;
   const each = [
@@ -146,11 +136,5 @@ form.addEventListener("keydown", (e) => {
   e.target.value = 2 ** Math.max(0, power);
   form.oninput();
 });
-form.oninput = () => {
-  read(form, set);
-  draw();
-};
-for (const [name, x] of Object.entries(set)) if (form.elements[name]?.type === "number") form.elements[name].value = x;
 form.elements.GPU.value = set.GPU;
-mark(form, set);
-draw();
+follow(form, set, draw);

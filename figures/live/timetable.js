@@ -6,12 +6,11 @@ const form = $("settings");
 const stage = $("stage");
 const LIMITS = { SMs: [1, 32], heads: [1, 16], blocks: [1, 32] };
 const LABELS = { SMs: "SMs", heads: "heads", blocks: "blocks of rows" };
+const SHADES = [["#586a7e", "#fff"], ["#93a1ae", "#222"], ["#38506b", "#fff"], ["#b4bec8", "#222"]]; // prettier-ignore
 let table = null;
 
-const field = (name) =>
-  `<label class="field"><span>${LABELS[name]}</span><input type="number" name="${name}" min="${LIMITS[name][0]}" max="${LIMITS[name][1]}"></label>`;
 form.innerHTML = [
-  ...Object.keys(LIMITS).map(field),
+  ...Object.entries(LIMITS).map(([name, [low, high]]) => field(name, LABELS[name], `min="${low}" max="${high}"`)),
   choice("algorithm", "algorithm", [["fa1", "FA1"], ["fa2", "FA2"]]),
   choice("pass", "direction", [["forward"], ["backward"]]),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
@@ -29,15 +28,13 @@ function prepare() {
 }
 
 function draw(t) {
-  if (!stage.clientWidth) return; // not laid out yet
-  stage.replaceChildren();
+  if (!stage.clientWidth || !table) return; // not laid out yet, or refused
   const width = stage.clientWidth;
   const lane = Math.max(14, Math.min(30, 320 / set.SMs));
   const [left, top] = [44, 8];
   const unit = (width - left - 4) / Math.max(table.makespan, 1);
   const height = top + set.SMs * lane + 26;
-  stage.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  stage.style.height = `${height}px`;
+  clear(stage, height);
   for (const k of upTo(set.SMs)) {
     const y = top + k * lane;
     shape(stage, "rect", { x: left, y, width: width - left - 4, height: lane - 2, class: "lane" });
@@ -55,13 +52,14 @@ function drawProgram(p, t, { left, top, lane, unit }) {
   if (!p.cost) return;
   const x = left + p.start * unit;
   const state = t >= p.end ? "done" : t > p.start ? "running" : t === 0 || t <= p.start ? "ahead" : "";
-  const look = `program ${state} head${p.head % 4}`;
+  const look = `program ${state}`;
   const e = shape(stage, "rect", {
     x,
     y: top + p.SM * lane,
     width: Math.max(1, p.cost * unit - 1),
     height: lane - 2,
     class: look,
+    fill: SHADES[p.head % 4][0],
   });
   const what =
     p.index === null ? "all tiles" : `${set.direction === "forward" ? "row" : "column"} block ${p.index + 1}`;
@@ -71,7 +69,8 @@ function drawProgram(p, t, { left, top, lane, unit }) {
     const at = {
       x: x + (p.cost * unit) / 2,
       y: top + p.SM * lane + lane / 2 + 3,
-      class: `small middle in ${state} on${p.head % 4}`,
+      class: `small middle in ${state}`,
+      style: state === "ahead" ? "" : `fill: ${SHADES[p.head % 4][1]}`,
     };
     shape(stage, "text", at, label);
   }
@@ -93,23 +92,11 @@ function words(t) {
     `${orders}${orders ? "if" : "If"} the work could be cut anywhere it would be ${fewest}. Shades are heads, numbers are blocks. One program at a time on an SM.`;
 }
 
-form.oninput = () => {
-  read(form, set);
+follow(form, set, () => {
   transport.pause();
-  try {
-    prepare();
-    $("refused").textContent = "";
-    for (const e of form.elements.order) e.disabled = set.algorithm === "fa1";
-    transport.go(transport.last);
-  } catch (refused) {
-    $("refused").textContent = `${refused.message}.`;
-  }
-};
-for (const name of Object.keys(LIMITS)) {
-  if (ask.has(name)) set[name] = Number(ask.get(name));
-  form.elements[name].value = set[name];
-}
-mark(form, set);
-prepare();
-transport.go(Number(ask.get("step") || transport.last));
+  prepare();
+  for (const e of form.elements.order) e.disabled = set.algorithm === "fa1";
+  transport.go(transport.last);
+});
+if (ask.has("step")) transport.go(Number(ask.get("step")));
 onWidth(stage, () => transport.show());
