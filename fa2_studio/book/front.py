@@ -38,7 +38,7 @@ def index(assignments: list[str], toctrees: list[str], licence: str) -> str:
         f"**{SENTENCE}** {claim} Every step was run, and every result was checked against plain attention in float64.",
         block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
         "[Every call of the package](API.md), with its arguments, an example and its limits.",
-        f"## {title}",
+        "## The climb",
         framed("climb"),
         *(part(name, numbers) for name, numbers in PARTS.items()),
         "## Posters",
