@@ -148,6 +148,7 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
 
 def fewer(beats: list[Beat]) -> list[Beat]:
     """What a lecture shows of a section: one listing that a room can read; a list where there is nothing else."""
+    beats = [beat for beat in beats if not beat.seen.startswith("<details")]  # folded in the chapter, too
     listings = [beat for beat in beats if "<pre" in beat.seen and not beat.text]
     lists = [beat for beat in beats if beat.seen.startswith(("<ul", "<ol"))]
     others = any(beat.seen and beat not in listings + lists for beat in beats)
