@@ -71,14 +71,6 @@ class Schedule:
     def waves(self) -> int:
         return waves(len(self.placed), self.slots)
 
-    @property
-    def tail(self) -> float:
-        """How long the last block still runs after the first slot has run out of work."""
-        ends: dict[tuple[int, int], float] = {}
-        for p in self.placed:
-            ends[p.SM, p.slot] = max(p.end, ends.get((p.SM, p.slot), 0))
-        return self.makespan - (min(ends.values()) if len(ends) == self.slots else 0)
-
 
 # Formulas for equal blocks ----------------------------------------------------------------------------------
 
@@ -166,16 +158,6 @@ def dq_writers(tiling: Tiling) -> list[list[int]]:
     """For each row block i, the backward's workers that add into dQ_i: more than one means atomics, or two passes."""
     worker = owners(tiling, "backward")
     return [[int(j) for j in row[row >= 0]] for row in worker]
-
-
-def dq_steps(tiling: Tiling) -> np.ndarray:
-    """[j, t]: the row block of dQ that worker j adds into at step t, if all start together; −1 when it has ended."""
-    check_tiling(tiling)
-    rows = [tiling.visited_rows(j) for j in range(tiling.T_c)]
-    steps = np.full((tiling.T_c, max(map(len, rows))), -1)
-    for j, visited in enumerate(rows):
-        steps[j, : len(visited)] = visited
-    return steps
 
 
 def _heads(heads: int, tiling: Tiling) -> int:

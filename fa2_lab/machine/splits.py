@@ -170,11 +170,6 @@ class Pace:
         """Bytes per second of each of so many programs at work."""
         return min(self.alone, self.bandwidth / programs)
 
-    @property
-    def enough(self) -> int:
-        """The fewest programs that draw all of the bandwidth."""
-        return int(np.ceil(self.bandwidth / self.alone))
-
 
 def pace(chip: Chip, cache: Cache, stages: int, reached: float = 1.0) -> Pace:
     """A program keeps stages − 1 tiles on their way; `reached` is the share of the bandwidth that a copy gets."""

@@ -184,9 +184,6 @@ def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
     return sum(n * BYTES[tensor] for (_, tensor), n in tile_accesses(scheme, b, c, d, W).items())
 
 
-BARRIERS_PER_TILE = {"split_q": 2, "split_k": 3}
-
-
 # Helpers ----------------------------------------------------------------------------------------------------
 
 

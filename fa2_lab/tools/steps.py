@@ -34,11 +34,6 @@ def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
     return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]
 
 
-def changed(old: str, new: str) -> int:
-    """How many lines differ; a line in place of another counts once."""
-    return sum(max(len(gone), len(come)) for what, gone, come in steps(old, new) if what != "equal")
-
-
 def diff(old: str, new: str, colours: bool = False) -> str:
     """The step from one rung to another, in the manner of `diff -w`."""
     red, green, faint, plain = (RED, GREEN, FAINT, PLAIN) if colours else ("",) * 4

@@ -320,5 +320,4 @@ def test_a_diff_shows_what_moved_and_what_changed():
     shown = steps.diff("02", "03").splitlines()
     assert "-     for i in range(0, N_q, B_r):  # FA2.A1.L3" in shown  # the loop is gone
     assert any(line.startswith("+     i, head = tl.program_id(0) * B_r, tl.program_id(1)") for line in shown)
-    assert sum(line.startswith(("+", "-")) for line in shown) <= 2 * steps.changed("02", "03")
     assert "\033[32m+" in steps.diff("02", "03", colours=True)

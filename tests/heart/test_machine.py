@@ -217,7 +217,6 @@ CALLS = [  # a call, good arguments, and wrong ones for each
      dict(blocks=[[]], SMs=[0], blocks_per_sm=[0])),
     (grid.fa1_grid, dict(heads=1, tiling=TILING), dict(heads=[0], tiling=[(8, 8)])),
     (grid.fa2_grid, dict(heads=1, tiling=TILING), dict(tiling=[(8, 8)], direction=["sideways"], order=["random"])),
-    (grid.dq_steps, dict(tiling=TILING), dict(tiling=[None])),
     (io.tile_operations, dict(algorithm="fa2", direction="forward", b=4, c=4, d=4), dict(b=[0], d=[2.0])),
     *[(io.traffic, dict(algorithm=algorithm, direction=direction, tiling=TILING, d=4),
        dict(tiling=[(8, 8)], d=[0, 2.0])) for algorithm, direction in io.FORMS],
