@@ -177,6 +177,18 @@ def test_it_has_a_caption_and_words_for_those_who_cannot_see_it(name):
     assert all("".join(t.itertext()) != caption for t in root.iter(f"{SVG}text"))  # it stands beside the picture
 
 
+def test_the_hues_of_tensors_stay_apart_for_eyes_without_green():
+    """Deuteranopia by Machado, Oliveira and Fernandes (2009), distances by CIELAB: 15 is plain to see."""
+    seen = np.array([[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]])
+    xyz = np.array([[0.4339, 0.3762, 0.1847], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8729]])  # white: 1, 1, 1
+    lab = np.array([[0, 116, 0], [500, -500, 0], [0, 200, -200]])
+    rgb = np.array([matplotlib.colors.to_rgb(style.hue(tensor)) for tensor in "QKVSPOm"])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    places = np.cbrt(np.clip(linear @ seen.T, 0, 1) @ xyz.T) @ lab.T
+    for a, b in itertools.combinations(range(7), 2):
+        assert np.linalg.norm(places[a] - places[b]) >= 15, ("QKVSPOm"[a], "QKVSPOm"[b])
+
+
 # The folder and the command -------------------------------------------------------------------------------------
 
 
