@@ -46,9 +46,13 @@ def wheel(tmp_path_factory) -> Path:
     for name in ("fa2_lab", "figures/data", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).symlink_to(PROJECT / name)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), "."]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    sdist = [sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"]
+    wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    for command in (sdist, wheel):  # the wheel from the sdist, so that both are whole
+        done = subprocess.run(
+            [*command, *folder.glob("*.tar.gz")], cwd=source, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
     return next(folder.glob("*.whl"))
 
 
