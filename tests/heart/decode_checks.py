@@ -34,7 +34,7 @@ def paged(k, v, lengths, page, seed=0, begins=None):
         pages.append(torch.full((batch * width + 3, page, heads, d), NAN, dtype=x.dtype, device=DEVICE))
         pages[-1][order.to(DEVICE)] = whole.view(batch, heads, width, page, d).permute(0, 2, 3, 1, 4).flatten(0, 1)
     for b, (first, end) in enumerate(zip(begins, lengths, strict=True)):
-        table[b, : first // page], table[b, -(-end // page) :] = -7, -(2**31)  # nobody's pages
+        table[b, : first // page] = table[b, -(-end // page) :] = -(2**31)  # nobody's pages
     return *pages, table
 
 

@@ -40,6 +40,21 @@ def test_where_torch_records_no_call_is_known():
         assert ROOM.recall((*good(), None, None), None, ()) == (None, None)
 
 
+@pytest.mark.parametrize("which", "qkv")
+def test_a_tensor_of_another_type_is_asked_as_an_operator(which):
+    asked, inputs = [], dict(zip("qkv", good(), strict=True))
+
+    class Asked(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), options=None):
+            asked.append(str(function))
+            return super().__torch_function__(function, types, arguments, options or {})
+
+    want = attention(**inputs)
+    inputs[which] = inputs[which].as_subclass(Asked)
+    assert torch.equal(attention(**inputs), want) and "fa2_lab.forward" in asked
+
+
 def calls():
     """What was prepared for attention() itself."""
     return [made for made in prepared.PREPARED.values() if isinstance(made, operators.Call)]
