@@ -1,6 +1,6 @@
 """Hardware counters of one call of each contestant, read by NVIDIA's ncu from a process of its own.
 
-`python -m fa2_studio.bench.counters PROBLEM NAME...` is the process that ncu watches; the problem is given as JSON.
+`python -m MODULE PROBLEM NAME...` is the process that ncu watches: a module that hands `watched` its contestants' calls.
 """
 
 import csv
@@ -8,9 +8,12 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch
 
 from fa2_studio.bench.problem import Problem
+from fa2_studio.bench.protocol import warm_up
 
 SUMS = {  # added up over the kernels of a call
     "DRAM bytes read": "dram__bytes_read.sum",
@@ -32,9 +35,9 @@ UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
 MARKER = "spin_kernel"  # of torch.cuda._sleep: it stands before the kernels of each contestant
 
 
-def read(problem: Problem, names: Sequence[str], timeout: int = 300) -> dict[str, dict[str, float]]:
-    """{contestant of the ladder: {metric: sum over all kernels of one call}}."""
-    watched = [sys.executable, "-m", "fa2_studio.bench.counters", json.dumps(problem.as_dict()), *names]
+def read(module: str, problem: Problem, names: Sequence[str], timeout: int = 300) -> dict[str, dict[str, float]]:
+    """{contestant: {metric: sum over all kernels of one call}}."""
+    watched = [sys.executable, "-m", module, json.dumps(problem.as_dict()), *names]
     options = ["--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
     command = ["ncu", *options, "--metrics", ",".join(METRICS.values()), *watched]
     try:
@@ -83,15 +86,8 @@ def number(kernel: dict, metric: str) -> float | None:
         return None
 
 
-def main(argv: list[str]) -> None:
+def watched(calls: dict[str, Callable], names: Sequence[str]) -> None:
     """Call each contestant twice and let ncu watch the second calls."""
-    import torch
-
-    from fa2_studio.bench import ladder
-    from fa2_studio.bench.protocol import warm_up
-
-    problem, names = Problem(**json.loads(argv[0])), argv[1:]
-    calls = dict(ladder.everybody(problem, problem.tensors()))
     for name in names:
         if warm_up(calls[name], times=1):  # the timed rows say why it does not run
             calls[name] = lambda: None
@@ -101,7 +97,3 @@ def main(argv: list[str]) -> None:
         calls[name]()
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,5 +1,7 @@
 """The ladder of kernels, measured rung by rung beside the fastest peer, with what the hardware counts."""
 
+import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -169,6 +171,11 @@ def counted_here(problem: Problem) -> list[str]:
 def counted(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
     """Their counters, or why there are none."""
     try:
-        return counters.read(problem, counted_here(problem)), ""
+        return counters.read(__name__, problem, counted_here(problem)), ""
     except RuntimeError as failure:
         return {}, str(failure)
+
+
+if __name__ == "__main__":
+    shape = Problem(**json.loads(sys.argv[1]))
+    counters.watched(dict(everybody(shape, shape.tensors())), sys.argv[2:])
