@@ -1,6 +1,6 @@
 """Hardware counters of one call of each contestant, read by NVIDIA's ncu from a process of its own.
 
-`python -m MODULE PROBLEM NAME...` is the process that ncu watches: a module that hands `watched` its contestants' calls.
+`python -m MODULE PROBLEM NAME...` is the process that ncu watches: a module that hands its calls to `watched`.
 """
 
 import csv

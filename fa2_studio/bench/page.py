@@ -82,8 +82,8 @@ def heading(run: Record) -> list[str]:
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     rows = run.rows + run.sustained
     sentences = [f"{what[0].upper()}{what[1:]}", *([shapes(rows)] if rows else [])]
-    rungs = [*ladder.markdown(run), ""] if run.suite == "ladder" and not run.missing else []
-    return ["", f"## {run.suite}", "", ". ".join(sentences) + ".", "", *rungs]
+    rungs = ["", *ladder.markdown(run), ""] if run.suite == "ladder" and not run.missing else []
+    return ["", f"## {run.suite}", "", ". ".join(sentences) + ".", *rungs]
 
 
 def medians(run: Record) -> list[str]:
@@ -219,15 +219,13 @@ def gpu_of(run: Record) -> str:
 
 def judged() -> list[str]:
     """What other projects' own tests found, and why some of them were left out."""
-    lines, reasons = [], []
+    lines = []
     for name, counts in judges.recorded().items():
-        title, out = JUDGES[name].title, counts["left out"]
-        found = [counts.get(kind, 0) for kind in ("passed", "failed", "skipped by themselves")]
+        found = [f"{counts.get(kind, 0):,}" for kind in ("passed", "failed", "skipped by themselves")]
+        out = "; ".join(f"{n:,} {reason}" for reason, n in counts["left out"].items()) or "0"
         on = f"{counts['gpu']}, torch {counts['torch']}, triton {counts['triton']}, {counts['ours']}"
-        lines.append([title, *(f"{n:,}" for n in (*found, sum(out.values()))), on])
-        why = "; ".join(f"{n:,} {reason}" for reason, n in out.items())
-        reasons += [f"- Left out of {title}: {why}."] if out else []
-    return [*table(["their tests", "passed", "failed", "skipped by themselves", "left out", "on"], lines), "", *reasons]
+        lines.append([JUDGES[name].title, *found, out, on])
+    return table(["their tests", "passed", "failed", "skipped by themselves", "left out", "on"], lines)
 
 
 # Who is faster ------------------------------------------------------------------------------------------------
