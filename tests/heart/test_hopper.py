@@ -202,7 +202,7 @@ def test_at_d_32_much_work_is_enough_where_there_is_no_mask(some_hopper):
     (128, 500, 8000, 16, True, False, 1, 128),  # 128 blocks of 64 rows
     (64, 748, 2240, 32, True, False, 3, 128),  # 128 blocks of 192 rows
     (64, 2000, 8000, 16, True, False, 2, 128),  # 176 blocks of 192 rows, 256 of 128: two rounds each
-    (64, 2000, 8000, 16, True, True, 2, 128),  # of any length
+    (64, 748, 2240, 32, True, True, 2, 128),  # of any length
     (128, 2048, 128, 24, False, False, 2, 128),  # keys are few: it counts how soon a block starts
     (128, 2048, 2048, 24, False, False, 3, 64),
 ])  # fmt: skip

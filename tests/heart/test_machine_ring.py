@@ -15,6 +15,7 @@ def test_bytes_by_hand():
     assert ring.sent([8] * 4, 0, "forward", kv_heads=2, d=16) == {"K V": 3 * 1024}
     assert ring.sent([8] * 4, 0, "backward", kv_heads=2, d=16) == {"K V": 3 * 1024, "dK dV": 3 * 2048}
     assert ring.sent([8], 0, "backward", kv_heads=2, d=16) == {}
+    assert ring.sent([8, 4, 2], 0, "forward", kv_heads=2, d=16) == {"K V": (8 + 2) * 128}  # all but the next rank's
 
 
 # Tiles --------------------------------------------------------------------------------------------------------
