@@ -2,16 +2,12 @@
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from fa2_lab.machine import chips
+from fa2_lab.machine import chips, io, time
 from fa2_lab.plots import style
-from fa2_lab.reference import fa1, fa2
-from fa2_lab.trace import Operation, Trace
 
 
 class Step(NamedTuple):
-    """One operation of the inner loop, or of the end of a row block, in the order it ran."""
+    """One operation of the inner loop, or of the end of a row block, in the order it runs."""
 
     name: str  # "" for the few operations on m, l and α: one for each row, too short for a label
     tensor: str  # whose hue it takes
@@ -19,49 +15,29 @@ class Step(NamedTuple):
 
 
 ONLY_FA1 = "scale p v"
-FREE = ("× τ", "+")  # no clocks: × τ is part of the FMA of τ s − m, and the sum into o part of the product's
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
-    """One tile of FA1 and of FA2, and FA2's end of a row block, in clocks of one SM."""
-    logs = [operations(stage, B_r, B_c, d, j) for stage, j in ((fa1, 1), (fa2, 1), (fa2, None))]
-    tile_1, tile_2, end = ([step(*named, chip) for named in log if named[0] not in FREE] for log in logs)
+    """One tile of FA1 and of FA2, and FA2's end of a row block, in clocks of one SM.
+
+    × τ is part of the multiply-add of τ s − m, and the sum into o part of the product's.
+    """
+    product = 2 * B_r * B_c * d / chip.tensor_per_clock
+    of_tile, of_rows = B_r * B_c / chip.fp32_per_clock, B_r * d / chip.fp32_per_clock
+    scores = [Step("q kᵀ", "S", product), Step("max", "m", of_tile), Step("τs − m", "S", of_tile)]
+    scores += [Step("exp", "P", B_r * B_c / chip.exp_per_clock), Step("Σ", "l", of_tile)]
+    sums = [Step("scale o", "O", of_rows), Step("p v", "O", product)]
+    loops = {"FA1": [*scores, *sums, Step(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
+    for algorithm, steps in loops.items():
+        whole = time.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm.lower())
+        rest = whole.tensor + whole.fp32 + whole.exp - sum(step.clocks for step in steps)
+        steps.insert(len(scores), Step("", "m", rest))
+    once = io.fa2_forward_end(B_r, d)
+    rest = (once.total() - once["multiply"]) / chip.fp32_per_clock
+    end = [Step("", "m", rest), Step("scale o", "O", once["multiply"] / chip.fp32_per_clock)]
     setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"
     price = chip.tensor_per_clock / chip.fp32_per_clock
-    return dict(price=price, loops={"FA1": tile_1, "FA2": tile_2}, end=end, setting=setting)
-
-
-def operations(stage: Any, B_r: int, B_c: int, d: int, j: int | None) -> list[tuple[str, str, Operation]]:
-    """(name, tensor whose hue it takes, operation) of the first row block in column block j, in the order they ran."""
-    if d == B_c:
-        raise ValueError(f"d: got {d}; it takes another number than B_c, or a tile could not be told from its rows")
-    Q, K, V = (np.random.default_rng(0).standard_normal((n, d)) for n in (B_r, 2 * B_c, 2 * B_c))
-    trace = Trace()
-    stage.forward(Q, K, V, B_r=B_r, B_c=B_c, trace=trace)
-    ran = [s for s in trace.steps if isinstance(s, Operation) and s.j == j]
-    return [(*name(s, trace.steps, (B_r, B_c), (B_r, d)), s) for s in ran]
-
-
-def name(s: Operation, steps: list, tile: tuple, rows: tuple) -> tuple[str, str]:
-    """What an operation is for, told by what it makes and from what: a tile of S or P, rows of O, or a number a row."""
-    of_product = any(getattr(steps[n], "kind", "") == "matmul" for n in s.operands)
-    return {
-        ("matmul", tile): ("q kᵀ", "S"),
-        ("multiply", tile): ("× τ", "S"),
-        ("add", tile): ("τs − m", "S"),
-        ("exp", tile): ("exp", "P"),
-        ("matmul", rows): ("p v", "O"),
-        ("multiply", rows): (ONLY_FA1, "O") if of_product else ("scale o", "O"),
-        ("add", rows): ("+", "O"),
-    }.get((s.kind, s.shape)) or (
-        {"maximum": ("max", "m"), "add": ("Σ", "l")}[s.kind] if s.operations > tile[0] else ("", "m")
-    )
-
-
-def step(name: str, tensor: str, ran: Operation, chip: chips.Chip) -> Step:
-    """An operation with the clocks that it takes on one SM."""
-    rate = {"matmul": chip.tensor_per_clock, "exp": chip.exp_per_clock}.get(ran.kind, chip.fp32_per_clock)
-    return Step(name, tensor, ran.operations / rate)
+    return dict(price=price, loops=loops, end=end, setting=setting)
 
 
 HIGH = 0.62

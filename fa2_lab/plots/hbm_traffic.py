@@ -1,34 +1,24 @@
 """HBM traffic of standard attention, FA1 and FA2: over the sequence length, and over the size of the on-chip memory."""
 
-from functools import cache
 from typing import Any
-
-import numpy as np
 
 from fa2_lab.machine import chips, io
 from fa2_lab.plots import style
 from fa2_lab.plots.roofline import DRAM
 from fa2_lab.records import load
-from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.reference import fa1
 from fa2_lab.tiles import Tiling
-from fa2_lab.trace import Trace
 
 FA2 = ("r09_free_loads", "r07_two_loops")  # the rung whose counters are shown; its name before 24 rungs
 
 
 def data(N: int = 1024, M: int = 2**15, d: int = 64) -> dict:
-    """Closed forms of the three, metered where that takes a moment; FA2's hardware counters as recorded."""
+    """Closed forms of the three; FA2's hardware counters as recorded."""
     lengths, sizes = [2**k for k in range(9, 15)], [2**k for k in range(12, 19)]
     over_N, over_M = {}, {}
     for name in ("standard", "FA1", "FA2"):
-        over_N[name] = dict(
-            form=[(n, moved_by_form(name, n, M, d)) for n in lengths],
-            meter=[(n, moved_by_meter(name, n, M, d)) for n in lengths if n <= N],
-        )
-        over_M[name] = dict(
-            form=[(m, moved_by_form(name, N, m, d)) for m in sizes],
-            meter=[(m, moved_by_meter(name, N, m, d)) for m in sizes if m >= M // 2],
-        )
+        over_N[name] = [(n, moved(name, n, M, d)) for n in lengths]
+        over_M[name] = [(m, moved(name, N, m, d)) for m in sizes]
     memories = {chip.name.split()[0]: chip.shared_per_block for chip in (chips.A100, chips.H100)}
     return dict(N=N, M=M, d=d, over_N=over_N, over_M=over_M, memories=memories, counters=counters(d))
 
@@ -58,21 +48,9 @@ def block_sizes(name: str, M: int, d: int) -> dict[str, int]:
     return dict(B_r=outer, B_c=inner) if name == "FA2" else dict(B_r=inner, B_c=outer)
 
 
-def moved_by_form(name: str, N: int, M: int, d: int) -> int:
+def moved(name: str, N: int, M: int, d: int) -> int:
     """Elements that the forward of one head moves, in closed form."""
     return io.traffic(name.lower(), "forward", Tiling(N, N, **block_sizes(name, M, d)), d).total
-
-
-@cache
-def moved_by_meter(name: str, N: int, M: int, d: int) -> int:
-    """The same, counted while the algorithm runs."""
-    Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
-    trace = Trace()
-    if name == "standard":
-        naive.forward(Q, K, V, trace=trace)
-    else:
-        {"FA1": fa1, "FA2": fa2}[name].forward(Q, K, V, **block_sizes(name, M, d), trace=trace)
-    return trace.hbm_elements
 
 
 Points = list[tuple[int, int]]  # (N or M, elements moved)
@@ -87,33 +65,32 @@ LOOKS = {
 def draw(N: int, M: int, d: int, over_N: dict, over_M: dict, memories: dict, counters: dict) -> style.Drawn:
     """Elements that one head's forward moves: over N with M fixed, over M with N fixed, and what a GPU counted.
 
-    over_N, over_M: {"FA2": {"form": points, "meter": points}, ...}. memories: {chip: bytes that a block can have}.
+    over_N, over_M: {"FA2": points, ...}. memories: {chip: bytes that a block can have}.
     counters: {"source": "H200, FA2, …", "bars": {what: elements}} as hardware counted them.
     """
     caption = "What the chip asks for grows as N². A larger tile asks for less, and L2 answers most of it."
     figure, axes = style.new_figure(7.4, caption, nrows=3, height_ratios=[3, 3, 1.2])
     for ax, curves in zip(axes, (over_N, over_M), strict=False):
         for name, curve in curves.items():
-            ax.plot(*zip(*curve["form"], strict=True), **LOOKS[name])
-            ax.plot(*zip(*curve["meter"], strict=True), "o", color=LOOKS[name]["color"], markersize=4.5)
-        least = [(x, 4 * (x if curves is over_N else N) * d) for x, _ in curves["FA2"]["form"]]
+            ax.plot(*zip(*curve, strict=True), **LOOKS[name])
+        least = [(x, 4 * (x if curves is over_N else N) * d) for x, _ in curves["FA2"]]
         ax.plot(*zip(*least, strict=True), color=style.QUIET, linewidth=0.9)
         place = (least[-1], (5, 0)) if curves is over_N else (least[0], (4, 7))
         _name(ax, "floor: 4 N d", *place)
         ax.set(xscale="log", yscale="log", ylabel="elements")
     _over_N(axes[0], M, d, over_N)
-    _over_M(axes[1], N, over_M, memories)
+    _over_M(axes[1], N, d, over_M, memories)
     bars = counters["bars"]
     style.named_bars(axes[2], bars, [short(n) for n in bars.values()], style.WORKERS[1])
     axes[2].set_title(counters["source"])
-    last = {name: curve["form"][-1][1] for name, curve in over_N.items()}
+    last = {name: curve[-1][1] for name, curve in over_N.items()}
     alt = (
         f"Two log-log charts of elements moved by one head. Over N, with on-chip memory of {M:,} elements, three"
-        f" parallel lines of slope 2: at N = {over_N['FA2']['form'][-1][0]:,} standard attention moves"
+        f" parallel lines of slope 2: at N = {over_N['FA2'][-1][0]:,} standard attention moves"
         f" {short(last['standard'])}, FA1 {short(last['FA1'])}, FA2 {short(last['FA2'])}. Over memory, at N = {N:,},"
         f" standard stays flat while FA1 and FA2 fall in proportion, from above it to far below. A thin line is the"
-        f" floor, 4 N d: each of Q, K, V and O once. Lines are closed form; dots are the meter and lie on the lines."
-        f" Bars: {', '.join(f'{what} {short(n)}' for what, n in counters['bars'].items())} elements."
+        f" floor, 4 N d: each of Q, K, V and O once."
+        f" Bars: {', '.join(f'{what} {short(n)}' for what, n in bars.items())} elements."
     )
     return figure, alt
 
@@ -130,21 +107,21 @@ def _name(ax: style.Axes, words: str, at: tuple[int, int], shift: tuple[int, int
     ax.annotate(words, at, shift, textcoords="offset points", fontsize=style.SMALL, **dict(va="center") | look)
 
 
-def _over_N(ax: style.Axes, M: int, d: int, curves: dict[str, dict[str, Points]]) -> None:
-    lengths = [x for x, _ in curves["FA2"]["form"]]
+def _over_N(ax: style.Axes, M: int, d: int, curves: dict[str, Points]) -> None:
+    lengths = [x for x, _ in curves["FA2"]]
     for name, curve in curves.items():
-        _name(ax, name, curve["form"][-1], (6, -2 if name == "FA2" else 2))
+        _name(ax, name, curve[-1], (6, -2 if name == "FA2" else 2))
     style.log_ticks(ax.xaxis, lengths)
     style.log_ticks(ax.yaxis, [10**5, 10**7, 10**9], ["100k", "10M", "1G"])
     ax.set(xlim=(lengths[0] / 1.2, lengths[-1] * 1.9), xlabel="sequence length N")
     ax.set_title(f"One head, d = {d}, M = {M:,} elements of 2 bytes ({M * 2 // 1024} KiB)")
 
 
-def _over_M(ax: style.Axes, N: int, curves: dict[str, dict[str, Points]], memories: dict[str, int]) -> None:
-    sizes = [x for x, _ in curves["FA2"]["form"]]
-    _name(ax, "standard", curves["standard"]["form"][-1], (6, 0))
-    _name(ax, "FA1", curves["FA1"]["form"][-1], (6, 4))
-    _name(ax, "FA2", curves["FA2"]["form"][2], (-8, -7), ha="right")
+def _over_M(ax: style.Axes, N: int, d: int, curves: dict[str, Points], memories: dict[str, int]) -> None:
+    sizes = [x for x, _ in curves["FA2"]]
+    _name(ax, "standard", curves["standard"][-1], (6, 0))
+    _name(ax, "FA1", curves["FA1"][-1], (6, 4))
+    _name(ax, "FA2", curves["FA2"][2], (-8, -7), ha="right")
     for chip, size in memories.items():
         ax.axvline(size // 2, color=style.QUIET, linewidth=0.8, zorder=0)
         look = dict(rotation=90, ha="right", va="top", color=style.QUIET)
@@ -152,4 +129,4 @@ def _over_M(ax: style.Axes, N: int, curves: dict[str, dict[str, Points]], memori
     style.log_ticks(ax.xaxis, sizes, [f"{2 * x // 1024}" for x in sizes])
     style.log_ticks(ax.yaxis, [10**6, 10**7], ["1M", "10M"])
     ax.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.9), xlabel="room for M elements of 2 bytes, in KiB")
-    ax.set_title(f"N = {N:,}: lines are closed forms, dots the meter")
+    ax.set_title(f"One head, d = {d}, N = {N:,}")
