@@ -18,6 +18,7 @@ from fa2_lab.tools import files
 from fa2_studio.bench.page import full_page
 from fa2_studio.book import api, front, reach
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
+from fa2_studio.course.notebooks import student_version
 
 LOOKS = Path(__file__).with_name("looks")  # the style sheet
 FIGURES = files.ROOT / "figures"
@@ -82,6 +83,8 @@ def write_sources(folder: Path) -> None:
     buttons = {c.name: reach.button(c) for c in written()}
     for name in [*buttons, *assignments()]:
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+        if name not in buttons:
+            notebook = student_version(notebook)  # a reader is about to solve it
         dress(notebook, buttons.get(name, ""))
         relink(notebook, (NOTEBOOKS / name).parent)
         nbformat.write(notebook, folder / f"{name}.ipynb")

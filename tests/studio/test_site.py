@@ -94,6 +94,11 @@ def test_nothing_is_fetched_from_another_machine(folder, pages):
         assert not re.search(r"""(fetch|import|importScripts|\.open)\(\s*["'](https?:)?//""", text), script.name
 
 
+def test_no_assignment_shows_its_solution(folder):
+    for page in (folder / "assignments").glob("*.html"):
+        assert not re.search("(BEGIN|END) (SOLUTION|HIDDEN)", page.read_text(encoding="utf-8")), page.name
+
+
 def test_pictures_are_the_drawn_files_with_their_words(pages):
     for path, page in pages.items():
         drawn = [image for image in page.images if image["src"].startswith("data:image/png")]
