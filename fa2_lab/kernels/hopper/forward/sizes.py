@@ -55,14 +55,15 @@ ALONE = {d: replace(sizes, consumers=1) for d, sizes in USUAL.items()}
 # Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles. And for short rows
 # without a mask that fill whole tiles badly.
 HALF = {64: Sizes(64, consumers=3, stages=8, d_pad=64), 128: Sizes(64, consumers=2, stages=4)}
-# With a window: rows are short, too, and the mask of two edges takes registers, which are not there beyond d 128.
-WINDOW = {64: HALF[64]} | dict.fromkeys((96, 128), replace(HALF[128], thrifty=TIGHT))
 # For d 64, where blocks of 192 rows fit badly.
 SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 # For d 64, where rows are long.
 IN_TURN = replace(USUAL[64], ping_pong=True)
 # For d 96 and 128, where rows are long: K and V are read once for 192 of them.
 WIDE = Sizes(64, consumers=3, stages=5, O_apart=False)
+# With a window tiles of 64 keys, too, for both edges cut through some. Its mask takes registers, which are not there
+# beyond d 128.
+WINDOW = {64: HALF[64], 96: WIDE, 128: WIDE}
 
 # Without a mask all row blocks take the same time, tile · keys / 128 + start, with the keys of whole tiles, and run in
 # rounds, one block to an SM. The unit is 128 keys with two consumers.
