@@ -41,21 +41,6 @@ class Chip:
     link_per_second: float  # bytes to other GPUs of the machine, in one direction; sheets print both directions added
     sources: Mapping[str, str] = field(repr=False, hash=False, compare=False)
 
-    @property
-    def flops_per_exp(self) -> float:
-        """Tensor-core FLOPs that pass in the time of one exponential: its price in matmul FLOPs."""
-        return self.tensor_per_clock / self.exp_per_clock
-
-    @property
-    def flops_per_fp32(self) -> float:
-        """The price of one FP32 FLOP of an FMA in matmul FLOPs: the paper's "16 times" on A100."""
-        return self.tensor_per_clock / (2 * self.fp32_per_clock)
-
-    @property
-    def flops_per_byte(self) -> float:
-        """Where the roofline bends: matmul FLOPs that pass while HBM delivers one byte."""
-        return self.tensor_flops / self.hbm_per_second
-
 
 # What holds for every chip of one compute capability ------------------------------------------------------------
 

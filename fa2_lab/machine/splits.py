@@ -9,7 +9,6 @@ kernels/decode/shares.py. Time is counted in units of work: reading a tile is on
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
@@ -58,11 +57,6 @@ class Cache:
     def part_bytes(self) -> int:
         """One part (m, l, o) of one head, written and read again."""
         return part_bytes(self.rows, self.d)
-
-    @property
-    def flops_per_byte(self) -> Fraction:
-        """4 d FLOPs for each row and key, over the 2 d elements of a key and its value."""
-        return Fraction(2 * self.rows, self.itemsize)
 
 
 # The kernels' two ways --------------------------------------------------------------------------------------------

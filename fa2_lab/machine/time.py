@@ -41,10 +41,6 @@ class Clocks:
     def busiest(self) -> str:
         return max(asdict(self), key=asdict(self).__getitem__)
 
-    def shares(self) -> dict[str, float]:
-        """Each unit's share of the serial time."""
-        return {unit: clocks / self.serial for unit, clocks in asdict(self).items()}
-
 
 @dataclass(frozen=True)
 class Worth:

@@ -38,9 +38,10 @@ def test_limits_of_an_sm_hang_together(chip):
 
 def test_what_an_exponential_costs():
     """16 is the price of an FP32 FLOP; an exponential costs 128 matmul FLOPs on A100 and 256 on H100."""
-    assert A100.flops_per_fp32 == H100.flops_per_fp32 == 16
-    assert (A100.flops_per_exp, H100.flops_per_exp) == (128, 256)
-    assert RTX_3090.flops_per_exp == RTX_4090.flops_per_exp == 32  # their tensor cores are the slow part
+    fp32 = {chip: chip.tensor_per_clock / (2 * chip.fp32_per_clock) for chip in CHIPS.values()}
+    exp = {chip: chip.tensor_per_clock / chip.exp_per_clock for chip in CHIPS.values()}
+    assert fp32[A100] == fp32[H100] == 16 and (exp[A100], exp[H100]) == (128, 256)
+    assert exp[RTX_3090] == exp[RTX_4090] == 32  # their tensor cores are the slow part
     assert L40S.tensor_per_clock == 2 * RTX_4090.tensor_per_clock  # a professional card of the same die
 
 
@@ -66,7 +67,6 @@ def test_one_tile_on_an_a100_by_hand():
     )  # scale and shift, max, sum; α o; α l and m − m
     assert tile.shared == 2 * (2 * 64 * 128 + 4 * 2 * 64 * 128 + 128 * 128) / 128 == 1536
     assert (tile.overlapped, tile.serial, tile.busiest) == (2048, 4748, "tensor")
-    assert sum(tile.shares().values()) == pytest.approx(1)
 
 
 def test_one_tile_on_an_h100_by_hand():
@@ -74,7 +74,6 @@ def test_one_tile_on_an_h100_by_hand():
     tile = time.tile_clocks(H100, 128, 64, 128)
     assert (tile.tensor, tile.exp, tile.fp32) == (1024, 520, 322)
     assert tile.shared == 2 * (2 * 64 * 128 + 2 * 2 * 64 * 128 + 128 * 128) / 128 == 1024
-    assert tile.shares()["exp"] > 1.5 * time.tile_clocks(A100, 128, 64, 128).shares()["exp"]
 
 
 @each
@@ -129,11 +128,11 @@ def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
     assert seen.flops == 2 * (B * B * d) + 2 * (B * B * d)
     assert seen.instructions == time.fp32_instructions("fa2", B, B, d)
     price = prices.prices(A100).in_flops()
-    assert price["fp32"] == pytest.approx(2 * A100.flops_per_fp32, rel=0.01)  # an instruction: a multiply-add
+    assert price["fp32"] == pytest.approx(32, rel=0.01)  # an instruction: a multiply-add
     for chip in chips.CHIPS.values():
         price = prices.prices(chip).in_flops()
-        assert price["dram"] == chip.flops_per_byte
-        assert price["exp"] == pytest.approx(chip.flops_per_exp, rel=0.02)
+        assert price["dram"] == chip.tensor_flops / chip.hbm_per_second
+        assert price["exp"] == pytest.approx(chip.tensor_per_clock / chip.exp_per_clock, rel=0.02)
     clocks = time.tile_clocks(H200, B, B, d)
     one_sm = {unit: seconds * H200.clock_hz for unit, seconds in seen.seconds(H200).items()}
     assert one_sm["FP32 units"] == pytest.approx(clocks.fp32)
@@ -147,7 +146,7 @@ def test_what_chapters_say_of_the_same_thing_is_the_same():
     assert roofline.training_row(load("ladder"), 128).flops == prices.cost("FA2", heads=64).flops
     cache = splits.Cache((8192,), kv_heads=1, d=128, rows=4)
     decode = prices.cost("decode", N=8192, N_q=4, heads=1)
-    assert decode.intensity("requested") == pytest.approx(float(cache.flops_per_byte), rel=0.01)
+    assert decode.intensity("requested") == pytest.approx(cache.rows, rel=0.01)  # 4 d FLOPs over 4 d bytes, a row
 
 
 def test_the_slowest_unit_is_the_limit_and_idle_sms_count():

@@ -50,7 +50,7 @@ def test_no_launch_of_one_wave_ends_earlier(tiles, programs):
 def test_the_shapes_of_the_benchmark_on_an_h200():
     """One sequence of 65,536 keys: 8 heads for 396 slots."""
     long = Cache((65536,), 8, 128, rows=4)
-    assert long.bytes == 268435456 and long.flops_per_byte == 4
+    assert long.bytes == 268435456
     shares = Shares(long.tiles, 396, splits.least_share(4, 128, 32, 2))
     assert (shares.least, shares.share, shares.busy) == (1, 42, 391)
     assert shares.parts * long.part_bytes < 0.01 * long.bytes

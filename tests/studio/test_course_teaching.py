@@ -70,8 +70,8 @@ NUMBERS = {
     16: PRODUCTS / 1e9,
     17: 1e3 * PRODUCTS / A100.tensor_flops,
     18: io.operations("fa2", "forward", Tiling(1024, 1024, 128, 64, Mask()), 64)["exp"],
-    19: A100.flops_per_exp,
-    20: A100.flops_per_exp / (matmul("forward") / 1024**2),
+    19: A100.tensor_per_clock / A100.exp_per_clock,
+    20: A100.tensor_per_clock / A100.exp_per_clock / (matmul("forward") / 1024**2),
     21: grid.waves(BLOCKS, A100.SMs),
     22: grid.efficiency(BLOCKS, A100.SMs),
     23: grid.efficiency(64, A100.SMs),
@@ -83,7 +83,7 @@ NUMBERS = {
     29: matmul("backward") / matmul("forward"),
     30: moved(io.fa2_backward, PLAIN, "dQ"),
     31: len(grid.dq_writers(CAUSAL)[-1]),
-    32: A100.flops_per_byte,
+    32: A100.tensor_flops / A100.hbm_per_second,
 }
 
 
