@@ -58,27 +58,16 @@ def some_hopper(monkeypatch):
     return launch
 
 
-@pytest.mark.parametrize(
-    "change, fine",
-    [
-        ({}, True),
-        (dict(d=96), True),
-        (dict(d=128), True),
-        (dict(d=192), False),
-        (dict(d=80), False),
-        (dict(dtype=torch.float32), False),
-        (dict(dO_strides=(6400, 3200, 1, 50)), False),
-        (dict(dO_strides=(0, 3200, 64, 1)), False),
-        (dict(scale=0.0), False),
-        (dict(scale=2.0**-61), False),
-        (dict(scale=2.0**-60), True),
-    ],
-    ids=str,
-)
+TAKEN = [{}, dict(d=96), dict(d=128), dict(scale=2.0**-60)]
+NOT_TAKEN = [dict(d=192), dict(d=80), dict(dtype=torch.float32), dict(scale=0.0), dict(scale=2.0**-61)]
+NOT_TAKEN += [dict(dO_strides=(6400, 3200, 1, 50)), dict(dO_strides=(0, 3200, 64, 1))]
+
+
+@pytest.mark.parametrize("change, fine", [*((x, True) for x in TAKEN), *((x, False) for x in NOT_TAKEN)], ids=str)
 def test_what_it_takes(change, fine, some_hopper):
-    d, dtype, scale = change.pop("d", 64), change.pop("dtype", torch.float16), change.pop("scale", 0.1)
+    d, dtype, scale = change.get("d", 64), change.get("dtype", torch.float16), change.get("scale", 0.1)
     Q, K = (torch.empty(2, *shape, d, dtype=dtype, device="meta") for shape in ((2, 50), (1, 70)))
-    dO = torch.empty_strided(Q.shape, change.pop("dO_strides", Q.stride()), dtype=dtype, device="meta")
+    dO = torch.empty_strided(Q.shape, change.get("dO_strides", Q.stride()), dtype=dtype, device="meta")
     assert (some_hopper.prepare(dO, Q, K, K, Q, Options(True, scale)) is not None) is fine
 
 

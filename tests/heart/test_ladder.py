@@ -160,12 +160,16 @@ DOES = {
 def test_a_rung_does_what_its_sentence_says(rung, monkeypatch):
     from triton.runtime.interpreter import InterpreterBuilder
 
-    counts = Counter()
+    counts, dots = Counter(), []
     for name, method in {"programs": "set_grid_idx", **{name: f"create_{name}" for name in COUNTED}}.items():
         real = getattr(InterpreterBuilder, method)
 
         def counting(self, *given, name=name, real=real, **named):
             counts[name] += 1
+            if name == "programs":
+                dots.append(0)
+            elif name == "dot":
+                dots[-1] += 1
             return real(self, *given, **named)
 
         monkeypatch.setattr(InterpreterBuilder, method, counting)
@@ -176,6 +180,7 @@ def test_a_rung_does_what_its_sentence_says(rung, monkeypatch):
     else:
         module.forward(q, k, v, True)
     assert {name: counts[name] for name in DOES[rung]} == DOES[rung]
+    assert rung != "r12_heavy_first" or dots[:4] == [8, 6, 4, 2]  # of the first head
 
 
 def launched(rung, monkeypatch, **sizes) -> tuple[tuple, tuple, dict]:
