@@ -46,13 +46,13 @@ show(time_and_memory.draw(**time_and_memory.data()))
 
 # %% [markdown]
 # At N = 4,096 our kernel is between five and six times as fast as standard attention. With each doubling of N, standard's
-# memory grows fourfold, until the GPU is full. FA2's and ours double. (bf16 is a number of two bytes, *causal* a word of
-# chapter 04.)
+# memory grows fourfold, until the GPU is full. (It is that of PyTorch, which holds S and P, with four bytes a number each,
+# and masks.) FA2's and ours double. (bf16 is a number of two bytes, *causal* a word of chapter 04.)
 #
-# At N = 4,096 FA1 is the slowest. It is Algorithm 1 of the FA1 paper exactly as printed, wherever this book shows it. One
+# At N = 4,096 FA1 is the slowest. It is Algorithm 1 of the FA1 paper as printed, wherever this book shows it. One
 # *worker* does a whole *head*, on one processor. (A model does attention many times side by side, and each time is a head.)
-# So 4 texts of 4,096 tokens with 16 heads each keep 64 of the GPU's 132 processors busy. The kernel of FA1's authors was two
-# to four times as fast as standard attention. Chapter 03 shows why.
+# So 4 texts of 4,096 tokens with 16 heads each keep 64 of the GPU's 132 processors busy. That alone costs half of the GPU.
+# Chapter 03 has the rest, and says why the kernel of FA1's authors was two to four times as fast as standard attention.
 
 # %% [markdown]
 # ## What does attention compute?
@@ -97,8 +97,8 @@ def attention(Q, K, V):  # (N, d) each: one token to a row
 show(gpu_map.draw(**gpu_map.data()))
 
 # %% [markdown]
-# Areas are sizes, and the small ones stand beside it with sides 14 times as long. Bars are speeds, TB in a second. Far
-# memory is big and slow, near memory small and fast.
+# Areas are sizes, and the small ones stand beside it with sides 14 times as long. Bars are speeds, TB in a second. The
+# link to other GPUs, set apart, waits for chapter 15.
 #
 # | place | what it is | room on an H200 |
 # | --- | --- | --- |
@@ -118,11 +118,11 @@ show(gpu_map.draw(**gpu_map.data()))
 # %% [markdown]
 # ## What does each kind of work cost?
 #
-# A *multiply-add*, a · b + c, is one instruction and counts as two *FLOPs*, one multiplication and one addition. This
-# holds everywhere in the book, as in all data sheets. One TFLOP/s is 10¹² FLOPs in a second.
+# A *multiply-add*, a · b + c, is one instruction and counts as two *FLOPs*, one multiplication and one addition, as in all
+# data sheets. One TFLOP/s is 10¹² FLOPs in a second.
 #
 # The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure everything by them:
-# how many FLOPs can they do in the time that one other operation takes?
+# how many FLOPs could they do while the whole GPU does one other operation?
 
 # %%
 chip = chips.H200  # the GPU of this book, where nothing else is said
@@ -134,12 +134,12 @@ for name, price in prices(chip).in_flops().items():
 # - `shared`, `l2`, `dram`: one byte from shared memory, from L2, and from HBM. (*DRAM* is the word that measuring tools
 #   use for HBM.)
 #
-# A byte from L2 costs half as much as one from HBM. L2 helps, but what it delivers is not free. (NVIDIA prints no speed of
-# this L2, so it was measured. All other figures are NVIDIA's.)
+# A byte from L2 costs half as much as one from HBM. (NVIDIA prints no speed of this L2, so it was measured. The rest is
+# computed from NVIDIA's data.)
 
 # %% [markdown]
 # **Predict.** A score is needed twice: for its weight, and later again for the gradients. For d = 64 one score takes 64
-# multiply-adds. What is cheaper?
+# multiply-adds, and q and k are on chip anyway. What is cheaper?
 #
 # - ☐ store the score in HBM (four bytes), and load it the second time
 # - ☐ compute the score a second time
@@ -147,16 +147,15 @@ for name, price in prices(chip).in_flops().items():
 #
 # <details><summary>Answer</summary>
 #
-# **compute the score a second time.** That takes 128 FLOPs, if q and k are on chip anyway. Four bytes out and four bytes in
-# take the time of about 1,650. To compute twice looks like waste, and is 13 times as cheap.
+# **compute the score a second time.** That takes 128 FLOPs. Four bytes out and four bytes in take the time of about 1,650.
+# To compute twice looks like waste, and is 13 times as cheap.
 # </details>
 
 # %% [markdown]
 # ## Can it be done without S?
 #
 # It can. Cut S into *tiles*: a few queries against a few keys. FA1 and FA2 compute one tile, use it, and throw it away.
-# Chapters 02 and 03 show how. All steps run in one kernel, and what lies between them stays on chip: this is called
-# *fusion*.
+# All steps run in one kernel, and what lies between them stays on chip: this is called *fusion*.
 #
 # ![Standard attention fills a square of scores and keeps it; FlashAttention-2 keeps one tile; the output is the same](../figures/hero.svg)
 #
@@ -171,7 +170,7 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 
 # %% [markdown]
 # FlashAttention is the same sum in another order, not an approximation. Approximate attention (sparse, low-rank, linear)
-# goes another way: it leaves scores out or replaces softmax, needs fewer FLOPs, and gives another answer.
+# leaves scores out or replaces softmax, and gives another answer.
 
 # %% [markdown]
 # ## What does "less" mean?
@@ -207,25 +206,25 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # %% [markdown]
 # How long must it take, then? All units can work at once, and the slowest sets the pace. The *roofline* below draws that.
 # Further right, more FLOPs are done for each byte. On a slope the bytes set the pace, on the flat roof the tensor cores
-# do. A method has two places at one height: a ring over its FLOPs per byte requested, and a dot over its FLOPs per byte
-# that crosses to DRAM. (For standard both coincide.) The height is the speed that the slowest unit sets.
+# do. Each method is drawn twice, at the height of the speed that its slowest unit sets: a ring over its FLOPs per byte
+# requested, and a dot over its FLOPs per byte that crosses to DRAM. (For standard both coincide.)
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA2")))
 
 # %% [markdown]
 # Standard's dot lies on the slope of DRAM. FA2's dot is far to the right, so DRAM no longer limits it. Its ring lies on the
-# slope of L2: what it requests is the next limit, and chapter 04 comes back to that. (A small cache in each SM answers
-# some requests before L2, so a real kernel can come out a little above its ring.)
+# slope of L2: what it requests is the next limit (chapter 04). The dot would allow more; the ring does not. (A small cache
+# in each SM answers some requests before L2, so a real kernel can come out a little above its ring.)
 #
-# "Loaded", "stored" and "moved" always mean requests of the chip. The chapters that count a cost come back to this picture.
+# "Loaded", "stored" and "moved" always mean requests of the chip.
 
 # %% [markdown]
 # ## What comes next?
 #
 # No chapter needs a GPU. 01 to 07, A and B are NumPy. Others run Triton, a Python dialect for kernels, in its
 # interpreter, or a model of the GPU, and show what a GPU recorded. From 02 to 07 each change makes one thing smaller. A bar
-# shows the share that is left.
+# shows the share that is left, for the sizes below the list. The words come later.
 #
 # ![A list of the changes of chapters 02 to 07, each with a bar for the share that it leaves](../figures/ladder.svg)
 

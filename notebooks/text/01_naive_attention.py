@@ -33,8 +33,7 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## Three queries, three keys
 #
-# The four lines of chapter 00, with numbers that can be followed in the head. All exponentials are 1, 2 or 3, and the
-# scores are not divided by $\sqrt{d}$ yet.
+# The four lines of chapter 00. All exponentials are 1, 2 or 3, and the scores are not divided by $\sqrt{d}$ yet.
 
 # %%
 Q = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # (N, d): one query to a row
@@ -61,11 +60,11 @@ show(attention_map.draw(**attention_map.data()))
 # and the words before it. Look at the second "a": nearly all of its weight lies on "woodchuck", the word that followed
 # the first "a".
 #
-# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word. Training takes one second, on 2,400
-# random texts over twelve words, in which a word is mostly followed by the same one. It computes what stands above and
-# below, with a mask (chapter 04). A word's key is made from the word before it, so "a" finds the first "woodchuck". The
-# head has never seen this sentence. Its guess after the second "a" is right. After the second "woodchuck" it bets on
-# "chuck", and is wrong.
+# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word, by the formulas of this chapter and
+# with a mask (chapter 04), in one second. In each of its 2,400 random texts, over twelve words, a word is mostly followed
+# by the same one. The key at a place is made from the word before it. So the query of the second "a" finds "woodchuck",
+# whose key says "after an a". The head has never seen this sentence. Its guess after the second "a" is right. After the
+# second "woodchuck" it bets on "chuck", and is wrong.
 
 # %% [markdown]
 # ## How large may a score be?
@@ -159,7 +158,7 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 #
 # - FLOPs: each of the two products takes d multiply-adds for each of $N^2$ places, $4N^2 d$ FLOPs together.
 # - Bytes: S has four bytes a number, since the exponential enlarges its rounding errors. P has two, as tensor cores take
-#   it. Each is stored once and loaded once, 12 bytes for each place.
+#   it; it lies between 0 and 1 and tolerates that. Each is stored once and loaded once, 12 bytes for each place.
 #
 # So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it a little less: 42 for d = 128.)
 #
@@ -177,7 +176,7 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
 # By the prices of chapter 00 an H200 could do 206 FLOPs for each byte from HBM. So standard attention reaches about a fifth
-# of its speed at most. Only moving less helps.
+# of its speed at most.
 
 # %% [markdown]
 # ## Backwards through a product
@@ -210,27 +209,27 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # </details>
 
 # %% [markdown]
-# Now exactly. $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ with respect to $s_j$ is
+# Exactly: $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ with respect to $s_j$ is
 # $e^{s_j}$, and so is that of $\Sigma$, because only one of its terms contains $s_j$. The quotient rule gives
 # $\partial p_j / \partial s_j = p_j - p_j^2$, and for two different keys $\partial p_j / \partial s_k = -p_j p_k$. As a
 # matrix, the *Jacobian*, this is $\mathrm{diag}(p) - p p^\top$.
 #
-# The score $s_k$ changes every weight. By the chain rule $ds_k = \sum_j dp_j\, \partial p_j / \partial s_k$, so ds is the
-# Jacobian times dp. (∘ multiplies entry by entry.)
+# The score $s_k$ changes every weight. By the chain rule $ds_k = \sum_j dp_j\, \partial p_j / \partial s_k$: the transpose
+# of the Jacobian, which is symmetric, times dp. (∘ multiplies entry by entry.)
 #
 # $$ds = (\mathrm{diag}(p) - pp^\top)\,dp = p \circ dp - p\,(p \cdot dp) = p \circ (dp - D), \qquad D = p \cdot dp .$$
 #
-# No matrix is left, only the number D. And D can be computed without the row of P. Lower case with an index is a row of a
-# matrix. Since $dP_{ij} = do_i \cdot v_j$,
+# No matrix is left, only the number D. And D can be computed without the row of P. (So far p and s were one row, $p_j$ one
+# entry. From here $q_i$, $v_j$, $do_i$, $o_i$ are rows of Q, V, dO, O.) Since $dP_{ij} = do_i \cdot v_j$,
 #
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
 
 # %% [markdown]
 # ## How do we know that a gradient is right?
 #
-# $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$. That makes five lines,
-# Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). It computes D as the row sum of $P \circ dP$. That is the
-# same number as $do \cdot o$.
+# $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$. The five lines of `backward`
+# below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). It computes D as the row sum of $P \circ dP$. That
+# is the same number as $do \cdot o$.
 
 
 # %%
@@ -244,7 +243,7 @@ def backward(Q, K, V, P, dO, tau):
 
 
 # %% [markdown]
-# But is that right? *Finite differences* need no formula: change one entry by +h and by −h, subtract the two losses, and
+# *Finite differences* need no formula: change one entry by +h and by −h, subtract the two losses, and
 # divide by 2h. Below, 5 queries and keys have d = 4 and $\tau$ = 0.5. We compare dK: once right, once without $\tau$, and
 # once without the transpose.
 
@@ -267,8 +266,7 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 
 # %% [markdown]
 # All three have the right shape, the last one because there are as many queries as keys. Without $\tau$ the gradient is
-# too large by a factor $1/\tau$ = 2. Nothing would crash, so only a comparison finds it. In a test use unequal lengths and
-# $\tau$ ≠ 1, so that no slip can hide.
+# too large by a factor $1/\tau$ = 2. In a test use unequal lengths and $\tau$ ≠ 1, so that no slip can hide.
 
 # %% [markdown]
 # ## Can we do without S and P?
@@ -279,7 +277,7 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
 # The function below, from appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135), keeps L and one
-# row of scores.
+# row of scores. Its second loop computes every score again.
 
 
 # %%
@@ -305,8 +303,7 @@ def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
 # <details><summary>Answer</summary>
 #
 # **about 40 times as many.** For each query it loads all keys twice and all values once: $3dN^2 = 192N^2$ elements.
-# Standard attention moves a little more than $4N^2$. Memory held and elements moved are two costs. One can fall while the
-# other rises.
+# Standard attention moves a little more than $4N^2$. Memory held and elements moved are two costs.
 # </details>
 
 # %% [markdown]

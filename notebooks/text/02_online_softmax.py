@@ -8,7 +8,7 @@
 #
 # Softmax divides by a sum over the whole row, and before that it subtracts the maximum of the whole row. So it seems that
 # nothing can be finished until the last score has arrived. But it can. A row has to remember only d + 2 numbers, however
-# many keys it has seen. FlashAttention rests on this.
+# many keys it has seen.
 #
 # After this notebook you can
 #
@@ -40,8 +40,8 @@ from fa2_studio.book.verdicts import close, verdict
 # values of the four keys are 8, 0, 4 and 2. So the output is (1 · 8 + 3 · 0 + 4 · 4 + 8 · 2) / 16 = 2.5: a sum of values,
 # each times its exponential, divided by the sum of the exponentials.
 #
-# Now suppose that only the first two keys are known. We do everything that softmax does, as if these were all. The
-# maximum is $m = \log 3$. Relative to it the exponentials are $e^{\log 1 - \log 3} = 1/3$ and 1. Then
+# Now suppose that only the first two keys are known. The maximum is $m = \log 3$. Relative to it the exponentials are
+# $e^{\log 1 - \log 3} = 1/3$ and 1. Then
 #
 # - $\ell$ is the sum of these exponentials (in code it is written `l`): 4/3,
 # - $o$ is the sum of the values, each multiplied by its exponential: $\frac{1}{3} \cdot 8 + 1 \cdot 0 = 8/3$.
@@ -51,8 +51,8 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## Two more keys, and a larger maximum
 #
-# Now log 4 and log 8 arrive. The new maximum is log 8. The old exponentials were taken relative to log 3, the new ones are
-# taken relative to log 8. They cannot be added until both are relative to the same maximum.
+# Now log 4 and log 8 arrive. The new maximum is log 8. The old exponentials are relative to log 3, the new ones to log 8.
+# They cannot be added until both are relative to the same maximum.
 #
 # **Predict.** The old keys are gone: only $m$, $\ell$ and $o$ are left of them. What has to be done to $\ell$ and $o$?
 #
@@ -103,7 +103,11 @@ four, values = np.log([[1.0, 3.0, 4.0, 8.0]]), np.array([[8.0], [0.0], [4.0], [2
 falling = np.sort(S)[:, ::-1]
 check(
     update,
-    Case("the first block. What is α before the first key?", (*nothing, S[:, :3], V[:3]), after(S[:, :3], V[:3])),
+    Case(
+        "four rows meet their first block. Has each its own maximum, and what is α before the first key?",
+        (*nothing, S[:, :3], V[:3]),
+        after(S[:, :3], V[:3]),
+    ),
     Case(
         "the four keys above. By what do the old ℓ and o shrink, and what is added?",
         (*after(four[:, :2], values[:2]), four[:, 2:], values[2:]),
@@ -128,19 +132,19 @@ check(
 # ```
 # </details>
 #
-# The package has it as `SoftmaxState.update`. The chapter goes on with that one.
+# The package has it as `SoftmaxState.update`, which treats $m = -\infty$ with more care (below).
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("softmax")
 
 # %% [markdown]
-# Where scripts run, drag a score above the line m and step over its block: everything before it shrinks by one factor. Where
-# none run, follow row 2 of the picture. At the border between two blocks ℓ and o shrink if a larger score has come, in the
+# **In the live piece** drag a score above the line m and step over its block: everything before it shrinks by one factor.
+#
+# **In the still picture** follow row 2. At the border between two blocks ℓ and o shrink if a larger score has come, in the
 # middle of a block its terms are added, and where m does not step up, $\alpha$ is 1.
 #
 # Every exponential lies between 0 and 1, because m is subtracted in every block. So nothing overflows, as in the safe
-# softmax of chapter 01. And nothing in the state is estimated: after every block $o / \ell$ is the exact answer for the
-# keys so far.
+# softmax of chapter 01. And after every block $o / \ell$ is the exact answer for the keys so far.
 
 # %% [markdown]
 # ## A row that has seen no key
@@ -188,7 +192,7 @@ live("softmax")
 #
 # $$\ell = e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b, \qquad o = e^{m_a - m}\, o_a + e^{m_b - m}\, o_b .$$
 #
-# One of the two factors is 1, and the part with the smaller maximum shrinks. Here three parts of unequal length are joined:
+# At least one of the two factors is 1. A part with a smaller maximum shrinks. Here three parts of unequal length are joined:
 
 # %%
 empty, plain = SoftmaxState.reset(4, 2), safe_softmax(S) @ V
@@ -198,7 +202,8 @@ O, _ = reduce(SoftmaxState.merge, parts).finalize()
 print("row 0, merged:", O[0].round(9), " plain softmax:", plain[0].round(9))
 
 # %% [markdown]
-# The merge adds the plain sums $e^m \ell$ and $e^m o$. So order and grouping do not matter, except for rounding.
+# Multiply the formula by $e^m$: the merged $e^m \ell$ is just $e^{m_a} \ell_a + e^{m_b} \ell_b$, and so for $o$. Addition
+# does not care about order and grouping, except for rounding.
 
 # %% tags=["hide-input"]
 show(merge_orders.draw(**merge_orders.data()))

@@ -8,13 +8,13 @@
 #
 # Standard attention writes S and P to HBM and reads them back, $4N^2$ numbers in all (chapter 01). Softmax can take its
 # keys one block at a time (chapter 02). So FlashAttention of 2022, FA1, computes a small tile of S on the chip, uses it at
-# once, and throws it away. One kernel does what three did.
+# once, and throws it away. One kernel does all steps.
 #
 # After this notebook you can
 #
 # - write FA1's step, and say why its two loops send unfinished answers to HBM and back,
 # - count what FA1 requests, and say how the size of a block decides it,
-# - explain how the backward pass gets P back from two numbers for each row.
+# - explain how the backward pass gets P back.
 #
 # *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [02 · Online softmax](02_online_softmax.ipynb).*
 
@@ -22,6 +22,7 @@
 import numpy as np
 
 from fa2_lab.machine import chips, io
+from fa2_lab.machine.prices import cost
 from fa2_lab.plots import hbm_traffic, roofline, time_and_memory
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
@@ -29,6 +30,7 @@ from fa2_lab.reference import fa1, naive
 from fa2_lab.tiles import Tiling
 from fa2_lab.trace import Trace
 from fa2_studio.book.build import Case, check
+from fa2_studio.book.steps import fa1_step
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
@@ -66,16 +68,6 @@ def step(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
 
 
 # %% tags=["hide-input"]
-def fa1_step(m, l, o, s, v):  # what the rest of the chapter uses
-    m_tile = s.max(axis=1)  # FA1.A2.L12  (B_r,): of this tile alone
-    p = np.exp(s - m_tile[:, None])  # FA1.A2.L12  (B_r, B_c)
-    m_new = np.maximum(m, m_tile)  # FA1.A2.L13  (B_r,)
-    alpha, beta = np.exp(m - m_new), np.exp(m_tile - m_new)  # FA1.A2.L13  (B_r,)
-    l_new = alpha * l + beta * p.sum(axis=1)  # FA1.A2.L13  (B_r,)
-    o_new = (alpha * l)[:, None] * o + beta[:, None] * (p @ v)  # FA1.A2.L15  (B_r, d)
-    return m_new, l_new, o_new / l_new[:, None]
-
-
 def after(S, V):  # the state after all of these keys, in one go
     m = S.max(axis=1)
     return m, np.exp(S - m[:, None]).sum(axis=1), naive.safe_softmax(S) @ V
@@ -109,17 +101,18 @@ check(
 #
 # ```python
 # def step(m, l, o, s, v):
-#     m_tile = s.max(axis=1)  # (B_r,): of this tile alone
-#     p = np.exp(s - m_tile[:, None])  # (B_r, B_c)
-#     m_new = np.maximum(m, m_tile)
-#     alpha, beta = np.exp(m - m_new), np.exp(m_tile - m_new)
-#     l_new = alpha * l + beta * p.sum(axis=1)
-#     o_new = (alpha * l)[:, None] * o + beta[:, None] * (p @ v)
+#     m_tile = s.max(axis=1)  # FA1.A2.L12  (B_r,): of this tile alone
+#     p = np.exp(s - m_tile[:, None])  # FA1.A2.L12  (B_r, B_c)
+#     m_new = np.maximum(m, m_tile)  # FA1.A2.L13
+#     alpha, beta = np.exp(m - m_new), np.exp(m_tile - m_new)  # FA1.A2.L13
+#     l_new = alpha * l + beta * p.sum(axis=1)  # FA1.A2.L13
+#     o_new = (alpha * l)[:, None] * o + beta[:, None] * (p @ v)  # FA1.A2.L15
 #     return m_new, l_new, o_new / l_new[:, None]
 # ```
 # </details>
 #
-# Compare it with `update` of chapter 02. There $o$ was a raw sum, and nothing had to be undone.
+# Compare it with `update` of chapter 02. There $o$ was a raw sum, and nothing had to be undone. And if p is taken relative
+# to $m_{new}$ at once, $\beta$ is 1: chapter 02 did that. It is right here, too.
 
 # %% [markdown]
 # ## Which loop goes outside?
@@ -127,10 +120,10 @@ check(
 # There are two loops: over column blocks j, and over row blocks i. FA1 puts j outside. It loads one block of keys and
 # values, and takes all row blocks past it. Then it loads the next keys, and all row blocks come again.
 #
-# The chip has room for the state of one row block, not for that of all N queries. So after each tile the block's $m$,
-# $\ell$ and $o$ are stored in HBM, and before the next tile of these rows they are loaded again. Find both lines below.
-# (`fa1_step` is the solution above. The tags name lines of Algorithm 2 in the FA1 paper's appendix. It is the paper's
-# Algorithm 1 with a scale, a mask and dropout added.)
+# The one SM on which this worker runs has room for the state of one row block, not for that of all N queries. So after
+# each tile the block's $m$, $\ell$ and $o$ are stored in HBM, and before the next tile of these rows they are loaded again.
+# Find both lines below. (`fa1_step` is the solution above. The tags name lines of Algorithm 2 in the FA1 paper's appendix.
+# It is the paper's Algorithm 1 with a scale, a mask and dropout added.)
 
 # %%
 def fa1_forward(Q, K, V, O, l, m, B_r, B_c, tau):
@@ -165,9 +158,11 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
 live("algorithm1")
 
 # %% [markdown]
-# Where scripts run, choose FA1 and step through two column blocks. S never leaves the chip. But follow $m$, $\ell$ and
-# $o$ of one query: filled is on the chip, outlined is in HBM. They come and go at every tile. Where none run, look at the
-# upper half of the picture (N = 12, d = 4): FA1 moves 936 elements. The lower half is FA2, of the next chapter.
+# **In the live piece** choose FA1 and step through two column blocks. S never leaves the chip. But follow $m$, $\ell$ and
+# $o$ of one query: filled is on the chip, outlined is in HBM. They come and go at every tile.
+#
+# **In the still picture** (N = 12, d = 4) a filled mark is a load, an open one a store. In the upper half FA1 moves 936
+# elements. The lower half is FA2, of the next chapter.
 #
 # There are $T_c = \lceil N / B_c \rceil$ column blocks (rounded up). So FA1's forward moves
 #
@@ -200,10 +195,11 @@ print(f"N = 8, d = 4, B_c = 2: {formula} by the formula, {meter.hbm_elements} on
 # </details>
 
 # %% [markdown]
-# Only FA1's extra memory, ℓ and m, grows with N. Here are the requests with all block sizes that this book speaks of:
+# FA1's requests still grow with $N^2$. Only its extra memory, ℓ and m, is down to N. Here are the requests with all block
+# sizes that this book speaks of:
 
 # %% tags=["hide-input"]
-M = chips.A100.shared_per_block // 2  # elements of two bytes that a thread block can have
+M = chips.A100.shared_per_block // 2  # elements of two bytes in the shared memory of a thread block
 print("FA1 requests, in those of standard attention, N = 4,096")
 print("keys in a block        32     64    128    256   the paper's rule, A100")
 for d in (64, 128):
@@ -217,9 +213,9 @@ for d in (64, 128):
 
 # %% [markdown]
 # The paper's rule is $B_c = \lceil M / 4d \rceil$ and $B_r = \min(B_c, d)$: k and v fill half of the M elements of shared
-# memory, the tile of scores at most a quarter. With fewer rows there is room for more keys. The paper tried 64 to 512,
-# and the time fell no further beyond 256. This book has 64 in the first kernels of chapter 10, and 128 where it lists
-# what each chapter saves: 2.6 times less than standard attention for d = 64.
+# memory, the tile of scores at most a quarter. The paper tried 64 to 512 keys, and the time fell no further beyond 256.
+# This book has 64 in the first kernels of chapter 10, and 128 where it lists what each chapter saves: 2.6 times less than
+# standard attention for d = 64.
 #
 # With the rule, $T_c = 4Nd / M$, and FA1 requests about $12\,N^2 d^2 / M$ elements. The paper calls this the *IO
 # complexity* and writes $\Theta(N^2 d^2 / M)$: it grows like this, up to a constant factor. It is still $N^2$, divided
@@ -229,9 +225,9 @@ for d in (64, 128):
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
-# In the first chart all three lines rise as $N^2$. Tiles only lower the line. In the second N is fixed: with little room on
-# the chip, FA1 is above standard attention. The bars were counted on an H200, for FA2 (next chapter). L2 answered most
-# requests, and Q, K, V and O crossed to DRAM about once.
+# In the first chart all three methods rise as $N^2$; only the floor does not. Tiles lower the line. In the second N is
+# fixed: with little room on the chip, FA1 is above standard attention. The bars were counted on an H200, for FA2 (next
+# chapter). L2 answered most requests, and Q, K, V and O crossed to DRAM about once.
 
 # %% [markdown]
 # ## What still travels?
@@ -254,8 +250,8 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 # %% [markdown]
 # (d = 128, 64 keys a block, N = 4,096, 64 heads; O travels in four bytes a number.) The ring, what is requested, and the
 # dot, what crosses to DRAM, coincide. With one worker a head all 64 heads are at work at once, and their Q and O do not
-# fit in L2. (FA2's workers in chapter 00 share a head, and do three heads at once.) The next chapter lets the queries
-# stay.
+# fit in L2. (FA2's workers in chapter 00 share a head, and at any time touch three heads.) The next chapter lets the
+# queries stay.
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
@@ -274,16 +270,17 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 # - **Heads.** 64 texts with 16 heads are 1,024 workers for 108 SMs. Chapter 00 has 4 texts: 64 workers for 132 SMs.
 # - **Blocks and code.** Theirs is CUDA written by hand, with large blocks. With 256 keys a block, an answer over 1,024
 #   keys is stored four times. Ours is *Algorithm 1 as printed, one worker a head*: 64 keys a block, in the simplest
-#   Triton. It takes four times as long as standard attention.
+#   Triton.
 #
-# So FA1 needs many heads and large blocks. FA2 is fast with few heads too. Large blocks still help it.
+# Ours takes four times as long as standard attention. It requests 1.7 times the bytes, half of the SMs idle cost up to
+# another 2, and the simple code does the rest. So FA1 needs many heads and large blocks. FA2 is fast with few heads too.
+# Large blocks still help it.
 
 # %% [markdown]
 # ## How does the backward pass get P back?
 #
-# The gradients need P, and P was thrown away. But ℓ and m were kept.
-#
-# **Predict.** The scores of a tile can be computed again from q and k. What turns them into probabilities?
+# **Predict.** The gradients need P, and P was thrown away. The scores of a tile can be computed again from q and k. What
+# turns them into probabilities?
 #
 # - ☐ the online softmax again, over all tiles of the row
 # - ☐ one exponential and one division
@@ -291,8 +288,8 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 #
 # <details><summary>Answer</summary>
 #
-# **one exponential and one division.** With the final $m$ and $\ell$ of a row, $p = e^{s - m} / \ell$ is the final
-# probability at once.
+# **one exponential and one division.** The forward pass left the final $m$ and $\ell$ of each row in HBM. With them
+# $p = e^{s - m} / \ell$ is the final probability at once.
 #
 # ```python
 # rows, cols = slice(4, 8), slice(2, 4)  # one of the 8 tiles
@@ -337,6 +334,7 @@ verdict("fa1_forward here = fa1.forward", all(map(close, (O, l, m), fa1.forward(
 verdict("the formula = io.fa1_forward", formula == io.fa1_forward(Tiling(8, 8, 4, 2), 4).total)
 slow = {name: dict(points) for name, points in time_and_memory.data()["time"].items()}
 verdict("FA1 of chapter 10: four times standard's time", round(slow["FA1"][4096] / slow["standard"][4096]) == 4)
+verdict("1.7 times the bytes", round(cost("FA1").requested / cost("standard").requested, 1) == 1.7)
 crossed = hbm_traffic.data()["counters"]["bars"]["crossed to DRAM"]
 verdict("DRAM moved about Q, K, V and O once", 0.95 < crossed / (4 * 4096 * 64) < 1.05)
 

@@ -16,7 +16,7 @@
 # - say for each change what it saves, and what it does not save,
 # - sort the tiles of a causal mask into three kinds by looking at their corners.
 #
-# *Time: 40 minutes. Hardware: any laptop, NumPy alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
+# *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -42,8 +42,8 @@ show(visiting_order.draw(**visiting_order.data()))
 # Above is FA1. It goes down the columns: k and v stay, and everything that belongs to a query comes and goes. Below,
 # the loops are swapped. A row block's $m$, $\ell$ and $o$ begin on the chip, stay there for all tiles, and leave once.
 #
-# In code, three lines move. `tiling.rows(i)` and `tiling.cols(j)` are the rows and columns of a block. The passes of a
-# loop over `trace.serial` run one after the other; those over `trace.parallel` may run at the same time.
+# In code, the lines with a comment differ. `tiling.rows(i)` and `tiling.cols(j)` are the rows and columns of a block. The
+# passes of a loop over `trace.serial` run one after the other; those over `trace.parallel` may run at the same time.
 
 # %%
 def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
@@ -75,7 +75,7 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #
 # **a third.** For a tile of B × B, FA1 loads q and o and stores o: $3Bd$ elements. FA2 loads k and v: $2Bd$. Both grow
 # with $N^2$, since every tile still requests something. (In bytes the swap saves three fifths: FA1's unfinished o has
-# four bytes a number, all others have two.)
+# four bytes a number, or it would be rounded to two at every tile; q, k, v have two.)
 #
 # ```python
 # ratio = io.fa1_over_fa2(Tiling(8192, 8192, 128, 128), 64)
@@ -106,8 +106,9 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #
 # Look at what the loop reads. The next step uses the old $m$, $\ell$ and $o$, and multiplies both sums by the same
 # $\alpha$. It never uses the ratio $o / \ell$. So nothing in the loop is wrong while $o$ is undivided, and one division
-# after the last tile gives what a division in every tile would have given. Left is FA1's step, which undoes the old
-# division, adds and divides; right the raw sums of FA2, with the division that can wait:
+# after the last tile gives what a division in every tile would have given. Left is FA1's step with $\beta = 1$, which
+# undoes the old division, adds and divides (chapter 03's o is $o / \ell$ here); right the raw sums of FA2, with the
+# division that can wait:
 #
 # $$\frac{\alpha\,\ell\,(o / \ell) + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
 #
@@ -132,67 +133,41 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 
 # %% [markdown]
 # ## What did it save?
-#
-# A tile has 128 × 64 scores, and d = 128. FA1 scales two blocks of 128 × 128, the old output and the new part. FA2
-# scales one. Here is the tile on one SM of an A100, the chip of the FA2 paper:
-#
-# | operations of FA1's tile | number | per clock | clocks |
-# | --- | ---: | ---: | ---: |
-# | FLOPs of the two products, on tensor cores | 4,194,304 | 2,048 | 2,048 |
-# | instructions on FP32 units | 58,368 | 64 | 912 |
-# | exponentials, on special function units | 8,448 | 16 | 528 |
-#
-# **Predict.** What does tweak 1 save? More than one may be right.
-#
-# - ☐ 0.4% of the operations
-# - ☐ 8% of the time, if the units take turns
-# - ☐ nothing, if all units work at once
-# - ☐ the factor α
-#
-# <details><summary>Answer</summary>
-#
-# **0.4% of the operations; 8% of the time, if the units take turns; nothing, if all units work at once.**
-#
-# The second scaling and the divisions are few operations, but on slow units. If the units work at once, the tensor
-# cores finish last in any case. α stays, since m still changes.
-#
-# ```python
-# before, after_1 = vars(time.tweak_1(chips.A100, 128, 64, 128)).values()
-# for name, c in (("FA1", before), ("FA2", after_1)):
-#     print(f"{name}: {c.tensor:,.0f} + {c.fp32:.0f} + {c.exp:.0f}", end=" clocks; ")
-#     in_turns, at_once = c.tensor + c.fp32 + c.exp, max(c.tensor, c.fp32, c.exp)
-#     print(f"in turns {in_turns:,.0f}, at once {at_once:,.0f}")
-# ```
-#
-# ```text
-# FA1: 2,048 + 912 + 528 clocks; in turns 3,488, at once 2,048
-# FA2: 2,048 + 644 + 520 clocks; in turns 3,212, at once 2,048
-# ```
-# </details>
 
 # %% tags=["hide-input"]
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
-# Of the operations in FA1's tile, 1.6% are outside the products. If the units take turns, they take two fifths of the
-# time. A real kernel can fall outside both ends: on an H200 the tweak gained 23% without a mask, and nothing with a
-# causal one. Registers decided, not operations. Chapter 10 shows how.
+# FA1 scales two blocks of 128 × 128, the old output and the new part. FA2 scales one. The outlined boxes are gone, 0.4%
+# of the operations. But they run on slow units. If the units take turns, as drawn, that is 8% of the time:
+#
+# | operations of FA1's tile on an A100, the chip of the FA2 paper | number | per clock | clocks |
+# | --- | ---: | ---: | ---: |
+# | FLOPs of the two products, on tensor cores | 4,194,304 | 2,048 | 2,048 |
+# | instructions on FP32 units (16,384 are the second scaling) | 58,368 | 64 | 912 |
+# | exponentials, on special function units | 8,448 | 16 | 528 |
+#
+# The lower two lines are 1.6% of the operations, and two fifths of the time in turns. If all units work at once, the tweak
+# saves nothing: the tensor cores finish last in any case. A real kernel can fall outside both ends. On an H200 the tweak
+# gained 23% without a mask, and lost 1% with a causal one. Registers decided, not operations. Chapter 10 shows how.
 
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
+#
+# In a language model a query sees no later key: row r sees columns c ≤ r. This is the *causal mask*, the left grid. A
+# tile is SKIP if no query sees any key, FULL if each query sees every key, and DIAGONAL if the mask cuts through. Of
+# T × T square tiles, T(T + 1)/2 are visited: nearly half are saved in a long text.
 
 # %% tags=["hide-input"]
 show(causal_tiles.draw(**causal_tiles.data()))
 
 # %% [markdown]
-# In a language model a query sees no later key: row r sees columns c ≤ r. This is the *causal mask*, the left grid. A
-# tile is SKIP if no query sees any key, FULL if each query sees every key, and DIAGONAL if the mask cuts through. Of
-# T × T square tiles, T(T + 1)/2 are visited: nearly half are saved in a long text.
-#
 # In the right grid a model reads the last 256 tokens of a text, and has the keys of all 512. The last query still sees
 # all keys: row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.
 #
-# FA1 as printed computes and masks all tiles. FA2 looks at two corners, before anything is loaded:
+# FA1 as printed computes and masks all tiles. For FA2 `tiling.visited_cols(i)` lists the column blocks of row block i that
+# are not SKIP, and `tiling.hide(s, i, j)` puts −∞ where the mask hides a score. Two corners tell the kind of a tile,
+# before anything is loaded:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -226,11 +201,10 @@ for i in range(4):
 # ## Now write it
 #
 # FA1 keeps m and $\ell$ of each row for the backward pass. FA2 keeps the one number $L = m + \log \ell$ of chapter 02.
-# This is tweak 2. It stores N numbers in place of 2N.
+# It is enough, since $p = e^{s - m} / \ell = e^{s - L}$. This is tweak 2. It stores N numbers in place of 2N.
 #
 # **Build.** `forward(Q, K, V, tiling)` returns O and L. Write Algorithm 1: two loops, `update` from above, one
-# division, L. `tiling.visited_cols(i)` names the column blocks that row block i must visit, and `tiling.hide(s, i, j)`
-# puts −∞ where the mask hides a score. The check has N that no tile divides, a causal mask, and rows that see no key.
+# division, L. The check has N that no tile divides, a causal mask, and rows that see no key.
 
 # %%
 def forward(Q, K, V, tiling):  # (N_q, d), (N_k, d), (N_k, d) -> (N_q, d), (N_q,)
@@ -292,7 +266,7 @@ show(roofline.draw(**roofline.data("standard", *rows.items())))
 # (d = 128, N = 4,096.) FA2 does $4 B_r B_c d$ FLOPs for a tile, and requests $2 B_c d$ numbers of two bytes for it. That
 # is $B_r$ FLOPs for each requested byte (the rings). But row blocks that work side by side request the same keys, and L2
 # answers all but the first. To DRAM only Q, K, V and O cross, about once (the dots). FA1's ring and dot coincided in
-# chapter 03. So the swap helps twice.
+# chapter 03. So the swap helps twice: less is requested, and little of that crosses.
 
 # %%
 for name, c in rows.items():
@@ -332,16 +306,18 @@ verdict("the corner tests = Tiling.kind, also for tiles that are not square", al
 chip, (old, new) = chips.A100, vars(time.tweak_1(chips.A100, 128, 64, 128)).values()
 removed = (old.fp32 - new.fp32) * chip.fp32_per_clock + (old.exp - new.exp) * chip.exp_per_clock
 verdict("tweak 1 removes 0.4% of 4.3 million operations", round(removed / 4.3e6, 3) == 0.004)
+in_turns, later = (c.tensor + c.fp32 + c.exp for c in (old, new))
+verdict("8% of the time in turns", (in_turns, round(1 - later / in_turns, 2)) == (3488, 0.08))
 gains = []  # by dividing once, without a mask and with the causal one
 for row in load("ladder").rows:
     shape = row.problem["batch"] * row.problem["heads"], row.problem["N_q"], row.problem["d"]
     if row.direction == "forward" and shape == (64, 4096, 128):
         once = next(name for name in row.values if name.endswith("_deferred"))
-        gains.append(round(row.values["r03_row_blocks"][0] / row.values[once][0], 1))
+        gains.append(round(row.values["r03_row_blocks"][0] / row.values[once][0], 2))
 moved = roofline.counted(load("ladder"), 128)
 seen = 4 * 64 * 4096**2 * 128 / moved["r03_row_blocks"]
 verdict("counted on an H200: about 2,100 FLOPs for each byte of DRAM", round(seen, -2) == 2100)
-verdict("on an H200, dividing once gains 23% without a mask, and nothing with one", gains == [1.2, 1.0])
+verdict("on an H200, dividing once gains 23% without a mask, and loses 1% with one", gains == [1.23, 0.99])
 
 # %% [markdown] tags=["navigation"]
 # [← FlashAttention](03_fa1.ipynb) · [The map](00_start.ipynb) · [The backward pass →](05_backward.ipynb)

@@ -32,6 +32,7 @@ from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
 from fa2_studio.book.build import Case, check
+from fa2_studio.book.steps import tile_gradients
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
@@ -74,21 +75,21 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What is kept, and what is recomputed?
 #
-# These are the lines of chapter 01, for the whole matrix:
+# The lines of chapter 01:
 #
 # $$dV = P^\top dO \qquad dP = dO\,V^\top \qquad dS = P \circ (dP - D) \qquad dQ = \tau\,dS\,K \qquad dK = \tau\,dS^\top Q$$
 #
-# Q, K, V and dO are there. The algorithms differ in where they take P and D from:
+# The algorithms differ in where they take P and D from:
 #
 # | | standard | FA1 | FA2 |
 # | --- | --- | --- | --- |
 # | kept from the forward pass | P | O, $\ell$, m | O, L |
 # | P | loaded | $e^{S - m} / \ell$ | $e^{S - L}$ |
-# | D | from rows of P and dP | $do \cdot o$, in every tile | $do \cdot o$, once before the loops |
+# | D | the row sum of $P \circ dP$ | $do \cdot o$, in every tile | $do \cdot o$, once before the loops |
 #
-# To *recompute* is to compute again instead of keeping. S is recomputed from Q and K, so there are five products and
-# not four: a quarter more FLOPs, on the tensor cores. In return nothing of N × N is kept or loaded. The forward pass
-# has two products, so people count a backward pass as 2.5 forward passes.
+# S is *recomputed* from Q and K, not kept, so there are five products and not four: a quarter more FLOPs, on the tensor
+# cores. In return nothing of N × N is kept or loaded. The forward pass has two products, so people count a backward pass
+# as 2.5 forward passes.
 
 # %% [markdown]
 # ## Now write one tile
@@ -103,14 +104,6 @@ def one_tile(s, q, k, v, do, L, D, tau):  # (B_r, B_c), (B_r, d), (B_c, d) …
 
 
 # %% tags=["hide-input"]
-def tile_gradients(s, q, k, v, do, L, D, tau):  # what the rest of the chapter uses
-    L = np.where(np.isneginf(L), 0, L)  # a row without keys, as in chapter 04
-    p = np.exp(s - L[:, None])  # FA2.A2.L11  (B_r, B_c)
-    dp = do @ v.T  # FA2.A2.L13  (B_r, B_c)
-    ds = p * (dp - D[:, None])  # FA2.A2.L14  (B_r, B_c)
-    return tau * (ds @ k), tau * (ds.T @ q), p.T @ do  # FA2.A2.L15 FA2.A2.L16 FA2.A2.L12
-
-
 def case(words, N_q, N_k, rows, cols, mask=NO_MASK):  # a tile of a small problem; by dense gradients, what it adds
     rng = np.random.default_rng(0)
     q, do, k, v = *rng.standard_normal((2, N_q, 4)), *rng.standard_normal((2, N_k, 4))
@@ -128,7 +121,7 @@ everything = slice(None)
 check(
     one_tile,
     case("4 queries, 6 keys, one tile. Is the order dq, dk, dv? Which take τ and a transpose?", 4, 6, everything, everything),
-    case("2 of 4 queries, 3 of 6 keys. Do L and D come from this tile?", 4, 6, slice(2, 4), slice(0, 3)),
+    case("2 of 4 queries, 3 of 6 keys. Must the rows of p sum to 1 in a tile?", 4, 6, slice(2, 4), slice(0, 3)),
     case("some scores are hidden. What is e^(−∞)?", 6, 6, slice(0, 3), slice(0, 3), CAUSAL),
     case("rows 0 to 3 see no key, and their L is −∞. What is −∞ − (−∞)?", 8, 4, slice(2, 6), everything, CAUSAL),
 )
@@ -139,10 +132,10 @@ check(
 # ```python
 # def one_tile(s, q, k, v, do, L, D, tau):
 #     L = np.where(np.isneginf(L), 0, L)  # a row without keys, as in chapter 04
-#     p = np.exp(s - L[:, None])  # (B_r, B_c)
-#     dp = do @ v.T
-#     ds = p * (dp - D[:, None])
-#     return tau * (ds @ k), tau * (ds.T @ q), p.T @ do  # dq, dk, dv
+#     p = np.exp(s - L[:, None])  # FA2.A2.L11  (B_r, B_c)
+#     dp = do @ v.T  # FA2.A2.L13
+#     ds = p * (dp - D[:, None])  # FA2.A2.L14
+#     return tau * (ds @ k), tau * (ds.T @ q), p.T @ do  # dq, dk, dv: FA2.A2.L15 FA2.A2.L16 FA2.A2.L12
 # ```
 # </details>
 #
@@ -152,15 +145,15 @@ check(
 # ## The loops around it
 #
 # A tile (i, j) adds to $dQ_i$, and to $dK_j$ and $dV_j$. As in chapter 04, what belongs to the outer loop stays on the
-# chip. Everything else is loaded for each tile, and a sum is stored again:
+# chip. The rest is loaded for each tile. A sum that cannot stay is also stored after it:
 #
 # | outer loop | sums that stay | loaded for each tile | stored for each tile |
 # | --- | --- | --- | --- |
 # | columns j | dk, dv | q, do, dq | dq |
 # | rows i | dq | k, v, dk, dv | dk, dv |
 #
-# With square tiles that is 4 blocks against 6. So the columns stay outside, in FA1 and in FA2. The forward pass swapped
-# its loops. The backward pass does not. Here is Algorithm 2 around your tile (as `tile_gradients`):
+# With square tiles that is 4 blocks against 6, counted in elements. So the columns stay outside, in FA1 and in FA2: these
+# loops are not swapped. Here is Algorithm 2 around your tile (as `tile_gradients`):
 
 # %%
 def fa2_backward(Q, K, V, O, L, dO, tiling, trace=UNWATCHED):
@@ -210,7 +203,7 @@ live("backward")
 # %% [markdown]
 # FA2 gives each column block to a worker of its own: `trace.parallel` in the listing. $dK_j$ and $dV_j$ belong to worker
 # j alone. But all workers add to the same $dQ_i$. Step through it without a mask, or look at the upper half of the
-# picture: they meet in the same rows again and again.
+# picture: they meet in the same rows again and again. (Its titles count the products of one SM, and the writes of all.)
 #
 # **Predict.** Four workers run the line `dQ[rows] = …` at the same moment for the same rows of dQ, which is 0. All load
 # $dQ_i$, each adds its part, all store. What does $dQ_i$ hold at the end?
@@ -250,8 +243,8 @@ different = len({x.tobytes() for x in sums})
 print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apart")
 
 # %% [markdown]
-# Here they differ in the last bits. Where large terms cancel, as in the first line, one order can be far better than
-# another, and atomic adds do not choose.
+# Here they differ in the last bits. (a + b = b + a for the first two parts, so 24 orders give at most 12 results.) Where
+# large terms cancel, as in the first line, one order can be far better than another, and atomic adds do not choose.
 
 # %% [markdown]
 # ## Second way out: a pass of its own
@@ -268,8 +261,9 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 # <details><summary>Answer</summary>
 #
 # **two more products, and no more requests.** The first pass computes S, dP, dV and dK, the second S, dP and dQ: seven
-# products. For each tile the first loads q and do, the second k and v, 8 bytes for each place of a block. One pass alone
-# has 12: q, do, and dq in and out, which has four bytes a number.
+# products. Bytes, for each place of a block: in the first q and do, in the second k and v, 2 each, 8 together. One pass
+# alone has q, do, and dq with 4: 12 if dq is loaded, added to and stored as in the listing, and 8 with atomic adds. (Then
+# a part goes out once, and L2 makes the sum.)
 # </details>
 
 # %% tags=["hide-input"]
@@ -287,8 +281,8 @@ show(backward_graph.draw(**backward_graph.data()))
 show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 
 # %% [markdown]
-# (d = 128, tiles of 64 × 64.) DRAM is no limit here either. A requested byte gets fewer FLOPs than in the forward pass,
-# since dQ comes and goes in four bytes a number.
+# (d = 128, tiles of 64 × 64.) DRAM is no limit here either. The ring counts dQ as the listing moves it, in and out: a
+# requested byte gets fewer FLOPs than in the forward pass. With atomic adds nothing comes in, and it gets more.
 
 # %% [markdown]
 # ## Recap
@@ -346,10 +340,10 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 # %% [markdown]
 # **Six questions on part I**, without looking back.
 #
-# 1. N = 4,096, d = 128, 16 heads. How much memory do S (4 bytes) and P (2 bytes) take, and how much L (4 bytes)?
-# 2. FA2 requests K and V once for each row block. Why does most of that not cross to DRAM?
+# 1. N = 4,096, 16 heads. How much memory do S (4 bytes) and P (2 bytes) take, and how much L (4 bytes)?
+# 2. There d = 128. FA2 requests K and V once for each row block. Why does most of that not cross to DRAM?
 # 3. A row has m = 1, ℓ = 2, o = 6 (not divided). Now comes a score 1 + log 2 with value 5. What is o/ℓ?
-# 4. Why does FA1 need a factor β, and FA2 only α?
+# 4. Why does FA1's step have a factor β, and FA2's none?
 # 5. N doubles. By what factor grow FA2's extra memory, its requests, and its DRAM traffic while K and V fit in L2?
 # 6. Why was the FA1 of its authors fast, and the one of chapter 00 slow?
 #

@@ -15,6 +15,7 @@ from fa2_lab.trace import UNWATCHED
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.chapters import NOTEBOOKS, TEXT, written
 from fa2_studio.book.run import read_source
+from fa2_studio.book.steps import fa1_step, tile_gradients
 
 CASES = [  # N_q, N_k, causal: square; ragged; more keys; rows that see no key, with and without blocks that are skipped
     (8, 8, False),
@@ -28,7 +29,7 @@ CASES = [  # N_q, N_k, causal: square; ragged; more keys; rows that see no key, 
 def listing(chapter: str, *functions: str) -> dict:
     """The last that a chapter says of some functions, in its cells or in a fold, by their names."""
     source = re.sub("^# ", "", (TEXT / f"{chapter}.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    names = {"np": np, "UNWATCHED": UNWATCHED}
+    names = {"np": np, "UNWATCHED": UNWATCHED, "fa1_step": fa1_step, "tile_gradients": tile_gradients}
     for function in functions:
         exec(re.findall(rf"^def {function}\(.*?(?=^\S|\Z)", source, re.MULTILINE | re.DOTALL)[-1], names)
     return names
@@ -41,7 +42,7 @@ def test_forward_and_backward_of_chapters_04_and_05(N_q, N_k, causal):
     tiling = Tiling(N_q, N_k, 4, 2, Mask(causal))
     with np.errstate(all="raise", under="ignore"):
         O, L = listing("04_fa2_forward", "update", "forward")["forward"](Q, K, V, tiling)
-        backward = listing("05_backward", "tile_gradients", "fa2_backward")["fa2_backward"]
+        backward = listing("05_backward", "fa2_backward")["fa2_backward"]
         found = backward(Q, K, V, O, L, dO, tiling)
     true_O, P = naive.forward(Q, K, V, mask=tiling.mask)
     visible = Tiling(N_q, N_k, N_q, N_k, tiling.mask).visible(0, 0)
@@ -57,7 +58,7 @@ def test_forward_of_chapter_03(N_q, N_k):
     Q, K, V = (draw.standard_normal((n, 4)) for n in (N_q, N_k, N_k))
     O, l, m = np.full((N_q, 4), np.nan), np.full(N_q, np.nan), np.full(N_q, np.nan)
     with np.errstate(all="raise", under="ignore"):
-        listing("03_fa1", "fa1_step", "fa1_forward")["fa1_forward"](Q, K, V, O, l, m, B_r=4, B_c=2, tau=0.5)
+        listing("03_fa1", "fa1_forward")["fa1_forward"](Q, K, V, O, l, m, B_r=4, B_c=2, tau=0.5)
     assert np.allclose(O, naive.forward(Q, K, V)[0], atol=1e-12)
     assert np.allclose(m + np.log(l), naive.logsumexp(Q @ K.T / 2), atol=1e-12)
 
