@@ -232,6 +232,6 @@ SUITES = {
         needs=("einops",),
         left_out=by_flashinfer,
         needs_gpu=False,
-        sample_on_a_laptop=183,
+        sample_on_a_laptop=183,  # picked for its short cases: others take minutes each in the interpreter
     ),
 }

@@ -23,7 +23,9 @@ SIZES = dict(
     bos_token_id=1,
     eos_token_id=2,
     use_cache=False,
-    initializer_range=0.1,  # or all scores would be nearly the same
+    # At 0.02 all scores are nearly the same, and twice the scale passes. At 0.4 their tolerance is below what rounding
+    # does: in fp32 eager itself is as far from float64 as sdpa and this are, and both fail about half of the tests.
+    initializer_range=0.1,
 )
 EXPERTS = dict(num_local_experts=2, num_experts_per_tok=1, experts_implementation="eager")
 FAMILIES: dict[str, dict] = dict(
