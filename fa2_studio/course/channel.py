@@ -74,9 +74,9 @@ def _packed(value, arrays: list[bytes], refer):
     if value is None or isinstance(value, (bool, str)) or type(value) is float:
         return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in NUMBERS:
-        first = sum(map(len, arrays))
-        arrays.append(value.tobytes())
-        return {"array": [value.dtype.str, list(value.shape), first, isinstance(value, np.generic)]}
+        first, axes = sum(map(len, arrays)), np.argsort([-abs(step) for step in value.strides], kind="stable").tolist()
+        arrays.append(np.asarray(value).transpose(axes).tobytes())  # a layout may be what a kernel trips over
+        return {"array": [value.dtype.str, list(value.shape), first, isinstance(value, np.generic), axes]}
     if isinstance(value, list):
         return [inner(x) for x in value]
     if isinstance(value, tuple):
@@ -124,12 +124,13 @@ def _unpacked(value, arrays: bytes, resolve, trusted: bool):
     raise ValueError(f"a message with the unknown mark {str(mark)[:40]!r}")
 
 
-def _array(arrays: bytes, kind: str, shape: list, first: int, is_scalar: bool):
-    """An array of its own memory, or a NumPy scalar."""
+def _array(arrays: bytes, kind: str, shape: list, first: int, is_scalar: bool, axes: list):
+    """An array of its own memory, its axes in that memory from the slowest to the fastest, or a NumPy scalar."""
     dtype = np.dtype(kind)
     if dtype.kind not in NUMBERS:
         raise ValueError("an array that holds no numbers")
-    array = np.frombuffer(arrays, dtype, count=math.prod(shape), offset=first).reshape(shape).copy()
+    array = np.frombuffer(arrays, dtype, count=math.prod(shape), offset=first).copy()
+    array = array.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes).astype(int))
     return array[()] if is_scalar else array
 
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ pytest.importorskip("nbformat", reason="nbformat is not installed: pip install '
 from checks import meter
 from course_class import QUICK, code, graded_at_once, handed_in
 
-from fa2_studio.course import box, judge, results
+from fa2_studio.course import box, judge, notebooks, results
 from fa2_studio.course.notebooks import named, source
 
 needs_box = pytest.mark.skipif(not box.kind(), reason="no box on this machine: no bubblewrap, podman or docker")
@@ -152,6 +153,17 @@ def attacked(tmp_path_factory):
 @pytest.fixture(scope="module")
 def attacked_later(tmp_path_factory):
     return class_of(LATER, tmp_path_factory.mktemp("later"))
+
+
+@needs_box
+@pytest.mark.parametrize("assignment", notebooks.ASSIGNMENTS, ids=lambda assignment: assignment.name)
+def test_the_own_solution_has_full_marks_in_the_box(assignment, tmp_path):
+    """What `grade` asks for before it grades anybody: here an assignment that cannot be graded is seen."""
+    if missing := [need for need in assignment.needs if find_spec(need) is None]:
+        pytest.skip(f"it needs {', '.join(missing)}")
+    graded = graded_at_once(tmp_path, {"own": source(assignment)}, box.kind(), name=assignment.name)["own"]
+    lost = [text for kind, _, _, text in graded.page if kind in ("visible", "hidden") and "NOT YET" in text]
+    assert graded.score == graded.full and not graded.sentences, (graded.sentences, lost)
 
 
 @needs_box

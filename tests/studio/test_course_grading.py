@@ -39,11 +39,12 @@ def test_values_arrive_as_they_were_sent():
     for view in views:
         came = there_and_back(view)
         assert came.dtype == view.dtype and came.shape == view.shape and (came == view).all()
+        assert (np.ravel(came, order="K") == np.ravel(view, order="K")).all(), "the axes lie in memory as they did"
     assert np.isnan(there_and_back(np.array([np.nan]))).all()
 
 
 NONSENSE = [b"{", b"[" * 5000, b'{"far": 0}', b'{"data": ["os", "x", {}]}', b'{"a": 1, "b": 2}', b'{"slice": 5}']
-NONSENSE += [b'{"array": ["|O", [1], [8], 0, false]}', b'{"array": ["<f8", [9], [8], 0, false]}']
+NONSENSE += [b'{"array": ["|O", [1], [8], 0, false, [0]]}', b'{"array": ["<f8", [9], [8], 0, false, [0]]}']
 
 
 @pytest.mark.parametrize("text", NONSENSE)
