@@ -39,7 +39,8 @@ def test_values_arrive_as_they_were_sent():
     for view in views:
         came = there_and_back(view)
         assert came.dtype == view.dtype and came.shape == view.shape and (came == view).all()
-        assert (np.ravel(came, order="K") == np.ravel(view, order="K")).all(), "the axes lie in memory as they did"
+    turned = there_and_back(x.transpose(2, 0, 1))
+    assert (np.ravel(turned, order="K") == x.ravel()).all(), "a kernel may trip over the order of axes in memory"
     assert np.isnan(there_and_back(np.array([np.nan]))).all()
 
 
