@@ -149,8 +149,9 @@ for name, blocks in (("FA1 as printed", 32), ("FA2", 32 * 64)):
 # %% [markdown]
 # ## Why not make row blocks much smaller?
 #
-# A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more. But every
-# worker loads all of K and V, so half the rows mean twice the requests. `limit` says which unit of an H200 takes longest.
+# A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more, but every
+# worker loads all of K and V: half the rows, twice the requests. `limit` says which unit of an H200 takes longest (d = 128).
+# The tensor cores' time is divided by the share of busy SMs; L2 is shared by all.
 
 # %%
 costs = {}
@@ -177,9 +178,8 @@ live("tiles")
 # %% [markdown]
 # ## What if several thread blocks share an SM?
 #
-# So far each SM had one thread block. Often two, three or four fit: as many as its registers and its shared memory have
-# room for. While one of them waits for data, another computes, so together they are faster. Then a wave has more
-# *places*: 264 with two on each SM, 396 with three.
+# Often two, three or four fit: as many as its registers and its shared memory have room for. While one waits for data,
+# another computes. Then a wave has more *places*: 264 with two on each SM, 396 with three.
 #
 # **Predict.** A change frees registers, so that three thread blocks fit on an SM in place of two. With 64 heads of 64 row
 # blocks the kernel gets 1.2 times as fast. What does it do with 8 heads?

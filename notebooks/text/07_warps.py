@@ -192,9 +192,9 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
 # ## Could split-K merge once, at the end?
 #
 # Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` could run once, after the last
-# one. Then nothing crosses inside the loop, and the result is right. But now each warp holds an $o$ of full size in its
-# registers. A warp has 32 threads, and a thread has at most 255 registers, with one fp32 number in each. An $o$ of
-# 128 × 128 would take 128 · 128 / 32 = 512 registers a thread. Under split-Q the four warps share the rows: 128.
+# one. Then nothing crosses inside the loop. But each warp holds an $o$ of full size in its registers. A warp has 32 threads,
+# and a thread has at most 255 registers, with one fp32 number in each. An $o$ of 128 × 128 would take 128 · 128 / 32 = 512
+# registers a thread. Under split-Q the four warps share the rows: 128.
 
 # %% [markdown]
 # ## What do the barriers protect?
@@ -204,11 +204,11 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
 # - "The tile is there": nobody reads before the copy is complete.
 # - "The tile is free": the next copy, to the same place, waits until everyone has read.
 #
-# As first written, split-K needs three: "the tile is there", one for the maxima, and one for sums and $PV$. With `exchange`
-# it needs two. We count the first form. After the last barrier everybody has read K and V, so the tile is free, too.
+# Split-K needs three (with `exchange` two): "the tile is there", one for the maxima, and one for sums and $PV$. After the
+# last one everybody has read K and V, so the tile is free, too.
 #
 # The counting memory raises a `RaceError` if a place is written and then read by another warp, or read and then overwritten
-# by another, with no barrier in between. A GPU raises nothing. It computes with whatever is there.
+# by another, with no barrier in between. A GPU computes with whatever is there.
 
 
 # %% tags=["hide-input"]
@@ -267,8 +267,8 @@ waits = {name: list(scheme(q, k, v, one_tile, i=0, W=4).shared.waits) for name, 
 # %% [markdown]
 # ## What is it worth?
 #
-# Saved bytes save time only if somebody waited for them. Take the model of chapter 04 and add one unit to it: the
-# shared memory of one SM of the A100 moves 128 bytes per clock.
+# Saved bytes save time only if somebody waited for them. Take the model of chapter 04 after tweak 1 (which also drops a
+# division and other small steps of each row), and add the shared memory of an A100's SM: 128 bytes per clock.
 
 # %% tags=["hide-input"]
 change = time.split(chips.A100, 128, 64, 128)
@@ -293,14 +293,14 @@ print(f"  passes through shared memory, split-K over split-Q: {passes[0] / passe
 
 # %% [markdown]
 # Under split-K the tensor cores wait for shared memory: 718 · 1,024 / 128 = 5,744 clocks. Under split-Q it needs 1,536, and
-# the tensor cores are the busiest unit, as they should be.
+# the tensor cores are the busiest unit.
 #
-# The last lines are measured (`fa2-lab ladder s00 s01`). In a *pass* shared memory serves a warp's request, or a part of it.
-# The counter has four times as many passes under split-K, the model twice as many. Two things can add passes: threads of a
-# warp that must take turns at shared memory (*bank conflicts*), and exchanges that the compiler adds. So part of the factor
-# belongs to these two kernels.
+# The last lines are measured (`fa2-lab ladder s00 s01`). That both are 2.8 is chance. In a *pass* shared memory serves a
+# warp's request, or a part of it. The counter has four times as many passes under split-K, the model twice as many. *Bank
+# conflicts* (threads of a warp take turns at shared memory) and exchanges that the compiler adds can add passes. So part of
+# the factor belongs to these two kernels.
 #
-# The same on a roofline, of shared memory this time. A tile has $4 \cdot 128 \cdot 64 \cdot 128$ FLOPs.
+# The same on a roofline of shared memory. A tile has $4 \cdot 128 \cdot 64 \cdot 128$ FLOPs.
 
 # %% tags=["hide-input"]
 price, flops, points = prices.prices(chips.A100), 4 * 128 * 64 * 128, {}
@@ -328,7 +328,8 @@ show(roofline.draw(points, [roof], caption, axis))
 #
 # <details><summary>Answer</summary>
 #
-# **neither.** dV and dK sum over the queries, and dQ over the keys. It is the same for the thread blocks of chapter 06.
+# **neither.** dV and dK sum over the queries, and dQ over the keys. Owning keys is better: it finishes S, dP, dV and dK,
+# and leaves one sum; owning queries leaves two. So it is for the thread blocks of chapter 06.
 # </details>
 
 # %% [markdown]

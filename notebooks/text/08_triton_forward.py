@@ -12,7 +12,7 @@
 # chapter 11 shows what the compiler makes of it.)
 #
 # We build attention 24 times and change one thing each time: the *ladder*, of 24 *rungs*. The first fifteen are in
-# Triton, and chapter 10 climbs them all. This chapter ends with the lines of rung 11.
+# Triton. Chapter 10 measures all 24. This chapter ends with the lines of rung 11.
 #
 # After this notebook you can
 #
@@ -269,7 +269,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 #
 # Under a causal mask with $N_q \neq N_k$ the last row sees all keys. Row r sees the first $r + 1 + N_k - N_q$ keys, or none
 # if that is negative. `keys_seen` computes it. A row without keys is a trap (chapter 02): its maximum stays at −∞, and
-# −∞ − (−∞) is not a number. Our rungs start m at $-10^{30}$, lower than any score. Then $p = 2^{-\infty} = 0$, and ℓ
+# −∞ − (−∞) is not a number. Our rungs start m at `LOWEST`, $-10^{30}$, lower than any score. Then $p = 2^{-\infty} = 0$, and ℓ
 # stays 0.
 
 # %%
@@ -280,9 +280,10 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 
 # %% [markdown]
 # **Build.** Write the kernel for one head: `loop_kernel`, with `visit` in its loop, a causal mask, and rows without keys,
-# which get O = 0 and L = −∞. `load_rows`, `keys_seen` and `visit` are yours to use. `keys_seen` counts from key 0, and
-# `visit` from the tile's first key. `tau_log2` is $\tau \log_2 e$. In the check, result 1 is O and result 2 is L. To look at
-# a block, write `print(s)` or `breakpoint()` into the kernel: without a GPU it runs as Python.
+# which get O = 0 and L = −∞. Yours to use: `load_rows`, `keys_seen`, `visit`, and the constants `LOWEST`, `NEG_INF` (−∞)
+# and `LN2` (ln 2). `keys_seen` counts from key 0, and `visit` from the tile's first key. `tau_log2` is $\tau \log_2 e$. In
+# the check, result 1 is O and result 2 is L. To look at a block, write `print(s)` or `breakpoint()` into the kernel: without a
+# GPU it runs as Python.
 
 # %%
 @triton.jit
@@ -357,8 +358,7 @@ for i in range(0, 300, 64):
     print(f"{-(-300 // 32) - free - masked} skipped")
 
 # %% [markdown]
-# **Predict.** Two tiles of each row block are masked here. With 8,192 queries and keys and tiles of 128 × 64, what share of
-# the tiles that are visited needs the mask?
+# **Predict.** With 8,192 queries and keys and tiles of 128 × 64, what share of the tiles that are visited needs the mask?
 #
 # - ☐ half, as the mask hides half of the scores
 # - ☐ about a tenth
@@ -385,8 +385,8 @@ for i in range(0, 300, 64):
 # ## Which numbers may have 16 bits?
 #
 # Factors may have 16 bits, and sums need 32. Q, K, V and O have 16 bits, and p gets 16 bits for the second product. But
-# `o_i` and `l_i` stay in fp32. $o$ is divided only at the end, so over 2,048 keys with equal scores, whose values are 40, it grows to 81,920. The largest
-# number of fp16 is 65,504: in fp16 `o_i` becomes ∞.
+# `o_i` and `l_i` stay in fp32. $o$ is divided only at the end, so over 2,048 keys with equal scores, whose values are 40,
+# it grows to 81,920. The largest number of fp16 is 65,504: in fp16 `o_i` becomes ∞.
 #
 # A trap for kernels in fp32: on a GPU `tl.dot` keeps only 10 bits behind the point of fp32 factors, a format called *TF32*,
 # unless you write `tl.dot(a, b, input_precision="ieee")`. The interpreter keeps all, so only a GPU shows it. Chapter 11

@@ -107,12 +107,11 @@ compare("D", [D], [values])
 # %% [markdown]
 # ## Does P still need a maximum?
 #
-# P comes back in one step, $e^{S - L}$. L is at least as large as every score of its row, so the exponent is never positive
-# and nothing overflows. That holds for scores of real keys.
+# P comes back in one step, $e^{S - L}$. L is at least as large as the row's score of any real key, so there the
+# exponent is never positive and nothing overflows.
 #
-# `tile` computes S, P, dP and dS of one tile, in this order. `seen` asks three things: is there such a row, is
-# there such a key, and under a causal mask, does the row see the key? τ is not multiplied by $\log_2 e$ as in chapter
-# 08, because L is a natural logarithm.
+# `tile` computes S, P, dP and dS of one tile, in this order. `seen` asks: is there such a row, such a key, and under a
+# causal mask, does the row see it? τ is not multiplied by $\log_2 e$ as in chapter 08, because L is a natural logarithm.
 
 # %%
 NEG_INF, LOG2E = tl.constexpr(float("-inf")), tl.constexpr(1 / math.log(2))
@@ -159,7 +158,7 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 # %% [markdown]
 # ## What does a column block keep on chip?
 #
-# Three products follow `tile`, and they say who needs what. dV and dK of the column block gain $p^\top do$ and
+# Three products follow `tile`. dV and dK of the column block gain $p^\top do$ and
 # $ds^\top q$. dQ of the row block gains $ds\, k$, and that comes later.
 #
 # A column kernel runs as one program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the
@@ -208,7 +207,7 @@ cases = {
     "40 queries, 56 keys. Does the loop reach the last row block, and the last program its keys?": (40, 56, False),
     "48 of each, causal. Which row block sees a key block first?": (48, 48, True),
     "12 queries, 44 keys, causal. Can j + N_q − N_k be negative?": (12, 44, True),
-    "20 queries, 12 keys, causal: the first rows see no key. Is the first row block still in range?": (20, 12, True),
+    "20 queries, 12 keys, causal: row 8 is the first to see a key. Does the loop begin with its row block?": (20, 12, True),
 }
 
 
@@ -253,9 +252,8 @@ check(my_gradients, *(Case(words, case, gradients(case)) for words, case in case
 # ## How can all programs add into dQ?
 #
 # Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and every column block does so: the race of [chapter
-# 05](05_backward.ipynb). As a plain addition it would lose parts. `add_rows` uses Triton's *atomic addition*,
-# `tl.atomic_add`: for each number, load, add and store are one step that nobody can interrupt. It loses nothing. But the
-# parts may arrive in another order in each run, and a sum in fp32 depends on the order in its last bits.
+# 05](05_backward.ipynb). `add_rows` uses its first way out, the atomic add: no part is lost, but the order of the parts,
+# and so the last bits of the sum, may be another in each run.
 
 # %%
 @triton.jit
@@ -267,8 +265,7 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 
 # %% [markdown]
 # Rung b00 is the column kernel with line 15 in its loop: `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. In the interpreter
-# one program ends before the next begins, so nothing would be lost there either way. That proves nothing about a GPU: look
-# for a race in the code.
+# one program ends before the next begins, so a plain addition would lose nothing there: look for a race in the code.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 dQ, dK, dV = truth(Q, K, V, O, L, dO)
@@ -280,14 +277,14 @@ print("five runs, different dQ:", len({host(run[0]).tobytes() for run in runs}))
 # %% [markdown]
 # ## Who could own dQ?
 #
-# With one pass, additions into one block of dQ meet. Switch to two passes: now each block of dQ has one owner.
+# The picture of chapter 05 again: switch to two passes.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
 
 # %% [markdown]
-# $dQ_i$ is a sum over keys. So give it to a program that owns row block i, as in chapter 08. Per tile a column program needs
-# five products, or four without line 15, and a row program three. `rows_kernel` is this second pass.
+# Now each block of dQ has one owner, a program with row block i, as in chapter 08. Per tile a column program needs five
+# products, or four without line 15, and a row program three. `rows_kernel` is this second pass.
 
 # %%
 @triton.jit
@@ -323,50 +320,50 @@ compare("dQ", runs[:1], [dQ])
 print("five runs, different results:", len({host(x).tobytes() for x in runs}))
 
 # %% [markdown]
-# Every number of dQ is written by one program, which adds its parts in the order of the keys. So on one machine all runs
-# give the same bits. No line rescales `dq_i`, as α did with `o_i` in chapter 08: L is the outcome of the whole row, so every
-# p is final as soon as it is computed.
+# One program adds all parts of a number, in the order of the keys: on one machine all runs give the same bits. No line
+# rescales `dq_i`, as α did with `o_i` in chapter 08: L is the outcome of the whole row, so every p is final at once.
 
 # %% [markdown]
 # ## What do the two ways cost?
 #
-# Chapter 05 counted seven products instead of five, and fewer bytes requested, because a dQ that travels has four bytes a
-# number and goes both ways. A column program loads Q and dO for each column block, a row program K and V for each row
-# block. So two passes request twice what one does without its additions.
+# Two passes compute seven products instead of five, and chapter 05 counted as many bytes *requested*: a part of dQ goes out
+# once, and L2 makes the sum. But each addition reads and writes in L2. The second row counts both, as bytes *moved in L2*.
+# (A second pass requests K and V for each row block, as many bytes as the first does of Q and dO.)
 
 # %% tags=["hide-input"]
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64
 into_dQ = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes: heads, column blocks, dQ in fp32
-requested = 2 * (one.requested - 2 * into_dQ)
-two = replace(one, flops=one.flops * 7 // 5, requested=requested)
-ways = {"one pass": one, "two passes": two}
+out_once = replace(one, requested=one.requested - into_dQ)  # `one` counts dQ in and out
+two = replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - 2 * into_dQ))
+ways = {"one pass, requested": out_once, "one pass, moved in L2": one, "two passes": two}
 for name, cost in ways.items():
     unit, seconds = cost.limit(chips.H200)
-    print(f"{name:10} {cost.requested / 1e9:.0f} GB requested", end=", ")
-    print(f"at least {1e3 * seconds:.1f} ms, by {unit}")
+    print(f"{name:21} {cost.requested / 1e9:.1f} GB: at least {1e3 * seconds:.2f} ms, by {unit}")
 
 # %% tags=["hide-input"]
 times = next(row.values for row in record_of("ladder").rows if row.direction == "backward")
 names = {"b00_atomics": "b00, one pass", "b01_two_passes": "b01, two passes", "b02_one_pass": "b02, one pass on Hopper"}
 print("measured on an H200:", *(f"{words}: {times[name][0]:.1f} ms" for name, words in names.items()), sep="\n  ")
 for name, cost in (("b00_atomics", one), ("b01_two_passes", two)):
-    print(f"{name[:3]} takes {times[name][0] / 1e3 / cost.limit(chips.H200)[1]:.1f} times its limit")
+    limit = 1e3 * cost.limit(chips.H200)[1]
+    print(f"{name[:3]} takes {times[name][0] / limit:.1f} times its limit of {limit:.2f} ms")
 
 # %% tags=["hide-input"]
-show(roofline.draw(**roofline.data(*ways.items())))
+show(roofline.draw(**roofline.data(*list(ways.items())[1:])))
 
 # %% [markdown]
-# (In the picture two passes count all seven products.) One pass waits for L2, because each addition reads and writes. Two
-# passes are ahead, though two of their seven products are repeats. b02 is for Hopper, the generation of H100 and H200: it
-# has larger tiles, so it adds less often, and by cheaper copies (chapter 13). Its one pass is the fastest, but the last
-# bits of dQ vary, unless you ask for the same ones. The package takes two passes in Triton, and one on Hopper.
+# By requests alone the two ways tie. By what is moved in L2 one pass needs 1.41 times as long, and the measurement
+# agrees: 7.4 / 5.1 = 1.45. (In the picture, too, the ring of one pass is what moves in L2; two passes count all seven
+# products.) b02 is for Hopper (H100 and H200): larger tiles add less often, and by cheaper copies (chapter 13). Its one
+# pass is the fastest, but the last bits of dQ vary, unless you ask for the same ones. The package takes two passes in
+# Triton, and one on Hopper.
 
 # %% [markdown]
 # ## Where do the registers go?
 #
 # A thread has at most 255 registers. A column program of 4 warps, with tiles of 64 × 64 and d = 128, keeps four blocks in
 # them, each number in fp32. dk and dv stay through the loop: 2 · 64 · 128 / 128 threads = 128 registers. S and dP come and
-# go: 2 · 64 · 64 / 128 = 64.
+# go: 2 · 64 · 64 / 128 = 64. (k and v stay in shared memory.)
 
 # %% [markdown]
 # **Predict.** Rung 11's forward kernel has the same tile. It keeps one block of 64 × 128 through its loop, $o$, and needs
@@ -378,8 +375,8 @@ show(roofline.draw(**roofline.data(*ways.items())))
 #
 # <details><summary>Answer</summary>
 #
-# **it does not fit: some values find no register.** 192 are gone before P, dS, the addresses and the next tiles have any.
-# The values that find none live in memory: those are *spills*.
+# **it does not fit: some values find no register.** In rung 11 $o$ and S take 64 + 32 = 96 registers, and the rest takes
+# 168 − 96 = 72. With as much a column program would need 192 + 72 = 264. What finds no register lives in memory: *spills*.
 #
 # ```python
 # for row in recorded("rungs")["rungs"]:
@@ -395,8 +392,9 @@ show(roofline.draw(**roofline.data(*ways.items())))
 # ```
 # </details>
 #
-# So backward kernels take 8 warps, or smaller tiles: the same numbers among more threads. (This record is of Triton
-# 3.9. `fa2-lab xray b01 --full` compiles it with yours.)
+# Both rungs were measured so, with 4 warps. The price of their spills is in the factors 2.7 and 2.6; the record does not
+# say how much. At d = 128 the package's column kernel takes 8 warps on Hopper, and smaller tiles on older GPUs.
+# (Compiled by Triton 3.9; `fa2-lab xray b01 --full` takes yours.)
 
 # %% [markdown]
 # ## Recap
