@@ -13,7 +13,7 @@
 # After this notebook you can
 #
 # - say what one pass saves, what it costs, and who pays,
-# - write one step of the kernel with its waits, and say of each wait whom it is for,
+# - read one step of the kernel, and say of each of its waits whom it is for,
 # - say why the last bits of dQ differ from run to run, and what it costs to have the same bits.
 #
 # *Time: 55 minutes, in three sittings. Hardware: any laptop with Triton; on a Hopper GPU the checks run the real kernel.
@@ -67,8 +67,8 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it ru
 # | b02 one pass, `hopper/backward` | one | five | the copy engine, tile by tile |
 #
 # The second pass computes $S$, $dP$ and the exponentials again: two products of seven, and half of the exponentials. One
-# pass saves them. In return it adds a tile of dQ, 128 × 128 numbers in fp32, for each tile of scores: 64 KiB. It is worth it
-# if somebody can add up dQ while nobody waits.
+# pass saves them. In return it adds a tile of dQ for each tile of scores: $B_r$ × d numbers in fp32, 64 × 128 or
+# 128 × 64, which are 32 KiB. It is worth it if somebody can add up dQ while nobody waits.
 #
 # ## One step, in plain code
 #
@@ -189,8 +189,8 @@ for way in (one_by_one, kernel_order):
     print(f"{way.__name__:12}: {took:5,.0f} clocks a step, {busy}")
 
 # %% [markdown]
-# While one consumer waits, the other one multiplies, and dQ hides the exponentials. Two steps of `kernel_order` as a
-# timeline:
+# While one consumer waits, the other one multiplies, and dQ hides the exponentials. (Here the tensor cores serve first
+# come, first served; with equal shares `one_by_one` is slower still.) Two steps of `kernel_order`:
 
 # %%
 show(backward_step.draw(**backward_step.data()))
@@ -295,7 +295,7 @@ N, d, n_heads = 16384, 128, 16
 added = n_heads * (N // 128) * N * d * 4
 speed = added * row.rate("fa2_lab") * 1e12 / (2.5 * 4 * N * N * d * n_heads)
 print(f"{added / 4e9:.1f} billion additions; at our {row.rate('fa2_lab'):.0f} TFLOP/s {speed / 1e12:.1f} TB/s of them")
-print(f"HBM, which would read and write for each: {chips.H200.hbm_per_second / 1e12:.1f} TB/s")
+print(f"HBM would read and write: {2 * speed / 1e12:.1f} TB/s of its {chips.H200.hbm_per_second / 1e12:.1f}")
 
 # %% [markdown]
 # In b00 threads made these additions one by one, from registers that are needed for something else. Hopper's copy
@@ -341,18 +341,18 @@ read("hopper/backward/rows.py", "Rows.start")
 read("hopper/backward/kernel.py", "consumer", begin="seen = interval", end="finish(c")
 
 # %% [markdown]
-# The first step stands before the loop, with `ds=None`: there is no row block before it, so no dQ to multiply. It is the
-# *prologue*. The *epilogue* after the loop is dQ of the last row block. V is released before it and K after it, because
+# The first step stands before the loop. `ds=None` tells it that no row block came before: there is no dQ to multiply. It is
+# the *prologue*. The *epilogue* after the loop is dQ of the last row block. V is released before it and K after it, because
 # dQ = dS K needs K.
 #
 # `interval` gives for each key the first row that sees it: `seen_from` plus the key's place under the causal mask, more
-# rows than there can be for a key that does not exist. `hold` may load half of V into registers: V is the same for all
-# row blocks.
+# rows than there can be for a key that does not exist. At d = 128 without a mask `hold` keeps half of V, the same for all
+# row blocks, in 16 registers. With Triton 3.9 there is room for them only if dV starts late.
 #
 # ## The step
 #
-# Compare it with `kernel_order`: with `dv_late` and `dk_late` off the order is the same, line by line. (`dv_late` starts
-# product 2 after dS, `dk_late` product 4 in the next step.)
+# Compare it with `kernel_order`: at d = 128 under the causal mask the order is the same, line by line. At d = 64, and at
+# 128 without a mask, `dv_late` starts product 2 after dS. `dk_late`, product 4 in the next step, is off since Triton 3.9.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/kernel.py", "step", begin="FIRST", end="add_dq")
@@ -388,9 +388,9 @@ read("hopper/backward/kernel.py", "add_dq")
 read("hopper/backward/sums.py", "add_lines")
 
 # %% [markdown]
-# `add_lines` is the whole handover: wait until the engine has read what was here, store, fence, add. The sums need not
-# lie in order: only the kernel afterwards reads them. So `as_held` names the places of a tile in the order of each thread's
-# registers, and nothing is shuffled.
+# `add_lines` is the whole handover: wait until the engine has read what was here, store, fence, add. The tile of dQ is
+# stored as lines of 32 numbers, in the order of each thread's registers, so nothing is shuffled. Only the kernel afterwards
+# reads the sums, and it puts them in order.
 #
 # ## Three launches
 #
@@ -401,8 +401,7 @@ read("hopper/backward/sums.py", "add_lines")
 # | `after_kernel` | one for each part of a tile | reads the sums, puts them in order, times $\tau$, 16 bits |
 #
 # A row that sees no key has $L = -\infty$, and $-L/\tau$ would be $+\infty$. `before_kernel` writes $-\infty$ for it: S
-# begins there, so p is 0. Its dP begins at 0 and not at $-D$, because dL is a part of D and may be infinite there:
-# $0 \cdot \infty$ is NaN.
+# begins there, so p is 0.
 #
 # **Takeaway.** Read a pipelined kernel by its waits, and ask of each whom it is for.
 
@@ -441,8 +440,8 @@ for idea in (
 # %% [markdown]
 # ## Which bits come out?
 #
-# **Predict.** Which column block adds first is chance, and a sum in fp32 depends on its order. 128 column blocks add to 8,192 numbers, in two different orders. After rounding to bf16, how many of the
-# 8,192 differ?
+# **Predict.** Which column block adds first is chance, and a sum in fp32 depends on its order. 128 column blocks add to
+# 8,192 numbers, in two different orders. After rounding to bf16, how many of the 8,192 differ?
 #
 # - ☐ about 4,000
 # - ☐ about 300
@@ -502,10 +501,6 @@ read("hopper/backward/turns.py", "UNTIL")
 #   copy engine, which reaches memory by another way, from adding before.
 # - `store_wait` says that the part has been *read*: the consumer may write there. `pass_on` waits until the sum has
 #   *arrived*, which is later, and counts. `release`: whoever reads the counter then finds the sum.
-#
-# **Can this deadlock?** No. The last column block of each head is handed out first, and at each row block the turn goes
-# from the last to the first. So whoever is waited for was handed out earlier, and is running: only a program that runs
-# draws a number. The lowest number that is not done waits for nobody.
 
 # %% [markdown]
 # **Predict.** Under the causal mask a column block begins with the row block on its diagonal. Turns may go from the last
@@ -525,11 +520,11 @@ read("hopper/backward/turns.py", "UNTIL")
 # tiling = Tiling(4096, 4096, 64, 128, CAUSAL)
 #
 #
-# def took(last_first, in_turn):  # 64 heads, four at a time
-#     return turns.time(turns.handed_out(tiling, 64, 4, last_first), 132, in_turn=in_turn)
+# def took(from_last, in_turn):  # 64 heads, four at a time
+#     return turns.time(turns.handed_out(tiling, 64, 4, from_last), 132, in_turn=in_turn)
 #
 #
-# fast = took(last_first=False, in_turn=False)
+# fast = took(from_last=False, in_turn=False)
 # print(f"from the last to the first: {took(True, True) / fast:.2f} of the time without turns")
 # print(f"from the first to the last: {took(False, True) / fast:.2f}")
 # ```
@@ -541,6 +536,10 @@ read("hopper/backward/turns.py", "UNTIL")
 # </details>
 
 # %% [markdown]
+# **Can this deadlock?** No. The last column block of each head is handed out first, and at each row block the turn goes
+# from the last to the first. So whoever is waited for was handed out earlier, and is running: only a program that runs
+# draws a number. The lowest number that is not done waits for nobody.
+#
 # Under the causal mask nobody waits then, but the shortest column blocks are handed out first, and at the end some SMs
 # are left alone with a long one. Without a mask it is the other way round: no uneven end, and some waiting. What both ways
 # cost in the record:
@@ -568,8 +567,8 @@ for row in repeated:
 
 # %% [markdown]
 # Our kernel pays more than the model says: each part goes through a writer, with two barriers and a counter that all SMs
-# ask. And `choose` gives something up: at d = 64 the order `last_first`, at d = 128 without a mask half of V in registers.
-# Two passes cost more, and not all of it is the second pass: the portable kernels have no producers and rings, either.
+# ask. And `choose` gives something up: at d = 64 row blocks from the last to the first, at d = 128 without a mask half of V
+# in registers. Two passes cost more, not only for the second pass: the portable kernels have no producers and rings.
 #
 # **Takeaway.** Sums that meet in any order lose their last bits, and nothing else. To keep them, take turns.
 
@@ -630,7 +629,7 @@ show(roofline.draw(**picture))
 # begin = 0.0
 # ```
 # Any finite number does. $0 \cdot (-\infty)$ is NaN, and the products would spread it over whole rows of dQ and dK.
-# So one $-\infty$ is enough, and it belongs in S.
+# So one $-\infty$ is enough, and it belongs in S. (In a row that sees no key `before_kernel` starts dP from 0, too.)
 # </details>
 
 # %%

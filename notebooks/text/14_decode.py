@@ -269,7 +269,7 @@ def load_keys(
     return tl.load(at, mask=(key < last)[:, None], other=0.0)
 
 # %% [markdown]
-# The paged kernel is `split_kernel` with this load, and with the table and the length of its sequence:
+# The paged kernel is `split_kernel` with this load, with the table, `width` entries for each sequence, and with its length:
 
 # %%
 @triton.jit
@@ -364,7 +364,7 @@ print(f"8 programs: {curve[8]:.0f} µs, so each reads {each:.0f} GB/s; a copy on
 # <details><summary>Answer</summary>
 #
 # **it halves until about 100 programs, and then stays.** One program cannot use the memory's speed, because it waits
-# for what it has asked for. As many can as a copy is faster than one of them.
+# for what it has asked for. Memory is full when programs × 42 GB/s reach a copy's 4,242 GB/s: at about 100.
 #
 # ```python
 # print({int(n): f"{t:.0f} µs" for n, t in curve.items() if n <= 256})
@@ -388,8 +388,8 @@ show(programs.draw(**programs.data()))
 # their way, 96 KiB. By *Little's law*, speed = bytes on their way / time on their way. So a tile is on its way for about
 # two microseconds. More stages would make one program faster, but 132 programs already fill the memory.
 #
-# *Reading alone* is a kernel that reads as many bytes and keeps nothing. (A copy also writes what it reads.) Here are the
-# recorded calls:
+# *Reading alone* is a kernel that reads as many bytes and keeps nothing. (A copy also writes, so reading may be faster.)
+# Here are the recorded calls:
 
 # %% tags=["hide-input"]
 rows = [row for row in record.rows if row.direction == "decode"]

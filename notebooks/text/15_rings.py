@@ -209,9 +209,16 @@ show(zigzag.draw(**zigzag.data()))
 # the square. Only a rank's own block is causal.
 
 # %% [markdown]
+# ## When may a transfer start?
+#
+# A ring hangs if one rank sends 100 rows and its neighbour waits for 101. So before any transfer each rank sends all
+# others a *header* with its number of rows and its options. If they do not fit, all ranks stop with the same message.
+# A rank's own block needs no other rank. So the package computes it in two parts. Forward, three quarters of its causal
+# rows come while the headers travel, and the rest beside the first transfer.
+#
 # ## Do the cables keep up?
 #
-# A rank starts to send a block before it computes with it. If the transfer ends before the computation, it has cost no
+# Then a rank starts to send a block before it computes with it. If the transfer ends before the computation, it has cost no
 # time. Let a shard have n rows. Per head, a step of the causal forward computes $2n^2d$ FLOPs (half of a square) and sends
 # $4nd$ bytes (K and V, 2 bytes a number). For twice the rows it computes four times as much and sends twice as much. So
 # long shards hide their transfers. Both times are equal at $n = 2 \cdot$ FLOP/s $/$ (bytes/s): neither d nor the number of
@@ -237,9 +244,8 @@ for name, (flops, link) in speeds.items():
 show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
-# A number is the rank that the keys come from. K and V travel while a kernel computes. The package computes a rank's own
-# block in two parts, three quarters of its rows and the rest. Forward, the first part runs before the transfers start,
-# and backward the second part comes last, while dK and dV come home.
+# A number is the rank that the keys come from. K and V travel while a kernel computes. Backward, the second part of a
+# rank's own block comes last, while dK and dV come home.
 
 # %% [markdown]
 # ## What do four GPUs gain?
@@ -279,9 +285,6 @@ show(ring_speed.draw(**recorded))
 # O = unshard(O)  # only for a test: all rows, on every rank
 # ```
 #
-# A ring hangs if one rank sends 100 rows and its neighbour waits for 101. So before any transfer each rank sends all
-# others a *header* with its number of rows and its options. If they do not fit, all ranks stop with the same message.
-#
 # **Takeaway.** A ring pays when a step takes much longer than starting it.
 
 # %% [markdown]
@@ -295,8 +298,8 @@ show(ring_speed.draw(**recorded))
 # %% [markdown]
 # ## Exercises
 #
-# **Complete.** The backward ring with four lists, 24 rows and no mask. Each rank adds to dK and dV of the block that is
-# with it, and hands K and V on. Something else must go on with them. Replace the line.
+# **Complete.** The backward ring with lists, four ranks, 24 rows and no mask. Each rank adds to dK and dV of the block that
+# is with it, then hands K and V on. Something else must go on with them, after the sum. Replace the line.
 #
 # <details><summary>Hint</summary>
 #

@@ -205,17 +205,8 @@ for B_r, B_c in ((64, 64), (128, 64), (64, 128), (128, 128)):
 # thread block. An A100 gives 163 and an H100 227: its SM has 228, of which 1 KiB per block is reserved. If registers run
 # out, the kernel runs, but it *spills*: numbers travel to slow memory and back.
 #
-# **Predict.** 128 × 128 needs 360 registers with four warps. What can help? (More than one may be right.)
-#
-# - ☐ eight warps
-# - ☐ a smaller tile
-# - ☐ fewer stages
-#
-# <details><summary>Answer</summary>
-#
-# **eight warps; a smaller tile.** With eight warps the same tile has twice the threads, and half as much in each. Fewer
-# stages save shared memory, and no registers. More warps save registers, and no shared memory.
-# </details>
+# 128 × 128 needs 360 registers with four warps. With eight the same tile has twice the threads, and half as much in each. A
+# smaller tile helps, too. Fewer stages save shared memory and no registers, more warps registers and no shared memory.
 
 # %% tags=["nbval-ignore-output"]
 show(block_budget.draw(**block_budget.data()))

@@ -103,7 +103,8 @@ for name, version in VERSIONS.items():
 #
 # Here are three ways to get the backward pass wrong with the FA2 paper in hand. It leaves the softmax scale out, on
 # purpose: a dQ copied from it lacks a $\tau$. On arXiv, section 2.2 has $dK = Q\,dS^\top$ for $dS^\top Q$ (below with
-# $\tau$). And in Algorithm 2, line 4, D is a vector of $d$ numbers, so we subtract one per *column*.
+# $\tau$). And in Algorithm 2, line 4, D is a vector of $d$ numbers. Here it holds the column sums of
+# $dO \circ O$, repeated until it is $N$ long.
 #
 # Three tests look at them. The true gradients come from small differences of the forward pass and use no formula of any
 # paper.
@@ -221,10 +222,10 @@ Markdown(
 )  # fmt: skip
 
 # %% [markdown]
-# One row of the first table is no slip: `fa2-scale` is left out on purpose, and easily forgotten. Two rows are right for FA1
-# and wrong only for FA2. `fa1-dropout-order`: one generator for all tiles repeats itself only if both passes visit the tiles
-# in the same order. `fa1-L`: FA1's L is a sum, FA2's is its logarithm. `fa1-empty-rows` is a case that neither paper
-# decides: a mask hides a row's whole first tile.
+# One row of the first table is no slip: `fa2-scale` is left out on purpose, and easily forgotten. Two rows of
+# the second are right for FA1 and wrong only for FA2. `fa1-dropout-order`: one generator for all tiles repeats itself only
+# if both passes visit the tiles in the same order. `fa1-L`: FA1's L is a sum, FA2's is its logarithm. `fa1-empty-rows` is a
+# case that neither paper decides: a mask hides a row's whole first tile.
 #
 # **Takeaway.** A formula is wrong when a computation that does not use it says so.
 

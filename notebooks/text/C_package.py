@@ -162,8 +162,8 @@ for event in meter.events:
 # model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
 # ```
 #
-# Causal masks, sliding windows, padding on either side, grouped heads, a cache, sinks and softcap work (chapter 16). Any
-# other mask is refused.
+# Grouped heads, a cache, sinks and softcap work, and the masks that [chapter 16](16_masks.ipynb) lists. Any other mask is
+# refused.
 
 # %% [markdown]
 # **Predict.** A small Llama is trained with three attentions, from the same weights on the same batches, in fp32. One
