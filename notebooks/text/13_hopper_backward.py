@@ -189,14 +189,11 @@ for way in (one_by_one, kernel_order):
     print(f"{way.__name__:12}: {took:5,.0f} clocks a step, {busy}")
 
 # %% [markdown]
-# While one consumer waits, the other one multiplies, and dQ hides the exponentials. (Here the tensor cores serve first
-# come, first served; with equal shares `one_by_one` is slower still.) Two steps of `kernel_order`:
+# While one consumer waits, the other one multiplies, and dQ hides the exponentials. (Here first come, first served;
+# with equal shares `one_by_one` is slower still.) Two steps of `kernel_order`:
 
 # %%
 show(backward_step.draw(**backward_step.data()))
-
-# %% [markdown]
-# Follow the boxes with strong edges: S, P, dV, dP, dK of step 3, and its dQ only in the next step, beside P of step 4.
 
 # %% [markdown]
 # **Predict.** In each step a consumer hands over one part of dQ. How long may one addition take before everybody becomes
@@ -596,7 +593,7 @@ for name, peer, asked in (
     print("over {:34} {:.2f} in the mean, from {:.2f} to {:.2f}".format(name, *mean_ratio(asked, peer)))
 
 # %% [markdown]
-# The runs are of different days: [RESULTS.md](../RESULTS.md) has their versions. Last the roofline. A bulk reduction sends a part of
+# The runs are of different days: [RESULTS.md](../RESULTS.md) has their versions. A bulk reduction sends a part of
 # dQ once, where a load and a store send it twice:
 
 # %%
@@ -629,7 +626,7 @@ show(roofline.draw(**picture))
 # begin = 0.0
 # ```
 # Any finite number does. $0 \cdot (-\infty)$ is NaN, and the products would spread it over whole rows of dQ and dK.
-# So one $-\infty$ is enough, and it belongs in S. (In a row that sees no key `before_kernel` starts dP from 0, too.)
+# So one $-\infty$ is enough, and it belongs in S.
 # </details>
 
 # %%

@@ -368,12 +368,10 @@ print(f"8 programs: {curve[8]:.0f} µs, so each reads {each:.0f} GB/s; a copy on
 #
 # ```python
 # print({int(n): f"{t:.0f} µs" for n, t in curve.items() if n <= 256})
-# print(f"{copy / each:.0f} programs fill the memory")
 # ```
 #
 # ```text
 # {8: '798 µs', 16: '405 µs', 32: '206 µs', 64: '108 µs', 128: '67 µs', 256: '70 µs'}
-# 101 programs fill the memory
 # ```
 # </details>
 

@@ -99,11 +99,11 @@ print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 
 # %% [markdown]
 # Every rank merges the blocks in another order. That changes the last bits, where rounding depends on the order, and
-# nothing else. Nothing is approximate.
+# nothing else.
 #
 # There is another way. In an **all-to-all** every rank sends a parcel to every rank. One before attention gives each rank
 # all rows of some heads, and one after it brings the rows of O back (*DeepSpeed Ulysses*; Jacobs and others, 2023). For
-# many ranks this sends fewer bytes, but it needs at least one head for each rank. The package builds the ring.
+# many ranks this sends fewer bytes, but it needs at least one head for each rank.
 #
 # **Takeaway.** Ring attention is FA2's loop over key blocks. The blocks come from a neighbour instead of from HBM.
 
@@ -270,9 +270,8 @@ show(ring_speed.draw(**recorded))
 
 # %% [markdown]
 # From 32,768 tokens on the ring is faster. What is missing to 4 goes to transfers, which occupy some SMs, and to merges. (In
-# that run a rank computed nothing until all ranks had agreed on the call. Now it computes a part of its own block
-# meanwhile.) The cross is four GPUs with contiguous shards. Memory falls, but not to a quarter: a rank holds about 1 GiB
-# beside what grows with its tokens.
+# that run a rank computed nothing while the headers travelled.) The cross is four GPUs with contiguous shards. Memory
+# falls, but not to a quarter: a rank holds about 1 GiB beside what grows with its tokens.
 #
 # `fa2_lab.distributed` runs this ring with torch: NCCL between GPUs, gloo between the processes of a laptop. A user writes
 # this, and starts it with `torchrun --nproc-per-node 4`:

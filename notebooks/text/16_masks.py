@@ -76,8 +76,7 @@ show(intervals.draw(**intervals.data()))
 # DIAGONAL, and all others are never loaded.
 #
 # From one row to the next, neither end moves left. So of a whole row block only the top row and the bottom row matter. The
-# loop runs from the top row's `first` to the bottom row's `last`, and four numbers decide every tile. That is two more
-# than in chapter 08, because the left end moves, too:
+# loop runs from the top row's `first` to the bottom row's `last`, and four numbers decide every tile.
 
 # %%
 def kinds(i, B_r, B_c, N_q, N_k, **window):
@@ -175,8 +174,8 @@ for row in timed:
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
-# Packed, a call takes about half of the time. The padded call skips keys that are padding, but its padded rows look at all
-# real keys: packing leaves 52% of the pairs. On Hopper these calls run on the kernels of chapters 12b and 13.
+# Packed, a call takes about half of the time. The padded call skips padding keys, but padding rows look at all real keys:
+# packing leaves 52% of the pairs. On Hopper these calls run on the kernels of chapters 12b and 13.
 
 # %% [markdown]
 # ## A cap on the scores
@@ -222,7 +221,7 @@ for row in timed:
 #
 # Take the sink as the key that a row meets first. The maximum is then the sink, the sum is $e^{sink - m} = 1$, and there is
 # no value to add. So the loop of chapter 02 only gets another first state: $m$ = sink and $\ell = 1$, where it was
-# $m = -\infty$ and $\ell = 0$. No tile and no mask changes. $L$ includes the sink.
+# $m = -\infty$ and $\ell = 0$. No tile changes. $L$ includes the sink.
 
 # %%
 def one_row(s, V, m, l, o, B_c=4):  # chapter 02's loop, from any first state
@@ -257,11 +256,10 @@ D, P_sink = (dO * O).sum(axis=1), np.exp(sink - L)  # as for any score: exp(s âˆ
 dsink = -(P_sink * D).sum()
 up, down = (fa2.forward(Q, K, V, sink=sink + h, **options)[0] for h in (1e-5, -1e-5))
 print(f"dsink: {dsink:.6f}, by differences {((up - down) * dO).sum() / 2e-5:.6f}")
-dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)  # the sink is no argument
+dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)
 
 # %% [markdown]
-# And dQ, dK and dV? They need $P = e^{S - L}$ and $D$. The sink is already in $L$ and in $O$, so `fa2.backward` is called
-# as before.
+# dQ, dK and dV need $P = e^{S - L}$ and $D$. The sink is already in $L$ and in $O$: `fa2.backward` is called as before.
 
 # %% [markdown]
 # ## When is one interval not enough?
@@ -302,7 +300,7 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)  # the sink is no argume
 # Two numbers no longer say which tiles to visit. A list always does: for each row block its column blocks' numbers.
 # [FlexAttention](https://pytorch.org/blog/flexattention/) works this way. You write a function `mask_mod(b, h, q, kv)`. It
 # is evaluated once for all $N^2$ pairs, and gives two lists for each row block: FULL blocks, and blocks that need a mask. A
-# generated kernel walks both lists. In a block that needs a mask, it calls the function again for every score.
+# generated kernel walks both lists.
 
 # %% [markdown]
 # ## How does a model get all this?
@@ -321,7 +319,7 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)  # the sink is no argume
 # - A window makes work grow with $N$. Packed documents are small problems side by side.
 # - A softcap is one function of the score, before the mask, with slope $1 - (t/c)^2$.
 # - A sink is the initial state $m = sink$, $\ell = 1$, and $dsink = -\sum_r P_{r,sink} D_r$.
-# - An interval is two numbers that the kernel computes. Other masks need more: two intervals, or a list of tiles.
+# - An interval is two numbers that the kernel computes.
 
 # %% [markdown]
 # ## Exercises

@@ -103,8 +103,7 @@ for name, version in VERSIONS.items():
 #
 # Here are three ways to get the backward pass wrong with the FA2 paper in hand. It leaves the softmax scale out, on
 # purpose: a dQ copied from it lacks a $\tau$. On arXiv, section 2.2 has $dK = Q\,dS^\top$ for $dS^\top Q$ (below with
-# $\tau$). And in Algorithm 2, line 4, D is a vector of $d$ numbers. Here it holds the column sums of
-# $dO \circ O$, repeated until it is $N$ long.
+# $\tau$). And in Algorithm 2, line 4, D has $d$ numbers: here column sums, repeated until it is $N$ long.
 #
 # Three tests look at them. The true gradients come from small differences of the forward pass and use no formula of any
 # paper.
