@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("notebook", type=Path)
     bundle = commands.add_parser("bundle", help="write what students get: notebooks and visible checks, no solution")
     bundle.add_argument("folder", type=Path, nargs="?", default=Path("bundle"))
+    bundle.add_argument("--wheel", type=Path, help="the package as a file, fa2_lab-….whl, to lie in each bundle")
     grade = commands.add_parser("grade", help="grade a folder that has a folder for each student")
     grade.add_argument("folder", type=Path)
     grade.add_argument("--out", type=Path, default=Path("graded"), help="where tables and feedback/ go")
@@ -43,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="renew the nbgrader sources from their texts")
     for one in (bundle, grade):
         one.add_argument("--roster", type=Path, help="a CSV file with the columns folder, id, name")
-        one.add_argument("--secret", type=Path, help="a file with any words: each student gets numbers of their own")
+        one.add_argument("--secret", type=Path, help="a file with any words: each id of the roster has its own numbers")
     for one in (bundle, grade, scope, similar):
         one.add_argument("--only", nargs="+", default=[], help="names or numbers of assignments, such as 2")
     runs = {check: run_check, bundle: run_bundle, grade: run_grade, scope: run_gradescope, build: run_build}
@@ -64,6 +65,8 @@ def secret_of(options) -> str:
     """The words in the secret's file; empty without one."""
     if options.secret is None:
         return ""
+    if options.roster is None:
+        raise ValueError("--secret: it takes --roster too: a student's numbers come from the secret and their id")
     try:
         return options.secret.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:
@@ -83,7 +86,10 @@ def run_bundle(options) -> int:
     from fa2_studio.course import handout, results
 
     people, assignments = results.roster(options.roster), chosen(options.only)
-    print("\n".join(str(home) for home in handout.bundle(options.folder, assignments, people, secret_of(options))))
+    homes = handout.bundle(options.folder, assignments, people, secret_of(options), options.wheel)
+    print("\n".join(str(home) for home in homes))
+    if options.wheel is None:
+        print("note: without --wheel students find no fa2_lab-….whl in their folder to install", file=sys.stderr)
     return 0
 
 
@@ -130,12 +136,21 @@ def run_grade(options) -> int:
     if options.trust:
         print("WARNING: --trust: students' code runs as you, without a box", file=sys.stderr)
     try:
-        graded = grade.grade_folder(options.folder, options.out, chosen(options.only), how)
+        graded, faults = grade.grade_folder(options.folder, options.out, chosen(options.only), how)
     except grade.GraderError as fault:
         print(f"fa2-lab course: {fault}", file=sys.stderr)
         return 1
     for g in graded:
         remarks = results.printable(" | ".join(g.sentences))[:100]
-        print(f"{results.printable(g.student):20} {g.assignment:20} {g.score:6g} of {g.full:<4g} {remarks}")
+        score = results.points(g) or "-"
+        print(f"{results.printable(g.student):20} {g.assignment:20} {score:>6} of {g.full:<4g} {remarks}")
+    if others := sum(g.other_numbers for g in graded):
+        print(
+            f"WARNING: notebooks with other numbers than they were graded with: {others}. "
+            "--secret and the roster's ids have to be those of the bundles",
+            file=sys.stderr,
+        )
     print(f"{options.out}: scores.csv, canvas.csv, moodle.csv and feedback/")
-    return 0
+    for fault in faults:
+        print(f"fa2-lab course: {fault}", file=sys.stderr)
+    return 1 if faults else 0

@@ -40,7 +40,7 @@ MARGIN = 90.0  # seconds that a grading process may take beyond its notebook's o
 
 
 class GraderError(RuntimeError):
-    """The grader itself is not in order: nobody is graded."""
+    """The grader itself is not in order: nobody is graded, or nobody's work for one assignment."""
 
 
 @dataclass(frozen=True)
@@ -115,18 +115,29 @@ def files_below(home: Path) -> list[Path]:
 # Grading ------------------------------------------------------------------------------------------------------------
 
 
-def grade_folder(folder: Path, out: Path, assignments: list[Assignment], how: Grading) -> list[Graded]:
-    """Grade every submission that has no record yet. Writes records, feedback pages and tables; returns all records."""
+def grade_folder(
+    folder: Path, out: Path, assignments: list[Assignment], how: Grading
+) -> tuple[list[Graded], list[str]]:
+    """Grade every submission that has no record yet; write records, feedback pages and tables.
+
+    Returns all records, and a sentence for each assignment whose own solution has not full marks: it is left out.
+    """
     todo = submissions(folder, assignments, tuple(person.folder for person in how.roster))
+    if unknown := sorted(set(how.again) - {one.student for one in todo}):
+        names = ", ".join(sorted({one.student for one in todo}))
+        raise ValueError(f"--again: got {', '.join(unknown)}; it takes names of folders in {folder}: {names}")
     used = [a for a in assignments if any(one.path and one.assignment is a for one in todo)]
     check_grader(used, how)
+    people = {person.folder: person.id or person.folder for person in how.roster}
     files.check_writable(out, "course grade")
     version = digest(*(p.read_bytes() for p in sorted(package.CHECKS.parent.rglob("*.py"))))
     with packages(used) as staged:
-        prove_grader(used, staged, how)
+        faults = prove_grader(used, staged, how, out)
         tasks = []
         for one in todo:
-            seed = seeds.seed_of(one.student, how.secret)
+            if one.assignment.name in faults:
+                continue
+            seed = seeds.seed_of(people.get(one.student, one.student), how.secret)
             text = json.dumps(source(one.assignment))
             key = digest(version, text, seed, one.remarks, work_of(one), how.limits)
             kept = results.kept(results.record_path(out, one.student, one.assignment.name))[1] == key
@@ -141,7 +152,7 @@ def grade_folder(folder: Path, out: Path, assignments: list[Assignment], how: Gr
             run_all(tasks, staged, how, done)
         finally:
             results.write_tables(out, how.roster)
-    return results.all_kept(out)
+    return results.all_kept(out), list(faults.values())
 
 
 def check_grader(assignments: list[Assignment], how: Grading) -> None:
@@ -163,8 +174,8 @@ def packages(assignments: list[Assignment]):
         yield {a.name: package.for_box(Path(folder, a.name), a) for a in assignments}
 
 
-def prove_grader(assignments: list[Assignment], staged: dict, how: Grading) -> None:
-    """The own solution of each must score full marks here and now, or nobody is graded."""
+def prove_grader(assignments: list[Assignment], staged: dict, how: Grading, out: Path) -> dict[str, str]:
+    """The own solution of each must score full marks here and now; a sentence for each one that does not."""
     with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
         tasks = []
         for assignment in assignments:
@@ -173,13 +184,19 @@ def prove_grader(assignments: list[Assignment], staged: dict, how: Grading) -> N
             tasks.append((Found("", assignment, path), 0, ""))
         proved: list[Graded] = []
         run_all(tasks, staged, how, lambda task, graded: proved.append(graded))
+    faults = {}
     for solved in proved:
+        page = out / "own_solutions" / f"{solved.assignment}.html"
+        page.unlink(missing_ok=True)
         if solved.score < solved.full or not solved.most:
-            why = "; ".join(solved.sentences) or "see its own output"
-            raise GraderError(
-                f"{solved.assignment}: its own solution scores {solved.score:g} of {solved.full:g} here ({why}). "
-                "Nobody was graded: the fault lies with this machine or these limits."
+            page.parent.mkdir(parents=True, exist_ok=True)
+            files.write(page, results.feedback(solved))
+            why = f": {'; '.join(solved.sentences)}" if solved.sentences else ""
+            faults[solved.assignment] = (
+                f"{solved.assignment}: its own solution scores {solved.score:g} of {solved.full:g} here{why}. "
+                f"Nobody was graded in it. What its checks said: {page}"
             )
+    return faults
 
 
 def run_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tuple, Graded], None]) -> None:
@@ -204,7 +221,7 @@ def run_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tupl
 
 def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind: str) -> Graded:
     """One submission's result; a process that is lost costs this one alone."""
-    graded = Graded(one.student, one.assignment.name, steps(source(one.assignment)))
+    graded = Graded(one.student, one.assignment.name, steps(source(one.assignment)), is_absent=one.path is None)
     if one.path is None:
         return graded
     task = dict(assignment=one.assignment.name, path=str(one.path.absolute()), seed=seed, limits=asdict(how.limits))

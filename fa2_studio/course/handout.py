@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import zipfile
 from contextlib import suppress
@@ -17,12 +18,22 @@ from fa2_studio.course.notebooks import FOLDER, PROJECT, Assignment, named, sour
 PAGES = {"STUDENT.md": "README.md", "AGENTS.md": "AGENTS.md"}  # beside the notebooks, and what a bundle calls them
 
 
-def bundle(folder: Path, assignments: list[Assignment], people: tuple[results.Person, ...], secret: str) -> list[Path]:
-    """Notebooks, their visible checks and two pages: a folder for each student, or one for all where none are named."""
+def bundle(
+    folder: Path,
+    assignments: list[Assignment],
+    people: tuple[results.Person, ...] = (),
+    secret: str = "",
+    wheel: Path | None = None,
+) -> list[Path]:
+    """Notebooks, their visible checks, two pages and the package: a folder for each student, or one for all."""
+    if wheel and not (wheel.is_file() and wheel.match("fa2_lab-*.whl")):
+        raise ValueError(f"--wheel: got {wheel}; it takes the file fa2_lab-….whl that `pip wheel` made")
     files.check_writable(folder, "course bundle")
-    homes = {folder / person.folder: person.folder for person in people} or {folder: ""}
+    homes = {folder / person.folder: person.id or person.folder for person in people} or {folder: ""}
     for home, student in homes.items():
         (home / "checks").mkdir(parents=True, exist_ok=True)
+        if wheel:
+            shutil.copy(wheel, home)
         for path in [package.CHECKS / "__init__.py", *package.visible_checks(assignments)]:
             files.write(home / "checks" / path.name, path.read_bytes())
         for assignment in assignments:

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import linecache
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -37,6 +38,8 @@ class Graded:
     got: dict[str, float] = field(default_factory=dict)
     sentences: list[str] = field(default_factory=list)
     page: list[list[str]] = field(default_factory=list)
+    is_absent: bool = False  # nothing was handed in
+    other_numbers: bool = False  # the notebook was made with another seed than it is graded with
 
     @property
     def score(self) -> float:
@@ -86,6 +89,19 @@ def assemble(original, cells: list[Cell]) -> tuple[list[Part], list[str]]:
             parts.append(Part("answer", name, mine.source))
         parts += [Part("own", "", c.source) for c in own.get(name, [])]
     return parts, [name for name in known if name not in answers]
+
+
+OTHER_NUMBERS = (
+    "this notebook's numbers are not those it was graded with: another secret, another id, or another's file"
+)
+
+
+def is_of_another_seed(original, cells: list[Cell]) -> bool:
+    """Whether a submission's tests name another seed than the original's."""
+    tests = [cell for cell in original.cells if grade_id(cell) in steps(original)]
+    drawn = {grade_id(cell): re.findall(r"\bseed=(\d+)", cell.source)[:1] for cell in tests}
+    mine = {cell.name: re.findall(r"\bseed=(\d+)", cell.source)[:1] for cell in reversed(cells)}
+    return any(seed and mine.get(name) and mine[name] != seed for name, seed in drawn.items())
 
 
 def defined(source: str) -> set[str]:
@@ -306,11 +322,14 @@ def follow_through(original, parts: list[Part], session: Session, space: dict, g
         with contextlib.suppress(Stopped):
             for source in right_cells(original, part.given):
                 session.cell(source)
-            points, *_ = judged(part, session, space, asked(original, part, parts))
+            points, shown, hidden, _ = judged(part, session, space, asked(original, part, parts))
             if points > graded.got[part.name]:
                 graded.got[part.name] = min(points, graded.most[part.name])
-                right = ", ".join(part.given)
-                graded.sentences.append(f"{part.name}: {points:g} points, with the right {right} in the place of yours")
+                given = ", ".join(part.given)
+                graded.sentences.append(f"{part.name}: {points:g} points: it was run again with the release's {given}")
+                graded.show("again", part.name, "", shown + hidden)
+                place = max(n for n, (_, name, *_) in enumerate(graded.page[:-1]) if name == part.name)
+                graded.page.insert(place + 1, graded.page.pop())
         session.go_back(mine)
 
 
@@ -337,6 +356,9 @@ def main() -> int:
             return Room(Path(task["package"]), limits, task["box"], task["core"])
 
         graded = grade_notebook(original, cells, open_room, limits)
+        if is_of_another_seed(original, cells):
+            graded.other_numbers = True
+            graded.sentences.insert(0, OTHER_NUMBERS)
     json.dump(asdict(graded), sys.stdout)
     return 0
 

@@ -37,6 +37,10 @@ def roster(path: Path | None) -> tuple[Person, ...]:
         raise ValueError(f"--roster: {path}: it takes a CSV file with the columns folder, id, name")
     texts = [[unicodedata.normalize("NFC", str(row.get(key) or "").strip()) for key in ROSTER] for row in rows]
     people = [Person(*text) for text in texts]
+    for key in ("folder", "id"):
+        values = [value for person in people if (value := getattr(person, key))]
+        if twice := sorted({value for value in values if values.count(value) > 1}):
+            raise ValueError(f"--roster: {path}: {key}: got {twice[0]!r} twice; it takes one line for each person")
     for person in people:
         if person.folder in ("", ".", "..") or "/" in person.folder or "\\" in person.folder:
             raise ValueError(f"--roster: {path}: got {person.folder!r}; it takes names that can be folders")
@@ -88,29 +92,35 @@ def all_kept(out: Path) -> list[Graded]:
 def write_tables(out: Path, people: tuple[Person, ...] = ()) -> None:
     """scores.csv, a line for each student and assignment; canvas.csv and moodle.csv, a line for each student.
 
-    With a roster the platforms' tables have its people alone: Moodle refuses a table with anybody else.
+    With a roster the platforms' tables have its people alone: Moodle refuses a table with anybody else. Who handed
+    nothing in has no number, which leaves the platform's as it is; what nobody handed in has no column.
     """
     graded = all_kept(out)
     files.write(out / "scores.csv", table([COLUMNS, *(row(g) for g in graded)]))
-    names = sorted({g.assignment for g in graded})
+    names = sorted({g.assignment for g in graded if not g.is_absent})
     full = {g.assignment: f"{g.full:g}" for g in graded}
-    score = {(g.student, g.assignment): f"{g.score:g}" for g in graded}
+    score = {(g.student, g.assignment): points(g) for g in graded}
     canvas = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *names]]  # ID is Canvas's own number
     canvas.append(["    Points Possible", *[""] * 4, *(full[name] for name in names)])
     moodle = [["Identifier", "Full name", *(f"{name} ({full[name]})" for name in names)]]
     for person in people or [Person(student) for student in sorted({g.student for g in graded})]:
-        points = [score.get((person.folder, name), "") for name in names]
+        scores = [score.get((person.folder, name), "") for name in names]
         name = printable(person.name or person.folder)
-        canvas.append([name, "", person.id, person.id, "", *points])
-        moodle.append([person.id or printable(person.folder), name, *points])
+        canvas.append([name, "", person.id, person.id, "", *scores])
+        moodle.append([person.id or printable(person.folder), name, *scores])
     files.write(out / "canvas.csv", table(canvas))
     files.write(out / "moodle.csv", table(moodle))
+
+
+def points(g: Graded) -> str:
+    """A score as the tables have it; empty where nothing was handed in."""
+    return "" if g.is_absent else f"{g.score:g}"
 
 
 def row(g: Graded) -> list[str]:
     by_step = "; ".join(f"{name.removeprefix('test_')} {g.got.get(name, 0):g}/{m:g}" for name, m in g.most.items())
     remarks = printable(" | ".join(g.sentences))[:2000]
-    return [printable(g.student), g.assignment, f"{g.score:g}", f"{g.full:g}", by_step, remarks]
+    return [printable(g.student), g.assignment, points(g), f"{g.full:g}", by_step, remarks]
 
 
 def table(rows: list[list[str]]) -> str:
@@ -129,6 +139,7 @@ table{border-collapse:collapse}td,th{padding:.25rem .75rem;text-align:left;borde
 KINDS = {
     "visible": "checks that you can run yourself",
     "hidden": "checks that only the grade runs",
+    "again": "run again with the release's earlier functions; these points count",
     "code": "your cell",
 }
 
@@ -143,7 +154,7 @@ def feedback(graded: Graded) -> str:
         step, got = shown(name.removeprefix("test_")), graded.got.get(name, 0)
         body += [f"<tr><th scope=row>{step}</th><td>{got:g}</td><td>{most:g}</td></tr>"]
     body += ["</table>"]
-    if read := chapters(graded.assignment):
+    if graded.score < graded.full and (read := chapters(graded.assignment)):
         body += [f"<p>To read again: {', '.join(read)}.</p>"]
     if graded.sentences:
         body += [

@@ -34,7 +34,10 @@ WRITTEN = {  # cells that are written for a seed, by their names
 
 
 def seed_of(student: str, secret: str) -> int:
-    """The seed of a student, from 1 on. Without a secret everybody has 0, which is the notebook as it stands."""
+    """The seed of a student, by their id in the roster, from 1 on.
+
+    Without a secret everybody has 0, which is the notebook as it stands.
+    """
     if not secret:
         return 0
     digest = hmac.new(secret.encode(), student.encode("utf-8", "surrogateescape"), hashlib.sha256).digest()

@@ -16,7 +16,7 @@ from course_play import outcome as played
 from course_wrong import WRONG
 
 from fa2_studio.course import channel, command, grade, judge, notebooks, results
-from fa2_studio.course.notebooks import is_solution, source
+from fa2_studio.course.notebooks import grade_id, is_solution, source
 
 TRUST = grade.Grading(PATIENT, trust=True)
 
@@ -69,7 +69,7 @@ def test_a_message_has_a_largest_size():
 @pytest.fixture
 def unproven(monkeypatch):
     """Grading begins at once: that the grader proves itself first has a test of its own."""
-    monkeypatch.setattr(grade, "prove_grader", lambda *_: None)
+    monkeypatch.setattr(grade, "prove_grader", lambda *_: {})
 
 
 def rows_of(path) -> list[dict]:
@@ -103,9 +103,9 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unpro
         "ada": "12",
         "ben": "9.75",
         "'=cy()": "0",
-        "J?rgen": "0",
+        "J?rgen": "",
         "J\u00fcrgen": "0",
-        "zoe": "0",
+        "zoe": "",
         "eve": "0",
     }
     assert "it takes at most" in rows["eve"]["remarks"]
@@ -123,7 +123,9 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unpro
     assert ids == {"Ada L.": ("", "7", "7"), "Zoe": ("", "9", "9")}, (
         "a person whom Moodle does not know stops its import"
     )
-    assert {row["Identifier"]: row[f"{FIRST.name} (12)"] for row in moodle} == {"7": "9", "9": "0"}
+    assert {row["Identifier"]: row[f"{FIRST.name} (12)"] for row in moodle} == {"7": "9", "9": ""}, (
+        "an empty cell leaves what the platform has"
+    )
     assert "not in the roster" in rows["ben"]["remarks"] and not rows["ada"]["remarks"]
 
 
@@ -149,7 +151,7 @@ def test_a_grader_that_is_killed_loses_nothing(tmp_path):
 def test_a_lost_grading_process_costs_one_student(tmp_path, monkeypatch, unproven):
     write(handed_in(), tmp_path / "in" / "ada")
     monkeypatch.setattr(grade.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -9, "", ""))
-    (graded,) = grade.grade_folder(tmp_path / "in", tmp_path / "out", [FIRST], TRUST)
+    (graded,), _ = grade.grade_folder(tmp_path / "in", tmp_path / "out", [FIRST], TRUST)
     assert graded.score == 0 and "did not come to an end" in graded.sentences[0]
 
 
@@ -241,9 +243,13 @@ SLIPS = {  # one slip costs once where a later step names what it is given
 
 @pytest.mark.parametrize("key", SLIPS)
 def test_one_slip_costs_once(key, tmp_path):
+    """The page shows what the points that count were made of."""
     name, right, wrong, lost = SLIPS[key]
     graded = graded_at_once(tmp_path, {key: changed(name, right, wrong)}, "", name=name)[key]
     assert {s for s, most in graded.most.items() if graded.got[s] < most} <= lost, graded.sentences
+    again = {name: output for kind, name, _, output in graded.page if kind == "again"}
+    for name, output in again.items():
+        assert f"{graded.got[name]:g} of {graded.most[name]:g} points" in output
 
 
 def test_check_and_grade_agree_and_the_page_tells_visible_from_hidden(tmp_path):
@@ -266,15 +272,69 @@ def test_a_step_does_not_find_the_right_version_of_itself(tmp_path):
 # The grader's own faults --------------------------------------------------------------------------------------------
 
 
-def test_a_grader_that_cannot_score_the_solution_grades_nobody(tmp_path, monkeypatch, capsys):
+def test_an_assignment_whose_own_solution_fails_is_graded_for_nobody_and_the_others_are(tmp_path, monkeypatch, capsys):
     write(handed_in(), tmp_path / "in" / "ada")
+    write(handed_in("6"), tmp_path / "in" / "ada", "6_read_the_machine.ipynb")
     broken = source(FIRST)
     next(c for c in broken.cells if "def merge" in c.source).source = "merge = None"
-    monkeypatch.setattr(grade, "source", lambda assignment: broken)
+    monkeypatch.setattr(grade, "source", lambda assignment: broken if assignment is FIRST else source(assignment))
+    out = tmp_path / "out"
+    assert command.main(["grade", str(tmp_path / "in"), "--out", str(out), "--only", "1", "6", "--trust"]) == 1
+    said, page = capsys.readouterr().err, out / "own_solutions" / f"{FIRST.name}.html"
+    assert "1_online_softmax: its own solution scores" in said and str(page) in said and "NOT YET" in page.read_text()
+    assert [(row["assignment"], row["score"]) for row in rows_of(out / "scores.csv")] == [("6_read_the_machine", "20")]
+
+
+def test_numbers_hang_on_the_id_and_a_forgotten_secret_is_named(tmp_path, capsys, unproven):
+    """Folders are named as the platform names downloads, which an instructor knows later than the ids."""
+    (tmp_path / "secret").write_text("autumn")
+    (tmp_path / "before.csv").write_text("folder,id\nada,7\n")
+    (tmp_path / "after.csv").write_text("folder,id\nlovelace_99,7\n")
+    secret = ["--secret", str(tmp_path / "secret")]
+    words = ["bundle", str(tmp_path / "made"), "--only", "1", "--roster", str(tmp_path / "before.csv"), *secret]
+    assert command.main(words) == 0
+    made = tmp_path / "made" / "ada" / FILE
+    write(made.read_text(encoding="utf-8"), tmp_path / "in" / "lovelace_99")
     words = ["grade", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--only", "1", "--trust"]
-    assert command.main(words) == 1
-    assert "its own solution scores" in capsys.readouterr().err
-    assert not list((tmp_path / "out").rglob("*.json"))
+    words += ["--roster", str(tmp_path / "after.csv")]
+    for more, is_warned in ((secret, False), ([], True)):
+        capsys.readouterr()
+        assert command.main([*words, *more]) == 0
+        (row,) = rows_of(tmp_path / "out" / "scores.csv")
+        assert ("other numbers" in capsys.readouterr().err) == ("another secret" in row["remarks"]) == is_warned
+    with pytest.raises(ValueError, match=r"--again: got tom; .*: lovelace_99"):
+        command.main([*words, "--again", "tom"])
+    with pytest.raises(ValueError, match="--secret: it takes --roster"):
+        command.main(["bundle", str(tmp_path / "made"), *secret])
+
+
+GUARDED = [
+    ("l == 0", "np.where(l == 0, -np.inf, m + np.log(np.where(l == 0, 1, l)))"),
+    ("~(l > 0)", "np.where(l > 0, m + np.log(np.where(l > 0, l, 1)), -np.inf)"),
+    ("np.isneginf(m)", "np.where(np.isneginf(m), -np.inf, m + np.log(np.where(l > 0, l, 1)))"),
+]
+OWN_TEST = """def test_merge(merge):
+    draw = np.random.default_rng(5).standard_normal
+    s, v = 4 * draw((30, 8)), draw((8, 3))
+    s[0, :4], s[1, 4:], s[2] = -np.inf, -np.inf, -np.inf
+    empty = np.full(30, -np.inf), np.zeros(30), np.zeros((30, 3))
+    a, b = (update(*empty, s[:, k : k + 4], v[k : k + 4]) for k in (0, 4))
+    for way in (merge(a, b), merge(b, a)):
+        for got, true in zip(finalize(*way), finalize(*update(*empty, s, v))):
+            assert np.allclose(got, true, rtol=1e-5, atol=1e-5)
+"""
+
+
+@pytest.mark.parametrize(("empty", "L"), GUARDED)
+def test_no_right_finalize_hides_a_planted_merge(empty, L):
+    """A student's test sees what finalize makes; all planted merges are caught with any right guard in it."""
+    end = f"    empty = {empty}\n    return np.where(empty[:, None], 0, o / np.where(empty, 1, l)[:, None]), {L}"
+    book = source(FIRST)
+    answers = {"finalize": f"def finalize(m, l, o):\n{end}", "own": OWN_TEST}
+    for cell in book.cells:
+        cell.source = answers.get(grade_id(cell), cell.source)
+    points, printed = played(book)
+    assert sum(points.values()) == 12, printed
 
 
 def test_calls_that_make_no_sense(tmp_path):
@@ -288,6 +348,7 @@ def test_calls_that_make_no_sense(tmp_path):
         "--jobs: got 999": ["grade", home, "--jobs", "999"],
         "names that can be folders": ["bundle", home, "--roster", f"{home}/class.csv"],
         "--secret: ": ["bundle", home, "--secret", f"{home}/none"],
+        "--wheel: got .*none": ["bundle", home, "--wheel", f"{home}/none"],
     }.items():
         with pytest.raises(ValueError, match=said):
             command.main(words)

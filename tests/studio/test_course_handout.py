@@ -49,8 +49,9 @@ def bundled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("class")
     (folder / "class.csv").write_text("folder,id,name\nada,1,Ada\nbob,2,Bob\n")
     (folder / "secret").write_text("autumn")
+    (folder / "fa2_lab-1-py3-none-any.whl").write_text("a wheel")
     words = ["bundle", str(folder / "out"), "--roster", str(folder / "class.csv"), "--secret", str(folder / "secret")]
-    assert command.main(words) == 0
+    assert command.main([*words, "--wheel", str(folder / "fa2_lab-1-py3-none-any.whl")]) == 0
     return folder / "out"
 
 
@@ -76,7 +77,10 @@ def everything_in(folder: Path) -> str:
 def test_a_bundle_has_notebooks_and_visible_checks_and_nothing_else(bundled):
     found = {str(p.relative_to(bundled / "ada")) for p in (bundled / "ada").rglob("*") if p.is_file()}
     checks = {f"checks/{p.name}" for p in (FOLDER / "checks").glob("*.py")}
-    assert found == {f"{name}.ipynb" for name in ASSIGNMENTS} | {"README.md", "AGENTS.md"} | checks
+    assert (
+        found
+        == {f"{name}.ipynb" for name in ASSIGNMENTS} | {"README.md", "AGENTS.md", "fa2_lab-1-py3-none-any.whl"} | checks
+    )
 
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)

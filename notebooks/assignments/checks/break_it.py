@@ -58,12 +58,12 @@ HINT = "What kind of input would show it? Lengths, masks, scales, heads, extreme
 
 def forward(test, more: list[Change] | tuple = ()) -> Report:
     """A student's test of the forward; `more` bugs come on top."""
-    return judge("test_forward", test, [*FORWARD, *more])
+    return judge("forward", test, [*FORWARD, *more])
 
 
 def backward(test, more: list[Change] | tuple = ()) -> Report:
     """A student's test of the backward; `more` bugs come on top."""
-    return judge("test_backward", test, [*BACKWARD, *more])
+    return judge("backward", test, [*BACKWARD, *more])
 
 
 def judge(step: str, test, bugs: list[Change]) -> Report:

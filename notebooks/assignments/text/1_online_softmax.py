@@ -9,7 +9,7 @@
 # | 1. `update`: one more block of keys | 4 |
 # | 2. `merge`: two halves joined | 3 |
 # | 3. `finalize`: the output and its logsumexp | 2 |
-# | 4. `test_merge`: a test of your own | 3 |
+# | 4. `own`: `test_merge`, a test of your own | 3 |
 #
 # *Time: 2 to 3 hours. Hardware: any laptop, NumPy alone.*
 #

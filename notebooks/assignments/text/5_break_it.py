@@ -7,8 +7,8 @@
 #
 # | step | points |
 # | --- | --- |
-# | 1. `test_forward` | 6 |
-# | 2. `test_backward` | 6 |
+# | 1. `forward`: your `test_forward` | 6 |
+# | 2. `backward`: your `test_backward` | 6 |
 #
 # *Time: 4 to 5 hours. Before this: assignments 2 and 3, appendix B. Hardware: any laptop, NumPy alone.*
 #
