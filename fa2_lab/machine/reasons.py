@@ -63,7 +63,7 @@ REASONS = {
         " of a second accumulator. If a third program fits by it, it computes while the others wait.",
     ),
     "06": Reason(
-        "instructions",
+        "instructions, a third program",
         "issue slots; under the mask: programs",
         "the guard for denormals, two products",
         "exp becomes exp2: the guard for very small results goes, and the products by log₂e and by the scale become"

@@ -42,7 +42,6 @@ PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
     "timeline": "12a_hopper_rungs",
     "tickets": "12a_hopper_rungs",
     "pipes": "12b_hopper_kernel",
-    "ideas": "12b_hopper_kernel",
     "backward_step": "13_hopper_backward",
     "shares": "14_decode",
     "programs": "14_decode",

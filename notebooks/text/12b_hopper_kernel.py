@@ -54,7 +54,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it ru
 # ## The whole protocol in one picture
 #
 # One program fills an SM: a producer warp, and one to three consumer warpgroups of 64 rows each. Here they are with
-# their rings.
+# their rings. The model behind the picture gives V releases of its own. The kernel does without them; you will see why.
 
 # %%
 show(pipes.draw(**pipes.data(["forward"])))
@@ -70,8 +70,6 @@ show(pipes.draw(**pipes.data(["forward"])))
 # | V *filled* | one a stage | copy engine | all consumers | a tile of V is there |
 # | mailbox *filled*, *emptied* | two | producer; all consumers | all consumers; producer | which row block is next; everybody has read it |
 # | ping-pong | one a consumer | the consumer before it | this consumer | you may start your products |
-#
-# The model in the picture gives V releases of its own. The kernel does without them. You will see why.
 
 # %% [markdown]
 # ## What is launched?
@@ -87,7 +85,7 @@ show(pipes.draw(**pipes.data(["forward"])))
 from fa2_lab.kernels.hopper.forward import sizes
 
 SETS = {name: getattr(sizes, name) for name in ("ALONE", "USUAL", "HALF", "SHORT", "IN_TURN", "WIDE")}
-every = [(one, name) for name, found in SETS.items() for one in (found.values() if isinstance(found, dict) else [found])]
+every = [(one, name) for name, found in SETS.items() for one in (set(found.values()) if isinstance(found, dict) else [found])]
 lines = ["| d | set | consumers | keys of a tile | stages | ping-pong | O lies apart |", "| --- " * 7 + "|"]
 for one, name in sorted((x for x in every if x[0].d_pad in (64, 128)), key=lambda x: (x[0].d_pad, x[1])):
     words = ["yes" if x else "no" for x in (one.ping_pong, one.O_apart)]
@@ -96,10 +94,11 @@ for one, name in sorted((x for x in every if x[0].d_pad in (64, 128)), key=lambd
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# Short causal rows take `HALF`, tiles of 64 keys, because the diagonal cuts through most of theirs. Long rows take `WIDE` at
-# d = 128: K and V are read once for 192 rows. There O waits for its copy in Q's place, as on the last rung. The rules were
-# fitted to times on an H200 and an H100. Calls with dropout, softcaps or sinks, and a window with packed sequences or d
-# above 128, take the portable kernel.
+# `ALONE` is for launches with few row blocks: smaller ones keep more SMs busy. `IN_TURN` adds ping-pong for long rows at
+# d = 64, and `SHORT` has 128 rows where blocks of 192 fit badly. Short causal rows take `HALF`, tiles of 64 keys, because
+# the diagonal cuts through most of theirs. Long rows take `WIDE` at d = 128: K and V are read once for 192 rows. There
+# O waits for its copy in Q's place, as on the last rung. The rules were fitted to times on an H200 and an H100. Calls with
+# dropout, softcaps or sinks, and a window with packed sequences or d above 128, take the portable kernel.
 
 # %% [markdown]
 # ## The roles
@@ -150,7 +149,8 @@ one_head = [len(long.visited_cols(i)) for i in reversed(range(long.T_r))]  # hea
 # <details><summary>Answer</summary>
 #
 # **it takes about half as long again.** All programs draw twice at the very start. The second number goes to whoever
-# has just begun, not to whoever will be free first. That is a fixed share, like blocks dealt out beforehand.
+# has just begun, not to whoever will be free first. With two blocks a program it is a fixed share, as if dealt out
+# beforehand. With many, it costs up to a tenth.
 #
 # ```python
 # least = sum(one_head) / 132
@@ -182,11 +182,11 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # `geometry` says who sees whom: `tiles` where the tiles of these rows end, at least one, so that O is written; `first_tile`
 # where they begin, 0 without a window.
 #
-# **Why K ahead of V?** A consumer starts S of tile j + 1 together with P V of tile j. It asks for K's tile first. Suppose V
-# came first. With one stage V₁ waits until P V of tile 0 has ended, and K₂ behind it waits as well, although its own stage
-# is empty. From two stages on there is slack for both orders.
+# **Why K ahead of V?** A consumer starts S of tile j + 1 together with P V of tile j. It asks for K's tile first. And here
+# the order is required: V's copy has no wait of its own. What K's copy, one line earlier, has waited for frees V's stage,
+# too.
 #
-# **Takeaway.** One sequence that waits delays all behind it. Order copies by when they are needed.
+# **Takeaway.** Order copies by when they are needed, and see which wait each of them relies on.
 
 # %% [markdown]
 # ## Why does V have no releases?
@@ -240,7 +240,8 @@ def tiles_of(K, V, T, blocks, seen):  # a consumer
 #
 # **at the last tile of V of a row block.** There the copy of V has no copy of K before it. What it needs is what K's
 # *next* copy would wait for, the first of the next row block. So the producer asks for that stage a little early:
-# `pipes.k.wait_for_room(n)`. It has to wait for it anyway.
+# `pipes.k.wait_for_room(n)`, where n already counts on from the next row block (here that is n + 1). It has to wait for
+# it anyway.
 #
 # ```python
 # for careful in (False, True):
@@ -526,18 +527,11 @@ show(roofline.draw(**picture))
 # %% [markdown]
 # ## What did each idea buy?
 #
-# Each idea was taken out of a copy of the kernel, or put in where the kernel does without it. Above 1 the idea makes the
-# kernel faster. This record is of an earlier kernel and Triton 3.6, and cannot be made again. (In its words, *tickets* are
-# numbers drawn from the scheduler, *slots* are stages, and *turns on the tensor cores* are ping-pong.)
-
-# %%
-show(ideas.draw(**ideas.data()))
-
-# %% [markdown]
-# Most ideas are worth a few percent or nothing. The large ones removed a wait, or work that every tile had to do. An idea
-# has two prices: as a rung it is added to what was there; here it is taken out of a finished kernel. What it saves depends
-# on what else the program waits for, so the two differ, and single prices do not multiply to the whole. Against the last
-# rung the kernel has
+# Each idea was taken out of a copy of an earlier kernel, under Triton 3.6, or put in. Half of what was measured lies
+# within 5% of no gain. The large ones removed a wait, or work that every tile had to do. An idea has two prices: as a
+# rung it is added to what was there; here it is taken out of a finished kernel. What it saves depends on what else the
+# program waits for, so the two differ, and single prices do not multiply to the whole. Against the last rung the
+# kernel has
 
 # %% tags=["hide-input"]
 over = {shape: climb.factor("fa2_lab", *shape, old=ladder.RUNGS[-1]) for shape in climb.shapes}

@@ -81,7 +81,7 @@ def producer(Q, K, V, pipes, scheduler, geometry):
                 pipes.k.fill(n + j, K, k_batch, kv_head, (end - 1 - j) * here.B_c, here.N_k)  # FA2.A1.L7
                 pipes.v.fill(n + j - 1, V, k_batch, kv_head, (end - j) * here.B_c, here.N_k)  # FA2.A1.L7
             n += T_c
-            t = scheduler.next()  # not sooner; and here the rings are full, so that its way to HBM costs no time
+            t = scheduler.next()  # not sooner; and here the rings are full, so that its way to L2 costs no time
             pipes.k.wait_for_room(n)
             pipes.v.fill(n - 1, V, k_batch, kv_head, first * here.B_c, here.N_k)  # FA2.A1.L7
             r += 1
