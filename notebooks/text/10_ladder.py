@@ -431,7 +431,9 @@ for name in (*ladder.BACKWARD, "fa2_lab portable", "fa2_lab"):
 # - At the end the chip lowers its clock. There, a gain in cycles is not yet a gain in time.
 
 # %% [markdown]
-# ## One more that loses: exponentials by hand
+# ## Exercises
+#
+# ### Exponentials by hand
 #
 # On Hopper, at d = 64, three units are nearly equally busy. For a tile of 64 × 128:
 
@@ -462,6 +464,13 @@ for mask in (False, True):
 # they do not, so 64 more instructions a tile can cost more than they save (likely). The right answer to an idea may be: do
 # not. What can silently go wrong in building it stands at the top of [the
 # file](../fa2_lab/kernels/ladder/x23_software_exp2.py).
+#
+# From which $f$ on does even the model lose on an H200?
+#
+# <details><summary>Answer</summary>
+#
+# From about a fifth: the issue slots then take longer than the exponential unit does today.
+# </details>
 
 # %% [markdown]
 # ## Checks
