@@ -114,8 +114,6 @@ for launch, kernel in kernels.items():
 #
 # As it is, registers leave room for 3 programs, and shared memory for 2. So `maxnreg=128`, with registers for 4, gains
 # nothing. And more programs help only if the launch has enough of them (chapter 06).
-#
-# **Takeaway.** Work out all three limits. Only a change of the smallest one lets more programs run.
 
 # %% [markdown]
 # ## What do eight warps do?
@@ -133,7 +131,8 @@ for launch, kernel in kernels.items():
 #
 # **four of them compute what the other four compute, too.** The layout of S is `warpsPerCTA = [8, 1]`: all eight warps lie
 # below each other, which would be 128 rows. So each row is computed twice, and each exponential, too. For $PV$ the
-# compiler chose `[4, 2]`: there four warps take half of d.
+# compiler chose `[4, 2]`: there four warps take half of d. (The code has a tile's exponentials twice, once for each of two
+# loops: 2 · (64 + 4) for each row, 64 scores and α in four lanes.)
 #
 # ```python
 # rows = {name: kernels[name] for name in ("as it is", "num_warps=8")}
@@ -142,12 +141,12 @@ for launch, kernel in kernels.items():
 #     warps = [re.search(r"warpsPerCTA = (\[.*?\])", x)[1] for x in mma]
 #     all_threads = kernel.numbers["exponential"] * 32 * kernel.numbers["warps"]
 #     print(f"{name:12} S {warps[0]}, P V {warps[1]};", end=" ")
-#     print(f"exponentials of a program: {all_threads:,}")
+#     print(f"exponentials in the code: {all_threads:,}")
 # ```
 #
 # ```text
-# as it is     S [4, 1], P V [4, 1]; exponentials of a program: 8,704
-# num_warps=8  S [8, 1], P V [4, 2]; exponentials of a program: 17,408
+# as it is     S [4, 1], P V [4, 1]; exponentials in the code: 8,704
+# num_warps=8  S [8, 1], P V [4, 2]; exponentials in the code: 17,408
 # ```
 # </details>
 #
@@ -187,8 +186,6 @@ for launch in ("as it is", "num_stages=1"):
 # It is a product of 64 × 128 by 128 × 64. One instruction, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64, so it takes 8,
 # and the kernel has two loops. With one stage, two more kinds stand there. `STS` puts the tile of K into shared memory, and
 # `BAR.SYNC` are the barriers of chapter 07: the place is free, the tile is there. `LDL` and `STL` would be spills.
-#
-# **Takeaway.** Count the instructions that must be there. The others are often the reason why a kernel is slow.
 
 # %% [markdown]
 # ## What are the warps waiting for?
@@ -210,32 +207,13 @@ counted = climbed.rows(climbed.load(climbed.SUITE), "counters")[ladder.find("11"
 stalls = {name: x[0] for name, x in counted.items() if name.startswith("stall: ")}
 idle = 100 - counted["tensor cores at work, %"][0]
 print(f"{idle:.0f}% of the time the tensor cores idle, so warps are waiting. For what?")
+for name in sorted(stalls, key=stalls.get)[:-5:-1]:
+    print(f"{name:23} {stalls[name]:.2f} clocks")
 
 # %% [markdown]
-# **Predict.** The copies of rung 11 run two tiles ahead. What do its warps wait for most?
-#
-# - ☐ data from L2 or DRAM
-# - ☐ other warps, at a barrier
-# - ☐ their own last instruction
-#
-# <details><summary>Answer</summary>
-#
-# **their own last instruction.** *wait* is that: a fixed few clocks. Then comes *barrier*, the other warps. *Short
-# scoreboard* is shared memory and the exponential unit, *long scoreboard* is data. Data is not among the first two, so one
-# stage more has little left to hide. Chapters 12a and 12b go after those.
-#
-# ```python
-# for name in sorted(stalls, key=stalls.get)[:-5:-1]:
-#     print(f"{name:23} {stalls[name]:.2f} clocks")
-# ```
-#
-# ```text
-# stall: wait             0.94 clocks
-# stall: barrier          0.67 clocks
-# stall: short_scoreboard 0.60 clocks
-# stall: long_scoreboard  0.55 clocks
-# ```
-# </details>
+# *Wait* is for their own last instruction, a fixed few clocks; *barrier* for the other warps. *Short scoreboard* is shared
+# memory and the exponential unit, *long scoreboard* is data from L2 or DRAM. Data is not among the first two: the copies
+# run two tiles ahead, so one stage more has little left to hide. Chapters 12a and 12b go after the others.
 
 # %% [markdown]
 # ## When do they wait?
@@ -424,6 +402,8 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 #
 # [Assignment 9](assignments/9_up_the_ladder.ipynb) goes further: from rung 03 up, with these tools. [Assignment
 # 8](assignments/8_detective.ipynb), after chapter 12b, has programs that hang, that race, and that are wrong by a little.
+# Before chapter 12a comes [appendix A](A_lanes.ipynb), 25 minutes: lanes (a *lane* is one of a warp's 32 threads), layouts
+# and banks.
 
 # %% [markdown]
 # ## Recap
