@@ -223,7 +223,7 @@ card("05", "tensor cores at work, %")
 # ```
 #
 # Rung 09 wins back what two loops lost. Rung 03 should gain as much as rung 05 did and gains a fifth to a quarter of that:
-# without deferring, 168 registers have their price.
+# at 168 registers it spills.
 # </details>
 
 # %% [markdown]
