@@ -402,7 +402,7 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 #
 # [Assignment 9](assignments/9_up_the_ladder.ipynb) goes further: from rung 03 up, with these tools. [Assignment
 # 8](assignments/8_detective.ipynb), after chapter 12b, has programs that hang, that race, and that are wrong by a little.
-# Before chapter 12a comes [appendix A](A_lanes.ipynb), 25 minutes: lanes (a *lane* is one of a warp's 32 threads), layouts
+# Before chapter 12a comes [appendix A](A_lanes.ipynb), 30 minutes: lanes (a *lane* is one of a warp's 32 threads), layouts
 # and banks.
 
 # %% [markdown]

@@ -17,9 +17,9 @@
 # - work out how many warpgroups, rows and stages fit on an SM,
 # - write a small kernel of your own in Gluon, and compile it for an H100 that need not be here.
 #
-# *Time: 75 minutes, in four sittings. You need a Triton kernel that you have read
+# *Time: 85 minutes, in four sittings. You need a Triton kernel that you have read
 # ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and lanes (a *lane* is one of a warp's 32 threads), layouts
-# and banks: [appendix A](A_lanes.ipynb), 25 minutes more. No CUDA. Hardware: any laptop with Linux. Numbers were measured
+# and banks: [appendix A](A_lanes.ipynb), 30 minutes more. No CUDA. Hardware: any laptop with Linux. Numbers were measured
 # on an NVIDIA H200 in bf16.*
 
 # %%

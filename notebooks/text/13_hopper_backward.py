@@ -16,7 +16,7 @@
 # - read one step of the kernel, and say of each of its waits whom it is for,
 # - say why the last bits of dQ differ from run to run, and what it costs to have the same bits.
 #
-# *Time: 55 minutes, in three sittings. Hardware: any laptop with Triton; on a Hopper GPU the checks run the real kernel.
+# *Time: 65 minutes, in three sittings. Hardware: any laptop with Triton; on a Hopper GPU the checks run the real kernel.
 # Numbers were measured on an NVIDIA H200 in bf16. Before this: [05](05_backward.ipynb), [09](09_triton_backward.ipynb), and
 # [12a](12a_hopper_rungs.ipynb) and [12b](12b_hopper_kernel.ipynb), from which producers, consumers, rings and barriers
 # are taken as known.*

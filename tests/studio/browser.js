@@ -45,7 +45,7 @@ async function look(address) {
   const page = frame.contentDocument, view = frame.contentWindow, seen = {};
   page.head.appendChild(page.createElement("style")).textContent = "* { transition: none !important; animation: none !important }";
   for (const fold of page.querySelectorAll("details")) fold.open = true;
-  for (const width of [390, 1280]) {
+  for (const width of [390, 768, 1280]) {
     frame.style.width = `${width}px`;
     await new Promise(requestAnimationFrame);
     const wide = page.documentElement.scrollWidth - width;

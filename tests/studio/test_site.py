@@ -181,7 +181,7 @@ class Server(SimpleHTTPRequestHandler):
 
 
 def test_in_a_browser_nothing_overflows_fades_or_complains(folder, pages, tmp_path):
-    """Every page at 390 and 1280 pixels, light and dark, with all folds open."""
+    """Every page at 390, 768 and 1280 pixels, light and dark, with all folds open."""
     browser = next(filter(None, map(shutil.which, slides.BROWSERS)), None)
     if browser is None:
         pytest.skip("no Chromium here")
