@@ -242,7 +242,8 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 
 # %% [markdown]
 # Two thirds are unfinished answers. Nobody reads them between two column blocks; they leave the chip only to make room
-# for other rows. On the roofline of chapter 00 that puts the algorithm, as printed, below standard attention:
+# for other rows. With 64 keys a block, fewer than the paper's rule gives at d = 128, and O in four bytes, it requests more
+# than standard attention. On the roofline of chapter 00 it lies below:
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA1")))

@@ -107,8 +107,8 @@ compare("D", [D], [values])
 # %% [markdown]
 # ## Does P still need a maximum?
 #
-# P comes back in one step, $e^{S - L}$. L is at least as large as the row's score of any real key, so there the
-# exponent is never positive and nothing overflows.
+# P comes back in one step, $e^{S - L}$. L is at least as large as the row's score of any key that it sees, so there
+# the exponent is never positive and nothing overflows.
 #
 # `tile` computes S, P, dP and dS of one tile, in this order. `seen` asks: is there such a row, such a key, and under a
 # causal mask, does the row see it? τ is not multiplied by $\log_2 e$ as in chapter 08, because L is a natural logarithm.
@@ -139,8 +139,9 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 #
 # <details><summary>Answer</summary>
 #
-# **∞.** $e^{198}$ is more than fp32 can hold: its numbers end at $e^{88}$. A finite P of a missing key would do no harm:
-# its k is zeros, and its dk and dv are not stored. But ∞ · 0 is NaN, and the whole row of dQ is lost.
+# **∞.** $e^{198}$ is more than fp32 can hold: its numbers end at $e^{88}$. A P of a missing key that 16 bits can
+# hold would do no harm: its k is zeros, and its dk and dv are not stored. But ∞ · 0 is NaN, and the whole row of dQ is
+# lost.
 #
 # ```python
 # p = torch.exp(torch.tensor(0.0 - -198.0))  # the missing key's score, less L
@@ -353,7 +354,7 @@ show(roofline.draw(**roofline.data(*list(ways.items())[1:])))
 
 # %% [markdown]
 # By requests alone the two ways tie. By what is moved in L2 one pass needs 1.41 times as long, and the measurement
-# agrees: 7.4 / 5.1 = 1.45. (In the picture, too, the ring of one pass is what moves in L2; two passes count all seven
+# fits: 7.4 / 5.1 = 1.45, though neither is near its limit. (In the picture, too, the ring of one pass is what moves in L2; two passes count all seven
 # products.) b02 is for Hopper (H100 and H200): larger tiles add less often, and by cheaper copies (chapter 13). Its one
 # pass is the fastest, but the last bits of dQ vary, unless you ask for the same ones. The package takes two passes in
 # Triton, and one on Hopper.
@@ -401,7 +402,7 @@ show(roofline.draw(**roofline.data(*list(ways.items())[1:])))
 #
 # - Three kernels: D by rows, dK and dV by columns, dQ by rows. (The package has two. Its rows kernel runs first: it
 #   computes D and dQ, and stores D for the columns kernel.)
-# - $P = e^{S-L}$ is final at once. It needs the mask where no key is.
+# - $P = e^{S-L}$ is final at once. It needs the mask where no key is, and where one is hidden.
 # - Line 15 as a plain addition loses parts. Atomic additions lose the order. A second pass loses neither, and costs two
 #   products.
 # - dk and dv alone take half of a thread's registers.

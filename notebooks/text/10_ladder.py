@@ -460,7 +460,7 @@ for mask in (False, True):
     print(f"measured with f = 1/8 on an H200{', causal' * mask}: × {found:.2f}")
 
 # %% [markdown]
-# The model allows 3%, and the measured kernel loses. The model lets the three units overlap perfectly. In the real kernel
+# By this model 3% are to be had, and the measured kernel loses. The model lets the three units overlap perfectly. In the real kernel
 # they do not, so 64 more instructions a tile can cost more than they save (likely). The right answer to an idea may be: do
 # not. What can silently go wrong in building it stands at the top of [the
 # file](../fa2_lab/kernels/ladder/x23_software_exp2.py).

@@ -235,7 +235,7 @@ read("ladder/r15_gluon.py", "start", "room", "scores")
 
 # %% [markdown]
 # With `pred=False` neither `expect` nor `async_load` does anything. Tile n goes to stage n mod `STAGES`. `permute` sees k
-# as its transpose; nothing moves. `mask` and `softmax` are chapter 08's, with `gl` for `tl`. `rounded` turns p into 16
+# as its transpose; nothing moves. `mask` and `softmax` do what chapter 08's `visit` does, with `gl` for `tl`. `rounded` turns p into 16
 # bits by *inline assembly*, a line of PTX: `cvt.rn.bf16x2.f32` rounds two numbers at a time. Left alone, the compiler
 # rounds one by one and sometimes swaps halves afterwards. The loop:
 
@@ -431,6 +431,9 @@ climb.step("16", "issue slots used, %")
 # | 128 | 128 | 3 | 184 | 160 | too few |
 # | 128 | 64 | 3 | 136 | 160 | rung 23 |
 #
+# A processor has 65,536 / 128 = 512 registers for each of a warpgroup's threads. The producer's keep 24; n consumers share
+# the rest in steps of 8: (512 − 24) / 3 gives 160, and 240 is the most that a consumer asks for.
+#
 # Rung 17 takes two consumers at d = 128 and three at d = 64. Tiles still have 64 keys.
 
 # %% [markdown]
@@ -527,8 +530,8 @@ show(tickets.draw(**tickets.data()))
 # So far each row block had a program of its own. A **persistent kernel** starts one program for each SM, which takes one
 # row block after the other. So the end of one (store O) hides under the start of the next. Either program p gets blocks p,
 # p + 132, p + 264 …, or a *tile scheduler* lets a program draw the next number whenever it is free. Take 16 causal heads
-# of 16,384 rows, heavy blocks first, 128 row blocks a head for 132 programs. Shared out, the same programs get heavy blocks
-# again and again:
+# of 16,384 rows, heavy blocks first, 128 row blocks a head for 132 programs. Shared out head by
+# head, the same programs get heavy blocks again and again (four heads at once, in the picture, cost less):
 
 # %% tags=["hide-input"]
 tiling = Tiling(16384, 16384, 128, 128, CAUSAL)

@@ -514,8 +514,7 @@ for d, causal in ((64, False), (64, True), (128, False), (128, True)):
     print(f"d = {d:3} {'causal' if causal else 'full  '}        {found}")
 
 # %% [markdown]
-# The lead over cuDNN grows with the length in every shape: a short sequence has little work for each launch and each row
-# block's start. And on the roofline of chapter 00, the method against what this kernel reached in the table above:
+# The lead over cuDNN grows with the length, then levels. And on the roofline of chapter 00, the method against what this kernel reached in the table above:
 
 # %%
 asked = cost("FA2", B_r=192, B_c=64)

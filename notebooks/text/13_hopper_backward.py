@@ -567,7 +567,7 @@ for row in repeated:
 # ask. And `choose` gives something up: at d = 64 row blocks from the last to the first, at d = 128 without a mask half of V
 # in registers. Two passes cost more, not only for the second pass: the portable kernels have no producers and rings.
 #
-# **Takeaway.** Sums that meet in any order lose their last bits, and nothing else. To keep them, take turns.
+# **Takeaway.** Sums that meet in any order change their last bits from run to run, and nothing else. To keep them, take turns.
 
 # %% [markdown]
 # ## What was reached?
