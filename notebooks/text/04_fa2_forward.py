@@ -138,7 +138,8 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
-# FA1 scales two blocks of 128 × 128, the old output and the new part. FA2 scales one. The outlined boxes are gone, 0.4%
+# FA1 scales two blocks of 128 × 128, the old output and the new part (with $1 / \ell$ put into both factors). FA2 scales
+# one. The outlined boxes are gone, 0.4%
 # of the operations. But they run on slow units. If the units take turns, as drawn, that is 8% of the time:
 #
 # | operations of FA1's tile on an A100, the chip of the FA2 paper | number | per clock | clocks |

@@ -394,7 +394,8 @@ show(roofline.draw(**roofline.data(*list(ways.items())[1:])))
 # </details>
 #
 # Both rungs were measured so, with 4 warps. The price of their spills is in the factors 2.7 and 2.6; the record does not
-# say how much. At d = 128 the package's column kernel takes 8 warps on Hopper, and smaller tiles on older GPUs.
+# say how much. At d = 128 the package's column kernel takes 8 warps on Hopper, where it serves
+# softcaps and sinks, and smaller tiles on older GPUs.
 # (Compiled by Triton 3.9; `fa2-lab xray b01 --full` takes yours.)
 
 # %% [markdown]

@@ -593,7 +593,8 @@ for name, peer, asked in (
     print("over {:34} {:.2f} in the mean, from {:.2f} to {:.2f}".format(name, *mean_ratio(asked, peer)))
 
 # %% [markdown]
-# The runs are of different days: [RESULTS.md](../RESULTS.md) has their versions. A bulk reduction sends a part of
+# On one long sequence FlashAttention-4 is ahead by a few percent. The runs are of different days, and that one is of
+# Triton 3.6: [RESULTS.md](../RESULTS.md) has their versions. A bulk reduction sends a part of
 # dQ once, where a load and a store send it twice:
 
 # %%
