@@ -6,7 +6,7 @@ Pictures, tables and chapters read them here.
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -27,6 +27,7 @@ class Measurement:
     unit: str = "ms"
     flops: float = 0.0
     chip: dict[str, list[float]] = field(default_factory=dict)  # name -> SM clock in MHz, power in watts
+    machine: dict = field(default_factory=dict)  # what of the record's machine was another, such as its commit
 
     def rate(self, name: str) -> float:
         """TFLOP/s of a contestant."""
@@ -54,7 +55,9 @@ class Record:
 
     def made(self) -> str:
         """The machine and the versions, for a caption."""
-        return f"{self.machine['gpu']}, bf16, torch {self.machine['torch']}, triton {self.machine['triton']}"
+        machines = [self.machine | row.machine for row in self.rows + self.sustained] or [self.machine]
+        torch, triton = (" or ".join(sorted({machine[name] for machine in machines})) for name in ("torch", "triton"))
+        return f"{self.machine['gpu']}, bf16, torch {torch}, triton {triton}"
 
 
 def path_of(suite: str, folder: Path | None = None) -> Path:
@@ -68,6 +71,15 @@ def load(suite: str, folder: Path | None = None) -> Record:
     if not path.exists():
         raise ValueError(f"figures/data/{path.name} is missing: `python -m fa2_lab bench {suite}` measures it on a GPU")
     return from_dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def to_dict(record: Record) -> dict:
+    """What the file of a record holds."""
+    data = asdict(record)
+    for row in data["rows"] + data["sustained"]:
+        if not row["machine"]:
+            del row["machine"]
+    return data
 
 
 def from_dict(data: dict) -> Record:

@@ -3,6 +3,7 @@
 import argparse
 import time
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -56,12 +57,11 @@ def main(argv: list[str]) -> int:
         files.checkout("bench without --folder")
     folder = options.folder or FOLDER
     files.check_writable(folder, "bench")
-    statuses = []
     for name in options.suite:
-        statuses.append(run(name, folder, how))
-        if statuses[-1] == 130:
-            break
-    return max(statuses)
+        same_gpu(name, folder, how)
+    if len(options.suite) == 1:
+        return run(options.suite[0], folder, how)
+    return run_all(options.suite, folder, how)
 
 
 def check(names: list[str], how: dict) -> None:
@@ -82,6 +82,32 @@ def check(names: list[str], how: dict) -> None:
 
     if any(SUITES[name].gpu for name in names) and not torch.cuda.is_available():
         raise ValueError("bench: there is no CUDA GPU here (smoke needs none); recorded results are in figures/data")
+
+
+def same_gpu(name: str, folder: Path, how: dict) -> None:
+    """Refuse to join a part to the record of another GPU."""
+    if how.keys() - {"beside"} and path_of(name, folder).exists():
+        from fa2_studio.bench.results import machine
+
+        here, there = machine()["gpu"], load(name, folder).machine["gpu"]
+        if here != there:
+            raise ValueError(f"folder: got {folder}, whose {name} is of an {there}; on an {here} it takes another")
+
+
+def run_all(names: list[str], folder: Path, how: dict) -> int:
+    """One suite after the other: one that fails does not stop the next, Ctrl-C does."""
+    from fa2_studio.bench.protocol import tried
+
+    worst = 0
+    for name in names:
+        status = tried(partial(run, name, folder, how))
+        if isinstance(status, str):
+            print(f"{name}: {status}", flush=True)
+            status = 1
+        worst = max(worst, status)
+        if status == 130:
+            break
+    return worst
 
 
 def run(name: str, folder: Path, how: dict) -> int:

@@ -23,18 +23,20 @@ Prepared = Callable[[], object] | str  # the call to time, or why there is none
 
 
 def collect(results: Record, jobs: list[partial], keep: Callable[[Record], object] | None = None) -> Record:
-    """Run the jobs under a progress bar. Ctrl-C keeps what is measured so far and lists the rest as missing.
+    """Run the jobs under a progress bar. Ctrl-C keeps what is measured so far, with the rest as missing.
 
     `keep` is handed the results after each row: what it keeps stays even if the process is killed.
     """
+    results.missing = [described(job) for job in jobs]
     try:
         for job in tqdm(jobs, desc=f"bench {results.suite}", unit="row", disable=None):
             row = attempt(job)
             (results.sustained if job.keywords.get("sustained") else results.rows).append(row)
+            del results.missing[0]
             if keep:
                 keep(results)
     except KeyboardInterrupt:
-        results.missing = [described(job) for job in jobs[len(results.rows + results.sustained) :]]
+        pass
     return results
 
 

@@ -129,9 +129,22 @@ def views(run: Record) -> list[Record]:
 
 
 def code(run: Record) -> str:
-    """The commit, or the fingerprint of the sources, which says so itself."""
+    """The commit, or the fingerprint of the sources, which says so itself; and what was measured with another."""
     commit = run.machine["commit"]
-    return commit if commit.startswith("sources ") else f"commit {commit}"
+    apart: dict[str, dict[str, None]] = {}
+    for kind, rows in (("", run.rows), ("sustained ", run.sustained)):
+        for row in rows:
+            if row.machine:
+                apart.setdefault(versions(dict(commit=commit) | row.machine), {})[kind + row.direction] = None
+    parts = [commit if commit.startswith("sources ") else f"commit {commit}"]
+    return "; ".join(parts + [f"{listed([*directions])} at {machine}" for machine, directions in apart.items()])
+
+
+def versions(machine: dict) -> str:
+    """A commit, and what else of a machine was another."""
+    others = {name: value for name, value in machine.items() if name not in ("commit", "peers")}
+    others |= machine.get("peers", {})
+    return ", ".join([machine["commit"], *(f"{name} {value}" for name, value in others.items())])
 
 
 def spread(rows: list[Measurement]) -> str:

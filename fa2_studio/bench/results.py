@@ -4,14 +4,15 @@ import hashlib
 import json
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from fa2_lab.paper import PACKAGE
-from fa2_lab.records import Measurement, Record, path_of
+from fa2_lab.records import Measurement, Record, path_of, to_dict
 from fa2_lab.tools import files
 from fa2_studio.bench import contestants
 
@@ -22,27 +23,43 @@ def save(record: Record, folder: Path | None = None) -> Path:
     """Keep a record, whole at any time."""
     path = path_of(record.suite, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return files.write(path, json.dumps(asdict(record), indent=1) + "\n")
+    return files.write(path, json.dumps(to_dict(record), indent=1) + "\n")
 
 
 def joined(old: Record | None, new: Record) -> Record:
-    """The new rows, and those of an earlier run of the same code on the same machine that were not taken anew."""
-    if old is None or old.machine != new.machine:
+    """The new rows, and those of an earlier run on the same GPU that were not taken anew.
+
+    A direction that was measured to its end replaces the earlier one; of one that was not, the rows that are missing
+    stay. The record's machine is that of most rows; the others say what was another.
+    """
+    if old is None or old.machine["gpu"] != new.machine["gpu"]:
         return new
-
-    def rows(kind: str) -> list[Measurement]:
-        both = (*getattr(old, kind), *getattr(new, kind))
-        return list({(repr(row.problem), row.direction): row for row in both}.values())
-
+    both = replace(new, **{kind: rows_of_both(old, new, kind) for kind in ("rows", "sustained")})
+    every = both.rows + both.sustained
+    most = Counter(json.dumps(row.machine) for row in every).most_common(1)
+    machine = json.loads(most[0][0]) if most else new.machine
+    for row in every:
+        row.machine = {name: value for name, value in row.machine.items() if value != machine.get(name)}
+    first, then = (old, new) if machine == new.machine else (new, old)
     return replace(
-        new,
+        both,
+        machine=machine,
         protocol=new.protocol or old.protocol,
         sustained_protocol=new.sustained_protocol or old.sustained_protocol,
-        ceilings=old.ceilings | new.ceilings,
+        ceilings=first.ceilings | then.ceilings,
         curves=old.curves | new.curves,
-        rows=rows("rows"),
-        sustained=rows("sustained"),
     )
+
+
+def rows_of_both(old: Record, new: Record, kind: str) -> list[Measurement]:
+    """The rows of two runs, each with its whole machine."""
+    found = {}
+    done = set() if new.missing else {row.direction for row in getattr(new, kind)}
+    for run, without in ((old, done), (new, ())):
+        for row in getattr(run, kind):
+            if row.direction not in without:
+                found[repr(row.problem), row.direction] = replace(row, machine=run.machine | row.machine)
+    return list(found.values())
 
 
 def shape_of(row: Measurement) -> list[str]:
@@ -68,10 +85,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0)
 
 def named(record: Record) -> Record:
     """The record with this checkout's commit, if it was measured where git was not, and the sources are these."""
-    here = commit()
-    if record.machine["commit"] != sources() or "sources" in here:
+    here, fingerprint = commit(), sources()
+    if "sources" in here:
         return record
-    return replace(record, machine=record.machine | dict(commit=f"{here} ({sources()})"))
+
+    def with_name(machine: dict) -> dict:
+        return machine | dict(commit=f"{here} ({fingerprint})") if machine.get("commit") == fingerprint else machine
+
+    def all_of(rows: list[Measurement]) -> list[Measurement]:
+        return [replace(row, machine=with_name(row.machine)) for row in rows]
+
+    known = dict(machine=with_name(record.machine), rows=all_of(record.rows), sustained=all_of(record.sustained))
+    return replace(record, **known)
 
 
 # What a record is made with -----------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 from fa2_lab import __version__
-from fa2_lab.records import FOLDER, Record, from_dict, load, path_of
+from fa2_lab.records import FOLDER, Record, from_dict, load, path_of, to_dict
 from fa2_lab.tools import files
 from fa2_studio.bench.results import table
 
@@ -33,12 +32,12 @@ def submit(measured: Path | None) -> Path:
     if gpu.startswith("no GPU") or record.missing or not record.rows:
         got = f"{len(record.rows)} rows on {gpu}, {len(record.missing)} not measured"
         raise ValueError(f"record: got {got}; it takes a whole run on a GPU: {AGAIN}")
-    if "changes" in commit:
+    if any("changes" in code for code in (commit, *(row.machine.get("commit", "") for row in record.rows))):
         raise ValueError(f"record: got commit {commit}; it takes a run of committed sources: {AGAIN}")
     name = re.sub(r"[^a-z0-9]+", "_", f"{gpu} {commit}".lower()).strip("_")
     path = root / "figures" / "data" / "submitted" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    sealed = dict(version=__version__, checksum=checksum(asdict(record)), record=asdict(record))
+    sealed = dict(version=__version__, checksum=checksum(to_dict(record)), record=to_dict(record))
     return files.write(path, json.dumps(sealed, indent=1) + "\n")
 
 

@@ -42,7 +42,7 @@ def test_what_fails_as_a_whole_is_a_row_and_the_run_goes_on(failure, reason):
     def fails(problem, direction):
         raise failure
 
-    kept = collect(suite(), [partial(fails, WHERE, "backward"), partial(contest)])
+    kept = collect(suite(), [partial(fails, WHERE, "backward"), partial(lambda problem: contest(), WHERE)])
     assert len(kept.rows) == 2 and not kept.missing
     assert kept.rows[0].failed == {"everybody": reason} and kept.rows[0].direction == "backward"
 
@@ -58,6 +58,7 @@ def test_what_fails_as_a_whole_is_a_row_and_the_run_goes_on(failure, reason):
 )
 def test_a_part_of_a_suite_is_joined_to_its_record(options, how, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(results, "machine", lambda: MACHINE)
     results.save(Record("paper", MACHINE, "by hand", rows=[contest(d=64)]), tmp_path)
     asked = []
 
@@ -69,6 +70,30 @@ def test_a_part_of_a_suite_is_joined_to_its_record(options, how, monkeypatch, tm
     assert command.main(["paper", *options, "--folder", str(tmp_path)]) == 0
     kept = records.load("paper", tmp_path)
     assert asked == [("paper", how)] and (kept.rows, kept.sustained) == ([contest(d=64)], [contest()])
+
+
+def test_a_suite_that_fails_does_not_stop_the_next_and_ctrl_c_does(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def measure(name):
+        if name == "paper":
+            raise RuntimeError("no such chip")
+        return Record(name, MACHINE, "by hand", rows=[contest()], missing=["x"] * (name == "heads"))
+
+    monkeypatch.setattr(suites, "contests", measure)
+    assert command.main(["paper", "long", "--folder", str(tmp_path)]) == 1
+    assert "paper: RuntimeError: no such chip" in capsys.readouterr().out
+    assert records.load("long", tmp_path).rows == [contest()] and not records.path_of("paper", tmp_path).exists()
+    assert command.main(["heads", "sweep", "--folder", str(tmp_path)]) == 130
+    assert not records.path_of("sweep", tmp_path).exists()
+
+
+def test_a_part_is_not_joined_to_the_record_of_another_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(results, "machine", lambda: MACHINE | dict(gpu="NVIDIA H100"))
+    results.save(Record("paper", MACHINE, "by hand", rows=[contest()]), tmp_path)
+    with pytest.raises(ValueError, match=r"^folder: got .*, whose paper is of an NVIDIA H200; on an NVIDIA H100 it"):
+        command.main(["paper", "--sustained", "--folder", str(tmp_path)])
 
 
 # What is refused ----------------------------------------------------------------------------------------------

@@ -42,21 +42,45 @@ def test_a_missing_record_says_how_to_get_it(tmp_path):
         records.load("long", tmp_path)
 
 
-def test_a_later_run_on_the_same_machine_renews_its_rows_and_keeps_the_others():
-    old = suite(contest(), contest(causal=True), curves={"a": [1.0]})
-    new = suite(contest(causal=True), contest(d=64), missing=["x"])
-    new.rows[0].values = {"cuDNN": [9.0]}
-    new.ceilings = {"copy TB/s": 4.0}
-    kept = results.joined(old, new)
-    assert kept.rows == [contest(), new.rows[0], contest(d=64)]
-    assert kept.missing == ["x"] and kept.curves == {"a": [1.0]}
-    assert kept.ceilings == {"GEMM TFLOP/s": 790.6, "copy TB/s": 4.0}
-    sustained = Record("paper", MACHINE, "", sustained=[contest()], sustained_protocol="without")
-    both_of_them = results.joined(old, sustained)
-    assert (both_of_them.rows, both_of_them.protocol) == (old.rows, "by hand")
-    assert (both_of_them.sustained, both_of_them.sustained_protocol) == ([contest()], "without")
-    new.machine = MACHINE | dict(commit="other")
-    assert results.joined(old, new) is new and results.joined(None, new) is new
+def at(commit, *rows, **more):
+    """A run at a commit."""
+    run = suite(*rows, **more)
+    run.machine = MACHINE | dict(commit=commit)
+    return run
+
+
+def way(direction, d, ms=2.0):
+    """A row of one contestant."""
+    row = contest(d=d)
+    row.direction, row.values = direction, {"fa2_lab": [ms]}
+    return row
+
+
+def test_a_part_measured_again_leaves_the_others_alone_and_each_knows_its_commit(tmp_path):
+    old = at("aaaaaaa", way("forward", 64), way("forward", 128), way("over N", 64), curves={"a": [1.0]})
+    old.sustained, old.sustained_protocol = [way("forward", 128, 3.0)], "without a pause"
+    part = at("bbbbbbb", way("over N", 128, 4.0))
+    part.ceilings = {"GEMM TFLOP/s": 1.0}
+    results.save(results.joined(old, part), tmp_path)
+    kept = records.load("paper", tmp_path)
+    assert kept.rows[:2] == old.rows[:2] and (kept.sustained, kept.curves) == (old.sustained, old.curves)
+    assert [row.values for row in kept.rows[2:]] == [{"fa2_lab": [4.0]}], "what is no longer in its grid goes"
+    assert (kept.machine, kept.ceilings, kept.rows[2].machine) == (old.machine, old.ceilings, {"commit": "bbbbbbb"})
+    assert page.code(kept) == "commit aaaaaaa; over N at bbbbbbb"
+    again = at("ccccccc", way("forward", 64), way("forward", 128))
+    again.machine["triton"] = "3.9"
+    kept = results.joined(kept, again)
+    assert page.code(kept) == "commit ccccccc; over N at bbbbbbb, triton 3.6; sustained forward at aaaaaaa, triton 3.6"
+    assert kept.made().endswith("triton 3.6 or 3.9") and kept.sustained_protocol == "without a pause"
+    again.machine = again.machine | dict(gpu="NVIDIA H100")
+    assert results.joined(kept, again) is again and results.joined(None, again) is again
+
+
+def test_what_an_interrupted_run_did_not_reach_stays_as_it_was():
+    old = at("aaaaaaa", way("forward", 64), way("forward", 128))
+    kept = results.joined(old, at("bbbbbbb", way("forward", 128, 9.0), missing=["forward, d 64"]))
+    assert [(row.problem["d"], row.values["fa2_lab"]) for row in kept.rows] == [(64, [2.0]), (128, [9.0])]
+    assert [row.machine for row in kept.rows] == [{}, {"commit": "bbbbbbb"}] and kept.missing == ["forward, d 64"]
 
 
 @pytest.mark.parametrize("suite", sorted(records.FOLDER.glob("bench_*.json")), ids=lambda path: path.stem)
