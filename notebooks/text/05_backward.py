@@ -6,8 +6,8 @@
 #
 # **How do gradients come back without the score matrix?**
 #
-# Chapter 01 derived the gradients of attention. Chapter 03 got P back, tile by tile. Now many workers share the job,
-# and one of the three results, dQ, gets something from all of them. This chapter is about that sum.
+# Chapter 01 derived the gradients. Chapter 03 got P back, tile by tile. Now many workers share the job, and one of the
+# three results, dQ, gets something from all of them.
 #
 # After this notebook you can
 #
@@ -15,7 +15,7 @@
 # - write FA2's backward pass of one tile, and say what the loops around it keep on the chip,
 # - explain why many workers add into one dQ, and name two ways out with their price.
 #
-# *Time: 35 minutes, and 5 for the six questions on part I at the end. Hardware: any laptop, NumPy alone. Before this:
+# *Time: 35 minutes with the questions at the end. Hardware: any laptop, NumPy alone. Before this:
 # [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
@@ -56,15 +56,12 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # ```python
 # s, v = np.log([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
-# by_differences = central_differences(lambda x: float(safe_softmax(x) @ v), s)
-# p, dp = safe_softmax(s), 1.0 * v  # dP = dO Vᵀ: how much the loss grows with a weight
-# print("finite differences, in sixteenths:", np.round(16 * by_differences, 4))
-# print("p (dp - D), in sixteenths:        ", np.round(16 * p * (dp - p @ dp), 4))
+# p, dp = safe_softmax(s), v  # dP = dO Vᵀ: how much the loss grows with a weight
+# print("dS = p (dp - D), in sixteenths:", np.round(16 * p * (dp - p @ dp), 4))
 # ```
 #
 # ```text
-# finite differences, in sixteenths: [ 5.5 -7.5  6.  -4. ]
-# p (dp - D), in sixteenths:         [ 5.5 -7.5  6.  -4. ]
+# dS = p (dp - D), in sixteenths: [ 5.5 -7.5  6.  -4. ]
 # ```
 # </details>
 #
@@ -87,9 +84,8 @@ from fa2_studio.book.verdicts import close, verdict
 # | P | loaded | $e^{S - m} / \ell$ | $e^{S - L}$ |
 # | D | the row sum of $P \circ dP$ | $do \cdot o$, in every tile | $do \cdot o$, once before the loops |
 #
-# S is *recomputed* from Q and K, not kept, so there are five products and not four: a quarter more FLOPs, on the tensor
-# cores. In return nothing of N × N is kept or loaded. The forward pass has two products, so people count a backward pass
-# as 2.5 forward passes.
+# S is *recomputed* from Q and K: five products and not four, a quarter more FLOPs. In return nothing of N × N is kept or
+# loaded. The forward pass has two products, so people count a backward pass as 2.5 forward passes.
 
 # %% [markdown]
 # ## Now write one tile
@@ -152,8 +148,8 @@ check(
 # | columns j | dk, dv | q, do, dq | dq |
 # | rows i | dq | k, v, dk, dv | dk, dv |
 #
-# With square tiles that is 4 blocks against 6, counted in elements. So the columns stay outside, in FA1 and in FA2: these
-# loops are not swapped. Here is Algorithm 2 around your tile (as `tile_gradients`):
+# With square tiles that is 4 blocks against 6. So the columns stay outside, in FA1 and in FA2. Here is Algorithm 2 around
+# your tile (as `tile_gradients`):
 
 # %%
 def fa2_backward(Q, K, V, O, L, dO, tiling, trace=UNWATCHED):
@@ -196,14 +192,9 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 
 # %% [markdown]
 # ## Who adds into dQ?
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-live("backward")
-
-# %% [markdown]
+#
 # FA2 gives each column block to a worker of its own: `trace.parallel` in the listing. $dK_j$ and $dV_j$ belong to worker
-# j alone. But all workers add to the same $dQ_i$. Step through it without a mask, or look at the upper half of the
-# picture: they meet in the same rows again and again. (Its titles count the products of one SM, and the writes of all.)
+# j alone. But all workers add to the same $dQ_i$.
 #
 # **Predict.** Four workers run the line `dQ[rows] = …` at the same moment for the same rows of dQ, which is 0. All load
 # $dQ_i$, each adds its part, all store. What does $dQ_i$ hold at the end?
@@ -217,63 +208,53 @@ live("backward")
 # **one of the four parts.** That of the worker that stores last. The others are lost.
 # </details>
 #
-# This is a *race*: load, add and store are three steps, and another worker can come between them. Either the three
-# become one step, or each sum gets a single worker.
+# This is a *race*: load, add and store are three steps, and another worker can come between them. Step through it without
+# a mask: the workers meet in the same rows again and again.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("backward")
 
 # %% [markdown]
 # ## First way out: atomic adds
 #
 # A GPU can load, add and store in one step that nothing can interrupt, an *atomic add*. No part is lost. But the parts
-# arrive in any order, and float32 has about seven digits. In the order of writing, $10^8 + 1 - 10^8$ is 0: $10^8 + 1$
-# is rounded to $10^8$. Here is dQ in all orders of its four parts:
+# arrive in any order, and float32 has about seven digits. Here is dQ in all orders of its four parts:
 
 # %%
-def sums_in_all_orders(parts):
-    return [sum(order[1:], start=order[0]) for order in permutations(parts)]
-
-
-three = sums_in_all_orders([np.float32(1e8), np.float32(1), np.float32(-1e8)])
-print("10⁸ + 1 − 10⁸ in six orders:", [float(x) for x in three])
 dS = P * (dO @ V.T - (dO * O).sum(axis=1)[:, None])
 columns = [tiling.cols(j) for j in range(4)]
 parts = [(tau * dS[:, c] @ K[c]).astype(np.float32) for c in columns]
-sums = sums_in_all_orders(parts)
+sums = [sum(order[1:], start=order[0]) for order in permutations(parts)]
 spread = max(np.abs(x - sums[0]).max() for x in sums)
 different = len({x.tobytes() for x in sums})
 print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apart")
 
 # %% [markdown]
-# Here they differ in the last bits. (a + b = b + a for the first two parts, so 24 orders give at most 12 results.) Where
-# large terms cancel, as in the first line, one order can be far better than another, and atomic adds do not choose.
+# They differ in the last bits. Where large terms cancel, one order can be far better than another, and atomic adds do not
+# choose: in float32 $10^8 + 1 - 10^8$ is 0, since $10^8 + 1$ is rounded to $10^8$.
 
 # %% [markdown]
 # ## Second way out: a pass of its own
 #
 # $dQ_i$ is a sum over keys, like $o_i$ in the forward pass. So a second kernel can run with rows outside and keep
-# $dq_i$ on the chip. The first kernel leaves that line out.
+# $dq_i$ on the chip. The first kernel leaves that line out. Every sum then has one owner, and the same input gives the
+# same bits in every run. The price: the first pass computes S, dP, dV and dK, the second S, dP and dQ. That is seven
+# products a tile instead of five. Requests do not grow. In bytes for each place of a block:
 #
-# **Predict.** What is the price of the second pass, beside more code?
+# | | loaded for each tile | stored | together |
+# | --- | --- | --- | ---: |
+# | one pass, as listed | q 2, do 2, dq 4 | dq 4 | 12 |
+# | one pass, atomic adds (L2 makes the sum) | q 2, do 2 | dq 4 | 8 |
+# | two passes | first q 2, do 2; then k 2, v 2 | | 8 |
 #
-# - ☐ two more products, and no more requests
-# - ☐ five more products, since all is computed twice
-# - ☐ no more products, but twice the requests
-#
-# <details><summary>Answer</summary>
-#
-# **two more products, and no more requests.** The first pass computes S, dP, dV and dK, the second S, dP and dQ: seven
-# products. Bytes, for each place of a block: in the first q and do, in the second k and v, 2 each, 8 together. One pass
-# alone has q, do, and dq with 4: 12 if dq is loaded, added to and stored as in the listing, and 8 with atomic adds. (Then
-# a part goes out once, and L2 makes the sum.)
-# </details>
+# Which way is faster depends on the chip. Chapter 09 has both as kernels. Here is one tile of one pass, with its five
+# products numbered:
 
 # %% tags=["hide-input"]
 show(backward_graph.draw(**backward_graph.data()))
 
 # %% [markdown]
-# This is one tile, from top to bottom: white boxes are recomputed, dashed boxes are gradients, numbers count the five
-# products. One pass makes all of them. Of two passes the first leaves ⑤ out, and the second makes ①, ② and ⑤. With the
-# second pass every result has one owner, so the same input gives the same bits in every run. Which way is faster depends
-# on the chip. Chapter 09 has both as kernels.
+# White boxes are computed again, dashed boxes are gradients. The second pass takes ①, ② and ⑤.
 #
 # This is the bill of one pass, beside the forward pass:
 
@@ -294,9 +275,8 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 #
 # <details><summary>What if the loss also depends on L?</summary>
 #
-# A model may use L as well as O, for example when it merges two calls (chapter 14). Then L has a gradient dL, one
-# number for each row. Since $\partial L / \partial s_j = p_j$, dS becomes $P \circ (dP - D + dL)$. So the same kernel
-# serves with D − dL in place of D.
+# When a model merges two calls (chapter 14), L has a gradient dL, one number for each row. Since
+# $\partial L / \partial s_j = p_j$, dS becomes $P \circ (dP - D + dL)$. So the same kernel serves with D − dL in place of D.
 # </details>
 # <details><summary>What if several query heads read one key head?</summary>
 #
@@ -319,43 +299,22 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 #
 # **with B_c = 8 alone.** D is a mean over all keys of the row, and only there a tile holds all of them. So tests of a
 # kernel need at least two blocks in each direction.
-#
-# ```python
-# for B_c in (2, 4, 8):
-#     local = np.zeros((8, 4))
-#     for j in range(0, 8, B_c):
-#         p_j, dp_j = P[:, j : j + B_c], dO @ V[j : j + B_c].T
-#         local_D = (p_j * dp_j).sum(axis=1)
-#         local += tau * ((p_j * (dp_j - local_D[:, None])) @ K[j : j + B_c])
-#     print(f"B_c = {B_c}: error of dQ {np.abs(local - dense[0]).max():.3f}")
-# ```
-#
-# ```text
-# B_c = 2: error of dQ 0.419
-# B_c = 4: error of dQ 0.437
-# B_c = 8: error of dQ 0.000
-# ```
 # </details>
 
 # %% [markdown]
-# **Six questions on part I**, without looking back.
+# **Four questions on part I**, without looking back.
 #
 # 1. N = 4,096, 16 heads. How much memory do S (4 bytes) and P (2 bytes) take, and how much L (4 bytes)?
-# 2. There d = 128. FA2 requests K and V once for each row block. Why does most of that not cross to DRAM?
-# 3. A row has m = 1, ℓ = 2, o = 6 (not divided). Now comes a score 1 + log 2 with value 5. What is o/ℓ?
-# 4. Why does FA1's step have a factor β, and FA2's none?
-# 5. N doubles. By what factor grow FA2's extra memory, its requests, and its DRAM traffic while K and V fit in L2?
-# 6. Why was the FA1 of its authors fast, and the one of chapter 00 slow?
+# 2. A row has m = 1, ℓ = 2, o = 6 (not divided). Now comes a score 1 + log 2 with value 5. What is o/ℓ?
+# 3. N doubles. By what factor grow FA2's extra memory, its requests, and its DRAM traffic while K and V fit in L2?
+# 4. Why was the FA1 of its authors fast, and the one of chapter 00 slow?
 #
-# <details><summary>Six answers</summary>
+# <details><summary>Four answers</summary>
 #
 # 1. S and P: 6 · 4,096² · 16 bytes = 1.5 GiB. L: 4 · 4,096 · 16 bytes = 256 KiB.
-# 2. K and V of one head are small (2 MiB here, with two bytes a number). They stay in L2, which answers all requests but
-#    the first.
-# 3. $\alpha = 1/2$, so $\ell = 1 + 1 = 2$ and $o = 3 + 5 = 8$: the answer is 4.
-# 4. FA1 takes a tile's exponentials relative to the tile's own maximum, FA2 relative to the new one. Then $\beta = 1$.
-# 5. Two (one L per row), nearly four, and two (each of Q, K, V and O once).
-# 6. Many heads, so many workers, and large blocks. Chapter 00 has few heads and blocks of 64 keys.
+# 2. $\alpha = 1/2$, so $\ell = 1 + 1 = 2$ and $o = 3 + 5 = 8$: the answer is 4.
+# 3. Two (one L per row), nearly four, and two (each of Q, K, V and O once).
+# 4. Many heads, so many workers, and large blocks. Chapter 00 has few heads and blocks of 64 keys.
 # </details>
 
 # %% [markdown]

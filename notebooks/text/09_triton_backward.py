@@ -6,9 +6,9 @@
 #
 # **How do many blocks add into one dQ?**
 #
-# Chapter 05 ended with two ways to sum up dQ: atomic additions, or a second pass. The choice decides whether a training run
-# can be repeated bit for bit. Here both ways become kernels: rung `b00`, with atomics, and rung `b01`, with two passes.
-# They stand beside the ladder of chapter 08 (b for backward).
+# Chapter 05 ended with two ways to sum up dQ. The choice decides whether a training run can be repeated bit for bit. Here
+# both become kernels beside the ladder of chapter 08: rung `b00` (b for backward), with atomic additions, and rung `b01`,
+# with two passes.
 #
 # After this notebook you can
 #
@@ -21,10 +21,8 @@
 # The Triton forward kernel](08_triton_forward.ipynb).*
 
 # %% tags=["hide-input"]
-import ast
 import math
 from dataclasses import replace
-from inspect import getsource
 
 import numpy as np
 import torch
@@ -39,7 +37,7 @@ from fa2_lab.records import load as record_of
 from fa2_lab.records import recorded
 from fa2_lab.reference import heads
 from fa2_studio.book.build import Case, check
-from fa2_studio.book.verdicts import close, verdict
+from fa2_studio.book.verdicts import close, same_code, verdict
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -63,6 +61,12 @@ def compare(names, got, want):
     for name, a, b in zip(names.split(), map(host, got), want, strict=True):
         error = np.abs(a - b).max()
         print(f"   {name}: first number {a.flat[0]:6.2f}, right {b.flat[0]:6.2f}; largest error {error:.2f}")
+
+
+def inputs_of(N_q, N_k, causal):
+    Q, K, V, dO = normal(N_q, d), normal(N_k, d, seed=1), normal(N_k, d, seed=2), normal(N_q, d, seed=3)
+    O, L = (x[0, 0] for x in attention(Q[None, None], K[None, None], V[None, None], causal=causal, return_lse=True))
+    return Q, K, V, dO, O, L, (dO.float() * O.float()).sum(1)
 
 # %% [markdown]
 # ## What is the same in all tiles of a row?
@@ -88,21 +92,17 @@ def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
     tl.store(D + head * N_q + row, D_i, mask=row < N_q)  # FA2.A2.L4
 
 # %% tags=["hide-input"]
-N_q, N_k, d = 40, 56, 16
-tau, B = d**-0.5, 16
-Q, K, V, dO = normal(N_q, d), normal(N_k, d, seed=1), normal(N_k, d, seed=2), normal(N_q, d, seed=3)
-O, L = (x[0, 0] for x in attention(Q[None, None], K[None, None], V[None, None], return_lse=True))
+N_q, N_k, d, B = 40, 56, 16, 16
+Q, K, V, dO, O, L, _ = inputs_of(N_q, N_k, False)
 D = torch.full_like(L, torch.nan)
 D_kernel[(triton.cdiv(N_q, B), 1)](O, dO, D, N_q, d=d, B_r=B)  # three row blocks, one head
-P = np.exp(tau * host(Q) @ host(K).T - host(L)[:, None])
-values = (P * (host(dO) @ host(V).T)).sum(1)
+P = np.exp(host(Q) @ host(K).T / d**0.5 - host(L)[:, None])
 print("D by the kernel, and the row sums of P ∘ (dO Vᵀ):")
-compare("D", [D], [values])
+compare("D", [D], [(P * (host(dO) @ host(V).T)).sum(1)])
 
 # %% [markdown]
-# The two agree: D is the weighted mean of the row's dP (chapter 05). If each tile computed D, it would have to load O,
-# too, and every $D_i$ would be computed $T_c$ times. The product is taken in fp32, because a rounding error in
-# D is an error of the whole row.
+# The two agree: D is the weighted mean of the row's dP (chapter 05). The product is taken in fp32, because a rounding
+# error in D is an error of the whole row.
 
 # %% [markdown]
 # ## Does P still need a maximum?
@@ -142,15 +142,6 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 # **∞.** $e^{198}$ is more than fp32 can hold: its numbers end at $e^{88}$. A P of a missing key that 16 bits can
 # hold would do no harm: its k is zeros, and its dk and dv are not stored. But ∞ · 0 is NaN, and the whole row of dQ is
 # lost.
-#
-# ```python
-# p = torch.exp(torch.tensor(0.0 - -198.0))  # the missing key's score, less L
-# print(f"P = {p}, and what it adds to dQ: {p * 0}")
-# ```
-#
-# ```text
-# P = inf, and what it adds to dQ: nan
-# ```
 # </details>
 #
 # An early FlashAttention-2 had such NaNs: [flash-attention
@@ -159,12 +150,10 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 # %% [markdown]
 # ## What does a column block keep on chip?
 #
-# Three products follow `tile`. dV and dK of the column block gain $p^\top do$ and
-# $ds^\top q$. dQ of the row block gains $ds\, k$, and that comes later.
-#
 # A column kernel runs as one program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the
-# row blocks. `tl.dot(a, b, acc)` adds the product to the block `acc`. Under a causal mask rows before
-# $j + N_q - N_k$ do not see key j, so their blocks are skipped.
+# row blocks. After `tile`, dV gains $p^\top do$ and dK gains $ds^\top q$; dQ comes later. `tl.dot(a, b, acc)` adds the
+# product to the block `acc`. Under a causal mask rows before $j + N_q - N_k$ do not see key j, so their blocks are
+# skipped.
 #
 # **Build.** Write dK and dV of one head: lines 6 to 14, 16 and 18 of Algorithm 2. Yours to use: `tile`, and
 # `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which is (B, 1), and `store_rows(X, x, first, N, B, d)`. Sums
@@ -195,12 +184,6 @@ def my_gradients(N_q, N_k, causal):  # dK and dV by your kernel; nothing if it s
     Q, K, V, dO, _, L, D = inputs_of(N_q, N_k, causal)
     found = [host(x) for x in by_columns(Q, K, V, dO, L, D, causal, my_columns)]
     return None if all(np.isnan(x).all() for x in found) else tuple(found)
-
-
-def inputs_of(N_q, N_k, causal):
-    Q, K, V, dO = normal(N_q, d), normal(N_k, d, seed=1), normal(N_k, d, seed=2), normal(N_q, d, seed=3)
-    O, L = (x[0, 0] for x in attention(Q[None, None], K[None, None], V[None, None], causal=causal, return_lse=True))
-    return Q, K, V, dO, O, L, (dO.float() * O.float()).sum(1)
 
 
 cases = {
@@ -243,8 +226,7 @@ check(my_gradients, *(Case(words, case, gradients(case)) for words, case in case
 #     store_rows(dK, tau * dk_j, j, N_k, B_c, d)  # FA2.A2.L18
 #     store_rows(dV, dv_j, j, N_k, B_c, d)  # FA2.A2.L18
 # ```
-# In rung b01 the same kernel, `columns_kernel`, has a second program number for the head. (With grouped heads, chapter 05,
-# a program goes through the rows of all query heads that share its keys.)
+# In rung b01 it is `columns_kernel`, with a second program number for the head.
 # </details>
 #
 # [Assignment 7](assignments/7_triton_backward.ipynb) goes further: both loop orders, and the one pass.
@@ -253,8 +235,7 @@ check(my_gradients, *(Case(words, case, gradients(case)) for words, case in case
 # ## How can all programs add into dQ?
 #
 # Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and every column block does so: the race of [chapter
-# 05](05_backward.ipynb). `add_rows` uses its first way out, the atomic add: no part is lost, but the order of the parts,
-# and so the last bits of the sum, may be another in each run.
+# 05](05_backward.ipynb). `add_rows` takes the first way out, the atomic add:
 
 # %%
 @triton.jit
@@ -265,8 +246,9 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
     tl.atomic_add(at, x, mask=first + row < N, sem="relaxed")
 
 # %% [markdown]
-# Rung b00 is the column kernel with line 15 in its loop: `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. In the interpreter
-# one program ends before the next begins, so a plain addition would lose nothing there: look for a race in the code.
+# Rung b00 is the column kernel with line 15 in its loop: `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. On a GPU the order of
+# the parts, and so the last bits of dQ, may be another in each run. In the interpreter one program ends before the next
+# begins: even a plain addition would lose nothing there, so look for a race in the code.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 dQ, dK, dV = truth(Q, K, V, O, L, dO)
@@ -309,55 +291,40 @@ def rows_kernel(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr,
     store_rows(dQ, tau * dq_i, i, N_q, B_r, d)
 
 # %% tags=["hide-input"]
-def by_rows(Q, K, V, dO, L, D, causal=False):
-    dQ = torch.full(Q.shape, torch.nan, device=device)
-    sizes = dict(CAUSAL=causal, d=Q.shape[1], B_r=B, B_c=B)
-    rows_kernel[(triton.cdiv(len(Q), B), 1)](Q, K, V, dO, L, D, dQ, len(Q), len(K), Q.shape[1] ** -0.5, **sizes)
-    return dQ
-
-
-runs = [by_rows(Q, K, V, dO, L, D) for _ in range(5)]
+runs = [torch.full(Q.shape, torch.nan, device=device) for _ in range(5)]
+for run in runs:
+    sizes = dict(CAUSAL=False, d=d, B_r=B, B_c=B)
+    rows_kernel[(triton.cdiv(N_q, B), 1)](Q, K, V, dO, L, D, run, N_q, N_k, d**-0.5, **sizes)
 compare("dQ", runs[:1], [dQ])
 print("five runs, different results:", len({host(x).tobytes() for x in runs}))
 
 # %% [markdown]
-# One program adds all parts of a number, in the order of the keys: on one machine all runs give the same bits. No line
-# rescales `dq_i`, as α did with `o_i` in chapter 08: L is the outcome of the whole row, so every p is final at once.
+# One program adds all parts of a number, in the order of the keys: on one machine all runs give the same bits. No α
+# rescales `dq_i`, as it did `o_i` in chapter 08: every p is final at once.
 
 # %% [markdown]
 # ## What do the two ways cost?
 #
-# Two passes compute seven products instead of five, and chapter 05 counted as many bytes *requested*: a part of dQ goes out
-# once, and L2 makes the sum. But each addition reads and writes in L2. The second row counts both, as bytes *moved in L2*.
-# (A second pass requests K and V for each row block, as many bytes as the first does of Q and dO.)
+# By chapter 05 both ways request the same: a part of dQ goes out once, and L2 makes the sum. But an addition reads and
+# writes in L2, and two passes compute seven products instead of five. Here one pass is priced by what it *moves in L2*:
 
 # %% tags=["hide-input"]
-one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64
-into_dQ = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes: heads, column blocks, dQ in fp32
-out_once = replace(one, requested=one.requested - into_dQ)  # `one` counts dQ in and out
-two = replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - 2 * into_dQ))
-ways = {"one pass, requested": out_once, "one pass, moved in L2": one, "two passes": two}
-for name, cost in ways.items():
-    unit, seconds = cost.limit(chips.H200)
-    print(f"{name:21} {cost.requested / 1e9:.1f} GB: at least {1e3 * seconds:.2f} ms, by {unit}")
-
-# %% tags=["hide-input"]
+one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
+dQ_moved = 2 * 64 * (4096 // 64) * 4096 * 128 * 4  # bytes: in and out, heads, column blocks, dQ in fp32
+two = replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - dQ_moved))
 times = next(row.values for row in record_of("ladder").rows if row.direction == "backward")
-names = {"b00_atomics": "b00, one pass", "b01_two_passes": "b01, two passes", "b02_one_pass": "b02, one pass on Hopper"}
-print("measured on an H200:", *(f"{words}: {times[name][0]:.1f} ms" for name, words in names.items()), sep="\n  ")
-for name, cost in (("b00_atomics", one), ("b01_two_passes", two)):
-    limit = 1e3 * cost.limit(chips.H200)[1]
-    print(f"{name[:3]} takes {times[name][0] / limit:.1f} times its limit of {limit:.2f} ms")
-
-# %% tags=["hide-input"]
-show(roofline.draw(**roofline.data(*list(ways.items())[1:])))
+for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "two passes", two)):
+    unit, seconds = cost.limit(chips.H200)
+    limit = f"{cost.requested / 1e9:.1f} GB, at least {1e3 * seconds:.2f} ms by {unit}"
+    print(f"{name[:3]}, {words:10}: {limit}; measured {times[name][0]:.1f} ms")
+print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
+show(roofline.draw(**roofline.data(("one pass, moved in L2", one), ("two passes", two))))
 
 # %% [markdown]
-# By requests alone the two ways tie. By what is moved in L2 one pass needs 1.41 times as long, and the measurement
-# fits: 7.4 / 5.1 = 1.45, though neither is near its limit. (In the picture, too, the ring of one pass is what moves in L2; two passes count all seven
-# products.) b02 is for Hopper (H100 and H200): larger tiles add less often, and by cheaper copies (chapter 13). Its one
-# pass is the fastest, but the last bits of dQ vary, unless you ask for the same ones. The package takes two passes in
-# Triton, and one on Hopper.
+# By these limits one pass needs 1.41 times as long as two, and the measured times stand in about that ratio, though
+# neither is near its limit. (In the picture two passes count all seven products.) b02 is for Hopper (H100 and H200):
+# larger tiles add less often, and by cheaper copies (chapter 13). Its one pass is the fastest, but the last bits of dQ
+# vary, unless you ask for the same ones. The package takes two passes in Triton, and one on Hopper.
 
 # %% [markdown]
 # ## Where do the registers go?
@@ -393,10 +360,9 @@ show(roofline.draw(**roofline.data(*list(ways.items())[1:])))
 # ```
 # </details>
 #
-# Both rungs were measured so, with 4 warps. The price of their spills is in the factors 2.7 and 2.6; the record does not
-# say how much. At d = 128 the package's column kernel takes 8 warps on Hopper, where it serves
-# softcaps and sinks, and smaller tiles on older GPUs.
-# (Compiled by Triton 3.9; `fa2-lab xray b01 --full` takes yours.)
+# Both rungs were measured so, with 4 warps. Spills are one reason why they take more than twice their limit; the record
+# does not say how much of it. At d = 128 the package's column kernel takes 8 warps on Hopper, where it serves softcaps and
+# sinks, and smaller tiles on older GPUs. (Compiled by Triton 3.9; `fa2-lab xray b01 --full` takes yours.)
 
 # %% [markdown]
 # ## Recap
@@ -414,24 +380,15 @@ show(roofline.draw(**roofline.data(*list(ways.items())[1:])))
 # The functions of this notebook are those of rungs b00 and b01, and the rungs agree with the dense result in float64.
 
 # %% tags=["hide-input"]
-def code(function):  # without docstring, comments and spaces
-    body = ast.parse(getsource(function.fn)).body[0].body
-    return [ast.unparse(x) for x in body if not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))]
-
-
-for rung, name in ((b00, "b00"), (b01, "b01")):
-    for mine in (tile, D_kernel):
-        verdict(f"{mine.fn.__name__} here = {name}'s", code(mine) == code(getattr(rung, mine.fn.__name__)))
-verdict("add_rows here = b00's", code(add_rows) == code(b00.add_rows))
-verdict("rows_kernel here = b01's", code(rows_kernel) == code(b01.rows_kernel))
+for mine in (tile, D_kernel, rows_kernel):
+    verdict(f"{mine.fn.__name__} here = b01's", same_code(mine, getattr(b01, mine.fn.__name__)))
+verdict("add_rows here = b00's", same_code(add_rows, b00.add_rows))
 Q, K, V, dO, O, L, D = inputs_of(34, 17, True)
 want = truth(Q, K, V, O, L, dO, True)
 for rung, name in ((b00, "b00"), (b01, "b01")):
     three = rung.backward(*(x[None, None] for x in (Q, K, V, O, L, dO)), True)
     right = all(close(host(a)[0, 0], b, 3e-3) for a, b in zip(three, want, strict=True))
     verdict(f"{name} = the dense result, causal, with rows that see no key", right)
-again = [by_rows(Q, K, V, dO, L, D, True) for _ in range(2)]
-verdict("rows_kernel: the same bits a second time", torch.equal(*again))
 
 # %% [markdown] tags=["navigation"]
 # [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_start.ipynb) · [The ladder, measured →](10_ladder.ipynb)
