@@ -28,6 +28,7 @@ def same_code(mine, theirs) -> bool:
 
     def statements(kernel) -> list[str]:
         body = ast.parse(getsource(kernel.fn)).body[0].body
-        return [ast.unparse(x) for x in body if not isinstance(getattr(x, "value", None), ast.Constant)]
+        docstrings = [x for x in body if isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)]
+        return [ast.unparse(x) for x in body if x not in docstrings]
 
     return statements(mine) == statements(theirs)

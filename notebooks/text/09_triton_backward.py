@@ -316,7 +316,7 @@ times = next(row.values for row in record_of("ladder").rows if row.direction == 
 for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "two passes", two)):
     unit, seconds = cost.limit(chips.H200)
     limit = f"{cost.requested / 1e9:.1f} GB, at least {1e3 * seconds:.2f} ms by {unit}"
-    print(f"{name[:3]}, {words:10}: {limit}; measured {times[name][0]:.1f} ms")
+    print(f"{name[:3]}, {words}: {limit}; measured {times[name][0]:.1f} ms")
 print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 show(roofline.draw(**roofline.data(("one pass, moved in L2", one), ("two passes", two))))
 
