@@ -64,7 +64,7 @@ REASONS = {
     ),
     "06": Reason(
         "instructions, a third program",
-        "issue slots; under the mask: programs",
+        "instructions; under the mask: programs",
         "the guard for denormals, two products",
         "exp becomes exp2: the guard for very small results goes, and the products by log₂e and by the scale become"
         " part of one multiply-add. Under the mask the registers fall to what lets a third program in.",
@@ -77,14 +77,14 @@ REASONS = {
     ),
     "08": Reason(
         "instructions",
-        "issue slots: the mask in every tile",
+        "instructions: the mask in every tile",
         "the mask's test; adds a second loop",
         "Only tiles on the diagonal need the test. The second loop is a second copy of the code, and may cost "
         "registers: if a program goes by it, the change loses.",
     ),
     "09": Reason(
         "instructions",
-        "issue slots: a test for every load",
+        "instructions: a test for every load",
         "the test where every key is real",
         "In the loop without a mask all keys are real, so its loads need no condition.",
     ),
@@ -121,7 +121,7 @@ REASONS = {
     ),
     "14": Reason(
         "instructions",
-        "issue slots: addresses",
+        "instructions: addresses",
         "the arithmetic of addresses",
         "The copy engine moves whole tiles, of K and V and of O: one thread asks, and no thread computes addresses.",
         "The model does not know what else a bulk copy changes: the layout in which a tile lands, and who waits for"
@@ -137,7 +137,7 @@ REASONS = {
     ),
     "16": Reason(
         "instructions",
-        "issue slots: who computes also copies",
+        "instructions: who computes also copies",
         "copies and their waits in the loop",
         "A warp of its own starts all copies. The warps that compute only wait for a barrier.",
         "The model counts the instructions of who computes. It does not know how long they wait at barriers.",
@@ -159,7 +159,7 @@ REASONS = {
     ),
     "19": Reason(
         "instructions",
-        "issue slots: the mask in every tile",
+        "instructions: the mask in every tile",
         "the mask's test, without a mask",
         "The tile that may be masked comes first, before the loop.",
         "The model counts the instructions of the loop. It does not know in which order the assembler puts them, "
@@ -183,7 +183,7 @@ REASONS = {
     ),
     "22": Reason(
         "instructions",
-        "issue slots: rows are combined",
+        "instructions: rows are combined",
         "rescaling of o, and talk between lanes",
         "m seldom moves by much. While it does not, o is not rescaled, and the threads of a row exchange nothing.",
         modelled=False,

@@ -7,17 +7,17 @@
 # **What does an H100 want beyond FlashAttention-2?**
 #
 # FA2 was written for the A100. On NVIDIA's *Hopper* chips, the H100 and the H200, products run while the program goes on,
-# one thread can copy a whole tile, and warps can hand registers to each other. Plain Triton uses a part of that. Here
-# you build the rest: the **machine**, as models that run here, and the **rungs** 15 to 23, each as the lines that change
-# and what they bought. [Chapter 12b](12b_hopper_kernel.ipynb) reads the kernel that comes out.
+# one thread can copy a whole tile, and warps can hand registers to each other. Here is the **machine**, as models that run
+# here, and the **rungs** 15 to 23 that use it, each as the lines that change and what they bought. [Chapter
+# 12b](12b_hopper_kernel.ipynb) reads the kernel that comes out.
 #
 # After this notebook you can
 #
 # - say who waits for whom in a Hopper kernel, and what happens if one wait, release or fence is forgotten,
 # - work out how many warpgroups, rows and stages fit on an SM,
-# - write a small kernel of your own in Gluon, and compile it for an H100 that need not be here.
+# - write a small kernel in Gluon, and compile it for an H100 that need not be here.
 #
-# *Time: 85 minutes, in four sittings. You need a Triton kernel that you have read
+# *Time: 75 minutes, in four sittings. You need a Triton kernel that you have read
 # ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and lanes (a *lane* is one of a warp's 32 threads), layouts
 # and banks: [appendix A](A_lanes.ipynb), 30 minutes more. No CUDA. Hardware: any laptop with Linux. Numbers were measured
 # on an NVIDIA H200 in bf16.*
@@ -25,7 +25,6 @@
 # %%
 import runpy
 from functools import partial
-from importlib.util import find_spec
 from inspect import getsource
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,17 +33,16 @@ import numpy as np
 import torch
 
 from fa2_lab.kernels import ladder, triton_versions
-from fa2_lab.machine import chips, grid, hopper
+from fa2_lab.machine import chips, hopper
 from fa2_lab.machine.asynchrony import Barrier
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots import bulk_copy, roofline, row_reduction, tickets, timeline, wgmma
 from fa2_lab.plots.show import show
 from fa2_lab.reference import naive
-from fa2_lab.tiles import CAUSAL, Tiling
 from fa2_lab.tools.xray import xray
 from fa2_studio.book import maxima
 from fa2_studio.book.hopper import Climb, change, read, show_code
-from fa2_studio.book.ring import PAUSE, Ring, try_out
+from fa2_studio.book.ring import PAUSE, try_out
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
@@ -68,8 +66,8 @@ for chip in (chips.A100, chips.H100):
         print(f"{chip.name:13} d = {d:3}: {products:,} + {exps} clocks, {share}")
 
 # %% [markdown]
-# If one waits for the other, the tensor cores of an H100 stand still half of the time at d = 64. The faster the products
-# become, the more of everything else has to happen *under* them.
+# If one waits for the other, the tensor cores of an H100 stand still half of the time at d = 64. So everything else has to
+# happen *under* the products.
 #
 # ## Who holds which number?
 
@@ -81,9 +79,9 @@ show(row_reduction.draw(**row_reduction.data()))
 # numbers: 16 rows for each warp, a row in four lanes. The filled places are one lane's: 64 numbers in two rows. A row's
 # maximum takes two exchanges.
 #
-# In Triton the compiler decides which thread holds which number. In **Gluon** you decide. Gluon is the floor beneath
-# Triton: Python again, the same compiler, but a tensor has a *layout* in its type. In code it is `gl` where Triton is `tl`.
-# Four layouts carry the computation:
+# In Triton the compiler decides which thread holds which number. In **Gluon**, the floor beneath Triton, you decide: Python
+# again, the same compiler, but a tensor has a *layout* in its type. In code it is `gl` where Triton is `tl`. Four layouts
+# carry the computation:
 #
 # | layout | of what | in words |
 # | --- | --- | --- |
@@ -92,25 +90,16 @@ show(row_reduction.draw(**row_reduction.data()))
 # | `DotOperandLayout(0, …, 2)` of it | p | as the tensor cores want a left factor; 2 numbers of 16 bits to a register |
 # | `NVMMASharedLayout` | tiles of q, k, v | in shared memory, swizzled as in appendix A |
 #
-# Only tensors of equal layouts can be added; `gl.convert_layout` changes one. That costs something only where a number has
-# to move. A row of o lies in the same lanes as that of s, so α goes from one to the other for nothing.
+# Only tensors of equal layouts can be added; `gl.convert_layout` changes one, and costs something only where a number has to
+# move. A row of o lies in the same lanes as that of s, so α goes from one to the other for nothing.
 
 # %% [markdown]
 # ## What does one product read?
 #
 # Hopper's instruction for the tensor cores is `wgmma`. A warpgroup starts it together. The result has 64 rows and stays in
 # registers. The right factor always lies in shared memory, the left one there or in registers. One `wgmma` goes 16
-# deep along the dimension that is summed.
-
-# %%
-show(wgmma.draw(**wgmma.data()))
-
-# %% [markdown]
-# Attention uses both places for its left factor. For $S = QK^\top$ both factors are tiles in shared memory. For $PV$ the
-# left factor P is already in registers, in the right lanes. So P never goes through shared memory.
-#
-# A product is *asynchronous*: the warpgroup starts it and goes on. Later it says how many of its products may still be
-# running, and waits for the others:
+# deep along the dimension that is summed. A product is *asynchronous*: the warpgroup starts it and goes on. Later it says
+# how many of its products may still be running, and waits for the others:
 #
 # ```python
 # s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)  # started, not there yet
@@ -120,36 +109,25 @@ show(wgmma.draw(**wgmma.data()))
 #
 # `use_acc=False`: the result does not begin with what `zero` holds. `deps` names the values that the wait makes valid.
 # Until then everything that the product reads must stay in place. So P V of one tile can run under the exponentials of the
-# next. What could that give?
+# next. At d = 128 a product takes 512 clocks, and so do the exponentials. At d = 64 it takes 256, too few to cover them: a
+# second warpgroup will have to fill the hole.
 
 # %%
-def in_sequence(T, product, exps):  # clocks of T tiles, one thing after the other
-    return T * (product + exps + product)
-
-
-def look_ahead(T, product, exps):  # the exponentials run under P V of the tile before
-    return product + exps + (T - 1) * (product + max(product, exps)) + product
-
-
-for d in (64, 128):
-    products, exps = clocks(chips.H200, d)
-    for way in (in_sequence, look_ahead):
-        share = 64 * products / way(64, products // 2, exps)
-        print(f"d = {d:3}, {way.__name__:11}: tensor cores busy {share:.0%}")
+show(wgmma.draw(**wgmma.data()))
 
 # %% [markdown]
-# Nearly everything at d = 128. At d = 64 a product takes 256 clocks, too few to cover the exponentials. A second warpgroup
-# will have to fill the hole.
-#
+# Attention uses both places for its left factor. For $S = QK^\top$ both factors are tiles in shared memory. For $PV$ the
+# left factor P is already in registers, in the right lanes. So P never goes through shared memory.
+
+# %% [markdown]
 # ## Who brings the tiles?
-
-# %%
-show(bulk_copy.draw(**bulk_copy.data()))
-
-# %% [markdown]
+#
 # Hopper has a copy engine, called TMA (*tensor memory accelerator*). One thread names a *descriptor*, the first row, a
 # place in shared memory and a barrier, and goes on. The descriptor was made on the host: where the tensor lies, its
 # shape and strides, how large a tile is, and how to swizzle it. What lies outside of the tensor arrives as zeros.
+
+# %%
+show(bulk_copy.draw(**bulk_copy.data()))
 
 # %% [markdown]
 # **Predict.** Ten keys in tiles of 4. The last tile has two keys and two rows of zeros. May the kernel do without a mask?
@@ -162,19 +140,6 @@ show(bulk_copy.draw(**bulk_copy.data()))
 #
 # **no for K, yes for V.** A key of zeros has the score 0, and exp(0) = 1 joins ℓ. So the scores must be masked where a
 # tile reaches past the last key. For V zeros are just right: p is 0 there, and 0 · 0 = 0.
-#
-# ```python
-# rng = np.random.default_rng(0)
-# q, K = rng.standard_normal(4), rng.standard_normal((10, 4))
-# s = np.concatenate([K @ q / 2, [0, 0]])  # two keys of zeros at the end
-# for name, scores in (("zeros", s), ("masked", s[:10])):
-#     print(f"{name:7} L = {naive.logsumexp(scores):.4f}")
-# ```
-#
-# ```text
-# zeros   L = 2.4903
-# masked  L = 2.3091
-# ```
 # </details>
 
 # %% [markdown]
@@ -194,11 +159,10 @@ for arrival in range(5):
     bar.arrive("somebody")
 
 # %% [markdown]
-# Look at the first line. Nobody has arrived, and phase 1 counts as over: it looks like the phase before the first one.
-# That is useful. A producer must find all stages empty in its first round, though nobody has released one. So it asks
-# for the end of phase `(round & 1) ^ 1`, and the consumers ask for the end of `round & 1`. In Gluon the barrier is an
-# `mbarrier`: `init` says how many arrivals it expects, `arrive` is one, `expect` announces a copy's bytes, `wait(barrier,
-# phase)` waits for the end of that phase.
+# Look at the first line. Nobody has arrived, and phase 1 counts as over: it looks like the phase before the first one. A
+# producer must find all stages empty in its first round, though nobody has released one. So it asks for the end of phase
+# `(round & 1) ^ 1`, and the consumers ask for the end of `round & 1`. In Gluon the barrier is an `mbarrier`: `init` says how
+# many arrivals it expects, `arrive` is one, `expect` announces a copy's bytes, `wait` waits for the end of a phase.
 
 # %% [markdown]
 # ## Where does a fence stand?
@@ -219,7 +183,8 @@ for arrival in range(5):
 # | a thread stores | another thread loads | the threads' barrier, `gl.barrier()` |
 #
 # The second line is the one that is forgotten: nothing was written, so what should be made visible? But a load may be
-# late, and the engine must not overtake it (chapter 13).
+# late, and the engine must not overtake it (chapter 13). The threads' barrier of the first line stands in no source here:
+# the compiler adds it (`bar.sync` in the PTX).
 #
 # **Takeaway.** A fence stands where a thread's access comes first and the engine's second, in one place. The other way
 # round a wait is enough.
@@ -227,38 +192,32 @@ for arrival in range(5):
 # %% [markdown]
 # ## Rung 15: write it all down yourself
 #
-# Triton ended with rung 14. Rung 15 has the same tiles, stages and copies in Gluon. We read it once; after it only
-# differences are shown. First what starts a copy, and what starts a product:
-
-# %% tags=["nbval-ignore-output"]
-read("ladder/r15_gluon.py", "start", "room", "scores")
-
-# %% [markdown]
-# With `pred=False` neither `expect` nor `async_load` does anything. Tile n goes to stage n mod `STAGES`. `permute` sees k
-# as its transpose; nothing moves. `mask` and `softmax` do what chapter 08's `visit` does, with `gl` for `tl`. `rounded` turns p into 16
-# bits by *inline assembly*, a line of PTX: `cvt.rn.bf16x2.f32` rounds two numbers at a time. Left alone, the compiler
-# rounds one by one and sometimes swaps halves afterwards. The loop:
+# Triton ended with rung 14. Rung 15 has the same tiles, stages and copies in Gluon. First what starts a copy, and what
+# starts a product:
 
 # %% tags=["nbval-ignore-output"]
 r15 = "ladder/r15_gluon.py"
-read(r15, "forward_kernel", begin="q, q_here", end="m_i = gl.full")
-read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpgroup_mma_wait")
+read(r15, "start", "scores")
 
 # %% [markdown]
-# Two tiles are on their way before the loop. In step n the copy of tile n + 2 begins, into the stage of tile n − 1.
-# `gl.barrier()` makes sure that all 128 threads are done with that one, since one thread starts the copy for all. The wait
-# for K names the stage's phase: it changes each time the stages have gone round.
+# With `pred=False` neither `expect` nor `async_load` does anything. Tile n goes to stage n mod `STAGES`. `permute` sees k
+# as its transpose; nothing moves. The loop:
 
 # %% tags=["nbval-ignore-output"]
-read(r15, "forward_kernel", begin="rows_of(q).store", end="tma.store_wait")
+read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpgroup_mma_wait")
 climb = Climb()
 climb.step("15", "registers", "programs")
 
 # %% [markdown]
-# The end is the fence table's first line: store, fence, copy. The threads' barrier between fence and copy is not in the
-# source. The compiler adds it (`bar.sync` in the PTX). The numbers are TFLOP/s at 16,384 tokens and N = 4,096, with the
-# share of FlashAttention-3 in the same run. The rung loses: a tile waits twice for products where Triton waits
-# once, and takes more instructions. What it gains is that every wait is now ours to move.
+# Two tiles are on their way before the loop. In step n the copy of tile n + 2 begins, into the stage of tile n − 1.
+# `gl.barrier()` makes sure that all 128 threads are done with that one, since one thread starts the copy for all. The wait
+# for K names the stage's phase: it changes each time the stages have gone round. `mask` and `softmax` do what chapter 08's
+# `visit` does. `rounded` turns p into 16 bits by *inline assembly*, a line of PTX that rounds two numbers at a time. Left
+# alone, the compiler rounds one by one and sometimes swaps halves afterwards.
+#
+# The numbers are TFLOP/s at 16,384 tokens and N = 4,096, with the share of FlashAttention-3 in the same run. The rung
+# loses: a tile waits twice for products where Triton waits once, and takes more instructions. What it gains is that every
+# wait is now ours to move.
 
 # %% [markdown]
 # ## Compile and run a file of your own
@@ -294,12 +253,9 @@ def forward(q, k, v, causal):
 with TemporaryDirectory() as folder:
     file = Path(folder, "mine.py")
     file.write_text(maxima.IMPORTS + MINE, encoding="utf-8")
-    if find_spec("triton") is None:
-        print("no Triton here (it exists for Linux only)")
-    else:
-        (made,) = xray(str(file), "sm_90", d=64)
-        codes, sass = ("UTMALDG", "SYNCS", "HGMMA", "SHFL"), made.stages["sass"]
-        print({code: sass.count(code) for code in codes})
+    (made,) = xray(str(file), "sm_90", d=64)
+    codes, sass = ("UTMALDG", "SYNCS", "HGMMA", "SHFL"), made.stages["sass"]
+    print({code: sass.count(code) for code in codes})
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
         q = torch.randn(1, 1, 256, 64, device="cuda", dtype=torch.bfloat16)
         triton_versions.newest_names()  # for a Triton that is older than 3.9
@@ -309,8 +265,7 @@ with TemporaryDirectory() as folder:
 
 # %% [markdown]
 # `UTMALDG` is a bulk copy, `SYNCS` something at a barrier, `HGMMA` a product, `SHFL` an exchange between lanes. In the shell
-# it is one line: `fa2-lab xray mine.py --chip sm_90 --d 64 --sass`. On a Hopper GPU you import the file and call
-# `forward`, as the last lines do.
+# it is one line: `fa2-lab xray mine.py --chip sm_90 --d 64 --sass`.
 #
 # Try: take `mbarrier.wait` out. It compiles, and nothing warns you. Then take `LAYOUT` out of `tile.load`, and see what
 # the compiler says.
@@ -328,17 +283,10 @@ with TemporaryDirectory() as folder:
 # | *filled* | the copy engine | all consumers | nobody reads too early |
 # | *emptied* | every consumer | the producer | nobody writes too early |
 #
-# Here is a model ([book/ring.py](../fa2_studio/book/ring.py)). An actor is a Python generator. It yields a barrier, a phase,
-# and words that say what it waits for. Chance picks who goes on.
-
-# %%
-shown = Ring.room, Ring.copy, Ring.take, Ring.release
-show_code("".join(getsource(method) for method in shown))
-
-# %% [markdown]
-# A consumer takes each tile, multiplies for a while, notes what it has read, and releases. Beside the right one stand two
-# mistakes. `forgetful` does not release tile 2. `hasty` releases a tile as soon as it has started its product, because "it
-# has been used now".
+# Here is a model ([book/ring.py](../fa2_studio/book/ring.py)). Actors are Python generators, and chance picks who goes on.
+# `take(n)` waits until tile n is there, `release(n)` gives its stage back. A consumer takes each tile, multiplies for a
+# while, notes what it has read, and releases. Beside the right one stand two mistakes. `forgetful` does not release tile 2.
+# `hasty` releases a tile as soon as it has started its product.
 
 # %%
 def consumer(ring, T, c, seen, skip=None, early=False):
@@ -371,7 +319,6 @@ print("of 500 orders right:", sum(end == right for end in ends))
 # thousand times and compare every bit.
 #
 # ```python
-# print("forgetful:", try_out(forgetful, seed=0)[0].split(";")[0])
 # for stages in (2, 4, 6):
 #     wrong = 0
 #     for seed in range(500):
@@ -381,7 +328,6 @@ print("of 500 orders right:", sum(end == right for end in ends))
 # ```
 #
 # ```text
-# forgetful: consumer 0 waits for stage 0 to be filled
 # hasty, 2 stages: ends every time, wrong in 442 of 500 orders
 # hasty, 4 stages: ends every time, wrong in 95 of 500 orders
 # hasty, 6 stages: ends every time, wrong in 0 of 500 orders
@@ -400,24 +346,27 @@ read(r16, "fill", "take", "release")
 read(r16, "producer", begin="fill")
 
 # %% [markdown]
-# And the consumer's loop, without any copy in it:
+# The consumer's loop is rung 15's, with `take` where a wait stood, `release` after each product, and no copy. So the two
+# roles start:
 
 # %% tags=["nbval-ignore-output"]
-read(r16, "consumer", begin="for n in range(T_c)", end="release(v, n)")
 read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 
 # %% [markdown]
 # - `arrive(…, count=1)` is one arrival, by one thread. It speaks for the whole warpgroup: before it the compiler has all
 #   128 threads wait for each other.
 # - `gl.warp_specialize` takes a list of (function, arguments). The first runs on the launch's own 4 warps. For the others
-#   two lists say how many warps they have and how many registers a thread: `[1]`, `[24]`.
-# - Registers change hands by whole warpgroups. At d = 128 a program starts with 8 warps of 128 registers a thread, four of
-#   them set aside for the producer, although it needs one. Its threads keep 24, so the consumer's may have 232.
+#   two lists say how many warps they have and how many registers a thread: `[1]`, `[24]`. Registers change hands by whole
+#   warpgroups: four warps are set aside for the producer, although it needs one. Its threads keep 24 of 128, so the
+#   consumer's may have 232.
 
 # %%
 climb.step("16", "issue slots used, %")
 
 # %% [markdown]
+# No unit is full: two of three issue slots stay empty. But a warpgroup takes its own instructions one after the other, so
+# each of them lengthens the way of its tile.
+#
 # ## Rung 17: two consumers share a tile
 #
 # Each tile of K and V comes from L2 for 64 rows. Two consumers in one program, with 64 rows each, can read the same tile.
@@ -431,12 +380,10 @@ climb.step("16", "issue slots used, %")
 # | 128 | 128 | 3 | 184 | 160 | too few |
 # | 128 | 64 | 3 | 136 | 160 | rung 23 |
 #
-# A processor has 65,536 / 128 = 512 registers for each of a warpgroup's threads. The producer's keep 24; n consumers share
-# the rest in steps of 8: (512 − 24) / 3 gives 160, and 240 is the most that a consumer asks for.
+# An SM has 65,536 / 128 = 512 registers for each of a warpgroup's threads. The producer's keep 24; n consumers share the
+# rest in steps of 8: (512 − 24) / 3 gives 160, and 240 is the most that a consumer asks for. Rung 17 takes two consumers at
+# d = 128 and three at d = 64. Tiles still have 64 keys.
 #
-# Rung 17 takes two consumers at d = 128 and three at d = 64. Tiles still have 64 keys.
-
-# %% [markdown]
 # **Predict.** Under the causal mask the lower 64 rows see more tiles than the upper ones. May the upper consumer simply
 # leave out the tiles that it does not see?
 #
@@ -455,8 +402,7 @@ change("16", "17", "consumer")
 climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 
 # %% [markdown]
-# Each consumer has its own rows; its number `c` is a constant, so the compiler makes code for each. `fa2-lab ladder 16 17`
-# prints the whole step.
+# Each consumer has its own rows; its number `c` is a constant, so the compiler makes code for each.
 #
 # Half of the bytes through L2, and what for? One program fits on an SM now instead of two, so an SM still has two
 # warpgroups that compute. Nobody was waiting for L2 any more: the ring brings tiles early enough.
@@ -471,38 +417,38 @@ climb.step("18", "L2 bytes", "tensor cores at work, %")
 
 # %% [markdown]
 # The same bytes, half as many tiles. What a tile costs *once*, however long it is, is paid half as often: two waits for
-# products, a rescaling of o, barriers, the exchange of the row's maximum. Sharing made the room, and the long tile made the
-# speed. Only measuring them one by one tells.
+# products, a rescaling of o, barriers, the exchange of the row's maximum. Sharing made the room, the long tile the speed.
 
 # %% [markdown]
 # ## Sitting 3 · Two warpgroups that hide each other's waits
 #
-# ## Who hides under whom?
+# ## Rung 19: the first tile apart
 #
-# How the hardware divides the tensor cores between two warpgroups is not documented. So the model takes two extremes:
-# they share equally (*Neither*, *Within*), or the first to come is served first (*Between*, *Both*). In *Within* and
-# *Both* a warpgroup looks ahead, as in sitting 1.
+# To look ahead, a warpgroup starts S of the next tile together with P V of this one. The first S has no P V beside it. So
+# rung 19 takes the first, rightmost tile out of the loop. No other tile can reach past the last key, so without a causal
+# mask the loop asks no more:
+
+# %% tags=["nbval-ignore-output"]
+change("18", "19", "consumer")
+climb.step("19", "tensor cores at work, %")
+
+# %% [markdown]
+# ## Who hides under whom?
 
 # %%
 show(timeline.draw(**timeline.data()))
 
 # %% [markdown]
+# How the hardware divides the tensor cores between two warpgroups is not documented. So the model takes two extremes:
+# they share equally (*Neither*, *Within*), or the first to come is served first (*Between*, *Both*). In *Within* and
+# *Both* a warpgroup looks ahead.
+#
 # Compare the first panel with the last. In the first both start together, share equally and stay together: both wait
 # for exponentials at the same time. In the last somebody always multiplies. Served one after the other, they move apart
 # by themselves. Which is true? At d = 128 the model gives 67% for *Neither* and 98% for *Between*. Rung 19, which does not
-# look ahead:
-
-# %% tags=["hide-input"]
-print(f"rung 19: tensor cores at work {climb.value('19', 'tensor cores at work, %'):.0f}% of the time")
-
-# %% [markdown]
-# So the record speaks for equal shares.
+# look ahead, is far from 98%. So the record speaks for equal shares.
 #
-# ## Rungs 19 and 20: start the next scores before you need them
-#
-# `look_ahead` starts S of tile n together with P V of tile n − 1. The first S has no P V beside it. So rung 19 first takes
-# the first, rightmost tile out of the loop. That has a second use: no other tile can reach past the last key, and without a
-# causal mask the loop asks no more. Then rung 20 lets the products run on:
+# ## Rung 20: start the next scores before you need them
 
 # %% tags=["nbval-ignore-output"]
 change("19", "20", "consumer")
@@ -514,34 +460,24 @@ climb.step("20", "tensor cores at work, %", "stall: barrier")
 # - p is a left factor *in registers* of a running product, so the next p goes to other registers: `p_next`.
 #
 # One thing the source does not show. NVIDIA's assembler, `ptxas`, places the second wait *before* nearly all exponentials.
-# So the exponentials run mostly under the products of the *other* consumer. Why the two move apart
-# now, and did not in rung 19, we do not know. And at d = 64 registers are short, and numbers spill. How many depends on
-# your Triton: `fa2-lab xray 20 --d 64 --full` says.
+# So they run mostly under the products of the *other* consumer. Why the two move apart now, and did not in rung 19, we do
+# not know. And at d = 64 registers are short, and numbers spill (`fa2-lab xray 20 --d 64 --full`).
 #
 # **Takeaway.** Start early, wait late, keep in place what is still being read, and look at what the compiler made of it.
 
 # %% [markdown]
 # ## Shared out, or drawn?
+#
+# So far each row block had a program of its own. A **persistent kernel** starts one program for each SM, which takes one
+# row block after the other. So the end of one (store O) hides under the start of the next. Either program p gets blocks p,
+# p + 132, p + 264 …, or a *tile scheduler* lets a program draw the next number whenever it is free.
 
 # %%
 show(tickets.draw(**tickets.data()))
 
 # %% [markdown]
-# So far each row block had a program of its own. A **persistent kernel** starts one program for each SM, which takes one
-# row block after the other. So the end of one (store O) hides under the start of the next. Either program p gets blocks p,
-# p + 132, p + 264 …, or a *tile scheduler* lets a program draw the next number whenever it is free. Take 16 causal heads
-# of 16,384 rows, heavy blocks first, 128 row blocks a head for 132 programs. Shared out head by
-# head, the same programs get heavy blocks again and again (four heads at once, in the picture, cost less):
-
-# %% tags=["hide-input"]
-tiling = Tiling(16384, 16384, 128, 128, CAUSAL)
-costs = 16 * [len(tiling.visited_cols(i)) for i in reversed(range(tiling.T_r))]
-blocks = [grid.Block(0, n, cost) for n, cost in enumerate(costs)]
-ends = grid.dealt(costs, 132).makespan, grid.schedule(blocks, 132).makespan
-dealt, drawn = (end / (sum(costs) / 132) for end in ends)
-print(f"shared out {dealt:.2f}, drawn {drawn:.2f} of an even share")
-
-# %% [markdown]
+# Shared out head by head, the same programs get heavy blocks again and again. Drawn, they end together.
+#
 # ## Rung 21: programs that stay
 #
 # The producer draws. The consumers must hear of it: the number goes through shared memory, with two barriers as at a stage
@@ -555,10 +491,10 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 # - `gl.atomic_add(counter, 1, sem="relaxed")` draws the next number. *Relaxed*: nothing else is handed over, so memory
 #   need not be put in order. Program p begins with block p, so drawn numbers count from `gl.num_programs(0)` on.
 # - `first` counts tiles over all row blocks, because the ring goes on.
-# - Q has two stages for each consumer, so that the next row block's Q comes early. O has room of its own: its copy runs
-#   while the next block computes. Both take the room of a third stage.
+# - Q has two stages for each consumer, so that the next Q comes early. O has room of its own: its copy runs while the next
+#   block computes. Both take the room of a third stage.
 #
-# (*Clock* is cycles over time in the bench's run, which pauses between calls.)
+# (*Clock* is cycles over time in a run that pauses between calls.)
 
 # %% tags=["hide-input"]
 climb.step("21", "SM cycles", "clock, GHz")
@@ -569,26 +505,24 @@ climb.step("21", "SM cycles", "clock, GHz")
 # ## Must m be the maximum?
 #
 # At every tile the lanes of a row exchange to find its maximum, and when it grows, o has to shrink. But m cancels out of O
-# and L. All it has to do is to keep the exponentials from overflowing, and not all of them from vanishing: far above the
-# maximum, ℓ would be 0.
+# and L. It only has to keep the exponentials from overflowing, and from vanishing all together: far above the maximum, ℓ
+# would be 0.
 
 # %%
-def in_tiles(s, lag):  # s (tiles, rows, columns), in powers of 2
-    m, l, grew, largest = np.full(s.shape[1], -np.inf), np.zeros(s.shape[1]), -1, 0.0
-    for tile in s:
+def growths(s, lag):  # s (tiles, rows, columns), in powers of 2
+    m, times, largest = s[0].max(axis=1), 0, 0.0
+    for tile in s[1:]:
         top = tile.max(axis=1)
         if (top > m + lag).any():
-            grown = np.maximum(m, top)
-            m, l, grew = grown, l * np.exp2(m - grown), grew + 1
-        p = np.exp2(tile - m[:, None])
-        l, largest = l + p.sum(axis=1), max(largest, p.max())
-    return m + np.log2(l), grew, largest  # log₂ of the sums, how often m grew, largest p
+            m, times = np.maximum(m, top), times + 1
+        largest = max(largest, np.exp2(tile - m[:, None]).max())
+    return times, largest
 
 
 s16 = np.log2(np.e) * np.random.default_rng(16).standard_normal((128, 16, 128))
 for lag in (0, 8):
-    _, grew, largest = in_tiles(s16, lag)
-    print(f"lag {lag}: m grows in {grew:2} of 127 tiles, the largest p is {largest:.3g}")
+    times, largest = growths(s16, lag)
+    print(f"lag {lag}: m grows in {times:2} of 127 tiles, the largest p is {largest:.3g}")
 
 # %% [markdown]
 # These are the 16 rows of a warp, with normal scores. One of 16 rows has a new maximum often enough, but nothing ever lies
@@ -607,23 +541,22 @@ read("ladder/r22_lagging.py", "softmax")
 
 # %% [markdown]
 # `by_lanes` looks at 64 × 128 numbers as (64, 16, 4, 2): of each 8 columns each of the 4 lanes holds 2. A sum over the second
-# and the fourth dimension stays inside a lane. Gluon's `if` is for all warps together, so `raised`, in which one warp jumps
-# and another does not, is PTX; chapter 12b reads it. `shrunk` does the same for o: if α is 1 in all lanes, the warp jumps
-# over 64 products.
+# and the fourth dimension stays inside a lane. `raised`, in which one warp jumps and another does not, is PTX; chapter 12b
+# reads it. `shrunk` does the same for o: if α is 1 in all lanes, the warp jumps over 64 products.
 
 # %%
 climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# At d = 64 without a mask the rung loses; the record has no counters there. And the price: with an exact maximum the
-# largest p of a row is 1, which is not rounded, and weighs most in O. With a lagging m it is, say, the 14.5 above. So where
-# a few numbers are outliers, O's rounding error grows a little (`fa2-lab bench accuracy`).
+# The price: with an exact maximum the largest p of a row is 1, which is not rounded, and weighs most in O. With a lagging
+# m it is, say, the 14.5 above. So where a few numbers are outliers, O's rounding error grows a little (`fa2-lab bench
+# accuracy`).
 
 # %% [markdown]
 # ## Rung 23: is there room for a third consumer at d = 128?
 #
-# With tiles of 64 keys, s and p are half as wide, and the registers suffice. What about shared memory? 64 rows of Q, K, V or
-# O take 16 KiB at d = 128, so 227 KiB have room for 14 such tiles. (A stage is a tile of K and a tile of V.)
+# With tiles of 64 keys, s and p are half as wide, and the registers suffice. And shared memory? 64 rows of Q, K, V or O
+# take 16 KiB at d = 128, so 227 KiB have room for 14 such tiles. (A stage is a tile of K and a tile of V.)
 #
 # | | Q and O take | left | stages | keys on their way |
 # | --- | ---: | ---: | ---: | ---: |
@@ -638,20 +571,20 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 change("22", "23", "SIZES", "FEW", "consumer")
 
 # %% [markdown]
-# This has a price. The next row block's Q cannot come before O has left. And large blocks share out worse among the SMs, so
-# with fewer than 4 of them for an SM `FEW` keeps to rung 22's sizes.
+# The price: the next row block's Q cannot come before O has left. And large blocks share out worse among the SMs, so with
+# fewer than 4 of them for an SM `FEW` keeps to rung 22's sizes.
 
 # %%
 climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# Copies ran ahead far enough before, so few cycles go. But from rung 17 to 21 busier tensor cores cost clock, because
-# power limits it. Here it holds, or nearly: a byte that is not moved costs no power.
+# Copies ran ahead far enough before, so few cycles go. What of the clock? From rung 18 to 22 the tensor cores got busier,
+# the chip reached its limit of power, and lowered its clock. Here they get busier once more, and the clock stays, or
+# nearly: bytes that do not move leave power for products.
 #
-# ## Where does the power go?
+# **Takeaway.** Near the top count energy as well as cycles: a gain in cycles is not yet a gain in time.
 #
-# Into products and into bytes, as chapter 10's table of gains in cycles and in time shows. And here is the roofline of what
-# the rungs share:
+# ## How far is the roof?
 
 # %%
 rows = {f"{B_r} rows a tile": cost("FA2", B_r=B_r, B_c=128) for B_r in (64, 192)}
@@ -660,31 +593,28 @@ show(roofline.draw(**roofline.data(*rows.items())))
 # %% [markdown]
 # With 64 rows L2 sets the pace, if all else is perfect. With 192 the tensor cores do. What rung 23 lacks to the
 # roof is the time in which they idle, and a clock below the 1.83 GHz of the roof.
-#
-# **Takeaway.** Near the top count energy as well as cycles: a gain in cycles is not yet a gain in time.
 
 # %% [markdown]
 # ## Recap
 #
 # - Products and copies are started, not called. What they use must stay in place until they have been waited for.
-# - A barrier counts arrivals and flips one bit. A stage has two: filled and emptied. A fence stands where a thread's access
-#   comes first and the engine's second, in one place.
+# - A barrier counts arrivals and flips one bit. A stage has two: filled and emptied.
 # - Sharing tiles made room; long tiles made speed. Exponentials hide under products, if warpgroups are out of step.
 # - Row blocks are drawn when they are needed. m may lag, and lanes seldom have to talk. Near the top power decides.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Write a kernel.** For 64 rows of Q and all keys: the largest score of each row. The kernel below goes through the tiles
-# of K and calls `tile_maxima` for each. Write that function in place of the `...`: start the copy of tile j of K, start the
-# product, wait for it, and return the largest score of each row. N_k is a multiple of 64, so no mask is needed. Your words
-# are `gl`, `mbarrier`, `tma`, `all_threads`, `warpgroup_mma` and `warpgroup_mma_wait`.
+# **Write a kernel.** For 64 rows of Q and all keys: the largest score of each row. A kernel goes through the tiles of K and
+# calls `tile_maxima` for each. Write that function: start the copy of tile j of K, start the product, wait for it, and
+# return the largest score of each row. N_k is a multiple of 64, so no mask is needed. Your words are `gl`, `mbarrier`,
+# `tma`, `all_threads`, `warpgroup_mma` and `warpgroup_mma_wait`.
 #
 # <details><summary>Hint</summary>
 #
 # Seven lines. `all_threads()` first: nobody reads the old tile any more. `start` of rung 15 has the next two; here K is
 # two-dimensional, so the place of the tile is `[64 * j, 0]`. Q's copy has ended phase 0 of the barrier. Which phase does
-# the j-th copy of K end? For the product look at `scores`, and at the next line of rung 15's loop.
+# the j-th copy of K end? For the product look at `scores`, and at the line after it in rung 15's loop.
 # </details>
 # <details><summary>Solution</summary>
 #
@@ -705,30 +635,22 @@ def tile_maxima(j, q, k, K, arrived, zero):
     ...
 
 # %% [markdown]
-# Around it goes this kernel. The check first runs your function on NumPy, so it can say that a wait never ends, or that a
-# tile was read too early. Then it compiles the real thing.
+# Around it goes the kernel of sitting 1, with Q's tile in `q`, a second tile `k`, and at its end this loop. The check first
+# runs your function on NumPy, so it can say that a wait never ends, or that a tile was read too early. Then it compiles the
+# real thing.
 
 # %%
-show_code(maxima.KERNEL.strip())
+show_code(maxima.KERNEL[maxima.KERNEL.index("    m = gl.full") :].rstrip())
 print(maxima.judge(getsource(tile_maxima)))
 
 # %% [markdown]
 # ## Checks
-#
-# This notebook's functions against the package, and the text against the record.
 
 # %% tags=["hide-input"]
 for d in (64, 128):
-    costs, (products, exps) = hopper.costs(chips.H200, 64, 128, d), clocks(chips.H200, d)
-    verdict(f"clocks = hopper.costs, d = {d}", (costs.scores + costs.values, costs.softmax) == (products, exps))
-    for way in (in_sequence, look_ahead):
-        visit = getattr(hopper, way.__name__)
-        block = hopper.forward(16, consumers=1, visit=visit, costs=costs)
-        took = max(job.ended for job in block.jobs) - costs.copy
-        verdict(f"{way.__name__} = the model's clocks, d = {d}", close(took, way(16, products // 2, exps)))
-verdict("shared out: half as long again, drawn: even", dealt > 1.5 and drawn < 1.02)
-exact = np.log2(np.exp2(s16).sum(axis=(0, 2)))
-verdict("in_tiles = log₂ of the sums", all(close(in_tiles(s16, lag)[0], exact) for lag in (0, 8)))
+    costs = hopper.costs(chips.H200, 64, 128, d)
+    verdict(f"clocks = hopper.costs, d = {d}", (costs.scores + costs.values, costs.softmax) == clocks(chips.H200, d))
+verdict("m need not grow if it may lag", growths(s16, 0)[0] > 20 and growths(s16, 8)[0] == 0)
 verdict("a forgotten release hangs", all(try_out(forgetful, seed)[0] != "all done" for seed in range(50)))
 verdict("registers needed and had", [64 * (2 * d + 3 * B_c) // 256 + 24 for d, B_c in ((64, 128), (128, 128), (128, 64))]
         == [152, 184, 136] and [min(255, (512 - 24) // n // 8 * 8) for n in (2, 3)] == [240, 160])  # fmt: skip
