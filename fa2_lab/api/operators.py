@@ -103,7 +103,7 @@ def save(ctx: Any, O: Tensor, L: Tensor, tensors: Sequence, options: Options) ->
     """Keep what the backward needs: the inputs, O and L, and nothing of size N²."""
     ctx.options = options
     ctx.save_for_backward(O, L, *tensors)
-    ctx.set_materialize_grads(False)
+    ctx.set_materialize_grads(value=False)
 
 
 def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor | None]:

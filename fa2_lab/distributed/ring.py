@@ -303,7 +303,7 @@ class RingAttention(torch.autograd.Function):
         ring = replace(ring, lengths=tuple(h["length"] for h in headers), call=ranks.AGREED[ring.group])
         O, L = all_heads_forward(ring, q, k, v, begun)
         ctx.save_for_backward(q, k, v, O, L)
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(value=False)
         ctx.ring = ring
         return O, L
 

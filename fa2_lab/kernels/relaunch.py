@@ -71,8 +71,8 @@ def handed_over(compiled: Any, grid: Any, stream: Any, arguments: list) -> list:
     """What Triton would hand to its `launch` for these arguments: a copy of what calls it is given a list instead."""
     run, seen = copy.copy(compiled.run), []
     run.launch = lambda *everything: seen.extend(everything)
-    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    run(*grid, stream, compiled.function, compiled.packed_metadata, None, *hooks, *arguments)
+    beside = None, knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook  # the launch has no metadata
+    run(*grid, stream, compiled.function, compiled.packed_metadata, *beside, *arguments)
     return seen
 
 

@@ -90,7 +90,7 @@ def efficiency(blocks: int, slots: int) -> float:
 
 def fa1_grid(heads: int, tiling: Tiling) -> list[Block]:
     """FA1, forward and backward: one block for each (batch, head), all tiles in it, none skipped."""
-    return [Block(head, None, tiling.T_r * tiling.T_c) for head in range(_heads(heads, tiling))]
+    return [Block(head, index=None, cost=tiling.T_r * tiling.T_c) for head in range(_heads(heads, tiling))]
 
 
 def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str = "rows") -> list[Block]:

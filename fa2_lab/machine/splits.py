@@ -131,7 +131,7 @@ class Shares:
 
     def blocks(self) -> list[grid.Block]:
         """As thread blocks, each as long as its share of the work."""
-        return [grid.Block(w, None, min(self.share, self.work - w * self.share)) for w in range(self.busy)]
+        return [grid.Block(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)]
 
 
 # The other ways ---------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def incremental(blocks: Blocks) -> SoftmaxState:
     """FlashAttention's way: one state, updated by every block."""
     state = None
     for s, v in blocks:
-        state = _after(state, s, v)
+        state = (state or SoftmaxState.reset(len(s), v.shape[1])).update(s, v)
     if state is None:
         raise ValueError("blocks: got none; it takes at least one pair (s, v)")
     return state
@@ -88,9 +88,4 @@ def incremental(blocks: Blocks) -> SoftmaxState:
 
 def rabe_staats(blocks: Blocks) -> SoftmaxState:
     """Rabe and Staats's way: one state for every block, all kept, merged at the end."""
-    return reduce(SoftmaxState.merge, [_after(None, s, v) for s, v in blocks])
-
-
-def _after(state: SoftmaxState | None, s: np.ndarray, v: np.ndarray) -> SoftmaxState:
-    state = state or SoftmaxState.reset(len(s), v.shape[1])
-    return state.update(s, v)
+    return reduce(SoftmaxState.merge, [SoftmaxState.reset(len(s), v.shape[1]).update(s, v) for s, v in blocks])

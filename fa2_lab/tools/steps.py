@@ -30,7 +30,7 @@ def code(rung: str) -> list[str]:
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
     """(what happens, old lines, new lines) from one rung to another; a line that only moves in or out is the same."""
     before, after = code(old), code(new)
-    matcher = SequenceMatcher(None, [x.strip() for x in before], [x.strip() for x in after], autojunk=False)
+    matcher = SequenceMatcher(a=[x.strip() for x in before], b=[x.strip() for x in after], autojunk=False)
     return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]
 
 

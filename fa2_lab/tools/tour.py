@@ -35,7 +35,9 @@ class Problem:
         self.Z = np.ones((n, n))
         if self.dropout.p:
             rows = np.arange(n)
-            self.Z = keep_mask(self.dropout.p, self.dropout.seed or 0, 0, 0, rows, rows) / (1 - self.dropout.p)
+            self.Z = keep_mask(self.dropout.p, self.dropout.seed or 0, batch=0, head=0, rows=rows, cols=rows) / (
+                1 - self.dropout.p
+            )
 
     def solve(self) -> None:
         """Work out all answers now."""

@@ -32,6 +32,7 @@ def at(factor: float | None, *shapes: tuple[int, bool, int]) -> dict:
     return dict.fromkeys(shapes, factor)
 
 
+OPEN = None  # a question without an expectation
 FULL, CAUSAL = (128, False, 64), (128, True, 64)  # d, mask and heads that fill the GPU
 FULL_64, CAUSAL_64 = (64, False, 128), (64, True, 128)
 FEW, FEW_CAUSAL = (128, False, 8), (128, True, 8)
@@ -61,13 +62,13 @@ EXPERIMENTS = {
     "09 at 168 registers": Experiment(
         dict(maxnreg=168), "Is it for the third program that two loops lose?", at(1.19, FULL, CAUSAL)
     ),
-    "13 at 128 registers": Experiment(dict(maxnreg=128), "At d = 64 groups cost the fourth program", at(None, FULL_64)),
+    "13 at 128 registers": Experiment(dict(maxnreg=128), "At d = 64 groups cost the fourth program", at(OPEN, FULL_64)),
     # Copies ahead, and the order of the loops
     "11 with one stage": Experiment(
         dict(num_stages=1), "Without copies ahead, does the loops' order matter?", at(1.0, FULL, CAUSAL), against="r09"
     ),
     "14 with one stage": Experiment(
-        dict(num_stages=1), "What are copies ahead worth, if four programs may hide them?", at(None, FULL, CAUSAL)
+        dict(num_stages=1), "What are copies ahead worth, if four programs may hide them?", at(OPEN, FULL, CAUSAL)
     ),
     "15 with one stage": Experiment(
         dict(STAGES=1),
@@ -85,7 +86,7 @@ EXPERIMENTS = {
         against="15 with one stage, 8 heads",
     ),
     "14 with two stages": Experiment(
-        dict(num_stages=2), "At d = 64 barriers cost the fourth program", at(None, FULL_64, CAUSAL_64)
+        dict(num_stages=2), "At d = 64 barriers cost the fourth program", at(OPEN, FULL_64, CAUSAL_64)
     ),
     "18 with two stages": Experiment(
         dict(STAGES=2), "What is the third stage worth, which rung 21 gives away?", at(1.0, FULL, CAUSAL)
@@ -97,7 +98,7 @@ EXPERIMENTS = {
     ),
     **{
         f"{rung} at_once={n}": Experiment(
-            dict(at_once=n), "How many heads fit in L2 side by side?", at(None, FULL, CAUSAL)
+            dict(at_once=n), "How many heads fit in L2 side by side?", at(OPEN, FULL, CAUSAL)
         )
         for rung in ("13", "23")
         for n in (1, 2, 4, 16)
@@ -175,7 +176,7 @@ def problems() -> dict[Problem, list[str]]:
             found.setdefault(problem_of(*shape), {}).update({against(name): None, name: None})
     for rung, many in WAVES.items():
         for heads in many:
-            found.setdefault(problem_of(128, False, heads), {})[ladder.find(rung)] = None
+            found.setdefault(problem_of(128, causal=False, heads=heads), {})[ladder.find(rung)] = None
     return {problem: list(names) for problem, names in found.items()}
 
 

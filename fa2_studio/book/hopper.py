@@ -77,7 +77,7 @@ def change(old: str, new: str, *names: str) -> None:
 def marked(before: list[str], after: list[str], seen: Callable[[str], str] = str.strip) -> list[str]:
     """The lines that differ, and where others stand between. A line that only moves to the right is the same."""
     before, after = ([line for line in lines if line.strip()] for lines in (before, after))
-    matcher = SequenceMatcher(None, [*map(seen, before)], [*map(seen, after)], autojunk=False)
+    matcher = SequenceMatcher(a=[*map(seen, before)], b=[*map(seen, after)], autojunk=False)
     shown: list[str] = []
     for what, a, b, c, d in matcher.get_opcodes():
         if what == "equal":

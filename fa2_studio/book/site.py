@@ -68,7 +68,14 @@ def render(folder: Path) -> Path:
         write_sources(source)
         with patch_docutils(), docutils_namespace():
             app = Sphinx(
-                source, None, pages, Path(scratch, "doctrees"), "html", SETTINGS, status=None, warningiserror=True
+                source,
+                confdir=None,
+                outdir=pages,
+                doctreedir=Path(scratch, "doctrees"),
+                buildername="html",
+                confoverrides=SETTINGS,
+                status=None,
+                warningiserror=True,
             )
             app.build()
         shutil.copytree(pages, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".buildinfo", "objects.inv"))

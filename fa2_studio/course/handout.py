@@ -93,7 +93,7 @@ def on_gradescope(name: str, home: Path) -> dict:
     if one.path is None and len(alone) == 1:  # who uploads here says by that which assignment it is
         one.path, one.remarks = alone[0], [f"{alone[0].name} was graded"]
     with grade.packages([assignment]) as staged:
-        graded = grade.grade_one(one, 0, staged, how, 0, box.kind() or "user")
+        graded = grade.grade_one(one, seed=0, staged=staged, how=how, core=0, kind=box.kind() or "user")
     graded.sentences = one.remarks + graded.sentences
     found = results_json(graded)
     (home / "results").mkdir(exist_ok=True)

@@ -46,7 +46,7 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_runtest_teardown(item):
-    torch.use_deterministic_algorithms(False)
+    torch.use_deterministic_algorithms(mode=False)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

@@ -115,6 +115,41 @@ def test_no_tag_names_a_line_that_does_not_exist():
     assert {tag: path.name for tag, path in named.items() if tag not in LINES} == {}
 
 
+def test_a_wrong_arrow_would_be_seen():
+    studio, inside = "from fa2_studio.bench import page", "def f():\n    from fa2_lab.reference import fa2"
+    for module, source, wrong in [
+        ("fa2_lab.tiles", "from fa2_lab.trace import Trace", ["tiles imports trace"]),  # of its own floor
+        ("fa2_lab.api.checks", "from fa2_lab import tools", ["api imports tools"]),
+        ("fa2_lab.kernels.launch", inside, ["kernels imports reference"]),
+        ("fa2_lab.plots.saw", studio, ["plots imports fa2_studio"]),
+        ("fa2_lab.attic.old", "", ["attic: no floor in tests/heart/test_house.py"]),
+        ("fa2_lab.transformers", "from .api import attention\nimport fa2_lab.tiles", []),
+        ("fa2_lab.tiles", 'if __name__ == "__main__":\n    import fa2_lab.tools.tour', []),
+    ]:
+        assert wrong_arrows(source, module) == wrong
+
+
+# Calls --------------------------------------------------------------------------------------------------------
+
+NAMELESS = ("filter", "get", "getattr", "next", "pop", "slice")  # Python's own, which take no names
+
+
+def unnamed(source: str) -> list[str]:
+    """Calls that pass None or False without a name; of set_x(False) the name says it. A 0 is a place or an axis."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    named = [(ast.unparse(call.func).split(".")[-1], call) for call in calls]
+    taken = [call for name, call in named if name not in NAMELESS and not name.startswith("set_")]
+    return [ast.unparse(call) for call in taken if {"None", "False"} & {ast.unparse(x) for x in call.args}]
+
+
+def test_no_call_passes_an_unnamed_None_or_False():
+    every = package_modules() | package_modules(PROJECT / "fa2_studio")
+    assert {module: found for module, source in every.items() if (found := unnamed(source))} == {}
+    assert unnamed("f(None)\na.b(1, False, c=2)\nf(a=None), next(x, None), y.set_z(False), f(x, 0)") == [
+        "f(None)", "a.b(1, False, c=2)",
+    ]  # fmt: skip
+
+
 # Importing ----------------------------------------------------------------------------------------------------
 
 REFUSING = """

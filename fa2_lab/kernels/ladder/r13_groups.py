@@ -66,18 +66,18 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: tl
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c * B_c  # every row sees all keys up to here
     last = keys_seen(i + B_r - 1, N_q, N_k, CAUSAL)  # no row sees a key from here on
 
-    q_i = load_rows(Q, i, N_q, B_r, d, True)  # (B_r, d)  FA2.A1.L4
+    q_i = load_rows(Q, i, N_q, B_r, d, RAGGED=True)  # (B_r, d)  FA2.A1.L4
     o_i = tl.zeros((B_r, d), tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
     m_i = tl.full((B_r,), LOWEST, tl.float32)  # FA2.A1.L5
     for j in range(full, last, B_c):  # FA2.A1.L6
-        k_j = load_rows(K, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
-        v_j = load_rows(V, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
-        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, True)
+        k_j = load_rows(K, j, N_k, B_c, d, RAGGED=True)  # (B_c, d)  FA2.A1.L7
+        v_j = load_rows(V, j, N_k, B_c, d, RAGGED=True)  # (B_c, d)  FA2.A1.L7
+        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, MASKED=True)
     for j in range(0, full, B_c):  # FA2.A1.L6
-        k_j = load_rows(K, j, N_k, B_c, d, False)  # (B_c, d)  FA2.A1.L7
-        v_j = load_rows(V, j, N_k, B_c, d, False)  # (B_c, d)  FA2.A1.L7
-        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, False)
+        k_j = load_rows(K, j, N_k, B_c, d, RAGGED=False)  # (B_c, d)  FA2.A1.L7
+        v_j = load_rows(V, j, N_k, B_c, d, RAGGED=False)  # (B_c, d)  FA2.A1.L7
+        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, MASKED=False)
 
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l_i = tl.where(empty, 1.0, l_i)

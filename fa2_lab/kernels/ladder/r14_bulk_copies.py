@@ -61,11 +61,11 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: tl
     for j in range(full, last, B_c):  # FA2.A1.L6
         k_j = K.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
         v_j = V.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
-        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, True)
+        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, MASKED=True)
     for j in range(0, full, B_c):  # FA2.A1.L6
         k_j = K.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
         v_j = V.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
-        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, False)
+        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, MASKED=False)
 
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l_i = tl.where(empty, 1.0, l_i)
