@@ -96,8 +96,6 @@ def bubblewrap(package: Path) -> list[str]:
     for place in (place for s in seen if Path(s) != package for place in own_parts(Path(s))):
         command += ["--tmpfs", str(place)]
     command += ["--proc", "/proc", "--dev", "/dev"]
-    for device in sorted(Path("/dev").glob("nvidia*")):
-        command += ["--dev-bind", str(device), str(device)]
     command += ["--perms", "0777", "--size", str(STAGE_MB * 2**20), "--tmpfs", "/stage", "--chdir", "/stage"]
     return [*command, "--remount-ro", "/dev", "--remount-ro", "/"]
 

@@ -23,7 +23,6 @@ from fa2_studio.course import notebooks, seeds
 from fa2_studio.course.box import Died, Late, Limits, Room
 from fa2_studio.course.notebooks import HIDDEN, Cell, grade_id, is_solution, steps
 
-EXTRA = {"test_gpu": 2.0}  # steps whose points come on top
 MOST_DEATHS = 8  # how often a student's process is started again in one notebook
 MOST_SHOWN = 200_000  # characters of a feedback page
 
@@ -281,7 +280,7 @@ def run_cell(part: Part, session: Session, space: dict, graded: Graded) -> None:
 def run_step(part: Part, session: Session, space: dict, names: dict[str, str], graded: Graded) -> None:
     """One step's tests: its points, and what was said."""
     points, shown, hidden, sentence = judged(part, session, space, names)
-    graded.got[part.name] = min(points, EXTRA.get(part.name, graded.most[part.name]))
+    graded.got[part.name] = min(points, graded.most[part.name])
     graded.sentences += [f"{part.name}: {sentence}"] if sentence else []
     graded.show("visible", part.name, "", shown)
     if hidden:

@@ -29,30 +29,13 @@ EXCHANGE = """        dq = tl.atomic_add(dQ + at_row, 0.0, mask=real) + tau * tl
 WAITS = r"            yield block.start('copy', copy, '').done()\n"
 SERIAL = rf"            yield pv.done()\n{WAITS}            emptied[stage].arrive(block.actor)"
 ALL_WAIT = "yield filled[stage].over(phase)"
-IN_TORCH = """    s = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
-    L = s.logsumexp(3)
-    return ((s - L[..., None]).exp() @ v.float()).to(q.dtype), L
-"""
-SIZES = "    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]\n"
 EMPTY = "    empty = l == 0.0\n    l = tl"
-LAUNCH = """    climbed[grid](q, k, v, O, L, N_q, N_k, tau_log2, CAUSAL=causal, d=d, B_r=64, B_c=64, num_warps=4, \
-num_stages=3)
+WASTE = """    cheap = tl.zeros((B_r, d), tl.float32)  # a loop that has little to do
+    for j in range(0, full, 4 * B_c):
+        k, v = rows_of(K, j, N_k, B_c, d, False), rows_of(V, j, N_k, B_c, d, False)
+        cheap += tl.dot(tl.exp2(-tl.abs(tl.dot(q, k.T))).to(v.dtype), v)
+    o += 0.0 * cheap
 """
-CHEAP = LAUNCH.replace("climbed[", "cheap[")  # a kernel that has little to do, because it leaves out what is hard
-KERNEL = """@triton.jit
-def cheap(
-    Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr
-):
-    o, q = tl.zeros((B_r, d), tl.float32), rows_of(Q, tl.program_id(0) * B_r, N_q, B_r, d, True)
-    for j in range(0, N_k, B_c):
-        p = tl.exp2(tau_log2 * tl.dot(q, rows_of(K, j, N_k, B_c, d, True).T))
-        o += tl.dot(p.to(q.dtype), rows_of(V, j, N_k, B_c, d, True))
-    at = (tl.program_id(0) * B_r + tl.arange(0, B_r))[:, None] * d + tl.arange(0, d)[None, :]
-    tl.store(O + at, o.to(q.dtype), mask=at < N_q * d)
-
-
-"""
-JIT = "@triton.jit\ndef sees("
 EXP2 = "    p = tl.exp2(tau_log2 * s - m_new[:, None])\n"
 POLYNOMIAL = f"""    p = tl.maximum(1 + (tau_log2 * s - m_new[:, None]) * {0.6931471805599453 / 4096}, 0.0)
 {"    p = p * p" + chr(10)}""".replace("    p = p * p\n", "    p = p * p\n" * 12)
@@ -190,15 +173,10 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      "v.dtype), v)) * l[:, None]", {"meter": 3.0}, ["no more divisions for 256 keys than for 128", "can wait until"]),
     (NINTH, "row < N, other=0.0)", "row < N + 64, other=0.0)", {"right": 0.5}, ["nan", "memory behind the end of K"]),
     (NINTH, " * 0.6931471805599453)", ")", {"right": 0.0}, ["L of head 0[0] = ", "L is the natural logarithm"]),
-    (NINTH, SIZES, IN_TORCH, {"right": 0.0}, ["REFUSED", "was called: outside of a kernel torch may"]),
-    (NINTH, (LAUNCH, JIT), (f"    if N_q == 384:\n    {CHEAP}    else:\n    {LAUNCH}", KERNEL + JIT),
-     {"right": 3.0, "compiled": 0.0}, ["came O of head 0[0, 0] = "]),
-    (NINTH, (LAUNCH, JIT), (f"    if q.is_meta:\n    {CHEAP}    else:\n    {LAUNCH}", KERNEL + JIT),
-     {"right": 0.0}, ["came O of head 0[0, 0] = "]),
-    (NINTH, (LAUNCH, JIT), (CHEAP + LAUNCH, KERNEL + JIT), {"compiled": 0.0},
-     ["came 6 in the machine code, 4 that do"]),
-    (NINTH, LAUNCH, f"    if q.abs().max().item() < 9: pass\n{LAUNCH}", {"right": 0.0}, ["cannot be called on meta"]),
-    (NINTH, LAUNCH, f"    q = q * 1.0\n{LAUNCH}", {"right": 0.0}, ["torch may allocate, view and copy, no more"]),
+    (NINTH, "m_new = tl.maximum(m, tau_log2 * tl.max(s, 1))", "m_new = m", {"right": 0.0, "compiled": 0.0},
+     ["came O of head 0[0, 0] = "]),
+    (NINTH, EMPTY, WASTE + EMPTY, {"compiled": 0.0}, ["expected each tl.dot does more than 1/8"]),
+    (NINTH, "return dict(B_r=64", "return dict(B_r=48", {"right": 0.0}, ["expected B_r: one of 16, 32", "came 48"]),
     (NINTH, EMPTY, f"    np.exp(l)\n{EMPTY}", {"right": 0.0}, ["climbed uses the name 'np'"]),
     (NINTH, EMPTY, f"    l.handle.data[:] = 1\n{EMPTY}", {"meter": 0.0}, ["climbed uses 'l.handle.data'"]),
     (NINTH, EMPTY, f"    tl.core.os\n{EMPTY}", {"meter": 0.0}, ["climbed uses 'tl.core.os'"]),

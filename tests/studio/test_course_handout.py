@@ -258,16 +258,7 @@ def test_every_slip_of_the_kernel_stands_in_it_once_and_all_slips_come_up():
         assert keys.broken(keys.KERNEL, slip, 5) and slip.cause in detective.CAUSES
 
 
-# Assignment 9's list of launches ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "value", [("torch", "builtins"), ("torch", "os"), ("tl", "core"), ("torch", ["float16"]), ("x", 1)]
-)
-def test_an_argument_of_a_launch_is_on_a_list_of_types(value):
-    with pytest.raises((Failed, TypeError)):
-        listing.written(value, 3)
-    assert listing.written(("torch", "float16"), 3) == "torch.float16"
+# Kernels as text -----------------------------------------------------------------------------------------------------
 
 
 OUTSIDE = ["tl.core.os", "l.handle.data[:] = 1", "import os", "np.exp(l)", "().__class__", "tl.load = l"]
@@ -286,9 +277,14 @@ def test_a_kernel_s_first_line_is_triton_too():
     for first in ("f(l) -> __import__('os').getpid()", "f(l, x=exec('1'))", "f(l: exec('1'))"):
         with pytest.raises(NotAllowed):
             listing.kernel("f", f"@triton.jit\ndef {first}:\n    pass\n", {"f"})
-    sheet = dict(constants={}, kernels={"unwritten": "@triton.jit\ndef unwritten(x):\n    return x\n"})
+
+
+@pytest.mark.parametrize("name", ["exec", "torch", "forward", "range", "a-b"])
+def test_no_kernel_has_a_name_of_python_s_or_of_the_program_s(name):
+    """A kernel called exec would let the first line of another, which is read before it, call Python's own."""
+    first = "@triton.jit\ndef f(x=exec('import os')):\n    pass\n"
     with pytest.raises(NotAllowed, match="is called"):
-        listing.program(sheet)
+        listing.program({"f": first, name: f"@triton.jit\ndef {name}(x):\n    return x\n"}, {})
 
 
 def test_what_a_kernel_needs_of_triton_is_lawful():

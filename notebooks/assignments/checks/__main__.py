@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .report import words_of
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported; with a GPU, set it to 0 for the timed steps
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 SLOW = 20  # seconds of a step that a slower machine may not have
 
 

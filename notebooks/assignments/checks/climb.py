@@ -1,21 +1,20 @@
 """Assignment 9, up the ladder: rung 03 goes in, a better kernel comes out, judged by the meter and the compiled code.
 
 No GPU is needed: Triton's interpreter counts what a call does, and the compiler shows what the loop became for Hopper.
+A student writes the kernel and chooses its sizes; what launches it is written here.
 """
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 
-import fa2_lab
 from fa2_lab.tiles import cdiv
 from fa2_lab.tools.xray.loops import Loop, loops
 
 from . import guard, truth
-from .listing import listing
+from .listing import of_kernel
 from .report import Failed, Report, at_most, equal, step
 from .truth import Case
 
@@ -31,28 +30,40 @@ RIGHT = [
 ]
 LONG = Case(372, 372, 16, 64, 64, causal=True, seed=96)
 SCORED = Case(384, 384, 64, 64, 64, causal=True, seed=98, size=6.0)  # what is compiled, and run as compiled
+SIZES = dict(B_r=(16, 32, 64, 128, 256), B_c=(16, 32, 64, 128, 256), num_warps=(1, 2, 4, 8), num_stages=range(1, 9))
+FORWARD = """
+
+def forward(q, k, v, causal):
+    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
+    O, L = torch.empty_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    if triton.knobs.runtime.interpret:
+        O, L = O.fill_(float("nan")), L.fill_(float("nan"))
+    grid = triton.cdiv(N_q, {B_r}), batch * heads
+    {name}[grid](q, k, v, O, L, N_q, N_k, d**-0.5, CAUSAL=causal, d=d, B_r={B_r}, B_c={B_c},
+                 num_warps={num_warps}, num_stages={num_stages})
+    return O, L
+"""
 
 
-def listed(function, case: Case, heads: tuple[int, int]) -> str:
-    """What one call launches, as a program of its own."""
-    from . import probes_ladder
+def program(kernel, sizes, d: int) -> str:
+    """A student's kernel and what launches it with their sizes, as a program: the one text that is run and compiled."""
+    text, chosen = of_kernel(kernel), guard.call(sizes, d)
+    if not isinstance(chosen, dict) or set(chosen) != set(SIZES):
+        raise Failed(f"a dict with {', '.join(SIZES)}", f"{chosen!r}"[:120])
+    for name, allowed in SIZES.items():
+        if type(chosen[name]) is not int or chosen[name] not in allowed:
+            raise Failed(f"{name}: one of {', '.join(map(str, allowed))}", f"{chosen[name]!r}"[:80])
+    return text + FORWARD.format(name=guard.name_of(kernel), **chosen)
 
-    sheet = guard.beside(probes_ladder.recorded, function, heads, case.N_q, case.N_k, case.d, case.causal)
-    try:
-        return listing(sheet)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise Failed("launches of kernels", f"what cannot be read ({type(error).__name__})") from None
 
-
-def call(function, case: Case, heads: int = 2, text: str = "") -> dict:
-    """What one call launches, run in the interpreter and held to float64; what the meter counted."""
+def call(kernel, text: str, case: Case, heads: int = 2) -> dict:
+    """A program run in the interpreter and held to float64; what the meter counted."""
     from . import probes_ladder
 
     draw = np.random.default_rng([9, case.seed]).standard_normal
-    sizes = ((case.N_q, case.size), (case.N_k, case.size), (case.N_k, 1.0))
-    q, k, v = (np.float16(size * draw((1, heads, n, case.d))) for n, size in sizes)
-    text = text or listed(function, case, (1, heads))
-    O, L, counted = guard.apart(probes_ladder.run, function, text, q, k, v, case.causal)
+    shapes = ((case.N_q, case.size), (case.N_k, case.size), (case.N_k, 1.0))
+    q, k, v = (np.float16(size * draw((1, heads, n, case.d))) for n, size in shapes)
+    O, L, counted = guard.apart(probes_ladder.run, kernel, text, q, k, v, case.causal)
     for h in range(heads):
         Q, K, V = (np.float64(x[0, h]) for x in (q, k, v))
         want_O, want_L = truth.dense(Q, K, V, case.d**-0.5, case.causal)
@@ -74,16 +85,16 @@ def nan_hint(O) -> str:
 
 
 @step
-def right(report: Report, function, cases=tuple(RIGHT), seed: int = 0) -> None:
+def right(report: Report, kernel, sizes, cases=tuple(RIGHT), seed: int = 0) -> None:
     """O and L against float64, in fp16."""
     for claim, case in cases:
         case = truth.varied(case, seed)
         with report.check(f"{claim}: {case}", "Start from rung 03, which is right, and change one thing at a time."):
-            call(function, case)
+            call(kernel, program(kernel, sizes, case.d), case)
 
 
 @step
-def meter(report: Report, function, seed: int = 0) -> None:
+def meter(report: Report, kernel, sizes, seed: int = 0) -> None:
     """What one causal call does, counted in the interpreter."""
     case = truth.varied(LONG, seed)
     keys, _ = tiles_needed(case)
@@ -98,10 +109,11 @@ def meter(report: Report, function, seed: int = 0) -> None:
     counted: dict = {}
     for kind, (most, what, hint) in limits.items():
         with report.check(f"{what}: {case}", hint):
-            counted = counted or call(function, case, heads=1)
+            counted = counted or call(kernel, program(kernel, sizes, case.d), case, heads=1)
             at_most(what, counted.get(kind, 0), most, hint)
     with report.check("no more divisions for 256 keys than for 128", "One division can wait until the end. (Rung 05)"):
-        few, many = (call(function, Case(64, n, 16, 64, 64, seed=97), heads=1) for n in (128, 256))
+        text = program(kernel, sizes, d=16)
+        few, many = (call(kernel, text, Case(64, n, 16, 64, 64, seed=97), heads=1) for n in (128, 256))
         at_most("divisions", many.get("divisions", 0), few.get("divisions", 0))
 
 
@@ -113,11 +125,11 @@ STEPS = [  # instructions of a thread for one score, and what gets there; by `fa
 
 
 @step
-def compiled(report: Report, function, seed: int = 0) -> None:
+def compiled(report: Report, kernel, sizes, seed: int = 0) -> None:
     """What the loop became for Hopper, without a Hopper: instructions for a score, and copies under way."""
     refused, per_score, registers, copies = None, math.inf, 0, 0
     try:
-        per_score, registers, copies = costs(function)
+        per_score, registers, copies = costs(kernel, sizes)
     except Exception as error:  # compiled once: all checks fail by the same
         refused = error
     for most, hint in STEPS:
@@ -135,28 +147,25 @@ def compiled(report: Report, function, seed: int = 0) -> None:
         print(f"  {per_score:.2f} instructions a score, {registers} registers, {copies} copies in a round")
 
 
-def costs(function) -> tuple[float, int, int]:
-    """Instructions a score, registers and copies of the loop that does most of what a call launches.
+def costs(kernel, sizes) -> tuple[float, int, int]:
+    """Instructions a score, registers and copies of the loop that does most of a call's work.
 
-    The launches that are compiled are those that are run here, on scores so large that no maximum can be left out.
+    What is compiled is run here, too, on scores so large that no maximum can be left out.
     """
     from . import probes_ladder
 
-    text = listed(function, SCORED, (1, 1))
-    counted = call(function, SCORED, heads=1, text=text)
-    kernels = guard.apart(probes_ladder.compiled, function, text, CHIP, SCORED.d, SCORED.N_q)
-    check_shares(counted, sorted(list(place) for _, _, lines in kernels for place in lines))
-    found = [(*main_loop(loops(str(sass)), lines, counted["products"]), numbers) for numbers, sass, lines in kernels]
-    if not (found := [one for one in found if one[0]]):
-        raise Failed("a loop with products on tensor cores", "none in the compiled code", hint="tl.dot of fp16 tiles.")
-    _, loop, numbers = max(found, key=lambda one: one[0])
+    text = program(kernel, sizes, SCORED.d)
+    counted = call(kernel, text, SCORED, heads=1)
+    numbers, sass, lines = guard.apart(probes_ladder.compiled, kernel, text, CHIP, SCORED.d, SCORED.N_q)
+    check_shares(counted, sorted(lines))
+    loop = main_loop(loops(str(sass)), lines, counted["products"])
     if numbers["spills"]:
         raise Failed("no spills", f"{numbers['spills']} instructions that spill", hint="Smaller tiles, or more warps.")
     return loop.per_score(SCORED.d), numbers["registers"], loop.copies
 
 
-def main_loop(found: list[Loop], lines: list, products: list) -> tuple[int, Loop | None]:
-    """The multiplications of a kernel's main loop, and the loop.
+def main_loop(found: list[Loop], lines: list, products: list) -> Loop:
+    """The loop that does most.
 
     Each loop has both products of its scores, in the order of the text. Where that does not tell which loop is which,
     the dearest counts.
@@ -175,10 +184,10 @@ def main_loop(found: list[Loop], lines: list, products: list) -> tuple[int, Loop
             f"{len(shares) / 2:g} loops in the machine code, with two products each", f"{len(found)}", hint=WHOLE
         )
     if not found:
-        return 0, None
+        raise Failed("a loop with products on tensor cores", "none in the compiled code", hint="tl.dot of fp16 tiles.")
     if 2 * len(found) > len(shares):
-        return sum(shares), max(found, key=lambda loop: loop.per_score(SCORED.d))
-    return max(zip(shares[::2], found, strict=True), key=lambda one: one[0])
+        return max(found, key=lambda loop: loop.per_score(SCORED.d))
+    return max(zip(shares[::2], found, strict=True), key=lambda one: one[0])[1]
 
 
 WHOLE = "S, its exponentials and P V belong into one loop; what is moved out of it is not saved."
@@ -202,29 +211,3 @@ def tiles_needed(case: Case) -> tuple[list[int], int]:
     """Keys that each 64 rows need under the causal mask, in tiles of up to 128, and their multiplications."""
     keys = [cdiv(64 * (i + 1), 128) * 128 for i in range(cdiv(case.N_q, 64))]
     return keys, 2 * 64 * case.d * sum(keys)
-
-
-TIMED = Case(8192, 8192, 64, 64, 64, causal=True)
-
-
-def timed(function) -> Report:
-    """On a GPU: how much faster than rung 03. Without one there is nothing to be had and nothing to be lost."""
-    import torch
-
-    from . import probes_ladder
-
-    report = Report("gpu")
-    if not torch.cuda.is_available():
-        print("  no CUDA GPU on this machine: no extra points to be had, none lost")
-        return report
-    for times in (2.0, 2.8):  # rung 11 is 3.2 to 3.5 times as fast
-        with report.check(f"{times:g} times as fast as rung 03", "Causal, d 64: half of the tiles, then every rung."):
-            text = listed(function, TIMED, (2, 16))
-            rung = Path(fa2_lab.__file__).with_name("kernels") / "ladder" / "r03_row_blocks.py"
-            mine, theirs, apart = guard.apart(probes_ladder.timed, function, text, rung.read_text(encoding="utf-8"))
-            print(f"  yours {mine:.3f} ms, rung 03 {theirs:.3f} ms (causal, fp16, d 64, N 8192, 32 heads)")
-            if not math.isfinite(apart) or apart > 0.05:
-                raise Failed("the same O", f"entries {apart:g} apart")
-            if theirs / mine < times:
-                raise Failed(f"at most {theirs / times:.3f} ms", f"{mine:.3f} ms")
-    return report
