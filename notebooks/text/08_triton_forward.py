@@ -8,8 +8,7 @@
 #
 # Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program that
 # such a worker runs, in *Triton*: Python with blocks of numbers. You say what one thread block does, and the compiler
-# shares the work among its warps. (It shares by queries, as FA2 does: `num_warps` says how many warps there are, and
-# chapter 11 shows what the compiler makes of it.)
+# shares the work among its warps, by queries as FA2 does. (`num_warps` says how many there are; chapter 11 looks at it.)
 #
 # We build attention 24 times and change one thing each time: the *ladder*, of 24 *rungs*. The first fifteen are in
 # Triton. Chapter 10 measures all 24. This chapter ends with the lines of rung 11.
@@ -18,14 +17,13 @@
 #
 # - write Algorithm 1 as a Triton kernel: which program am I, where are my numbers, and where do they end,
 # - say why some of its lines do not look like the paper's,
-# - recognise four mistakes by the numbers that they print.
+# - recognise three mistakes by the numbers that they print.
 #
-# *Time: 40 minutes with the questions, the kernel and the exercises. Hardware: any machine with Linux; without an
+# *Time: 35 minutes with the questions and the kernel. Hardware: any machine with Linux; without an
 # NVIDIA GPU the kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), [06 · Parallelism](06_parallelism.ipynb) and [07 · Warps](07_warps.ipynb).*
 
 # %% tags=["hide-input"]
-import ast
 import math
 from inspect import getsource
 
@@ -37,9 +35,8 @@ from fa2_lab.kernels.ladder import load
 from fa2_lab.plots import ragged_edge
 from fa2_lab.plots.show import show
 from fa2_lab.reference import heads
-from fa2_lab.tiles import CAUSAL, Tile, Tiling
 from fa2_studio.book.build import Case, check
-from fa2_studio.book.verdicts import close, verdict
+from fa2_studio.book.verdicts import close, same_code, verdict
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -84,8 +81,8 @@ for careful in (True, False):
     print(f"careful = {careful!s:5}", [int(x) for x in memory])
 
 # %% [markdown]
-# Without a mask, the last program writes two zeros behind the end. They land in memory that belongs to somebody else, and
-# no error is raised. The masked load does not touch what lies behind the end, and returns `other` for it. `CAREFUL` is a
+# Without a mask, the last program writes two zeros behind the end, into memory that belongs to somebody else, and no
+# error is raised. The masked load does not touch what lies behind the end, and returns `other` for it. `CAREFUL` is a
 # `constexpr`, so the compiled kernel has only one of the two stores.
 
 # %% [markdown]
@@ -95,8 +92,7 @@ for careful in (True, False):
 # each. So row r, column c is at r · d + c. (The offset of the first row has 64 bits, because 32 end at 2³¹.) `RAGGED` says
 # that the block may reach beyond the last row.
 #
-# The picture below shows the way from a program's number to its tile, for d = 4. Each place in memory holds its own
-# number there. The mask keeps out rows that the head does not have.
+# The picture below shows the way from a program's number to its tile, for d = 4.
 
 # %%
 @triton.jit
@@ -112,20 +108,8 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
 show(ragged_edge.draw(**ragged_edge.data()))
 
 # %% [markdown]
-# Models often make Q as (N, heads, d) and hand on a transposed view, (heads, N, d). Take 10 rows and 2 heads. Row r holds
-# the number r in head 0, and 100 + r in head 1. What lies at r · d, where `load_rows` looks for row r of head 0?
-
-# %%
-made = torch.arange(10)[:, None, None].repeat(1, 2, 16)  # d = 16
-made[:, 1] += 100
-view = made.transpose(0, 1)  # (heads, N, d): nothing was copied
-for name, q in (("the view", view), ("its copy", view.contiguous())):
-    found = torch.as_strided(q, size=(10,), stride=(16,))  # in memory, at r · 16
-    print(f"{name}, {q.stride(1)} numbers from row to row: {found.tolist()}")
-
-# %% [markdown]
-# Between two rows of head 0 lies one of head 1, and nobody complains. A test with one head passes.
-#
+# Models often make Q as (N, heads, d) and hand on a transposed view, (heads, N, d). Nothing was copied, so between two rows
+# of head 0 lies a row of head 1. `load_rows` reads it as the next row, and nobody complains; a test with one head passes.
 # The number of places from one row to the next is the *stride*: row r, column c lies at r · stride + c. Our rungs copy such
 # a view (`contiguous()`), so that the stride is d. The package's own kernel is handed the stride.
 
@@ -133,7 +117,8 @@ for name, q in (("the view", view), ("its copy", view.contiguous())):
 # ## How does Algorithm 1 look now?
 #
 # Here is all of it, with the paper's numbers. [The poster](../figures/poster_forward.pdf) has the NumPy lines beside it.
-# `i` is the first *row* of a row block here, not the block's number, and `j` the first *key* of a column block.
+# `i` is the first *row* of a row block here, not the block's number, and `j` the first *key* of a column block. The loop
+# over row blocks is gone: each of its passes is a program, and the launch says how many there are.
 #
 # `tl.dot` multiplies two blocks on the tensor cores: numbers of 16 bits (here fp16) go in, sums in fp32 come out. It wants
 # at least 16 rows and columns, so our tiles are 16 × 16. `o_i`, `l_i` and `m_i` stay in the warps' registers.
@@ -229,8 +214,6 @@ compare(run(loop_kernel, Q, K, V, tau, -torch.inf), truth(Q, K, V))
 # </details>
 #
 # A missing row of V is still loaded as zero: what lies behind the end may be NaN, and 0 · NaN is NaN.
-#
-# The loop over row blocks is gone. Each of its passes is a program now, and the launch says how many there are.
 
 # %% [markdown]
 # ## Which exponential does a GPU have?
@@ -347,7 +330,7 @@ check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.i
 # `full` is rounded down to whole tiles. So without a causal mask at most one tile lies between them: the ragged one at
 # the end.
 #
-# The first row of a block sees least, so it decides `full`. The last row sees most, so it decides `last`.
+# The first row of a block sees least and decides `full`. The last row sees most and decides `last`.
 
 # %%
 seen = np.minimum(np.arange(300) + 1, 300)  # 300 queries and keys, tiles of 64 × 32
@@ -366,16 +349,8 @@ for i in range(0, 300, 64):
 #
 # <details><summary>Answer</summary>
 #
-# **about 3%.** The mask hides whole tiles, which are skipped, and cuts through two in each row block.
-#
-# ```python
-# long = Tiling(8192, 8192, 128, 64, CAUSAL).counts()
-# print(f"{long[Tile.DIAGONAL] / (long[Tile.DIAGONAL] + long[Tile.FULL]):.1%}")
-# ```
-#
-# ```text
-# 3.1%
-# ```
+# **about 3%.** The mask hides whole tiles, which are skipped. It cuts through two in each row block, of 65 that are visited
+# on average.
 # </details>
 #
 # So the kernel gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other stops at `full`,
@@ -406,7 +381,8 @@ print(getsource(rung.forward_kernel.fn))
 print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 
 # %% [markdown]
-# `load_rows`, `keys_seen` and `visit` are those from above. The package's own kernel takes more kinds of calls: other
+# `load_rows`, `keys_seen` and `visit` are those from above. With grouped heads (chapter 05) a program takes K and V of head
+# `head // group`, where `group` query heads share one of them. The package's own kernel takes more kinds of calls: other
 # strides, any d up to 256, fp32, windows, dropout.
 
 # %% [markdown]
@@ -416,21 +392,8 @@ print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 # - The loop over row blocks becomes the launch. $o$, ℓ and m stay in registers, in fp32.
 # - exp2, with $\log_2 e$ in the scale. L goes out as a natural logarithm.
 # - Two borders for each row block: `full` and `last`.
-# - What four mistakes print: two zeros behind the end; 0, 100, 1, 101 from a view; 0.625 for 1; L = 3 for ln 8. (Rows
-#   without keys would print NaN, and a narrow sum ∞.)
-
-# %% [markdown]
-# ## Exercises
-#
-# **1.** Grouped heads (chapter 05): Q has 6, K and V have 2. Heads are numbered through the whole batch. With
-# two texts there are query heads 0 to 11, and heads of K and V 0 to 3. Which head of K and V belongs to query head `head`?
-# And what changes in rung 11?
-#
-# <details><summary>Solution</summary>
-#
-# `head // group`, with `group = heads // kv_heads`, here 3: also across texts, as each text has `heads` query heads and
-# `kv_heads` others. K then begins at `K + head // group * N_k * d`, and V likewise. Nothing else changes.
-# </details>
+# - What three mistakes print: two zeros behind the end; 0.625 for 1; L = 3 for ln 8. (Rows without keys would print NaN,
+#   and a narrow sum ∞.)
 
 # %% [markdown]
 # ## Checks
@@ -438,14 +401,8 @@ print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 # The functions of this notebook are rung 11's, and the rung agrees with the dense result in float64.
 
 # %% tags=["hide-input"]
-def lines(function):  # without docstring, comments and spaces
-    body = ast.parse(getsource(function.fn)).body[0].body
-    return [ast.unparse(x) for x in body if not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))]
-
-
 for mine in (load_rows, keys_seen, visit):
-    theirs = getattr(rung, mine.fn.__name__)
-    verdict(f"{mine.fn.__name__} here = rung 11's, line for line", lines(mine) == lines(theirs))
+    verdict(f"{mine.fn.__name__} here = rung 11's", same_code(mine, getattr(rung, mine.fn.__name__)))
 q, k, v = normal(1, 2, 70, 16), normal(1, 2, 33, 16, seed=1), normal(1, 2, 33, 16, seed=2)
 want = heads.forward(*map(host, (q, k, v)), stage="naive", causal=True)
 right = [close(host(a), b, 2e-3) for a, b in zip(rung.forward(q, k, v, True), want, strict=True)]
