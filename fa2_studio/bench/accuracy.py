@@ -7,7 +7,7 @@ import torch
 
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants
-from fa2_studio.bench.contest import all_tried, collect
+from fa2_studio.bench.contest import Plan, all_tried
 from fa2_studio.bench.problem import Problem, distance, here, with_gradients
 from fa2_studio.bench.results import machine
 
@@ -62,10 +62,10 @@ def grid() -> list[Problem]:
     ]
 
 
-def run() -> Record:
+def run() -> Plan:
     """Every kind of input on every problem."""
     jobs = [partial(row, problem, part, kind) for problem in grid() for kind in INPUTS for part in PARTS]
-    return collect(Record("accuracy", machine(), PROTOCOL), jobs)
+    return Plan(Record("accuracy", machine(), PROTOCOL), jobs)
 
 
 def row(problem: Problem, part: str, kind: str) -> Measurement:

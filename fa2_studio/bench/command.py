@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fa2_lab.records import FOLDER, Record, load, path_of
 from fa2_lab.tools import files
-from fa2_studio.bench.registry import SUITES
+from fa2_studio.bench.registry import PARTS, SUITES
 
 MORE = """
 submit         seal the paper's grid that lies in --folder for a pull request: another GPU beside ours
@@ -31,8 +31,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="with --results: print every row of every record instead")
     parser.add_argument("--folder", type=Path, help="where the records lie; figures/data if not given")
     parser.add_argument("--sustained", action="store_true", help="without pauses, seconds for each contestant in turn")
-    parser.add_argument("--direction", choices=("forward", "backward"), help="only this one")
-    parser.add_argument("--part", action="append", choices=SUITES["ladder"].parts, help="ladder: only this; repeatable")
+    parser.add_argument("--part", action="append", choices=PARTS, help="ladder: only this; repeatable")
     parser.add_argument("--beside", type=Path, metavar="FILE.py", help="ladder: time its forward(q, k, v, causal), too")
     options = parser.parse_args(argv)
     if options.results:
@@ -48,10 +47,7 @@ def main(argv: list[str]) -> int:
 
         print(f"add {submitted.submit(options.folder)} in a pull request")
         return 0
-    how = {"sustained": True} if options.sustained else {}
-    how |= {"directions": (options.direction,)} if options.direction else {}
-    how |= {"beside": options.beside} if options.beside else {}
-    how |= {"parts": options.part} if options.part else {}
+    how = {name: value for name in ("sustained", "part", "beside") if (value := getattr(options, name))}
     check(options.suite, how)
     if not options.folder:
         files.checkout("bench without --folder")
@@ -69,14 +65,12 @@ def check(names: list[str], how: dict) -> None:
     unknown = [name for name in names if name not in SUITES]
     if unknown or not names:
         raise ValueError(f"suite: got {', '.join(unknown) or 'none'}; it takes {', '.join(SUITES)}")
-    if "beside" in how and (names != ["ladder"] or not how["beside"].is_file()):
-        got = f"{', '.join(names)} beside {how['beside']}"
-        raise ValueError(f"suite: got {got}; --beside takes ladder, and a file with forward(q, k, v, causal)")
-    if "parts" in how and names != ["ladder"]:
-        raise ValueError(f"suite: got {', '.join(names)}; --part takes ladder")
-    if how.keys() - {"beside", "parts"} and not all(SUITES[name].contest for name in names):
-        contests = ", ".join(name for name, suite in SUITES.items() if suite.contest)
-        raise ValueError(f"suite: got {', '.join(names)}; with --sustained or --direction it takes {contests}")
+    for option in how:
+        takes = [name for name in SUITES if option in SUITES[name].takes]
+        if not {*names} <= {*takes}:
+            raise ValueError(f"suite: got {', '.join(names)}; with --{option} it takes {', '.join(takes)}")
+    if "beside" in how and not how["beside"].is_file():
+        raise ValueError(f"beside: got {how['beside']}; it takes a file with forward(q, k, v, causal)")
 
     import torch
 
@@ -113,6 +107,7 @@ def run_all(names: list[str], folder: Path, how: dict) -> int:
 def run(name: str, folder: Path, how: dict) -> int:
     """Measure one suite and keep it. 0: all well. 1: a result of ours was wrong. 130: it was interrupted."""
     from fa2_studio.bench import page, results
+    from fa2_studio.bench.contest import collect
 
     module, function = SUITES[name].measure.split(":")
     start = time.perf_counter()
@@ -123,9 +118,7 @@ def run(name: str, folder: Path, how: dict) -> int:
         record = replace(record, made_by=f"python -m fa2_lab bench {name}")
         return results.save(results.joined(earlier, record), folder)
 
-    if SUITES[name].parts:
-        how = how | {"keep": keep}
-    measured = measure(name, **how) if SUITES[name].contest else measure(**how)
+    measured = collect(measure(name, **how) if "sustained" in SUITES[name].takes else measure(**how), keep)
     path = keep(measured)
     print(page.numbers(measured))
     print(f"{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)

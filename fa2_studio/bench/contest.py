@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -22,22 +23,30 @@ Prepared = Callable[[], object] | str  # the call to time, or why there is none
 # A suite ------------------------------------------------------------------------------------------------------
 
 
-def collect(results: Record, jobs: list[partial], keep: Callable[[Record], object] | None = None) -> Record:
+class Plan(NamedTuple):
+    """A record without its rows, and the jobs that measure them, with pauses and without."""
+
+    record: Record
+    jobs: Sequence[partial] = ()
+    sustained: Sequence[partial] = ()
+
+
+def collect(plan: Plan, keep: Callable[[Record], object]) -> Record:
     """Run the jobs under a progress bar. Ctrl-C keeps what is measured so far, with the rest as missing.
 
-    `keep` is handed the results after each row: what it keeps stays even if the process is killed.
+    `keep` is handed the record after each row: what it keeps stays even if the process is killed.
     """
-    results.missing = [described(job) for job in jobs]
+    record, jobs = plan.record, [*plan.jobs, *plan.sustained]
+    record.missing = [described(job) for job in jobs]
     try:
-        for job in tqdm(jobs, desc=f"bench {results.suite}", unit="row", disable=None):
+        for n, job in enumerate(tqdm(jobs, desc=f"bench {record.suite}", unit="row", disable=None)):
             row = attempt(job)
-            (results.sustained if job.keywords.get("sustained") else results.rows).append(row)
-            del results.missing[0]
-            if keep:
-                keep(results)
+            (record.rows if n < len(plan.jobs) else record.sustained).append(row)
+            del record.missing[0]
+            keep(record)
     except KeyboardInterrupt:
         pass
-    return results
+    return record
 
 
 def attempt(job: partial) -> Measurement:

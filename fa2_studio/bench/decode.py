@@ -9,7 +9,7 @@ import torch
 
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants
-from fa2_studio.bench.contest import Prepared, ceilings, collect, contest, ready, refused
+from fa2_studio.bench.contest import Plan, Prepared, ceilings, contest, ready, refused
 from fa2_studio.bench.problem import Problem, distance
 from fa2_studio.bench.protocol import PROTOCOL, REPEATS, measure, reading
 from fa2_studio.bench.results import machine
@@ -31,18 +31,15 @@ def grid() -> list[Problem]:
     return [*few, Problem(4, 32, 32, 1, 16384, 128, causal=False), Problem(8, 32, 8, 1, 16384, 64, causal=False)]
 
 
-def run() -> Record:
+def run() -> Plan:
     """Measure all of it."""
-    results = Record("decode", machine(), PROTOCOL, {"copy TB/s": ceilings()["copy TB/s"]})
     jobs = [partial(everybody, problem) for problem in grid()]
     jobs += [partial(everybody, problem, "graph") for problem in grid()]
     jobs += [partial(host, problem) for problem in grid()[:1]]
     jobs += [partial(pages, problem) for problem in grid() if problem.batch * problem.N_k in (65536, 262144)][:2]
     jobs += [partial(uneven, problem) for problem in grid()[5:6]]
-    results = collect(results, jobs)
-    if not results.missing:
-        results.curves = by_programs(grid()[2])
-    return results
+    copy = {"copy TB/s": ceilings()["copy TB/s"]}
+    return Plan(Record("decode", machine(), PROTOCOL, copy, curves=by_programs(grid()[2])), jobs)
 
 
 def cache_bytes(problem: Problem) -> int:

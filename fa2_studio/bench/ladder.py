@@ -15,12 +15,11 @@ from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files
 from fa2_studio.bench import contestants, counters, experiments
 from fa2_studio.bench.ahead import elsewhere
-from fa2_studio.bench.contest import ceilings, collect, contest, refused
+from fa2_studio.bench.contest import Plan, ceilings, contest, refused
 from fa2_studio.bench.peers import dense
-from fa2_studio.bench.power import Meter
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
 from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED, measure, sustain
-from fa2_studio.bench.registry import SUITES
+from fa2_studio.bench.registry import PARTS
 from fa2_studio.bench.results import machine
 
 OVER_N, ALONE = "over N", ladder.RUNGS[:2]  # the direction of rows in which these are timed while N grows
@@ -28,7 +27,6 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 MAIN = Problem.square(4096, 128, causal=False)  # where the table begins, and where the counters are read
 WARPS = Problem.square(4096, 64, causal=False)  # where the side rungs s00 and s01 take part
 COUNTED = ("r09_free_loads", *ladder.SIDE)  # whose counters are read there
-PARTS = SUITES["ladder"].parts
 
 
 def grid() -> list[Problem]:
@@ -42,13 +40,10 @@ def longer() -> list[Problem]:
     return [Problem.square(N, 128, causal=False) for N in LENGTHS]
 
 
-def run(
-    beside: Path | None = None, parts: Sequence[str] = PARTS, keep: Callable[[Record], object] | None = None
-) -> Record:
+def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
     """Time every rung on every problem, ask the experiments, and read what the hardware counts.
 
-    `beside` is a file with one more contestant: forward(q, k, v, causal), which returns O, or O and more. `keep` is
-    handed the record after each row, so that a run that is killed leaves what it measured.
+    `beside` is a file with one more contestant: forward(q, k, v, causal), which returns O, or O and more.
     """
     down_here = [replace(MAIN, causal=causal) for causal in (False, True)]
     asked = experiments.problems()
@@ -62,13 +57,14 @@ def run(
         "rungs": [partial(climb, problem, beside=beside) for problem in grid()],
         "experiments": [partial(ask, problem, names=names) for problem, names in asked.items()],
         "lengths": [partial(ask, problem, OVER_N, names=ALONE) for problem in longer()],
-        "sustained": [partial(climb, problem, beside=beside, sustained=True) for problem in down_here],
+        "sustained": [partial(climb, problem, beside=beside, timing=sustain) for problem in down_here],
         "backward": [partial(down, problem) for problem in down_here],
         "counters": [partial(count, problem, name) for problem in (WARPS, MAIN) for name in counted_here(problem)],
     }
-    elsewhere(call_once, [call for part in parts for call in compiling.get(part, ())])
+    elsewhere(call_once, [call for name in part for call in compiling.get(name, ())])
     record = Record("ladder", machine(), PROTOCOL, ceilings(), sustained_protocol=SUSTAINED)
-    return collect(record, [job for part in PARTS if part in parts for job in jobs[part]], keep)
+    sustained = jobs.pop("sustained") if "sustained" in part else ()
+    return Plan(record, [job for name in jobs if name in part for job in jobs[name]], sustained)
 
 
 def call_once(name: str, problem: Problem) -> None:
@@ -81,7 +77,7 @@ def call_once(name: str, problem: Problem) -> None:
         experiments.forward(name)(q, k, v, problem.causal)
 
 
-def climb(problem: Problem, beside: Path | None = None, sustained: bool = False) -> Measurement:
+def climb(problem: Problem, beside: Path | None = None, timing: Callable = measure) -> Measurement:
     """Milliseconds of every rung and of its peers on one problem, in turn or each for a second without a pause."""
     tensors = problem.tensors()
     calls = everybody(problem, tensors)
@@ -92,10 +88,7 @@ def climb(problem: Problem, beside: Path | None = None, sustained: bool = False)
     def check(O: torch.Tensor) -> float:
         return error(O, *tensors, problem.causal)
 
-    if not sustained:
-        return timed(problem, "forward", calls, check)
-    with Meter() as meter:
-        return timed(problem, "forward", calls, check, timing=partial(sustain, meter=meter))
+    return timed(problem, "forward", calls, check, timing)
 
 
 def ask(problem: Problem, direction: str = "experiments", *, names: Sequence[str]) -> Measurement:

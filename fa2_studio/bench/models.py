@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench.contest import all_tried
+from fa2_studio.bench.contest import Plan, all_tried
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import machine, version
 from fa2_studio.bench.train import batches, losses
@@ -34,14 +34,14 @@ def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:
     return [loss.item() for loss in losses(model, lambda model, batch: model(batch, labels=batch).loss, RATE, data)]
 
 
-def run() -> Record:
+def run() -> Plan:
     """A loss curve for each attention that runs here."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     curves, failed = all_tried({name: partial(train, name, device) for name in NAMES})
     last = {name: curve[-1:] for name, curve in curves.items()}
     row = Measurement(PROBLEM.as_dict(), "loss", last, failed, unit="nats")
     made_with = machine() | dict(transformers=version("transformers"))
-    return Record("models", made_with, PROTOCOL, rows=[row], curves=curves)
+    return Plan(Record("models", made_with, PROTOCOL, rows=[row], curves=curves))
 
 
 def table(curves: dict[str, list[float]]) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants
-from fa2_studio.bench.contest import DIRECTIONS, Prepared, Tensors, ceilings, checked, collect, contest
+from fa2_studio.bench.contest import DIRECTIONS, Plan, Prepared, Tensors, ceilings, checked, contest
 from fa2_studio.bench.peers.packed import Packed
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
 from fa2_studio.bench.protocol import PROTOCOL, measure
@@ -23,10 +23,10 @@ def grid(lengths: Sequence[int] = LENGTHS) -> list[Problem]:
     return [Problem(len(lengths), 2048 // d, 2048 // d, N, N, d, causal=True) for d in (64, 128)]
 
 
-def run() -> Record:
+def run() -> Plan:
     """Forward and backward of everybody."""
     jobs = [partial(row, problem, direction) for problem in grid() for direction in DIRECTIONS]
-    return collect(Record("packed", machine(), f"{PROTOCOL}; FLOPs are those of the tokens", ceilings()), jobs)
+    return Plan(Record("packed", machine(), f"{PROTOCOL}; FLOPs are those of the tokens", ceilings()), jobs)
 
 
 def flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:

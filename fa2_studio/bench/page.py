@@ -116,7 +116,7 @@ def how(run: Record) -> list[str]:
         parts = (f"{name.split()[0]} {value:.3g} {name.split()[1]}" for name, value in run.ceilings.items())
         lines.append(f"In the same run: {', '.join(parts)}.")
     lines += [f"No command writes this record: {run.made_by}."] if run.suite in OTHERS else []
-    lines += [f"{len(run.missing)} rows were not measured."] if run.missing else []
+    lines += [f"{len(run.missing)} rows were not reached by the last run."] if run.missing else []
     reasons = sorted({f"{name}: {why}" for row in run.rows + run.sustained for name, why in row.failed.items()})
     return lines + ([f"Without a number: {'; '.join(reasons)}."] if reasons else [])
 

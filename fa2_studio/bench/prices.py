@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fa2_lab.records import Record
-from fa2_studio.bench.contest import ceilings
+from fa2_studio.bench.contest import Plan, ceilings
 from fa2_studio.bench.protocol import measure, rested
 from fa2_studio.bench.results import machine
 
@@ -49,7 +49,7 @@ def read_shared_kernel(out, rounds, STAGES: gl.constexpr, ROWS: gl.constexpr, CO
     gl.store(out + gl.program_id(0) * ROWS * COLUMNS + at, total)
 
 
-def run() -> Record:
+def run() -> Plan:
     """The three prices, and the speed over the size of the buffer."""
     SMs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     workers = 8 * SMs
@@ -65,7 +65,7 @@ def run() -> Record:
     speed = {name: moved[name] / timings[name].median / 1e9 for name in calls}
     found = {"shared TB/s": speed["shared"], "L2 TB/s": speed[IN_L2], "DRAM TB/s": speed[IN_DRAM]} | ceilings()
     over_size = {f"read from {size} MiB, TB/s": [speed[size]] for size in SIZES}
-    return Record("prices", machine(), rested(REPEATS), found, curves=over_size)
+    return Plan(Record("prices", machine(), rested(REPEATS), found, curves=over_size))
 
 
 def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:

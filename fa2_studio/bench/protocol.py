@@ -94,10 +94,11 @@ def measure(
     return failed | {name: summary([a.elapsed_time(b) for a, b in pairs]) for name, pairs in events.items()}
 
 
-def sustain(calls: dict[str, Callable[[], object]], meter: Meter) -> dict[str, Timing | str]:
+def sustain(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
     """A Timing for each call, or the reason why there is none: each runs for seconds before the next one begins."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
-    return {name: failed.get(name) or without_pause(call, meter) for name, call in calls.items()}
+    with Meter() as meter:
+        return {name: failed.get(name) or without_pause(call, meter) for name, call in calls.items()}
 
 
 def without_pause(call: Callable[[], object], meter: Meter) -> Timing:

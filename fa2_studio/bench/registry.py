@@ -4,15 +4,15 @@ from typing import NamedTuple
 
 
 class Suite(NamedTuple):
-    """Which function measures it and returns a Record, and what it is."""
+    """Which function plans it, and what it is."""
 
     measure: str  # module:function
     what: str
     gpu: bool = True
-    parts: tuple[str, ...] = ()  # that can be measured alone; the function takes them, and what keeps each row
-    contest: bool = False  # the function takes the suite, the directions, and whether to measure without pauses
+    takes: tuple[str, ...] = ()  # options of the command; what takes "sustained" takes the suite's name, too
 
 
+PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # of the ladder
 CONTESTS = {
     "paper": "the FA2 paper's grid: d 64 and 128, 16k tokens",
     "nvidia": "64 query heads on 8, d 128, one sequence",
@@ -23,7 +23,7 @@ CONTESTS = {
     "masks": "a window, a softcap and sinks under the causal mask; FLOPs are those of the keys that rows see",
 }
 SUITES = {"smoke": Suite("suites:smoke", "no GPU needed: small problems checked, in Triton's interpreter", gpu=False)}
-SUITES |= {name: Suite("suites:contests", what, contest=True) for name, what in CONTESTS.items()}
+SUITES |= {name: Suite("suites:contests", what, takes=("sustained",)) for name, what in CONTESTS.items()}
 SUITES |= {
     "packed": Suite("packed:run", "16 sequences of 100 to 4,000 tokens, packed or padded"),
     "accuracy": Suite("accuracy:run", "errors of O, dQ, dK and dV against float64, for everybody"),
@@ -33,7 +33,7 @@ SUITES |= {
     "ladder": Suite(
         "ladder:run",
         "one change of a kernel at a time, beside the fastest peers; experiments, clock, power and counters",
-        parts=("rungs", "experiments", "lengths", "sustained", "backward", "counters"),
+        takes=("part", "beside"),
     ),
     "prices": Suite("prices:run", "bytes per second from shared memory, from L2 and from DRAM"),
     "train": Suite("train:run", "a small GPT with its attention swapped"),
@@ -43,5 +43,4 @@ SUITES |= {
 OTHERS = {  # records that no command writes; each says how it was made
     "h100": "the paper's grid on an H100, beside FlashAttention-4",
     "ideas": "ideas for the Hopper kernels and decode, each with and without it, measured on an earlier version",
-    "ends": "when each program of decode ends, and on which SM",
 }

@@ -47,7 +47,7 @@ def joined(old: Record | None, new: Record) -> Record:
         protocol=new.protocol or old.protocol,
         sustained_protocol=new.sustained_protocol or old.sustained_protocol,
         ceilings=first.ceilings | then.ceilings,
-        curves=old.curves | new.curves,
+        curves=new.curves or old.curves,
     )
 
 

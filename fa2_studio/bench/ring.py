@@ -16,7 +16,7 @@ from fa2_lab.distributed import ring as rings
 from fa2_lab.distributed import ring_attention, shard, unshard
 from fa2_lab.records import Measurement, Record
 from fa2_lab.reference.shards import even_lengths
-from fa2_studio.bench.contest import TOLERANCE
+from fa2_studio.bench.contest import TOLERANCE, Plan
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
 from fa2_studio.bench.protocol import Timing, summary
 from fa2_studio.bench.results import label, machine
@@ -30,7 +30,7 @@ PROTOCOL = (
 )
 
 
-def run() -> Record:
+def run() -> Plan:
     """Measure on 1, 2, 4, … GPUs; only rank 0 comes back with the results."""
     world = start()
     groups = {n: dist.new_group(range(n)) for n in (1, 2, 4, 8) if n <= world}
@@ -46,7 +46,7 @@ def run() -> Record:
     dist.destroy_process_group()
     if rank:
         sys.exit(0)
-    return results
+    return Plan(results)
 
 
 def start() -> int:

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,9 +10,8 @@ import torch
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants, protocol
 from fa2_studio.bench.ahead import compile_ahead
-from fa2_studio.bench.contest import DIRECTIONS, all_tried, call_of, ceilings, collect, contest, ready
+from fa2_studio.bench.contest import DIRECTIONS, Plan, all_tried, call_of, ceilings, contest, ready
 from fa2_studio.bench.peers import dense
-from fa2_studio.bench.power import Meter
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import machine
 
@@ -76,19 +74,16 @@ CONTESTS = dict(
 )
 
 
-def contests(suite: str, directions: Sequence[str] = DIRECTIONS, sustained: bool = False) -> Record:
+def contests(suite: str, sustained: bool = False) -> Plan:
     """Everybody on every problem of a grid, rested, or the fastest peers sustained."""
     problems, who, repeats = CONTESTS[suite]
     names = contestants.names("sustained" if sustained else who)
     compile_ahead(problems, names)
-    places = [(problem, direction) for problem in problems for direction in directions]
-    if not sustained:
-        jobs = [partial(row, *place, names, partial(protocol.measure, repeats=repeats)) for place in places]
-        return collect(Record(suite, machine(), protocol.rested(repeats), ceilings()), jobs)
-    with Meter() as meter:
-        jobs = [partial(row, *place, names, partial(protocol.sustain, meter=meter)) for place in places]
-        record = collect(Record(suite, machine(), protocol="", sustained_protocol=protocol.SUSTAINED), jobs)
-    return replace(record, rows=[], sustained=record.rows)
+    timing = protocol.sustain if sustained else partial(protocol.measure, repeats=repeats)
+    jobs = [partial(row, problem, direction, names, timing) for problem in problems for direction in DIRECTIONS]
+    if sustained:
+        return Plan(Record(suite, machine(), protocol="", sustained_protocol=protocol.SUSTAINED), sustained=jobs)
+    return Plan(Record(suite, machine(), protocol.rested(repeats), ceilings()), jobs)
 
 
 def row(
@@ -106,12 +101,12 @@ WALL_PROTOCOL = "wall clock until the result is there, median of 3 calls; each r
 INTERPRETED = "; without a GPU: fa2_lab in Triton's interpreter, whose times say nothing about a GPU"
 
 
-def smoke() -> Record:
+def smoke() -> Plan:
     """Every contestant that needs no GPU on every small problem. It shows that the bench works."""
     how = WALL_PROTOCOL if torch.cuda.is_available() else WALL_PROTOCOL + INTERPRETED
     names = contestants.names("smoke")
     jobs = [partial(row, p, way, names, protocol.wall, "ms on the wall") for p in SMOKE for way in DIRECTIONS]
-    return collect(Record("smoke", machine(), how), jobs)
+    return Plan(Record("smoke", machine(), how), jobs)
 
 
 # Host cost and memory -----------------------------------------------------------------------------------------
@@ -119,12 +114,12 @@ def smoke() -> Record:
 MEMORY_PROTOCOL = "MiB allocated at the peak of one call, beyond its inputs (and dO); a fresh allocator for each"
 
 
-def small() -> Record:
+def small() -> Plan:
     """What one call costs on the host."""
     jobs = [partial(host_cost, problem, "forward") for problem in SMALL]
     jobs += [partial(host_cost, problem, "both") for problem in SMALL if problem.N_q == 256]
     compile_ahead(SMALL)
-    return collect(Record("small", machine(), protocol.HOST_PROTOCOL), jobs)
+    return Plan(Record("small", machine(), protocol.HOST_PROTOCOL), jobs)
 
 
 def host_cost(problem: Problem, direction: str, names: Sequence[str] = contestants.names("grid")) -> Measurement:
@@ -139,11 +134,11 @@ def host_cost(problem: Problem, direction: str, names: Sequence[str] = contestan
     return Measurement(problem.as_dict(), direction, values, failed, unit="µs")
 
 
-def memory() -> Record:
+def memory() -> Plan:
     """What one call allocates at its peak."""
     jobs = [partial(peak_memory, problem, direction) for problem in MEMORY for direction in ("forward", "both")]
     compile_ahead(MEMORY)
-    return collect(Record("memory", machine(), MEMORY_PROTOCOL), jobs)
+    return Plan(Record("memory", machine(), MEMORY_PROTOCOL), jobs)
 
 
 def peak_memory(

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from fa2_lab.paper import PACKAGE
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants
-from fa2_studio.bench.contest import all_tried
+from fa2_studio.bench.contest import Plan, all_tried
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import machine
 
@@ -129,7 +129,7 @@ def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[fl
     return curve, 1e6 * seconds / tokens, peak
 
 
-def run(setting: Setting = Setting()) -> Record:
+def run(setting: Setting = Setting()) -> Plan:
     """Train with every backend: a loss curve for each, and a row each for the last losses, the time and the memory."""
     runs, failed = all_tried({name: partial(train, name, setting) for name in contestants.names("train")})
     problem = setting.problem().as_dict() | dict(layers=setting.layers, steps=setting.steps)
@@ -140,4 +140,4 @@ def run(setting: Setting = Setting()) -> Record:
     )
     rows = [Measurement(problem, what, numbers, failed, unit) for what, (numbers, unit) in values.items()]
     curves = {name: [round(loss, 5) for loss in curve] for name, (curve, _, _) in runs.items()}
-    return Record("train", machine(), PROTOCOL, rows=rows, curves=curves)
+    return Plan(Record("train", machine(), PROTOCOL, rows=rows, curves=curves))

@@ -234,10 +234,11 @@ def test_a_wrong_result_decides_how_the_bench_ends(why, status, monkeypatch, tmp
 
     from fa2_lab.records import Record
     from fa2_studio.bench import suites
+    from fa2_studio.bench.contest import Plan
 
     row = contest()
     row.failed = why
-    monkeypatch.setattr(suites, "smoke", lambda: Record("smoke", MACHINE, "by hand", rows=[row]))
+    monkeypatch.setattr(suites, "smoke", lambda: Plan(Record("smoke", MACHINE, "by hand", rows=[row])))
     assert command.main(["bench", "smoke", "--folder", str(tmp_path)]) == status
 
 

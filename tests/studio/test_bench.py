@@ -12,7 +12,7 @@ from bench_records import MACHINE, contest, suite  # noqa: E402
 from fa2_lab import records  # noqa: E402
 from fa2_lab.records import Record  # noqa: E402
 from fa2_studio.bench import command, contestants, protocol, results, suites, train  # noqa: E402
-from fa2_studio.bench.contest import DIRECTIONS, collect  # noqa: E402
+from fa2_studio.bench.contest import DIRECTIONS, Plan, collect  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
 
@@ -28,9 +28,17 @@ def test_an_interrupted_run_keeps_what_it_has_and_names_the_rest():
             raise KeyboardInterrupt
         return contest()
 
-    kept = collect(suite(), [partial(measure, WHERE, direction) for direction in ("forward", "backward", "both")])
-    assert len(kept.rows) == 1
+    seen = []
+
+    def keep(record):
+        seen.append((len(record.rows), len(record.sustained), len(record.missing)))
+
+    jobs = [partial(measure, WHERE, direction) for direction in ("forward", "backward", "both")]
+    kept = collect(Plan(suite(), jobs), keep)
+    assert len(kept.rows) == 1 and seen == [(1, 0, 2)], "and if it is killed"
     assert kept.missing == [f"{way}, N 64, batch 1, heads 2, d 16, causal" for way in ("backward", "both")]
+    collect(Plan(suite(), jobs[:1], sustained=jobs[:1]), keep)
+    assert seen[1:] == [(1, 0, 1), (1, 1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -42,20 +50,13 @@ def test_what_fails_as_a_whole_is_a_row_and_the_run_goes_on(failure, reason):
     def fails(problem, direction):
         raise failure
 
-    kept = collect(suite(), [partial(fails, WHERE, "backward"), partial(lambda problem: contest(), WHERE)])
+    jobs = [partial(fails, WHERE, "backward"), partial(lambda problem: contest(), WHERE)]
+    kept = collect(Plan(suite(), jobs), keep=repr)
     assert len(kept.rows) == 2 and not kept.missing
     assert kept.rows[0].failed == {"everybody": reason} and kept.rows[0].direction == "backward"
 
 
-@pytest.mark.parametrize(
-    "options, how",
-    [
-        ([], {}),
-        (["--sustained"], {"sustained": True}),
-        (["--sustained", "--direction", "backward"], {"sustained": True, "directions": ("backward",)}),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("options, how", [([], {}), (["--sustained"], {"sustained": True})], ids=" ".join)
 def test_a_part_of_a_suite_is_joined_to_its_record(options, how, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(results, "machine", lambda: MACHINE)
@@ -64,7 +65,7 @@ def test_a_part_of_a_suite_is_joined_to_its_record(options, how, monkeypatch, tm
 
     def measure(name, **given):
         asked.append((name, given))
-        return Record(name, MACHINE, "", sustained=[contest()], sustained_protocol="without pauses")
+        return Plan(Record(name, MACHINE, "", sustained=[contest()], sustained_protocol="without pauses"))
 
     monkeypatch.setattr(suites, "contests", measure)
     assert command.main(["paper", *options, "--folder", str(tmp_path)]) == 0
@@ -78,13 +79,16 @@ def test_a_suite_that_fails_does_not_stop_the_next_and_ctrl_c_does(monkeypatch, 
     def measure(name):
         if name == "paper":
             raise RuntimeError("no such chip")
-        return Record(name, MACHINE, "by hand", rows=[contest()], missing=["x"] * (name == "heads"))
+        if name == "heads":
+            raise KeyboardInterrupt
+        return Plan(Record(name, MACHINE, "by hand", rows=[contest()]))
 
     monkeypatch.setattr(suites, "contests", measure)
     assert command.main(["paper", "long", "--folder", str(tmp_path)]) == 1
     assert "paper: RuntimeError: no such chip" in capsys.readouterr().out
     assert records.load("long", tmp_path).rows == [contest()] and not records.path_of("paper", tmp_path).exists()
-    assert command.main(["heads", "sweep", "--folder", str(tmp_path)]) == 130
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["heads", "sweep", "--folder", str(tmp_path)])
     assert not records.path_of("sweep", tmp_path).exists()
 
 
@@ -105,7 +109,7 @@ def test_every_suite_has_a_function_that_measures_it(name):
     if module == "ladder":
         pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
     assert callable(getattr(importlib.import_module(f"fa2_studio.bench.{module}"), function))
-    assert not command.SUITES[name].contest or name in suites.CONTESTS
+    assert "sustained" not in command.SUITES[name].takes or name in suites.CONTESTS
 
 
 def test_without_a_gpu_the_command_says_where_recorded_results_are(monkeypatch):
@@ -121,9 +125,10 @@ def test_without_a_gpu_the_command_says_where_recorded_results_are(monkeypatch):
         (["slow"], r"^suite: got slow; it takes smoke, paper, "),
         (["smoke", "slow", "fast"], r"^suite: got slow, fast; it takes smoke, paper, "),
         ([], r"^suite: got none; it takes smoke, paper, "),
-        (["paper", "small", "--sustained"], r"^suite: got paper, small; with --sustained or --direction it takes "),
-        (["paper", "--beside", __file__], r"^suite: got paper beside .*; --beside takes ladder, and a file with"),
-        (["ladder", "--beside", "nowhere.py"], r"^suite: got ladder beside .*; --beside takes ladder, and a file"),
+        (["paper", "small", "--sustained"], r"^suite: got paper, small; with --sustained it takes paper, nvidia, "),
+        (["paper", "--beside", __file__], r"^suite: got paper; with --beside it takes ladder$"),
+        (["ladder", "paper", "--part", "rungs"], r"^suite: got ladder, paper; with --part it takes ladder$"),
+        (["ladder", "--beside", "nowhere.py"], r"^beside: got nowhere\.py; it takes a file with forward\("),
     ],
     ids=str,
 )
@@ -187,7 +192,7 @@ def test_a_backend_that_fails_is_named_and_the_training_goes_on(monkeypatch):
         return [9.0] * 30 + [float(n) for n in range(20)], 0.5, 512.0
 
     monkeypatch.setattr(train, "train", fake)
-    record = train.run(train.Setting(layers=3, steps=50))
+    record = train.run(train.Setting(layers=3, steps=50)).record
     loss, time, memory = record.rows
     assert {"fa2_lab", "torch flash"} < loss.values.keys() and loss.values["fa2_lab"] == [9.5], "of the last twenty"
     assert time.values["fa2_lab"] == [0.5] and memory.values["torch flash"] == [512.0]

@@ -2,7 +2,7 @@
 
 import math
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
@@ -21,6 +21,7 @@ from fa2_studio.bench.problem import Problem  # noqa: E402
 
 @pytest.fixture
 def clocks(monkeypatch) -> Clocks:
+    monkeypatch.setattr(protocol, "Meter", NoMeter)
     return Clocks().put_in_place(monkeypatch, torch, protocol.time)
 
 
@@ -61,7 +62,10 @@ def test_contestants_take_turns_and_nobody_always_comes_after_the_same_one(clock
 # Sustained ----------------------------------------------------------------------------------------------------
 
 
-class NoMeter:
+class NoMeter(nullcontext):
+    def __enter__(self):
+        return self
+
     def between(self, first, last):
         return [1500.0, 690.0] if last - first >= protocol.SECONDS else []
 
@@ -69,7 +73,7 @@ class NoMeter:
 @pytest.mark.parametrize("ms", [0.3, 70.0, 900.0])
 def test_a_sustained_time_is_that_of_the_call_and_takes_at_least_a_second(ms, clocks):
     order = []
-    found = protocol.sustain(calls_of(clocks, order, a=ms, b=2 * ms), NoMeter())
+    found = protocol.sustain(calls_of(clocks, order, a=ms, b=2 * ms))
     assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=ms, b=2 * ms))
     assert found["a"].chip == (1500.0, 690.0)
     for name, length in (("a", ms), ("b", 2 * ms)):
@@ -105,7 +109,7 @@ def test_clock_and_power_are_medians_of_what_was_read_meanwhile():
 
 def test_the_readings_reach_the_row(clocks):
     prepares = {name: lambda call=call: call for name, call in calls_of(clocks, [], fa2_lab=1.0, cuDNN=2.0).items()}
-    row = contest.contest({}, "forward", prepares, 1e9, lambda calls: protocol.sustain(calls, NoMeter()))
+    row = contest.contest({}, "forward", prepares, 1e9, protocol.sustain)
     assert row.values["cuDNN"] == pytest.approx([2.0] * 3) and row.chip == {name: [1500.0, 690.0] for name in prepares}
     assert row.ratio("fa2_lab", "cuDNN") == pytest.approx(2.0) and row.rate("fa2_lab") == pytest.approx(1.0)
 

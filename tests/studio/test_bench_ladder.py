@@ -13,7 +13,6 @@ from bench_clock import Clocks  # noqa: E402
 from fa2_lab import records  # noqa: E402
 from fa2_lab.kernels import tables  # noqa: E402
 from fa2_lab.kernels.ladder import BACKWARD, OTHERS, RUNGS, load  # noqa: E402
-from fa2_lab.plots import time_and_memory  # noqa: E402
 from fa2_lab.tools import command as top  # noqa: E402
 from fa2_studio import compiled  # noqa: E402
 from fa2_studio.bench import counters, experiments, ladder, problem, protocol, ring, tune  # noqa: E402
@@ -40,23 +39,6 @@ def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
     row = ladder.timed(WHERE, "backward", calls, lambda answer: answer, known)
     assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == WHERE.flops("backward")
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
-
-
-def test_standard_attention_and_fa1_are_timed_over_the_lengths_of_the_picture(monkeypatch):
-    jobs = []
-    monkeypatch.setattr(ladder, "elsewhere", lambda call, jobs: None)
-    monkeypatch.setattr(ladder, "ceilings", dict)
-    monkeypatch.setattr(ladder, "collect", lambda record, given, keep: jobs.extend(given) or record)
-    ladder.run(parts=("lengths",))
-    monkeypatch.setattr(Problem, "tensors", lambda self: (torch.ones(1),) * 3)
-    monkeypatch.setattr(ladder.experiments, "forward", lambda name: lambda *given: (name, None))
-    monkeypatch.setattr(ladder, "error", lambda O, *given: 0.0)
-    monkeypatch.setattr(ladder.timed, "__defaults__", (known,))
-    rows = [job() for job in jobs]
-    record = records.Record("ladder", {}, "by hand", rows=rows)
-    for rung in ("r00_standard", "r01_fa1"):
-        lengths = [N for N, _ in time_and_memory.points(record, rung, whole=True)]
-        assert lengths == [512, 1024, 2048, 4096, 8192, 16384]
 
 
 def test_every_experiment_is_asked_beside_what_it_is_compared_with():
@@ -86,14 +68,13 @@ class Kernel:
         return lambda *given, **named: self.given.append((grid, given, named))
 
 
-def test_a_run_of_parts_keeps_each_row_where_it_belongs(monkeypatch):
-    kept = []
-    row = records.Measurement(WHERE.as_dict(), "forward", {"a": [1.0]})
-    monkeypatch.setattr(ladder, "climb", lambda problem, beside=None, sustained=False: row)
+def test_a_run_of_parts_has_their_jobs_alone(monkeypatch):
     monkeypatch.setattr(ladder, "elsewhere", lambda call, jobs: None)
     monkeypatch.setattr(ladder, "ceilings", dict)
-    record = ladder.run(parts=("sustained", "rungs"), keep=lambda r: kept.append((len(r.rows), len(r.sustained))))
-    assert kept[0] == (1, 0) and kept[-1] == (len(record.rows), len(record.sustained)) == (len(ladder.grid()), 2)
+    plan = ladder.run(part=("sustained", "lengths"))
+    assert [job.keywords["timing"] for job in plan.sustained] == [protocol.sustain] * 2
+    assert [(job.args[1], job.args[0].N_q) for job in plan.jobs] == [("over N", 2**n) for n in range(9, 15)]
+    assert not ladder.run(part=("rungs",)).sustained and len(ladder.run(part=("rungs",)).jobs) == len(ladder.grid())
 
 
 def test_what_is_recorded_of_compiled_rungs_is_of_these_files_and_spills_nowhere_else():

@@ -180,7 +180,7 @@ def test_what_was_measured_without_pauses_has_tables_of_its_own():
     text = page.tables(run)
     assert "commit abc1234.\nBy hand. Of the" in text and "Without a pause.\nIn the same run: GEMM 791" in text
     assert "| 133 (1.50) |" in text and "| 400 (0.50) |" in text and "1,580, 700" in text
-    assert "1 rows were not measured." in text and "flash_attn: not installed" in text
+    assert "1 rows were not reached by the last run." in text and "flash_attn: not installed" in text
 
 
 def test_it_says_where_we_are_behind_and_by_how_much():
