@@ -183,7 +183,10 @@ def test_at_d_32_much_work_is_enough_where_there_is_no_mask(some_hopper):
     (96, 4096, 4096, 64, True, False, 2, 128),
     (64, 512, 512, 1024, True, False, 3, 64),
     (64, 512, 512, 1024, True, True, 2, 128),
-    (64, 256, 256, 1024, True, False, 2, 128),
+    (64, 256, 256, 1024, True, False, 2, 64),
+    (64, 768, 768, 64, True, False, 3, 64),  # 256 blocks of 192 rows: two rounds
+    (64, 768, 768, 64, False, False, 3, 128),
+    (128, 512, 512, 16, True, False, 1, 64),
     (64, 4096, 4096, 5, True, False, 1, 128),  # 2.4
     (64, 4096, 4096, 6, True, False, 2, 128),  # 2.9
     (64, 4096, 4096, 10, True, False, 3, 128),  # 4.8

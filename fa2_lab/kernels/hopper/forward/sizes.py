@@ -55,8 +55,9 @@ ALONE = {d: replace(sizes, consumers=1) for d, sizes in USUAL.items()}
 # Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles. And for short rows
 # without a mask that fill whole tiles badly.
 HALF = {64: Sizes(64, consumers=3, stages=8, d_pad=64), 128: Sizes(64, consumers=2, stages=4)}
-# For d 64, where blocks of 192 rows fit badly.
+# For d 64, where blocks of 192 rows fit badly; and with half as many keys a tile.
 SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
+SHORT_HALF = replace(SHORT, B_c=64, stages=6)
 # For d 64, where rows are long.
 IN_TURN = replace(USUAL[64], ping_pong=True)
 # For d 96 and 128, where rows are long: K and V are read once for 192 of them.
@@ -69,7 +70,7 @@ WINDOW = {64: HALF[64], 96: WIDE, 128: WIDE}
 # rounds, one block to an SM. The unit is 128 keys with two consumers.
 FULL = {  # d: (sizes, tile, start)
     64: [
-        (USUAL[64], 1.2, 0.6),
+        (USUAL[64], 1.3, 0.1),
         (ALONE[64], 0.75, 0.0),
         (HALF[64], 1.25, 0.55),
         (SHORT, 1.0, 0.0),
@@ -86,20 +87,22 @@ FULL = {  # d: (sizes, tile, start)
 CAUSAL = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
     64: [
         (2.5, ANY, None, ALONE[64]),
-        (4.6, ANY, None, SHORT),
-        (ANY, 256, None, SHORT),
         (ANY, ANY, True, SHORT),
+        (ANY, 256, None, SHORT_HALF),
+        (ANY, 768, None, HALF[64]),
         (10, 2048, None, SHORT),
         (ANY, 2048, None, HALF[64]),
+        (4.6, ANY, None, SHORT),
         (ANY, ANY, None, replace(IN_TURN, thrifty=TIGHT)),
     ],
     96: [(2.3, ANY, None, ALONE[96]), (ANY, ANY, None, USUAL[96])],
     128: [
+        (2.3, 1024, None, replace(HALF[128], consumers=1)),
         (2.3, ANY, None, ALONE[128]),
-        (8, ANY, None, USUAL[128]),
         (ANY, 512, False, HALF[128]),
         (ANY, 2047, None, USUAL[128]),
         (ANY, ANY, True, USUAL[128]),
+        (8, ANY, None, USUAL[128]),
         (ANY, ANY, None, WIDE),
     ],
     192: [(1.5, ANY, None, ALONE[192]), (ANY, ANY, None, USUAL[192])],
