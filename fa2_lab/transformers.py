@@ -43,6 +43,7 @@ class Interval(masking_utils.BlockMask):
     first: list[int] | None = None  # the first key of each batch entry, where there is padding on the left
     lengths: Tensor | None = None  # and how many it has from there on, where there is padding on the right
     starts: Tensor | None = None  # where sequences begin among the rows of all entries, as attention_packed() has it
+    longest: int | None = None  # and how many rows the longest of them has
 
     __str__ = object.__str__
 
@@ -82,12 +83,12 @@ def interval(
     **_: Any,
 ) -> Interval:
     """A mask of transformers as an interval. Row r is token q_offset + r, column c token kv_offset + c."""
-    causal, left, right, starts = False, None, None, None
+    causal, left, right, sequences = False, None, None, ()
     for part in parts_of(mask_function):
         if part == "causal_mask_function":
             causal = True
         elif part[0] == "packed_sequence_mask_function":
-            starts = starts_of(part[1])
+            sequences = sequences_of(part[1])
         elif part[0] == "sliding_window_overlay":  # a window of w has w columns, the diagonal among them
             left = part[1] - 1
         else:
@@ -103,7 +104,7 @@ def interval(
     if room and q_length == 1 and (left is None or left >= keys - 1):
         return row_of_a_cache(size, keys, kv_offset, attention_mask, device)
     seen = padding(attention_mask, kv_offset, keys)
-    return Interval(size, causal, left, None if causal else right, keys, *seen, starts)
+    return Interval(size, causal, left, None if causal else right, keys, *seen, *sequences)
 
 
 def row_of_a_cache(
@@ -148,12 +149,13 @@ def closure(function: Callable) -> dict[str, Any]:
     return dict(inspect.getclosurevars(function).nonlocals)
 
 
-def starts_of(sequence: Tensor) -> Tensor:
-    """Where sequences begin and the last ends, from the number of each row's sequence, (batch, N)."""
+def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
+    """Where sequences begin and the last ends, from the number of each row's sequence, (batch, N); and the longest."""
     begins = torch.ones_like(sequence, dtype=torch.bool)
     begins[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
     found = begins.flatten().nonzero().flatten()
-    return torch.nn.functional.pad(found, (0, 1), value=sequence.numel()).int()
+    starts = torch.nn.functional.pad(found, (0, 1), value=sequence.numel()).int()
+    return starts, int(starts.diff().max())
 
 
 def padding(attention_mask: Tensor | None, kv_offset: int, keys: int) -> tuple[list[int] | None, Tensor | None]:
@@ -206,7 +208,7 @@ def attend(
         if dropout:
             raise ValueError(f"dropout: got {dropout}; with several sequences in a row it takes 0")
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # (tokens, heads, d)
-        O: Any = attention_packed(q, k, v, seen.starts, seen.starts, **options)
+        O: Any = attention_packed(q, k, v, seen.starts, seen.starts, longest=seen.longest, **options)
         return O.unflatten(0, (query.shape[0], -1)), None
     options["dropout_p"] = dropout
     key, value = (x[:, :, : seen.keys] for x in (key, value))

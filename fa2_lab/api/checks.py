@@ -224,6 +224,11 @@ def check_seed(seed: object) -> int:
     return whole_number("seed", seed, low=0, high=2**64 - 1)
 
 
+def check_longest(longest: object) -> int:
+    """Refuse a number of rows that makes no sense; returns it as Python's own number."""
+    return whole_number("longest", longest, low=0)
+
+
 def check_masks(
     causal: bool,
     window: tuple[int | None, int | None] | None,

@@ -123,7 +123,7 @@ def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? key_lengths, Tensor? seed, Tensor? sinks, Tensor? cu_q, Tensor? cu_k"
 OPTIONS = (
     "bool causal, float scale, float dropout_p=0.0, int? left=None, int? right=None, float? softcap=None, "
-    "bool portable=False"
+    "bool portable=False, bool one_long=False"
 )
 
 

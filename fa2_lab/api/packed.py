@@ -19,6 +19,7 @@ from torch import Tensor
 from fa2_lab.api import operators
 from fa2_lab.api.attention import attention, recall
 from fa2_lab.api.checks import (
+    check_longest,
     check_masks,
     check_numbers,
     check_order,
@@ -42,19 +43,24 @@ def attention_packed(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     scale: float | None = None,
+    longest: int | None = None,
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """O (total_q, heads, d): attention within each sequence, with gradients; fp16, bf16 or fp32.
 
     causal, window  in each sequence the diagonal ends in the bottom right corner, at its last row and its last key
+    longest         how many rows the longest sequence has, where the caller knows it: others call it max_seqlen_q or
+                    max_q. It makes one long sequence among short ones up to 15% faster on Hopper, and no result
+                    depends on it
     return_lse      (O, L) with L (heads, total_q) in fp32
     softcap, sinks, scale, backend: as in attention()
 
     On Hopper the kernels are those of attention(), but windows are left to the portable ones.
     """
     tensors = Tensors(q, k, v, sinks=sinks, cu_q=cu_q, cu_k=cu_k)
-    kind, call = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
+    one_long = longest is not None and mostly_one(check_longest(longest), q, cu_q)
+    kind, call = recall(tensors, window, (causal, softcap, scale, one_long, return_lse, backend))
     if call is None:
         check_packed(q, k, v)
         check_starts(cu_q, cu_k, q)
@@ -66,11 +72,23 @@ def attention_packed(
         return call(*tensors)
     scale = check_numbers(causal, scale, q.shape[2], return_lse)
     options = check_masks(causal, window, softcap, sinks, q, (q.shape[1], q.shape[0], k.shape[0]))
-    options = options._replace(scale=scale, portable=backend == "portable")
+    options = options._replace(scale=scale, portable=backend == "portable", one_long=one_long)
     if runs_on_triton(backend, q.device.type):
         return operators.compute(kind, tensors, options, return_lse)
     O, L = by_sequence(tensors, options)
     return (O, L) if return_lse else O
+
+
+def mostly_one(longest: int, q: Any, cu_q: Any) -> bool:
+    """Whether the longest sequence takes more to compute than all others, if those are equally long.
+
+    All that the choice of kernels learns of `longest`, so that batches of other lengths are of the same kind.
+    """
+    if not isinstance(q, Tensor) or not isinstance(cu_q, Tensor) or q.dim() != 3:
+        return False  # the checks will refuse it
+    rows, others = q.shape[0], cu_q.numel() - 2
+    longest = min(longest, rows)
+    return longest**2 * others > (rows - longest) ** 2
 
 
 # The reference --------------------------------------------------------------------------------------------------

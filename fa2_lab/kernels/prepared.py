@@ -42,6 +42,7 @@ class Options(NamedTuple):
     right: int | None = None  # and after it, where the mask is not causal
     softcap: float | None = None
     portable: bool = False  # by the portable kernels on Hopper, too
+    one_long: bool = False  # of packed sequences one has most of the work
 
     @property
     def window(self) -> tuple[int | None, int | None]:

@@ -33,7 +33,7 @@ def arguments_of(call: str) -> dict:
         tensors = dict(q=floats(2, 2, 20, 8), k=floats(2, 1, 24, 8), v=floats(2, 1, 24, 8), key_lengths=whole(3, 24))
     elif call == "attention_packed":
         tensors = dict(q=floats(20, 2, 8), k=floats(24, 1, 8), v=floats(24, 1, 8))
-        tensors |= dict(cu_q=whole(0, 7, 20), cu_k=whole(0, 9, 24))
+        tensors |= dict(cu_q=whole(0, 7, 20), cu_k=whole(0, 9, 24), longest=13)
     else:
         tensors = dict(q=floats(2, 4, 3, 8), k_pages=floats(6, 4, 2, 8), v_pages=floats(6, 4, 2, 8))
         tensors |= dict(block_table=whole(*[[5, 0, 3], [1, 4, 2]]), key_lengths=whole(12, 7))
@@ -93,6 +93,7 @@ OTHERS = dict(
     key_lengths=(lambda x: x - 1, lambda x: x.long(), lambda x: x.to(torch.int8), lambda x: x.to(torch.uint8)),
     cu_q=(whole(0, 8, 20), whole(0, 20, 20), whole(0, 3, 20)),
     cu_k=(whole(0, 8, 24), whole(0, 0, 24), whole(0, 23, 24)),
+    longest=(None, 0, 12, np.int64(19), 10**20),
     block_table=(lambda x: x.flip(0), lambda x: x.long()),
     k=(lambda x: 2 * x,),
     v=(lambda x: -x,),
@@ -170,6 +171,8 @@ OWN = dict(
         *[("cu_k", TypeError, x) for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)],
         *[("cu_q", ValueError, x) for x in (lambda x: x[:1], lambda x: x[None], lambda x: x.to("meta"))],
         ("cu_k", ValueError, lambda x: x[:2]),
+        *[("longest", TypeError, x) for x in (True, 2.5, "13")],
+        ("longest", ValueError, -1),
     ],
     attention_paged=[
         *OF_LENGTHS,

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from hopper_plain import by_python, in_turn, run_backward, run_forward
 from test_hopper_plain import in_any_order
 
-from fa2_lab.api.packed import attention_packed
+from fa2_lab.api.packed import attention_packed, mostly_one
 from fa2_lab.kernels import choice, interpreter
 from fa2_lab.kernels.hopper.backward import launch as backward
 from fa2_lab.kernels.hopper.forward import launch as forward
@@ -154,6 +154,26 @@ def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan, mon
     assert replace(chosen, thrifty=False) == replace(named, thrifty=False) and chosen.d_pad == d
 
 
+@pytest.mark.parametrize("d", (64, 128))
+def test_one_long_sequence_among_short_ones_changes_sizes_alone(d, monkeypatch):
+    """Sixty of 100 rows and one of 16,384: the sizes of a long one, and all else as without the hint."""
+    monkeypatch.setattr(forward.host, "multiprocessors", lambda device: 132)
+    q = torch.empty(22384, 2048 // d, d, dtype=torch.float16, device="meta")
+    short, long = (
+        forward.prepare_launch(q, q, q, Options(True, 0.1, one_long=hint), False, 61).arguments
+        for hint in (False, True)
+    )
+    assert (short["SIZES"].B_c, long["SIZES"].rows) == (64, 192)
+    assert {name for name in long if long[name] != short[name]} == {"SIZES", "at_once"}
+
+
+def test_a_batch_of_other_lengths_is_of_the_same_kind():
+    """A hint that is too small or too large is a hint all the same."""
+    q, many, few = torch.empty(22384, 1, 1), torch.empty(62), torch.empty(3)
+    assert [mostly_one(n, q, many) for n in (0, 100, 2500, 2560, 16000, 10**20)] == [False] * 3 + [True] * 3
+    assert not mostly_one(22384, q, torch.empty(2)) and not mostly_one(11192, q, few) and mostly_one(11193, q, few)
+
+
 # On a GPU -----------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +271,8 @@ def test_behind_the_public_call(d, monkeypatch):
     for n_q, n_k in (([1000, 1, 500], [900, 3, 700]), ([0, 1500, 1], [1, 1500, 102]), ([501, 500, 500], [0, 1, 1602])):
         q, k, v, dO, cu_q, cu_k = drawn(n_q, n_k, (4, 4), d, torch.bfloat16)
         q, k, v = (x.requires_grad_() for x in (q, k, v))
-        O, L = attention_packed(q, k, v, cu_q, cu_k, causal=True, return_lse=True)
-        got = O, L, *torch.autograd.grad(O, (q, k, v), dO)
         want, theirs = (dense_packed(q, k, v, dO, cu_q, cu_k, causal=True, dtype=t) for t in (torch.float64, q.dtype))
-        judge(got, want, theirs, f"{n_q} {n_k}")
+        for longest in (None, max(n_q), 1, 10**9):  # where it is wrong, too
+            O, L = attention_packed(q, k, v, cu_q, cu_k, causal=True, longest=longest, return_lse=True)
+            got = O, L, *torch.autograd.grad(O, (q, k, v), dO)
+            judge(got, want, theirs, f"{n_q} {n_k} {longest}")

@@ -25,7 +25,7 @@ def flash_attn_varlen_func(
     **options,
 ):
     assert dropout_p == 0 and alibi_slopes is None and block_table is None
-    O, L = four.flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+    O, L = four.flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options)
     return (O, L, None) if return_attn_probs else O
 
 

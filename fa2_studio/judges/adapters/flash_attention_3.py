@@ -8,7 +8,8 @@ def flash_attn_func(q, k, v, **options):
 
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options):
-    return four.flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)[0]
+    given = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    return four.flash_attn_varlen_func(q, k, v, *given, **options)[0]
 
 
 flash_attn_combine = flash_attn_with_kvcache = get_scheduler_metadata = None

@@ -4,4 +4,5 @@ from fa2_studio.judges.adapters.common import bounds, packed
 
 
 def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1), **unused):
-    return packed(query, key, value, cu_seq_q, cu_seq_k, window=bounds(window_size), scale=scale)[0]
+    masks = dict(window=bounds(window_size), scale=scale)
+    return packed(query, key, value, cu_seq_q, cu_seq_k, longest=max_q, **masks)[0]

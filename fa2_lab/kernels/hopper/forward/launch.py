@@ -53,8 +53,11 @@ def windowed(options: Options) -> bool:
 
 
 def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | None = None) -> Launch:
-    """One program for each SM; `lengths`: whether there are key_lengths. Packed sequences pass for equally long."""
-    causal, scale, many = options.causal, options.scale, sequences or 1
+    """One program for each SM; `lengths`: whether there are key_lengths.
+
+    Packed sequences pass for equally long, or for one where one is known to have most of the work.
+    """
+    causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     SMs, group, O = host.multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
     ragged = lengths or sequences is not None
