@@ -4,9 +4,12 @@ from fa2_lab.plots import style
 
 
 def data(ways: list[str] = ("forward", "backward")) -> dict:
-    """The rings of each pass: {ring: (stages, how many consumers must release one before it is filled again)}."""
+    """The rings of each pass: {ring: (stages, how many consumers must release one before it is filled again)}.
+
+    The forward's V has no releases: K's tell that its stage is empty, too.
+    """
     rings = {
-        "forward": {"mailbox": (2, 2), "Q": (4, 1), "K": (2, 2), "V": (2, 2)},
+        "forward": {"mailbox": (2, 2), "Q": (4, 1), "K": (2, 2), "V": (2, 0)},
         "backward": {"mailbox": (2, 2), "K": (2, 2), "V": (1, 2), "rows": (2, 2)},
     }
     return dict(blocks={way: rings[way] for way in ways})
@@ -58,7 +61,7 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> str:
         middle = FIRST + lane * LANE + 0.1 + HIGH / 2
         _ring(ax, middle, ring, number, releases)
         for top in tops:
-            _right(ax, middle, top + (lane + 0.5) * high / len(rings), ring)
+            _right(ax, middle, top + (lane + 0.5) * high / len(rings), ring, releases)
     words = "; ".join(f"{ALIAS.get(ring, ring)}: {style.counted(n, 'stage')}" for ring, (n, _) in rings.items())
     if way == "forward":
         _between(ax, tops, high, "ping-pong:\n1 arrival")
@@ -85,20 +88,23 @@ def _ring(ax: style.Axes, y: float, ring: str, number: int, releases: int) -> No
             style.tensor_box(ax, *place, ring, label)
         else:
             style.box(ax, *place, label)
-    words = f"empty after {style.counted(releases, 'release')}"
+    words = f"empty after {style.counted(releases, 'release')}" if releases else "empty after K's releases"
     style.note(ax, (left + right) / 2, y + HIGH / 2 + 0.1, words, ha="center")
     ends = (PRODUCER[1], left)
     _flow(ax, (ends[0], y - 0.07), (ends[1], y - 0.07), ring)
     style.note(ax, sum(ends) / 2, y - 0.17, "fill", ha="center")
+    if not releases:
+        return
     _flow(ax, (ends[1], y + 0.07), (ends[0], y + 0.07), ring, back=True)
     style.note(ax, sum(ends) / 2, y + 0.18, "empty?", ha="center")
 
 
-def _right(ax: style.Axes, y: float, port: float, ring: str) -> None:
+def _right(ax: style.Axes, y: float, port: float, ring: str, releases: int) -> None:
     """Between the stages and one consumer: what it takes, and what it gives back."""
     ends = (STAGES[1] - 0.06, CONSUMERS[0])
     _flow(ax, (ends[0], y - 0.07), (ends[1], port - 0.05), ring)
-    _flow(ax, (ends[1], port + 0.05), (ends[0], y + 0.07), ring, back=True)
+    if releases:
+        _flow(ax, (ends[1], port + 0.05), (ends[0], y + 0.07), ring, back=True)
 
 
 def _between(ax: style.Axes, tops: tuple[float, float], high: float, words: str) -> None:
