@@ -3,19 +3,19 @@
 from collections.abc import Generator
 
 from fa2_lab.machine import chips
-from fa2_lab.machine.asynchrony import IN_ORDER, Barrier, Block, Job, Wait
+from fa2_lab.machine.asynchrony import Barrier, Block, Job, Wait
 from fa2_lab.plots import style
 
 UNITS = {"tensor": "tensor cores", "exp": "exponentials", "copy": "additions"}
 
 
 def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
-    """Two steps, n and n + 1, of one column block, in a model whose tensor cores serve one job at a time.
+    """Two steps, n and n + 1, of one column block, in a model whose consumers share the tensor cores.
 
     A job is (consumer, unit, what, of which step, from, to).
     """
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
-    block, ds_filled = Block(tensor=IN_ORDER), Barrier("dS filled", arrivals=2)
+    block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
     block.run({str(c): consumer(block, ds_filled, steps, product, softmax) for c in (0, 1)})
     jobs = []
     for job in block.jobs:
@@ -76,8 +76,8 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
             if c == 0 and start <= begun < end]  # fmt: skip
     alt = (
         f"Two consumers over time, each with a lane for its products on the tensor cores, one for its exponentials and"
-        f" one for its additions to dQ. Consumer 0 in order of time: {'; '.join(mine)}. Consumer 1 does the same and"
-        f" multiplies while consumer 0 waits. The tensor cores are busy {busy:.0%} of the time."
+        f" one for its additions to dQ. Consumer 0 in order of time: {'; '.join(mine)}. Consumer 1 does the same at"
+        f" the same time. The tensor cores are busy {busy:.0%} of the time."
     )
     return figure, alt
 

@@ -46,15 +46,36 @@ def names_of(node: ast.AST) -> set[str]:
     return {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
 
 
-def read(file: str, *names: str, begin: str = "", end: str = "") -> None:
-    """Show definitions of a file of kernels/; of the only one, the lines from one that begins so up to another."""
+def read(file: str, *names: str, begin: str = "", end: str = "", off: str = "") -> None:
+    """Show definitions of a file of kernels/; of the only one, the lines from one that begins so up to another.
+
+    What runs only if `off` holds is left out.
+    """
     listing = "\n\n".join("\n".join(lines_of(file, name)) for name in names).split("\n")
+    if off:
+        listing = without(listing, off)
     if begin:
         listing = listing[at(listing, begin) :]
         listing = [line.removeprefix(" " * (len(listing[0]) - len(listing[0].lstrip()))) for line in listing]
     if end:
         listing = listing[: at(listing, end) + 1]
     show_code("\n".join(listing))
+
+
+def without(listing: list[str], condition: str) -> list[str]:
+    """The lines without those under `if condition`; those under its else move to the left."""
+    shown, hidden, moved = [], None, None  # how far the if stands to the right whose lines are hidden, or moved
+    for line in listing:
+        depth = len(line) - len(line.lstrip())
+        if hidden is not None and depth > hidden:
+            continue
+        otherwise = hidden == depth and line.strip() == "else:"
+        hidden, moved = None, depth if otherwise else moved if moved is not None and depth > moved else None
+        if line.strip().startswith(f"if {condition}"):
+            hidden = depth
+        elif not otherwise:
+            shown.append(line if moved is None else line[4:])
+    return shown
 
 
 def at(listing: list[str], words: str) -> int:

@@ -16,7 +16,7 @@
 # - say which waits can be left out because another one implies them,
 # - say what the kernel reached, and why the price of an idea belongs to one kernel.
 #
-# *Time: 55 minutes, in three sittings. You need [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a
+# *Time: 50 minutes, in three sittings. You need [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a
 # Hopper GPU the checks run the real kernel. Numbers were measured on an NVIDIA H200 in bf16.*
 
 # %%

@@ -12,30 +12,26 @@
 #
 # After this notebook you can
 #
-# - say what one pass saves, what it costs, and who pays,
+# - say what one pass saves, and what it costs,
 # - read one step of the kernel, and say of each of its waits whom it is for,
 # - say why the last bits of dQ differ from run to run, and what it costs to have the same bits.
 #
-# *Time: 65 minutes, in three sittings. Hardware: any laptop with Triton; on a Hopper GPU the checks run the real kernel.
+# *Time: 50 minutes, in three sittings. Hardware: any laptop with Triton; on a Hopper GPU the checks run the real kernel.
 # Numbers were measured on an NVIDIA H200 in bf16. Before this: [05](05_backward.ipynb), [09](09_triton_backward.ipynb), and
 # [12a](12a_hopper_rungs.ipynb) and [12b](12b_hopper_kernel.ipynb), from which producers, consumers, rings and barriers
 # are taken as known.*
 
 # %%
-import random
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from fa2_lab.api.attention import attention
-from fa2_lab.kernels.hopper.backward import launch
-from fa2_lab.kernels.hopper.backward.sizes import at_once, at_once_in_turn, choose
-from fa2_lab.kernels.hopper.forward.launch import forward
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.hopper.backward.sizes import choose
 from fa2_lab.kernels.tables import TIGHT
 from fa2_lab.machine import chips, turns
-from fa2_lab.machine.asynchrony import IN_ORDER, Barrier, Block
+from fa2_lab.machine.asynchrony import Barrier, Block
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots import backward_step, ideas, pipes, roofline
 from fa2_lab.plots.show import show
@@ -48,7 +44,6 @@ from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]
 on_gpu = torch.cuda.is_available()
-on_hopper = on_gpu and torch.cuda.get_device_capability() == (9, 0)
 device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it runs here
 
@@ -67,8 +62,8 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it ru
 # | b02 one pass, `hopper/backward` | one | five | the copy engine, tile by tile |
 #
 # The second pass computes $S$, $dP$ and the exponentials again: two products of seven, and half of the exponentials. One
-# pass saves them. In return it adds a tile of dQ for each tile of scores: $B_r$ × d numbers in fp32, 64 × 128 or
-# 128 × 64, which are 32 KiB. It is worth it if somebody can add up dQ while nobody waits.
+# pass saves them. In return it adds a tile of dQ for each tile of scores, 32 KiB in fp32. It is worth it if somebody can add
+# up dQ while nobody waits.
 #
 # ## One step, in plain code
 #
@@ -87,29 +82,13 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
     dq = tau * (ds.T @ k)  # 5. (B_r, d)  FA2.A2.L15
     return dk, dv, dq
 
-# %% tags=["hide-input"]
-rng = np.random.default_rng(0)
-Q, dO, K, V = *rng.standard_normal((2, 12, 4)), *rng.standard_normal((2, 16, 4))
-O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
-D = (dO * O).sum(axis=1)
-dQ, dK, dV = np.zeros_like(Q), np.zeros_like(K), np.zeros_like(V)
-for j in (0, 8):
-    cols = slice(j, j + 8)
-    for i in (0, 4, 8):
-        rows = slice(i, i + 4)
-        of_rows = Q[rows], dO[rows], L[rows], D[rows]
-        dK[cols], dV[cols], dq = step(*of_rows, K[cols], V[cols], dK[cols], dV[cols])
-        dQ[rows] += dq
-truth = fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=8)
-print(f"dQ[0, 0] by steps: {dQ[0, 0]:.6f}, by chapter 05: {truth[0][0, 0]:.6f}")
-
-
 # %% [markdown]
 # - **Why keys as rows?** The left operand of a product may come from registers, the right one must lie in shared memory.
 #   `p` and `ds` are computed in registers, and in products 2 and 4 they stand on the left. Only product 5 needs `ds`
 #   turned around, so `ds` goes through shared memory, once.
 # - **Why does `s` begin at $-L/\tau$ and `dp` at $-D$?** A product adds to what is in the accumulator. So the tensor cores
-#   subtract for us. A masked score begins at $-\infty$.
+#   subtract for us. A masked score begins at $-\infty$, a masked dP at $-D$ all the same: of a second $-\infty$ the product
+#   would make $0 \cdot (-\infty)$, which is NaN.
 # - **Who owns what?** dV and dK sum over rows: the column block keeps them to the end. dQ sums over keys: every column
 #   block adds to it.
 #
@@ -126,8 +105,8 @@ print(f"dQ[0, 0] by steps: {dQ[0, 0]:.6f}, by chapter 05: {truth[0][0, 0]:.6f}")
 # | d = 128, $B_r$ = 128 | 128 | 256 | 256 | 320 |
 #
 # At d = 128 row blocks of 128 rows are too many, so they have 64; at d = 64 they have 128. Even then everything at once
-# leaves 16 registers for addresses, $-L/\tau$, $-D$ and copies of P and dS in 16 bits. So registers decide the order of a
-# step: $S$ stands beside dQ of the row block before, dQ leaves, and only then $dP$ begins.
+# leaves 16 registers for all else. So registers decide the order of a step: $S$ stands beside dQ of the row block before,
+# dQ leaves, and only then $dP$ begins.
 
 # %% [markdown]
 # ## The same step, with its waits
@@ -139,14 +118,12 @@ print(f"dQ[0, 0] by steps: {dQ[0, 0]:.6f}, by chapter 05: {truth[0][0, 0]:.6f}")
 # %%
 def one_by_one(block, ds_filled, T, add=600):
     for n in range(T):
-        yield block.start("tensor", 256, f"S {n}").done()
-        yield block.start("exp", 256, f"P {n}").done()
-        yield block.start("tensor", 256, f"dV {n}").done()
-        yield block.start("tensor", 256, f"dP {n}").done()
+        for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dV"), ("tensor", "dP"):
+            yield block.start(unit, 256, f"{what} {n}").done()
         ds_filled.arrive(block.actor)  # my dS lies in shared memory
         yield ds_filled.over(n & 1)  # and the other consumer's, too
-        yield block.start("tensor", 256, f"dK {n}").done()
-        yield block.start("tensor", 256, f"dQ {n}").done()
+        for what in ("dK", "dQ"):
+            yield block.start("tensor", 256, f"{what} {n}").done()
         yield block.start("copy", add, f"add dQ {n}").done()
 
 # %% [markdown]
@@ -178,7 +155,7 @@ def kernel_order(block, ds_filled, T, add=600):
 
 # %%
 def clocks_of_a_step(way, T=50, **options):  # of two consumers
-    block, ds_filled = Block(tensor=IN_ORDER), Barrier("dS filled", arrivals=2)
+    block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
     block.run({f"consumer {c}": way(block, ds_filled, T, **options) for c in range(2)})
     return block.clock / T
 
@@ -189,8 +166,8 @@ for way in (one_by_one, kernel_order):
     print(f"{way.__name__:12}: {took:5,.0f} clocks a step, {busy}")
 
 # %% [markdown]
-# While one consumer waits, the other one multiplies, and dQ hides the exponentials. (Here first come, first served;
-# with equal shares `one_by_one` is slower still.) Two steps of `kernel_order`:
+# Both consumers share the tensor cores equally, as 12a's record says. One by one, they wait for exponentials, dS and
+# additions at the same time. In the kernel's order dQ hides the exponentials, and nobody waits for an addition:
 
 # %%
 show(backward_step.draw(**backward_step.data()))
@@ -215,10 +192,10 @@ show(backward_step.draw(**backward_step.data()))
 # ```
 #
 # ```text
-# an addition takes     0 clocks: 2,560 clocks a step
-# an addition takes   600 clocks: 2,560 clocks a step
-# an addition takes 2,500 clocks: 2,569 clocks a step
-# an addition takes 5,000 clocks: 4,961 clocks a step
+# an addition takes     0 clocks: 2,570 clocks a step
+# an addition takes   600 clocks: 2,570 clocks a step
+# an addition takes 2,500 clocks: 2,579 clocks a step
+# an addition takes 5,000 clocks: 4,972 clocks a step
 # ```
 # </details>
 
@@ -228,33 +205,8 @@ show(backward_step.draw(**backward_step.data()))
 # dQ needs dS of all 128 keys, and each consumer has 64 of them. So each writes its dS into shared memory and arrives at
 # a barrier. When both have arrived, each multiplies one half of dQ, in the next step. There is no second barrier that
 # says "I have read it".
-
-# %%
-def share_dS(places, seed, steps=8):  # what each consumer read for dQ of steps 0, 1, …
-    block, chance, read = Block(), random.Random(seed), [[], []]
-    place = [[None, None] for _ in range(places)]
-    both = Barrier("both have written", arrivals=2)
-
-    def consumer(c):
-        for n in range(steps):
-            if n > 0:  # dQ of the step before, from what lies there at its end
-                yield both.over((n - 1) & 1)
-                at = place[(n - 1) % places]
-                dq = block.start("tensor", chance.randint(1, 9), "dQ", lambda at=at: tuple(at))
-            yield block.start("exp", chance.randint(1, 9), "P").done()
-            if n > 0:
-                yield dq.done()
-                read[c].append(dq.result)
-            yield block.start("tensor", chance.randint(1, 9), "dP").done()
-            place[n % places][c] = n
-            both.arrive(c)
-
-    block.run({c: consumer(c) for c in range(2)})
-    return read
-
-# %% [markdown]
-# **Predict.** In this model products take 1 to 9 clocks, at random. How many places for dS are needed, so that nobody
-# writes over what the other still reads?
+#
+# **Predict.** How many places for dS are needed, so that nobody writes over what the other still reads?
 #
 # - ☐ one: both have waited at the barrier before they multiply
 # - ☐ two, used in turn
@@ -265,18 +217,6 @@ def share_dS(places, seed, steps=8):  # what each consumer read for dQ of steps 
 # **two, used in turn.** With one place the quick consumer writes its next dS while the slow one still multiplies the
 # last. With two, steps n + 1 and n − 1 share a place. Before a consumer writes its dS of step n + 1, it has waited until
 # both have written that of step n. The other one wrote that only after its own dQ of step n − 1 was done.
-#
-# ```python
-# for places in (1, 2):
-#     orders = [share_dS(places, seed) for seed in range(300)]
-#     wrong = sum(read != [[(n, n) for n in range(7)]] * 2 for read in orders)
-#     print(f"places for dS: {places}; dQ wrong in {wrong} of 300 orders")
-# ```
-#
-# ```text
-# places for dS: 1; dQ wrong in 166 of 300 orders
-# places for dS: 2; dQ wrong in 0 of 300 orders
-# ```
 # </details>
 
 # %% [markdown]
@@ -295,9 +235,9 @@ print(f"{added / 4e9:.1f} billion additions; at our {row.rate('fa2_lab'):.0f} TF
 print(f"HBM would read and write: {2 * speed / 1e12:.1f} TB/s of its {chips.H200.hbm_per_second / 1e12:.1f}")
 
 # %% [markdown]
-# In b00 threads made these additions one by one, from registers that are needed for something else. Hopper's copy
-# engine can add, too. A **bulk reduction** is a bulk copy in the other direction that adds: one thread names a tile in
-# shared memory and an address of dQ's sums, and goes on. L2 does the additions, and the sums of a head, 8 MiB, stay there.
+# In b00 threads made these additions one by one. Hopper's copy engine can add, too. A **bulk reduction** is a bulk copy in
+# the other direction that adds: one thread names a tile in shared memory and an address of dQ's sums, and goes on. L2 does
+# the additions, and the sums of a head, 8 MiB, stay there.
 
 # %%
 show(pipes.draw(**pipes.data(["backward"])))
@@ -313,18 +253,18 @@ show(pipes.draw(**pipes.data(["backward"])))
 # Here are the parts of `fa2_lab/kernels/hopper/backward` in which it differs from the forward.
 #
 # ## Three copies, one barrier
+#
+# `Rows` is a ring with two stages. Q, dO and the line of $-L/\tau$ and $-D$ come by three copies and meet at one barrier:
+# one arrival announces the bytes of all three. `start` reads $-L/\tau$ or $-D$, each thread those of the columns that it
+# holds:
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/rows.py", "Rows", begin="def fill", end="tma.async_load(dO")
 read("hopper/backward/rows.py", "Rows.start")
 
 # %% [markdown]
-# `Rows` is a ring with two stages. Q, dO and the line of $-L/\tau$ and $-D$ come by three copies and meet at one barrier:
-# one arrival announces the bytes of all three. `told` are numbers beside the tiles, such as which row block this is.
-#
-# `start` reads $-L/\tau$ or $-D$, each thread those of the columns that it holds. This is the second half of the rule of
-# fences (12a): *threads* have read here, and the copy engine will write here. A fence must stand between. It is the one in
-# `exchange`, below: both reads of a step come before it, and the release of the stage after it.
+# This is the second line of 12a's table of fences: *threads* have read here, and the copy engine will write here. A fence
+# must stand between. It is the one in `exchange`, below: both reads of a step come before it, and the release of the stage
+# after it.
 #
 # The producer, one warp, announces column blocks and starts copies. Of each query head of the group it copies the row blocks
 # that see these columns. Where nobody sees a column block, one row block visits it all the same, so that its dK and dV are
@@ -332,27 +272,28 @@ read("hopper/backward/rows.py", "Rows.start")
 #
 # ## A consumer's column block
 #
-# Both consumers run this code. `c` is 0 or 1, a constant: the kernel is compiled for each.
+# Both consumers run this code. `c` is 0 or 1, a constant: the kernel is compiled for each. (Lines for `dk_late`, product 4 in
+# the next step, are left out here. With Triton 3.9 it gains nothing, and is off.)
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/kernel.py", "consumer", begin="seen = interval", end="finish(c")
+KERNEL, LATE = "hopper/backward/kernel.py", "pipes.sizes.dk_late"
+read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 
 # %% [markdown]
 # The first step stands before the loop. `ds=None` tells it that no row block came before: there is no dQ to multiply. It is
 # the *prologue*. The *epilogue* after the loop is dQ of the last row block. V is released before it and K after it, because
 # dQ = dS K needs K.
 #
-# `interval` gives for each key the first row that sees it: `seen_from` plus the key's place under the causal mask, more
-# rows than there can be for a key that does not exist. At d = 128 without a mask `hold` keeps half of V, the same for all
+# `interval` gives for each key the first row that sees it. At d = 128 without a mask `hold` keeps half of V, the same for all
 # row blocks, in 16 registers. With Triton 3.9 there is room for them only if dV starts late.
 #
 # ## The step
 #
 # Compare it with `kernel_order`: at d = 128 under the causal mask the order is the same, line by line. At d = 64, and at
-# 128 without a mask, `dv_late` starts product 2 after dS. `dk_late`, product 4 in the next step, is off since Triton 3.9.
+# 128 without a mask, `dv_late` starts product 2 after dS.
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/kernel.py", "step", begin="FIRST", end="add_dq")
+read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 
 # %% [markdown]
 # | line | what runs meanwhile | for whom it waits |
@@ -366,8 +307,8 @@ read("hopper/backward/kernel.py", "step", begin="FIRST", end="add_dq")
 # | `add_dq` | dV | the copy engine: the place is free |
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/kernel.py", "step", begin="dp = start_dp")
-read("hopper/backward/kernel.py", "exchange")
+read(KERNEL, "step", begin="dp = start_dp", off=LATE)
+read(KERNEL, "exchange")
 
 # %% [markdown]
 # - `ds` is used twice. `exchange` puts it into shared memory for both consumers. `as_operand` makes it the left operand of
@@ -381,11 +322,10 @@ read("hopper/backward/kernel.py", "exchange")
 # ## Handing over dQ
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/kernel.py", "add_dq")
 read("hopper/backward/sums.py", "add_lines")
 
 # %% [markdown]
-# `add_lines` is the whole handover: wait until the engine has read what was here, store, fence, add. The tile of dQ is
+# This is the whole handover: wait until the engine has read what was here, store, fence, add. The tile of dQ is
 # stored as lines of 32 numbers, in the order of each thread's registers, so nothing is shuffled. Only the kernel afterwards
 # reads the sums, and it puts them in order.
 #
@@ -418,15 +358,12 @@ for idea in (
     "S and dP started together",
     "S begins at −L/τ, dP at −D",
     "dQ under the next S, not in its own step",
-    "dK under the next S, not in its own step",
 ):
     print(f"{idea:42} {min(worth[idea]):.2f} to {max(worth[idea]):.2f} times as fast")
 
 # %% [markdown]
-# S and dP together would hide more. But then S, dP and dQ are in registers at once. They do not suffice, and numbers spill to
-# memory. The starting values gain most; of the orders, dQ in the next step. dK in the next step gained under the mask; with
-# Triton 3.9 it is slower, and `choose` does without. In a kernel that is full to the last register, an overlap that needs
-# more of them loses.
+# The starting values gain most; of the orders, dQ in the next step. In a kernel that is full to the last register, an overlap
+# that needs more of them loses.
 #
 # ## Too few column blocks
 #
@@ -451,21 +388,15 @@ for idea in (
 #
 # ```python
 # some = np.random.default_rng(1).standard_normal((128, 8192)).astype(np.float32)
-# results = []
-# for seed in range(5):
-#     total = np.zeros(8192, np.float32)
-#     for j in np.random.default_rng(seed).permutation(128):
-#         total += some[j]
-#     results.append(total)
-# first, *others = (torch.from_numpy(x).bfloat16() for x in results)
-# changed = sum(int((x != first).sum()) for x in others) / len(others)
-# print("different results in fp32:", len({x.tobytes() for x in results}), "of 5")
-# print(f"after rounding to bf16: {changed:.0f} of 8,192 numbers differ")
+# orders = [np.random.default_rng(seed).permutation(128) for seed in range(2)]
+# one, two = (torch.from_numpy(np.cumsum(some[order], axis=0)[-1]) for order in orders)
+# for name, x, y in (("fp32", one, two), ("bf16", one.bfloat16(), two.bfloat16())):
+#     print(f"in {name} {int((x != y).sum()):,} of 8,192 numbers differ")
 # ```
 #
 # ```text
-# different results in fp32: 5 of 5
-# after rounding to bf16: 3 of 8,192 numbers differ
+# in fp32 7,351 of 8,192 numbers differ
+# in bf16 1 of 8,192 numbers differ
 # ```
 # </details>
 
@@ -488,14 +419,13 @@ for idea in (
 # consumer has a *writer*, a warp of its own that waits, adds and counts for it:
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/turns.py", "Turns.add", "Turns.wait", "Turns.pass_on")
-read("hopper/backward/turns.py", "UNTIL")
+read("hopper/backward/turns.py", "Turns.add", "Turns.pass_on")
 
 # %% [markdown]
 # - The consumer leaves its part, arrives at `handed` and goes on. It asks for room again one step later, while products
 #   run, so that the wait costs little.
-# - `UNTIL` reads the counter until so many have added. `ld.acquire` is read before all that follows. The fence keeps the
-#   copy engine, which reaches memory by another way, from adding before.
+# - `wait` reads the counter until so many have added, in PTX: `ld.acquire` is read before all that follows, and a fence
+#   keeps the copy engine, which reaches memory by another way, from adding before.
 # - `store_wait` says that the part has been *read*: the consumer may write there. `pass_on` waits until the sum has
 #   *arrived*, which is later, and counts. `release`: whoever reads the counter then finds the sum.
 
@@ -535,37 +465,24 @@ read("hopper/backward/turns.py", "UNTIL")
 # %% [markdown]
 # **Can this deadlock?** No. The last column block of each head is handed out first, and at each row block the turn goes
 # from the last to the first. So whoever is waited for was handed out earlier, and is running: only a program that runs
-# draws a number. The lowest number that is not done waits for nobody.
-#
-# Under the causal mask nobody waits then, but the shortest column blocks are handed out first, and at the end some SMs
-# are left alone with a long one. Without a mask it is the other way round: no uneven end, and some waiting. What both ways
-# cost in the record:
+# draws a number. What both ways cost in the record:
 
 # %% tags=["hide-input"]
-def waiting(d, N, causal, heads, SMs=chips.H200.SMs):  # by the model, in the kernel's sizes and orders
-    B_r = choose(d, N, causal, ragged=False, same_bits=True).B_r
-    tiling = Tiling(N, N, B_r, 128, CAUSAL if causal else NO_MASK)
-    with_turns = turns.handed_out(tiling, heads, at_once_in_turn(N, d, 1))
-    without = turns.handed_out(tiling, heads, at_once(tiling.T_c, heads, SMs, causal), last_column_first=False)
-    return turns.time(with_turns, SMs, in_turn=True) / turns.time(without, SMs, in_turn=False)
-
-
 repeated = [row for row in load("deterministic").rows if row.direction == "backward"]
 in_paper = {tuple(row.problem[x] for x in ("d", "causal", "N_q")): row for row in backward_rows}
-costs = []  # of turns: ours, by the model, FlashAttention-3's; of two passes
-print("time over that without            turns   in the model   FlashAttention-3's   two passes")
+costs = []  # of turns: ours, FlashAttention-3's; of two passes
+print("time over that without            turns   FlashAttention-3's   two passes")
 for row in repeated:
     p = row.problem
     ours, theirs = (row.ratio(name, f"{name} deterministic") for name in ("fa2_lab", "FlashAttention-3"))
     two = in_paper[p["d"], p["causal"], p["N_q"]].ratio("fa2_lab", "fa2_lab portable")
-    costs.append((ours, waiting(p["d"], p["N_q"], p["causal"], p["batch"] * p["heads"]), theirs, two))
+    costs.append((ours, theirs, two))
     shape = f"d = {p['d']:3}, N = {p['N_q']:6,}, {'causal' if p['causal'] else 'full':6}"
-    print(shape + "{:14.2f} {:14.2f} {:14.2f} {:14.2f}".format(*costs[-1]))
+    print(shape + "{:14.2f} {:14.2f} {:14.2f}".format(*costs[-1]))
 
 # %% [markdown]
-# Our kernel pays more than the model says: each part goes through a writer, with two barriers and a counter that all SMs
-# ask. And `choose` gives something up: at d = 64 row blocks from the last to the first, at d = 128 without a mask half of V
-# in registers. Two passes cost more, not only for the second pass: the portable kernels have no producers and rings.
+# Turns are the cheaper way. Each part goes through a writer, with two barriers and a counter that all SMs ask. Two passes cost
+# more, not only for the second pass: the portable kernels have no producers and rings.
 #
 # **Takeaway.** Sums that meet in any order change their last bits from run to run, and nothing else. To keep them, take turns.
 
@@ -618,29 +535,37 @@ show(roofline.draw(**picture))
 # %% [markdown]
 # ## Exercises
 #
-# **Complete.** Masked scores begin at $-\infty$. With what must masked entries of dP begin, so that dQ and dK are
-# right? Replace the `...`.
+# **Write an order.** S and dP do not need each other. Write `my_order`: start both at once, then let the exponentials run
+# beside dP. dQ stays in its own step, and only its addition runs on. Is it as fast as `kernel_order`? And why does the
+# kernel lose by it, as the record above says?
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# begin = 0.0
+# for n in range(T):
+#     s = block.start("tensor", 256, f"S {n}")
+#     dp = block.start("tensor", 256, f"dP {n}")
+#     yield s.done()
+#     yield block.start("exp", 256, f"P {n}").done()
+#     yield dp.done()
+#     ds_filled.arrive(block.actor)
+#     last = [block.start("tensor", 256, f"{what} {n}") for what in ("dV", "dK")]
+#     yield ds_filled.over(n & 1)
+#     last.append(block.start("tensor", 256, f"dQ {n}"))
+#     for product in last:
+#         yield product.done()
+#     block.start("copy", add, f"add dQ {n}")
 # ```
-# Any finite number does. $0 \cdot (-\infty)$ is NaN, and the products would spread it over whole rows of dQ and dK.
-# So one $-\infty$ is enough, and it belongs in S.
+# In the model it takes 2,572 clocks a step, as good. But the model has no registers. S and dP, and then dQ, stand beside dK
+# and dV: the last column of the table, 224 of 240 before anything else. They do not suffice, and numbers spill.
 # </details>
 
 # %%
-begin = ...
-visible = np.tril(np.ones((4, 4), bool)).T  # keys down, queries right
-s = np.where(visible, -L[:4] * 2, -np.inf) + K[:4] @ Q[:4].T
-if begin is ...:
-    print("not written yet")
-else:
-    with np.errstate(invalid="ignore"):
-        ds = np.exp(s / 2) * (np.where(visible, -D[:4], begin) + V[:4] @ dO[:4].T)
-    wrong = int((~(ds[~visible] == 0)).sum())
-    print("right" if wrong == 0 else f"not yet: {wrong} masked entries of dS are not 0")
+def my_order(block, ds_filled, T, add=600):
+    yield from one_by_one(block, ds_filled, T, add)  # your lines
+
+
+print(f"my_order: {clocks_of_a_step(my_order):,.0f} clocks a step")
 
 # %% [markdown]
 # ## Checks
@@ -648,30 +573,24 @@ else:
 # This notebook's functions against the package, and `attention()` (on a Hopper GPU the kernel itself) against float64.
 
 # %% tags=["hide-input"]
+draw = np.random.default_rng(0).standard_normal
+(Q, dO), (K, V) = draw((2, 4, 4)), draw((2, 8, 4))
+O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
+dK, dV, dQ = step(Q, dO, L, (dO * O).sum(axis=1), K, V, 0 * K, 0 * V)
+truth = fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=8)
 verdict("step = fa2.backward", all(close(x, y) for x, y in zip((dQ, dK, dV), truth, strict=True)))
-verdict("one by one over 2,900 clocks a step; in the kernel's order under 2,600",
-        round(clocks_of_a_step(one_by_one)) > 2900 and 2500 < clocks_of_a_step(kernel_order) < 2600)  # fmt: skip
+verdict("one by one over 3,500 clocks a step; in the kernel's order under 2,600",
+        clocks_of_a_step(one_by_one) > 3500 and 2500 < clocks_of_a_step(kernel_order) < 2600)  # fmt: skip
 verdict("registers of a step, all at once", [d + 64 * B_r * 2 // 128 + B_r * d // 256
         for d, B_r in ((64, 128), (128, 64), (128, 128))] == [224, 224, 320])  # fmt: skip
 paces = [clocks_of_a_step(kernel_order, add=add) for add in (600, 2500, 5000)]
 verdict("an addition may take about a step", paces[1] < 1.05 * paces[0] and paces[2] > 1.5 * paces[0])
-expected = [[(n, n) for n in range(7)]] * 2
-right = {places: [share_dS(places, seed) == expected for seed in range(200)] for places in (1, 2)}
-verdict("share_dS: always right with two places, not with one", all(right[2]) and not all(right[1]))
 for mask, waits in ((NO_MASK, True), (CAUSAL, False)):
     blocks = list(turns.handed_out(Tiling(4096, 4096, 64, 128, mask), 16, 4, True))
     price = turns.time(blocks, 132, in_turn=True) / turns.time(blocks, 132, in_turn=False)
     verdict(f"in the model turns wait: {waits}", (price > 1.01) == waits)
 
 # %% tags=["hide-input"]
-def computed(q, k, v, do, causal):
-    if not on_hopper:
-        q, k, v = (x.requires_grad_() for x in (q, k, v))
-        return torch.autograd.grad(attention(q, k, v, causal=causal), (q, k, v), do)
-    options = Options(causal, q.shape[3] ** -0.5)
-    return launch.backward(do, q, k, v, *forward(q, k, v, options), options)
-
-
 N_q, N_k = (1000, 1500) if on_gpu else (70, 100)
 for d in (64, 128):
     for causal in (False, True):
@@ -681,15 +600,16 @@ for d in (64, 128):
         *qkv, do = (x.double().numpy() for x in halves)
         saved = by_heads.forward(*qkv, stage="naive", causal=causal)
         want = by_heads.backward(*qkv, *saved, do, stage="naive", causal=causal)
-        found = [x.detach().double().cpu().numpy() for x in computed(*(x.to(device) for x in halves), causal)]
-        right = [close(x, y, 3e-3) for x, y in zip(found, want, strict=True)]
+        q, k, v, do = (x.to(device) for x in halves)
+        asked = [x.requires_grad_() for x in (q, k, v)]
+        found = torch.autograd.grad(attention(*asked, causal=causal), asked, do)
+        right = [close(x.double().cpu().numpy(), y, 3e-3) for x, y in zip(found, want, strict=True)]
         verdict(f"dQ, dK and dV = float64, d = {d}, causal = {causal}", all(right))
 
 # %% tags=["hide-input"]
 verdict("ahead of cuDNN, level with FlashAttention-3 or ahead of it",
         all(mean_ratio(backward_rows, peer)[1] > least for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))))
-verdict("turns cost more than in the model, and less than two passes",
-        np.mean([ours for ours, *_ in costs]) > np.mean([model for _, model, *_ in costs]) and all(x[0] < x[3] for x in costs))
+verdict("turns cost less than two passes", all(1 < ours < two for ours, _, two in costs))
 verdict("S and dP together lose by 30% and more", max(worth["S and dP started together"]) <= 0.7)
 verdict("since Triton 3.9 dK is not late", not TIGHT or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
 

@@ -1,8 +1,8 @@
-"""The exercise of chapter 12a says what is wrong with a kernel, and takes the right one."""
+"""The exercise of chapter 12a says what is wrong with a kernel, and takes the right one; listings of the kernels."""
 
 import pytest
 
-from fa2_studio.book import maxima
+from fa2_studio.book import hopper, maxima
 
 WRONG = {  # a change of the solution, and what must be said of it
     ("tma.async_load(K, [64 * j, 0], arrived, k)", "pass"): "tile 0: it waits for ever",
@@ -28,3 +28,9 @@ def test_the_exercise_takes_its_solution():
     for empty in (written("..."), "def tile_maxima(j, q, k, K, arrived, zero): ...\n"):
         assert maxima.judge(empty) == "not written yet"
     assert maxima.judge(written(maxima.SOLUTION)).startswith("right")
+
+
+def test_a_listing_leaves_out_what_is_off():
+    assert hopper.without(["if a:", "    x", "else:", "    y", "z"], "a") == ["y", "z"]
+    nested = ["if b:", "    if a and c:", "        x", "    y", "else:", "    z"]
+    assert hopper.without(nested, "a") == ["if b:", "    y", "else:", "    z"]
