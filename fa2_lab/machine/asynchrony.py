@@ -66,25 +66,14 @@ class Job:
         return Wait(lambda: self.ended is not None, f"{self.unit}: {self.label}")
 
 
-@dataclass(frozen=True)
-class Waited:
-    """An actor, what it waited for, from when to when."""
-
-    actor: str
-    what: str
-    since: float
-    until: float
-
-
 class Block:
-    """A thread block: its clock, its jobs, and a log of who waited for what."""
+    """A thread block: its clock and its jobs."""
 
     def __init__(self, **manners: str):
         self.manners = MANNERS | manners
         self.clock, self.actor = 0.0, ""
         self.running: list[Job] = []
         self.jobs: list[Job] = []  # in the order in which they ended
-        self.waits: list[Waited] = []
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
         """The actor whose turn it is starts a job, and does not wait for it."""
@@ -94,27 +83,25 @@ class Block:
 
     def run(self, actors: Mapping[str, Generator[Wait]]) -> "Block":
         """Let all actors go on as far as they can, then the clock to the next end of a job, until all have ended."""
-        asleep = {name: (Wait(lambda: True, "the start"), self.clock) for name in actors}
+        asleep = {name: Wait(lambda: True, "the start") for name in actors}
         while asleep:
             moved = [name for name in actors if name in asleep and self._resume(name, actors[name], asleep)]
             if asleep and not moved:
                 if not self.running:
-                    reasons = "; ".join(f"{name} waits for {wait.what}" for name, (wait, _) in asleep.items())
+                    reasons = "; ".join(f"{name} waits for {wait.what}" for name, wait in asleep.items())
                     raise Deadlock(reasons)
                 self._advance()
         while self.running:  # what was started and not waited for
             self._advance()
         return self
 
-    def _resume(self, name: str, actor: Generator[Wait], asleep: dict) -> bool:
+    def _resume(self, name: str, actor: Generator[Wait], asleep: dict[str, Wait]) -> bool:
         """Let one actor run to its next wait, if what it waits for has come."""
-        wait, since = asleep[name]
-        if not wait.ready():
+        if not asleep[name].ready():
             return False
-        self.waits.append(Waited(name, wait.what, since, self.clock))
         self.actor = name
         try:
-            asleep[name] = next(actor), self.clock
+            asleep[name] = next(actor)
         except StopIteration:
             del asleep[name]
         return True

@@ -17,6 +17,7 @@ Four kernels:  forward   a row block stays, K and V stream by
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -42,70 +43,38 @@ class Fit:
     blocks_per_sm: int  # 0 where it cannot run
 
 
-# Shared memory ----------------------------------------------------------------------------------------------
+# What a block holds -----------------------------------------------------------------------------------------
+
+KERNELS = ("forward", "backward", "columns", "rows")
 
 
-def forward_shared_bytes(B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
-    """Q_i once, K_j and V_j in every stage. O_i leaves through Q_i's place."""
-    return (B_r * d + stages * 2 * B_c * d) * itemsize
+def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
+    """Shared memory of one thread block."""
+    if kernel in ("forward", "rows"):  # Q_i, for rows dO_i too; K_j and V_j in every stage; O_i leaves in Q_i's place
+        stay = B_r if kernel == "forward" else 2 * B_r
+        return (stay + stages * 2 * B_c) * d * itemsize
+    streamed = 2 * B_r * (d * itemsize + STATISTIC)  # Q_i, dO_i, and L_i, D_i in fp32; K_j and V_j stay
+    turned = B_r * B_c * itemsize if kernel == "backward" else 0  # dS: dK wants its rows summed, dQ its columns
+    return 2 * B_c * d * itemsize + stages * streamed + turned
 
 
-def rows_shared_bytes(B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
-    """Q_i and dO_i once, K_j and V_j in every stage."""
-    return (2 * B_r * d + stages * 2 * B_c * d) * itemsize
+def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
+    """Registers of one thread: accumulators and scores in fp32, and the operand of the next product."""
+    scores = B_r * B_c
+    held = {
+        "forward": B_r * d + scores,  # o; s
+        "rows": B_r * d + 2 * scores,  # dq; p and dp
+        "columns": 2 * B_c * d + 2 * scores,  # dk and dv; p and dp
+        "backward": 2 * B_c * d + max(2 * scores, B_r * d),  # dk and dv; p and dp or, when they are used up, dq
+    }
+    operand = cdiv(scores * itemsize, 4)
+    return FIXED_REGISTERS + cdiv(held[kernel] + operand, WARP * whole_number("warps", warps, low=1, high=32))
 
 
-def columns_shared_bytes(B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
-    """K_j and V_j once; Q_i, dO_i, and L_i, D_i in fp32, in every stage."""
-    return (2 * B_c * d + stages * 2 * B_r * d) * itemsize + stages * 2 * B_r * STATISTIC
-
-
-def backward_shared_bytes(B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
-    """As the columns pass, and dS once more: dK wants it with rows summed, dQ with columns summed, so it is turned."""
-    return columns_shared_bytes(B_r, B_c, d, stages, itemsize) + B_r * B_c * itemsize
-
-
-# Registers --------------------------------------------------------------------------------------------------
-
-
-def forward_registers(B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
-    """Per thread: o in fp32, s in fp32, p as operand."""
-    return _per_thread(B_r * d + B_r * B_c + _operand(B_r * B_c, itemsize), warps)
-
-
-def rows_registers(B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
-    """Per thread: dq, p and dp in fp32, ds as operand."""
-    return _per_thread(B_r * d + 2 * B_r * B_c + _operand(B_r * B_c, itemsize), warps)
-
-
-def columns_registers(B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
-    """Per thread: dk and dv, p and dp in fp32, p or ds as operand."""
-    return _per_thread(2 * B_c * d + 2 * B_r * B_c + _operand(B_r * B_c, itemsize), warps)
-
-
-def backward_registers(B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
-    """Per thread: dk and dv all the time, and either p and dp or, when they are used up, dq."""
-    changing = max(2 * B_r * B_c, B_r * d)
-    return _per_thread(2 * B_c * d + changing + _operand(B_r * B_c, itemsize), warps)
-
-
-def _operand(elements: int, itemsize: int) -> int:
-    """Registers of 32 bits for that many elements of the input's type."""
-    return cdiv(elements * itemsize, 4)
-
-
-def _per_thread(registers: int, warps: int) -> int:
-    return FIXED_REGISTERS + cdiv(registers, WARP * whole_number("warps", warps, low=1, high=32))
+forward_shared_bytes, forward_registers = partial(shared_bytes, "forward"), partial(registers, "forward")
 
 
 # Does it fit? -----------------------------------------------------------------------------------------------
-
-KERNELS = {
-    "forward": (forward_shared_bytes, forward_registers),
-    "backward": (backward_shared_bytes, backward_registers),
-    "columns": (columns_shared_bytes, columns_registers),
-    "rows": (rows_shared_bytes, rows_registers),
-}
 
 
 def fits(
@@ -117,19 +86,17 @@ def fits(
         whole_number(name, value, low=1)
     if kernel not in KERNELS:
         raise ValueError(f"kernel: got {kernel!r}; it takes one of {', '.join(KERNELS)}")
-    shared_of, registers_of = KERNELS[kernel]
-    shared = shared_of(B_r, B_c, d, stages, itemsize)
-    registers = registers_of(B_r, B_c, d, warps, itemsize)
-    most = register_limit(chip, warps)
-    resident = blocks_per_sm(chip, shared, min(registers, most), warps)
+    shared = shared_bytes(kernel, B_r, B_c, d, stages, itemsize)
+    needed, most = registers(kernel, B_r, B_c, d, warps, itemsize), register_limit(chip, warps)
+    resident = blocks_per_sm(chip, shared, min(needed, most), warps)
     limit = reason = ""
     if shared > chip.shared_per_block:
         limit, resident = "shared memory", 0
         reason = f"{limit}: {shared / KiB:.0f} KiB needed, {chip.name} gives a block {chip.shared_per_block // KiB}"
-    elif registers > most:
+    elif needed > most:
         limit = "registers"
-        reason = f"{limit}: about {registers} a thread needed, {most} to be had with {warps} warps; the rest spills"
-    return Fit(not limit, reason, limit, shared, registers, resident)
+        reason = f"{limit}: about {needed} a thread needed, {most} to be had with {warps} warps; the rest spills"
+    return Fit(not limit, reason, limit, shared, needed, resident)
 
 
 def table(

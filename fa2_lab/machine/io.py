@@ -22,21 +22,13 @@ class Traffic:
     stores: dict[str, int]
 
     @property
-    def loaded(self) -> int:
-        return sum(self.loads.values())
-
-    @property
-    def stored(self) -> int:
-        return sum(self.stores.values())
-
-    @property
     def total(self) -> int:
-        return self.loaded + self.stored
+        return sum(self.loads.values()) + sum(self.stores.values())
 
-    def __add__(self, other: "Traffic") -> "Traffic":
-        """Both, one after the other."""
-        loads = Counter(self.loads) + Counter(other.loads)
-        return Traffic(dict(loads), dict(Counter(self.stores) + Counter(other.stores)))
+    def each(self, change: Callable[[str, int], int]) -> "Traffic":
+        """Every number changed, by its tensor and what it was."""
+        parts = ({tensor: change(tensor, n) for tensor, n in part.items()} for part in (self.loads, self.stores))
+        return Traffic(*parts)
 
 
 # Which tiles are visited ------------------------------------------------------------------------------------
@@ -156,10 +148,7 @@ def sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
     """What of it a cache lets through, if each tensor comes by so many times and is found there otherwise."""
-    loads, stores = (
-        {tensor: min(n, passes * size[tensor]) for tensor, n in part.items()} for part in (moved.loads, moved.stores)
-    )
-    return Traffic(loads, stores)
+    return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
 FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # scores, statistics, and a sum that is carried on through HBM
@@ -168,10 +157,7 @@ FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # scores, statistics, and a sum
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
     """The same in bytes: two for a number, but four for those of FLOAT32, and for the O that FA1 carries on."""
     wide = (*FLOAT32, "O") if algorithm == "fa1" else FLOAT32
-    loads, stores = (
-        {tensor: n * (4 if tensor in wide else 2) for tensor, n in part.items()} for part in (moved.loads, moved.stores)
-    )
-    return Traffic(loads, stores)
+    return moved.each(lambda tensor, n: n * (4 if tensor in wide else 2))
 
 
 # Operations -------------------------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ fp32 statistics and partial sums.
 """
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,18 +65,6 @@ class SharedMemory:
         self.waits[reason] += 1
         self._forget()
 
-    @property
-    def barriers(self) -> int:
-        return sum(self.waits.values())
-
-    def elements(self, op: str | None = None, warp: int | None = None, tensor: str | None = None) -> int:
-        """Elements read or written ("read", "write" or both), by one warp or all and the copy, of one tensor or all."""
-        return sum(n for key, n in self.counts.items() if _matches(key, warp, op, tensor))
-
-    def bytes(self, op: str | None = None, warp: int | None = None, tensor: str | None = None) -> int:
-        """The same in bytes of a 16-bit kernel."""
-        return sum(n * BYTES[key[2]] for key, n in self.counts.items() if _matches(key, warp, op, tensor))
-
     def _forget(self) -> None:
         self._writers, self._readers = (
             {name: np.full(array.shape, NOBODY) for name, array in self.arrays.items()} for _ in range(2)
@@ -90,13 +77,11 @@ class SharedMemory:
             raise RaceError(f"{who} {what} in {name}, with no barrier between")
 
 
-@dataclass(frozen=True, eq=False)
-class BlockRun:
+class BlockRun(NamedTuple):
     """What one thread block computed, and the shared memory it used to get there."""
 
     O: np.ndarray  # (B_r, d)
     L: np.ndarray  # (B_r,)
-    tiles: int
     shared: SharedMemory
 
 
@@ -108,12 +93,12 @@ def split_q(
 ) -> BlockRun:
     """Row block i with its rows shared out among W warps: two barriers a tile, and no partial results."""
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
-    q_i, tiles = Q[tiling.rows(i)], tiling.visited_cols(i)
+    q_i = Q[tiling.rows(i)]
     (b, d), mine = q_i.shape, shares(len(q_i), W)
     shared = SharedMemory(Q=(b, d), K=(tiling.B_c, d), V=(tiling.B_c, d))
     _copy(shared, Q=q_i)
     state = [SoftmaxState.reset(rows.stop - rows.start, d) for rows in mine]
-    for j in tiles:
+    for j in tiling.visited_cols(i):
         c = _copy(shared, K=K[tiling.cols(j)], V=V[tiling.cols(j)])
         shared.barrier("the tile is there")
         for w in range(W):
@@ -121,7 +106,7 @@ def split_q(
             s_w = np.where(tiling.visible(i, j)[mine[w]], tau * (q_w @ k_j.T), -np.inf)  # (B_r / W, B_c)
             state[w] = state[w].update(s_w, v_j)  # (B_r / W, d)
         shared.barrier("the tile is free")
-    return _gather(state, tiles, shared)
+    return _gather(state, shared)
 
 
 def split_k(
@@ -129,12 +114,12 @@ def split_k(
 ) -> BlockRun:
     """Row block i with the keys of each tile shared out among W warps: three barriers a tile, partials in memory."""
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
-    q_i, tiles = Q[tiling.rows(i)], tiling.visited_cols(i)
+    q_i = Q[tiling.rows(i)]
     (b, d), mine = q_i.shape, shares(len(q_i), W)
     shared = SharedMemory(Q=(b, d), K=(tiling.B_c, d), V=(tiling.B_c, d), max=(W, b), sum=(W, b), PV=(W, b, d))
     _copy(shared, Q=q_i)
     state = [SoftmaxState.reset(rows.stop - rows.start, d) for rows in mine]  # of its own rows only
-    for j in tiles:
+    for j in tiling.visited_cols(i):
         keys = shares(_copy(shared, K=K[tiling.cols(j)], V=V[tiling.cols(j)]), W)
         shared.barrier("the tile is there")
         s = [_slice_of_s(shared, tau, tiling.visible(i, j), keys[w], w) for w in range(W)]
@@ -148,7 +133,7 @@ def split_k(
         for w in range(W):
             parts = [shared.read(w, name, (slice(None), mine[w])).sum(axis=0) for name in ("sum", "PV")]
             state[w] = state[w].merge(SoftmaxState(m_ij[mine[w]], *parts))
-    return _gather(state, tiles, shared)
+    return _gather(state, shared)
 
 
 def _slice_of_s(shared: SharedMemory, tau: float, visible: np.ndarray, keys: slice, w: int) -> np.ndarray:
@@ -200,9 +185,9 @@ def _copy(shared: SharedMemory, **blocks: np.ndarray) -> int:
     return len(block)
 
 
-def _gather(state: list[SoftmaxState], tiles: list[int], shared: SharedMemory) -> BlockRun:
+def _gather(state: list[SoftmaxState], shared: SharedMemory) -> BlockRun:
     O, L = zip(*(s.finalize() for s in state), strict=True)
-    return BlockRun(np.concatenate(O), np.concatenate(L), len(tiles), shared)
+    return BlockRun(np.concatenate(O), np.concatenate(L), shared)
 
 
 def _check(
@@ -216,7 +201,3 @@ def _check(
     whole_number("i", i, low=0, high=tiling.T_r - 1)
     whole_number("W", W, low=1, high=32)
     return Q, K, V, tau
-
-
-def _matches(key: tuple, warp: int | None, op: str | None, tensor: str | None) -> bool:
-    return all(asked is None or asked == has for asked, has in zip((warp, op, tensor), key, strict=True))

@@ -81,12 +81,11 @@ def candidates(kernel: str, before) -> list:
     """What may be worth a try: everything that machine/budget.py does not rule out, and the choice so far."""
     from fa2_lab.machine import budget
 
-    shared_of, registers_of = budget.KERNELS[kernel]
     room = torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
-    itemsize, d = 2, before.d_pad
-    choices = [before]
+    d, choices = before.d_pad, [before]
     for B_r, B_c, warps, stages in product(SIZES, SIZES, (4, 8), (1, 2, 3)):
-        if shared_of(B_r, B_c, d, stages, itemsize) <= room and registers_of(B_r, B_c, d, warps, itemsize) <= 300:
+        sizes = kernel, B_r, B_c, d
+        if budget.shared_bytes(*sizes, stages) <= room and budget.registers(*sizes, warps) <= 300:
             choices.append(replace(before, B_r=B_r, B_c=B_c, warps=warps, stages=stages, registers=None))
     return list(dict.fromkeys(choices))
 

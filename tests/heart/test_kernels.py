@@ -22,13 +22,12 @@ def test_every_entry_fits_by_the_model(family):
     table = getattr(tables, family.upper())
     for kernel, entries in table.items():
         assert set(entries) == {16, 32, 64, 128, 256}
-        shared_of, _ = budget.KERNELS[kernel]
         for d, entry in entries.items():
             for B_r, B_c, warps, stages, *_ in entry if isinstance(entry[0], tuple) else (entry,):
                 assert warps in (4, 8)
                 if family not in ("fp32", "cdna"):  # there operands stay in registers
                     held = stages if family in ("hopper", "blackwell") else max(1, stages - 1)
-                    assert shared_of(B_r, B_c, d, held) <= FAMILIES[family] * 1024 * 1.2, (kernel, d)
+                    assert budget.shared_bytes(kernel, B_r, B_c, d, held) <= FAMILIES[family] * 1024 * 1.2, (kernel, d)
 
 
 @pytest.mark.parametrize("backend, arch, table", [

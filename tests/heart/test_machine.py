@@ -160,7 +160,7 @@ def test_bytes_are_elements_times_their_width():
     tiling = Tiling(64, 64, 16, 16)
     moved = io.traffic("fa1", "forward", tiling, 8)
     wide = ("O", "l", "m")
-    assert io.in_bytes("fa1", moved).loaded == sum(n * (4 if t in wide else 2) for t, n in moved.loads.items())
+    assert io.in_bytes("fa1", moved).loads == {t: n * (4 if t in wide else 2) for t, n in moved.loads.items()}
     assert io.at_most(1, moved, io.sizes(tiling, 8)).loads == {t: io.sizes(tiling, 8)[t] for t in moved.loads}
 
 

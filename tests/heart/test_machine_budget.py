@@ -49,9 +49,9 @@ def test_shared_memory_is_near_what_was_compiled():
     for (kernel, sm, d), compiled in SHARED.items():
         stages = 2 if sm == 90 else 1  # of num_stages = 2, Triton holds so many
         for (B_r, B_c), bytes_ in zip(SIZES, compiled, strict=True):
-            assert KERNELS[kernel][0](B_r, B_c, d, stages) == pytest.approx(bytes_, rel=0.20)
+            assert budget.shared_bytes(kernel, B_r, B_c, d, stages) == pytest.approx(bytes_, rel=0.20)
             if sm == 90 and kernel != "columns":
-                assert KERNELS[kernel][0](B_r, B_c, d, stages) == bytes_
+                assert budget.shared_bytes(kernel, B_r, B_c, d, stages) == bytes_
 
 
 def test_spilling_is_foreseen():
@@ -59,7 +59,7 @@ def test_spilling_is_foreseen():
     for (kernel, sm, d), stores in SPILLS.items():
         for n, spilled in enumerate(stores):
             (B_r, B_c), warps = SIZES[n // 2], (4, 8)[n % 2]
-            foreseen = KERNELS[kernel][1](B_r, B_c, d, warps) > COMPILED_FOR[sm].registers_per_thread
+            foreseen = budget.registers(kernel, B_r, B_c, d, warps) > COMPILED_FOR[sm].registers_per_thread
             agree += foreseen == (spilled >= 16)
             missed += [] if foreseen else [spilled]
     assert agree == 84 and max(missed) <= 101
@@ -73,14 +73,16 @@ def test_the_sizes_of_the_fa2_paper_by_hand():
     assert budget.forward_shared_bytes(128, 64, 128, stages=1) == 64 * KiB
     assert budget.forward_shared_bytes(128, 64, 128, stages=2) == 96 * KiB
     assert budget.forward_registers(128, 64, 128, warps=4) == 40 + (128 * 128 + 128 * 64 + 128 * 64 // 2) // 128
-    assert budget.columns_shared_bytes(64, 128, 64, 1) == (2 * 128 * 64 + 2 * 64 * 64) * 2 + 2 * 64 * 4
-    assert budget.columns_shared_bytes(64, 128, 64, 3) == (2 * 128 * 64 + 3 * 2 * 64 * 64) * 2 + 3 * 2 * 64 * 4
-    assert budget.backward_shared_bytes(64, 128, 64, 1) - budget.columns_shared_bytes(64, 128, 64, 1) == 64 * 128 * 2
-    assert budget.rows_shared_bytes(128, 64, 128, 2) == budget.forward_shared_bytes(128, 64, 128, 2) + 32 * KiB
-    assert budget.columns_registers(64, 128, 64, 8) == 40 + (2 * 128 * 64 + 2 * 64 * 128 + 64 * 128 // 2) // 256
-    assert budget.rows_registers(64, 128, 64, 8) == 40 + (64 * 64 + 2 * 64 * 128 + 64 * 128 // 2) // 256
-    assert budget.backward_registers(64, 32, 256, 8) == 40 + (2 * 32 * 256 + 64 * 256 + 64 * 32 // 2) // 256
-    assert budget.backward_registers(64, 128, 64, 8) == budget.columns_registers(64, 128, 64, 8)
+    assert budget.shared_bytes("columns", 64, 128, 64, 1) == (2 * 128 * 64 + 2 * 64 * 64) * 2 + 2 * 64 * 4
+    assert budget.shared_bytes("columns", 64, 128, 64, 3) == (2 * 128 * 64 + 3 * 2 * 64 * 64) * 2 + 3 * 2 * 64 * 4
+    assert (
+        budget.shared_bytes("backward", 64, 128, 64, 1) - budget.shared_bytes("columns", 64, 128, 64, 1) == 64 * 128 * 2
+    )
+    assert budget.shared_bytes("rows", 128, 64, 128, 2) == budget.forward_shared_bytes(128, 64, 128, 2) + 32 * KiB
+    assert budget.registers("columns", 64, 128, 64, 8) == 40 + (2 * 128 * 64 + 2 * 64 * 128 + 64 * 128 // 2) // 256
+    assert budget.registers("rows", 64, 128, 64, 8) == 40 + (64 * 64 + 2 * 64 * 128 + 64 * 128 // 2) // 256
+    assert budget.registers("backward", 64, 32, 256, 8) == 40 + (2 * 32 * 256 + 64 * 256 + 64 * 32 // 2) // 256
+    assert budget.registers("backward", 64, 128, 64, 8) == budget.registers("columns", 64, 128, 64, 8)
 
 
 def test_which_sizes_fit_where():

@@ -67,7 +67,7 @@ def test_traffic_equals_the_meter_tensor_by_tensor(algorithm, direction, tiling,
     form, trace = io.traffic(algorithm, direction, tiling, d), metered(algorithm, direction, tiling, d)
     assert nonzero(form.loads) == nonzero(moved(trace, "load"))
     assert nonzero(form.stores) == nonzero(moved(trace, "store"))
-    assert form.total == trace.hbm_elements == form.loaded + form.stored
+    assert form.total == trace.hbm_elements
 
 
 @settings(max_examples=40, deadline=None)
@@ -92,15 +92,6 @@ def test_operations_of_one_tile_equal_the_meter_at_every_tile(algorithm, directi
         b, c = tiling.visible(i, j).shape
         counts.pop("load"), counts.pop("store", None)
         assert nonzero(counts) == nonzero(io.tile_operations(algorithm, direction, b, c, 5))
-
-
-def test_traffic_adds_up_over_heads_and_passes():
-    tiling = Tiling(8, 8, 4, 2, CAUSAL)
-    forward, backward = io.fa2_forward(tiling, 4), io.fa2_backward(tiling, 4)
-    assert (forward + backward).total == forward.total + backward.total
-    assert (forward + backward).loads["K"] == forward.loads["K"] + backward.loads["K"]
-    twice = forward + forward  # the same tensors are stored by both
-    assert twice.loads == {tensor: 2 * n for tensor, n in forward.loads.items()} and twice.total == 2 * forward.total
 
 
 # The statements of the papers -----------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_counts_equal_the_closed_form(scheme, sizes):
         counted[op, tensor] += n
     counted["write", "Q"] -= b * d  # once for the block, before its first tile
     assert +counted == Counter({key: tiles * n for key, n in tile_accesses(scheme, b, c, d, W).items()})
-    assert run.shared.barriers == tiles * dict(split_q=2, split_k=3)[scheme]
+    assert run.shared.waits.total() == tiles * dict(split_q=2, split_k=3)[scheme]
 
 
 def test_one_tile_by_hand():
@@ -61,15 +61,13 @@ def test_one_tile_by_hand():
     Q, K, V = head(8, 8, 4)
     q, k = (scheme(Q, K, V, Tiling(8, 8, 8, 8), 0, 4).shared for scheme in (split_q, split_k))
     for shared in (q, k):  # Q and the tile are copied in once
-        assert [shared.elements("write", COPY, name) for name in "QKV"] == [32, 32, 32]
-    assert [q.elements("read", 2, name) for name in "QKV"] == [8, 32, 32]  # its rows of Q, all of K and V
-    assert q.elements("write", 2) == 0  # it tells nobody anything
-    assert [k.elements("read", 2, name) for name in "QKV"] == [32, 8, 8]  # all of Q, its slice of K and V
-    assert [k.elements("write", 2, name) for name in ("max", "sum", "PV")] == [8, 8, 32]
-    assert [k.elements("read", 2, name) for name in ("max", "sum", "PV")] == [4 * 8, 4 * 2, 4 * 2 * 4]
-    assert q.bytes() == 2 * q.elements() == 2 * (96 + 4 * 72)
-    assert k.bytes("write", tensor="PV") == 4 * 4 * 8 * 4
-    assert (q.barriers, k.barriers) == (2, 3)
+        assert [shared.counts[COPY, "write", name] for name in "QKV"] == [32, 32, 32]
+    assert [q.counts[2, "read", name] for name in "QKV"] == [8, 32, 32]  # its rows of Q, all of K and V
+    assert not any(op == "write" and warp != COPY for warp, op, _ in q.counts)  # they tell nobody anything
+    assert [k.counts[2, "read", name] for name in "QKV"] == [32, 8, 8]  # all of Q, its slice of K and V
+    assert [k.counts[2, "write", name] for name in ("max", "sum", "PV")] == [8, 8, 32]
+    assert [k.counts[2, "read", name] for name in ("max", "sum", "PV")] == [4 * 8, 4 * 2, 4 * 2 * 4]
+    assert (q.waits.total(), k.waits.total()) == (2, 3)
     assert set(k.waits) == {"the tile is there", "row maxima of all warps", "row sums and P V of all warps"}
 
 
@@ -84,7 +82,7 @@ def test_every_barrier_is_needed(scheme, monkeypatch):
         monkeypatch.setattr(SharedMemory, "barrier", lambda *a: None if next(count) == left_out else real(*a))
         return warps.SCHEMES[scheme](Q, K, V, Tiling(4, 8, 4, 4), 0, 2)
 
-    total = run(None).shared.barriers
+    total = run(None).shared.waits.total()
     for left_out in range(total - (scheme == "split_q")):
         with pytest.raises(RaceError):
             run(left_out)
