@@ -1,6 +1,7 @@
 """Why each rung of the ladder is there: what limited the one before, what the change removes, what it should give."""
 
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from fa2_lab.kernels import ladder
@@ -22,181 +23,20 @@ class Reason(NamedTuple):
 
 
 NOTHING = Reason("", "", "", "Nothing comes before this rung: it is where the climb begins.")
-REASONS = {
-    "01": Reason(
-        "HBM bytes",
-        "HBM: S and P go there and back",
-        "S and P in HBM; adds O, ℓ and m at every tile",
-        "FA1's loops keep S and P on the chip. But with one program a head, most SMs have no work in a small batch,"
-        " and in this shape O in fp32 moves more bytes than S and P did. So the model expects a loss.",
-        "The model sends rung 01 to L2 and rung 00 to HBM at full speed; both in truth wait longer.",
-    ),
-    "02": Reason(
-        "HBM bytes",
-        "HBM: O, ℓ and m at every tile",
-        "O, ℓ and m in HBM until a row block is done",
-        "With the loop over row blocks outside, o, ℓ and m stay in registers, and only K and V travel.",
-        "In the model all bytes come from L2. Here K and V of all heads do not fit there, so both rungs wait for "
-        "HBM, and rung 01, which moves more, waits longer.",
-    ),
-    "03": Reason(
-        "idle SMs",
-        "SMs without work: a program a head",
-        "idle SMs; HBM reads of K and V",
-        "Every row block gets a program. All SMs have work, a second program on each computes while the first one "
-        "waits, and the row blocks of a head read the same K and V at the same time.",
-        "The model counts SMs and the second program. It does not know that rung 02 reads K and V from HBM, and "
-        "rung 03 finds them in L2. With 8 heads they fit there in both, and the model should be right.",
-    ),
-    "04": Reason(
-        "instructions",
-        "latency: two programs on an SM",
-        "β, the second rescaling of a tile",
-        "p is computed against the new maximum, so P V needs no factor of its own. But o is still divided in every "
-        "tile, so P V still needs an accumulator beside o: the registers stay, and so does the number of programs.",
-    ),
-    "05": Reason(
-        "programs on an SM",
-        "latency: two programs on an SM",
-        "the division, and a second accumulator",
-        "With neither β nor a division in the loop, the tensor cores add P V where o lies. That frees the registers"
-        " of a second accumulator. If a third program fits by it, it computes while the others wait.",
-    ),
-    "06": Reason(
-        "instructions, a third program",
-        "instructions; under the mask: programs",
-        "the guard for denormals, two products",
-        "exp becomes exp2: the guard for very small results goes, and the products by log₂e and by the scale become"
-        " part of one multiply-add. Under the mask the registers fall to what lets a third program in.",
-    ),
-    "07": Reason(
-        "tiles",
-        "tiles that no row sees",
-        "half of the tiles, under the causal mask",
-        "The loop ends at the diagonal. Without a mask there is nothing to skip.",
-    ),
-    "08": Reason(
-        "instructions",
-        "instructions: the mask in every tile",
-        "the mask's test; adds a second loop",
-        "Only tiles on the diagonal need the test. The second loop is a second copy of the code, and may cost "
-        "registers: if a program goes by it, the change loses.",
-    ),
-    "09": Reason(
-        "instructions",
-        "instructions: a test for every load",
-        "the test where every key is real",
-        "In the loop without a mask all keys are real, so its loads need no condition.",
-    ),
-    "10": Reason(
-        "waits for data",
-        "data: a tile is fetched when needed",
-        "the way through registers, and its wait",
-        "With num_stages=3 the copies of two tiles are under way while a third is computed, straight into shared "
-        "memory. The price is room for three tiles.",
-        "The model lets one product run into the next. In this order of the two loops the compiler makes each "
-        "product wait for the one before: the next rung.",
-    ),
-    "11": Reason(
-        "waits for products",
-        "waits: each product for the one before",
-        "all of these waits but one",
-        "The two loops change places. Now no product of the long loop is still under way when the masked loop "
-        "begins, and the compiler need not wait after each. The model counts instructions and not these waits.",
-        "The waits that go are not in the model.",
-    ),
-    "12": Reason(
-        "the last wave",
-        "the end: heavy row blocks run last",
-        "the tail, under the causal mask",
-        "The row blocks with most tiles start first, those of all heads together, so that light ones fill the end.",
-        "The model does not know HBM, and this order asks for the keys of all heads at the same time.",
-    ),
-    "13": Reason(
-        "HBM bytes",
-        "HBM: too many heads at the same time",
-        "HBM reads of K and V",
-        "Heads run in groups whose K and V fit in L2. The model does not know HBM, and predicts nothing.",
-        "The model does not know HBM.",
-    ),
-    "14": Reason(
-        "instructions",
-        "instructions: addresses",
-        "the arithmetic of addresses",
-        "The copy engine moves whole tiles, of K and V and of O: one thread asks, and no thread computes addresses.",
-        "The model does not know what else a bulk copy changes: the layout in which a tile lands, and who waits for"
-        " it.",
-    ),
-    "15": Reason(
-        "language",
-        "nothing new: a change of language",
-        "the compiler's choice; p in pairs",
-        "The same tiles, stages and copies, written in Gluon: what Triton's compiler decided now stands in the "
-        "code. One instruction rounds two numbers of p.",
-        "The model counts instructions. Where they stand in the loop, it does not know.",
-    ),
-    "16": Reason(
-        "instructions",
-        "instructions: who computes also copies",
-        "copies and their waits in the loop",
-        "A warp of its own starts all copies. The warps that compute only wait for a barrier.",
-        "The model counts the instructions of who computes. It does not know how long they wait at barriers.",
-    ),
-    "17": Reason(
-        "L2 bytes",
-        "perhaps the bytes from L2",
-        "half of the bytes from L2",
-        "More rows share each tile of K and V. If the bytes from L2 are the limit, this gains. The model says that "
-        "copies run ahead far enough, and that nothing is gained.",
-        "The model does not know the bytes from L2.",
-    ),
-    "18": Reason(
-        "waits",
-        "what each tile costs once",
-        "half of the waits, maxima and barriers",
-        "A tile of 128 keys pays once what two of 64 keys pay twice. Each byte from L2 stays.",
-        "How much of its wait a tile pays once is fitted, and to other rungs.",
-    ),
-    "19": Reason(
-        "instructions",
-        "instructions: the mask in every tile",
-        "the mask's test, without a mask",
-        "The tile that may be masked comes first, before the loop.",
-        "The model counts the instructions of the loop. It does not know in which order the assembler puts them, "
-        "nor what the first tile costs by itself.",
-    ),
-    "20": Reason(
-        "idle tensor cores",
-        "tensor cores stand still in the softmax",
-        "that pause: two products in flight",
-        "Q Kᵀ of the next tile and P V of this one run while the softmax is computed. At best the tensor cores "
-        "never stop.",
-        modelled=False,
-    ),
-    "21": Reason(
-        "idle tensor cores",
-        "start and end of every row block",
-        "most of that; takes a stage",
-        "A program takes row block after row block. The next Q comes, and O leaves, while the tensor cores work. "
-        "The room for both is the third stage's.",
-        modelled=False,
-    ),
-    "22": Reason(
-        "instructions",
-        "instructions: rows are combined",
-        "rescaling of o, and talk between lanes",
-        "m seldom moves by much. While it does not, o is not rescaled, and the threads of a row exchange nothing.",
-        modelled=False,
-    ),
-    "23": Reason(
-        "power",
-        "power: the clock falls",
-        "a third of the bytes from L2",
-        "192 rows share a tile. The tensor cores already work most of the time, so cycles can hardly fall. Bytes "
-        "that do not move are watts for the clock.",
-        modelled=False,
-    ),
-}
+
+
+def read(page: str) -> dict[str, Reason]:
+    """The reasons of reasons.md, by the rungs' numbers."""
+    found = {}
+    for part in page.split("\n## ")[1:]:
+        head, why, *fields = filter(None, part.split("\n"))
+        (number, cause), said = head.split(" · "), dict(line[2:].split(": ", 1) for line in fields)
+        modelled = "predicted" not in said
+        found[number] = Reason(cause, said["before"], said["goes"], why, said.get("missed", UNKNOWN), modelled)
+    return found
+
+
+REASONS = read(Path(__file__).with_name("reasons.md").read_text(encoding="utf-8"))
 
 
 def reason(rung: str) -> Reason:

@@ -79,9 +79,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert rooms == {"fa2_lab", next(name for name in rooms if name.endswith(".dist-info"))}
     written = {path.relative_to(PROJECT).as_posix() for path in (PROJECT / "fa2_lab").rglob("*.py")}
     assert written == {name for name in names if name.endswith(".py")}
-    assert {"fa2_lab/py.typed", "fa2_lab/data/bench_ladder.json"} <= set(names)
+    assert {"fa2_lab/py.typed", "fa2_lab/data/bench_ladder.json", "fa2_lab/machine/reasons.md"} <= set(names)
     kinds = {Path(name).suffix for name in names if name.startswith("fa2_lab/")}
-    assert kinds <= {".py", ".json", ".typed"}, "what else is in there?"
+    assert kinds <= {".py", ".json", ".md", ".typed"}, "what else is in there?"
 
 
 def test_every_public_call_works_from_the_wheel(installed):
