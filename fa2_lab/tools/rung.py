@@ -18,9 +18,9 @@ LARGE = [(1000, 1300, 64, False), (1300, 1000, 64, True), (999, 1025, 128, False
 
 
 def alone(file: str) -> None:
-    """A rung, given by its file: its sentence, its errors, its compiled numbers, and on a GPU its time."""
+    """A rung, given by its file: its change, its errors, its compiled numbers, and on a GPU its time."""
     name = Path(file).stem
-    print(steps.sentence(name) + "\n")
+    print(": ".join(ladder.change(name)) + "\n")
     gpu = torch.cuda.is_available()
     if "gluon" in steps.source(name) and not (gpu and torch.cuda.get_device_capability() == (9, 0)):
         print("It runs on a Hopper GPU only, and there is none here.")

@@ -10,11 +10,6 @@ RED, GREEN, FAINT, PLAIN = "\033[31m", "\033[32m", "\033[2m", "\033[0m"
 AROUND = 3  # lines of context around a change
 
 
-def sentence(rung: str) -> str:
-    """A rung's one sentence: the first line of its file."""
-    return (ast.get_docstring(ast.parse(source(rung))) or "").splitlines()[0]
-
-
 def source(rung: str) -> str:
     """The text of a rung's file."""
     return Path(ladder.FOLDER, f"{ladder.find(rung)}.py").read_text(encoding="utf-8")

@@ -4,13 +4,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from fa2_lab.errata.cases import distance
 from fa2_lab.machine import io, warps
 from fa2_lab.paper import PACKAGE
 from fa2_lab.reference import fa1, fa2, heads, naive, online_softmax
@@ -218,21 +217,13 @@ def triton_call(backward: bool) -> Callable[[Trace], Pairs]:
 def torch_and_attention() -> tuple[ModuleType, Callable, str]:
     """torch, the public call and the device to run on; or the reason why there is none."""
     for module in ("torch", "triton"):
-        if not installed(module):
+        if not doctor.version(module):
             raise Skipped(f"{module} is not installed")
     import torch
 
     from fa2_lab.api.attention import attention
 
     return torch, attention, "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def installed(module: str) -> bool:
-    """Whether a module could be imported, without importing it."""
-    try:
-        return find_spec(module) is not None
-    except ImportError:
-        return False
 
 
 def triton_device() -> str:
@@ -293,17 +284,9 @@ def run(stage: Stage) -> Row:
         return Row(stage.name, note=f"skipped: {reason}")
     except Exception as failure:  # one broken stage must not hide the others
         return Row(stage.name, ok=False, note=f"FAILED: {type(failure).__name__}: {failure}".splitlines()[0])
-    error = max(relative_error(computed, true) for computed, true in results)
+    error = max(distance(computed, true) for computed, true in results)
     work = trace.hbm_elements, trace.matmul_flops, trace.other_flops + trace.exponentials
     return Row(stage.name, error, *work, seconds, device, ok=bool(error <= stage.tolerance))
-
-
-def relative_error(computed: ArrayLike, true: ArrayLike) -> float:
-    """Largest difference over the largest true entry; infinite where shapes differ, NaN where a NaN turns up."""
-    computed, true = np.asarray(computed, dtype=np.float64), np.asarray(true, dtype=np.float64)
-    if computed.shape != true.shape:
-        return np.inf
-    return float(np.abs(computed - true).max() / np.abs(true).max())
 
 
 HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds':>9}  {'device':11} verdict"

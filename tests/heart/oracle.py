@@ -5,14 +5,12 @@ import torch
 
 
 def visible(N_q, N_k, causal=False, key_length=None, allowed=None, window=None):
-    """The mask entry by entry, straight from its definition."""
-    seen = np.ones((N_q, N_k), dtype=bool)
+    """The mask, straight from its definition."""
+    row, column = np.arange(N_q)[:, None], np.arange(N_k)
+    ahead = column - (row + N_k - N_q)
     left, right = window or (None, None)
-    for r in range(N_q):
-        for c in range(N_k):
-            ahead = c - (r + N_k - N_q)
-            seen[r, c] = not (causal and ahead > 0) and not (key_length is not None and c >= key_length)
-            seen[r, c] &= (left is None or -ahead <= left) and (right is None or ahead <= right)
+    seen = (ahead >= (-np.inf if left is None else -left)) & (ahead <= (np.inf if right is None else right))
+    seen &= (ahead <= 0 if causal else True) & (column < (N_k if key_length is None else key_length))
     return seen if allowed is None else seen & allowed
 
 

@@ -10,6 +10,7 @@ from queue import Queue
 import torch
 
 from fa2_lab.distributed import ring as rings
+from fa2_lab.distributed.shard import joined
 from fa2_lab.reference import shards
 
 
@@ -65,13 +66,7 @@ def ring_of(rank, links, lengths, layout, causal, scale, on_triton):
 
 def whole(parts, lengths, layout):
     """Shards (batch, heads, N, …) of all ranks as one tensor."""
-    out = parts[0].new_empty((*parts[0].shape[:2], sum(lengths), *parts[0].shape[3:]))
-    for part, places in zip(parts, shards.pieces(lengths, layout), strict=True):
-        start = 0
-        for place in places:
-            out[:, :, place] = part[:, :, start : start + shards.size(place)]
-            start += shards.size(place)
-    return out
+    return joined([part.movedim(2, 0) for part in parts], lengths, layout).movedim(0, 2)
 
 
 def attention(q, k, v, dO, dL, lengths, layout, causal, scale, on_triton):

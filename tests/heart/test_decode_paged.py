@@ -73,21 +73,14 @@ def serving(dtype=torch.float32, page=16):
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 @pytest.mark.parametrize(
-    "dtype, scale", [*((dtype, None) for dtype in DTYPES), (torch.float32, 0.0), (torch.float16, -0.3)]
+    "dtype, scale, causal",
+    [*((dtype, None, True) for dtype in DTYPES), (torch.float32, 0.0, False), (torch.float16, -0.3, False)],
 )
-def test_attention_paged(dtype, backend, scale):
+def test_attention_paged(dtype, backend, scale, causal):
     arguments, (k, v, dO) = serving(dtype)
-    O, L = fa2_lab.attention_paged(**arguments, scale=scale, return_lse=True, backend=backend)
+    O, L = fa2_lab.attention_paged(**arguments, scale=scale, causal=causal, return_lse=True, backend=backend)
     assert O.dtype == dtype and L.dtype == torch.float32 and (O[1] == 0).all() and (L[1] == -torch.inf).all()
     for b, n in ((0, 64), (2, 37)):
         cut = arguments["q"][[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]]
-        near((O[b : b + 1], L[b : b + 1]), *cut, causal=True, scale=scale)
-    assert torch.equal(fa2_lab.attention_paged(**arguments, scale=scale, backend=backend), O)
-
-
-@pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_without_a_mask_every_query_sees_all_keys(backend):
-    arguments, (k, v, dO) = serving()
-    O, L = fa2_lab.attention_paged(**arguments, causal=False, return_lse=True, backend=backend)
-    for b, n in ((0, 64), (2, 37)):
-        near((O[[b]], L[[b]]), arguments["q"][[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]], causal=False)
+        near((O[b : b + 1], L[b : b + 1]), *cut, causal=causal, scale=scale)
+    assert torch.equal(fa2_lab.attention_paged(**arguments, scale=scale, causal=causal, backend=backend), O)

@@ -4,13 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decode_checks import paged
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from kernel_truth import ALLOWED, DEVICE, GPU, NAMES, dense, dense_for, elsewhere, worst
 
 from fa2_lab.api.attention import attention
-from fa2_lab.api.paged import attention_paged
 from fa2_lab.kernels import interpreter
 
 if interpreter.misfit():
@@ -120,24 +118,5 @@ def test_attention_is_what_float64_says(examples):
         (q, k, v, dO), options = call_of(call)
         dirty = poisoned(k, v, options["lengths"], filling)
         compare(called(q, *dirty, dO, wanted, options), (q, k, v, dO), **options)
-
-    fuzz()
-
-
-@several
-def test_pages_in_any_order_are_what_float64_says(examples):
-    """A cache in pages that lie anywhere, the unused ones and the rest of each last one full of NaN."""
-
-    @settings(max_examples=examples // 2, derandomize=examples == FEW, **COMMON)
-    @given(calls, st.sampled_from([16, 32]), st.integers(0, 2**32), st.booleans())
-    def fuzz(call, page, seed, causal):
-        (q, k, v, dO), options = call_of(call)
-        lengths = options["lengths"]
-        lengths = [k.shape[2]] * len(k) if lengths is None else lengths.tolist()
-        pages, keys = paged(k, v, lengths, page, seed), torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-        O, L = attention_paged(q, *pages, keys, causal=causal, return_lse=True)
-        for b, n in enumerate(lengths):
-            one = [x[b : b + 1] for x in (q, k[:, :, :n], v[:, :, :n], dO)]
-            compare((O[b : b + 1], L[b : b + 1], None, None, None), one, causal=causal)
 
     fuzz()

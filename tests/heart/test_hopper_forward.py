@@ -138,9 +138,6 @@ def test_counter_is_put_back_and_graphs_have_their_own():
     assert counters_are_put_back()
 
 
-# Behind the public call ---------------------------------------------------------------------------------------
-
-
 # Launched again -----------------------------------------------------------------------------------------------
 
 
