@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from random import Random
 
 import torch
 
@@ -15,9 +16,12 @@ from fa2_studio.bench.protocol import PROTOCOL, measure
 from fa2_studio.bench.results import machine
 
 LENGTHS = tuple(range(100, 4001, 260))  # sixteen
+ONE_LONG = 60 * (100,) + (16384,)
+DOCUMENTS = tuple(Random(2048).choices(range(30, 801), k=2048))
+WHAT = "16 sequences have 100 to 4,000 tokens; of 61 one has 16,384 and the others 100; 2,048 have 30 to 800"
 
 
-def grid(lengths: Sequence[int] = LENGTHS) -> list[Problem]:
+def grid(lengths: Sequence[int]) -> list[Problem]:
     """A hidden dimension of 2,048, in heads of 64 or 128."""
     N = max(lengths)
     return [Problem(len(lengths), 2048 // d, 2048 // d, N, N, d, causal=True) for d in (64, 128)]
@@ -25,8 +29,13 @@ def grid(lengths: Sequence[int] = LENGTHS) -> list[Problem]:
 
 def run() -> Plan:
     """Forward and backward of everybody."""
-    jobs = [partial(row, problem, direction) for problem in grid() for direction in DIRECTIONS]
-    return Plan(Record("packed", machine(), f"{PROTOCOL}; FLOPs are those of the tokens", ceilings()), jobs)
+    jobs = [
+        partial(row, problem, direction, lengths)
+        for lengths in (LENGTHS, ONE_LONG, DOCUMENTS)
+        for problem in grid(lengths)
+        for direction in DIRECTIONS
+    ]
+    return Plan(Record("packed", machine(), f"{PROTOCOL}; FLOPs are those of the tokens; {WHAT}", ceilings()), jobs)
 
 
 def flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:
@@ -36,7 +45,7 @@ def flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:
 
 
 def row(
-    problem: Problem, direction: str, lengths: Sequence[int] = LENGTHS, timing: Callable[[dict], dict] = measure
+    problem: Problem, direction: str, lengths: Sequence[int], timing: Callable[[dict], dict] = measure
 ) -> Measurement:
     """Every contestant whose answer for the last sequence is right."""
     one_after_the_other = replace(problem, batch=1, N_q=sum(lengths), N_k=sum(lengths))

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import torch
 
 from fa2_studio.bench.peers.dense import Attention, O_of, function_of
+from fa2_studio.bench.problem import Missing
 
 Tensors = Sequence[torch.Tensor]  # q, k, v and dO as (tokens, heads, d)
+MOST_ROWS = 2**18  # of a padded call: 1 GiB for each tensor of the suite, and there are more than ten
 
 
 class Packed(NamedTuple):
@@ -29,24 +31,28 @@ def with_padding(lengths: Sequence[int], tensors: Tensors) -> Packed:
     """attention() with key_lengths."""
     from fa2_lab.api.attention import attention
 
+    rows = len(lengths) * max(lengths)
+    if rows > MOST_ROWS:
+        raise Missing(f"padded it would have {rows:,} rows, for {sum(lengths):,} tokens")
     count = torch.tensor(lengths, dtype=torch.int32, device=tensors[0].device)
     call = partial(attention, causal=True, key_lengths=count)
     return Packed(call, [padded(x, lengths) for x in tensors], lambda x: x[-1:, :, : lengths[-1]])
 
 
-def by_starts(function: Callable, lengths: Sequence[int], tensors: Tensors, *more: int, **causal) -> Packed:
+def by_starts(function: Callable, lengths: Sequence[int], tensors: Tensors, *more: int, **options) -> Packed:
     """A call that takes where each sequence begins, for q and for k, and maybe the longest length of each."""
     starts = torch.tensor([0, *lengths], device=tensors[0].device).cumsum(0).int()
 
     def call(q, k, v):
-        return O_of(function(q, k, v, starts, starts, *more, **causal))
+        return O_of(function(q, k, v, starts, starts, *more, **options))
 
     return Packed(call, tensors, lambda x: x[-lengths[-1] :].transpose(0, 1)[None])
 
 
 def ours(lengths: Sequence[int], tensors: Tensors) -> Packed:
-    """attention_packed() finds the longest length by itself."""
-    return by_starts(function_of("fa2_lab.api.packed", "attention_packed"), lengths, tensors, causal=True)
+    """attention_packed()."""
+    function = function_of("fa2_lab.api.packed", "attention_packed")
+    return by_starts(function, lengths, tensors, causal=True, longest=max(lengths))
 
 
 def package(module: str) -> Callable[[Sequence[int], Tensors], Packed]:
