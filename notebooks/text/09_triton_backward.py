@@ -16,7 +16,7 @@
 # - find the line where programs disturb each other, and name two cures and their price,
 # - say why a backward kernel runs out of registers.
 #
-# *Time: 35 minutes with the questions and the kernel. Hardware: any machine with Linux; without an
+# *Time: 30 minutes with the questions and the kernel. Hardware: any machine with Linux; without an
 # NVIDIA GPU the kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb) and [08 ·
 # The Triton forward kernel](08_triton_forward.ipynb).*
 
