@@ -1,20 +1,11 @@
 """The backward as a graph of five products."""
 
-import numpy as np
-
 from fa2_lab.plots import style
-from fa2_lab.reference import fa2
-from fa2_lab.trace import Trace
 
 
-def data(T: int = 4, B: int = 8, d: int = 4) -> dict:
-    """How many products FA2's Algorithm 2 takes for a tile, as the meter counts them on T × T tiles."""
-    Q, K, V, dO = np.random.default_rng(0).standard_normal((4, T * B, d))
-    O, L = fa2.forward(Q, K, V, B_r=B, B_c=B)
-    trace = Trace()
-    fa2.backward(Q, K, V, O, L, dO, B_r=B, B_c=B, trace=trace)
-    products = trace.matmul_flops // (T * T * 2 * B * B * d)
-    return dict(products=products)
+def data() -> dict:
+    """Nothing is computed for this picture."""
+    return {}
 
 
 #        name: (x, y, width, what is written, kind), in inches
@@ -39,7 +30,7 @@ HIGH = 0.32
 
 
 @style.picture
-def draw(products: int) -> style.Drawn:
+def draw() -> style.Drawn:
     """What a tile loads above, what it computes beneath, and its three results at the bottom."""
     caption = "Backward: one of five products computes S again, which nobody kept (white: computed again). L is kept by"
     caption += " the forward, and D = rowsum(dO ∘ O)."
@@ -55,8 +46,8 @@ def draw(products: int) -> style.Drawn:
         style.note(ax, 5.72, y + HIGH / 2, words, color=style.QUIET, ha="left")
     style.bare(ax, (-0.02, 6.4), (-0.05, 3.6))
     alt = (
-        f"A graph from top to bottom: Q, K, V, dO, L and D are loaded; S and P are computed again from Q, K and L; dP"
-        f" and dS follow on chip; dV, dK and dQ come out. That makes {products} matrix products a tile."
+        "A graph from top to bottom: Q, K, V, dO, L and D are loaded; S and P are computed again from Q, K and L; dP"
+        " and dS follow on chip; dV, dK and dQ come out. That makes 5 matrix products a tile."
     )
     return figure, alt
 

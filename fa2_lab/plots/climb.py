@@ -17,20 +17,14 @@ class Rung(NamedTuple):
     causal: float
 
 
-def data(N: int = 4096, d: int = 128) -> dict:
+def data() -> dict:
     """What `fa2-lab bench ladder` has measured in the shape that fills the GPU."""
     record = load("ladder")
-    rows = {
-        row.problem["causal"]: {name: row.flops / ms[0] / 1e9 for name, ms in row.values.items()}
-        for row in record.rows
-        if row.direction == "forward" and (row.problem["N_q"], row.problem["d"]) == (N, d)
-        if row.problem["batch"] * N == 16384
-    }
-    full, causal = rows[False], rows[True]
-    rungs = [Rung(r[1:3], ladder.change(r)[0], full[r], causal[r]) for r in ladder.RUNGS if r in full and r in causal]
-    peer = compared_with(full.keys() & causal.keys())
-    setting = f"{record.made()}; forward, 16,384 tokens, N = {N:,}, d = {d}, {2048 // d} heads"
-    return dict(rungs=rungs, peer=(peer, full[peer], causal[peer]), setting=setting)
+    full, causal = (reasons.timed(record, masked, d=128) for masked in (False, True))
+    both = full.values.keys() & causal.values.keys()
+    rungs = [Rung(r[1:3], ladder.change(r)[0], full.rate(r), causal.rate(r)) for r in ladder.RUNGS if r in both]
+    peer, shape = compared_with(both), "forward, 16,384 tokens, N = 4,096, d = 128, 16 heads"
+    return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
 
 
 NAMED = 1.08  # a factor from which on a jump is named, by its cause

@@ -1,35 +1,24 @@
 """One merge, three orders: in a loop, as a tree, and split between two workers."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from fa2_lab.plots import style
 from fa2_lab.reference.online_softmax import SoftmaxState
 
-
-class Node(NamedTuple):
-    """The state of one row after some key blocks; a merge knows which earlier nodes it was made of."""
-
-    m: float
-    l: float
-    o: float
-    left: int | None = None
-    right: int | None = None
+Merge = tuple[int, int, SoftmaxState]  # two states by their numbers, leaves first, and what they make
 
 
 def data(blocks: int = 8, B_c: int = 4) -> dict:
-    """The states of one row's key blocks (d = 1), merged by three orders: pairs (left, right) of node numbers."""
+    """The states of one row's key blocks (d = 1), and what becomes of them in three orders."""
     s, v = np.random.default_rng(2).standard_normal((2, blocks, B_c)) * [[[2.0]], [[1.0]]]
     leaves = [SoftmaxState.reset(1, 1).update(s[b : b + 1], v[b][:, None]) for b in range(blocks)]
-    drawn, L = {}, {}
+    orders: dict[str, list[Merge]] = {}
     for name, pairs in merge_pairs(blocks).items():
         states = list(leaves)
         for left, right in pairs:
             states.append(states[left].merge(states[right]))
-        drawn[name] = [_node(state, *pair) for state, pair in zip(states[blocks:], pairs, strict=True)]
-        L[name] = states[-1].finalize()[1].item()
-    return dict(leaves=[_node(state) for state in leaves], orders=drawn, L=L)
+        orders[name] = [(*pair, state) for pair, state in zip(pairs, states[blocks:], strict=True)]
+    return dict(leaves=leaves, orders=orders)
 
 
 def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
@@ -51,10 +40,6 @@ def _chain(start: int, stop: int, number: int) -> list[tuple[int, int]]:
     return list(zip(lefts, range(start + 1, stop), strict=True))
 
 
-def _node(state: SoftmaxState, left: int | None = None, right: int | None = None) -> Node:
-    return Node(state.m.item(), state.l.item(), state.o.item(), left, right)
-
-
 WHERE = {
     "loop": "Loop: one state takes in block after block (FA2's inner loop)",
     "tree": "Tree: neighbours merge, then pairs of pairs (warps of a block)",
@@ -64,23 +49,20 @@ W, H = 0.9, 0.76  # of one state's box
 
 
 @style.picture
-def draw(leaves: list[Node], orders: dict[str, list[Node]], L: dict[str, float]) -> style.Drawn:
-    """The states of all blocks, and beneath them each order of merging them, every box with its m, l and o.
-
-    orders: {"loop", "tree", "split": the merges}; nodes are numbered leaves first. L: the logsumexp of each order.
-    """
+def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
+    """The states of all blocks, and beneath them each order of merging them, every box with its m, l and o."""
     caption = "One operator, any order: a loop, a tree and a split end at the same o and L."
     places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
     depths = [max(y for _, y in place) + 0.9 for place in places.values()]
     figure, axes = style.new_figure(7.4, caption, nrows=1 + len(orders), height_ratios=[0.95, *depths])
-    for k, node in enumerate(leaves):
-        _state(axes[0], k, 0, node)
+    for k, state in enumerate(leaves):
+        _state(axes[0], k, 0, state)
     axes[0].set_title("The state of each key block: m, l and o (d = 1)")
     style.bare(axes[0], (-0.5, len(leaves) - 0.5), (-0.45, 0.45))
     for ax, (name, merges) in zip(axes[1:], orders.items(), strict=True):
-        _order(ax, places[name], len(leaves), merges, L[name])
+        _order(ax, places[name], len(leaves), merges)
         ax.set_title(WHERE[name])
-    results = "; ".join(f"{name} o / l = {n[-1].o / n[-1].l:.6f}, L = {L[name]:.6f}" for name, n in orders.items())
+    results = "; ".join(f"{name} {_result(merges, 6)}" for name, merges in orders.items())
     alt = (
         f"{len(leaves)} boxes hold the states (m, l, o) of {len(leaves)} key blocks. Beneath, the same merge joins"
         f" them in three orders: a chain of {len(orders['loop'])}, a tree of three levels, and two chains joined at the"
@@ -89,24 +71,29 @@ def draw(leaves: list[Node], orders: dict[str, list[Node]], L: dict[str, float])
     return figure, alt
 
 
-def _places(leaves: int, merges: list[Node]) -> list[tuple[float, float]]:
+def _result(merges: list[Merge], digits: int, between: str = ", ") -> str:
+    """What the last merge ends at."""
+    o, L = (x.item() for x in merges[-1][2].finalize())
+    return f"o / l = {o:.{digits}f}{between}L = {L:.{digits}f}"
+
+
+def _places(leaves: int, merges: list[Merge]) -> list[tuple[float, float]]:
     """Leaves side by side; a merge stands under the block it takes in, or below and between the two it joins."""
     places = [(float(k), 0.0) for k in range(leaves)]
-    for node in merges:
-        (x_left, y_left), (x, y) = places[node.left], places[node.right]
-        places.append((x, 1.0) if node.right < leaves else ((x_left + x) / 2, max(y_left, y) + 1))
+    for left, right, _ in merges:
+        (x_left, y_left), (x, y) = places[left], places[right]
+        places.append((x, 1.0) if right < leaves else ((x_left + x) / 2, max(y_left, y) + 1))
     return places
 
 
-def _order(ax: style.Axes, places: list, leaves: int, merges: list[Node], L: float) -> None:
+def _order(ax: style.Axes, places: list, leaves: int, merges: list[Merge]) -> None:
     for k in range(leaves):
         style.box(ax, k - W / 2, -0.2, W, 0.4, f"block {k}", style.tint(style.INK, 0.06), linewidth=0.5)
-    for (x, y), node in zip(places[leaves:], merges, strict=True):
-        for child in (node.left, node.right):
+    for (x, y), (*children, state) in zip(places[leaves:], merges, strict=True):
+        for child in children:
             _arrow(ax, places[child], (x, y), leaf=child < leaves)
-        _state(ax, x, y, node)
-    (x, y), end = places[-1], merges[-1]
-    words = f"o / l = {end.o / end.l:.4f},  L = {L:.4f}".replace("-", "−")
+        _state(ax, x, y, state)
+    words = _result(merges, 4, ",  ").replace("-", "−")
     bottom = y + H / 2 + 0.1
     at, side = (x + W / 2, "right") if x > leaves / 2 else (x, "center")
     style.note(ax, at, bottom, words, va="top", ha=side, weight="bold")
@@ -122,6 +109,6 @@ def _arrow(ax: style.Axes, start: tuple, end: tuple, leaf: bool) -> None:
         style.arrow(ax, (x0, y0 + (0.2 if leaf else H / 2)), (x1 + aside, y1 - H / 2))
 
 
-def _state(ax: style.Axes, x: float, y: float, node: Node) -> None:
-    words = f"m {node.m:.2f}\nl {node.l:.2f}\no {node.o:.2f}".replace("-", "−")
+def _state(ax: style.Axes, x: float, y: float, state: SoftmaxState) -> None:
+    words = "\n".join(f"{name} {getattr(state, name).item():.2f}" for name in "mlo").replace("-", "−")
     style.box(ax, x - W / 2, y - H / 2, W, H, words, style.fill("m"))

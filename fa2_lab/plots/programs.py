@@ -21,16 +21,12 @@ def data() -> dict:
     chip, copy = chips.named(record.machine["gpu"]), record.ceilings["copy TB/s"] * 1e12
     speed = splits.pace(chip, cache, STAGES, copy / chip.hbm_per_second)
     slots = int(curves["usual"][0])
-    model = [(n, 1e6 * (BEGIN + seconds(cache, n, slots, speed))) for n, _ in curve]
+    shared = {n: splits.Shares(cache.tiles, n).blocks() for n, _ in curve}
+    model = [(n, 1e6 * (BEGIN + splits.seconds(cache, blocks, slots, speed))) for n, blocks in shared.items()]
     rivals = {name: values[0] for name, values in row.values.items()}
     heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
     setting = f"{record.made()}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"
     return dict(curve=curve, model=model, floor=rivals.pop(ALONE), usual=slots, rivals=rivals, setting=setting)
-
-
-def seconds(cache: splits.Cache, n: int, slots: int, speed: splits.Pace) -> float:
-    """By the model, with so many programs."""
-    return splits.seconds(cache, splits.Shares(cache.tiles, n).blocks(), slots, speed)
 
 
 @style.picture

@@ -30,13 +30,11 @@ def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, flo
     return 1e3 * one.flops / one.values[name_of(1)][0], 1e3 * moved / around
 
 
-def contiguous(record: Record, by_length: dict) -> tuple[int, int, float] | None:
-    """(GPUs, N, times faster) of the other layout, if it was measured."""
-    for row in record.rows:
-        if row.problem.get("layout") == "contiguous" and row.direction == "both":
-            (name, (ms, *_)), N = next(iter(row.values.items())), row.problem["N_q"]
-            return gpus(name), N, by_length[N][name_of(1)][0] / ms
-    return None
+def contiguous(record: Record, by_length: dict) -> tuple[int, int, float]:
+    """(GPUs, N, times faster) of the other layout."""
+    row = next(r for r in record.rows if r.problem.get("layout") == "contiguous" and r.direction == "both")
+    (name, (ms, *_)), N = next(iter(row.values.items())), row.problem["N_q"]
+    return gpus(name), N, by_length[N][name_of(1)][0] / ms
 
 
 def gpus(name: str) -> int:
@@ -56,7 +54,7 @@ MARKERS = {2: "s", 4: "o", 8: "D"}
 
 
 @style.picture
-def draw(curves: dict, contiguous: tuple[int, int, float] | None, memory: dict, setting: str) -> style.Drawn:
+def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting: str) -> style.Drawn:
     """Above, times faster than one GPU over the length; beneath, MiB of each GPU. Both: {number of GPUs: ...}."""
     most = max(curves)
     N, best = curves[most][-1]
@@ -68,10 +66,9 @@ def draw(curves: dict, contiguous: tuple[int, int, float] | None, memory: dict, 
         above.plot([lengths[0], lengths[-1]], [n, n], color=style.QUIET, linewidth=0.8)
         style.note(above, lengths[0], n + 0.06, f"{n} times: linear", va="bottom", color=style.QUIET)
         style.note(above, 1.1 * curve[-1][0], curve[-1][1], f"{n} GPUs\n{curve[-1][1]:.2f}", color=style.OURS)
-    if contiguous:
-        n, at, times = contiguous
-        above.plot([at], [times], marker="x", color=style.INK, linestyle="none")
-        style.note(above, at / 1.1, times + 0.14, f"{n} GPUs, contiguous, {times:.2f}", ha="right", va="bottom")
+    n, at, times = contiguous
+    above.plot([at], [times], marker="x", color=style.INK, linestyle="none")
+    style.note(above, at / 1.1, times + 0.14, f"{n} GPUs, contiguous, {times:.2f}", ha="right", va="bottom")
     above.set(xscale="log", xlabel="tokens in all")
     style.log_ticks(above.xaxis, lengths, [short(n) for n in lengths])
     above.set(xlim=(lengths[0] / 1.15, 1.6 * lengths[-1]), ylim=(0, 1.14 * most))

@@ -18,10 +18,9 @@ import re
 from math import log10
 from typing import Any, NamedTuple
 
-from fa2_lab.machine import chips
+from fa2_lab.machine import chips, reasons
 from fa2_lab.machine.prices import Cost, cost, prices
 from fa2_lab.plots import style
-from fa2_lab.plots.speed import apart
 from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
@@ -68,10 +67,10 @@ def data(*methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chip
 def ladder(d: int) -> dict:
     """Every rung in the training shape without a mask: TFLOP/s, and FLOPs per byte that DRAM moved."""
     record = load("ladder")
-    row = training_row(record, d)
+    row = reasons.timed(record, causal=False, d=d)
     moved = counted(record, d)
     rungs = [name for name in row.values if name in moved and (name[1:3] in SHOWN or name == "fa2_lab")]
-    points = {name: (row.flops / moved[name], row.flops / row.values[name][0] / 1e9) for name in rungs}
+    points = {name: (row.flops / moved[name], row.rate(name)) for name in rungs}
     chip, p = chips.named(record.machine["gpu"]), row.problem
     gemm, copy = record.ceilings["GEMM TFLOP/s"], record.ceilings["copy TB/s"]
     flops, speed = chip.tensor_flops / 1e12, chip.hbm_per_second / 1e12
@@ -86,12 +85,6 @@ def ladder(d: int) -> dict:
     )
     xlabel = "FLOPs per byte that DRAM moved (hardware counters)"
     return dict(points=points, roofs=roofs, caption=caption, xlabel=xlabel, height=4.2)
-
-
-def training_row(record: Record, d: int) -> dict:
-    """The timed row of one head dimension with the most heads and no mask."""
-    rows = [r for r in record.rows if r.direction == "forward" and r.problem["d"] == d and not r.problem["causal"]]
-    return max(rows, key=lambda r: r.problem["batch"] * r.problem["heads"])
 
 
 def counted(record: Record, d: int) -> dict[str, float]:
@@ -180,3 +173,16 @@ def _points(ax: style.Axes, points: dict[str, Place], column: float, roof: float
         else:
             below = -10 if y > 0.9 * roof else -2  # not on the roof's line
             ax.annotate(words, (x, y), (8, below), textcoords="offset points", **look)
+
+
+def apart(values: list[float], gap: float) -> list[float]:
+    """Heights as near to the values as can be, in their order, each at least the gap from the next."""
+    order = sorted(range(len(values)), key=lambda n: values[n])
+    pools: list[list[float]] = []  # neighbours that push each other: the mean of each pool stays
+    for place, n in enumerate(order):
+        pools.append([values[n] - gap * place])
+        while len(pools) > 1 and sum(pools[-2]) / len(pools[-2]) >= sum(pools[-1]) / len(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    levels = [sum(pool) / len(pool) for pool in pools for _ in pool]
+    placed = {n: levels[place] + gap * place for place, n in enumerate(order)}
+    return [placed[n] for n in range(len(values))]

@@ -1,10 +1,6 @@
 """One change over the number of heads: programs come in waves, and so the worth of a change goes up and down."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-
-from matplotlib.figure import Figure
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
@@ -18,9 +14,8 @@ HEADS = range(2, 25)
 def data(N: int = 4096, d: int = 128) -> dict:
     """How many times as fast rung 09 is as rung 07 without a mask: by the model, and as measured."""
     before, after = ladder.find(BEFORE), ladder.find(AFTER)
-    model, measured = {}, {}
-    for heads in HEADS:
-        model[heads] = reasons.predicted(before, after, causal=False, d=d, heads=heads)
+    model = {n: reasons.predicted(before, after, causal=False, d=d, heads=n) for n in HEADS}
+    measured = {}
     record = load("ladder")
     for row in record.rows:
         p = row.problem
@@ -28,20 +23,13 @@ def data(N: int = 4096, d: int = 128) -> dict:
         timed = shape == (N, d, False, 1) and row.flops and {before, after} <= row.values.keys()
         if timed and p["heads"] in HEADS:
             measured[p["heads"]] = row.ratio(after, before)
-    measured = dict(sorted(measured.items()))
     held = [reasons.facts()[name, False, d]["programs"] for name in (before, after)]
-    return dict(
-        model=model,
-        measured=measured,
-        held=held,
-        setting=f"N = {N:,}, d = {d}, no mask; {record.made()}",
-    )
+    setting = f"N = {N:,}, d = {d}, no mask; {record.made()}"
+    return dict(model=model, measured=dict(sorted(measured.items())), held=held, setting=setting)
 
 
 @style.picture
-def draw(
-    model: Mapping[int, float], measured: Mapping[int, float], held: list[int], setting: str
-) -> tuple[Figure, str]:
+def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[int], setting: str) -> style.Drawn:
     """The model as a line, the measurements as dots.
 
     model, measured: {heads: factor}. held: programs on an SM before and after the change.

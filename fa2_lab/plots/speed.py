@@ -18,7 +18,7 @@ def data() -> dict:
                 curves = panels.setdefault((direction, p["d"], p["causal"]), {name: [] for name in CONTESTANTS})
                 for name in CONTESTANTS:
                     if name in row.values:
-                        curves[name].append((p["N_q"], row.flops / row.values[name][0] / 1e9))
+                        curves[name].append((p["N_q"], row.rate(name)))
     panels = {at: {name: sorted(curve) for name, curve in c.items() if curve} for at, c in panels.items()}
     setting = f"{record.made()}; 16,384 tokens, hidden size 2,048; torch flash is FlashAttention-2 in torch"
     return dict(panels=panels, gemm=record.ceilings["GEMM TFLOP/s"], setting=setting)
@@ -69,19 +69,6 @@ def draw(panels: dict[tuple, dict], gemm: float, setting: str) -> style.Drawn:
     reached = ", ".join(f"{direction} {rate:.0f}" for direction, rate in best.items())
     alt = f"TFLOP/s over sequence length in {len(panels)} panels, for {names}; a line marks a GEMM at {gemm:.0f}."
     return figure, f"{alt} fa2_lab is faster {ahead(panels)}. At 16,384 tokens it reaches {reached}."
-
-
-def apart(values: list[float], gap: float) -> list[float]:
-    """Heights as near to the values as can be, in their order, each at least the gap from the next."""
-    order = sorted(range(len(values)), key=lambda n: values[n])
-    pools: list[list[float]] = []  # neighbours that push each other: the mean of each pool stays
-    for place, n in enumerate(order):
-        pools.append([values[n] - gap * place])
-        while len(pools) > 1 and sum(pools[-2]) / len(pools[-2]) >= sum(pools[-1]) / len(pools[-1]):
-            pools[-2:] = [pools[-2] + pools[-1]]
-    levels = [sum(pool) / len(pool) for pool in pools for _ in pool]
-    placed = {n: levels[place] + gap * place for place, n in enumerate(order)}
-    return [placed[n] for n in range(len(values))]
 
 
 def ahead(panels: dict[tuple[str, int, bool], dict[str, Curve]]) -> str:

@@ -23,14 +23,10 @@ def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3) -> dict:
 def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
     """A row for each algorithm: its tile grid with the time of each visit, and its HBM traffic over time.
 
-    events: {"FA1": ..., "FA2": ...} as a Trace recorded them, or one of them alone.
+    events: {"FA1": ..., "FA2": ...} as a Trace recorded them.
     """
-    caption = "FA1 moves O, l and m through HBM at every tile" + (
-        "; FA2 keeps them on chip." if "FA2" in events else "."
-    )
-    figure, axes = style.new_figure(
-        0.2 + 2.15 * len(events), caption, nrows=len(events), ncols=2, width_ratios=[1, 1.35], squeeze=False
-    )
+    caption = "FA1 moves O, l and m through HBM at every tile; FA2 keeps them on chip."
+    figure, axes = style.new_figure(4.5, caption, nrows=2, ncols=2, width_ratios=[1, 1.35])
     longest = max(len(log) for log in events.values())
     moved = {name: sum(e.elements for e in log) for name, log in events.items()}
     for (name, log), (grid, timeline) in zip(events.items(), axes, strict=True):

@@ -1,5 +1,7 @@
 """Thread blocks on SMs over time: one per head (FA1) against one per row block (FA2), and the causal tail."""
 
+from collections import Counter
+
 from matplotlib.ticker import MaxNLocator
 
 from fa2_lab.machine import chips, grid
@@ -52,31 +54,18 @@ def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
     return figure, f"{len(ran)} charts of SMs over time, in tiles, on one scale; every bar is a thread block. {runs}."
 
 
-def turns(schedule: Schedule) -> list[int]:
-    """For each block, how many ran before it on the same slot."""
-    seen: dict[tuple, int] = {}
-    turn = []
-    for p in schedule.placed:
-        turn.append(seen.get((p.SM, p.slot), 0))
-        seen[p.SM, p.slot] = turn[-1] + 1
-    return turn
-
-
 def _bars(ax: style.Axes, schedule: Schedule) -> None:
     """Every block as a bar on the line of its SM, in two greys by turns; where there are many, each SM's work."""
     if len(schedule.placed) > MANY:
-        ends = [0.0] * schedule.SMs
-        for p in schedule.placed:
-            ends[p.SM] = max(ends[p.SM], p.end)
-        style.bars(ax, [(0, SM, end, 1) for SM, end in enumerate(ends)], style.worker(1))
+        whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placed}  # to the end of its last block
+        style.bars(ax, list(whole.values()), style.worker(1))
         return
-    high = 1 / schedule.blocks_per_sm
-    for grey in (0, 1):
-        places = [
-            (p.start, p.SM + p.slot * high, p.end - p.start, high)
-            for p, turn in zip(schedule.placed, turns(schedule), strict=True)
-            if turn % 2 == grey
-        ]
+    begun: Counter[int] = Counter()
+    greys: tuple[list, list] = [], []
+    for p in schedule.placed:
+        greys[begun[p.SM] % 2].append((p.start, p.SM, p.end - p.start, 1))
+        begun[p.SM] += 1
+    for grey, places in enumerate(greys):
         style.bars(ax, places, style.worker(1 + grey))
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fa2_lab.machine import budget, chips, grid, hopper, io, prices, ring, splits, time, turns, warps
+from fa2_lab.machine import budget, chips, grid, hopper, io, prices, reasons, ring, splits, time, turns, warps
 from fa2_lab.machine.chips import A100, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090, KiB
 from fa2_lab.machine.time import Clocks, Worth
 from fa2_lab.plots import deferred_normalisation, roofline
@@ -137,7 +137,7 @@ def test_what_chapters_say_of_the_same_thing_is_the_same():
     """00 and the card: prices; 04: the picture of tweak 1; 10: the ladder's FLOPs; 14: a row of decode."""
     price = prices.prices(chips.A100).in_flops()
     assert deferred_normalisation.data()["price"] == pytest.approx(price["fp32"], rel=0.01)
-    assert roofline.training_row(load("ladder"), 128).flops == prices.cost("FA2", heads=64).flops
+    assert reasons.timed(load("ladder"), causal=False, d=128).flops == prices.cost("FA2", heads=64).flops
     cache = splits.Cache((8192,), kv_heads=1, d=128, rows=4)
     decode = prices.cost("decode", N=8192, N_q=4, heads=1)
     assert decode.intensity("requested") == pytest.approx(cache.rows, rel=0.01)  # 4 d FLOPs over 4 d bytes, a row
