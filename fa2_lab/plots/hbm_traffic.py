@@ -4,42 +4,19 @@ from typing import Any
 
 from fa2_lab.machine import chips, io
 from fa2_lab.plots import style
-from fa2_lab.plots.roofline import DRAM
-from fa2_lab.records import load
 from fa2_lab.reference import fa1
 from fa2_lab.tiles import Tiling
 
-FA2 = ("r09_free_loads", "r07_two_loops")  # the rung whose counters are shown; its name before 24 rungs
-
 
 def data(N: int = 1024, M: int = 2**15, d: int = 64) -> dict:
-    """Closed forms of the three; FA2's hardware counters as recorded."""
+    """Closed forms of the three."""
     lengths, sizes = [2**k for k in range(9, 15)], [2**k for k in range(12, 19)]
     over_N, over_M = {}, {}
     for name in ("standard", "FA1", "FA2"):
         over_N[name] = [(n, moved(name, n, M, d)) for n in lengths]
         over_M[name] = [(m, moved(name, N, m, d)) for m in sizes]
     memories = {chip.name.split()[0]: chip.shared_per_block for chip in (chips.A100, chips.H100)}
-    return dict(N=N, M=M, d=d, over_N=over_N, over_M=over_M, memories=memories, counters=counters(d))
-
-
-def counters(d: int, B: int = 64) -> dict:
-    """FA2's rung, with tiles of B × B, in elements of one head: what it asks for, and what a GPU's counters saw of it.
-
-    Only this rung has one item size throughout (L in fp32 is a number per row); standard and FA1 keep S or O in fp32.
-    """
-    record = load("ladder")
-    counted = (row for row in record.rows if row.direction == "counters" and row.problem["rung"] in FA2)
-    p, read = next((row.problem, row.values) for row in counted if row.problem["d"] == d)
-    numbers, N = 2 * p["batch"] * p["heads"], p["N_q"]  # bytes of one bf16 element of every head
-    bars = {
-        f"asked for, tiles {B} × {B}": io.traffic("fa2", "forward", Tiling(N, N, B, B), d).total,
-        "reached L2": round(read["L2 bytes"][0] / numbers),
-        "crossed to DRAM": round(sum(read[name][0] for name in DRAM) / numbers),
-        "floor: 4 N d": 4 * N * d,
-    }
-    source = f"Counted on an {record.machine['gpu'].removeprefix('NVIDIA ')}: FA2 at N = {N:,}, a head"
-    return dict(source=source, bars=bars)
+    return dict(N=N, M=M, d=d, over_N=over_N, over_M=over_M, memories=memories)
 
 
 def block_sizes(name: str, M: int, d: int) -> dict[str, int]:
@@ -62,15 +39,14 @@ LOOKS = {
 
 
 @style.picture
-def draw(N: int, M: int, d: int, over_N: dict, over_M: dict, memories: dict, counters: dict) -> style.Drawn:
-    """Elements that one head's forward moves: over N with M fixed, over M with N fixed, and what a GPU counted.
+def draw(N: int, M: int, d: int, over_N: dict, over_M: dict, memories: dict) -> style.Drawn:
+    """Elements that one head's forward moves: over N with M fixed, and over M with N fixed.
 
     over_N, over_M: {"FA2": points, ...}. memories: {chip: bytes that a block can have}.
-    counters: {"source": "H200, FA2, …", "bars": {what: elements}} as hardware counted them.
     """
-    caption = "What the chip asks for grows as N². A larger tile asks for less, and L2 answers most of it."
-    figure, axes = style.new_figure(7.4, caption, nrows=3, height_ratios=[3, 3, 1.2])
-    for ax, curves in zip(axes, (over_N, over_M), strict=False):
+    caption = "What the chip asks for grows as N². A larger tile asks for less."
+    figure, axes = style.new_figure(6.2, caption, nrows=2)
+    for ax, curves in zip(axes, (over_N, over_M), strict=True):
         for name, curve in curves.items():
             ax.plot(*zip(*curve, strict=True), **LOOKS[name])
         least = [(x, 4 * (x if curves is over_N else N) * d) for x, _ in curves["FA2"]]
@@ -80,17 +56,13 @@ def draw(N: int, M: int, d: int, over_N: dict, over_M: dict, memories: dict, cou
         ax.set(xscale="log", yscale="log", ylabel="elements")
     _over_N(axes[0], M, d, over_N)
     _over_M(axes[1], N, d, over_M, memories)
-    bars = counters["bars"]
-    style.named_bars(axes[2], bars, [short(n) for n in bars.values()], style.WORKERS[1])
-    axes[2].set_title(counters["source"])
     last = {name: curve[-1][1] for name, curve in over_N.items()}
     alt = (
         f"Two log-log charts of elements moved by one head. Over N, with on-chip memory of {M:,} elements, three"
         f" parallel lines of slope 2: at N = {over_N['FA2'][-1][0]:,} standard attention moves"
         f" {short(last['standard'])}, FA1 {short(last['FA1'])}, FA2 {short(last['FA2'])}. Over memory, at N = {N:,},"
         f" standard stays flat while FA1 and FA2 fall in proportion, from above it to far below. A thin line is the"
-        f" floor, 4 N d: each of Q, K, V and O once."
-        f" Bars: {', '.join(f'{what} {short(n)}' for what, n in bars.items())} elements."
+        " floor, 4 N d: each of Q, K, V and O once."
     )
     return figure, alt
 

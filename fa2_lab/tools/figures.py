@@ -17,7 +17,6 @@ from fa2_lab.tools import files
 PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
     "time_and_memory": "00_start",
     "gpu_map": "00_start",
-    "ladder": "00_start",
     "card": "00_start",
     "attention_map": "01_naive_attention",
     "rescaling": "02_online_softmax",

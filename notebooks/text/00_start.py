@@ -207,10 +207,20 @@ show(roofline.draw(**roofline.data("standard", "FA2")))
 # ## What comes next?
 #
 # No chapter needs a GPU. 01 to 07, A and B are NumPy. Others run Triton, a Python dialect for kernels, in its
-# interpreter, or a model of the GPU, and show what a GPU recorded. From 02 to 07 each change makes one thing smaller, and a
-# bar shows the share that is left:
+# interpreter, or a model of the GPU, and show what a GPU recorded. From 02 to 07 each change makes one thing smaller,
+# here with N = 8,192, d = 64 and tiles of 128 × 128:
 #
-# ![A list of the changes of chapters 02 to 07, each with a bar for the share that it leaves](../figures/ladder.svg)
+# | | change | less of what | times |
+# | --- | --- | --- | ---: |
+# | 02 | a row of softmax is finished block by block | numbers of a row kept | 124 |
+# | 03 | tiles; S and P never leave the chip | elements requested | 2.6 |
+# | 04 | o, ℓ and m stay on the chip until they are done | elements requested | 1.5 |
+# | | division after the last tile, not in each | FP32 work of a tile | 1.1 |
+# | | L = m + log ℓ instead of m and ℓ | numbers of a row stored | 2.0 |
+# | | causal tiles above the diagonal are skipped | tiles visited | 2.0 |
+# | 05 | P is computed again, not kept | numbers kept for the backward | 126 |
+# | 06 | a thread block for each row block, not each head | SMs without work, 32 heads on an H100 | 25 |
+# | 07 | each of four warps takes rows, not keys | bytes through shared memory | 2.3 |
 
 
 # %% tags=["nbval-ignore-output", "hide-input"]

@@ -202,8 +202,7 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
 # In the first chart all three methods rise as $N^2$; only the floor does not. In the second N is fixed: with little room
-# on the chip, FA1 is above standard attention. The bars were counted on an H200, for FA2 (next chapter): L2 answered most
-# requests.
+# on the chip, FA1 is above standard attention.
 
 # %% [markdown]
 # ## What still travels?
