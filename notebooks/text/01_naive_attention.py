@@ -6,8 +6,7 @@
 #
 # **What does attention compute, and what does it cost?**
 #
-# We compute attention as it is defined, forward and backward, and count what it moves. Later chapters lower the cost, and
-# compare every result with this one.
+# We compute attention as it is defined, forward and backward, and count what it moves. Later chapters lower the cost.
 #
 # After this notebook you can
 #
@@ -21,6 +20,7 @@
 # %% tags=["hide-input"]
 import numpy as np
 
+from fa2_lab.errata.cases import central_differences
 from fa2_lab.machine import io
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots import attention_map
@@ -56,35 +56,26 @@ print("exp(S), first row:", E[0].round(6), " P:", P[0].round(6), " O:", O[0].rou
 show(attention_map.draw(**attention_map.data()))
 
 # %% [markdown]
-# Read a row from left to right. It belongs to one word, and each square is the weight of one key. A word sees only itself
-# and the words before it. Look at the second "a": nearly all of its weight lies on "woodchuck", the word that followed
-# the first "a".
+# A row belongs to one word, and each square is the weight of one key. A word sees only itself and the words before it. Look
+# at the second "a": nearly all of its weight lies on "woodchuck", the word that followed the first "a".
 #
-# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word, by the formulas of this chapter and
-# with a mask (chapter 04), in one second. In each of its 2,400 random texts, over twelve words, a word is mostly followed
-# by the same one. The key at a place is made from the word before it. So the query of the second "a" finds "woodchuck",
-# whose key says "after an a". The head has never seen this sentence. Its guess after the second "a" is right. After the
-# second "woodchuck" it bets on "chuck", and is wrong.
+# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word, by the formulas of this chapter, on
+# random texts in which a word is mostly followed by the same one. The key at a place is made from the word before it. So
+# the query of the second "a" finds "woodchuck", whose key says "after an a". The head has never seen this sentence. After
+# the second "woodchuck" it bets on "chuck", and is wrong.
 
 # %% [markdown]
 # ## How large may a score be?
 #
-# A score adds d products. If queries and keys have entries of size about 1 and of either sign, the products partly
-# cancel, and the sum grows like $\sqrt{d}$. With large scores one key gets nearly all the weight, and a small change of
-# the scores changes almost nothing. A model cannot learn from that. So the scores are multiplied by a scale $\tau$,
-# usually $1 / \sqrt{d}$: $S = \tau QK^\top$.
+# A score adds d products. If their factors are about 1 and of either sign, the products partly cancel, and the sum grows
+# like $\sqrt{d}$. With large scores one key gets nearly all the weight, and a small change of the scores changes almost
+# nothing. A model cannot learn from that. So the scores are multiplied by a scale $\tau$, usually $1 / \sqrt{d}$:
+# $S = \tau QK^\top$.
 #
-# Individual scores can still be large. From a score of about 88.7 on, the exponential is above the largest float32 number
-# and becomes infinite.
-
-# %%
-def softmax_as_written(s):
-    e = np.exp(s)
-    return e / e.sum()
-
-
-# %% [markdown]
-# **Predict.** A float32 row has the scores 90, 89 and 0. What is its first weight by `softmax_as_written`?
+# Individual scores can still be large. From about 88.7 on, the exponential is above the largest float32 number and becomes
+# infinite.
+#
+# **Predict.** A float32 row has the scores 90, 89 and 0. What is its first weight by `np.exp(s) / np.exp(s).sum()`?
 #
 # - ☐ 0.731
 # - ☐ infinite
@@ -94,19 +85,8 @@ def softmax_as_written(s):
 #
 # **not a number.** $e^{90}$ and the sum are both infinite, and ∞/∞ is NaN. If all scores are very negative, all
 # exponentials are 0, and 0/0 is NaN as well. The right weight is 0.731.
-#
-# ```python
-# with np.errstate(all="ignore"):
-#     s = np.array([90, 89, 0], dtype=np.float32)
-#     print(softmax_as_written(s), softmax_as_written(s - s.max()).round(3))
-# ```
-#
-# ```text
-# [nan nan  0.] [0.731 0.269 0.   ]
-# ```
 # </details>
-
-# %% [markdown]
+#
 # The cure is to subtract the row's maximum first. That divides numerator and denominator by the same number, so the weights
 # stay the same. But now the largest exponential is 1, and the sum is at least 1. This is *safe softmax*, and from here on
 # softmax always means it.
@@ -147,8 +127,8 @@ for tensor in "QKSPVO":
 print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
-# S goes out and comes back, and so does P: 4 · 64 elements. Q, K and V come in and O goes out: 4 · 32 more. These are
-# requests of the chip. As chapter 00 showed, for long texts all of them cross to DRAM.
+# S goes out and comes back, and so does P: 4 · 64 elements. Q, K and V come in and O goes out: 4 · 32 more. For long texts
+# all of these requests cross to DRAM (chapter 00).
 
 # %% [markdown]
 # ## Is that much?
@@ -182,8 +162,7 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # ## Backwards through a product
 #
 # Training asks how a loss $\varphi$ changes when Q, K and V change. We write dX for the gradient of $\varphi$ with
-# respect to X. It has the shape of X. The gradient dO is given; it comes from what follows in the model. We begin with
-# the last line, $O = PV$.
+# respect to X. It has the shape of X. dO is given; it comes from what follows in the model. We begin with $O = PV$.
 #
 # Take the three queries again, and let the loss be a single entry, $\varphi = O_{00} = P_{00} V_{00} + P_{01} V_{10} +
 # P_{02} V_{20}$. The gradients with respect to these entries of V are the weights $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2, 1/4.
@@ -244,8 +223,7 @@ def backward(Q, K, V, P, dO, tau):
 
 # %% [markdown]
 # *Finite differences* need no formula: change one entry by +h and by −h, subtract the two losses, and
-# divide by 2h. Below, 5 queries and keys have d = 4 and $\tau$ = 0.5. We compare dK: once right, once without $\tau$, and
-# once without the transpose.
+# divide by 2h. Below we compare dK for $\tau$ = 0.5: once right, once without $\tau$, and once without the transpose.
 
 # %% tags=["hide-input"]
 tau = 0.5
@@ -258,9 +236,7 @@ def loss(K):  # its gradient with respect to O is dO
     return (dO * (naive.safe_softmax(tau * Q @ K.T) @ V)).sum()
 
 
-h = np.zeros_like(K)
-h[0, 0] = 1e-5
-truth = (loss(K + h) - loss(K - h)) / 2e-5
+truth = central_differences(loss, K)[0, 0]
 for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau * dS @ Q)):
     print(f"dK = {name:8} first entry {guess[0, 0]:7.4f}, finite differences {truth:7.4f}")
 
@@ -276,24 +252,10 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 #
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
-# The function below, from appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135), keeps L and one
-# row of scores. Its second loop computes every score again.
-
-
-# %%
-def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
-    Q, K, V, O, L = trace.hbm(Q=Q, K=K, V=V, O=np.empty_like(Q), L=np.empty(len(Q)))
-    for i in range(len(Q)):
-        s = tau * (K[:] @ Q[i])  # (N_k,): one row of S, forgotten at once
-        L[i] = s.max() + np.log(np.exp(s - s.max()).sum())
-    for i in range(len(Q)):
-        p = np.exp(tau * (K[:] @ Q[i]) - L[i])  # (N_k,)
-        O[i] = p @ V[:]
-    return np.asarray(O), np.asarray(L)
-
-
-# %% [markdown]
-# **Predict.** For N = 512 this holds 1,024 numbers instead of half a million. How many elements does it move, with d = 64,
+# So we could keep L and one row of scores: take the queries one after the other, load all keys for L, and load them again,
+# with the values, for p and o. (Appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this.)
+#
+# **Predict.** For N = 512 that holds 1,024 numbers instead of half a million. How many elements does it move, with d = 64,
 # compared with standard attention?
 #
 # - ☐ about a fortieth
@@ -305,8 +267,7 @@ def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
 # **about 40 times as many.** For each query it loads all keys twice and all values once: $3dN^2 = 192N^2$ elements.
 # Standard attention moves a little more than $4N^2$. Memory held and elements moved are two costs.
 # </details>
-
-# %% [markdown]
+#
 # What if a whole block of queries shared each load of the keys? Their scores with all keys would not fit on chip. So
 # the keys would have to come block by block, and a row of S would arrive in pieces. The next chapter asks whether
 # softmax can take that.
@@ -329,7 +290,7 @@ def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
 # <details><summary>Solution</summary>
 #
 # $D = 8/4 + 2/2 = 3$, which is $O_{00}$. $ds = (5/4, -1/2, -3/4)$. The sum is 0, because adding a number to all scores of a
-# row changes no weight. Without D it would be 3, so the row sums of dS test an implementation.
+# row changes no weight. So the row sums of dS test an implementation.
 # </details>
 
 # %% [markdown]
@@ -338,15 +299,10 @@ def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
 # The functions of this notebook against the package, and against differences.
 
 # %% tags=["hide-input"]
-ours, theirs = forward_by_rows(Q8, K8, V8, 0.5), naive.forward_linear_memory(Q8, K8, V8, tau=0.5)
-verdict("forward_by_rows = naive.forward_linear_memory", all(map(close, ours, theirs)))
 verdict("standard = naive.forward", close(standard(Q8, K8, V8, 0.5), naive.forward(Q8, K8, V8, tau=0.5)[0]))
 verdict("dK = finite differences of the loss", close(dK[0, 0], truth, 1e-7))
 verdict("the rows of dS sum to 0", close(dS.sum(axis=1), np.zeros(5)))
 verdict("the gradients = naive.backward", all(map(close, (dQ, dK, dV), naive.backward(Q, K, V, P, dO, tau=tau))))
-watch = Trace()
-forward_by_rows(Q8, K8, V8, 0.5, watch)
-verdict("by rows: 3 d N² loaded, and Q twice, O and L", watch.hbm_elements == 3 * 4 * 64 + 2 * 32 + 32 + 2 * 8)
 verdict("the meter = the closed form", meter.hbm_elements == io.standard_forward(Tiling(8, 8, 1, 1), 4).total)
 intensity = cost("standard", N=8192, d=128).intensity("crossed")
 verdict("42 FLOPs a byte, a fifth of the roof", [round(intensity), round(intensity / 20.6)] == [42, 2])
