@@ -6,9 +6,8 @@
 #
 # **Can softmax be finished before all scores are known?**
 #
-# Softmax divides by a sum over the whole row, and before that it subtracts the maximum of the whole row. So it seems that
-# nothing can be finished until the last score has arrived. But it can. A row has to remember only d + 2 numbers, however
-# many keys it has seen.
+# Softmax divides by a sum over the whole row, and before that it subtracts the maximum of the whole row. So it seems to
+# need all scores first. It does not. A row has to remember only d + 2 numbers, however many keys it has seen.
 #
 # After this notebook you can
 #
@@ -16,7 +15,7 @@
 # - say by which factor old sums must shrink when a larger score arrives, and why one factor is enough,
 # - join two half-finished results.
 #
-# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [01 · Naive
+# *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [01 · Naive
 # attention](01_naive_attention.ipynb).*
 
 # %% tags=["hide-input"]
@@ -72,9 +71,9 @@ from fa2_studio.book.verdicts import close, verdict
 show(rescaling.draw(**rescaling.data()))
 
 # %% [markdown]
-# Each box is the term of one key. (Key 1 has the value 0, so its box in $o$ has no width.) From the first bar to the second
-# all boxes shrink alike. In the third the new keys' boxes are added. Whenever the maximum moves, $\ell$ and $o$ are
-# *rescaled*: multiplied by the factor $\alpha = e^{m_{old} - m_{new}}$.
+# Each box is the term of one key. (Key 1 has the value 0, so its box in $o$ has no width.) All old boxes shrink alike, then
+# the new keys' boxes are added. Whenever the maximum moves, $\ell$ and $o$ are *rescaled*: multiplied by the factor
+# $\alpha = e^{m_{old} - m_{new}}$.
 
 # %% [markdown]
 # ## A whole row, block by block
@@ -96,28 +95,20 @@ def after(S, V):  # the state after all of these keys, in one go
     return m, p.sum(axis=1), p @ V
 
 
+def case(words, S, V, n):  # n keys have been seen
+    nothing = np.full(len(S), -np.inf), np.zeros(len(S)), np.zeros((len(S), V.shape[1]))
+    old = after(S[:, :n], V[:n]) if n else nothing
+    return Case(words, (*old, S[:, n:], V[n:]), after(S, V))
+
+
 rng = np.random.default_rng(0)
 S, V = 3 * rng.standard_normal((4, 12)), rng.standard_normal((12, 2))
-nothing = np.full(4, -np.inf), np.zeros(4), np.zeros((4, 2))
 four, values = np.log([[1.0, 3.0, 4.0, 8.0]]), np.array([[8.0], [0.0], [4.0], [2.0]])
-falling = np.sort(S)[:, ::-1]
 check(
     update,
-    Case(
-        "four rows meet their first block. Has each its own maximum, and what is α before the first key?",
-        (*nothing, S[:, :3], V[:3]),
-        after(S[:, :3], V[:3]),
-    ),
-    Case(
-        "the four keys above. By what do the old ℓ and o shrink, and what is added?",
-        (*after(four[:, :2], values[:2]), four[:, 2:], values[2:]),
-        after(four, values),
-    ),
-    Case(
-        "the largest score came first, so m must stay. Which maximum do the new terms use?",
-        (*after(falling[:, :3], V[:3]), falling[:, 3:], V[3:]),
-        after(falling, V),
-    ),
+    case("four rows meet their first block. Has each its own maximum, and what is α before the first key?", S, V, 0),
+    case("the four keys above. By what do the old ℓ and o shrink, and what is added?", four, values, 2),
+    case("the largest score came first, so m must stay. Which maximum do the new terms use?", np.sort(S)[:, ::-1], V, 3),
 )
 
 # %% [markdown]
@@ -132,7 +123,9 @@ check(
 # ```
 # </details>
 #
-# The package has it as `SoftmaxState.update`, which treats $m = -\infty$ with more care (below).
+# The package has it as `SoftmaxState.update`. [Assignment 1](assignments/1_online_softmax.ipynb) goes further: update, merge
+# and the end, for rows that may see no key, and a test of your own. (Test many rows: where the largest score comes in the
+# first block, $\alpha$ is 1 ever after, and a forgotten $\alpha$ does not show.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("softmax")
@@ -140,11 +133,11 @@ live("softmax")
 # %% [markdown]
 # **In the live piece** drag a score above the line m and step over its block: everything before it shrinks by one factor.
 #
-# **In the still picture** follow row 2. At the border between two blocks ℓ and o shrink if a larger score has come, in the
-# middle of a block its terms are added, and where m does not step up, $\alpha$ is 1.
+# **In the still picture** follow row 2. At the border between two blocks ℓ and o shrink if a larger score has come, and in
+# the middle of a block its terms are added.
 #
-# Every exponential lies between 0 and 1, because m is subtracted in every block. So nothing overflows, as in the safe
-# softmax of chapter 01. And after every block $o / \ell$ is the exact answer for the keys so far.
+# Every exponential lies between 0 and 1, because m is subtracted in every block. So nothing overflows. And after every
+# block $o / \ell$ is the exact answer for the keys so far.
 
 # %% [markdown]
 # ## A row that has seen no key
@@ -163,23 +156,8 @@ live("softmax")
 #
 # **not a number.** It computes $e^{s - m_{new}}$, and $-\infty - (-\infty)$ is NaN. That spoils every later block of the
 # row.
-#
-# ```python
-# s = np.full((1, 2), -np.inf)
-# with np.errstate(invalid="ignore"):
-#     print("update above: l =", np.exp(s - np.maximum(-np.inf, s.max())).sum())
-# state = SoftmaxState.reset(1, 1).update(s, np.ones((2, 1)))
-# O, L = state.finalize()  # the end of a row: O = o / l, L = m + log l
-# print("the package: l =", state.l[0], " at the end O =", O[0, 0], " L =", L[0])
-# ```
-#
-# ```text
-# update above: l = nan
-# the package: l = 0.0  at the end O = 0.0  L = -inf
-# ```
 # </details>
-
-# %% [markdown]
+#
 # The package subtracts 0 in place of $-\infty$, so that $e^{-\infty - 0} = 0$. At the end it takes $\ell = 1$ in place of 0
 # for $O = o / \ell$ and for the logsumexp of chapter 01, $L = m + \log \ell$. So a row without keys has O = 0 and
 # L = $-\infty$.
@@ -192,13 +170,13 @@ live("softmax")
 #
 # $$\ell = e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b, \qquad o = e^{m_a - m}\, o_a + e^{m_b - m}\, o_b .$$
 #
-# At least one of the two factors is 1. A part with a smaller maximum shrinks. Here three parts of unequal length are joined:
+# A part with a smaller maximum shrinks. Here three parts of unequal length are joined:
 
 # %%
 empty, plain = SoftmaxState.reset(4, 2), safe_softmax(S) @ V
 cuts = slice(0, 5), slice(5, 6), slice(6, 12)
 parts = [empty.update(S[:, keys], V[keys]) for keys in cuts]
-O, _ = reduce(SoftmaxState.merge, parts).finalize()
+O, _ = reduce(SoftmaxState.merge, parts).finalize()  # O = o / l, L = m + log l
 print("row 0, merged:", O[0].round(9), " plain softmax:", plain[0].round(9))
 
 # %% [markdown]
@@ -227,18 +205,6 @@ show(merge_orders.draw(**merge_orders.data()))
 #
 # **yes, exactly.** The merge needs only two products: $e^m \ell$, the plain sum $\sum e^s$, and $e^m o$, which is
 # $\sum e^s v$. The first is $e^L$, the second $e^L O$. So $(L, 1, O)$ is a state that stands for $(m, \ell, o)$.
-#
-# ```python
-# O_a, L_a = parts[0].finalize()
-# O_b, L_b = parts[1].merge(parts[2]).finalize()
-# one = np.ones(4)
-# both = SoftmaxState(L_a, one, O_a).merge(SoftmaxState(L_b, one, O_b))
-# print("finished parts, merged:", (both.o[0] / both.l[0]).round(9))
-# ```
-#
-# ```text
-# finished parts, merged: [ 0.07157583 -0.75855501]
-# ```
 # </details>
 
 # %% [markdown]
@@ -251,21 +217,6 @@ show(merge_orders.draw(**merge_orders.data()))
 # - A row without keys: O = 0, L = $-\infty$.
 
 # %% [markdown]
-# ## Exercises
-#
-# **Find the bug.** Somebody's `update` returns `l + p.sum(axis=1)` and forgets $\alpha$ there. One of four rows came out right.
-# What is special about it, and what follows for tests of softmax?
-#
-# <details><summary>Solution</summary>
-#
-# Its largest score is in the first block, so $\alpha$ is 1 ever after and nothing must shrink. A test with one such row
-# passes. So tests of softmax need many rows, with the largest score early in some and late in others.
-# </details>
-#
-# [Assignment 1](assignments/1_online_softmax.ipynb) goes further: update, merge and the end, for rows that may see no key,
-# and a test of your own.
-
-# %% [markdown]
 # ## Checks
 #
 # The package against plain softmax.
@@ -273,6 +224,9 @@ show(merge_orders.draw(**merge_orders.data()))
 # %% tags=["hide-input"]
 joined = [reduce(SoftmaxState.merge, order).finalize()[0] for order in permutations(parts)]
 verdict("six orders of the parts = plain softmax", all(close(x, plain) for x in joined))
+(O_a, L_a), (O_b, L_b) = parts[0].finalize(), parts[1].merge(parts[2]).finalize()
+both = SoftmaxState(L_a, np.ones(4), O_a).merge(SoftmaxState(L_b, np.ones(4), O_b))
+verdict("finished parts, merged from O and L = plain softmax", close(both.finalize()[0], plain))
 S[3] = -np.inf
 O, L = empty.update(S[:, :5], V[:5]).update(S[:, 5:], V[5:]).finalize()
 verdict("the same with a row that sees no key", close(O, safe_softmax(S) @ V) and close(L, logsumexp(S)))
