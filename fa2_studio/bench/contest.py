@@ -89,7 +89,7 @@ def contest(
     timings = timing(calls)
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
     timed = {name: t for name, t in timings.items() if isinstance(t, Timing)}
-    values = {name: t.numbers(scale=1e3 if unit == "µs" else 1.0) for name, t in timed.items()}
+    values = {name: t.numbers(scale=1e3 if unit.startswith("µs") else 1.0) for name, t in timed.items()}
     chip = {name: list(t.chip) for name, t in timed.items() if t.chip}
     return Measurement(where, direction, values, failed, unit, flops=flops, chip=chip)
 
@@ -125,13 +125,14 @@ def refused(errors: Sequence[float]) -> str:
 
 def call_of(attention: dense.Attention, direction: str, tensors: Tensors, O: torch.Tensor | None = None) -> Callable:
     """The call to time: forward, backward from a kept forward, or both."""
-    if direction == "forward":
-        free = [x.detach() for x in tensors[:3]]  # nothing is kept for a backward
-        return lambda: attention(*free)
-    q, k, v, dO = tensors
-    if direction == "backward":
-        return dense.backward_call(attention, lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True))
-    return dense.backward_call(attention, lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), dO))
+    (q, k, v, *dO), (bare, context) = tensors, dense.apart(attention)
+    free = [x.detach() for x in (q, k, v)]  # nothing is kept for a backward
+    calls = dict(
+        forward=lambda: bare(*free),
+        backward=lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True),
+        both=lambda: torch.autograd.grad(bare(q, k, v), (q, k, v), dO),
+    )
+    return dense.Within(calls[direction], context)
 
 
 def ceilings() -> dict[str, float]:

@@ -8,12 +8,11 @@ from functools import partial
 import torch
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import contestants
+from fa2_studio.bench import contestants, protocol, suites
 from fa2_studio.bench.contest import Plan, Prepared, ceilings, contest, ready, refused
 from fa2_studio.bench.problem import Problem, distance
 from fa2_studio.bench.protocol import PROTOCOL, REPEATS, measure, reading
 from fa2_studio.bench.results import machine
-from fa2_studio.bench.suites import host_cost
 
 ALONE = "reading alone"  # of as many bytes as the cache has
 PAGES = (16, 64, 256)
@@ -77,7 +76,8 @@ def graph(call: Callable) -> torch.cuda.CUDAGraph:
 def host(problem: Problem) -> Measurement:
     """How long an eager call keeps the host busy."""
     names = [name for name in contestants.names("decode") if contestants.CONTESTANTS[name].decode is None]
-    return replace(host_cost(problem, "forward", names), problem=described(problem), direction="host")
+    found = suites.row(problem, "forward", names, protocol.host, "µs")
+    return replace(found, problem=described(problem), direction="host")
 
 
 def pages(problem: Problem) -> Measurement:

@@ -22,7 +22,7 @@ every row of them, as `results.html` does on the site. `python -m fa2_lab bench 
 `fa2_lab` is what `attention()` chooses on that GPU; `fa2_lab portable` are the plain Triton kernels for every GPU.
 A ratio compares two contestants of one run. Above 1, `fa2_lab` is faster, or needs less. Medians are over all rows."""
 CHIP = "MHz, W"
-NO_RATIO = ("nats", "count", "ms on the wall")
+NO_RATIO = ("nats", "count", "µs on the host")
 NO_CONTEST = ("ideas", "memory", "train", "accuracy", "deterministic")
 NO_MEDIANS = ("ladder", "ideas")  # whose rows are of many kinds
 

@@ -8,12 +8,12 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
 
+from fa2_studio.bench.peers.dense import apart
 from fa2_studio.bench.power import Meter
 from fa2_studio.bench.problem import Missing
 
@@ -172,37 +172,26 @@ def l2_bytes() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
-def wall(calls: dict[str, Callable[[], object]], repeats: int = 3) -> dict[str, Timing]:
-    """Each call by the clock on the wall, until its result is there."""
-    times = {name: [] for name in calls}
-    for name, call in repeats * [*calls.items()]:
-        start = time.perf_counter()
-        call()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: summary(taken) for name, taken in times.items()}
-
-
-def wall_microseconds(
-    calls: dict[str, Callable[[], object]], held: dict[str, Callable] | None = None, turns: int = TURNS
-) -> dict[str, float]:
+def host(
+    calls: dict[str, Callable[[], object]], turns: int = TURNS, before: int = BEFORE, in_a_row: int = IN_A_ROW
+) -> dict[str, Timing]:
     """Host time of a warm call that returns before the GPU is done: the median over turns of several calls in a row.
 
     Were the turns of one call each, every contestant would find the processor's caches full of the others' code and pay
-    about twice what it pays in a program that calls it again and again. `held` gives contexts that a contestant's turn
-    runs in: torch's choice of a backend takes longer than the backend, and a program makes it once.
+    about twice what it pays in a program that calls it again and again. The context of a call is entered once a turn:
+    torch's choice of a backend takes longer than the backend, and a program makes it once.
     """
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else int
     times = {name: [] for name in calls}
-    for _ in range(turns):
-        for name, call in calls.items():
-            with (held or {}).get(name, nullcontext)():
-                for _ in range(BEFORE):
-                    call()
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                for _ in range(IN_A_ROW):
-                    call()
-                times[name].append(1e6 * (time.perf_counter() - start) / IN_A_ROW)
-    torch.cuda.synchronize()
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    for name, call in turns * [*calls.items()]:
+        bare, context = apart(call)
+        with context():
+            for _ in range(before):
+                bare()
+            synchronize()
+            start = time.perf_counter()
+            for _ in range(in_a_row):
+                bare()
+            times[name].append(1e3 * (time.perf_counter() - start) / in_a_row)
+    synchronize()
+    return {name: summary(taken) for name, taken in times.items()}

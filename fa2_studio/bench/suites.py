@@ -10,8 +10,7 @@ import torch
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants, protocol
 from fa2_studio.bench.ahead import compile_ahead
-from fa2_studio.bench.contest import DIRECTIONS, Plan, all_tried, call_of, ceilings, contest, ready
-from fa2_studio.bench.peers import dense
+from fa2_studio.bench.contest import DIRECTIONS, Plan, all_tried, ceilings, contest, ready
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import machine
 
@@ -97,15 +96,16 @@ def row(
 
 # Without a GPU ------------------------------------------------------------------------------------------------
 
-WALL_PROTOCOL = "wall clock until the result is there, median of 3 calls; each result is checked before it is timed"
+FEW_CALLS = partial(protocol.host, turns=3, before=0, in_a_row=1)
+SMOKE_PROTOCOL = "microseconds on the host until a call returns, median of 3; each result is checked before it is timed"
 INTERPRETED = "; without a GPU: fa2_lab in Triton's interpreter, whose times say nothing about a GPU"
 
 
 def smoke() -> Plan:
     """Every contestant that needs no GPU on every small problem. It shows that the bench works."""
-    how = WALL_PROTOCOL if torch.cuda.is_available() else WALL_PROTOCOL + INTERPRETED
+    how = SMOKE_PROTOCOL if torch.cuda.is_available() else SMOKE_PROTOCOL + INTERPRETED
     names = contestants.names("smoke")
-    jobs = [partial(row, p, way, names, protocol.wall, "ms on the wall") for p in SMOKE for way in DIRECTIONS]
+    jobs = [partial(row, p, way, names, FEW_CALLS, "µs on the host") for p in SMOKE for way in DIRECTIONS]
     return Plan(Record("smoke", machine(), how), jobs)
 
 
@@ -115,23 +115,11 @@ MEMORY_PROTOCOL = "MiB allocated at the peak of one call, beyond its inputs (and
 
 
 def small() -> Plan:
-    """What one call costs on the host."""
-    jobs = [partial(host_cost, problem, "forward") for problem in SMALL]
-    jobs += [partial(host_cost, problem, "both") for problem in SMALL if problem.N_q == 256]
+    """What one warm call costs on the host: forward, or forward with gradients and backward."""
+    places = [(p, way) for way in ("forward", "both") for p in SMALL if way == "forward" or p.N_q == 256]
+    jobs = [partial(row, *place, contestants.names("grid"), protocol.host, "µs") for place in places]
     compile_ahead(SMALL)
     return Plan(Record("small", machine(), protocol.HOST_PROTOCOL), jobs)
-
-
-def host_cost(problem: Problem, direction: str, names: Sequence[str] = contestants.names("grid")) -> Measurement:
-    """How long the host is busy with one warm call: forward, or forward with gradients and backward."""
-    tensors = problem.tensors(grad=direction != "forward")
-    right, failed = all_tried(ready(problem, direction, names, tensors))
-    calls, held = {}, {}
-    for name in right:
-        attention, held[name] = dense.bare(contestants.prepare(name, problem))
-        calls[name] = call_of(attention, direction, tensors)
-    values = {name: [microseconds] for name, microseconds in protocol.wall_microseconds(calls, held).items()}
-    return Measurement(problem.as_dict(), direction, values, failed, unit="µs")
 
 
 def memory() -> Plan:

@@ -11,7 +11,7 @@ from bench_records import MACHINE, contest, suite  # noqa: E402
 
 from fa2_lab import records  # noqa: E402
 from fa2_lab.records import Record  # noqa: E402
-from fa2_studio.bench import command, contestants, protocol, results, suites, train  # noqa: E402
+from fa2_studio.bench import command, contestants, results, suites, train  # noqa: E402
 from fa2_studio.bench.contest import DIRECTIONS, Plan, collect  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
@@ -159,7 +159,7 @@ def test_smoke_checks_ragged_grouped_and_causal_problems_without_a_gpu(monkeypat
     monkeypatch.setitem(contestants.CONTESTANTS, "wrong", doubled)
     p = Problem(1, 2, 1, 33, 40, 16, causal=True, dtype="float32")
     for direction in DIRECTIONS:
-        row = suites.row(p, direction, ("torch", "wrong"), protocol.wall, "ms on the wall")
+        row = suites.row(p, direction, ("torch", "wrong"), suites.FEW_CALLS, "µs")
         assert row.values.keys() == {"torch"} and row.failed == {"wrong": "wrong: error 1.0e+00"}
 
 

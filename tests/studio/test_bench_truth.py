@@ -107,8 +107,8 @@ def test_a_contestant_takes_grouped_heads_and_the_mask_with_and_without_gradient
     q, k, v = p.tensors(device=DEVICE)
     attention = contestants.prepare(name, p)
     assert problem.error(attention(q, k, v), q, k, v, causal) < 1e-2
-    bare, held = dense.bare(attention)
-    with held():
+    bare, context = dense.apart(attention)
+    with context():
         assert problem.error(bare(q, k, v), q, k, v, causal) < 1e-2
     if name != "fa2_lab reference":
         assert problem.error(attention(q.requires_grad_(), k, v), q, k, v, causal) < 1e-2

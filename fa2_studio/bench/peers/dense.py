@@ -60,29 +60,22 @@ def sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
 
 @dataclass(frozen=True)
 class Within:
-    """A contestant whose calls stand inside a context: torch's choice of a backend, or of the same bits."""
+    """A call that stands inside a context: torch's choice of a backend, or of the same bits.
 
-    bare: Attention
+    Both are apart for a program that enters the context once for many calls.
+    """
+
+    bare: Callable
     context: Callable[[], AbstractContextManager]
 
-    def __call__(self, q, k, v) -> torch.Tensor:
+    def __call__(self, *given):
         with self.context():
-            return self.bare(q, k, v)
+            return self.bare(*given)
 
 
-def bare(attention: Attention) -> tuple[Attention, Callable]:
-    """A contestant without its context, and the context, for a program that enters it once for many calls."""
-    return (attention.bare, attention.context) if isinstance(attention, Within) else (attention, nullcontext)
-
-
-def backward_call(attention: Attention, call: Callable[[], object]) -> Callable[[], object]:
-    """A call of its backward, inside what it needs."""
-
-    def run():
-        with attention.context():
-            return call()
-
-    return run if isinstance(attention, Within) else call
+def apart(call: Callable) -> tuple[Callable, Callable[[], AbstractContextManager]]:
+    """A call, and the context that it needs."""
+    return (call.bare, call.context) if isinstance(call, Within) else (call, nullcontext)
 
 
 @contextmanager
