@@ -1,5 +1,7 @@
 """Hopper's forward without a GPU: what it compiles to, what it takes, and by which sizes."""
 
+import ast
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +12,14 @@ from slices import compiled_by
 pytest.importorskip("triton")
 
 from fa2_lab.kernels import choice
+from fa2_lab.kernels.hopper.backward import kernel as backward
+from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import launch, sizes
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor
 from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.kernels.tables import TIGHT
+from fa2_lab.plots import pipes
 
 # Compiling without a GPU --------------------------------------------------------------------------------------
 
@@ -221,3 +226,18 @@ def test_sizes_fit():
         assert 128 * (size.registers * size.consumers + 32) <= 65536
         rows = 64 * size.consumers * (3 if size.O_apart else 1) + 2 * size.stages * size.B_c
         assert 2 * rows * size.d_pad < 227 * 1024 - 1024
+
+
+@pytest.mark.parametrize("way, kernel, rings", [("forward", forward, "QKV"), ("backward", backward, "KV")])
+def test_the_picture_of_pipes_has_the_kernels_rings(way, kernel, rings):
+    """Stages, and how many releases empty one: what new_ring is given at d = 128, for two consumers."""
+    known = dict(CONSUMERS=2, SIZES=sizes.USUAL[128])
+    calls = [node for node in ast.walk(ast.parse(Path(kernel.__file__).read_text())) if isinstance(node, ast.Call)]
+    found = {}
+    for call in calls:
+        if ast.unparse(call.func) == "new_ring":
+            ring, stages, releases = (ast.unparse(x) for x in call.args)
+            found[ring] = eval(stages, known), 0 if call.keywords else eval(releases, known)  # RELEASED=False
+    shown = pipes.data()["blocks"][way]
+    assert found == {ring: shown[ring] for ring in rings}
+    assert {shown[ring] for ring in shown.keys() - found.keys()} == {(2, 2)}  # mailbox and rows: by n & 1, by consumers
