@@ -74,6 +74,11 @@ WRONG = {  # chapter: (a part of its solution, what readers might write there â€
     "07": ("np.where(np.isfinite(top), top, 0)", "top"),
     "08": ("(m_i + tl.log2(l_i)) * LN2", "m_i + tl.log2(l_i)"),
     "09": ("tl.maximum(j + N_q - N_k, 0)", "(j + N_q - N_k)", "tl.maximum(j + N_k - N_q, 0)"),
+    "14": ("(top if np.isfinite(top) else 0)", "top", "0"),
+    "15": (
+        "k, v, dk = ([x[rank - 1] for rank in range(ranks)] for x in (k, v, dk))",
+        "k, v = ([x[rank - 1] for rank in range(ranks)] for x in (k, v))",
+    ),
 }
 BUILDS = [c for c in written() if "# **Build.**" in (TEXT / f"{c.name}.py").read_text(encoding="utf-8")]
 
