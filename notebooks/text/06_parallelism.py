@@ -6,8 +6,8 @@
 #
 # **Who works on which tiles, and who waits?**
 #
-# So far we have counted what one worker moves and computes. A GPU runs more than a hundred workers at the same time.
-# Whether they all have something to do depends on which iterations of a loop may run at the same time.
+# So far we have counted what one worker moves and computes. A GPU runs more than a hundred of them at the same time. Do
+# they all have something to do?
 #
 # After this notebook you can
 #
@@ -15,8 +15,7 @@
 # - compute how many thread blocks a launch has, how many waves they take, and what share of the chip is idle,
 # - name three remedies against idle processors: another loop, another order, and split keys.
 #
-# *Time: 35 minutes with the questions, the function and the exercise. Hardware: any laptop, NumPy alone. Before
-# this: [05 · The backward pass](05_backward.ipynb).*
+# *Time: 30 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [05 · The backward pass](05_backward.ipynb).*
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -43,16 +42,15 @@ show(workers.draw(**workers.data()))
 
 # %% [markdown]
 # Starting a kernel is called a *launch*. Then many thread blocks run (chapter 00), each a worker. A thread block gets a
-# place on one of the SMs, keeps its state there, and leaves when it is done. The GPU promises no order, so no thread block
-# may rely on another one having run.
+# place on one of the SMs and leaves when it is done. The GPU promises no order, so no thread block may rely on another one
+# having run.
 #
 # Iterations of a loop may run at the same time if each writes to places of its own, and none reads what another writes.
 #
 # - FA2's outer loop, forward: yes. Row block i reads its own queries and writes its own rows of O (chapter 04).
 # - FA1's outer loop: no. Each column block loads, changes and stores the same O, ℓ and m. So Algorithm 1 as printed
-#   gives a whole head to one thread block, which runs both loops alone.
+#   gives a whole head to one thread block.
 # - FA2's outer loop, backward: almost. Each column block has its own dK and dV, but all of them add into dQ (chapter 05).
-#   So the additions are atomic, or a second pass computes dQ.
 #
 # A model computes several texts at once, its *batch*. Texts and heads are independent in both algorithms. So FA1, as
 # printed, launches batch · heads thread blocks, and FA2 batch · heads · $T_r$.
@@ -134,43 +132,30 @@ show(waves.draw(ran, "A line is an SM. A new grey begins with each of its thread
 # </details>
 #
 # So equal thread blocks take ⌈thread blocks / SMs⌉ times the length of one. With many waves, a poor last one weighs
-# little. A real case: batch 1, 32 heads, 8,192 tokens, row blocks of 128, an H200.
-
-# %%
-SMs = chips.H200.SMs  # 132
-for name, blocks in (("FA1 as printed", 32), ("FA2", 32 * 64)):
-    rounds, busy = grid.waves(blocks, SMs), grid.efficiency(blocks, SMs)
-    print(f"{name:14} {blocks:5,} thread blocks, waves: {rounds:2}, busy: {busy:4.0%}")
-
-# %% [markdown]
-# FA1 and FA2 compute the same products here, and FA1, as printed, uses a quarter of the chip. No count of bytes or FLOPs
+# little. Take batch 1, 32 heads, 8,192 tokens, row blocks of 128, and an H200: FA2 has 2,048 thread blocks, which take 16
+# waves and keep 97% of the SMs busy. FA1, as printed, has 32 and uses a quarter of the chip. No count of bytes or FLOPs
 # shows that.
 
 # %% [markdown]
 # ## Why not make row blocks much smaller?
 #
 # A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more, but every
-# worker loads all of K and V: half the rows, twice the requests. `limit` says which unit of an H200 takes longest (d = 128).
+# worker loads all of K and V: half the rows, twice the requests. Here is the unit of an H200 that takes longest (d = 128).
 # The tensor cores' time is divided by the share of busy SMs; L2 is shared by all.
 
-# %%
-costs = {}
-for B_r in (128, 64, 32, 16):
-    cost = prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64)
-    busy = grid.efficiency(cost.workers, SMs)
-    unit, seconds = cost.limit(chips.H200)
-    print(f"B_r {B_r:3}: {cost.workers:3} workers, busy {busy:3.0%}", end=", ")
-    print(f"{cost.requested / 1e6:5.0f} MB; {1e6 * seconds:3.0f} µs by {unit}")
-    costs[f"B_r = {B_r}"] = cost
-
 # %% tags=["hide-input"]
+costs = {f"B_r = {B_r}": prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
+for name, cost in costs.items():
+    busy, (unit, seconds) = grid.efficiency(cost.workers, chips.H200.SMs), cost.limit(chips.H200)
+    moved = f"{cost.requested / 1e6:.0f} MB requested"
+    print(f"{name}: {cost.workers} workers, busy {busy:.0%}, {moved}, {1e6 * seconds:.0f} µs by {unit}")
 show(roofline.draw(**roofline.data(*costs.items())))
 
 # %% [markdown]
 # At $B_r = 128$ half of the tensor cores stand still. $B_r = 64$ fills the chip, at the cost of twice the requests: now L2
-# is the limit, and the launch is faster. Below that, the requests double again, and so does the time. So take the largest
-# row blocks that keep the SMs busy. Try other heads, lengths and chips. (Where no scripts run, a grid has registers and KiB
-# of shared memory of each tile.)
+# is the limit, and the launch is faster. Below that, the time doubles with the requests. So take the largest row blocks
+# that keep the SMs busy. Try other heads, lengths and chips. (Where no scripts run, a grid has registers and KiB of shared
+# memory of each tile.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("tiles")
@@ -191,14 +176,10 @@ live("tiles")
 # <details><summary>Answer</summary>
 #
 # **it gains nothing, or loses.** 8 heads are 512 thread blocks: two waves on 264 places, and two on 396. A wave of three
-# on each SM lasts longer than a wave of two. With two waves either way only the longer wave remains. Kernels r03 (two
-# places) and r05 (three) of chapter 10 are such a pair; milliseconds on an H200:
+# on each SM lasts longer than a wave of two, and only that remains. (4,096 thread blocks take 16 waves or 11.) Kernels r03
+# (two places) and r05 (three) of chapter 10 are such a pair; milliseconds on an H200:
 #
 # ```python
-# for blocks in (4096, 512):
-#     for places in (2 * 132, 3 * 132):
-#         rounds, busy = grid.waves(blocks, places), grid.efficiency(blocks, places)
-#         print(f"{blocks:5,} on {places} places: {rounds:2} waves, busy {busy:.0%}")
 # for row in load("ladder").rows:
 #     if row.direction == "forward" and row.problem["d"] == 128 and not row.problem["causal"]:
 #         r03, r05 = row.values["r03_row_blocks"][0], row.values["r05_deferred"][0]
@@ -206,10 +187,6 @@ live("tiles")
 # ```
 #
 # ```text
-# 4,096 on 264 places: 16 waves, busy 97%
-# 4,096 on 396 places: 11 waves, busy 94%
-#   512 on 264 places:  2 waves, busy 97%
-#   512 on 396 places:  2 waves, busy 65%
 # 64 heads: r03 1.914, r05 1.553
 #  8 heads: r03 0.255, r05 0.267
 # ```
@@ -219,10 +196,9 @@ live("tiles")
 # ## One query, many keys
 #
 # A model that writes a text computes one new query at a time against all keys so far. This is called *decoding*. One query
-# is one row block, so FA2 is back at one worker per head. The loop over keys is the only one left. Its iterations share a
-# state, but chapter 02 can merge states that never met. So cut the keys of each head into parts. Each part writes its O
-# (already divided by $\ell$) and its L, and a second small kernel merges them. This is called *split-KV*. Chapter 14 builds
-# it, and asks how many parts are best.
+# is one row block, so FA2 is back at one worker per head. But chapter 02 can merge states that never met. So cut the keys
+# of each head into parts. Each part writes its O (already divided by $\ell$) and its L, and a second small kernel merges
+# them. This is called *split-KV*. Chapter 14 builds it.
 
 # %% [markdown]
 # ## What if thread blocks are not equal?
@@ -239,19 +215,8 @@ live("tiles")
 #
 # <details><summary>Answer</summary>
 #
-# **the longest first.** A long thread block that starts late ends late, and the others wait for it. If it starts first,
-# the short ones fill the gaps at the end.
-#
-# ```python
-# costs = [1, 2, 3, 4] * 2
-# orders = {"row by row": costs, "longest first": sorted(costs, reverse=True)}
-# orders["shortest first"] = sorted(costs)
-# print({name: max(ends(3, order)) for name, order in orders.items()})
-# ```
-#
-# ```text
-# {'row by row': 9.0, 'longest first': 7.0, 'shortest first': 8.0}
-# ```
+# **the longest first.** It ends at 7, the shortest first at 8, row by row at 9. A long thread block that starts late ends
+# late, and the others wait for it. If it starts first, the short ones fill the gaps at the end.
 # </details>
 #
 # Each lane below is an SM, and each bar a thread block. Choose the SMs, the heads, the mask and the order, and look at the
@@ -271,18 +236,6 @@ live("timetable")
 # - Few rows and many keys: split the keys, merge the parts.
 
 # %% [markdown]
-# ## Exercises
-#
-# Four backward workers start together, without a mask. In each step all add to the same block of dQ. But worker j may visit
-# the row blocks in an order of its own. Find orders such that no two workers add to the same block in the same step.
-#
-# <details><summary>Solution</summary>
-#
-# Worker j visits (j + t) mod 4 in its step t: everybody goes round, each from another start. Real workers do not keep step,
-# so the additions must be atomic all the same. But they seldom wait for each other.
-# </details>
-
-# %% [markdown]
 # ## Checks
 #
 # The package against dense attention, and numbers of the text.
@@ -294,10 +247,10 @@ S = np.where(np.tri(13, dtype=bool), Q @ K.T / 2, -np.inf)
 parts, _ = fa2.forward_split_keys(Q, K, V, splits=3, B_r=4, B_c=2, mask=CAUSAL)
 verdict("split keys, merged = dense, causal and ragged", close(parts, safe_softmax(S) @ V))
 verdict("FA1 ends at 16, FA2 at 12", [max(ends(6, [16] * 4)), max(ends(6, [4] * 16))] == [16, 12])
-verdict("512 thread blocks: two waves on 264 places and on 396", [grid.waves(512, p * 132) for p in (2, 3)] == [2, 2])
+verdict("waves on 264 and 396 places", [grid.waves(n, p * 132) for n in (512, 4096) for p in (2, 3)] == [2, 2, 16, 11])
 costs = [1, 2, 3, 4] * 2
-longest = max(ends(3, sorted(costs, reverse=True)))
-verdict("the longest first ends first, at 7", longest == 7 < min(max(ends(3, costs)), max(ends(3, sorted(costs)))))
+orders = sorted(costs, reverse=True), sorted(costs), costs
+verdict("the orders end at 7, 8 and 9", [max(ends(3, order)) for order in orders] == [7, 8, 9])
 
 # %% [markdown] tags=["navigation"]
 # [← The backward pass](05_backward.ipynb) · [The map](00_start.ipynb) · [Warps →](07_warps.ipynb)
