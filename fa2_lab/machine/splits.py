@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa2_lab.kernels.decode.shares import heads_fill, least_share, part_bytes, splits_of_head, tile_bytes
+from fa2_lab.kernels.decode.shares import heads_fill, least_share, splits_of_head, tile_bytes
 from fa2_lab.machine import grid
-from fa2_lab.machine.chips import Chip
 from fa2_lab.tiles import cdiv, whole_number
 
 __all__ = ["heads_fill", "least_share", "splits_of_head"]  # the kernels' own rules, to look at beside the model
@@ -22,17 +21,16 @@ __all__ = ["heads_fill", "least_share", "splits_of_head"]  # the kernels' own ru
 
 @dataclass(frozen=True)
 class Cache:
-    """What one decoding step reads: so many keys of each sequence, and the queries that share a K/V head."""
+    """What one decoding step reads: so many keys of each sequence."""
 
     lengths: tuple[int, ...]
     kv_heads: int
     d: int
-    rows: int = 1  # queries of one K/V head: the heads of its group, times N_q
     itemsize: int = 2
     B_c: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("kv_heads", "d", "rows", "itemsize", "B_c"):
+        for name in ("kv_heads", "d", "itemsize", "B_c"):
             whole_number(name, getattr(self, name), low=1)
         if not self.lengths:
             raise ValueError("lengths: got none; it takes the number of keys of at least one sequence")
@@ -45,18 +43,8 @@ class Cache:
         return tuple(cdiv(n, self.B_c) for n in self.lengths for _ in range(self.kv_heads))
 
     @property
-    def bytes(self) -> int:
-        """Keys and values, each read once, however many queries share them."""
-        return 2 * sum(self.lengths) * self.kv_heads * self.d * self.itemsize
-
-    @property
     def tile_bytes(self) -> int:
         return tile_bytes(self.B_c, self.d, self.itemsize)
-
-    @property
-    def part_bytes(self) -> int:
-        """One part (m, l, o) of one head, written and read again."""
-        return part_bytes(self.rows, self.d)
 
 
 # The kernels' two ways --------------------------------------------------------------------------------------------
@@ -146,32 +134,16 @@ def same_splits(tiles: Sequence[int], splits: int) -> list[grid.Block]:
 
 # Time -------------------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast the bytes come: for all programs together, and for one alone, which waits for what it has asked for."""
-
-    bandwidth: float  # bytes per second of the chip
-    in_flight: int  # bytes that one program has on their way
-    latency: float = 2.3e-6  # seconds that a tile is on its way, as recorded with eight programs on an H200
-
-    @property
-    def alone(self) -> float:
-        """Little's law: bytes on their way over the time that each of them takes."""
-        return self.in_flight / self.latency
-
-    def each(self, programs: int) -> float:
-        """Bytes per second of each of so many programs at work."""
-        return min(self.alone, self.bandwidth / programs)
+LATENCY = 2.3e-6  # seconds that a tile is on its way, as recorded with eight programs on an H200
 
 
-def pace(chip: Chip, cache: Cache, stages: int, reached: float = 1.0) -> Pace:
-    """A program keeps stages − 1 tiles on their way; `reached` is the share of the bandwidth that a copy gets."""
+def seconds(cache: Cache, programs: int, slots: int, stages: int, bandwidth: float) -> float:
+    """Until the last of so many equal shares is read; launches are left out.
+
+    A program has stages − 1 tiles on their way, so by Little's law it alone reads as many in each LATENCY. All that run
+    at the same time share the bandwidth, in bytes per second, evenly.
+    """
     whole_number("stages", stages, low=2)
-    return Pace(reached * chip.hbm_per_second, (stages - 1) * cache.tile_bytes)
-
-
-def seconds(cache: Cache, blocks: Sequence[grid.Block], slots: int, speed: Pace) -> float:
-    """Until the last block ends, if all slots that ever work share the bandwidth evenly; launches are left out."""
-    ran = grid.schedule(blocks, slots)
-    return ran.makespan * cache.tile_bytes / speed.each(min(len(blocks), slots))
+    blocks = Shares(cache.tiles, programs).blocks()
+    each = min((stages - 1) * cache.tile_bytes / LATENCY, bandwidth / min(len(blocks), slots))
+    return grid.schedule(blocks, slots).makespan * cache.tile_bytes / each

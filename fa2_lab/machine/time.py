@@ -9,7 +9,8 @@ tensor core's accumulator (FA2) or by an FMA (FA1, which must scale the new part
 FP32 rate; conversions, addresses, loop control and HBM are left out.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from fa2_lab.machine import io, warps
 from fa2_lab.machine.chips import Chip, check_chip
@@ -18,8 +19,7 @@ from fa2_lab.tiles import cdiv, whole_number
 WARPGROUP_ROWS = 64  # from compute capability 9.0 on, four warps multiply 64 rows together
 
 
-@dataclass(frozen=True)
-class Clocks:
+class Clocks(NamedTuple):
     """Clocks that one tile keeps each unit of one SM busy."""
 
     tensor: float
@@ -30,16 +30,16 @@ class Clocks:
     @property
     def overlapped(self) -> float:
         """All units at once: the busiest decides."""
-        return max(asdict(self).values())
+        return max(self)
 
     @property
     def serial(self) -> float:
         """One unit after the other."""
-        return sum(asdict(self).values())
+        return sum(self)
 
     @property
     def busiest(self) -> str:
-        return max(asdict(self), key=asdict(self).__getitem__)
+        return self._fields[self.index(max(self))]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Decode over the number of programs that share one cache: measured, by the model, and reading alone."""
 
-from fa2_lab.machine import chips, splits
+from fa2_lab.machine import splits
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
@@ -16,13 +16,9 @@ def data() -> dict:
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))
     row = next(r for r in record.rows if r.direction == "decode" and r.problem["N_k"] == 65536)
     p = row.problem
-    rows = p["heads"] // p["kv_heads"]
-    cache = splits.Cache((p["N_k"],) * p["batch"], p["kv_heads"], p["d"], rows, B_c=TILE)
-    chip, copy = chips.named(record.machine["gpu"]), record.ceilings["copy TB/s"] * 1e12
-    speed = splits.pace(chip, cache, STAGES, copy / chip.hbm_per_second)
-    slots = int(curves["usual"][0])
-    shared = {n: splits.Shares(cache.tiles, n).blocks() for n, _ in curve}
-    model = [(n, 1e6 * (BEGIN + splits.seconds(cache, blocks, slots, speed))) for n, blocks in shared.items()]
+    cache = splits.Cache((p["N_k"],) * p["batch"], p["kv_heads"], p["d"], B_c=TILE)
+    copy, slots = record.ceilings["copy TB/s"] * 1e12, int(curves["usual"][0])
+    model = [(n, 1e6 * (BEGIN + splits.seconds(cache, n, slots, STAGES, copy))) for n, _ in curve]
     rivals = {name: values[0] for name, values in row.values.items()}
     heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
     setting = f"{record.made()}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"

@@ -138,9 +138,8 @@ def test_what_chapters_say_of_the_same_thing_is_the_same():
     price = prices.prices(chips.A100).in_flops()
     assert deferred_normalisation.data()["price"] == pytest.approx(price["fp32"], rel=0.01)
     assert reasons.timed(load("ladder"), causal=False, d=128).flops == prices.cost("FA2", heads=64).flops
-    cache = splits.Cache((8192,), kv_heads=1, d=128, rows=4)
     decode = prices.cost("decode", N=8192, N_q=4, heads=1)
-    assert decode.intensity("requested") == pytest.approx(cache.rows, rel=0.01)  # 4 d FLOPs over 4 d bytes, a row
+    assert decode.intensity("requested") == pytest.approx(4, rel=0.01)  # 4 d FLOPs over 4 d bytes, a row
 
 
 def test_the_slowest_unit_is_the_limit_and_idle_sms_count():
@@ -216,10 +215,11 @@ CALLS = [  # a call, good arguments, and wrong ones for each
     (time.tile_clocks, dict(chip=A100, **TILE), dict(chip=["A100"], W=[0], scheme=["split_d"])),
     (warps.tile_accesses, dict(scheme="split_q", b=8, c=8, d=4, W=4), dict(scheme=["split_d"])),
     *[(scheme, dict(**QKV, tiling=TILING, i=1, W=2), WARPS) for scheme in warps.SCHEMES.values()],
-    (splits.Cache, dict(lengths=(5,), kv_heads=1, d=128, rows=1), dict(lengths=[(), (-1,)], kv_heads=[0], rows=[0])),
+    (splits.Cache, dict(lengths=(5,), kv_heads=1, d=128), dict(lengths=[(), (-1,)], kv_heads=[0])),
     (splits.Shares, dict(tiles=(1,), programs=1, least=1), dict(tiles=[(), (1, -1)], programs=[0], least=[0])),
     (splits.same_splits, dict(tiles=(4,), splits=1), dict(splits=[0])),
-    (splits.pace, dict(chip=H200, cache=splits.Cache((5,), 1, 16), stages=2), dict(stages=[1])),
+    (splits.seconds, dict(cache=splits.Cache((5,), 1, 16), programs=1, slots=1, stages=2, bandwidth=1.0),
+     dict(stages=[1])),
     (hopper.forward, dict(T=4), dict(T=[0], consumers=[0, True], stages=[0])),
     (ring.sent, dict(lengths=[8, 8], rank=0, direction="forward", kv_heads=2, d=16), dict(direction=["sideways"])),
     (chips.named, dict(name="H200"), dict(name=["V100", 90])),
