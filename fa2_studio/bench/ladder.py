@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +26,6 @@ OVER_N, ALONE = "over N", ladder.RUNGS[:2]  # the direction of rows in which the
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 MAIN = Problem.square(4096, 128, causal=False)  # where the table begins, and where the counters are read
 WARPS = Problem.square(4096, 64, causal=False)  # where the side rungs s00 and s01 take part
-COUNTED = ("r09_free_loads", *ladder.SIDE)  # whose counters are read there
 
 
 def grid() -> list[Problem]:
@@ -35,9 +34,12 @@ def grid() -> list[Problem]:
     return squares + [Problem(1, 8, 8, 4096, 4096, d, causal) for d in (128, 64) for causal in (False, True)]
 
 
-def longer() -> list[Problem]:
-    """The problems without a mask of the paper's grid at d = 128: 16,384 tokens in ever longer sequences."""
-    return [Problem.square(N, 128, causal=False) for N in LENGTHS]
+def everybody(problem: Problem) -> tuple[str, ...]:
+    """Every rung, what attention() runs, and its peers."""
+    return ladder.RUNGS + (ladder.SIDE if problem == WARPS else ()) + contestants.names("ladder")
+
+
+COUNTED = {WARPS: ("r09_free_loads", *ladder.SIDE), MAIN: everybody(MAIN)}  # whose counters are read
 
 
 def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
@@ -54,12 +56,12 @@ def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
         "backward": [(rung, problem) for rung in ladder.BACKWARD for problem in down_here],
     }
     jobs = {
-        "rungs": [partial(climb, problem, beside=beside) for problem in grid()],
-        "experiments": [partial(ask, problem, names=names) for problem, names in asked.items()],
-        "lengths": [partial(ask, problem, OVER_N, names=ALONE) for problem in longer()],
-        "sustained": [partial(climb, problem, beside=beside, timing=sustain) for problem in down_here],
-        "backward": [partial(down, problem) for problem in down_here],
-        "counters": [partial(count, problem, name) for problem in (WARPS, MAIN) for name in counted_here(problem)],
+        "rungs": [partial(row, p, "forward", everybody(p), beside=beside) for p in grid()],
+        "experiments": [partial(row, problem, "experiments", names) for problem, names in asked.items()],
+        "lengths": [partial(row, Problem.square(N, 128, causal=False), OVER_N, ALONE) for N in LENGTHS],
+        "sustained": [partial(row, p, "forward", everybody(p), beside=beside, timing=sustain) for p in down_here],
+        "backward": [partial(down, problem, "backward") for problem in down_here],
+        "counters": [partial(count, problem, name) for problem, names in COUNTED.items() for name in names],
     }
     elsewhere(call_once, [call for name in part for call in compiling.get(name, ())])
     record = Record("ladder", machine(), PROTOCOL, ceilings(), sustained_protocol=SUSTAINED)
@@ -77,74 +79,57 @@ def call_once(name: str, problem: Problem) -> None:
         experiments.forward(name)(q, k, v, problem.causal)
 
 
-def climb(problem: Problem, beside: Path | None = None, timing: Callable = measure) -> Measurement:
-    """Milliseconds of every rung and of its peers on one problem, in turn or each for a second without a pause."""
+def caller(problem: Problem, name: str | Path, tensors: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """A call of a contestant, a rung, an experiment or somebody's own file that returns O."""
+    if name in contestants.CONTESTANTS:
+        return partial(contestants.prepare(name, problem), *tensors)
+    forward = files.module_at(name).forward if isinstance(name, Path) else experiments.forward(name)
+    return lambda: dense.O_of(forward(*tensors, problem.causal))
+
+
+def row(
+    problem: Problem, direction: str, names: Sequence[str], beside: Path | None = None, timing: Callable = measure
+) -> Measurement:
+    """Milliseconds of rungs, experiments and contestants on one problem, in turn or each for a second."""
     tensors = problem.tensors()
-    calls = everybody(problem, tensors)
-    if beside:
-        mine = files.module_at(beside).forward
-        calls.append((beside.stem, lambda: dense.O_of(mine(*tensors, problem.causal))))
-
-    def check(O: torch.Tensor) -> float:
-        return error(O, *tensors, problem.causal)
-
-    return timed(problem, "forward", calls, check, timing)
+    every = {name: name for name in names} | ({beside.stem: beside} if beside else {})
+    makers = {name: partial(caller, problem, who, tensors) for name, who in every.items()}
+    return timed(problem, direction, makers, lambda O: error(O, *tensors, problem.causal), timing)
 
 
-def ask(problem: Problem, direction: str = "experiments", *, names: Sequence[str]) -> Measurement:
-    """Milliseconds of experiments and rungs."""
-    tensors = problem.tensors()
-    forward = cache(experiments.forward)  # made when it is called first, so that its failure is its own
-
-    def call(name: str) -> torch.Tensor:
-        return forward(name)(*tensors, problem.causal)[0]
-
-    calls = [(name, partial(call, name)) for name in names]
-    return timed(problem, direction, calls, lambda O: error(O, *tensors, problem.causal))
-
-
-def down(problem: Problem) -> Measurement:
+def down(problem: Problem, direction: str) -> Measurement:
     """Milliseconds of the backward's rungs, beside attention() and its portable kernels."""
     q, k, v, dO = problem.tensors(grad=True)
     truth = gradients_by_definition(q, k, v, dO, problem.causal)
     with torch.no_grad():
         O, L = attention(q, k, v, causal=problem.causal, return_lse=True)
-    given = [x.detach() for x in (q, k, v)]
-    calls = [(rung, partial(ladder.load(rung).backward, *given, O, L, dO, problem.causal)) for rung in ladder.BACKWARD]
-    for name in ("fa2_lab portable", "fa2_lab"):
-        O_kept = contestants.prepare(name, problem)(q, k, v)
-        calls.append((name, partial(torch.autograd.grad, O_kept, (q, k, v), dO, retain_graph=True)))
-    return timed(problem, "backward", calls, lambda gradients: gradient_error(gradients, truth))
+    given = *(x.detach() for x in (q, k, v)), O, L, dO, problem.causal
 
+    def ours(name: str) -> Callable:
+        kept = contestants.prepare(name, problem)(q, k, v)
+        return partial(torch.autograd.grad, kept, (q, k, v), dO, retain_graph=True)
 
-def forward_of(rung: str, tensors, causal: bool):
-    return ladder.load(rung).forward(*tensors, causal)[0]
+    makers = {rung: lambda rung=rung: partial(ladder.load(rung).backward, *given) for rung in ladder.BACKWARD}
+    makers |= {name: partial(ours, name) for name in ("fa2_lab portable", "fa2_lab")}
+    return timed(problem, direction, makers, lambda gradients: gradient_error(gradients, truth))
 
 
 def timed(
-    problem: Problem, direction: str, calls: list[tuple], error_of: Callable, timing: Callable = measure
+    problem: Problem,
+    direction: str,
+    makers: Mapping[str, Callable[[], Callable]],
+    error_of: Callable,
+    timing: Callable = measure,
 ) -> Measurement:
-    """Milliseconds of each (name, call), checked first."""
+    """Milliseconds of what each makes, checked first."""
 
-    def checked(call: Callable):
+    def checked(make: Callable[[], Callable]):
+        call = make()
         return refused([error_of(call())]) or call
 
-    prepared = {name: partial(checked, call) for name, call in calls}
+    prepared = {name: partial(checked, make) for name, make in makers.items()}
     flops = problem.flops("backward" if direction == "backward" else "forward")
     return contest(problem.as_dict(), direction, prepared, flops, timing)
-
-
-def everybody(problem: Problem, tensors) -> list[tuple]:
-    """(name, call) of every rung, of what attention() runs, and of the peers that are installed; each returns O."""
-    rungs = ladder.RUNGS + (ladder.SIDE if problem == WARPS else ())
-    calls = [(rung, partial(forward_of, rung, tensors, problem.causal)) for rung in rungs]
-    for name in contestants.names("ladder"):
-        try:
-            call = contestants.prepare(name, problem)
-        except dense.Missing:
-            continue
-        calls.append((name, lambda call=call: call(*tensors)))
-    return calls
 
 
 def count(problem: Problem, rung: str) -> Measurement:
@@ -155,20 +140,16 @@ def count(problem: Problem, rung: str) -> Measurement:
     return Measurement(problem.as_dict() | dict(rung=rung), "counters", values, failed, unit="count")
 
 
-def counted_here(problem: Problem) -> list[str]:
-    """Whose counters are read."""
-    return [name for name, _ in everybody(problem, tensors=None) if problem == MAIN or name in COUNTED]
-
-
 @cache
 def counted(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
     """Their counters, or why there are none."""
     try:
-        return counters.read(__name__, problem, counted_here(problem)), ""
+        return counters.read(__name__, problem, COUNTED[problem]), ""
     except RuntimeError as failure:
         return {}, str(failure)
 
 
 if __name__ == "__main__":
-    shape = Problem(**json.loads(sys.argv[1]))
-    counters.watched(dict(everybody(shape, shape.tensors())), sys.argv[2:])
+    shape, *asked_for = Problem(**json.loads(sys.argv[1])), *sys.argv[2:]
+    made, given = cache(caller), shape.tensors()
+    counters.watched({name: lambda name=name: made(shape, name, given)() for name in asked_for}, asked_for)

@@ -35,8 +35,9 @@ def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
     def fails():
         raise RuntimeError("no such chip")
 
-    calls = [("right", lambda: 0.0), ("wrong", lambda: 1.0), ("NaN", lambda: float("nan")), ("fails", fails)]
-    row = ladder.timed(WHERE, "backward", calls, lambda answer: answer, known)
+    answers = dict(right=0.0, wrong=1.0, NaN=float("nan"))
+    makers = {name: lambda answer=answer: lambda: answer for name, answer in answers.items()} | dict(fails=fails)
+    row = ladder.timed(WHERE, "backward", makers, lambda answer: answer, known)
     assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == WHERE.flops("backward")
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
 
