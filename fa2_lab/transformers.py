@@ -83,7 +83,8 @@ def interval(
     **_: Any,
 ) -> Interval:
     """A mask of transformers as an interval. Row r is token q_offset + r, column c token kv_offset + c."""
-    causal, left, right, sequences = False, None, None, ()
+    causal, left, right = False, None, None
+    sequences: tuple = ()
     for part in parts_of(mask_function):
         if part == "causal_mask_function":
             causal = True

@@ -86,7 +86,7 @@ def ring_attention(
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, backend=backend)
     if header["scale"] < 0:  # the kernels find the largest score before they scale it
         q = -q
-    ring = Ring(
+    ring = RingCall(
         group=group,
         rank=dist.get_rank(group),
         lengths=(),  # not known yet
@@ -130,7 +130,7 @@ def at_least_one_row(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Ring:
+class RingCall:
     """One call, as its ranks have agreed on it; before that, without `lengths` and `call`."""
 
     group: dist.ProcessGroup
@@ -197,7 +197,7 @@ def counting() -> Iterator[Counter]:
 # Forward ------------------------------------------------------------------------------------------------------
 
 
-def once_round(ring: Ring, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
+def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
     """(rank, its K and V), this rank's own first; when a block is handed out, the next is on its way."""
     kv = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):
@@ -207,12 +207,12 @@ def once_round(ring: Ring, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Ten
             kv = coming.wait()
 
 
-def first_half(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Part | None:
+def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Part | None:
     """What this rank's upper queries get from its own keys, in all heads: no other rank is needed."""
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 
 
-def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part: Part | None) -> None:
+def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part: Part | None) -> None:
     """Write O and L of this rank's queries over all keys; `part` is first_half() of these heads.
 
     A part is merged when the next transfer has begun, which gets its SMs while such small kernels run between two large
@@ -231,7 +231,7 @@ def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, p
         state.finalize(part, O, L)
 
 
-def partial_forward(ring: Ring, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Part | None:
+def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Part | None:
     """(rows, their O, their L) of those queries over those keys, by the one-GPU call; None if there is nothing."""
     if seen.kind is Tile.SKIP:
         return None
@@ -244,7 +244,7 @@ def partial_forward(ring: Ring, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) 
 
 
 def backward(
-    ring: Ring, dO: Tensor, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
+    ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dQ, dK, dV) of this rank's rows, in fp32. P = exp(S − L) and D = rowsum(dO ∘ O) of a block are exact, because
     L and O are those of all keys."""
@@ -267,7 +267,7 @@ def backward(
 
 
 def partial_backward(
-    ring: Ring, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
+    ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """What those queries and those keys give to their dQ, dK and dV; None if there is nothing."""
     if seen.kind is Tile.SKIP:
@@ -294,7 +294,7 @@ class RingAttention(torch.autograd.Function):
     """Forward and backward: whatever needs other ranks begins when all have agreed on it."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: Ring, header: dict) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingCall, header: dict) -> tuple[Tensor, Tensor]:
         asked = ranks.Exchange(ring.group, header, ring.timeout)
         try:
             begun = first_half(ring, q, k, v)
@@ -314,7 +314,7 @@ class RingAttention(torch.autograd.Function):
         return *all_heads_backward(ctx.ring, dO, dL, *ctx.saved_tensors), None, None
 
 
-def all_heads_forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, begun: Part | None) -> tuple[Tensor, Tensor]:
+def all_heads_forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, begun: Part | None) -> tuple[Tensor, Tensor]:
     """(O, L), heads taking turns; `begun` is the first_half() of all."""
     O, L = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
     for heads, kv_heads in turns(ring, q, k):
@@ -324,7 +324,7 @@ def all_heads_forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, begun: Part |
 
 
 def all_heads_backward(
-    ring: Ring, dO: Tensor | None, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
+    ring: RingCall, dO: Tensor | None, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
 ) -> list[Tensor]:
     """dQ, dK, dV in the dtype of q, heads taking turns."""
     found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
@@ -338,7 +338,7 @@ def all_heads_backward(
     return found
 
 
-def turns(ring: Ring, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
+def turns(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
     """Heads of q, and those of k and v that travel for them: as many as a message holds, the same on every rank."""
     batch, kv_heads, _, d = k.shape
     bytes_per_head = 2 * batch * max(ring.lengths) * d * k.element_size()

@@ -6,14 +6,14 @@ from types import ModuleType
 
 import numpy as np
 
-from fa2_lab.errata.cases import Case, distance
+from fa2_lab.errata.cases import Small, distance
 from fa2_lab.errata.erratum import Erratum
 from fa2_lab.reference import fa1, fa2
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
 from fa2_lab.trace import Trace
 
-CASE = Case(N=8, d=4)
-MASKED = Case(N=8, d=4, causal=True)
+CASE = Small(N=8, d=4)
+MASKED = Small(N=8, d=4, causal=True)
 B = 16  # tile height and width, and head dimension, where traffic is counted
 
 
@@ -22,7 +22,7 @@ B = 16  # tile height and width, and head dimension, where traffic is counted
 
 def metered(algorithm: ModuleType, N: int) -> int:
     """Elements that the meter counts between HBM and the chip, with d = B_r = B_c = B."""
-    case, meter = Case(N, B), Trace()
+    case, meter = Small(N, B), Trace()
     algorithm.forward(case.Q, case.K, case.V, B_r=B, B_c=B, trace=meter)
     return meter.hbm_elements
 

@@ -27,7 +27,7 @@ def central_differences(loss: Callable[[np.ndarray], float], X: np.ndarray, h: f
     return gradient
 
 
-class Case:
+class Small:
     """Random Q, K, V (N, d) and dO, with the dense answers; the loss is Σ dO ∘ O."""
 
     def __init__(self, N: int, d: int, tau: float = 0.5, causal: bool = False, seed: int = 0):
@@ -68,7 +68,7 @@ class Case:
 class TwoBlocks:
     """A case whose keys are cut in two, with the statistics after each half, as in the papers' two-block example."""
 
-    def __init__(self, case: Case, cut: int):
+    def __init__(self, case: Small, cut: int):
         self.O = case.O
         self.S1, self.S2 = case.S[:, :cut], case.S[:, cut:]
         self.V1, self.V2 = case.V[:cut], case.V[cut:]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fa2_lab.errata.cases import Case, TwoBlocks, distance
+from fa2_lab.errata.cases import Small, TwoBlocks, distance
 from fa2_lab.errata.erratum import Erratum
 from fa2_lab.reference import fa1
 from fa2_lab.reference.dropout import Dropout, sequential_mask
@@ -12,8 +12,8 @@ from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.tiles import Tiling, cdiv
 from fa2_lab.trace import Trace
 
-CASE = Case(N=8, d=4)
-SQUARE = Case(N=5, d=5)
+CASE = Small(N=8, d=4)
+SQUARE = Small(N=5, d=5)
 TWO = TwoBlocks(CASE, cut=3)
 
 
@@ -83,7 +83,7 @@ BLOCK_SIZE = Erratum(
 
 def backward_flops(d: int) -> int:
     """Matmul FLOPs that the meter counts in Algorithm 4."""
-    case, meter = Case(N=8, d=d), Trace()
+    case, meter = Small(N=8, d=d), Trace()
     O, l, m = fa1.forward(case.Q, case.K, case.V, B_r=4, B_c=4)
     fa1.backward(case.Q, case.K, case.V, O, l, m, case.dO, B_r=4, B_c=4, trace=meter)
     return meter.matmul_flops

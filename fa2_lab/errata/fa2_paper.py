@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fa2_lab.errata.cases import Case, TwoBlocks, central_differences, distance
+from fa2_lab.errata.cases import Small, TwoBlocks, central_differences, distance
 from fa2_lab.errata.erratum import Erratum
 
-CASE = Case(N=8, d=4)
-SQUARE = Case(N=5, d=5)  # N = d, so that a vector of the wrong length still broadcasts
-MASKED = Case(N=8, d=4, causal=True)
-UNSCALED = Case(N=5, d=5, tau=1.0)  # N = d, so that Q dSᵀ exists at all; the paper leaves the scale out
+CASE = Small(N=8, d=4)
+SQUARE = Small(N=5, d=5)  # N = d, so that a vector of the wrong length still broadcasts
+MASKED = Small(N=8, d=4, causal=True)
+UNSCALED = Small(N=5, d=5, tau=1.0)  # N = d, so that Q dSᵀ exists at all; the paper leaves the scale out
 TWO = TwoBlocks(CASE, cut=3)
 
 

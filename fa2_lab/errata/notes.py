@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from fa2_lab.errata.cases import Case, distance
+from fa2_lab.errata.cases import Small, distance
 from fa2_lab.errata.erratum import Erratum
 
-CASE = Case(N=8, d=4)
+CASE = Small(N=8, d=4)
 
 
 def un_scaled_loop(divide_every_time: bool) -> np.ndarray:

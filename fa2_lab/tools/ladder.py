@@ -52,7 +52,7 @@ COLUMNS = ("TFLOP/s", "causal", "share", "predicted", "causal", "measured", "cau
 WIDTHS = (8, 7, 6, 11, 7, 10, 7, 8, 11, 6)
 
 
-class Line:
+class Shown:
     """What a table shows of a rung, or of a peer, which has no change."""
 
     def __init__(self, results: Record, name: str, peer: str):
@@ -97,11 +97,11 @@ def unmasked(results: Record) -> Measurement:
     return row
 
 
-def lines(results: Record) -> list[Line]:
+def lines(results: Record) -> list[Shown]:
     """Every rung, then the peers."""
     values = unmasked(results).values
     peer = compared_with(values)
-    return [Line(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
+    return [Shown(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
 
 
 def setting(results: Record) -> str:

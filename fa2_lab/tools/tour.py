@@ -25,7 +25,7 @@ BLOCKS: dict[str, Any] = dict(B_r=B_R, B_c=B_C)
 # The truth --------------------------------------------------------------------------------------------------
 
 
-class Problem:
+class Head:
     """One head of random Q, K, V, dO (N, d), and its answers by the definition: softmax and its Jacobian by rows."""
 
     def __init__(self, mask: Mask = NO_MASK, dropout: Dropout = NO_DROPOUT, n: int = N, seed: int = 0):
@@ -73,10 +73,10 @@ class Problem:
         return self.tau * dQ, self.tau * dK, np.einsum("ij,id->jd", self.P * self.Z, self.dO)
 
 
-FULL, OTHER, HALF = Problem(), Problem(seed=1), Problem(CAUSAL)
+FULL, OTHER, HALF = Head(), Head(seed=1), Head(CAUSAL)
 OTHER.K, OTHER.V = FULL.K, FULL.V  # a second query head on the same keys and values
-DROPPED = Problem(dropout=Dropout(p=0.2, seed=7))
-SMALL = Problem(CAUSAL, n=128)  # the interpreter takes its time
+DROPPED = Head(dropout=Dropout(p=0.2, seed=7))
+SMALL = Head(CAUSAL, n=128)  # the interpreter takes its time
 PROBLEMS = FULL, OTHER, HALF, DROPPED, SMALL
 
 
@@ -138,14 +138,14 @@ def fa1_backward(trace: Trace) -> Pairs:
     return pairs(fa1.backward(*FULL.qkv, FULL.O, l, m, FULL.dO, **BLOCKS, trace=trace), FULL.gradients)
 
 
-def fa2_forward(problem: Problem) -> Callable[[Trace], Pairs]:
+def fa2_forward(problem: Head) -> Callable[[Trace], Pairs]:
     def run(trace: Trace) -> Pairs:
         return pairs(fa2.forward(*problem.qkv, **BLOCKS, mask=problem.mask, trace=trace), (problem.O, problem.L))
 
     return run
 
 
-def fa2_backward(problem: Problem) -> Callable[[Trace], Pairs]:
+def fa2_backward(problem: Head) -> Callable[[Trace], Pairs]:
     def run(trace: Trace) -> Pairs:
         kept = problem.O, problem.L, problem.dO
         return pairs(fa2.backward(*problem.qkv, *kept, **BLOCKS, mask=problem.mask, trace=trace), problem.gradients)
@@ -258,7 +258,7 @@ STAGES = (
 
 
 @dataclass(frozen=True)
-class Row:
+class Outcome:
     """What a stage did. `note` says why it did not run, or how it failed; a stage that was skipped is not wrong."""
 
     name: str
@@ -272,7 +272,7 @@ class Row:
     note: str = ""
 
 
-def run(stage: Stage) -> Row:
+def run(stage: Stage) -> Outcome:
     """Run one stage under the meter and judge it."""
     try:
         for _ in range(stage.runs):
@@ -281,18 +281,18 @@ def run(stage: Stage) -> Row:
             seconds = time.perf_counter() - start
         device = stage.device()
     except Skipped as reason:
-        return Row(stage.name, note=f"skipped: {reason}")
+        return Outcome(stage.name, note=f"skipped: {reason}")
     except Exception as failure:  # one broken stage must not hide the others
-        return Row(stage.name, ok=False, note=f"FAILED: {type(failure).__name__}: {failure}".splitlines()[0])
+        return Outcome(stage.name, ok=False, note=f"FAILED: {type(failure).__name__}: {failure}".splitlines()[0])
     error = max(distance(computed, true) for computed, true in results)
     work = trace.hbm_elements, trace.matmul_flops, trace.other_flops + trace.exponentials
-    return Row(stage.name, error, *work, seconds, device, ok=bool(error <= stage.tolerance))
+    return Outcome(stage.name, error, *work, seconds, device, ok=bool(error <= stage.tolerance))
 
 
 HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds':>9}  {'device':11} verdict"
 
 
-def line(row: Row) -> str:
+def line(row: Outcome) -> str:
     """One row of the table, 80 columns wide; a reason may be longer."""
     if row.note:
         return f"{row.name:21}  {row.note}"

@@ -155,7 +155,7 @@ def once_round(problem: Problem, k: torch.Tensor, v: torch.Tensor, group: dist.P
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     lengths = tuple(even_lengths(problem.N_k, size))
     how = dict(layout="zigzag", causal=True, scale=1.0, timeout=60.0, call=0, on_triton=True)
-    ring = rings.Ring(group, rank, lengths, **how)
+    ring = rings.RingCall(group, rank, lengths, **how)
     for _, kv_heads in rings.turns(ring, k, k):
         for _ in rings.once_round(ring, k[:, kv_heads], v[:, kv_heads]):
             pass

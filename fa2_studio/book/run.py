@@ -26,7 +26,7 @@ FRAME = re.compile(r"<iframe.*?</iframe>", flags=re.DOTALL)  # a live piece come
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
 
 
-class Verdict(NamedTuple):
+class Executed(NamedTuple):
     """How one notebook's run ended."""
 
     name: str
@@ -66,7 +66,7 @@ def write_source(chapter: Chapter) -> None:
     files.write(TEXT / f"{chapter.name}.py", jupytext.writes(notebook, fmt="py:percent"))
 
 
-def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.NotebookNode, Verdict]:
+def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.NotebookNode, Executed]:
     """Run one notebook from top to bottom in a fresh kernel and an empty folder: a reader's files stay out of it."""
     notebook, scratch = read_source(chapter), TemporaryDirectory()
     client = NotebookClient(
@@ -103,7 +103,7 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
                     output.data["text/html"] = FRAME.sub("", output.data["text/html"])
     notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
     code = sum(c.cell_type == "code" for c in notebook.cells)
-    return notebook, Verdict(chapter.name, code, time.perf_counter() - start, error)
+    return notebook, Executed(chapter.name, code, time.perf_counter() - start, error)
 
 
 def answer(client: NotebookClient, index: int, code: re.Match) -> str:
@@ -117,7 +117,7 @@ def keep(notebook: nbformat.NotebookNode, folder: Path, chapter: Chapter) -> Non
     files.write(folder / f"{chapter.name}.ipynb", nbformat.writes(notebook) + "\n")
 
 
-def run_all(folder: Path, chapters: list[Chapter]) -> list[Verdict]:
+def run_all(folder: Path, chapters: list[Chapter]) -> list[Executed]:
     """Run the chapters into a folder, one after the other, whatever becomes of each."""
     files.check_writable(folder, "book")
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
@@ -136,7 +136,7 @@ def write_blank(folder: Path, chapters: list[Chapter]) -> None:
         keep(read_source(chapter), folder, chapter)
 
 
-def record(chapters: list[Chapter]) -> list[Verdict]:
+def record(chapters: list[Chapter]) -> list[Executed]:
     """Renew the committed notebooks: every output, and what their sources have of it."""
     files.check_writable(TEXT, "book --record")
     verdicts = run_all(NOTEBOOKS, chapters)

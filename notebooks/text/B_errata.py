@@ -25,8 +25,7 @@ import numpy as np
 from IPython.display import Markdown
 
 from fa2_lab.errata import ERRATA, judge
-from fa2_lab.errata.cases import Case as Small
-from fa2_lab.errata.cases import TwoBlocks, distance
+from fa2_lab.errata.cases import Small, TwoBlocks, distance
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict

@@ -152,7 +152,7 @@ def watched():
     watch(ring, "partial_forward", "kernel")
     watch(ring, "partial_backward", "kernel")
     watch(ring.ranks.Exchange, "wait", "wait")
-    watch(ring.Ring, "pass_on", "start {2}")
+    watch(ring.RingCall, "pass_on", "start {2}")
     watch(ring.Passing, "wait", "arrive")
     return seen
 
@@ -209,7 +209,7 @@ def dies_between(rank, world):
 
 def dies_within(rank, world):
     if rank == 2:
-        ring.Ring.pass_on = lambda *_: os._exit(1)
+        ring.RingCall.pass_on = lambda *_: os._exit(1)
     return told(call)
 
 

@@ -14,7 +14,7 @@ from fa2_lab.distributed.shard import joined
 from fa2_lab.reference import shards
 
 
-class Threaded(rings.Ring):
+class Threaded(rings.RingCall):
     """A ring that passes blocks through queues."""
 
     def pass_on(self, block, what, source):
