@@ -156,8 +156,8 @@ def owners(tiling: Tiling, direction: str) -> np.ndarray:
 
 def dq_writers(tiling: Tiling) -> list[list[int]]:
     """For each row block i, the backward's workers that add into dQ_i: more than one means atomics, or two passes."""
-    worker = owners(tiling, "backward")
-    return [[int(j) for j in row[row >= 0]] for row in worker]
+    check_tiling(tiling)
+    return [tiling.visited_cols(i) for i in range(tiling.T_r)]
 
 
 def _heads(heads: int, tiling: Tiling) -> int:

@@ -145,6 +145,7 @@ def _slice_of_s(shared: SharedMemory, tau: float, visible: np.ndarray, keys: sli
 
 
 SCHEMES = {"split_q": split_q, "split_k": split_k}
+BARRIERS = {"split_q": 2, "split_k": 3}  # of each tile
 
 
 # The same counts in closed form -----------------------------------------------------------------------------

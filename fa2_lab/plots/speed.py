@@ -3,8 +3,17 @@
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
-CONTESTANTS = ("fa2_lab", "fa2_lab portable", "FlashAttention-3", "FlashAttention-4", "cuDNN", "FlexAttention")
-CONTESTANTS += ("torch flash", "flash_attn")
+Curve = list[tuple[int, float]]  # (N, TFLOP/s)
+LOOKS = {  # of every contestant, in the order of the legend
+    "fa2_lab": dict(color=style.OURS, linewidth=2.2, marker="o", zorder=4),
+    "fa2_lab portable": dict(color=style.OURS, linewidth=1.1, linestyle="--", marker="o", zorder=3),
+    "FlashAttention-3": dict(color=style.INK, marker="v"),
+    "FlashAttention-4": dict(color=style.INK, marker="P"),
+    "cuDNN": dict(color=style.INK, linestyle=":", marker="^"),
+    "FlexAttention": dict(color=style.WORKERS[2], marker="D"),
+    "torch flash": dict(color=style.QUIET, linestyle="--", marker="s"),
+    "flash_attn": dict(color=style.QUIET, linestyle=":", marker="x"),
+}
 
 
 def data() -> dict:
@@ -15,26 +24,13 @@ def data() -> dict:
         for row in record.rows:
             if row.direction == direction:
                 p = row.problem
-                curves = panels.setdefault((direction, p["d"], p["causal"]), {name: [] for name in CONTESTANTS})
-                for name in CONTESTANTS:
+                curves = panels.setdefault((direction, p["d"], p["causal"]), {name: [] for name in LOOKS})
+                for name in LOOKS:
                     if name in row.values:
                         curves[name].append((p["N_q"], row.rate(name)))
     panels = {at: {name: sorted(curve) for name, curve in c.items() if curve} for at, c in panels.items()}
     setting = f"{record.made()}; 16,384 tokens, hidden size 2,048; torch flash is FlashAttention-2 in torch"
     return dict(panels=panels, gemm=record.ceilings["GEMM TFLOP/s"], setting=setting)
-
-
-Curve = list[tuple[int, float]]  # (N, TFLOP/s)
-LOOKS = {
-    "fa2_lab": dict(color=style.OURS, linewidth=2.2, marker="o", zorder=4),
-    "fa2_lab portable": dict(color=style.OURS, linewidth=1.1, linestyle="--", marker="o", zorder=3),
-    "FlashAttention-3": dict(color=style.INK, marker="v"),
-    "FlashAttention-4": dict(color=style.INK, marker="P"),
-    "cuDNN": dict(color=style.INK, linestyle=":", marker="^"),
-    "FlexAttention": dict(color=style.WORKERS[2], marker="D"),
-    "torch flash": dict(color=style.QUIET, linestyle="--", marker="s"),
-    "flash_attn": dict(color=style.QUIET, linestyle=":", marker="x"),
-}
 
 
 @style.picture

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from fa2_lab.machine.layouts import CHUNK_BYTES, LINE_BYTES, Shared, bank_conflicts, parse
+from fa2_lab.machine.layouts import CHUNK_BYTES, LINE_BYTES, Shared, bank_conflicts
 from fa2_lab.plots import style
-from fa2_lab.records import compiled_by, layouts_record
 
 
 def data(chunk: int = 2, itemsize: int = 2) -> dict:
@@ -15,35 +14,23 @@ def data(chunk: int = 2, itemsize: int = 2) -> dict:
         offsets = layout.offsets((places, places * vec))[:, ::vec]
         found[name] = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
         steps[name] = [bank_conflicts(offsets[:, c], itemsize) for c in range(places)]
-    record = layouts_record()
-    layouts = {f"{k['target']} d {k['d']}": (parse(k["K"]["layout"]), k["K"]["shape"]) for k in record["layouts"]}
-    compiled = [name for name, (layout, shape) in layouts.items() if as_xor(layout, shape, itemsize)]
-    return dict(places=found, steps=steps, chunk=chunk, compiled=compiled, made=compiled_by(record))
-
-
-def as_xor(layout: Shared, shape: list[int], itemsize: int) -> bool:
-    """Whether the chunks of eight rows lie at chunk XOR row, in each line of 128 bytes."""
-    places = LINE_BYTES // CHUNK_BYTES
-    where = layout.offsets(tuple(shape))[:places, :: layout.vec] * itemsize % LINE_BYTES // CHUNK_BYTES
-    rows, chunks = np.indices(where.shape)
-    return bool((where == (chunks % places ^ rows % places)).all())
+    return dict(places=found, steps=steps, chunk=chunk)
 
 
 FIRST, SECOND = 7.2, 16.2  # where the two grids begin
 
 
 @style.picture
-def draw(places: dict, steps: dict, chunk: int, compiled: list[str], made: str) -> style.Drawn:
+def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
     """Left: row XOR chunk = place, in bits. Then both layouts in memory, and the reads of each group of banks.
 
     places: {layout: place of [row, chunk] in its line}. steps: {layout: steps to read each chunk of all rows}.
-    compiled: the kernels in whose K the compiler was seen to do so.
     """
     plain, swizzled = places
     caption = (
         f"A swizzle bit by bit: chunk XOR row is the place; {steps[plain][chunk]} reads of one group of banks become"
         f" one of each. A line is a row of K, 128 bytes; a box is 16 bytes of it, with its chunk's number; dark: chunk"
-        f" {chunk} of every row, read together. Compiled kernels do the same: {', '.join(compiled)} ({made})."
+        f" {chunk} of every row, read together."
     )
     figure, ax = style.new_figure(3.0, caption)
     rows, across = places[swizzled].shape

@@ -1,33 +1,14 @@
 """How four warps share one tile (the FA2 paper's figure 3), and what each way moves through shared memory."""
 
-from collections import Counter
-from typing import Any
-
-import numpy as np
-
 from fa2_lab.machine import warps
 from fa2_lab.plots import style
-from fa2_lab.tiles import Tiling
 
 
 def data(B_r: int = 128, B_c: int = 128, d: int = 64, W: int = 4) -> dict:
-    """What one more tile adds to the shared-memory counts of a thread block that runs under either scheme."""
-    moved, barriers = {}, {}
-    for scheme, run in warps.SCHEMES.items():
-        one, two = (_block(run, tiles, B_r, B_c, d, W) for tiles in (1, 2))
-        bytes_of = {key: n * warps.BYTES[key[2]] for key, n in (two.counts - one.counts).items()}
-        moved[scheme] = Counter()
-        for (_, op, tensor), size in bytes_of.items():
-            moved[scheme][op, tensor] += size
-        barriers[scheme] = two.waits - one.waits
-    return dict(B_r=B_r, B_c=B_c, d=d, W=W, moved=moved, barriers=barriers)
-
-
-def _block(run: Any, tiles: int, B_r: int, B_c: int, d: int, W: int) -> warps.SharedMemory:
-    """The shared memory of one thread block that has gone through so many tiles."""
-    rng = np.random.default_rng(0)
-    Q, (K, V) = rng.standard_normal((B_r, d)), rng.standard_normal((2, tiles * B_c, d))
-    return run(Q, K, V, Tiling(B_r, tiles * B_c, B_r, B_c), 0, W).shared
+    """The bytes that one tile moves through shared memory under either scheme."""
+    accesses = {scheme: warps.tile_accesses(scheme, B_r, B_c, d, W) for scheme in NAMES}
+    moved = {scheme: {key: n * warps.BYTES[key[1]] for key, n in counts.items()} for scheme, counts in accesses.items()}
+    return dict(B_r=B_r, B_c=B_c, d=d, W=W, moved=moved)
 
 
 NAMES = {"split_k": "Split-K (FA1): a warp takes keys", "split_q": "Split-Q (FA2): a warp takes queries"}
@@ -35,25 +16,24 @@ GAP = 0.75
 
 
 @style.picture
-def draw(B_r: int, B_c: int, d: int, W: int, moved: dict, barriers: dict) -> style.Drawn:
+def draw(B_r: int, B_c: int, d: int, W: int, moved: dict) -> style.Drawn:
     """Q Kᵀ = S and P V = O under both schemes, with the bytes that one tile moves and the barriers that it needs.
 
-    moved: {"split_k": {("read", "Q"): bytes, ...}, "split_q": ...}. barriers: {"split_k": {what for: how many}, ...}.
+    moved: {"split_k": {("read", "Q"): bytes, ...}, "split_q": ...}.
     """
     caption = "The paper's figure 3: when warps split Q instead of K, no partial sums cross shared memory"
     figure, axes = style.new_figure(3.3, f"{caption} (tile of {B_r} × {B_c}, d = {d}, 16 bits; schematic).", ncols=2)
     figure.get_layout_engine().set(wspace=0.08)
-    total = {scheme: sum(moved[scheme].values()) for scheme in NAMES}
-    waits = {scheme: sum(barriers[scheme].values()) for scheme in NAMES}
+    cost = {scheme: f"{kib(sum(moved[scheme].values()))} KiB" for scheme in NAMES}
     for ax, scheme in zip(axes, NAMES, strict=True):
         _operands(ax, scheme, W)
-        ax.set_xlabel(f"{kib(total[scheme])} KiB through shared memory,\n{waits[scheme]} barriers a tile")
+        ax.set_xlabel(f"{cost[scheme]} through shared memory,\n{warps.BARRIERS[scheme]} barriers a tile")
     alt = (
         f"Left, split-K: all {W} warps read Q; Kᵀ, S and V are cut into a slice for each warp, and each ends with a"
         f" partial O of full size, to be added up. Right, split-Q: Q, S and O are cut into rows for each warp, all"
-        f" warps read K and V, and nothing is added. Per tile split-K moves {kib(total['split_k'])} KiB, of"
-        f" which {kib(_partials(moved['split_k']))} are partial results, with {waits['split_k']} barriers; split-Q"
-        f" {kib(total['split_q'])} KiB, none of them partial, with {waits['split_q']} barriers."
+        f" warps read K and V, and nothing is added. Per tile split-K moves {cost['split_k']}, of"
+        f" which {kib(_partials(moved['split_k']))} are partial results, with {warps.BARRIERS['split_k']} barriers;"
+        f" split-Q {cost['split_q']}, none of them partial, with {warps.BARRIERS['split_q']} barriers."
     )
     return figure, alt
 

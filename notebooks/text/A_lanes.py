@@ -173,7 +173,8 @@ show(swizzle_xor.draw(**swizzle_xor.data()))
 # The remedy is called a **swizzle**: row r keeps its chunk c at place $c \oplus (r \bmod 8)$, where $\oplus$ is XOR. The
 # row is still complete. But the same chunk of eight rows now lies at eight different places, and eight steps become one.
 #
-# Nobody has to write this in Triton: the compiler lays K out so by itself.
+# Nobody has to write this in Triton: the compiler lays K out so by itself, as the checks at the end read in four compiled
+# kernels.
 
 # %% [markdown]
 # ## How large may a tile be?

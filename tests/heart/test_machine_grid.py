@@ -123,8 +123,8 @@ def test_owners_are_the_workers_that_the_meter_saw(direction, tiling):
 @settings(max_examples=40, deadline=None)
 @given(some_tilings)
 @example(Tiling(8, 8, 4, 4))  # two meet, no more
-def test_a_row_block_s_writers_are_the_columns_that_it_visits(tiling):
-    assert grid.dq_writers(tiling) == [tiling.visited_cols(i) for i in range(tiling.T_r)]
+def test_a_row_block_s_writers_are_the_backward_s_owners(tiling):
+    assert grid.dq_writers(tiling) == [row[row >= 0].tolist() for row in grid.owners(tiling, "backward")]
 
 
 def test_dealt_by_hand():

@@ -53,7 +53,7 @@ def test_counts_equal_the_closed_form(scheme, sizes):
         counted[op, tensor] += n
     counted["write", "Q"] -= b * d  # once for the block, before its first tile
     assert +counted == Counter({key: tiles * n for key, n in tile_accesses(scheme, b, c, d, W).items()})
-    assert run.shared.waits.total() == tiles * dict(split_q=2, split_k=3)[scheme]
+    assert run.shared.waits.total() == tiles * warps.BARRIERS[scheme]
 
 
 def test_one_tile_by_hand():
