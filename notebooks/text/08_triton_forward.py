@@ -146,8 +146,7 @@ def loop_kernel(Q, K, V, O, L, N_q, N_k, tau, hidden,
         p_ij = tl.exp(s_ij - m_new[:, None])  # (B_r, B_c)  FA2.A1.L9
         alpha = tl.exp(m_i - m_new)  # (B_r,)  FA2.A1.L9
         l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
-        pv = tl.dot(p_ij.to(v_j.dtype), v_j)  # (B_r, d)  FA2.A1.L10
-        o_i = alpha[:, None] * o_i + pv  # (B_r, d)  FA2.A1.L10
+        o_i = alpha[:, None] * o_i + tl.dot(p_ij.to(v_j.dtype), v_j)  # FA2.A1.L10
         m_i = m_new
     o_i = o_i / l_i[:, None]  # FA2.A1.L12
     row, column = i + tl.arange(0, B_r), tl.arange(0, d)
