@@ -1,32 +1,17 @@
 """The poster: an algorithm of FlashAttention-2 on one sheet, line by line: words, NumPy, Triton, work for the machine.
 
-Words and code come from `fa2_lab.paper.where` and the amounts from the meter, so that they cannot go stale.
+Words and code come from `fa2_lab.paper.where`, so that they cannot go stale; the work adds up to what the meter counts.
 """
 
 import re
-import sys
-from collections import Counter
 from textwrap import wrap
 from typing import NamedTuple
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from fa2_lab.paper import ALGORITHMS, Algorithm, Place, triton_file, where
 from fa2_lab.plots import style
-from fa2_lab.reference import fa2
-from fa2_lab.trace import Trace
 
-B_R, B_C, D = 101, 103, 107  # primes, so that a number of elements tells what it is the product of
-UNITS = {
-    2 * B_R * B_C * D: "2 B_r B_c d",
-    2 * B_R * D: "N d",
-    2 * B_R: "N",
-    B_R * B_C: "B_r B_c",
-    B_R * D: "B_r d",
-    B_C * D: "B_c d",
-    B_R: "B_r",
-}
 LANES = {
     "load": "from\nHBM",
     "store": "to\nHBM",
@@ -47,41 +32,44 @@ class Row(NamedTuple):
     work: dict[str, str]
 
 
-class LineMeter(Trace):
-    """A meter that notes for each step which line of reference/fa2.py took it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line_of: dict[int, int] = {}
-
-    def _here(self) -> tuple:
-        frame = sys._getframe()
-        while frame.f_code.co_filename != fa2.__file__:
-            frame = frame.f_back
-        self.line_of[len(self.steps)] = frame.f_lineno
-        return super()._here()
+WORK: dict[str, dict[int, dict[str, str]]] = {  # by line: what it moves and computes each time that it runs
+    "FA2.A1": {
+        4: dict(load="B_r d"),
+        7: dict(load="2 B_c d"),
+        8: dict(matmul="2 B_r B_c d", other="B_r B_c"),
+        9: dict(exp="B_r B_c + B_r", other="3 B_r B_c + 4 B_r"),
+        10: dict(matmul="2 B_r B_c d", other="2 B_r d"),
+        12: dict(other="B_r d + B_r"),
+        13: dict(other="2 B_r"),
+        14: dict(store="B_r d"),
+        15: dict(store="B_r"),
+    },
+    "FA2.A2": {
+        3: dict(store="N d"),
+        4: dict(load="2 N d", store="N", other="2 N d"),
+        6: dict(load="2 B_c d"),
+        9: dict(load="2 B_r d + 2 B_r"),
+        10: dict(matmul="2 B_r B_c d", other="B_r B_c"),
+        11: dict(exp="B_r B_c", other="B_r B_c"),
+        12: dict(matmul="2 B_r B_c d", other="B_c d"),
+        13: dict(matmul="2 B_r B_c d"),
+        14: dict(other="2 B_r B_c"),
+        15: dict(load="B_r d", store="B_r d", matmul="2 B_r B_c d", other="2 B_r d"),
+        16: dict(matmul="2 B_r B_c d", other="2 B_c d"),
+        18: dict(store="2 B_c d"),
+    },
+}
 
 
 def data(tag: str = "FA2.A1") -> dict:
     """Every line of an algorithm of FA2 that computes something, with its words, its code and its work."""
     algorithm = ALGORITHMS[tag]
-    work = amounts(metered(tag))
     rows = []
     for line in algorithm.lines:
         if line.computes:
-            found = where(algorithm.tag_of(line))
-            done: dict[str, Counter] = {}
-            for place in found.first_numpy:
-                for lane, counted in work.get(place.number, {}).items():
-                    done.setdefault(lane, Counter()).update(counted)
-            amount = {
-                lane: " + ".join(term(u, done[lane][u]) for u in UNITS.values() if done[lane][u])
-                for lane in LANES
-                if done.get(lane)
-            }
-            rows.append(
-                Row(line.number, line.depth, line.text, code(found.first_numpy), code(found.first_triton), amount)
-            )
+            found, work = where(algorithm.tag_of(line)), WORK[tag].get(line.number, {})
+            both = code(found.first_numpy), code(found.first_triton)
+            rows.append(Row(line.number, line.depth, line.text, *both, work))
     return dict(algorithm=algorithm, rows=rows, files=(algorithm.numpy, triton_file(algorithm)))
 
 
@@ -92,40 +80,6 @@ def code(places: tuple[Place, ...]) -> tuple[str, ...]:
     return tuple(line for line in lines if line in once.values())
 
 
-def metered(tag: str) -> LineMeter:
-    """The forward, or the backward, on two by two tiles."""
-    rng, meter = np.random.default_rng(0), LineMeter()
-    Q, dO = rng.standard_normal((2, 2 * B_R, D))
-    K, V = rng.standard_normal((2, 2 * B_C, D))
-    tiles = dict(B_r=B_R, B_c=B_C)
-    if tag == "FA2.A1":
-        fa2.forward(Q, K, V, **tiles, trace=meter)
-    else:
-        fa2.backward(Q, K, V, *fa2.forward(Q, K, V, **tiles), dO, **tiles, trace=meter)
-    return meter
-
-
-def amounts(meter: LineMeter) -> dict[int, dict[str, Counter]]:
-    """{line of the file: {lane: {unit: how often}}}, each time that the line runs."""
-    times: dict[int, set] = {}
-    total: dict[int, dict[str, Counter]] = {}
-    for number, step in enumerate(meter.steps):
-        line = meter.line_of[number]
-        times.setdefault(line, set()).add((step.worker, step.i, step.j))
-        lane, n = (step.op, step.elements) if hasattr(step, "op") else (step.kind, step.operations)
-        lane = lane if lane in LANES else "other"
-        n = n if n in UNITS else n + np.prod(step.shape)  # a sum of n numbers takes n - 1 additions
-        total.setdefault(line, {}).setdefault(lane, Counter())[UNITS[n]] += 1
-    return {
-        line: {lane: Counter({u: n // len(times[line]) for u, n in c.items()}) for lane, c in lanes.items()}
-        for line, lanes in total.items()
-    }
-
-
-def term(unit: str, n: int) -> str:
-    return unit if n == 1 else f"{n} {unit}"
-
-
 SHEET = (420 / 25.4, 297 / 25.4)  # A3, in inches
 MARGIN, TOP = 0.5, 2.75
 COLUMNS = {"words": 0.42, "numpy": 3.55, "triton": 7.5, "work": 12.15}  # inches from the margin
@@ -133,7 +87,6 @@ LANE, STEP = 0.68, 0.28  # the width of a lane of work; how far a loop sets its 
 WRAP = {"words": 45, "numpy": 57, "triton": 68}
 WORDS, CODE, LEADING = 9.0, 8.0, 0.162
 MONO = ["DejaVu Sans Mono", "monospace"]
-NUMBER = {"FA2.A1": "Algorithm 1", "FA2.A2": "Algorithm 2"}
 
 
 @style.picture
@@ -173,7 +126,7 @@ def _head(ax: style.Axes, title: str, algorithm: Algorithm, files: tuple[str, st
     """The title, what the letters mean, and the columns' names."""
     ax.text(0, 0.62, title, fontsize=19, weight="bold", va="center")
     under = (
-        f"{NUMBER[algorithm.tag]} of the FlashAttention-2 paper ({algorithm.source}), in our words.\n"
+        f"Algorithm {algorithm.tag[-1]} of the FlashAttention-2 paper ({algorithm.source}), in our words.\n"
         f"Needs: {formulas(algorithm.needs)}.\n"
         "$N$: length; $d$: head dimension; $B_r$, $B_c$: rows and columns of a tile; $τ$: the scale;\n"
         "$m_i$: the largest score of each row so far; $\\ell_i$: its sum of exponentials;"
