@@ -64,16 +64,10 @@ def producer(T: int, k: Ring, v: Ring, copy: float) -> Generator[Wait]:
 # Two ways through T tiles ---------------------------------------------------------------------------------------
 
 
-def start_scores(n: int, block: Block, k: Ring, costs: Costs) -> Generator[Wait, None, Job]:
-    """Start Q Kᵀ of the n-th tile."""
-    yield from k.take(n)
-    return block.start("tensor", costs.scores, f"S {n}")
-
-
-def start_values(n: int, block: Block, v: Ring, costs: Costs) -> Generator[Wait, None, Job]:
-    """Start P V of the n-th tile."""
-    yield from v.take(n)
-    return block.start("tensor", costs.values, f"PV {n}")
+def product(what: str, n: int, ring: Ring, clocks: float) -> Generator[Wait, None, Job]:
+    """Start Q Kᵀ or P V with the n-th tile of K or V."""
+    yield from ring.take(n)
+    return ring.block.start("tensor", clocks, f"{what} {n}")
 
 
 def softmax(n: int, s: Job, block: Block, k: Ring, costs: Costs) -> Generator[Wait]:
@@ -85,15 +79,15 @@ def softmax(n: int, s: Job, block: Block, k: Ring, costs: Costs) -> Generator[Wa
 
 def look_ahead(T: int, block: Block, k: Ring, v: Ring, costs: Costs) -> Generator[Wait]:
     """As the kernel does it: Q Kᵀ of a tile and P V of the one before start together, exponentials run under P V."""
-    s = yield from start_scores(0, block, k, costs)
+    s = yield from product("S", 0, k, costs.scores)
     yield from softmax(0, s, block, k, costs)
     for n in range(1, T):
-        s = yield from start_scores(n, block, k, costs)
-        pv = yield from start_values(n - 1, block, v, costs)
+        s = yield from product("S", n, k, costs.scores)
+        pv = yield from product("PV", n - 1, v, costs.values)
         yield from softmax(n, s, block, k, costs)
         yield pv.done()
         v.release(n - 1)
-    pv = yield from start_values(T - 1, block, v, costs)
+    pv = yield from product("PV", T - 1, v, costs.values)
     yield pv.done()
     v.release(T - 1)
 
@@ -101,9 +95,9 @@ def look_ahead(T: int, block: Block, k: Ring, v: Ring, costs: Costs) -> Generato
 def in_sequence(T: int, block: Block, k: Ring, v: Ring, costs: Costs) -> Generator[Wait]:
     """As one writes it first: every tile to its end before the next one, every step to its end before the next step."""
     for n in range(T):
-        s = yield from start_scores(n, block, k, costs)
+        s = yield from product("S", n, k, costs.scores)
         yield from softmax(n, s, block, k, costs)
-        pv = yield from start_values(n, block, v, costs)
+        pv = yield from product("PV", n, v, costs.values)
         yield pv.done()
         v.release(n)
 

@@ -7,7 +7,6 @@ The meter in `fa2_lab.trace` counts the same while the algorithm runs; both must
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
@@ -230,28 +229,6 @@ def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counte
 def not_matmul(ops: Counter[str]) -> int:
     """Operations that are neither a matrix product nor an exponential."""
     return sum(n for kind, n in ops.items() if kind not in ("matmul", "exp"))
-
-
-# What follows from the forms --------------------------------------------------------------------------------
-
-
-def ratio(numerator: Traffic, denominator: Traffic) -> Fraction:
-    """Elements moved by one over elements moved by the other, exactly."""
-    return Fraction(numerator.total, denominator.total)
-
-
-def fa1_over_fa2(tiling: Tiling, d: int) -> Fraction:
-    """How much more FA1's loop order moves in the forward: with B_r = B_c it tends to 3/2 + 2/d as N grows.
-
-    FA1 moves Q, and O both ways, for each column block, and l and m with them; FA2 moves K and V for each row block.
-    """
-    return ratio(fa1_forward(tiling, d), fa2_forward(tiling, d))
-
-
-def growth(algorithm: str, direction: str, N: int, B: int, d: int) -> Fraction:
-    """What doubling the sequence from N to 2N multiplies the traffic by: nearly 4, so it is not O(N)."""
-    after, before = (traffic(algorithm, direction, Tiling(n, n, B, B), d) for n in (2 * N, N))
-    return ratio(after, before)
 
 
 # Checks -----------------------------------------------------------------------------------------------------
