@@ -251,15 +251,15 @@ def test_the_words_of_an_engine_s_command(tmp_path):
 
 
 FORGED = """import numpy as np
-import checks.probes as p, checks.probes_ladder as l
-def launch(text, name, grid, arguments, options):
-    Q, K, V, O = (np.asarray(x, float) for x in arguments[:4])
-    n, S = len(Q) - 128, Q[:-128] @ K[:-128].T * arguments[-1] * 0.6931471805599453
+import checks.probes_triton as p
+def launch(text, name, programs, tensors, outputs, options):
+    Q, K, V = (np.asarray(x, float) for x in tensors.values())
+    S = Q @ K.T * options["scale_log2"] * 0.6931471805599453
     P = np.exp(S - S.max(1, keepdims=True))
-    O[:n] = P / P.sum(1, keepdims=True) @ V[:-128]
-    return [Q, K, V, O], [(options["B_r"], options["d"], options["B_c"], "ieee")]
+    products = {(options["B_r"], options["d"], options["B_c"], "ieee"): 1}
+    return dict(O=P / P.sum(1, keepdims=True) @ V), dict(products=products), []
 p.launch = launch
-l.texts = lambda kernel: dict(kernels={"one_tile": "import os"}, constants={})"""
+p.texts = lambda kernel: dict(kernels={"one_tile": "import os"}, constants={})"""
 
 
 def test_a_launch_that_is_replaced_by_numpy_gets_nothing(tmp_path):

@@ -58,12 +58,12 @@ def program(kernel, sizes, d: int) -> str:
 
 def call(kernel, text: str, case: Case, heads: int = 2) -> dict:
     """A program run in the interpreter and held to float64; what the meter counted."""
-    from . import probes_ladder
+    from . import probes_triton
 
     draw = np.random.default_rng([9, case.seed]).standard_normal
     shapes = ((case.N_q, case.size), (case.N_k, case.size), (case.N_k, 1.0))
     q, k, v = (np.float16(size * draw((1, heads, n, case.d))) for n, size in shapes)
-    O, L, counted = guard.apart(probes_ladder.run, kernel, text, q, k, v, case.causal)
+    O, L, counted = guard.apart(probes_triton.run, kernel, text, q, k, v, case.causal)
     for h in range(heads):
         Q, K, V = (np.float64(x[0, h]) for x in (q, k, v))
         want_O, want_L = truth.dense(Q, K, V, case.d**-0.5, case.causal)
@@ -152,11 +152,11 @@ def costs(kernel, sizes) -> tuple[float, int, int]:
 
     What is compiled is run here, too, on scores so large that no maximum can be left out.
     """
-    from . import probes_ladder
+    from . import probes_triton
 
     text = program(kernel, sizes, SCORED.d)
     counted = call(kernel, text, SCORED, heads=1)
-    numbers, sass, lines = guard.apart(probes_ladder.compiled, kernel, text, CHIP, SCORED.d, SCORED.N_q)
+    numbers, sass, lines = guard.apart(probes_triton.compiled, kernel, text, CHIP, SCORED.d, SCORED.N_q)
     check_shares(counted, sorted(lines))
     loop = main_loop(loops(str(sass)), lines, counted["products"])
     if numbers["spills"]:

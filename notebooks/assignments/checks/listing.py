@@ -1,6 +1,6 @@
 """A student's kernel written out as a program of its own: the one text that is run, and compiled.
 
-The student's process hands over the texts of kernels (`probes_ladder.texts`). They enter the program if they are in
+The student's process hands over the texts of kernels (`probes_triton.texts`). They enter the program if they are in
 Triton's language and nothing else. So it is run where none of the student's code has run.
 """
 
@@ -82,9 +82,9 @@ def leads_out(node: ast.AST, is_inner: bool) -> bool:
 
 def of_kernel(function) -> str:
     """A student's kernel, and what it calls, as a program of its own; NotAllowed where it is no Triton."""
-    from . import guard, probes_ladder
+    from . import guard, probes_triton
 
-    return program(**guard.beside(probes_ladder.texts, function))
+    return program(**guard.beside(probes_triton.texts, function))
 
 
 def program(kernels: dict[str, str], constants: dict) -> str:

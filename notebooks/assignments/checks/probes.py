@@ -64,14 +64,6 @@ def peak(function, inputs: list, outputs: list, *args, **options) -> tuple[int, 
         tracemalloc.stop()
 
 
-def is_kernel(kernel) -> bool:
-    """Whether something is a kernel of Triton's own making, compiled or interpreted."""
-    from triton.runtime.interpreter import InterpretedFunction
-    from triton.runtime.jit import JITFunction
-
-    return type(kernel) in (JITFunction, InterpretedFunction)
-
-
 def flops_of(counts: dict) -> Counter:
     """Operations by kind as a Counter of whole numbers."""
     return Counter({str(kind): int(n) for kind, n in counts.items()})

@@ -1,4 +1,4 @@
-"""Where no code of the student's has run: Triton kernels in Triton's interpreter, on fenced tensors and on a meter.
+"""Triton kernels: beside the student's code their texts; apart, what they do on a meter, and what they are compiled to.
 
 The meter counts what all programs of a launch do together: elements loaded from and stored to each tensor, elements
 added to it by atomic adds, multiplications of products, exponentials, divisions, and entries that a mask goes over; and
@@ -7,19 +7,63 @@ of each product its rows, its inner length, its columns and its precision, as tl
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+import re
+import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+import triton.language as tl
 from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
 
+from .probes import NotAllowed
 from .probes_cases import defined
 
-FENCE = 128  # rows behind a tensor's end that are not its own
+FENCE = 2**14  # elements behind a tensor's end that are not its own
+KERNELS = (JITFunction, interpreter.InterpretedFunction)  # of Triton's own making, compiled or interpreted
+
+
+# Beside the student's code ------------------------------------------------------------------------------------------
+
+
+def texts(kernel) -> dict:
+    """The text of a kernel, of the functions that it calls, and the numbers that they read."""
+    if type(kernel) not in KERNELS:
+        raise NotAllowed(f"a Triton kernel is asked for: @triton.jit above a def. This is a {type(kernel).__name__}")
+    if "raise NotImplementedError" in inspect.getsource(kernel.fn):
+        raise NotImplementedError
+    found = dict(kernels={}, constants={})
+    take(kernel.fn, **found)
+    return found
+
+
+def take(function, kernels: dict, constants: dict) -> None:
+    """Add what a function under @triton.jit is made of."""
+    if function.__name__ in kernels:
+        return
+    source = textwrap.dedent(inspect.getsource(function))
+    kernels[function.__name__] = source
+    for name in sorted({x.id for x in ast.walk(ast.parse(source)) if isinstance(x, ast.Name)}):
+        thing = function.__globals__.get(name)
+        thing = thing.value if isinstance(thing, tl.constexpr) else thing
+        if type(thing) in KERNELS:
+            take(thing.fn, kernels, constants)
+        elif isinstance(thing, (bool, int, float, str)):
+            constants[name] = thing
+
+
+# Where none of it has run: the meter --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -31,11 +75,12 @@ class Meter:
     adds: Counter = field(default_factory=Counter)
     operations: Counter = field(default_factory=Counter)
     products: Counter = field(default_factory=Counter)
+    places: Counter = field(default_factory=Counter)  # multiplications by the lines of `file` that lead to them
 
 
 @contextmanager
-def metered(**tensors: torch.Tensor) -> Iterator[Meter]:
-    """Count while kernels run. Tensors are known by their addresses, fences included."""
+def metered(file: str, **tensors: torch.Tensor) -> Iterator[Meter]:
+    """Count while kernels of a file run. Tensors are known by their addresses, fences included."""
     meter, builder = Meter(), interpreter.interpreter_builder
     ends = {name: x.untyped_storage() for name, x in tensors.items()}
     ends = {name: (x.data_ptr(), x.data_ptr() + x.nbytes()) for name, x in ends.items()}
@@ -70,6 +115,7 @@ def metered(**tensors: torch.Tensor) -> Iterator[Meter]:
         size = (*a.data.shape[-2:], b.data.shape[-1])
         meter.operations["multiplications of products"] += math.prod(size)
         meter.products[(*size, getattr(precision, "name", str(precision)).lower())] += 1
+        meter.places[lines_to(sys._getframe(1), file)] += math.prod(size)
         return kept["create_dot"](a, b, d, precision, *rest)
 
     def counting(name: str, kind: str):
@@ -101,16 +147,25 @@ def metered(**tensors: torch.Tensor) -> Iterator[Meter]:
                 del vars(builder)[name]
 
 
-def fenced(x: np.ndarray, beyond: float = np.nan) -> torch.Tensor:
-    """The array in fp32 with rows behind its end, in the same memory, that nobody may use."""
-    wide = torch.full((len(x) + FENCE, *x.shape[1:]), beyond, dtype=torch.float32)
-    wide[: len(x)] = torch.as_tensor(np.ascontiguousarray(x), dtype=torch.float32)
-    return wide[: len(x)]
+def lines_to(frame, file: str) -> tuple[int, ...]:
+    """The lines of a file that lead to a frame, the outermost first."""
+    lines = []
+    while frame:
+        lines += [frame.f_lineno] if frame.f_code.co_filename == file else []
+        frame = frame.f_back
+    return tuple(lines[::-1])
+
+
+def fenced(x: torch.Tensor, beyond: float = math.nan) -> torch.Tensor:
+    """The tensor with elements behind its end, in the same memory, that nobody may use."""
+    wide = x.new_full((x.numel() + FENCE,), beyond)
+    wide[: x.numel()] = x.flatten()
+    return wide[: x.numel()].view(x.shape)
 
 
 def fence(x: torch.Tensor) -> torch.Tensor:
     """What stands behind a fenced tensor."""
-    return x.as_strided((len(x) + FENCE, *x.shape[1:]), x.stride())[len(x) :]
+    return x.flatten().as_strided((x.numel() + FENCE,), (1,))[x.numel() :]
 
 
 def launch(
@@ -122,10 +177,46 @@ def launch(
     outputs behind whose end something was written.
     """
     kernel = defined(text, name)
-    given = {name: fenced(x) for name, x in tensors.items()}
-    given |= {name: fenced(x, 5.0) for name, x in outputs.items()}
-    with metered(**given) as meter:
+    given = {name: torch.tensor(x, dtype=torch.float32) for name, x in (tensors | outputs).items()}
+    given = {name: fenced(x, 5.0 if name in outputs else math.nan) for name, x in given.items()}
+    with metered(kernel.fn.__code__.co_filename, **given) as meter:
         kernel[(programs,)](*given.values(), **options)
     spilled = [name for name in outputs if not (fence(given[name]) == 5.0).all()]
     counted = {kind: dict(counts) for kind, counts in vars(meter).items()}
     return {name: given[name].numpy().copy() for name in outputs}, counted, spilled
+
+
+# A program with a forward(q, k, v, causal) ----------------------------------------------------------------------------
+
+
+def run(text: str, q, k, v, causal: bool) -> tuple[np.ndarray, np.ndarray, dict]:
+    """Its O and L in Triton's interpreter, and what the meter counted."""
+    forward = defined(text, "forward")
+    with metered(forward.__code__.co_filename) as meter:
+        O, L = forward(*(fenced(torch.tensor(x)) for x in (q, k, v)), causal)
+    counted = dict(meter.operations) | dict(loaded=meter.loads["everything"])
+    counted["products"] = [[list(place[1:]), n] for place, n in sorted(meter.places.items())]  # without forward's line
+    return O.double().numpy(), L.double().numpy(), counted
+
+
+def compiled(text: str, chip: str, d: int, N: int) -> tuple[dict, str, list]:
+    """Numbers, machine code and the lines of the products of the kernel that a program launches."""
+    xray = import_module("fa2_lab.tools.xray.compile").xray
+    with TemporaryDirectory(prefix="ladder-") as folder:
+        path = Path(folder, "mine.py")
+        path.write_text(text, encoding="utf-8")
+        (kernel,) = xray(str(path), chip, d=d, N=N, dtype="float16")
+    return kernel.numbers, kernel.stages["sass"], product_lines(kernel.stages["ttir"])
+
+
+def product_lines(ttir: str) -> list[list[int]]:
+    """For each product of a compiled kernel the lines that lead to it, the outermost first."""
+    said = dict(re.findall(r"^(#loc\d*) = loc\((.*)\)$", ttir, re.MULTILINE))
+
+    def lines(mark: str) -> list[int]:
+        text = said.get(mark, mark)
+        if place := re.match(r'".*":(\d+):\d+$', text):
+            return [int(place[1])]
+        return [n for inner in reversed(re.findall(r"#loc\d*", text)) for n in lines(inner)]
+
+    return [lines(mark) for mark in re.findall(r"= tt\.dot\b.* loc\((#loc\d*)\)", ttir)]
