@@ -1,20 +1,19 @@
-"""Messages between the grader and the box: plain values and NumPy arrays, no pickle, each of a limited size.
+"""Messages between the grader and the box: each a line of JSON of a limited size, arrays in it as text, no pickle.
 
 Whatever arrives is data. Reading it runs nothing, and a message that makes no sense is a ValueError.
 """
 
+import base64
 import json
 import math
-import struct
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from functools import partial
 from importlib import import_module
 
 import numpy as np
 
-MOST_TEXT = 2 * 2**20  # bytes of one message without its arrays; this limits lists, too
-MOST_ARRAYS = 32 * 2**20  # bytes of all arrays of one message
-HEAD = struct.Struct(">QQ")  # bytes of the text, bytes of the arrays behind it
+MOST = 16 * 2**20  # bytes of one message: this limits arrays, lists and texts alike
 NUMBERS = "biufc"  # kinds of NumPy arrays that may travel
 
 
@@ -24,119 +23,93 @@ class Closed(Exception):
 
 def send(stream, message, refer: Callable | None = None) -> None:
     """Write one message. `refer(thing)` names what only its own process can call; without it such a thing is opaque."""
-    arrays: list[bytes] = []
-    text = json.dumps(_packed(message, arrays, refer)).encode()
-    size = sum(map(len, arrays))
-    check_size(len(text), size)
-    stream.write(HEAD.pack(len(text), size) + text + b"".join(arrays))
+    line = json.dumps(_packed(message, refer)).encode()
+    if len(line) > MOST:
+        raise ValueError(f"a message of {len(line):,} bytes; it takes at most {MOST:,}")
+    stream.write(line + b"\n")
     stream.flush()
 
 
-def receive(stream, resolve: Callable | None = None, trusted: bool = False):
-    """Read one message. `resolve(name)` makes what stands for the other side's things; `trusted` allows dataclasses."""
-    text_size, size = HEAD.unpack(_exactly(stream, HEAD.size))
-    check_size(text_size, size)
-    text, arrays = _exactly(stream, text_size), _exactly(stream, size)
+def receive(stream, resolve: Callable | None = None):
+    """Read one message. `resolve(name)` makes what stands for the grader's things; only the box has one."""
+    line = stream.readline(MOST + 1)
+    if len(line) > MOST:
+        raise ValueError(f"a message that is too long; it takes at most {MOST:,} bytes")
+    if not line.endswith(b"\n"):
+        raise Closed
     try:
-        return _unpacked(json.loads(text), arrays, resolve, trusted)
-    except (TypeError, KeyError, IndexError, AttributeError, RecursionError, UnicodeError, OverflowError) as error:
+        return json.loads(line, object_hook=partial(_unpacked, resolve=resolve))
+    except (TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"a message that cannot be read ({type(error).__name__})") from error
 
 
-def check_size(text: int, arrays: int) -> None:
-    """Refuse a message that is too large before it is read or written."""
-    if text > MOST_TEXT or arrays > MOST_ARRAYS:
-        raise ValueError(
-            f"a message of {text:,} bytes and {arrays:,} bytes of arrays; it takes at most {MOST_TEXT:,} and "
-            f"{MOST_ARRAYS:,}"
-        )
+def _packed(value, refer):
+    """A value as JSON. Lists stand for themselves; what JSON has no word for is {mark: what}."""
 
-
-def _exactly(stream, size: int) -> bytes:
-    """So many bytes, or Closed."""
-    kept = bytearray()
-    while len(kept) < size:
-        more = stream.read(size - len(kept))
-        if not more:
-            raise Closed
-        kept += more
-    return bytes(kept)
-
-
-def _packed(value, arrays: list[bytes], refer):
-    """A value as JSON; its arrays' bytes are put aside. Lists stand for themselves, other containers are marked."""
-
-    def inner(x):
-        return _packed(x, arrays, refer)
+    def inner(values) -> list:
+        return [_packed(x, refer) for x in values]
 
     if isinstance(value, int) and not isinstance(value, bool):
         return int(value) if abs(value) < 2**63 else {"opaque": "int of more than 63 bits"}
     if value is None or isinstance(value, (bool, str)) or type(value) is float:
         return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in NUMBERS:
-        first, axes = sum(map(len, arrays)), np.argsort([-abs(step) for step in value.strides], kind="stable").tolist()
-        arrays.append(np.asarray(value).transpose(axes).tobytes())  # a layout may be what a kernel trips over
-        return {"array": [value.dtype.str, list(value.shape), first, isinstance(value, np.generic), axes]}
+        axes = np.argsort([-abs(step) for step in value.strides], kind="stable").tolist()
+        data = np.asarray(value).transpose(axes).tobytes()  # the layout stays: it may be what a kernel trips over
+        text = base64.b64encode(data).decode()
+        return {"array": [text, value.dtype.str, list(value.shape), axes, isinstance(value, np.generic)]}
     if isinstance(value, list):
-        return [inner(x) for x in value]
+        return inner(value)
     if isinstance(value, tuple):
-        return {"tuple": [inner(x) for x in value]}
+        return {"tuple": inner(value)}
     if isinstance(value, dict):
-        return {"dict": [[inner(k), inner(v)] for k, v in value.items()]}
+        return {"dict": [inner(pair) for pair in value.items()]}
     if isinstance(value, slice):
-        return {"slice": [inner(x) for x in (value.start, value.stop, value.step)]}
+        return {"slice": inner((value.start, value.stop, value.step))}
     if value is Ellipsis:
-        return {"dots": 0}
+        return {"dots": None}
     if refer and is_dataclass(value) and not isinstance(value, type):
-        named = {f.name: inner(getattr(value, f.name)) for f in fields(value) if f.repr}
-        return {"data": [type(value).__module__, type(value).__qualname__, named]}
+        named = {f.name: getattr(value, f.name) for f in fields(value) if f.repr}
+        return {"data": [type(value).__module__, type(value).__qualname__, _packed(named, refer)]}
     return {"far": refer(value)} if refer else {"opaque": type(value).__name__[:60]}
 
 
-def _unpacked(value, arrays: bytes, resolve, trusted: bool):
-    """What a packed value stands for."""
-
-    def inner(x):
-        return _unpacked(x, arrays, resolve, trusted)
-
-    if isinstance(value, list):
-        return [inner(x) for x in value]
-    if not isinstance(value, dict):
-        return value
-    ((mark, inside),) = value.items()
-    if mark == "array":
-        return _array(arrays, *inside)
-    if mark == "tuple":
-        return tuple(inner(x) for x in inside)
-    if mark == "dict":
-        return {inner(k): inner(v) for k, v in inside}
-    if mark == "slice":
-        return slice(*(inner(x) for x in inside))
-    if mark == "dots":
-        return ...
+def _unpacked(marked: dict, resolve):
+    """What {mark: what} stands for; what is in it has been unpacked."""
+    ((mark, inside),) = marked.items()
+    if mark in PLAIN:
+        return PLAIN[mark](inside)
     if mark == "far" and resolve:
         return resolve(inside)
-    if mark == "data" and trusted:
-        module, name, named = inside
-        return _data(getattr(import_module(module), name), {k: inner(v) for k, v in named.items()})
-    if mark == "opaque":
-        return type(str(inside), (), {})()
-    raise ValueError(f"a message with the unknown mark {str(mark)[:40]!r}")
+    if mark == "data" and resolve:
+        return _data(*inside)
+    raise ValueError(f"a message with the unknown mark {mark[:40]!r}")
 
 
-def _array(arrays: bytes, kind: str, shape: list, first: int, is_scalar: bool, axes: list):
+def _array(text: str, kind: str, shape: list, axes: list, is_scalar: bool):
     """An array of its own memory, its axes in that memory from the slowest to the fastest, or a NumPy scalar."""
     dtype = np.dtype(kind)
     if dtype.kind not in NUMBERS:
         raise ValueError("an array that holds no numbers")
-    array = np.frombuffer(arrays, dtype, count=math.prod(shape), offset=first).copy()
+    array = np.frombuffer(base64.b64decode(text), dtype, count=math.prod(shape)).copy()
     array = array.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes).astype(int))
     return array[()] if is_scalar else array
 
 
-def _data(kind: type, named: dict):
+def _data(module: str, name: str, named: dict):
     """A dataclass of the package with the fields that were sent; what was not is left empty."""
+    kind = getattr(import_module(module), name)
     thing = object.__new__(kind)
     for f in fields(kind):
         object.__setattr__(thing, f.name, named.get(f.name))
     return thing
+
+
+PLAIN = {
+    "array": lambda inside: _array(*inside),
+    "tuple": tuple,
+    "dict": dict,
+    "slice": lambda inside: slice(*inside),
+    "dots": lambda _: ...,
+    "opaque": lambda name: type(str(name), (), {})(),
+}

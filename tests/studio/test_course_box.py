@@ -43,11 +43,11 @@ real = channel.send
 def send(stream, message, *more):
     real(stream, message | dict(value=99.0, points=99.0) if "value" in message else message, *more)
 channel.send = send"""
-FRAMES = """import json, os, struct
+FRAMES = """import json, os
 text = json.dumps({"dict": [["token", ""], ["value", 99.0], ["points", 99.0]]}).encode()
 for number in range(3, 64):
     try:
-        os.write(number, struct.pack(">QQ", len(text), 0) + text)
+        os.write(number, text + b"\\n")
     except OSError:
         pass"""
 OTHERS = """import os

@@ -44,23 +44,34 @@ def test_values_arrive_as_they_were_sent():
     assert np.isnan(there_and_back(np.array([np.nan]))).all()
 
 
-NONSENSE = [b"{", b"[" * 5000, b'{"far": 0}', b'{"data": ["os", "x", {}]}', b'{"a": 1, "b": 2}', b'{"slice": 5}']
-NONSENSE += [b'{"array": ["|O", [1], [8], 0, false, [0]]}', b'{"array": ["<f8", [9], [8], 0, false, [0]]}']
+NONSENSE = [
+    b"{",
+    b"[" * 5000,
+    b'{"far": 0}',
+    b'{"data": ["os", "x", {}]}',
+    b'{"a": 1, "b": 2}',
+    b'{"slice": 5}',
+    b"\xff",
+]
+NONSENSE += [
+    b'{"array": ["", "|O", [1], [0], false]}',
+    b'{"array": ["AAAA", "<f8", [9], [0], false]}',
+    b'{"dict": [7]}',
+]
 
 
 @pytest.mark.parametrize("text", NONSENSE)
 def test_a_message_that_makes_no_sense_is_an_error_and_runs_nothing(text):
     with pytest.raises(ValueError):
-        channel.receive(io.BytesIO(channel.HEAD.pack(len(text), 0) + text))
+        channel.receive(io.BytesIO(text + b"\n"))
 
 
 def test_a_message_has_a_largest_size():
-    for text, arrays in ((2**22, 0), (10, 2**26)):
-        with pytest.raises(ValueError, match="it takes at most"):
-            channel.receive(io.BytesIO(channel.HEAD.pack(text, arrays)))
-    for value in (np.zeros(10**7), [0.0] * 10**6):
+    for value in (np.zeros(10**7), [0.0] * 10**7):
         with pytest.raises(ValueError, match="it takes at most"):
             channel.send(io.BytesIO(), value)
+    with pytest.raises(ValueError, match="it takes at most"):
+        channel.receive(io.BytesIO(b"0" * 10**8))
 
 
 # A class ------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1 or not argv[0].endswith(".ipynb"):
         print("it takes the name of one notebook, such as 1_online_softmax.ipynb", file=sys.stderr)
         return 2
+    with contextlib.suppress(AttributeError):
+        sys.stdout.reconfigure(errors="replace")  # Windows may write to a file in an alphabet without "−"
     try:
         notebook = json.loads(Path(argv[0]).read_text(encoding="utf-8-sig"))
         if not sys.platform.startswith("linux") and "import triton" in json.dumps(notebook):

@@ -16,7 +16,8 @@ def call(function, *args, **kwargs):
     if isinstance(function, Far):
         return function(*args, **kwargs)
     copies = [a.copy() if type(a) is np.ndarray else a for a in args]
-    with open(os.devnull, "w") as quiet, redirect_stdout(quiet), redirect_stderr(quiet), np.errstate(all="ignore"):
+    nowhere = open(os.devnull, "w", encoding="utf-8", errors="replace")
+    with nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere), np.errstate(all="ignore"):
         return function(*copies, **kwargs)
 
 
