@@ -5,7 +5,6 @@ on; one core; limits on memory, processes, files, time and on what comes back.
 """
 
 import contextlib
-import json
 import os
 import queue
 import secrets
@@ -30,6 +29,7 @@ ENGINES = ("podman", "docker")
 IMAGE = "fa2-lab-course"  # what `notebooks/assignments/Containerfile` builds
 STAGE_MB = 256  # of all files that a notebook writes: they live in memory
 PROCESSES = 64  # threads count
+FILE_BYTES = 100 * 2**20  # of one file that a notebook writes
 GRACE = 3.0  # seconds after its time is up before a process is ended
 START = 180.0  # seconds that a process may take to be ready: the first import on a busy machine takes a minute
 NO_BOX = (
@@ -115,13 +115,28 @@ def container(engine: str, name: str, package: Path, limits: Limits) -> list[str
     command += f" --tmpfs /stage:size={STAGE_MB}m,mode=1777 --volume {package}:{package}:ro"
     for key, value in environment(package, "/stage").items():
         command += f" --env {key}={value}"
-    return [*command.split(), IMAGE, "python"]
+    return [*command.split(), IMAGE]
+
+
+def limited(limits: Limits, core: int, uid: int) -> list[str]:
+    """The words that give a command one core, limits that everything below it inherits, and, unless 0, another user."""
+    if not shutil.which("prlimit"):
+        return []  # no Linux
+    cores = sorted(os.sched_getaffinity(0))
+    # CUDA reserves far more addresses than it uses: on a GPU machine only private memory is counted.
+    memory = "data" if os.path.exists("/dev/nvidiactl") else "as"
+    words = f"taskset -c {cores[core % len(cores)]} nice -n 5 prlimit --{memory}={limits.memory_mb * 2**20}"
+    words += f" --fsize={FILE_BYTES} --core=0 --nofile=256 --cpu={int(limits.notebook_seconds) + 60}"
+    if uid:  # elsewhere the user's other processes would count
+        words += f" --nproc={PROCESSES} setpriv --reuid {uid} --regid {uid} --clear-groups"
+    return words.split()
 
 
 def environment(package: Path, home: str) -> dict[str, str]:
     """All that a student's process gets of an environment."""
     outside = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != PROJECT]
-    own = dict(PATH="/usr/bin:/bin", LANG="C.UTF-8", PYTHONPATH=os.pathsep.join([str(package), *outside]))
+    own = dict(PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8")
+    own |= dict(PYTHONPATH=os.pathsep.join([str(package), *outside]))
     own |= dict.fromkeys(("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "TRITON_HOME"), home)
     own |= dict(MPLBACKEND="Agg", PYTHONDONTWRITEBYTECODE="1", PYTHONUTF8="1")
     own |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -142,19 +157,19 @@ class Room:
         self.name = f"fa2-course-{secrets.token_hex(6)}"
         self.home = "" if box and box != "user" else tempfile.mkdtemp(prefix="fa2-course-")
         self.errors = tempfile.TemporaryFile()
-        about = dict(memory_mb=limits.memory_mb, seconds=limits.notebook_seconds, core=core)
-        about |= dict(uid=100_000 + os.getpid() % 50_000 if other_user(box, package) else 0)
-        if box == "user" and os.getuid() == 0 and not about["uid"]:
+        uid = 100_000 + os.getpid() % 50_000 if other_user(box, package) else 0
+        if box == "user" and os.getuid() == 0 and not uid:
             raise Died("the box could not be started: no other user can read this Python, and root may do all")
-        if self.home and about["uid"]:
-            os.chown(self.home, about["uid"], about["uid"])
-        run = [sys.executable, "-m", "fa2_studio.course.worker", json.dumps(about)]
+        if self.home and uid:
+            os.chown(self.home, uid, uid)
+        python = "python" if box in ENGINES else sys.executable
+        run = [*limited(limits, core, uid), python, "-m", "fa2_studio.course.worker"]
         env = environment(package, self.home or "/stage")
         if box == "bwrap":
             inside = [word for key, value in env.items() for word in ("--setenv", key, value)]
             run = [*bubblewrap(package), *inside, *run]
         elif box in ENGINES:
-            run, env = [*container(box, self.name, package, limits), *run[1:]], None
+            run, env = [*container(box, self.name, package, limits), *run], None
         self.process = subprocess.Popen(
             run, env=env, cwd=self.home or None, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
             start_new_session=True,

@@ -148,24 +148,13 @@ class Session:
         self.done.append(source)
         return str(reply.get("printed", "")), str(error_of(reply) or "")
 
-    def call(self, name: str, args: tuple, kwargs: dict):
-        return self.value({"do": "call", "name": name, "args": args, "kwargs": kwargs})
-
-    def probe(self, probe: Callable, name: str, args: tuple, kwargs: dict):
-        return self.value({"do": "beside", "probe": place(probe), "name": name, "args": args, "kwargs": kwargs})
-
-    def apart(self, probe: Callable, args: tuple):
-        """Run a probe in a process of its own, in which nothing of the student's runs."""
-        mine, self.room = self.room, self.clean
-        try:
-            return self.value({"do": "apart", "probe": place(probe), "args": args}, is_theirs=False)
-        finally:
-            self.clean, self.room = self.room, mine
-
-    def value(self, request: dict, is_theirs: bool = True):
-        """What a function of the student's returns, or the error it raised; Stopped once the step's time is over."""
+    def call(self, name: str, args: tuple, kwargs: dict, probe: Callable | None = None, is_theirs: bool = True):
+        """What a function of the student's returns, or a probe of the checks beside it, or the error that was raised;
+        Stopped once the step's time is over."""
         if self.over:
             raise Stopped(self.over)
+        place = f"{probe.__module__.rpartition('.')[2]}:{probe.__name__}" if probe else ""
+        request = {"do": "call", "probe": place, "name": name, "args": args, "kwargs": kwargs}
         try:
             reply = self.ask(request, self.step_until - time.monotonic(), is_theirs)
         except Stopped as end:
@@ -176,6 +165,14 @@ class Session:
         if error := error_of(reply):
             raise error
         return reply.get("value")
+
+    def apart(self, probe: Callable, args: tuple):
+        """Run a probe in a process of its own, in which nothing of the student's runs."""
+        mine, self.room = self.room, self.clean
+        try:
+            return self.call("", args, {}, probe, is_theirs=False)
+        finally:
+            self.clean, self.room = self.room, mine
 
     def ask(self, request: dict, seconds: float, is_theirs: bool = True) -> dict:
         """The reply to a request, or Stopped with a sentence."""
@@ -223,11 +220,6 @@ class Session:
         self.end()
         self.room, self.clean = self.clean, None
         self.end()
-
-
-def place(probe: Callable) -> str:
-    """Where a probe is found among the checks."""
-    return f"{probe.__module__.rpartition('.')[2]}:{probe.__name__}"
 
 
 def error_of(reply: dict) -> Exception | None:

@@ -4,12 +4,14 @@ import csv
 import html
 import io
 import json
+import re
 import unicodedata
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fa2_lab.tools import files
 from fa2_studio.course.judge import Graded
+from fa2_studio.course.notebooks import named, source
 
 ROSTER = ["folder", "id", "name"]
 COLUMNS = ["student", "assignment", "score", "max_score", "steps", "remarks"]
@@ -131,7 +133,6 @@ def table(rows: list[list[str]]) -> str:
 
 # Pages --------------------------------------------------------------------------------------------------------------
 
-CHAPTERS = dict(zip("123456789", ("01 02", "03 04", "05", "08", "B 05", "06 07 A", "09", "12a", "10 11"), strict=True))
 STYLE = """body{font:1rem/1.5 system-ui,sans-serif;max-width:60rem;margin:1rem auto;padding:0 1rem;color:#111}
 h1{font-size:1.5rem}h2{font-size:1.2rem}caption{text-align:left}
 pre{background:#f4f4f4;padding:.75rem;overflow-x:auto;font-size:.875rem}.checks{white-space:pre-wrap}
@@ -154,8 +155,8 @@ def feedback(graded: Graded) -> str:
         step, got = shown(name.removeprefix("test_")), graded.got.get(name, 0)
         body += [f"<tr><th scope=row>{step}</th><td>{got:g}</td><td>{most:g}</td></tr>"]
     body += ["</table>"]
-    if graded.score < graded.full and (read := chapters(graded.assignment)):
-        body += [f"<p>To read again: {', '.join(read)}.</p>"]
+    if graded.score < graded.full:
+        body += [f"<p>To go over again: {shown(before(graded.assignment))}.</p>"]
     if graded.sentences:
         body += [
             "<h2>Remarks</h2><ul>",
@@ -172,11 +173,9 @@ def feedback(graded: Graded) -> str:
     return head + "\n".join(body) + "</main></body></html>\n"
 
 
-def chapters(assignment: str) -> list[str]:
-    """The chapters that an assignment goes with, by the names of their notebooks."""
-    texts = sorted((files.ROOT / "notebooks" / "text").glob("*.py"))
-    wanted = tuple(CHAPTERS.get(assignment[:1], "-").split())
-    return [shown(path.stem) for path in texts if path.stem.startswith(wanted)]
+def before(assignment: str) -> str:
+    """The chapters and assignments that come before one, as its notebook names them."""
+    return re.search(r"Before this: (.+?)\. Hardware", source(named(assignment)).cells[0].source)[1]
 
 
 def shown(text: str) -> str:

@@ -87,7 +87,7 @@ def test_source_and_twin_are_the_same(name):
 def test_a_source_says_what_a_student_needs(name):
     notebook = source(ASSIGNMENTS[name])
     text = notebook.cells[0].source
-    for part in ("| step | points |", "*Time: ", "Hardware: ", "**How it is graded.**"):
+    for part in ("| step | points |", "*Time: ", ". Before this: ", ". Hardware: ", "**How it is graded.**"):
         assert part in text, part
     assert "off limits" in text.lower() and all(f"`{given}`" in text for given in ASSIGNMENTS[name].gives)
     told = [float(points) for points in re.findall(r"^\| \d\. .*\| ([\d.]+)", text, re.MULTILINE)]

@@ -205,12 +205,12 @@ def test_nothing_outlives_its_grading(attacked):
 
 def test_a_page_has_a_limit(tmp_path):
     """Two thousand cells that print much are one page of a fifth of a megabyte."""
-    graded = judge.Graded("ada", "1_x", {"test_a": 1.0})
+    graded = judge.Graded("ada", "1_online_softmax", {"test_a": 1.0})
     for _ in range(2000):
         graded.show("code", "a cell", "x" * 1000, "y" * 20_000)
     graded.show("code", "the last cell", "z" * 10**7, "")
     results.keep(graded, tmp_path)
-    assert (tmp_path / "feedback" / "ada" / "1_x.html").stat().st_size < 2**20
+    assert (tmp_path / "feedback" / "ada" / "1_online_softmax.html").stat().st_size < 2**20
 
 
 def test_the_meter_gives_no_more_rows_than_there_are():

@@ -24,7 +24,7 @@ def call(function, *args, **kwargs):
 def beside(probe, function, *args, **kwargs):
     """Run a probe where the student's function is: probe(function, ...), with plain values in and out."""
     if isinstance(function, Far):
-        return function.session.probe(probe, function.name, args, kwargs)
+        return function.session.call(function.name, args, kwargs, probe)
     return call(probe, function, *args, **kwargs)
 
 
@@ -69,7 +69,7 @@ class Stopped(Exception):
 
 def raised(kind: str, text: str, where: str) -> Exception:
     """The error that a student's process named, as a check expects it."""
-    if kind in ("NotAllowed", "Borrowed"):
+    if kind == "NotAllowed":
         return NotAllowed(text)
     known = {"NotImplementedError": NotImplementedError, "MemoryError": MemoryError}
     return known[kind](text) if kind in known else Raised(str(kind), str(text), str(where))

@@ -11,7 +11,7 @@
 # | 3. `finalize`: the output and its logsumexp | 2 |
 # | 4. `own`: `test_merge`, a test of your own | 3 |
 #
-# *Time: 2 to 3 hours. Hardware: any laptop, NumPy alone.*
+# *Time: 2 to 3 hours. Before this: chapters 01 and 02. Hardware: any laptop, NumPy alone.*
 #
 # **How it is graded.** Each step is checked on its own; parts of a step give parts of its points. A check that fails says
 # what it expected, what came, where the two first differ, and gives a hint. When your work is graded, more cases run than
