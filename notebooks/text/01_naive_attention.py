@@ -23,7 +23,7 @@ import numpy as np
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.machine import io
 from fa2_lab.machine.prices import cost
-from fa2_lab.plots import attention_map
+from fa2_lab.plots import attention_map, roofline
 from fa2_lab.plots.show import show
 from fa2_lab.reference import naive
 from fa2_lab.tiles import Tiling
@@ -156,7 +156,10 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
 # By the prices of chapter 00 an H200 could do 206 FLOPs for each byte from HBM. So standard attention reaches about a fifth
-# of its speed at most.
+# of its speed at most:
+
+# %% tags=["hide-input"]
+show(roofline.draw(**roofline.data("standard")))
 
 # %% [markdown]
 # ## Backwards through a product
