@@ -30,7 +30,7 @@ import torch
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels.hopper.backward.sizes import choose
 from fa2_lab.kernels.tables import TIGHT
-from fa2_lab.machine import chips, turns
+from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier, Block
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots import backward_step, ideas, pipes, roofline
@@ -38,7 +38,6 @@ from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa2
 from fa2_lab.reference import heads as by_heads
-from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 from fa2_studio.book.hopper import read
 from fa2_studio.book.verdicts import close, verdict
 
@@ -442,24 +441,6 @@ read("hopper/backward/turns.py", "Turns.add", "Turns.pass_on")
 # **from the last to the first.** Each column block begins at its diagonal, and those rows see no key further right. So
 # nobody is before it. The next one to the left begins higher up, and comes to these rows when the turn does. From the
 # first to the last, each would wait at its own diagonal until all to its left had come down to there.
-#
-# ```python
-# tiling = Tiling(4096, 4096, 64, 128, CAUSAL)
-#
-#
-# def took(from_last, in_turn):  # 64 heads, four at a time
-#     return turns.time(turns.handed_out(tiling, 64, 4, from_last), 132, in_turn=in_turn)
-#
-#
-# fast = took(from_last=False, in_turn=False)
-# print(f"from the last to the first: {took(True, True) / fast:.2f} of the time without turns")
-# print(f"from the first to the last: {took(False, True) / fast:.2f}")
-# ```
-#
-# ```text
-# from the last to the first: 1.07 of the time without turns
-# from the first to the last: 1.81
-# ```
 # </details>
 
 # %% [markdown]
@@ -585,10 +566,6 @@ verdict("registers of a step, all at once", [d + 64 * B_r * 2 // 128 + B_r * d /
         for d, B_r in ((64, 128), (128, 64), (128, 128))] == [224, 224, 320])  # fmt: skip
 paces = [clocks_of_a_step(kernel_order, add=add) for add in (600, 2500, 5000)]
 verdict("an addition may take about a step", paces[1] < 1.05 * paces[0] and paces[2] > 1.5 * paces[0])
-for mask, waits in ((NO_MASK, True), (CAUSAL, False)):
-    blocks = list(turns.handed_out(Tiling(4096, 4096, 64, 128, mask), 16, 4, True))
-    price = turns.time(blocks, 132, in_turn=True) / turns.time(blocks, 132, in_turn=False)
-    verdict(f"in the model turns wait: {waits}", (price > 1.01) == waits)
 
 # %% tags=["hide-input"]
 N_q, N_k = (1000, 1500) if on_gpu else (70, 100)

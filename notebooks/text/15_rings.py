@@ -21,15 +21,8 @@
 # pass](05_backward.ipynb).*
 
 # %%
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
 import numpy as np
 
-import fa2_lab
 from fa2_lab.machine import chips
 from fa2_lab.machine import ring as model
 from fa2_lab.plots import ring_schedule, ring_speed, zigzag
@@ -330,51 +323,15 @@ check(backward_ring, Case(words, tuple(lists), want))
 # %% [markdown]
 # ## Checks
 #
-# The package's ring in four processes against one device, and the text against the record.
+# This notebook's ring against one device, and the text against the record.
 
 # %% tags=["hide-input"]
 verdict("four lists = one device", close(np.concatenate([state.finalize()[0] for state in states]), whole))
 verdict("by the L of all keys: dQ", close(dQ, truth[0]))
 verdict("by the L of all keys: dK and dV", close(right, truth[1:]))
-
-# %% tags=["hide-input"]
-script = """
-import torch, torch.distributed as dist
-from fa2_lab.api.attention import attention
-from fa2_lab.distributed import ring_attention, shard, unshard
-
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-q, k, v, dO = torch.randn(4, 1, 2, 101, 16)  # the same on every rank
-mine = [shard(x).requires_grad_() for x in (q, k, v)]
-O = ring_attention(*mine, causal=True, backend="reference")
-gradients = torch.autograd.grad(O, mine, shard(dO))
-whole = [x.requires_grad_() for x in (q, k, v)]
-want = attention(*whole, causal=True, backend="reference")
-truth = [want, *torch.autograd.grad(want, whole, dO)]
-pairs = zip([O, *gradients], truth)
-error = max((unshard(x) - y).abs().max().item() for x, y in pairs)
-print(f"rank {dist.get_rank()}: off by {error:.4f}\\n", end="")
-"""
-with tempfile.TemporaryDirectory() as folder:
-    file = Path(folder) / "script.py"
-    file.write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    root = str(Path(fa2_lab.__file__).parents[1])
-    where = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    keep = dict(capture_output=True, text=True, env=where, timeout=240)
-    done = subprocess.run([*command, "--nproc-per-node", "4", file], **keep)
-verdict("four processes: right", sorted(done.stdout.splitlines()) == [f"rank {rank}: off by 0.0000" for rank in range(4)])
-
-# %% tags=["hide-input"]
 gib = 2**20 * 16 * 128 * 2 / 2**30
-held = gib, 4 * 32 * gib, round(chips.H200.hbm_bytes / 2**30)
-verdict("4, 512 and 141 GiB", held == (4, 512, 141))
-there, back = (
-    sum(model.sent(quarters, 0, way, kv_heads=1, d=4).values())
-    for way in ("forward", "backward")
-)
+verdict("4, 512 and 141 GiB", (gib, 4 * 32 * gib, round(chips.H200.hbm_bytes / 2**30)) == (4, 512, 141))
+there, back = (sum(model.sent(quarters, 0, way, kv_heads=1, d=4).values()) for way in ("forward", "backward"))
 verdict("backward sends three times as much", back == 3 * there)
 speed = {n: dict(curve) for n, curve in recorded["curves"].items()}
 verdict("8,192 tokens: several times slower", 2 < 1 / speed[4][8192] < 7)

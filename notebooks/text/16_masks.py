@@ -7,9 +7,8 @@
 # **Windows, documents, sinks: what changes in the loop?**
 #
 # Not every model uses plain causal attention. Some look back only 1,024 keys. Some cap their scores, some add a score that
-# belongs to no key. Training packs many short documents into one long sequence. None of this needs a new algorithm: the
-# loop of chapter 04 stays. What changes is where it begins and ends, or the state that it starts from, or the one line
-# that computes a score.
+# belongs to no key. Training packs many short documents into one long sequence. The loop of chapter 04 stays. What changes is
+# where it begins and ends, or the state that it starts from, or the one line that computes a score.
 #
 # After this notebook you can
 #
@@ -22,12 +21,10 @@
 # pass](05_backward.ipynb), where $D$ and $L$ come from.*
 
 # %%
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
-import torch
 
-from fa2_lab import attention, attention_packed
 from fa2_lab.machine.io import tiles_per_row
 from fa2_lab.plots import intervals
 from fa2_lab.plots.show import show
@@ -55,14 +52,12 @@ def interval(row, N_q, N_k, left=None, right=None):  # None: no limit on that si
     return first, last
 
 
-windows = {"causal": (None, 0), "window (1, 0)": (1, 0), "window (1, 1)": (1, 1)}
-for (name, window), row in product(windows.items(), range(3)):
-    first, last = interval(row, 3, 5, *window)
-    keys = "".join("■" if first <= col < last else "·" for col in range(5))
-    print(f"{name:14} row {row}: {keys}  [{first}, {last})")
+for window in ((None, 0), (1, 0), (1, 1)):
+    print("3 queries, 5 keys:", *(interval(row, 3, 5, *window) for row in range(3)))
 
 # %% [markdown]
-# Padding fits as well: if only the first n keys are real (n is the *key length*), `last` is at most n.
+# The first is the causal mask. Padding fits as well: if only the first n keys are real (n is the *key length*), `last` is at
+# most n.
 
 # %% [markdown]
 # ## Which tiles does a row block visit?
@@ -131,7 +126,8 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # ```
 # </details>
 #
-# A window has two edges, so more tiles need a mask: with square tiles two or three in each row block instead of one.
+# A window has two edges, so more tiles need a mask. With square tiles a row block has one on the diagonal, and one more at
+# the window's left end. There are two if the window is no multiple of the tile.
 
 # %% [markdown]
 # ## Many documents in one row
@@ -174,8 +170,8 @@ for row in timed:
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
-# Packed, a call takes about half of the time. The padded call skips padding keys, but padding rows look at all real keys:
-# packing leaves 52% of the pairs. On Hopper these calls run on the kernels of chapters 12b and 13.
+# Packed, a call takes about half of the time. The padded call skips padding keys, but padding rows look at all real keys. On
+# Hopper these calls run on the kernels of chapters 12b and 13.
 
 # %% [markdown]
 # ## A cap on the scores
@@ -299,8 +295,7 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)
 #
 # Two numbers no longer say which tiles to visit. A list always does: for each row block its column blocks' numbers.
 # [FlexAttention](https://pytorch.org/blog/flexattention/) works this way. You write a function `mask_mod(b, h, q, kv)`. It
-# is evaluated once for all $N^2$ pairs, and gives two lists for each row block: FULL blocks, and blocks that need a mask. A
-# generated kernel walks both lists.
+# is evaluated once for all $N^2$ pairs, and gives for each row block the FULL blocks, and those that need a mask.
 
 # %% [markdown]
 # ## How does a model get all this?
@@ -359,7 +354,7 @@ check(rows_of, *(rows_case(*of) for of in at))
 # %% [markdown]
 # ## Checks
 #
-# The small functions of this notebook against the package, and the text against the record.
+# This notebook's functions against the package, and the text against the record.
 
 # %% tags=["hide-input"]
 windows = (None, None), (None, 0), (2, 0), (3, 1), (None, 2), (4, None), (99, 99)
@@ -376,32 +371,13 @@ for N_q, N_k in ((9, 9), (5, 12), (12, 5), (1, 7)):
             same &= kinds(i, 4, 3, N_q, N_k, left=left, right=right) == want
     verdict(f"interval and kinds = Tiling's, {N_q} queries, {N_k} keys", same)
 
-# %% tags=["hide-input"]
-wide = [torch.tensor(X[None, None], dtype=torch.float32) for X in (Q, K, V, dO)]
-q, k, v = (x.requires_grad_() for x in wide[:3])
-sinks = torch.tensor([0.7], requires_grad=True)  # of each query head: one here
-of_call = dict(window=(5, 0), softcap=3.0, sinks=sinks, backend="reference")
-attention(q, k, v, **of_call).backward(wide[3])
-for x, want in zip((q, k, v, sinks), (dQ, dK, dV, dsink), strict=True):
-    same = close(x.grad.numpy().squeeze(), want, 1e-4)
-    verdict("attention() has this gradient", same)
-cu = torch.tensor([0, 5, 12], dtype=torch.int32)
-rows = [x.detach()[0].transpose(0, 1) for x in (q, k, v)]
-O_packed = attention_packed(*rows, cu, cu, causal=True, backend="reference")
-want = packed(Q, K, V, [0, 5, 12], CAUSAL)
-same = close(O_packed.squeeze().numpy(), want, 1e-4)
-verdict("attention_packed() = documents one by one", same)
-
-# %% tags=["hide-input"]
 padded = [row.ratio("fa2_lab", "fa2_lab padded") for row in timed]
 verdict("packed: about half of the time", 1.6 < min(padded) and max(padded) < 2.4)
 tokens = 16 * max(LENGTHS), sum(LENGTHS)
 verdict("64,000 tokens padded, 32,800 packed", tokens == (64000, 32800))
-left = sum(n * n for n in LENGTHS) / sum(n * (2 * max(LENGTHS) - n) for n in LENGTHS)
-verdict("packing leaves 52% of the pairs", round(left, 2) == 0.52)
-x, c = np.array([0.5, 5.0, 50.0]), 5.0
-t, up, down = (c * np.tanh((x + h) / c) for h in (0, 1e-6, -1e-6))
-verdict("the slope of a softcap", close(1 - (t / c) ** 2, (up - down) / 2e-6, 1e-7))
+for left, masked in ((1024, 2), (1000, 3)):
+    found = kinds(20, 128, 128, 4096, 4096, left=left, right=0)
+    verdict(f"{left} keys back: {masked} tiles of a row block need a mask", [*found.values()].count("DIAGONAL") == masked)
 verdict("dsink = scores.sink_backward", close(dsink, sink_backward(0.7, O, L, dO)))
 
 # %% [markdown] tags=["navigation"]
