@@ -76,8 +76,8 @@ if not mine.exists():
 # | a value | `TRITON_INTERPRET=1 python mine.py`, with `breakpoint()` in the kernel and q, k, v on the CPU |
 #
 # If a kernel is slow, begin with `xray`, then `nsys`, then `ncu`. If it is wrong, begin with the last line. The first two and
-# the last need no GPU. `xray` compiles for an H200 unless you say `--chip`, and takes `--num_warps`, `--num_stages` and
-# `--maxnreg`.
+# the last need no GPU. `xray` compiles for an H200 unless you say `--chip`, under the causal mask unless you say `--full`, and
+# takes `--num_warps`, `--num_stages` and `--maxnreg`.
 
 # %% [markdown]
 # ## What does the compiler make of a launch option?
@@ -147,9 +147,10 @@ for launch, kernel in kernels.items():
 # num_warps=8  S [8, 1], P V [4, 2]; exponentials in the code: 17,408
 # ```
 # </details>
-#
+
+# %% [markdown]
 # Triton does not let a kernel choose this layout. What helps is a tile with rows for all: with 128 rows, `[8, 1]` is
-# split-Q as in chapter 07, and no row is computed twice.
+# split-Q as in chapter 07.
 #
 # **Takeaway.** More warps need more rows: at least 16 rows for each. Read `warpsPerCTA` before you believe a gain in
 # registers.

@@ -7,7 +7,7 @@
 # **Which tests does a wrong formula survive?**
 #
 # The papers behind this book have slips, and texts that retell them have more. Here the wrong and the right version are run
-# side by side. The question is not who made a mistake. It is how you would have found it.
+# side by side. How would you have found the mistake?
 #
 # After this notebook you can
 #
@@ -19,13 +19,11 @@
 # forward](04_fa2_forward.ipynb), [05 · The backward pass](05_backward.ipynb) and [07 · Warps](07_warps.ipynb).*
 
 # %%
-from dataclasses import replace
-
 import numpy as np
 from IPython.display import Markdown
 
 from fa2_lab.errata import ERRATA, judge
-from fa2_lab.errata.cases import Small, TwoBlocks, distance
+from fa2_lab.errata.cases import Small, distance
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
@@ -131,7 +129,7 @@ for name, slip in SLIPS.items():
 
 # %% [markdown]
 # With $\tau = 1/\sqrt{d}$ the first gradient is $\sqrt{d}$ times too large, in the right direction: easy to overlook in
-# training. All three slips pass the test of shapes, because N = d.
+# training. All three slips pass the test of shapes.
 #
 # **Takeaway.** Make N, d, the block sizes and $\tau$ all different, none of them 1, and compare numbers.
 
@@ -263,29 +261,17 @@ check(accepts, *(Case(words.format(x), (f,), n == 0) for n, (x, f) in right_firs
 # %% [markdown]
 # ## Checks
 #
-# The hand-made versions against the package, and every slip of the collection, both ways round.
+# The right version against the package, and every slip of the collection.
 
 # %% tags=["hide-input"]
 E, v = np.array([1, 3, 4, 8]), np.array([8, 0, 4, 2])
 state = SoftmaxState.reset(1, 1)
 for part in (slice(0, 2), slice(2, 4)):
     state = state.update(np.log(E)[None, part], v[part, None])
-by_hand = two_blocks(VERSIONS["lines 10 and 12"], E, v, 2)
-by_state, _ = state.finalize()
+by_hand, (by_state, _) = two_blocks(VERSIONS["lines 10 and 12"], E, v, 2), state.finalize()
 verdict("lines 10 and 12 = SoftmaxState, twice", close([[by_hand]], by_state))
-two = TwoBlocks(Small(N=8, d=4), cut=3)  # the collection's own numbers
-o1, b2 = two.e1 @ two.V1, two.e2 @ two.V2
-factors = two.l1, o1, two.O1, np.exp(two.m1 - two.m2), b2, two.l2
-ids = {"divided again": "fa2-tweak1", "upside down": "fa2-two-terms"}
-ids |= {"half divided twice": "fa2-P-tilde", "inverse": "fa2-inverse"}
-for name, slip in ids.items():
-    same = close(VERSIONS[name](*factors), ERRATA[slip].wrong())
-    verdict(f"{name} = the collection's {slip}", same)
 apart = [judge(e).told_apart for e in ERRATA.values()]
 verdict(f"{len(apart)} slips, all told apart", all(apart))
-with np.errstate(all="ignore"):
-    swapped = [judge(replace(e, right=e.wrong)).told_apart for e in ERRATA.values()]
-verdict("no check accepts the wrong version in the right one's place", not any(swapped))
 
 # %% [markdown] tags=["navigation"]
 # [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands →](C_package.ipynb)

@@ -164,7 +164,6 @@ def test_refusals():
 
 # What all of them refuse: one argument at a time is wrong, and the error names it --------------------------------
 
-
 TILING, ONES = Tiling(8, 8, 4, 4), np.ones((8, 4))
 QKV = dict(Q=ONES, K=ONES, V=ONES)
 NO_INTERVAL = Tiling(4, 4, 2, 2, Mask(allowed=np.eye(4, dtype=bool)))
