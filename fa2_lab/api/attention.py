@@ -37,7 +37,6 @@ from fa2_lab.api.checks import (
     check_sinks,
     check_tensors,
     runs_on_triton,
-    with_positive_scale,
 )
 from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.prepared import PREPARED, Tensors
@@ -101,14 +100,9 @@ def attention(
     options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], k.shape[2]))
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
     options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), portable=backend == "portable")
-    on_triton = runs_on_triton(backend, q.device.type)
+    options = options._replace(reference=not runs_on_triton(backend, q.device.type))
     drawn = seed_tensor(seed, q.device) if dropout_p else None
-    tensors = Tensors(q, k, v, key_lengths, drawn, sinks)
-    if on_triton:
-        return operators.compute(kind, tensors, options, return_lse)
-    q, options = with_positive_scale(q, options)
-    O, L = operators.reference(tensors._replace(q=q), options)
-    return (O, L) if return_lse else O
+    return operators.compute(kind, Tensors(q, k, v, key_lengths, drawn, sinks), options, return_lse)
 
 
 def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[tuple | None, Any]:

@@ -1,10 +1,10 @@
 """How torch sees the kernels: an autograd function where it computes at once, an operator where it records.
 
 Tensors travel as one record, and what is no tensor as another: Tensors and Options. An operator lists the fields of
-both, one by one. The NumPy reference takes the same two.
+both, one by one. The NumPy ladder is one more kernel, chosen by Options.reference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, NoReturn, cast
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
-from fa2_lab.api.checks import for_kernels, traced
+from fa2_lab.api.checks import for_kernels, traced, with_positive_scale
 from fa2_lab.kernels.prepared import Options, Tensors, keep, rows_contiguous
 
 # The kernels ----------------------------------------------------------------------------------------------------
@@ -31,13 +31,14 @@ def kernels() -> ModuleType:
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) by the kernel that fits."""
-    return kernels().forward(tensors, options)
+    return reference_forward(tensors, options) if options.reference else kernels().forward(tensors, options)
 
 
 def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Sequence, options: Options) -> tuple:
     """(dQ, dK, dV) by the kernels that fit, and dsinks where there are sinks."""
     dO = torch.zeros_like(O) if dO is None else dO
-    return kernels().backward(dO, dL, O, L, tensors, options)
+    run = reference_backward if options.reference else kernels().backward
+    return run(dO, dL, O, L, tensors, options)
 
 
 # Computed at once -----------------------------------------------------------------------------------------------
@@ -45,7 +46,10 @@ def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors
 
 def compute(kind: tuple | None, tensors: Tensors, options: Options, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
     """O, or (O, L), of a call that has passed all checks; what is prepared for its kind, if it has one, is kept."""
-    q, options = for_kernels(tensors.q, tensors.sinks, options)
+    if options.reference:
+        q, options = with_positive_scale(tensors.q, options)
+    else:
+        q, options = for_kernels(tensors.q, tensors.sinks, options)
     as_it_comes = q is tensors.q
     tensors = tensors._replace(q=q)
     if traced(*tensors[:3]):
@@ -62,7 +66,10 @@ class Call:
 
     def __init__(self, tensors: Tensors, options: Options, return_lse: bool) -> None:
         self.options, self.return_lse = options, return_lse
-        self.forward = kernels().prepare_any(tensors, options)
+        if options.reference:
+            self.forward: Callable = lambda *given: reference_forward(Tensors(*given), options)
+        else:
+            self.forward = kernels().prepare_any(tensors, options)
 
     def __call__(
         self,
@@ -123,7 +130,7 @@ def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? key_lengths, Tensor? seed, Tensor? sinks, Tensor? cu_q, Tensor? cu_k"
 OPTIONS = (
     "bool causal, float scale, float dropout_p=0.0, int? left=None, int? right=None, float? softcap=None, "
-    "bool portable=False, bool one_long=False"
+    "bool portable=False, bool one_long=False, bool reference=False"
 )
 
 
@@ -182,63 +189,32 @@ backward_op.register_autograd(no_second_derivative)
 # The reference --------------------------------------------------------------------------------------------------
 
 
-def reference(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """(O, L) by the NumPy ladder, with gradients."""
-    return Reference.apply(*tensors, options)  # one by one, so that torch sees them
+def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
+    """(O, L) by the NumPy ladder's last rung, head by head in float64."""
+    from fa2_lab.reference import heads
+
+    q, k, v = map(to_numpy, (tensors.q, *real_keys(tensors, options)))
+    O, L = heads.forward(q, k, v, **for_heads(tensors, options))
+    return to_torch(O, tensors.q), torch.from_numpy(L).to(tensors.q.device, torch.float32)
 
 
 def reference_backward(
-    dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
+    dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, given: Sequence, options: Options
 ) -> tuple[Tensor, ...]:
-    """(dQ, dK, dV) by the NumPy ladder, and dsinks where there are sinks."""
-    dL = torch.zeros_like(L) if dL is None else dL
-    return ReferenceBackward.apply(dO, dL, O, L, *tensors, options)
+    """(dQ, dK, dV) by the ladder's own backward, and dsinks where there are sinks."""
+    from fa2_lab.reference import heads
 
-
-class Reference(torch.autograd.Function):
-    """The NumPy ladder's last rung, head by head in float64, with its own backward."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
-        from fa2_lab.reference import heads
-
-        tensors, ctx.options = Tensors(*given[:-1]), given[-1]
-        q, k, v = map(to_numpy, (tensors.q, *real_keys(tensors, ctx.options)))
-        found = heads.forward(q, k, v, **for_heads(tensors, ctx.options))
-        O, L = (torch.from_numpy(x).to(tensors.q.device) for x in found)
-        O, L = O.to(tensors.q.dtype), L.to(torch.float32)
-        ctx.save_for_backward(O, L, *tensors)
-        return O, L
-
-    @staticmethod
-    def backward(ctx: Any, dO: Tensor, dL: Tensor) -> tuple:
-        O, L, *tensors = ctx.saved_tensors
-        dQ, dK, dV, *dsinks = reference_backward(dO, dL, O, L, Tensors(*tensors), ctx.options)
-        return *Tensors(dQ, dK, dV, sinks=dsinks[0] if dsinks else None), None
-
-
-class ReferenceBackward(torch.autograd.Function):
-    """The ladder's backward, as a step of its own, so that a second derivative is refused."""
-
-    @staticmethod
-    def forward(ctx: Any, dO: Tensor, dL: Tensor, O: Tensor, L: Tensor, *given: Any) -> tuple[Tensor, ...]:
-        from fa2_lab.reference import heads
-
-        tensors, options = Tensors(*given[:-1]), given[-1]
-        # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
-        q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *real_keys(tensors, options)))
-        O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)
-        results = [to_numpy(x) for x in (O, L, dO)]
-        found = [g[..., :-1].copy() for g in heads.backward(q, k, v, *results, **for_heads(tensors, options))]
-        gradients = tuple(torch.from_numpy(g).to(tensors.q) for g in found)
-        if tensors.sinks is None:
-            return gradients
-        dsinks = heads.sinks_backward(to_numpy(tensors.sinks), *results)
-        return *gradients, torch.from_numpy(dsinks).to(tensors.sinks)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> NoReturn:
-        no_second_derivative(ctx)
+    tensors, dL = Tensors(*given), torch.zeros_like(L) if dL is None else dL
+    # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
+    q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *real_keys(tensors, options)))
+    O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)
+    results = [to_numpy(x) for x in (O, L, dO)]
+    found = [g[..., :-1] for g in heads.backward(q, k, v, *results, **for_heads(tensors, options))]
+    gradients = tuple(map(to_torch, found, tensors[:3]))
+    if tensors.sinks is None:
+        return gradients
+    dsinks = heads.sinks_backward(to_numpy(tensors.sinks), *results)
+    return *gradients, torch.from_numpy(dsinks).to(tensors.sinks)
 
 
 def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
@@ -271,3 +247,8 @@ def real_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 def to_numpy(x: Tensor) -> np.ndarray:
     return x.detach().cpu().double().numpy()
+
+
+def to_torch(x: np.ndarray, like: Tensor) -> Tensor:
+    """In the dtype and on the device of a tensor, and in its strides, as the kernels leave their results."""
+    return torch.empty_like(rows_contiguous(like)).copy_(torch.from_numpy(x))

@@ -236,8 +236,12 @@ def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tens
     if seen.kind is Tile.SKIP:
         return None
     tensors = Tensors(q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys])
-    run = operators.forward if ring.on_triton else operators.reference
-    return seen.queries, *run(tensors, Options(seen.kind is Tile.DIAGONAL, ring.scale))
+    return seen.queries, *operators.forward(tensors, options_of(ring, seen))
+
+
+def options_of(ring: RingCall, seen: Meeting) -> Options:
+    """How a rank's queries look at a block's keys."""
+    return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
 
 # Backward -----------------------------------------------------------------------------------------------------
@@ -275,8 +279,7 @@ def partial_backward(
     dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
     dL = None if dL is None else dL[:, :, seen.queries]
     tensors = Tensors(q, *(x[:, :, seen.keys] for x in kv))
-    run = operators.backward if ring.on_triton else operators.reference_backward
-    dQ, dK, dV = run(dO, dL, O, L.contiguous(), tensors, Options(seen.kind is Tile.DIAGONAL, ring.scale))
+    dQ, dK, dV = operators.backward(dO, dL, O, L.contiguous(), tensors, options_of(ring, seen))
     return dQ, dK, dV
 
 

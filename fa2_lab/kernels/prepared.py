@@ -43,6 +43,7 @@ class Options(NamedTuple):
     softcap: float | None = None
     portable: bool = False  # by the portable kernels on Hopper, too
     one_long: bool = False  # of packed sequences one has most of the work
+    reference: bool = False  # by the NumPy ladder
 
     @property
     def window(self) -> tuple[int | None, int | None]:

@@ -10,8 +10,9 @@ import torch
 from attention_rooms import kernels, poisoned  # noqa: F401 (fixtures)
 from kernel_truth import DEVICE, dense, dense_packed, elsewhere, worst
 
-import fa2_lab
+import fa2_lab.api.paged  # and its operator
 from fa2_lab.kernels import launch
+from fa2_lab.kernels.prepared import Options
 
 NAMES = ("O", "L", "dQ", "dK", "dV", "dsinks")
 MASKS = dict(causal=False, window=None, softcap=None, sinks=None, scale=None)
@@ -158,7 +159,8 @@ OF_LENGTHS = [
 OWN = dict(
     attention=[
         *OF_LENGTHS,
-        *[("k", ValueError, x) for x in (lambda x: x[:1], lambda x: x[:, :, :0], lambda x: x[:, [0, 0, 0]])],
+        *[("k", ValueError, x) for x in (lambda x: x[:1], lambda x: x[[0, 1, 0]], lambda x: x[:, :, :0])],
+        ("k", ValueError, lambda x: x[:, [0, 0, 0]]),
         ("v", ValueError, lambda x: x[:, :, 1:]),
         *[("dropout_p", ValueError, x) for x in (1.0, -0.1, torch.nan, Fraction(10**20 - 1, 10**20))],
         ("dropout_p", TypeError, "0"),
@@ -170,7 +172,7 @@ OWN = dict(
         *[("cu_q", TypeError, x) for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)],
         *[("cu_k", TypeError, x) for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)],
         *[("cu_q", ValueError, x) for x in (lambda x: x[:1], lambda x: x[None], lambda x: x.to("meta"))],
-        ("cu_k", ValueError, lambda x: x[:2]),
+        *[("cu_k", ValueError, x) for x in (lambda x: x[:2], lambda x: torch.cat([x, x[-1:]]))],
         *[("longest", TypeError, x) for x in (True, 2.5, "13")],
         ("longest", ValueError, -1),
     ],
@@ -313,7 +315,8 @@ def test_sinks_of_minus_infinity_and_sequences_without_keys(call, backend):
 
 @pytest.mark.parametrize("layout", ("plain", "inside", "turned", "expanded"))
 @pytest.mark.parametrize("call", CALLS)
-def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout):
+@pytest.mark.parametrize("reference", (False, True), ids=("kernels", "reference"))
+def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout, reference):
     """Shape, dtype and strides of all results: that is what a compiled function relies on."""
 
     def lay(x):
@@ -323,7 +326,8 @@ def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout):
             return x.mT.contiguous().mT
         return x.transpose(0, 1).contiguous().transpose(0, 1) if layout == "inside" else x
 
-    ops, given, options = torch.ops.fa2_lab, arguments_of(call), (True, 0.25)
+    ops, given = torch.ops.fa2_lab, arguments_of(call)
+    options = Options(True, 0.25, reference=reference and call == "attention")  # the others call attention() for it
     if call == "attention_paged":
         names = ("q", "k_pages", "v_pages", "block_table", "key_lengths")
         steps = {ops.paged: [lay(given["q"]), *(given[n] for n in names[1:]), None]}
