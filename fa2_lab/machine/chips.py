@@ -13,7 +13,7 @@ KiB, MiB, GiB = 2**10, 2**20, 2**30
 TFLOPS, GB, MHZ = 10**12, 10**9, 10**6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chip:
     """One GPU."""
 
@@ -25,12 +25,12 @@ class Chip:
     fp32_flops: float  # per second, as the datasheet prints it (an FMA counts as two)
     tensor_per_clock: int  # FLOPs per clock and SM
     fp32_per_clock: int  # FP32 instructions (add, multiply or FMA) per clock and SM: its FP32 lanes
-    exp_per_clock: int  # exponentials per clock and SM
-    shared_per_clock: int  # shared-memory bytes per clock and SM
+    exp_per_clock: int = 16  # exponentials per clock and SM
+    shared_per_clock: int = 128  # shared-memory bytes per clock and SM
     shared_per_sm: int  # bytes
     shared_per_block: int  # bytes, the most that one block can ask for (opt-in)
-    registers_per_sm: int  # of 32 bits
-    registers_per_thread: int
+    registers_per_sm: int = 65536  # of 32 bits
+    registers_per_thread: int = 255
     threads_per_sm: int
     warps_per_sm: int
     blocks_per_sm: int
@@ -109,12 +109,8 @@ def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
         fp32_flops=fp32 * TFLOPS,
         tensor_per_clock=int(tensor_per_clock),
         fp32_per_clock=lanes,
-        exp_per_clock=16,
-        shared_per_clock=128,
         shared_per_sm=shared * KiB,
         shared_per_block=(shared - 1) * KiB,
-        registers_per_sm=65536,
-        registers_per_thread=255,
         threads_per_sm=32 * warps,
         warps_per_sm=warps,
         blocks_per_sm=blocks,

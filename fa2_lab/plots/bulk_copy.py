@@ -28,8 +28,7 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     style.note(ax, 0.06, -0.1, "K in HBM", weight="bold")
     for row in range(N):
         style.tensor_box(ax, 0.06, (row + 0.3) * ROW, WIDE, ROW, "K", f"row {row}", linewidth=0.6)
-    frame = dict(fill=False, edgecolor=style.INK, linewidth=1.8)
-    ax.add_patch(style.Rectangle((0, (first + 0.3) * ROW), WIDE + 0.12, rows * ROW, **frame))
+    style.box(ax, 0, (first + 0.3) * ROW, WIDE + 0.12, rows * ROW, fill="none", linewidth=1.8)
     style.note(ax, 0.06 + WIDE / 2, (N + 0.3 + (first + rows - N) / 2) * ROW, "outside", ha="center")
     style.note(ax, TEXT, -0.1, "What the one thread names", weight="bold")
     names = (f"the descriptor of K: where, {N} × {d}, tiles of {rows}", f"row {first}", "the place", "the barrier")

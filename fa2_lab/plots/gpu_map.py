@@ -55,9 +55,9 @@ def draw(chip: str, places: list[Place], link: float) -> style.Drawn:
         style.box(ax, LENS + 0.42 - large / 2, middle - large / 2, large, large, fill=style.WORKERS[1], linewidth=0)
         style.note(ax, WORDS, middle, f"{place.name}\n{_size(place.size)}")
     bottom, edge = 0.4 + pitch * len(near) - 0.1, dict(color=style.QUIET, linewidth=0.8)
-    lens = dict(fill=False, edgecolor=style.QUIET)
-    ax.add_patch(style.Rectangle((0.03, low - max(dots) - 0.03), x, max(dots) + 0.06, **lens))
-    ax.add_patch(style.Rectangle((LENS, 0.3), 0.84, bottom - 0.3, **lens))
+    lens = dict(fill="none", edgecolor=style.QUIET, linewidth=1)
+    style.box(ax, 0.03, low - max(dots) - 0.03, x, max(dots) + 0.06, **lens)
+    style.box(ax, LENS, 0.3, 0.84, bottom - 0.3, **lens)
     for start, end in ((low - max(dots) - 0.03, 0.3), (low + 0.03, bottom)):
         ax.plot([0.03 + x, LENS], [start, end], **edge)
     style.note(ax, WORDS, bottom + 0.3, far.name)

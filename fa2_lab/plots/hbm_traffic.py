@@ -1,7 +1,5 @@
 """HBM traffic of standard attention, FA1 and FA2: over the sequence length, and over the size of the on-chip memory."""
 
-from typing import Any
-
 from fa2_lab.machine import chips, io
 from fa2_lab.plots import style
 from fa2_lab.reference import fa1
@@ -52,7 +50,7 @@ def draw(N: int, M: int, d: int, over_N: dict, over_M: dict, memories: dict) -> 
         least = [(x, 4 * (x if curves is over_N else N) * d) for x, _ in curves["FA2"]]
         ax.plot(*zip(*least, strict=True), color=style.QUIET, linewidth=0.9)
         place = (least[-1], (5, 0)) if curves is over_N else (least[0], (4, 7))
-        _name(ax, "floor: 4 N d", *place)
+        style.beside(ax, "floor: 4 N d", *place)
         ax.set(xscale="log", yscale="log", ylabel="elements")
     _over_N(axes[0], M, d, over_N)
     _over_M(axes[1], N, d, over_M, memories)
@@ -75,14 +73,10 @@ def short(count: float) -> str:
     return f"{count:.3g}"
 
 
-def _name(ax: style.Axes, words: str, at: tuple[int, int], shift: tuple[int, int], **look: Any) -> None:
-    ax.annotate(words, at, shift, textcoords="offset points", fontsize=style.SMALL, **dict(va="center") | look)
-
-
 def _over_N(ax: style.Axes, M: int, d: int, curves: dict[str, Points]) -> None:
     lengths = [x for x, _ in curves["FA2"]]
     for name, curve in curves.items():
-        _name(ax, name, curve[-1], (6, -2 if name == "FA2" else 2))
+        style.beside(ax, name, curve[-1], (6, -2 if name == "FA2" else 2))
     style.log_ticks(ax.xaxis, lengths)
     style.log_ticks(ax.yaxis, [10**5, 10**7, 10**9], ["100k", "10M", "1G"])
     ax.set(xlim=(lengths[0] / 1.2, lengths[-1] * 1.9), xlabel="sequence length N")
@@ -91,13 +85,13 @@ def _over_N(ax: style.Axes, M: int, d: int, curves: dict[str, Points]) -> None:
 
 def _over_M(ax: style.Axes, N: int, d: int, curves: dict[str, Points], memories: dict[str, int]) -> None:
     sizes = [x for x, _ in curves["FA2"]]
-    _name(ax, "standard", curves["standard"][-1], (6, 0))
-    _name(ax, "FA1", curves["FA1"][-1], (6, 4))
-    _name(ax, "FA2", curves["FA2"][2], (-8, -7), ha="right")
+    style.beside(ax, "standard", curves["standard"][-1], (6, 0))
+    style.beside(ax, "FA1", curves["FA1"][-1], (6, 4))
+    style.beside(ax, "FA2", curves["FA2"][2], (-8, -7), ha="right")
     for chip, size in memories.items():
         ax.axvline(size // 2, color=style.QUIET, linewidth=0.8, zorder=0)
         look = dict(rotation=90, ha="right", va="top", color=style.QUIET)
-        _name(ax, chip, (size // 2, ax.get_ylim()[1]), (-3, -3), **look)
+        style.beside(ax, chip, (size // 2, ax.get_ylim()[1]), (-3, -3), **look)
     style.log_ticks(ax.xaxis, sizes, [f"{2 * x // 1024}" for x in sizes])
     style.log_ticks(ax.yaxis, [10**6, 10**7], ["1M", "10M"])
     ax.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.9), xlabel="room for M elements of 2 bytes, in KiB")

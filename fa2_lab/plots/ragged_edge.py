@@ -18,10 +18,9 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
     caption = f"Program {i} asks for {B_r} rows; {beyond} of them belong to the next head, and the mask keeps them out."
     figure, ax = style.new_figure(4.1, caption)
     every = np.arange((rows[-1] + 1) * d).reshape(-1, d)
-    for row, numbers in enumerate(every):
-        for col, n in enumerate(numbers):
-            fill = style.tint(style.hue("Q"), 0.45 if row in rows else 0.2) if row < N else style.PAPER
-            style.box(ax, col, row, 1, 1, str(n), fill, linewidth=0.5)
+    for (row, col), n in np.ndenumerate(every):
+        fill = style.tint(style.hue("Q"), 0.45 if row in rows else 0.2) if row < N else style.PAPER
+        style.box(ax, col, row, 1, 1, str(n), fill, linewidth=0.5)
     title = dict(ha="center", va="bottom", weight="bold")
     style.note(ax, d / 2, -0.3, "Q in memory", **title)
     style.note(ax, d / 2, len(every) + 0.6, "white: the next head's rows", ha="center", color=style.QUIET)

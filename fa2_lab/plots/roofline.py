@@ -161,7 +161,7 @@ def _points(ax: style.Axes, points: dict[str, Place], column: float, roof: float
     _, *heights = apart([log10(roof), *(log10(place[1]) for place in crowd.values())], gap)
     for name, (x, y, *requested) in points.items():
         color = style.OURS if name == "fa2_lab" else style.INK
-        words, look = f"{named(name)}, {y:.0f}", dict(color=color, fontsize=style.SMALL, va="center")
+        words = f"{named(name)}, {y:.0f}"
         for ring in requested:
             ax.plot([ring, x], [y, y], color=color, linewidth=0.8)
             ax.plot(ring, y, "o", color=color, markersize=5, markerfacecolor=style.PAPER)
@@ -169,10 +169,10 @@ def _points(ax: style.Axes, points: dict[str, Place], column: float, roof: float
         if name in crowd:
             height = 10 ** heights[list(crowd).index(name)]
             ax.plot([x, 0.95 * column], [y, height], color=style.QUIET, linewidth=0.6, zorder=0)
-            ax.text(column, height, words, **look)
+            style.note(ax, column, height, words, color=color)
         else:
             below = -10 if y > 0.9 * roof else -2  # not on the roof's line
-            ax.annotate(words, (x, y), (8, below), textcoords="offset points", **look)
+            style.beside(ax, words, (x, y), (8, below), color=color)
 
 
 def apart(values: list[float], gap: float) -> list[float]:

@@ -69,8 +69,7 @@ def _whole(ax: style.Axes, owners: Owners, row: int, lane: int) -> None:
         style.note(ax, LEFT - 0.08, (top + bottom + 1) / 2 * high, f"warp {w}: {top}–{bottom}", ha="right")
     held = np.argwhere((owners.warp == warp) & (owners.lane == lane))
     style.bars(ax, [(LEFT + c * wide, r * high, wide, high) for r, c in held], _tone(0))
-    frame = dict(fill=False, edgecolor=style.INK, linewidth=0.5)
-    ax.add_patch(style.Rectangle((LEFT, row * high), WIDE, high, **frame))
+    style.box(ax, LEFT, row * high, WIDE, high, fill="none", linewidth=0.5)
     style.note(ax, LEFT + WIDE + 0.08, (row + 0.5) * high, f"← row {row}")
     words = f"One wgmma. Filled: lane {lane} of warp {warp}, {len(held)} registers"
     style.note(ax, LEFT, -0.14, words, weight="bold")

@@ -62,16 +62,14 @@ def draw(
 
 def _factors(ax: style.Axes, alpha: np.ndarray, row: int) -> None:
     T_c, B_r = alpha.shape
-    for j in range(T_c):
-        for i in range(B_r):
-            new = j > 0 and alpha[j, i] < 1
-            label = "start" if j == 0 else f"×{alpha[j, i]:.2g}" if new else "1"
-            look = dict(linewidth=1.8, zorder=3) if i == row else dict(linewidth=0.6, edgecolor=style.QUIET)
-            style.box(ax, j, i, 1, 1, label, style.hue("m") if new else style.PAPER, **look)
-    ax.set(xlim=(0, T_c + 0.9), ylim=(B_r + 0.05, -0.05), xticks=np.arange(T_c) + 0.5)
-    ax.set(yticks=np.arange(B_r) + 0.5, yticklabels=[f"row {i}" for i in range(B_r)], xticklabels=range(T_c))
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
+    for (j, i), factor in np.ndenumerate(alpha):
+        new = j > 0 and factor < 1
+        label = "start" if j == 0 else f"×{factor:.2g}" if new else "1"
+        look = dict(linewidth=1.8, zorder=3) if i == row else dict(linewidth=0.6, edgecolor=style.QUIET)
+        style.box(ax, j, i, 1, 1, label, style.hue("m") if new else style.PAPER, **look)
+    ticks = dict(xticks=np.arange(T_c) + 0.5, yticks=np.arange(B_r) + 0.5)
+    style.bare(ax, (0, T_c + 0.9), (B_r + 0.05, -0.05), **ticks)
+    ax.set(xticklabels=range(T_c), yticklabels=[f"row {i}" for i in range(B_r)])
     ax.set_title(f"α = exp(m before − m after), the factor for l and o (row {row} is drawn below)")
 
 

@@ -176,6 +176,11 @@ def note(ax: Axes, x: float, y: float, words: str, **look: Any) -> Text:
     return ax.text(x, y, words, **dict(fontsize=SMALL, va="center") | look)
 
 
+def beside(ax: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> Annotation:
+    """Words so many points to the right of a place, and above it."""
+    return ax.annotate(words, at, shift, textcoords="offset points", **dict(fontsize=SMALL, va="center") | look)
+
+
 def arrow(ax: Axes, start: tuple, end: tuple, color: str = INK, style: str = "-|>", **look: Any) -> Annotation:
     """From one place to another."""
     shape = dict(arrowstyle=style, color=color, shrinkA=0, shrinkB=0, linewidth=1, mutation_scale=9) | look
@@ -217,6 +222,15 @@ def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: 
     ax.set_xticks([])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
+
+
+def owned(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
+    """Tiles in the colours of their workers, the numbers counted from `first`; masked where the worker is −1."""
+    for (i, j), k in np.ndenumerate(owner):
+        if k < 0:
+            masked(ax, j, i)
+        else:
+            box(ax, j, i, 1, 1, f"{k + first}", worker(k), **look)
 
 
 def tensor_box(

@@ -75,5 +75,5 @@ def draw(time: dict[str, Points], memory: dict[str, Points], setting: str) -> st
 
 
 def _name(ax: style.Axes, name: str, at: tuple[int, float], words: str) -> None:
-    look = dict(color=LOOKS[name]["color"], fontsize=style.SMALL, weight="bold" if name == "ours" else "normal")
-    ax.annotate(words, at, (7, 0), textcoords="offset points", va="center", **look)
+    weight = "bold" if name == "ours" else "normal"
+    style.beside(ax, words, at, (7, 0), color=LOOKS[name]["color"], weight=weight)

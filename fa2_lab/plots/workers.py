@@ -57,11 +57,7 @@ def _grid(ax: style.Axes, owner: np.ndarray, title: str, deeper: float = 0) -> N
     bare = dict(aspect="equal", title=title, ylabel="← queries")
     style.bare(ax, (-0.05, T_c + WIDER), (-0.45, T_r + 0.05 + deeper), **bare)
     style.note(ax, T_c / 2, -0.22, "keys →", ha="center")
-    for (i, j), k in np.ndenumerate(owner):
-        if k < 0:
-            style.masked(ax, j, i)
-        else:
-            style.box(ax, j, i, 1, 1, f"{k + 1}", style.worker(k), size=style.NORMAL)
+    style.owned(ax, owner, first=1, size=style.NORMAL)
 
 
 def _rows_of(ax: style.Axes, T_c: int, tensor: str, writers: list[list[int]], verb: str) -> None:

@@ -37,11 +37,7 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
         ax = axes[0][column]
         style.tile_axes(ax, *owner.shape)
         ax.set_title(layout)
-        for (i, j), rank in np.ndenumerate(owner):
-            if rank < 0:
-                style.masked(ax, j, i)
-            else:
-                style.box(ax, j, i, 1, 1, f"{rank}", style.worker(rank))
+        style.owned(ax, owner)
         counts = {f"rank {rank}": n for rank, n in enumerate(tiles[layout])}
         words, fills = [f"{n:,}" for n in tiles[layout]], [style.worker(rank) for rank in range(len(counts))]
         style.named_bars(axes[1][column], counts, words, fills)

@@ -5,7 +5,6 @@ import pytest
 
 from fa2_lab.machine import budget, chips, grid, hopper, io, prices, reasons, ring, splits, time, warps
 from fa2_lab.machine.chips import A100, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090, KiB
-from fa2_lab.machine.time import Clocks, Worth
 from fa2_lab.plots import deferred_normalisation, roofline
 from fa2_lab.records import load
 from fa2_lab.tiles import Mask, Tiling
@@ -71,17 +70,6 @@ def test_one_tile_on_an_h100_by_hand():
 
 
 @each
-def test_clocks_follow_from_counts_and_rates(chip):
-    for B_r, B_c, d in ((64, 64, 64), (128, 64, 128), (128, 128, 64)):
-        for algorithm in ("fa1", "fa2"):
-            tile = time.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm)
-            ops = io.tile_operations(algorithm, "forward", B_r, B_c, d)
-            assert tile.tensor * chip.tensor_per_clock == ops["matmul"]
-            assert tile.exp * chip.exp_per_clock == ops["exp"]
-            assert tile.overlapped == max(tile.tensor, tile.fp32, tile.exp, tile.shared) <= tile.serial
-
-
-@each
 def test_what_the_changes_are_worth(chip):
     tweak, split = (change(chip, 128, 64, 128) for change in (time.tweak_1, time.split))
     assert 1.01 < tweak.serial < 1.07 and tweak.overlapped >= 1
@@ -90,11 +78,6 @@ def test_what_the_changes_are_worth(chip):
     assert tweak.before.tensor == tweak.after.tensor and tweak.before.shared == tweak.after.shared
     assert split.serial > 1.3 and split.before.shared > 2 * split.after.shared
     assert split.before.exp == split.after.exp
-
-
-def test_worth_is_a_ratio_of_times():
-    change = Worth(Clocks(4, 3, 2, 1), Clocks(4, 1, 2, 1))
-    assert (change.overlapped, change.serial) == (1, 10 / 8)
 
 
 # Prices ---------------------------------------------------------------------------------------------------------
