@@ -15,7 +15,8 @@
 # - compute how many thread blocks a launch has, how many waves they take, and what share of the chip is idle,
 # - name three remedies against idle processors: another loop, another order, and split keys.
 #
-# *Time: 30 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [05 · The backward pass](05_backward.ipynb).*
+# *Time: 30 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [05 · The
+# backward pass](05_backward.ipynb).*
 
 # %% tags=["hide-input"]
 import numpy as np

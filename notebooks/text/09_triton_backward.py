@@ -311,6 +311,7 @@ print("five runs, different results:", len({host(x).tobytes() for x in runs}))
 # %% tags=["hide-input"]
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
 dQ_moved = 2 * 64 * (4096 // 64) * 4096 * 128 * 4  # bytes: in and out, heads, column blocks, dQ in fp32
+# the second pass requests K and V as often as the first Q and dO
 two = replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - dQ_moved))
 times = next(row.values for row in record_of("ladder").rows if row.direction == "backward")
 for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "two passes", two)):
