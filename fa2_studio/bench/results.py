@@ -14,7 +14,6 @@ from pathlib import Path
 from fa2_lab.paper import PACKAGE
 from fa2_lab.records import Measurement, Record, path_of, to_dict
 from fa2_lab.tools import files
-from fa2_lab.tools.doctor import graphics
 from fa2_studio.bench import contestants
 
 ABSENT = "not installed"
@@ -107,11 +106,12 @@ def machine() -> dict:
     """What the numbers depend on: GPU (or what takes its place), driver, versions, commit."""
     import torch
 
-    here = graphics()
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    gpu = torch.cuda.is_available()
     distributions = contestants.preparing("distribution")
     return dict(
-        gpu=here.get("gpu") or f"no GPU, {platform.machine()}",
-        driver=here.get("driver") or "none",
+        gpu=torch.cuda.get_device_name() if gpu else f"no GPU, {platform.machine()}",
+        driver=(output_of(query).splitlines() or ["unknown"])[0] if gpu else "none",
         python=platform.python_version(),
         torch=torch.__version__,
         triton=version("triton"),
