@@ -68,8 +68,9 @@ def test_a_part_measured_again_leaves_the_others_alone_and_each_knows_its_commit
     assert (kept.machine, kept.ceilings, kept.rows[2].machine) == (old.machine, old.ceilings, {"commit": "bbbbbbb"})
     assert page.code(kept) == "commit aaaaaaa; over N at bbbbbbb"
     again = at("ccccccc", way("forward", 64), way("forward", 128))
-    again.machine["triton"] = "3.9"
+    again.machine["triton"], again.ceilings = "3.9", part.ceilings
     kept = results.joined(kept, again)
+    assert kept.ceilings == part.ceilings, "of the run that most rows are from"
     assert page.code(kept) == "commit ccccccc; over N at bbbbbbb, triton 3.6; sustained forward at aaaaaaa, triton 3.6"
     assert kept.made().endswith("triton 3.6 or 3.9") and kept.sustained_protocol == "without a pause"
     again.machine = again.machine | dict(gpu="NVIDIA H100")
