@@ -36,8 +36,7 @@ class Fit:
     """Whether a thread block fits on an SM, and if not, why."""
 
     ok: bool
-    reason: str  # empty where it fits
-    limit: str  # "", "threads", "shared memory" (cannot run) or "registers" (runs, but spills)
+    limit: str  # "", "shared memory" (cannot run) or "registers" (runs, but spills)
     shared_bytes: int
     registers: int  # per thread, before the limit
     blocks_per_sm: int  # 0 where it cannot run
@@ -89,14 +88,10 @@ def fits(
     shared = shared_bytes(kernel, B_r, B_c, d, stages, itemsize)
     needed, most = registers(kernel, B_r, B_c, d, warps, itemsize), register_limit(chip, warps)
     resident = blocks_per_sm(chip, shared, min(needed, most), warps)
-    limit = reason = ""
+    limit = "registers" if needed > most else ""
     if shared > chip.shared_per_block:
         limit, resident = "shared memory", 0
-        reason = f"{limit}: {shared / KiB:.0f} KiB needed, {chip.name} gives a block {chip.shared_per_block // KiB}"
-    elif needed > most:
-        limit = "registers"
-        reason = f"{limit}: about {needed} a thread needed, {most} to be had with {warps} warps; the rest spills"
-    return Fit(not limit, reason, limit, shared, needed, resident)
+    return Fit(not limit, limit, shared, needed, resident)
 
 
 def table(

@@ -33,7 +33,7 @@ def compiled_spills() -> dict[tuple[int, int, int], int]:
 
 
 SHADES = (0.03, 0.2, 0.4, 0.75)  # of cells that fit on all chips, on all but one, …
-VERDICTS = {"registers": "spills", "shared memory": "too large", "threads": "too large"}
+VERDICTS = {"registers": "spills", "shared memory": "too large"}
 
 
 @style.picture

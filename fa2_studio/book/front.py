@@ -3,8 +3,7 @@
 from html import escape
 from io import BytesIO
 
-from fa2_lab.plots import climb
-from fa2_lab.plots.live import PIECES
+from fa2_lab.plots import climb, live
 from fa2_lab.tools import files, ladder
 from fa2_lab.tools.figures import PICTURES, caption
 from fa2_studio.book import hero, reach
@@ -67,11 +66,11 @@ myst:
 
 def framed(name: str) -> str:
     """A live piece as a page shows it: the piece in a frame, and its still where scripts do not run, and in print."""
-    piece = PIECES[name]
-    still = f'<img class="still" src="figures/{piece.still}.svg" alt="{escape(piece.sentence)}">'
-    frame = f'<iframe src="figures/live/{name}.html" title="{escape(piece.title)}" loading="lazy"></iframe>'
-    own = f'<a href="figures/live/{name}.html">{escape(piece.title)}, on a page of its own</a>'
-    return f'<figure class="live-piece">{frame}{still}<figcaption>{escape(piece.sentence)} {own}</figcaption></figure>'
+    title, sentence = map(escape, live.about(name))
+    still = f'<img class="still" src="figures/{live.STILLS[name]}.svg" alt="{sentence}">'
+    frame = f'<iframe src="figures/live/{name}.html" title="{title}" loading="lazy"></iframe>'
+    own = f'<a href="figures/live/{name}.html">{title}, on a page of its own</a>'
+    return f'<figure class="live-piece">{frame}{still}<figcaption>{sentence} {own}</figcaption></figure>'
 
 
 def block(name: str, *inside: str) -> str:

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from fa2_lab.plots import style
-from fa2_lab.plots.live import PIECES
+from fa2_lab.plots.live import STILLS
 from fa2_lab.tools import figures, files
 
 FOLDER = files.ROOT / "figures"
@@ -196,7 +196,7 @@ def test_the_page_shows_every_picture_and_every_picture_is_shown_where_it_says()
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == figures.gallery_page(FOLDER)
     for name, chapter in figures.PICTURES.items():
         text = (files.ROOT / f"notebooks/text/{chapter}.py").read_text(encoding="utf-8")
-        still = [f'live("{live}")' for live, piece in PIECES.items() if piece.still == name]
+        still = [f'live("{live}")' for live, shown in STILLS.items() if shown == name]
         assert any(shows in text for shows in (f"{name}.draw(", f"figures/{name}.svg)", *still)), name
 
 
