@@ -19,21 +19,20 @@ class Assignment:
     """One assignment: its notebook, what it needs beyond NumPy, and what of fa2_lab its students may import."""
 
     name: str
-    title: str
     needs: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
 
 
 ASSIGNMENTS = [
-    Assignment("1_online_softmax", "Online softmax"),
-    Assignment("2_forward", "From FA1 to FA2"),
-    Assignment("3_backward", "Backward"),
-    Assignment("4_triton_forward", "A Triton forward kernel", needs=("torch", "triton")),
-    Assignment("5_break_it", "Break it, find it", gives=("fa2_lab.reference", "fa2_lab.errata")),
-    Assignment("6_read_the_machine", "Read the machine", gives=("fa2_lab.machine.chips",)),
-    Assignment("7_triton_backward", "The backward kernel in Triton", needs=("torch", "triton")),
-    Assignment("8_detective", "Detective cases", needs=("torch", "triton"), gives=("fa2_lab.machine.asynchrony",)),
-    Assignment("9_up_the_ladder", "Up the ladder", needs=("torch", "triton"), gives=("fa2_lab.tools.xray",)),
+    Assignment("1_online_softmax"),
+    Assignment("2_forward"),
+    Assignment("3_backward"),
+    Assignment("4_triton_forward", needs=("torch", "triton")),
+    Assignment("5_break_it", gives=("fa2_lab.reference", "fa2_lab.errata")),
+    Assignment("6_read_the_machine", gives=("fa2_lab.machine.chips",)),
+    Assignment("7_triton_backward", needs=("torch", "triton")),
+    Assignment("8_detective", needs=("torch", "triton"), gives=("fa2_lab.machine.asynchrony",)),
+    Assignment("9_up_the_ladder", needs=("torch", "triton"), gives=("fa2_lab.tools.xray",)),
 ]
 
 
