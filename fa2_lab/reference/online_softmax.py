@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 
@@ -84,8 +83,3 @@ def incremental(blocks: Blocks) -> SoftmaxState:
     if state is None:
         raise ValueError("blocks: got none; it takes at least one pair (s, v)")
     return state
-
-
-def rabe_staats(blocks: Blocks) -> SoftmaxState:
-    """Rabe and Staats's way: one state for every block, all kept, merged at the end."""
-    return reduce(SoftmaxState.merge, [SoftmaxState.reset(len(s), v.shape[1]).update(s, v) for s, v in blocks])

@@ -153,7 +153,6 @@ def test_merge_is_associative_commutative_and_the_same_as_update(seed):
         a.update(s[:, 4:8], v[4:8]).update(s[:, 8:], v[8:]),
         SoftmaxState.from_output(*a.finalize()).merge(SoftmaxState.from_output(*b.merge(c).finalize())),
         online_softmax.incremental(iter(blocks)),
-        online_softmax.rabe_staats(iter(blocks)),
     ):
         for got, want in zip(other.finalize(), (O @ v, L), strict=True):
             assert oracle.error(got, want) <= 1e-14
