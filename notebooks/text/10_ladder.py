@@ -25,8 +25,8 @@ from itertools import pairwise
 from IPython.display import Markdown
 
 from fa2_lab.kernels import ladder
-from fa2_lab.machine import chips, reasons
 from fa2_lab.machine import ladder as model
+from fa2_lab.machine import reasons
 from fa2_lab.plots import climb, roofline, saw, speed
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
@@ -154,8 +154,6 @@ for number, moved in asked.items():
 # V, 2 MiB a head. The first to ask brings a tile into L2, and the others find it there.
 
 # %% tags=["hide-input"]
-one = model.clocks(rung, 1) / (model.clocks(rung, 2) / 2)
-print(f"SMs with work: {chips.H200.SMs} instead of 64, × {chips.H200.SMs / 64:.2f}; a second program: × {one:.2f}")
 for heads, row in ((64, full), (8, few)):
     old, new = (ladder.find(n) for n in ("02", "03"))
     predicted = reasons.predicted(old, new, causal=False, d=128, heads=heads)
@@ -390,18 +388,6 @@ show(speed.draw(**speed.data()))
 # our plain Triton, for every GPU, and `fa2_lab` what `attention()` chooses on this one. The distance between our two lines
 # is what chapters 12a, 12b and 13 gain. The line marked GEMM is a large matrix product.
 #
-# The backward has a short ladder of its own: b00 (atomics) and b01 (two passes) of chapter 09, and b02, in which Hopper's
-# copy engine adds to dQ tile by tile (chapter 13). Only the five products of one pass count as FLOPs:
-
-# %% tags=["hide-input"]
-down = {row.problem["causal"]: row for row in record.rows if row.direction == "backward"}
-print(f"{'TFLOP/s, backward':20}{'no mask':>8}{'causal':>8}")
-for name in (*ladder.BACKWARD, "fa2_lab portable", "fa2_lab"):
-    print(f"{name:20}{down[False].rate(name):8.0f}{down[True].rate(name):8.0f}")
-
-# %% [markdown]
-# Two more products (b01) cost less time than atomic additions of single numbers (b00). b02 has five products, and adds whole
-# tiles.
 #
 # **Takeaway.** Being faster than an old kernel on a new chip says little. Compare with the matrix product.
 
@@ -512,8 +498,6 @@ verdict("rung 17 halves the bytes from L2, nearly, and gains little; 18 leaves t
 verdict("rung 23 keeps the tensor cores busy, the clock falls, and more is gained in cycles than in time",
         count("23", busy) > 75 and chip[last][0] < chip[ladder.find("03")][0] - 0.05
         and chip[last][0] > 0.98 * chip[ladder.find("22")][0] and in_cycles(first, last) > full.ratio(last, first))
-verdict("backward: b01 is faster than b00, b02 than b01",
-        all(row.ratio(new, old) > 1 for row in down.values() for old, new in pairwise(ladder.BACKWARD)))
 
 # %% [markdown] tags=["navigation"]
 # [← The Triton backward kernels](09_triton_backward.ipynb) · [The map](00_start.ipynb) · [The workshop →](11_workshop.ipynb)

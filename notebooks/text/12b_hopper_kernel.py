@@ -29,7 +29,6 @@ from IPython.display import Markdown, display
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, grid
-from fa2_lab.machine.layouts import Mma
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots import ideas, pipes, roofline
 from fa2_lab.plots.show import show
@@ -323,8 +322,8 @@ read(KERNEL, "step", begin="s = start_scores")
 #
 # FlashAttention-3 has [separate
 # loops](https://github.com/Dao-AILab/flash-attention/blob/main/hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp) instead of our `if`
-# for tiles that the diagonal cuts: first the masked tiles, then those that all rows see, then those that a window cuts. That
-# saves a comparison and a jump for each tile. In return the code of a tile stands there two or three times.
+# for tiles that the diagonal cuts. That saves a comparison and a jump for each tile, and puts its code there two or three
+# times.
 
 # %% [markdown]
 # ## Who multiplies first?
@@ -377,14 +376,9 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 read("hopper/forward/softmax.py", "RAISED")
 
 # %% [markdown]
-# | instructions | what they do |
-# | --- | --- |
-# | `neg`, `fma`, `setp.gt … 8.0` | does the lane's largest score, times `scale`, lie more than 8 above m? |
-# | `vote.sync.any`, `@!some bra` | if no lane of the warp says so, all jump to the end, with α = 1 |
-# | `FOLLOW`: two `shfl`, two `max` | the row's largest score, by two exchanges among its four lanes |
-# | `abs`, `setp.lt … 0f4D800000`, `selp` | if its size is not below $2^{28}$, the scale is the power of two below the factor |
-# | `mul.rn`, `sub.rn`, `ex2`, `selp` | the new m, and α = 2^(old m − new m), or 0 if the scale has changed |
-# | `@higher mov` | all three change only where the new maximum is above the old |
+# First each lane asks whether its largest score of either row, times `scale`, lies more than 8 above m. If no lane of the warp
+# says so (`vote.sync.any`), all jump to the end, with α = 1. Else `FOLLOW` finds a row's largest score by two exchanges among
+# its four lanes, the new m, and α = 2^(old m − new m).
 
 # %% [markdown]
 # ## A mask as a test of bits
@@ -397,30 +391,10 @@ read("hopper/forward/softmax.py", "mask")
 
 # %% [markdown]
 # `col & 6` keeps bits 1 and 2 of the column and `col & ~6` the others; together they are col. So the line says
-# `col - (col & 6) < seen - (col & 6)`, with `seen` for `sees.end - first`. In a warp, these bits of a column say:
-
-# %%
-owners = Mma(3, (4, 1), (16, 128)).owners((64, 128))
-for lane in (4, 5, 6):
-    col = np.flatnonzero(owners.lane[lane // 4] == lane)
-    col = col[:6]
-    print(f"lane {lane}: columns", *col, " & 6:", *(col & 6), " & ~6:", *(col & ~6))
-
-# %% [markdown]
-# **Predict.** What does the compiler gain by this form?
+# `col - (col & 6) < seen - (col & 6)`, with `seen` for `sees.end - first`. `col & 6` says *which lane* it is, the same for all
+# columns of a lane (12a's first picture). `col & ~6` is the same list in *every* lane: 0, 1, 8, 9, … So the compiler compares
+# with constants, and the right side is computed once for a row.
 #
-# - ☐ half of the comparisons fall away
-# - ☐ each comparison is with a constant, and the rest is computed once for a row
-# - ☐ lanes exchange the result, so each tests a quarter
-#
-# <details><summary>Answer</summary>
-#
-# **each comparison is with a constant, and the rest is computed once for a row.** `col & 6` says *which lane* it is, the
-# same for all columns of a lane. `col & ~6` is the same list in *every* lane: 0, 1, 8, 9, … The compiler knows it. The right
-# side is one number for a row.
-# </details>
-
-# %% [markdown]
 # **Takeaway.** Sort a formula by what is known when: to the compiler, once a row, or only for each score.
 
 # %% [markdown]

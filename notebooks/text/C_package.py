@@ -109,7 +109,6 @@ if find_spec("torch") and find_spec("triton"):
     O, L = fa2_lab.attention(q, k, v, causal=True, return_lse=True)
     theirs = torch.nn.functional.scaled_dot_product_attention
     first = theirs(q[:, :, :1], k[:, :, :36], v[:, :, :36])[0, 0, 0, 0]
-    print("O:", tuple(O.shape), " L:", tuple(L.shape))
     print(f"first query: {O[0, 0, 0, 0]:.5f}, by torch over 36 keys {first:.5f}")
 else:
     print("torch or Triton is missing here")
