@@ -181,9 +181,9 @@ for event in meter.events:
 #
 # ```text
 # loss after step        0      10      20      30   largest difference
-# eager              5.561   3.841   3.754   3.912
-# sdpa               5.561   3.841   3.754   3.912   2e-06
-# fa2_lab            5.561   3.841   3.754   3.912   2e-05
+# eager              5.545   3.911   3.462   3.389
+# sdpa               5.545   3.911   3.462   3.389   4e-05
+# fa2_lab            5.545   3.911   3.462   3.389   8e-06
 # ```
 # </details>
 #
