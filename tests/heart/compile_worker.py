@@ -143,7 +143,7 @@ def every() -> list[tuple]:
 
 def few() -> list[tuple]:
     """All sizes once, each with the mask and the length that were met least so far; and a few more of each kind."""
-    from fa2_lab.kernels.hopper.forward.sizes import CAUSAL, USUAL, WIDE, WINDOW
+    from fa2_lab.kernels.hopper.forward.sizes import CAUSAL, USUAL, WIDE
 
     jobs, met = [], Counter()
     for d in (64, 128, 256):
@@ -153,7 +153,8 @@ def few() -> list[tuple]:
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
     jobs.append((128, 512, WIDE, True, False))  # met without the mask alone above
-    jobs += [(d, 511 + keys, WINDOW[d], True, keys, dict(left=100)) for d, keys in ((64, True), (128, False))]
+    windows = ((64, True, True), (96, True, True), (128, True, False), (128, False, False))
+    jobs += [(d, 511 + keys, None, causal, keys, NEAR) for d, causal, keys in windows]
     packed = ((64, USUAL[64], False), (64, CAUSAL[64][-1][3], True), (128, WIDE, True), (128, USUAL[128], True))
     return jobs + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
 
@@ -202,6 +203,7 @@ LENGTHS += [(64, 1000, True, False), (96, 1000, True, False), (96, 1000, False, 
 LENGTHS += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough for dK's product in the next step
 MORE = [(LENGTHS[0], 3, IN_TURN), (LENGTHS[7], 1, IN_TURN), (LENGTHS[6], 1, NEAR), (LENGTHS[2], 3, NEAR)]
 MORE += [(LENGTHS[2], 1, NEAR | IN_TURN), (LENGTHS[2], 1, PACKED), (LENGTHS[4], 3, PACKED | IN_TURN)]
+MORE += [(LENGTHS[8], 3, IN_TURN)]
 ALL = [*product(LENGTHS, (1, 3), ({},)), *MORE]  # in one part, and in three that share dK and dV
 FEW = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (8, 1), (10, 3), (12, 3), (13, 1))]
 FEW += MORE

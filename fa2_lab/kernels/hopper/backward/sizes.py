@@ -49,7 +49,7 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not same_bits)
-        return Sizes(128, 64, **order, thrifty=TIGHT and not causal)
+        return Sizes(128, 64, **order, thrifty=TIGHT and (same_bits or not causal))
     hold_v = not (causal or ragged or same_bits)
     late = causal and N_q > 2048 and not TIGHT
     thrifty = TIGHT and same_bits

@@ -62,7 +62,7 @@ def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | No
     SMs, group, O = host.multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
     ragged = lengths or sequences is not None
     if windowed(options):
-        chosen = sizes.WINDOW[max(d, 64)]
+        chosen = sizes.choose_for_window(d, causal)
     else:
         chosen = sizes.choose(d, -(-N_q // many), -(-N_k // many), many * batch * H, SMs, causal, lengths)
     describe = functools.partial(descriptor, d=chosen.d_pad)

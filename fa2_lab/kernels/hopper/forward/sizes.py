@@ -128,6 +128,11 @@ PORTABLE = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
 }
 
 
+def choose_for_window(d: int, causal: bool) -> Sizes:
+    """The sizes with a window. Beyond d 64 one without a bound on the right would spill."""
+    return replace(WINDOW[max(d, 64)], thrifty=TIGHT and d > 64 and not causal)
+
+
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Sizes:
     """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
     d = max(d, 64)
