@@ -1,9 +1,37 @@
-"""What each idea for the Hopper kernels was worth, in an earlier version of them."""
+"""What each idea for the Hopper kernels was worth, in earlier versions of them."""
 
-from fa2_lab.records import load
+from collections.abc import Sequence
+from statistics import geometric_mean
+
+from fa2_lab.records import Measurement, load
 
 
 def worths() -> list[dict]:
     """Every idea on every problem it was measured on: speed with it over speed without it, in the same run."""
     rows = [row for row in load("ideas").rows if {"with it", "without it"} <= row.values.keys()]
-    return [row.problem | dict(worth=row.values["without it"][0] / row.values["with it"][0]) for row in rows]
+    return [row.problem | dict(worth=row.ratio("with it", "without it")) for row in rows]
+
+
+def table(part: str = "") -> list[str]:
+    """In Markdown, what was predicted of each idea and what came out: of a part, "forward" or "backward", or of all.
+
+    An idea is kept where it is faster: on the rows of which a record says so.
+    """
+    record = load("ideas")
+    lines = ["| idea | predicted | measured | without pauses | kept |", "|---|---|---|---|---|"]
+    foretold = [row.problem for row in record.rows if "prediction" in row.problem and part in ("", row.direction)]
+    for idea, prediction in dict.fromkeys((problem["idea"], problem["prediction"]) for problem in foretold):
+        rested, hot = (
+            [row for row in rows if row.problem["idea"] == idea and part in ("", row.direction)]
+            for rows in (record.rows, record.sustained)
+        )
+        kept = sum(row.problem["kept"] for row in rested)
+        verdict = "no" if not kept else "yes" if kept == len(rested) else f"on {kept} of {len(rested)}"
+        lines.append(f"| {idea} | {prediction} | {reach(rested)} | {reach(hot)} | {verdict} |")
+    return lines
+
+
+def reach(rows: Sequence[Measurement]) -> str:
+    """How many times as fast with an idea: the mean, the lowest and the highest."""
+    worth = [row.ratio("with it", "without it") for row in rows]
+    return f"{geometric_mean(worth):.3f} ({min(worth):.2f} to {max(worth):.2f})" if worth else "–"
