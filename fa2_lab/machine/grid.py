@@ -30,7 +30,6 @@ class Block:
 class Placed:
     """A block's place and time."""
 
-    block: int  # its number in launch order
     SM: int
     slot: int  # which of the SM's resident blocks
     start: float
@@ -121,9 +120,9 @@ def schedule(blocks: Sequence[Block], SMs: int, blocks_per_sm: int = 1) -> Sched
         raise ValueError("blocks: got none; it takes at least one Block")
     free = [(0.0, slot, SM) for slot in range(blocks_per_sm) for SM in range(SMs)]  # already a heap
     placed = []
-    for n, block in enumerate(blocks):
+    for block in blocks:
         start, slot, SM = heapq.heappop(free)
-        placed.append(Placed(n, SM, slot, start, start + block.cost))
+        placed.append(Placed(SM, slot, start, start + block.cost))
         heapq.heappush(free, (start + block.cost, slot, SM))
     return Schedule(tuple(placed), SMs, blocks_per_sm)
 
@@ -134,7 +133,7 @@ def dealt(costs: Sequence[float], SMs: int) -> Schedule:
     free, placed = [0.0] * SMs, []
     for n, cost in enumerate(costs):
         SM = n % SMs
-        placed.append(Placed(n, SM, 0, free[SM], free[SM] + cost))
+        placed.append(Placed(SM, 0, free[SM], free[SM] + cost))
         free[SM] += cost
     return Schedule(tuple(placed), SMs, 1)
 

@@ -109,10 +109,9 @@ def hue(tensor: str) -> str:
     return HUES[letter]
 
 
-def worker(k: int, of: int = 4) -> str:
-    """The colour of worker k among `of`; from the fifth on they repeat, so its name must be printed on it."""
-    steps = {1: (0,), 2: (0, 3), 3: (0, 1, 3)}.get(of, (0, 1, 2, 3))
-    return WORKERS[steps[k % len(steps)]]
+def worker(k: int) -> str:
+    """The colour of worker k; from the fifth on they repeat, so its name must be printed on it."""
+    return WORKERS[k % len(WORKERS)]
 
 
 def luminance(color: str) -> float:
