@@ -7,6 +7,8 @@ the launch. `shared` is new: so many bytes of shared memory are asked for, which
 `fa2-lab bench ladder` times each beside `against`.
 """
 
+import re
+from ast import literal_eval
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -24,101 +26,72 @@ class Experiment(NamedTuple):
     changes: dict[str, Any]
     asks: str
     expected: dict[tuple[int, bool, int], float | None]  # how many times as fast as `against`
-    against: str = ""  # a rung, or an experiment by its name; else its own rung
-    rung: str = ""  # where it is not the one whose number the name begins with
+    against: str  # a rung, or an experiment by its name
+    rung: str
 
 
-def at(factor: float | None, *shapes: tuple[int, bool, int]) -> dict:
-    return dict.fromkeys(shapes, factor)
-
-
-OPEN = None  # a question without an expectation
-FULL, CAUSAL = (128, False, 64), (128, True, 64)  # d, mask and heads that fill the GPU
-FULL_64, CAUSAL_64 = (64, False, 128), (64, True, 128)
-FEW, FEW_CAUSAL = (128, False, 8), (128, True, 8)
-
-EXPERIMENTS = {
-    # A third program on an SM, or the arithmetic?
-    "03 at 168 registers": Experiment(
-        dict(maxnreg=168), "Is a third program worth 20% without deferring anything?", at(1.21, FULL)
-    ),
-    "05 at 168 registers": Experiment(
-        dict(maxnreg=168),
-        "Tweak 1 gains nothing under the mask, where 174 registers are two programs. And with three?",
-        at(1.21, CAUSAL),
-    ),
-    "05 at 128 registers": Experiment(
-        dict(maxnreg=128), "The same at d = 64, where rung 05 lost a fourth program", at(1.07, CAUSAL_64), against="r03"
-    ),
-    "06 held to two programs": Experiment(
-        dict(shared=TWO),
-        "How much of rung 06 under the mask are instructions, without the third program?",
-        at(1.06, CAUSAL),
-        against="r05",
-    ),
-    "07 at 168 registers": Experiment(
-        dict(maxnreg=168), "Under the mask skipping costs the third program", at(1.2, CAUSAL)
-    ),
-    "09 at 168 registers": Experiment(
-        dict(maxnreg=168), "Is it for the third program that two loops lose?", at(1.19, FULL, CAUSAL)
-    ),
-    "13 at 128 registers": Experiment(dict(maxnreg=128), "At d = 64 groups cost the fourth program", at(OPEN, FULL_64)),
-    # Copies ahead, and the order of the loops
-    "11 with one stage": Experiment(
-        dict(num_stages=1), "Without copies ahead, does the loops' order matter?", at(1.0, FULL, CAUSAL), against="r09"
-    ),
-    "14 with one stage": Experiment(
-        dict(num_stages=1), "What are copies ahead worth, if four programs may hide them?", at(OPEN, FULL, CAUSAL)
-    ),
-    "15 with one stage": Experiment(
-        dict(STAGES=1),
-        "Triton and Gluon, the same work in the same order: is the language worth anything?",
-        at(1.0, FULL, CAUSAL),
-        against="14 with one stage",
-    ),
-    "15 with one stage, 8 heads": Experiment(
-        dict(STAGES=1), "Four programs hide the copies. With few heads as well?", at(0.66, FEW_CAUSAL)
-    ),
-    "15 with one stage, two programs": Experiment(
-        dict(STAGES=1, shared=TWO),
-        "Do fewer programs help where all row blocks start at once?",
-        at(1.1, FEW_CAUSAL),
-        against="15 with one stage, 8 heads",
-    ),
-    "14 with two stages": Experiment(
-        dict(num_stages=2), "At d = 64 barriers cost the fourth program", at(OPEN, FULL_64, CAUSAL_64)
-    ),
-    "18 with two stages": Experiment(
-        dict(STAGES=2), "What is the third stage worth, which rung 21 gives away?", at(1.0, FULL, CAUSAL)
-    ),
-    "20 with two stages": Experiment(dict(STAGES=2), "The same where products overlap", at(1.0, FULL, CAUSAL)),
-    # Order, and the L2 cache
-    "13, heavy first in each head": Experiment(
-        dict(at_once=1), "Is heavy first inside each head enough?", at(0.68, FEW_CAUSAL), against="r12"
-    ),
-    **{
-        f"{rung} at_once={n}": Experiment(
-            dict(at_once=n), "How many heads fit in L2 side by side?", at(OPEN, FULL, CAUSAL)
-        )
-        for rung in ("13", "23")
-        for n in (1, 2, 4, 16)
-    },
-    # The last rungs
-    "20 for fewer registers": Experiment(
-        dict(sched4reg=True),
-        "With Triton 3.9 it spills at d = 64 without a mask. What does that cost?",
-        at(1.01, FULL_64),
-    ),
-    "22 that always raises m": Experiment(
-        dict(LAG=-1e30), "Is part of rung 22 the order of its instructions?", at(1.02, FULL, CAUSAL), against="r21"
-    ),
-    "23 with software exponentials": Experiment(
-        {},
-        "One exponential in eight by the FMA units. 3% if all units overlap perfectly; they do not",
-        at(1.0, FULL_64, CAUSAL_64),
-        rung="x23",
-    ),
+SHAPES = {
+    "full": (128, False, 64),  # d, mask and heads that fill the GPU
+    "causal": (128, True, 64),
+    "full 64": (64, False, 128),
+    "causal 64": (64, True, 128),
+    "few causal": (128, True, 8),
 }
+# name | what changes | the rung or experiment to compare with, else its own rung | what is expected where | question
+TABLE = """
+# A third program on an SM, or the arithmetic?
+03 at 168 registers | maxnreg=168 | | full 1.21 | Is a third program worth 20% without deferring anything?
+05 at 168 registers | maxnreg=168 | | causal 1.21 |
+    Tweak 1 gains nothing under the mask, where 174 registers are two programs. And with three?
+05 at 128 registers | maxnreg=128 | r03 | causal 64 1.07 | The same at d = 64, where rung 05 lost a fourth program
+06 held to two programs | shared=TWO | r05 | causal 1.06 |
+    How much of rung 06 under the mask are instructions, without the third program?
+07 at 168 registers | maxnreg=168 | | causal 1.2 | Under the mask skipping costs the third program
+09 at 168 registers | maxnreg=168 | | full 1.19, causal 1.19 | Is it for the third program that two loops lose?
+13 at 128 registers | maxnreg=128 | | full 64 ? | At d = 64 groups cost the fourth program
+# Copies ahead, and the order of the loops
+11 with one stage | num_stages=1 | r09 | full 1.0, causal 1.0 | Without copies ahead, does the loops' order matter?
+14 with one stage | num_stages=1 | | full ?, causal ? | What are copies ahead worth, if four programs may hide them?
+15 with one stage | STAGES=1 | 14 with one stage | full 1.0, causal 1.0 |
+    Triton and Gluon, the same work in the same order: is the language worth anything?
+15 with one stage, 8 heads | STAGES=1 | | few causal 0.66 | Four programs hide the copies. With few heads as well?
+15 with one stage, two programs | STAGES=1, shared=TWO | 15 with one stage, 8 heads | few causal 1.1 |
+    Do fewer programs help where all row blocks start at once?
+14 with two stages | num_stages=2 | | full 64 ?, causal 64 ? | At d = 64 barriers cost the fourth program
+18 with two stages | STAGES=2 | | full 1.0, causal 1.0 | What is the third stage worth, which rung 21 gives away?
+20 with two stages | STAGES=2 | | full 1.0, causal 1.0 | The same where products overlap
+# Order, and the L2 cache
+13, heavy first in each head | at_once=1 | r12 | few causal 0.68 | Is heavy first inside each head enough?
+13 at_once=1 | at_once=1 | | full ?, causal ? | How many heads fit in L2 side by side?
+13 at_once=2 | at_once=2 | | full ?, causal ? | How many heads fit in L2 side by side?
+13 at_once=4 | at_once=4 | | full ?, causal ? | How many heads fit in L2 side by side?
+13 at_once=16 | at_once=16 | | full ?, causal ? | How many heads fit in L2 side by side?
+23 at_once=1 | at_once=1 | | full ?, causal ? | How many heads fit in L2 side by side?
+23 at_once=2 | at_once=2 | | full ?, causal ? | How many heads fit in L2 side by side?
+23 at_once=4 | at_once=4 | | full ?, causal ? | How many heads fit in L2 side by side?
+23 at_once=16 | at_once=16 | | full ?, causal ? | How many heads fit in L2 side by side?
+# The last rungs
+20 for fewer registers | sched4reg=True | | full 64 1.01 |
+    With Triton 3.9 it spills at d = 64 without a mask. What does that cost?
+22 that always raises m | LAG=-1e30 | r21 | full 1.02, causal 1.02 |
+    Is part of rung 22 the order of its instructions?
+23 with software exponentials | rung='x23' | | full 64 1.0, causal 64 1.0 |
+    One exponential in eight by the FMA units. 3% if all units overlap perfectly; they do not
+"""
+
+
+def parsed(line: str) -> tuple[str, Experiment]:
+    """A line of the table."""
+    name, changes, over, expected, asks = map(str.strip, line.split("|"))
+    pairs = (change.split("=") for change in changes.split(", "))
+    given = {key: TWO if value == "TWO" else literal_eval(value) for key, value in pairs}
+    factors = (shape.rsplit(" ", 1) for shape in expected.split(", "))
+    wanted = {SHAPES[shape]: None if factor == "?" else float(factor) for shape, factor in factors}
+    rung = given.pop("rung", name[:2])
+    return name, Experiment(given, asks, wanted, over or f"r{name[:2]}", rung)
+
+
+EXPERIMENTS = dict(map(parsed, re.findall(r"^[^#\n].*(?:\n    .*)?", TABLE, re.M)))
 WAVES = {  # rungs by heads of 4,096 tokens, d = 128, no mask: programs come in waves
     "r02": (8, 12, 16, 24, 32),  # K and V of all heads at the same time: do they fit in L2?
     **dict.fromkeys(("r03", "r05", "r07", "r09"), (1, 2, 4, 6, 8, 12, 16, 20)),
@@ -130,10 +103,9 @@ def forward(name: str) -> Callable:
     if name not in EXPERIMENTS:
         return ladder.load(name).forward
     asked = EXPERIMENTS[name]
-    rung = asked.rung or name[:2]
     if not asked.changes:
-        return ladder.load(rung).forward
-    module = ladder.copied(rung)
+        return ladder.load(asked.rung).forward
+    module = ladder.copied(asked.rung)
     constants = {name for name in asked.changes if hasattr(module, name)}
     for constant in constants:
         setattr(module, constant, type(getattr(module, constant))(asked.changes[constant]))
@@ -164,7 +136,7 @@ class Launched:
 
 def against(name: str) -> str:
     """The full name of what an experiment is compared with."""
-    other = EXPERIMENTS[name].against or f"r{name[:2]}"
+    other = EXPERIMENTS[name].against
     return other if other in EXPERIMENTS else ladder.find(other)
 
 
@@ -203,8 +175,6 @@ def table(record: Record) -> list[str]:
         for (d, causal, heads), expected in asked.expected.items():
             numbers = (expected, ratio(record, name, d, causal, heads))
             cells = ["-" if x is None else f"{x:.2f}" for x in numbers]
-            lines.append(
-                [name, asked.asks, asked.against or f"r{name[:2]}", f"{d}, {heads}{', causal' * causal}", *cells]
-            )
+            lines.append([name, asked.asks, asked.against, f"{d}, {heads}{', causal' * causal}", *cells])
     columns = ["experiment", "question", "over", "d, heads", "expected", "measured"]
     return results.table(columns, lines, right=2)
