@@ -111,12 +111,6 @@ class Shares:
         """Parts that the scratch has room for."""
         return self.programs + len(self.tiles)
 
-    @property
-    def parts(self) -> int:
-        """Parts that are written and merged."""
-        counts = [len(self.readers(head)) for head in range(len(self.tiles))]
-        return sum(n for n in counts if n > 1)
-
     def blocks(self) -> list[grid.Block]:
         """As thread blocks, each as long as its share of the work."""
         return [grid.Block(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)]

@@ -57,8 +57,8 @@ def _product(ax: style.Axes, top: float, matrices: list[tuple], deep: int, warps
             for w in sorted(set(warps)):
                 style.tensor_box(ax, x, y + w * each, cols, each, tensor, f"warp {w}", linewidth=0.8)
         if n < 2:
-            strip = (deep * SIZE, rows) if n == 0 else (cols, deep * SIZE)
-            style.box(ax, x, y, *strip, fill="none", linewidth=1.8)
+            wide, high = (deep * SIZE, rows) if n == 0 else (cols, deep * SIZE)
+            style.box(ax, x, y, wide, high, fill="none", linewidth=1.8)
         style.note(ax, x, y - 0.11, f"{name}  {shape[0]} × {shape[1]}", weight="bold")
         style.note(ax, x, y + rows + 0.11, f"in {place}")
     for sign, x in zip("×=", LEFTS[1:], strict=True):
