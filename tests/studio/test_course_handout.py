@@ -275,7 +275,8 @@ def test_a_kernel_is_triton_and_nothing_else(line):
 
 
 def test_a_kernel_s_first_line_is_triton_too():
-    for first in ("f(l) -> __import__('os').getpid()", "f(l, x=exec('1'))", "f(l: exec('1'))"):
+    calls = ("f(l) -> __import__('os').getpid()", "f(l, x=exec('1'))", "f(l: exec('1'))", "f(l, x=exec('1'), exec=1)")
+    for first in calls:
         with pytest.raises(NotAllowed):
             listing.kernel("f", f"@triton.jit\ndef {first}:\n    pass\n", {"f"})
 

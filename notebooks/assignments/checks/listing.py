@@ -27,7 +27,8 @@ HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n"
 def kernel(name: str, source: str, known: set[str]) -> str:
     """A kernel's or a helper's text, a statement a line, or NotAllowed with what does not belong into one."""
     try:
-        tree = ast.parse(source)
+        text = ast.unparse(ast.parse(source)) + "\n"
+        tree = ast.parse(text)  # what is read here is what will run
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NotAllowed(f"the text of {name} cannot be read ({type(error).__name__})") from None
     function = tree.body[0] if len(tree.body) == 1 else None
@@ -36,13 +37,14 @@ def kernel(name: str, source: str, known: set[str]) -> str:
     if [ast.unparse(d) for d in function.decorator_list] != ["triton.jit"]:
         raise NotAllowed(f"{name} stands under other decorators than @triton.jit")
     lawful(function, known)
-    return ast.unparse(tree) + "\n"
+    return text
 
 
 def lawful(function: ast.FunctionDef, known: set[str]) -> None:
     """Refuse what is no Triton: other functions, imports, names from outside, ways into the interpreter."""
-    parts = [function.args, *function.body, *filter(None, [function.returns]), *getattr(function, "type_params", [])]
-    nodes = [node for part in parts for node in ast.walk(part)]
+    first_line = [function.args, *filter(None, [function.returns]), *getattr(function, "type_params", [])]
+    head, body = ([n for part in parts for n in ast.walk(part)] for parts in (first_line, function.body))
+    nodes, early = [*head, *body], set(map(id, head))  # early: read before the function's own names are there
     own = {n.arg for n in nodes if isinstance(n, ast.arg)}
     own |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     inner = {id(n.value) for n in nodes if isinstance(n, ast.Attribute)}
@@ -50,7 +52,7 @@ def lawful(function: ast.FunctionDef, known: set[str]) -> None:
         what = ""
         if not isinstance(node, LAWFUL) or leads_out(node, id(node) in inner):
             what = repr(ast.unparse(node).splitlines()[0])
-        elif isinstance(node, ast.Name) and node.id not in own | known | PLAIN:
+        elif isinstance(node, ast.Name) and node.id not in known | PLAIN | (set() if id(node) in early else own):
             what = f"the name {node.id!r}"
         if what or own & PLAIN:
             raise NotAllowed(
