@@ -71,11 +71,11 @@ def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, same_bits=False):
 
 def backward_of(Q, K, V, dO, options, same_bits=False):
     """The backward on these tensors, to be called as often as one likes."""
-    from fa2_lab.kernels.hopper.backward.launch import prepare
-    from fa2_lab.kernels.hopper.forward.launch import forward
+    from fa2_lab.kernels.hopper.backward import launch as backward
+    from fa2_lab.kernels.hopper.forward import launch as forward
 
-    O, L = forward(Q, K, V, options)
-    call = prepare(dO, Q, K, V, O, options, same_bits=same_bits)
+    O, L = forward.prepare(Q, K, V, options)(Q, K, V, key_lengths=None)
+    call = backward.prepare(dO, Q, K, V, O, options, same_bits=same_bits)
     return lambda: call(dO, Q, K, V, O, L, None, None)
 
 

@@ -92,8 +92,9 @@ def test_every_address_is_looked_at(odd, some_hopper, monkeypatch):
     monkeypatch.setattr(some_hopper, "prepare_launch", lambda *_: lambda *_: None)
     monkeypatch.setattr(some_hopper.host, "counter_for", lambda X: None)
     tensors = [torch.empty(5000, dtype=torch.float16)[8 - 4 * (name == odd) :][:4096] for name in "QKV"]
-    call = some_hopper.forward(*(x.view(1, 2, 32, 64) for x in tensors), Options(True, 0.1))
-    assert (call is None) is (odd is not None)
+    tensors = [x.view(1, 2, 32, 64) for x in tensors]
+    found = some_hopper.prepare(*tensors, Options(True, 0.1))(*tensors, key_lengths=None)
+    assert (found is None) is (odd is not None)
 
 
 ASKED = dict(dropout=dict(dropout_p=0.1), left=dict(left=3), right=dict(right=3), softcap=dict(softcap=2.0))

@@ -14,19 +14,11 @@ from fa2_lab.kernels.launch import Launch, on_device_of, programs, shape, stride
 from fa2_lab.kernels.prepared import Options
 
 
-def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, same_bits=False):
-    """dQ, dK and dV, each like its tensor; dL, the gradient of L, may be None.
-
-    None for tensors that the copy engine cannot address. Sums are the same bit by bit each time if `same_bits` asks for
-    it: see turns.py.
-    """
-    call = prepare(dO, Q, K, V, O, options, key_lengths, same_bits)
-    return call and call(dO, Q, K, V, O, L, dL, key_lengths)
-
-
 def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False, sequences=None):
-    """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths); None for a kind not taken.
+    """What computes dQ, dK and dV for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths); dL may be None.
 
+    None for a kind not taken, and from a call for tensors that the copy engine cannot address. Sums are the same bit by
+    bit each time if `same_bits` asks for it: see turns.py.
     `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
     """
     if Q.shape[-1] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:

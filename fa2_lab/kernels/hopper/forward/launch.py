@@ -13,18 +13,10 @@ from fa2_lab.kernels.launch import Launch, on_device_of, programs, shape
 from fa2_lab.kernels.prepared import Options
 
 
-def forward(Q, K, V, options: Options, key_lengths=None):
-    """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials.
-
-    None for tensors that the copy engine cannot address.
-    """
-    call = prepare(Q, K, V, options, key_lengths)
-    return call and call(Q, K, V, key_lengths)
-
-
 def prepare(Q, K, V, options: Options, key_lengths=None, sequences=None):
-    """forward() for calls of one kind, given (Q, K, V, key_lengths); None for a kind not taken.
+    """What computes O like Q, and L in fp32, for calls of one kind, given (Q, K, V, key_lengths).
 
+    None for a kind not taken, and from a call for tensors that the copy engine cannot address.
     `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
     """
     if Q.shape[-1] not in sizes.DIMENSIONS or not host.fits(Q, K, V, key_lengths):
