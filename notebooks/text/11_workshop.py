@@ -408,8 +408,6 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 
 # %% [markdown]
 # ## Checks
-#
-# The text against what was compiled and recorded.
 
 # %% tags=["hide-input"]
 plain, staged, wide, narrow = (kernels[x].numbers for x in ("num_stages=1", "as it is", "num_warps=8", "maxnreg=128"))

@@ -164,8 +164,8 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 # | K's tile n | K's tile n − stages | itself | yes, for this copy |
 # | V's tile n − 1 | V's tile n − 1 − stages | K's tile n − stages | yes, one line earlier |
 #
-# Here is that protocol on 12a's model of a ring. Consumers release K only. The producer may wait before a copy of V, too: for
-# those tiles of a row block that `careful` names.
+# Here is that protocol on 12a's model of a ring: `room` waits for an empty stage, `copy` fills it. Consumers release K only.
+# The producer may wait before a copy of V, too, for those tiles of a row block that `careful` names.
 
 # %%
 def copies(K, V, T, blocks, careful):  # the producer: so many row blocks of T tiles
@@ -509,8 +509,6 @@ for (d, causal), ratio in over.items():
 
 # %% [markdown]
 # ## Checks
-#
-# `attention()` (on a Hopper GPU this kernel) against float64, and the text against the record.
 
 # %% tags=["hide-input"]
 col, seen = np.arange(128)[None, :], np.arange(-3, 140)[:, None]

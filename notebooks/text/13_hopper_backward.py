@@ -202,21 +202,10 @@ show(backward_step.draw(**backward_step.data()))
 # ## Where do two consumers meet?
 #
 # dQ needs dS of all 128 keys, and each consumer has 64 of them. So each writes its dS into shared memory and arrives at
-# a barrier. When both have arrived, each multiplies one half of dQ, in the next step. There is no second barrier that
-# says "I have read it".
-#
-# **Predict.** How many places for dS are needed, so that nobody writes over what the other still reads?
-#
-# - ☐ one: both have waited at the barrier before they multiply
-# - ☐ two, used in turn
-# - ☐ no number is enough without a second barrier
-#
-# <details><summary>Answer</summary>
-#
-# **two, used in turn.** With one place the quick consumer writes its next dS while the slow one still multiplies the
-# last. With two, steps n + 1 and n − 1 share a place. Before a consumer writes its dS of step n + 1, it has waited until
-# both have written that of step n. The other one wrote that only after its own dQ of step n − 1 was done.
-# </details>
+# a barrier. When both have arrived, each multiplies one half of dQ, in the next step. There is no second barrier that says
+# "I have read it", and two places for dS are enough. Steps n + 1 and n − 1 share a place. Before a consumer writes its dS of
+# step n + 1, it has waited until both have written that of step n. The other one wrote that only after its own dQ of step
+# n − 1 was done.
 
 # %% [markdown]
 # ## Who makes four billion additions?
@@ -543,8 +532,6 @@ print(f"my_order: {clocks_of_a_step(my_order):,.0f} clocks a step")
 
 # %% [markdown]
 # ## Checks
-#
-# This notebook's functions against the package, and `attention()` (on a Hopper GPU the kernel itself) against float64.
 
 # %% tags=["hide-input"]
 draw = np.random.default_rng(0).standard_normal

@@ -436,9 +436,6 @@ check(finished, Case("five parts. Is their plain mean right, if their L differ?"
 
 # %% [markdown]
 # ## Checks
-#
-# The kernels of this notebook against the package's, these against the dense result in float64, and the text against
-# the models and the record.
 
 # %% tags=["hide-input"]
 paged = q3, k_pages, v_pages, table, lengths

@@ -322,8 +322,6 @@ check(backward_ring, Case(words, tuple(lists), want))
 
 # %% [markdown]
 # ## Checks
-#
-# This notebook's ring against one device, and the text against the record.
 
 # %% tags=["hide-input"]
 verdict("four lists = one device", close(np.concatenate([state.finalize()[0] for state in states]), whole))

@@ -73,21 +73,6 @@ for row in (0, 5, 13):
 #
 # **2.** Only four lanes share a row. Each goes through its own columns alone. Then neighbours exchange, lane t with t XOR
 # 1, and then pairs, t with t XOR 2. (XOR compares two numbers bit by bit and gives 1 where they differ.)
-#
-# ```python
-# piece = np.random.default_rng(1).standard_normal((8, 8))
-# mine = np.array([piece[lanes[:8] == lane].max() for lane in range(32)])
-# print("lanes 20 to 23 (row 5):", mine[20:24].round(2).tolist())
-# for step in (1, 2):
-#     mine = np.maximum(mine, mine[np.arange(32) ^ step])
-#     print(f"after lane t XOR {step}:     ", mine[20:24].round(2).tolist())
-# ```
-#
-# ```text
-# lanes 20 to 23 (row 5): [-0.68, -0.07, 0.1, 0.04]
-# after lane t XOR 1:      [-0.07, -0.07, 0.1, 0.1]
-# after lane t XOR 2:      [0.1, 0.1, 0.1, 0.1]
-# ```
 # </details>
 
 # %% tags=["nbval-ignore-output"]
@@ -244,8 +229,6 @@ check(steps_with_your_place, *(Case(words.format(c), (c,), 1) for c in range(4))
 
 # %% [markdown]
 # ## Checks
-#
-# The formulas of this notebook against the package's layouts, which are parsed from compiled code.
 
 # %% tags=["hide-input"]
 for kernel in compilations:

@@ -260,8 +260,6 @@ check(accepts, *(Case(words.format(x), (f,), n == 0) for n, (x, f) in right_firs
 
 # %% [markdown]
 # ## Checks
-#
-# The right version against the package, and every slip of the collection.
 
 # %% tags=["hide-input"]
 E, v = np.array([1, 3, 4, 8]), np.array([8, 0, 4, 2])

@@ -48,20 +48,8 @@ from fa2_studio.book.verdicts import close, verdict
 # | `plots/`, `tools/` | pictures; commands |
 #
 # `fa2_studio/` beside it has what a checkout needs: book, bench, course and judges. A file imports from the rows above its
-# own in this table (and a rung, when run as a program, from `tools/`). There is one exception: kernels import nothing
-# from the reference.
-#
-# **Predict.** Why this exception? Suppose a kernel and the reference shared a function, and it were wrong.
-#
-# - ☐ their comparison would show it, but not say where
-# - ☐ their comparison would not show it
-# - ☐ the reference would be as slow as the interpreter
-#
-# <details><summary>Answer</summary>
-#
-# **their comparison would not show it.** Both sides would be wrong in the same way. Two computations check each other only
-# in the code that they do not share.
-# </details>
+# own in this table (and a rung, when run as a program, from `tools/`). There is one exception: kernels import nothing from
+# the reference. Two computations check each other only in the code that they do not share.
 
 # %% [markdown]
 # ## Which code computes this line?
