@@ -56,7 +56,6 @@ class Job:
     label: str
     clocks: float
     compute: Callable[[], object]
-    started: float
     left: float
     begun: Any = None  # when the unit turned to it
     ended: Any = None
@@ -77,7 +76,7 @@ class Block:
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
         """The actor whose turn it is starts a job, and does not wait for it."""
-        job = Job(unit, self.actor, label, clocks, compute, self.clock, clocks)
+        job = Job(unit, self.actor, label, clocks, compute, clocks)
         self.running.append(job)
         return job
 

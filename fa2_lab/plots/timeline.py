@@ -1,79 +1,78 @@
-"""Copies, tensor cores and exponentials of one SM over time, for two warpgroups that work in four manners."""
+"""Tensor cores and exponentials of one SM over time, for two warpgroups that work in four manners."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Generator, Mapping
 
-from fa2_lab.machine import chips, hopper
-from fa2_lab.machine.asynchrony import IN_ORDER, SHARED
+from fa2_lab.machine import chips
+from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
 from fa2_lab.plots import style
 
-FOUR_WAYS = {
-    "Neither": (hopper.in_sequence, SHARED),
-    "Within: P V of the tile before under the exponentials": (hopper.look_ahead, SHARED),
-    "Between: one multiplies, the other exponentiates": (hopper.in_sequence, IN_ORDER),
-    "Both": (hopper.look_ahead, IN_ORDER),
+FOUR_WAYS = {  # whether a warpgroup looks ahead, and how two of them share the tensor cores
+    "Neither": (False, SHARED),
+    "Within: P V of the tile before under the exponentials": (True, SHARED),
+    "Between: one multiplies, the other exponentiates": (False, IN_ORDER),
+    "Both": (True, IN_ORDER),
 }
 
 
-def data(d: int = 64, T: int = 16, window: float = 5400) -> dict:
-    """Two warpgroups on T tiles of 64 × 128 each, with and without the two overlaps."""
-    price = hopper.costs(chips.H200, 64, 128, d)
+def data(d: int = 64, T: int = 16, window: float = 4800) -> dict:
+    """Two warpgroups on T tiles of 64 × 128 each, with and without the two overlaps; copies run ahead of all."""
+    product, softmax = 2 * 64 * 128 * d / chips.H200.tensor_per_clock, 64 * 128 / chips.H200.exp_per_clock
     panels = []
-    for name, (visit, tensor) in FOUR_WAYS.items():
-        block = hopper.forward(T, visit=visit, costs=price, tensor=tensor)
-        jobs = [(j.unit, owner(j), j.label, j.begun, j.ended) for j in block.jobs]
-        panels.append(dict(name=name, share=block.busy("tensor", since=price.copy), jobs=sorted(jobs, key=str)))
+    for name, (ahead, tensor) in FOUR_WAYS.items():
+        block = Block(tensor=tensor)
+        block.run({str(who): warpgroup(block, T, product, softmax, ahead) for who in (0, 1)})
+        jobs = [(job.unit, int(job.actor), job.label, job.begun, job.ended) for job in block.jobs]
+        panels.append(dict(name=name, share=block.busy("tensor"), jobs=sorted(jobs)))
     return dict(window=window, panels=panels, setting=f"schematic: H200, d = {d}, two tiles of 64 × 128 at a time")
 
 
-def owner(job: Any) -> int | None:
-    """The number of the consumer whose job it is; copies are nobody's."""
-    return int(job.actor.split()[1]) if job.actor.startswith("consumer") else None
+def warpgroup(block: Block, T: int, product: float, softmax: float, ahead: bool) -> Generator[Wait]:
+    """One warpgroup's jobs. If it looks ahead, S of a tile and P V of the one before start together."""
+    before: Job | None = None
+    for n in range(T):
+        s = block.start("tensor", product, f"S{n}")
+        if ahead and n:
+            before = block.start("tensor", product, f"PV{n - 1}")
+        yield s.done()
+        yield block.start("exp", softmax, f"P{n}").done()
+        if before:
+            yield before.done()
+        if not ahead or n == T - 1:
+            yield block.start("tensor", product, f"PV{n}").done()
 
 
 HUE = {"S": "S", "PV": "O", "P": "P"}
-LANES = (("copy", None), ("tensor", 0), ("tensor", 1), ("exp", 0), ("exp", 1))
-NAMES = {"copy": "copies of K, V", "tensor": "tensor cores", "exp": "exponentials"}
+UNITS = {"tensor": "tensor cores", "exp": "exponentials"}
+LANES = [(unit, who) for unit in UNITS for who in (0, 1)]
 
 
 @style.picture
 def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
-    """panels: name, share of the tensor cores' time, jobs as (unit, consumer or None, label, from, to), in clocks."""
+    """panels: name, share of the tensor cores' time, jobs as (unit, warpgroup, label, from, to), in clocks."""
     caption = "Exponentials can hide under products in two ways, within a warpgroup and between two, and the two go"
     caption += " together. The shares are of the tensor cores"
-    figure, axes = style.new_figure(6.9, f"{caption} ({setting}).", nrows=len(panels), sharex=True)
+    figure, axes = style.new_figure(5.9, f"{caption} ({setting}).", nrows=len(panels), sharex=True)
     for ax, panel in zip(axes, panels, strict=True):
-        _panel(ax, panel, window)
+        for unit, who, label, begun, ended in panel["jobs"]:
+            if begun < window:
+                _job(ax, LANES.index((unit, who)), label, begun, min(ended, window), 0.02 * window)
+        for lane, (unit, who) in enumerate(LANES):
+            style.note(ax, -0.012 * window, lane + 0.5, f"{UNITS[unit]}, {who}", ha="right")
+        ax.set(ylim=(len(LANES), 0), yticks=[])
+        ax.spines["left"].set_visible(False)
+        ax.set_title(f"{panel['name']}: {panel['share']:.0%} busy")
     axes[-1].set(xlim=(-0.21 * window, window), xticks=range(0, int(window), 1000), xlabel="clocks of one SM →")
     busy = "; ".join(f"{p['name']}: tensor cores busy {p['share']:.0%} of the time" for p in panels)
     alt = (
-        f"Four timelines of one SM, one above the other. Each has a lane for copies, two for the tensor cores and two"
-        f" for exponentials, one for each warpgroup. Over the whole run: {busy}. In the first both warpgroups multiply"
-        " at the same time and then both exponentiate; in the last they take turns."
+        "Four timelines of one SM, one above the other. Each has two lanes for the tensor cores and two for"
+        f" exponentials, one for each warpgroup. Over the whole run: {busy}. In the first both warpgroups multiply at"
+        " the same time and then both exponentiate; in the last they take turns."
     )
     return figure, alt
 
 
-def _panel(ax: style.Axes, panel: dict, window: float) -> None:
-    for lane, (unit, consumer) in enumerate(LANES):
-        for job in panel["jobs"]:
-            if job[:2] == (unit, consumer) and job[3] < window:
-                _job(ax, lane, *job[2:], window)
-        words = NAMES[unit] if consumer is None else f"{NAMES[unit]}, {consumer}"
-        style.note(ax, -0.012 * window, lane + 0.5, words, ha="right")
-    ax.set(ylim=(len(LANES), 0), yticks=[])
-    ax.spines["left"].set_visible(False)
-    ax.set_title(f"{panel['name']}: {panel['share']:.0%} busy")
-
-
-def _job(ax: style.Axes, lane: int, label: str, begun: float, ended: float, window: float) -> None:
-    """One job as a box; copies are thin, K's above V's, and each slot has a height of its own."""
-    kind, number = label.split()
-    ended = min(ended, window)
-    if kind in ("K", "V"):
-        top = lane + 0.08 + 0.42 * (kind == "V") + 0.2 * (int(number) % 2)
-        style.tensor_box(ax, begun, top, ended - begun, 0.18, kind, linewidth=0.8)
-        return
-    words = f"{kind}{number}"
-    words = words if ended - begun > 0.02 * window * len(words) else ""
-    style.tensor_box(ax, begun, lane + 0.08, ended - begun, 0.84, HUE[kind], words, linewidth=0.8)
+def _job(ax: style.Axes, lane: int, label: str, begun: float, ended: float, letter: float) -> None:
+    """One job as a box, with its label where there is room for its letters."""
+    words = label if ended - begun > letter * len(label) else ""
+    tensor = HUE[label.rstrip("0123456789")]
+    style.tensor_box(ax, begun, lane + 0.08, ended - begun, 0.84, tensor, words, linewidth=0.8)

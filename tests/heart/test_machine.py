@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fa2_lab.machine import budget, chips, grid, hopper, io, prices, reasons, ring, splits, time, warps
+from fa2_lab.machine import budget, chips, grid, io, prices, reasons, ring, splits, time, warps
 from fa2_lab.machine.chips import A100, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090, KiB
 from fa2_lab.plots import deferred_normalisation, roofline
 from fa2_lab.records import load
@@ -172,7 +172,6 @@ CALLS = [  # a call, good arguments, and wrong ones for each
     (splits.same_splits, dict(tiles=(4,), splits=1), dict(splits=[0])),
     (splits.seconds, dict(cache=splits.Cache((5,), 1, 16), programs=1, slots=1, stages=2, bandwidth=1.0),
      dict(stages=[1])),
-    (hopper.forward, dict(T=4), dict(T=[0], consumers=[0, True], stages=[0])),
     (ring.sent, dict(lengths=[8, 8], rank=0, direction="forward", kv_heads=2, d=16), dict(direction=["sideways"])),
     (chips.named, dict(name="H200"), dict(name=["V100", 90])),
 ]  # fmt: skip
