@@ -71,7 +71,9 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
     for (c, unit), row in places.items():
         style.note(ax, -60, row + 0.5, f"{UNITS[unit]}, {c}", ha="right")
     ticks = dict(xticks=range(0, int(end - start) + 1, 1000), xlabel="clocks →")
-    style.bare(ax, (-0.23 * (end - start), end - start), (-0.1, len(lanes) + 0.45), **ticks)
+    style.bare(
+        ax, (-(0.35 if style.narrow() else 0.23) * (end - start), end - start), (-0.1, len(lanes) + 0.45), **ticks
+    )
     mine = [f"{unit}: {what} {number}" for c, unit, what, number, begun, _ in sorted(jobs, key=lambda job: job[4])
             if c == 0 and start <= begun < end]  # fmt: skip
     alt = (
@@ -85,8 +87,8 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
 def _job(
     ax: style.Axes, row: float, span: tuple[float, float], unit: str, what: str, number: int, strong: bool
 ) -> None:
-    """One job as a box in its tensor's colour; "+ dQ 2" is the addition of a part of dQ."""
+    """One job as a box in its tensor's colour; "dQ 2" is the addition of a part of dQ."""
     begun, ended = span
-    label = f"+ {what} {number}" if unit == "copy" else what
+    label = f"{what} {number}" if unit == "copy" else what
     look = dict(linewidth=2.2, edgecolor=style.INK, linestyle="-") if strong else dict(linewidth=0.8)
     style.tensor_box(ax, begun, row + 0.1, ended - begun, 0.8, what, label if ended - begun > 200 else "", **look)

@@ -50,8 +50,8 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
     )
     caption += f" ×: spills when compiled for {list(limits)[-1]}." if compiled else ""
     caption += f" Forward, 16-bit, {stages} stages, 4 warps (8 where 4 do not fit)."
-    figure, axes = style.new_figure(3.3, caption, ncols=len(cells))
-    for ax, (d, table) in zip(axes, cells.items(), strict=True):
+    figure, axes = style.stacked(3.3, caption, ncols=len(cells))
+    for ax, (d, table) in zip(axes[0], cells.items(), strict=True):
         spilling = [(B_r, B_c) for B_r, B_c in table if compiled.get((d, B_r, B_c))]
         _square(ax, sizes, table, limits, spilling)
         ax.set_title(f"d = {d}: {sum(bool(c['fits_on']) for c in table.values())} of {len(table)} fit")

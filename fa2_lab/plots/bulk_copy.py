@@ -15,8 +15,9 @@ def data(N: int = 10, B_c: int = 4, d: int = 64, itemsize: int = 2) -> dict:
     return dict(N=N, first=first, places=found, bytes=B_c * d * itemsize)
 
 
-ROW, WIDE = 0.25, 1.3
-TEXT, TILE, TOP, CHUNK = 1.75, 3.1, 1.7, 0.26
+ROW, CHUNK, TOP = 0.25, 0.26, 1.7
+PAGE = (1.3, 1.75, 3.1)  # inches: K's width, and where the words and the tile begin
+PHONE = (0.8, 1.1, 1.4)
 
 
 @style.picture
@@ -25,6 +26,7 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     rows, d = len(places), 8 * places.shape[1]  # a chunk has 8 numbers
     caption = "A tile on its way by the copy engine: one thread starts it, and rows that do not exist arrive as zeros."
     figure, ax = style.new_figure(3.6, caption)
+    WIDE, TEXT, TILE = PHONE if style.narrow() else PAGE
     style.note(ax, 0.06, -0.1, "K in HBM", weight="bold")
     for row in range(N):
         style.tensor_box(ax, 0.06, (row + 0.3) * ROW, WIDE, ROW, "K", f"row {row}", linewidth=0.6)
@@ -34,11 +36,11 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     names = (f"the descriptor of K: where, {N} × {d}, tiles of {rows}", f"row {first}", "the place", "the barrier")
     for k, words in enumerate(names):
         style.note(ax, TEXT, 0.17 + 0.22 * k, f"{k + 1}. {words}")
-    _tile(ax, N - first, places)
+    _tile(ax, TILE, N - first, places)
     style.arrow(ax, (WIDE + 0.14, (first + 0.3 + rows / 2) * ROW), (TILE - 0.08, TOP + rows * ROW / 2), linewidth=1.2)
     words = f"barrier: {bytes} bytes expected,\nall there: the phase ends"
     style.box(ax, TILE, TOP + rows * ROW + 0.25, 8 * CHUNK, 0.42, words)
-    style.bare(ax, (-0.03, style.WIDTH - 0.1), (-0.2, 3.5))
+    style.bare(ax, (-0.03, style.width() - 0.1), (-0.2, 3.5))
     real = N - first
     alt = (
         f"Left K in HBM, {N} rows, and a frame around rows {first} to {first + rows - 1}, of which {real} exist. One"
@@ -49,7 +51,7 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     return figure, alt
 
 
-def _tile(ax: style.Axes, real: int, places: np.ndarray) -> None:
+def _tile(ax: style.Axes, TILE: float, real: int, places: np.ndarray) -> None:
     """The tile in shared memory: each box is 16 bytes with its chunk's number, or zeros."""
     style.note(ax, TILE, TOP - 0.33, "The tile in shared memory", weight="bold")
     style.note(ax, TILE, TOP - 0.12, "a box: 16 bytes, chunk c at c XOR row")

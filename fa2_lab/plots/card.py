@@ -61,12 +61,14 @@ def data(name: str = "H200") -> dict:
 
 
 LINE, GAP, RIGHT = 0.235, 0.16, 2.9  # inches from line to line, above a section, and of the second column
+SHORT = 5  # letters that a phone has room for in the second column; what is longer stands below
 
 
 @style.picture
 def draw(sections: dict[str, dict[str, str]]) -> style.Drawn:
     """A section is a title and lines of two parts: a formula or number, and what it is."""
-    height = sum(GAP + LINE * (1 + len(lines)) for lines in sections.values()) + 0.1
+    below = [right for lines in sections.values() for right in lines.values() if style.narrow() and len(right) > SHORT]
+    height = sum(GAP + LINE * (1 + len(lines)) for lines in sections.values()) + LINE * len(below) + 0.1
     caption = "Shapes, formulas and prices on one page."
     figure, ax = style.new_figure(height, caption)
     y = 0.0
@@ -76,9 +78,10 @@ def draw(sections: dict[str, dict[str, str]]) -> style.Drawn:
         for left, right in lines.items():
             y += LINE
             style.note(ax, 0.1, y, left)
-            style.note(ax, RIGHT, y, right)
+            y += LINE * (right in below)
+            style.note(ax, 0.35 if right in below else RIGHT, y, right)
         y += LINE
-    style.bare(ax, (0, style.WIDTH - 0.1), (0, y))
+    style.bare(ax, (0, style.width() - 0.1), (0, y))
     return figure, f"A page of formulas, in sections: {'; '.join(sections)}. {read(sections)}"
 
 

@@ -19,7 +19,7 @@ FILLS = {Tile.SKIP: style.MASKED, Tile.DIAGONAL: style.tint(style.hue("S"), 0.35
 def draw(tilings: dict[str, Tiling]) -> style.Drawn:
     """The tiles of each tiling by kind with their counts, and the mask's edge on them."""
     caption = "Causal: whole tiles above the diagonal are never touched, and few of the others need a mask."
-    figure, axes = style.new_figure(3.1, caption, ncols=len(tilings))
+    figure, axes = style.new_figure(3.3, caption, ncols=len(tilings))
     for ax, (name, tiling) in zip(axes, tilings.items(), strict=True):
         _grid(ax, name, tiling)
     counted = "; ".join(f"{name}: {_counts(tiling)}" for name, tiling in tilings.items())
@@ -59,4 +59,4 @@ def _grid(ax: style.Axes, name: str, tiling: Tiling) -> None:
         style.note(ax, x, y, words, ha="center", color=style.ink_on(FILLS[kind]), bbox=ground)
     style.bare(ax, (-4, tiling.N_k + 4), (-4, tiling.N_q + 4), aspect="equal", anchor="N", ylabel="← queries")
     ax.set_title(f"{name}, {tiling.N_q} × {tiling.N_k}")
-    ax.set_xlabel(f"keys → ({len(middles[Tile.DIAGONAL])} DIAGONAL tiles, masked)", fontsize=style.SMALL)
+    ax.set_xlabel(f"keys →\n({len(middles[Tile.DIAGONAL])} DIAGONAL tiles, masked)", fontsize=style.SMALL)

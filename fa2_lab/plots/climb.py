@@ -39,26 +39,38 @@ def draw(rungs: list[Rung], peer: tuple[str, float, float], setting: str) -> sty
         f"From {first:.0%} to {last:.0%} of {name} in {len(rungs) - 1} changes. Bars: no mask; dots: causal; a pale"
     )
     caption += f" bar marks a rung that is slower than the one before. {setting}."
-    figure, ax = style.new_figure(0.235 * len(rungs) + 0.75, caption)
+    befores = [rungs[0], *rungs]
+    gains = [max(r.full / b.full, r.causal / b.causal) for b, r in zip(befores, rungs, strict=False)]
+    below = [0.85 * (style.narrow() and gain >= NAMED) for gain in gains]  # room for a cause under its bar
+    places = [n + sum(below[:n]) for n in range(len(rungs))]
+    figure, ax = style.new_figure(0.235 * (len(rungs) + sum(below)) + 0.75, caption)
     most = max(full, *(r.full for r in rungs))
-    for y, rung in enumerate(rungs):
-        before = rungs[max(y - 1, 0)]
-        slower, gain = rung.full < before.full, max(rung.full / before.full, rung.causal / before.causal)
+    for y, rung, before, gain in zip(places, rungs, befores, gains, strict=False):
         named = gain >= NAMED
-        fill = style.OURS if named else style.tint(style.INK, 0.1 if slower else 0.35)
+        fill = style.OURS if named else style.tint(style.INK, 0.1 if rung.full < before.full else 0.35)
         style.box(ax, 0, y - 0.36, rung.full, 0.72, fill=fill, linewidth=0.5)
-        words = f"{rung.full:.0f}"
+        end, words = max(rung.full, rung.causal) + 0.02 * most, f"{rung.full:.0f}"
         if named:
             mask = "" if gain == rung.full / before.full else "causal "
-            words += f"   {mask}× {gain:.2f}: {reasons.REASONS[rung.number].cause}"
-        style.note(ax, max(rung.full, rung.causal) + 0.02 * most, y, words, bbox=style.CLEAR)
+            cause = f"{mask}× {gain:.2f}: {reasons.REASONS[rung.number].cause}"
+            words += "" if style.narrow() else f"   {cause}"
+            if style.narrow():
+                style.note(ax, 0, y + 0.82, cause, bbox=style.CLEAR)
+        style.note(ax, end, y, words, bbox=style.CLEAR)
     dots = dict(color=style.PAPER, markeredgecolor=style.INK, markersize=4.5, linestyle="none")
-    ax.plot([r.causal for r in rungs], range(len(rungs)), "o", **dots)
+    ax.plot([r.causal for r in rungs], places, "o", **dots)
     for x, words, dash in ((full, f"{name}, no mask {full:.0f}", "-"), (causal, f"causal {causal:.0f} ", "--")):
-        ax.plot([x, x], [-0.6, len(rungs) - 0.5], color=style.QUIET, linewidth=0.9, linestyle=dash, zorder=0)
-        style.note(ax, x, -1.0, words, ha="left" if dash == "-" else "right", color=style.QUIET)
-    style.bare(ax, (0, 1.87 * most), (-1.5, len(rungs) - 0.4), xticks=range(0, int(most), 200))
-    ax.set_yticks(range(len(rungs)), [f"{r.number}  {r.name}" for r in rungs], fontsize=style.SMALL)
+        ax.plot([x, x], [-0.6, places[-1] + 0.5], color=style.QUIET, linewidth=0.9, linestyle=dash, zorder=0)
+        above = style.narrow() and dash == "-"  # both do not fit on one line
+        side = "left" if dash == "-" and not above else "right"
+        style.note(ax, x, -1.9 if above else -1.0, words, ha=side, color=style.QUIET)
+    style.bare(
+        ax,
+        (0, (1.15 if style.narrow() else 1.87) * most),
+        (-2.4 if style.narrow() else -1.5, places[-1] + 0.6),
+        xticks=range(0, int(most), 200),
+    )
+    ax.set_yticks(places, [f"{r.number}  {r.name}" for r in rungs], fontsize=style.SMALL)
     ax.set_xlabel("TFLOP/s", loc="left")
     speeds = "; ".join(f"{r.number} {r.name} {r.full:.0f} and {r.causal:.0f}" for r in rungs)
     return figure, f"TFLOP/s of each rung without a mask and causal: {speeds}. {name}: {full:.0f} and {causal:.0f}."

@@ -52,7 +52,7 @@ def draw(price: float, loops: dict[str, list], end: list, setting: str) -> style
     """
     caption = "One division per row instead of one per tile, and one scaling of o instead of two: worth it, because an"
     caption += f" instruction on an FP32 unit takes the time of {price:g} matmul FLOPs. {setting}."
-    figure, ax = style.new_figure(2.9, caption)
+    figure, ax = style.new_figure(3.2, caption)
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     gone = next(s for s in loops["FA1"] if s.name == ONLY_FA1)
     for y, (name, steps) in enumerate(loops.items()):
@@ -89,6 +89,8 @@ def _boxes(ax: style.Axes, y: float, steps: list[Step]) -> float:
 
 def _box(ax: style.Axes, x: float, y: float, width: float, name: str, fill: str, **look: Any) -> None:
     """A box with its name, upright where the box is narrow."""
-    patch = style.box(ax, x, y, width, HIGH, name.replace(" ", "\n", 1) if 200 < width < 400 else name, fill, **look)
-    if len(name) > 1 and width < 200:
+    upright, folded = (300, 400) if style.narrow() else (200, 400)  # clocks, below which a name is
+    words = name.replace(" ", "\n", 1) if upright < width < folded else name
+    patch = style.box(ax, x, y, width, HIGH, words, fill, **look)
+    if len(name) > 1 and width < upright:
         patch.label_text.set_rotation(90)

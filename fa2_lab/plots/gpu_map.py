@@ -33,8 +33,9 @@ def memories(chip: chips.Chip) -> list[Place]:
     ]
 
 
-SIDE, ZOOM = 1.75, 14  # inches of the side of HBM; how many times as long the sides under the lens are
-LENS, WORDS, BARS, LONGEST = 2.3, 3.2, 4.25, 0.85  # inches from the left, and of the longest bar
+ZOOM = 14  # how many times as long the sides under the lens are
+PAGE = (1.75, 2.3, 0.84, 3.2, 4.25, 0.85)  # inches: HBM's side, the lens and its width, words, bars, the longest bar
+PHONE = (1.2, 1.38, 0.62, 2.1, 3.12, 0.4)
 
 
 @style.picture
@@ -43,6 +44,7 @@ def draw(chip: str, places: list[Place], link: float) -> style.Drawn:
     caption = f"Far memory is big and slow; near memory is small and fast ({chip}; areas and bars to scale)."
     figure, ax = style.new_figure(3.15, caption)
     *near, far = places
+    SIDE, LENS, WIDE, WORDS, BARS, LONGEST = PHONE if style.narrow() else PAGE
     unit = SIDE / sqrt(far.size)
     dots = [unit * sqrt(place.size) for place in near]
     style.box(ax, 0, 0.4, SIDE, SIDE, fill=style.tint(style.INK, 0.12))
@@ -52,28 +54,27 @@ def draw(chip: str, places: list[Place], link: float) -> style.Drawn:
         style.box(ax, x, low - dot, dot, dot, fill=style.WORKERS[1], linewidth=0)
         x += 1.3 * dot
         large, middle = ZOOM * dot, 0.4 + pitch * (n + 0.35)
-        style.box(ax, LENS + 0.42 - large / 2, middle - large / 2, large, large, fill=style.WORKERS[1], linewidth=0)
+        style.box(ax, LENS + (WIDE - large) / 2, middle - large / 2, large, large, fill=style.WORKERS[1], linewidth=0)
         style.note(ax, WORDS, middle, f"{place.name}\n{_size(place.size)}")
     bottom, edge = 0.4 + pitch * len(near) - 0.1, dict(color=style.QUIET, linewidth=0.8)
     lens = dict(fill="none", edgecolor=style.QUIET, linewidth=1)
     style.box(ax, 0.03, low - max(dots) - 0.03, x, max(dots) + 0.06, **lens)
-    style.box(ax, LENS, 0.3, 0.84, bottom - 0.3, **lens)
+    style.box(ax, LENS, 0.3, WIDE, bottom - 0.3, **lens)
     for start, end in ((low - max(dots) - 0.03, 0.3), (low + 0.03, bottom)):
         ax.plot([0.03 + x, LENS], [start, end], **edge)
     style.note(ax, WORDS, bottom + 0.3, far.name)
-    style.note(ax, WORDS, bottom + 0.62, "link to other GPUs", ha="left")
+    style.note(ax, WORDS, bottom + 0.68, "link to\nother GPUs")
     fastest = max(place.speed or 0 for place in places)
     speeds = [(0.4 + pitch * (n + 0.35), place.speed) for n, place in enumerate(near)]
-    for y, speed in [*speeds, (bottom + 0.3, far.speed), (bottom + 0.62, link)]:
-        left = BARS + 0.42 * (speed == link)
+    for y, speed in [*speeds, (bottom + 0.3, far.speed), (bottom + 0.68, link)]:
         if speed:
-            style.box(ax, left, y - 0.11, LONGEST * speed / fastest, 0.22, fill=style.WORKERS[1], linewidth=0)
+            style.box(ax, BARS, y - 0.11, LONGEST * speed / fastest, 0.22, fill=style.WORKERS[1], linewidth=0)
         words = _speed(speed) if speed else "not measured"
-        style.note(ax, left + LONGEST * (speed or 0) / fastest + 0.06, y, words)
+        style.note(ax, BARS + LONGEST * (speed or 0) / fastest + 0.06, y, words)
     style.note(ax, 0, 0.1, "size", weight="bold")
     style.note(ax, LENS, 0.1, f"sides × {ZOOM}", weight="bold")
     style.note(ax, BARS, 0.1, "bytes per second", weight="bold")
-    style.bare(ax, (-0.02, style.WIDTH - 0.06), (0, bottom + 0.8), aspect="equal")
+    style.bare(ax, (-0.02, style.width() - 0.06), (0, bottom + 0.8), aspect="equal")
     parts = [f"{p.name} {_size(p.size)}" + (f" and {_speed(p.speed)}" if p.speed else "") for p in places]
     alt = (
         f"The memories of an {chip} to scale: HBM as a large square with three dots in it, which a lens enlarges to"

@@ -40,7 +40,8 @@ MEANING = {
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
     """Each mask's tiles by kind, the lines where intervals begin and end, and one row's interval in numbers."""
     caption = f"Six masks, each an interval in every row: the keys from first up to last. The bar is row {row}."
-    figure, axes = style.new_figure(7.2, caption, nrows=4, ncols=2, height_ratios=[1, 1, 1, 0.1])
+    heights = [1, 1, 1, 0.3 if style.narrow() else 0.1]
+    figure, axes = style.new_figure(7.2, caption, nrows=4, ncols=2, height_ratios=heights)
     for ax, (name, parts) in zip(axes[:3].flat, masks.items(), strict=True):
         visited = _tiles(ax, parts)
         tiles = f"of {(N // B) ** 2} tiles" if len(parts) == 1 else "tiles of their own"
@@ -96,7 +97,8 @@ def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
 
 
 def _legend(ax: style.Axes) -> None:
+    across, down = (0, 1.3) if style.narrow() else (1, 0)
     for n, (kind, meaning) in enumerate(MEANING.items()):
-        causal_tiles.tile(ax, n, 0, 0.08, 1, kind)
-        style.note(ax, n + 0.11, 0.5, meaning)
-    style.bare(ax, (-0.03, len(MEANING)), (-0.3, 1.3))
+        causal_tiles.tile(ax, n * across, n * down, 0.08, 1, kind)
+        style.note(ax, n * across + 0.11, n * down + 0.5, meaning)
+    style.bare(ax, (-0.03, 1 + 2 * across), (-0.3, 1.3 + 2 * down))

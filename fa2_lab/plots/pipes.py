@@ -1,5 +1,7 @@
 """Who waits for whom inside a thread block of the Hopper kernels: one row for each ring of buffers."""
 
+import textwrap
+
 from fa2_lab.plots import style
 
 
@@ -15,14 +17,19 @@ def data(ways: list[str] = ("forward", "backward")) -> dict:
     return dict(blocks={way: rings[way] for way in ways})
 
 
-PRODUCER, STAGES, CONSUMERS = (0.03, 0.95), (1.65, 3.35), (4.4, 5.7)  # from where to where, in inches
+PAGE = (0.03, 0.95), (1.65, 3.35), (4.4, 5.7)  # producer, stages, consumers: from where to where, in inches
+PHONE = (0.03, 0.7), (1.2, 2.5), (2.95, 4.0)
 LANE, FIRST, HIGH, GAP = 0.9, 0.15, 0.36, 0.75
 ALIAS = {"rows": "Q, dO"}
 WHO = ("consumer 0", "consumer 1")
 DOES = {
-    "forward": "4 warps, 64 rows:\nQ Kᵀ, softmax,\nP V",
-    "backward": "4 warps, 64 columns:\nSᵀ, dPᵀ, dV, dK,\nhalf of dQ",
+    "forward": "4 warps,\n64 rows:\nQ Kᵀ, softmax,\nP V",
+    "backward": "4 warps,\n64 columns:\nSᵀ, dPᵀ, dV, dK,\nhalf of dQ",
 }
+
+
+def places() -> tuple:
+    return PHONE if style.narrow() else PAGE
 
 
 @style.picture
@@ -43,7 +50,7 @@ def draw(blocks: dict[str, dict[str, tuple[int, int]]]) -> style.Drawn:
     for (ax,), bottom, (way, block) in zip(axes, bottoms, blocks.items(), strict=True):
         alt.append(_block(ax, way, block))
         ax.set_title(f"{way.capitalize()}")
-        style.bare(ax, (0, style.WIDTH - 0.08), (0, bottom))
+        style.bare(ax, (0, style.width() - 0.08), (0, bottom))
     return figure, " ".join(alt)
 
 
@@ -52,7 +59,8 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> str:
     bottom = FIRST + LANE * len(rings) - 0.15
     high = (bottom - FIRST - GAP) / 2
     tops = (FIRST, FIRST + high + GAP)
-    label = "producer\n\n1 warp\n\nstarts all\ncopies,\nwaits for\nnone to end"
+    PRODUCER, _, CONSUMERS = places()
+    label = "producer\n\n1 warp\n\nstarts all\ncopies,\nwaits for\nnone to\nend"
     style.box(ax, PRODUCER[0], FIRST, PRODUCER[1] - PRODUCER[0], bottom - FIRST, label, style.worker(0))
     left, right = CONSUMERS
     for n, (who, top) in enumerate(zip(WHO, tops, strict=True)):
@@ -79,7 +87,7 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> str:
 
 def _ring(ax: style.Axes, y: float, ring: str, number: int, releases: int) -> None:
     """The stages of one ring, what empties them, and the arrows between them and the producer."""
-    left, right = STAGES
+    PRODUCER, (left, right), _ = places()
     width = (right - left) / number
     for stage in range(number):
         place = (left + stage * width, y - HIGH / 2, width - 0.06, HIGH)
@@ -87,7 +95,7 @@ def _ring(ax: style.Axes, y: float, ring: str, number: int, releases: int) -> No
         if ring in style.HUES:
             style.tensor_box(ax, *place, ring, label)
         else:
-            style.box(ax, *place, label)
+            style.box(ax, *place, textwrap.fill(label, 8 if style.narrow() else 10))
     words = f"empty after {style.counted(releases, 'release')}" if releases else "empty after K's releases"
     style.note(ax, (left + right) / 2, y + HIGH / 2 + 0.1, words, ha="center")
     ends = (PRODUCER[1], left)
@@ -101,6 +109,7 @@ def _ring(ax: style.Axes, y: float, ring: str, number: int, releases: int) -> No
 
 def _right(ax: style.Axes, y: float, port: float, ring: str, releases: int) -> None:
     """Between the stages and one consumer: what it takes, and what it gives back."""
+    _, STAGES, CONSUMERS = places()
     ends = (STAGES[1] - 0.06, CONSUMERS[0])
     _flow(ax, (ends[0], y - 0.07), (ends[1], port - 0.05), ring)
     if releases:
@@ -109,7 +118,7 @@ def _right(ax: style.Axes, y: float, port: float, ring: str, releases: int) -> N
 
 def _between(ax: style.Axes, tops: tuple[float, float], high: float, words: str) -> None:
     """What consumers hand each other: an arrow from each to the other."""
-    middle, above, below = sum(CONSUMERS) / 2, tops[0] + high, tops[1]
+    middle, above, below = sum(places()[2]) / 2, tops[0] + high, tops[1]
     _flow(ax, (middle - 0.48, above), (middle - 0.48, below))
     _flow(ax, (middle + 0.48, below), (middle + 0.48, above))
     style.note(ax, middle, (above + below) / 2, words, ha="center")
@@ -123,7 +132,7 @@ def _flow(ax: style.Axes, start: tuple, end: tuple, ring: str = "", back: bool =
 
 def _sums(ax: style.Axes, top: float, tops: tuple[float, float], high: float) -> None:
     """From each consumer to its place for dQ, and from there, by the copy engine, to HBM."""
-    right = CONSUMERS[1]
+    (left, _), _, (_, right) = places()
     for n in (0, 1):
         x, wide = right - 0.32 - 0.75 * n, 0.6
         style.tensor_box(ax, x - wide / 2, top, wide, 0.3, "dQ", f"dQ of {n}")
@@ -134,6 +143,6 @@ def _sums(ax: style.Axes, top: float, tops: tuple[float, float], high: float) ->
             ax.plot(aside, [tops[0] + high / 2, tops[0] + high / 2, top + 0.15], color=style.hue("Q"))
             _flow(ax, (right + 0.03, top + 0.15), (x + wide / 2, top + 0.15), "dQ")
         _flow(ax, (x, top + 0.3), (x, top + 0.65), "dQ")
-    style.tensor_box(ax, PRODUCER[0], top + 0.65, right - PRODUCER[0], 0.3, "dQ", "sums of dQ in HBM, fp32")
-    words = "a place for each, written again once it has been read;\nthe copy engine adds"
-    style.note(ax, right - 1.52, top + 0.15, words, ha="right")
+    style.tensor_box(ax, left, top + 0.65, right - left, 0.3, "dQ", "sums of dQ in HBM, fp32")
+    words = "a place for each, written again once it has been read; the copy engine adds"
+    style.note(ax, right - 1.52, top + 0.15, textwrap.fill(words, 34 if style.narrow() else 56), ha="right")

@@ -43,7 +43,7 @@ def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, f
     style.note(ax, counts[0], 0.96 * floor, "reading alone", va="top", color=style.QUIET)
     style.note(ax, 1.15 * curve[1][0], 1.04 * curve[1][1], "measured", color=style.OURS, weight="bold")
     style.note(ax, 0.3, 0.62, "dashed: the model", transform=ax.transAxes, color=style.QUIET)
-    style.note(ax, usual, 2.6 * at_usual, f"taken by the package: {usual}", ha="center", va="bottom")
+    style.note(ax, usual, 2.6 * at_usual, f"taken by\nthe package: {usual}", ha="center", va="bottom")
     style.arrow(ax, (usual, 2.5 * at_usual), (usual, 1.1 * at_usual))
     others = ", ".join(f"{name} {time:.0f} µs" for name, time in rivals.items())
     alt = (

@@ -25,8 +25,8 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
     style.note(ax, d / 2, -0.3, "Q in memory", **title)
     style.note(ax, d / 2, len(every) + 0.6, "white: the next head's rows", ha="center", color=style.QUIET)
     for k in range(rows[-1] // B_r + 1):
-        style.box(ax, -2.2, k * B_r + 0.1, 1.6, B_r - 0.2, str(k), style.worker(3) if k == i else style.PAPER)
-    style.note(ax, -1.4, -0.3, "program", **title)
+        style.box(ax, -3.1, k * B_r + 0.1, 1.6, B_r - 0.2, str(k), style.worker(3) if k == i else style.PAPER)
+    style.note(ax, -2.3, -0.3, "program", **title)
     top = (len(every) - B_r) / 2
     _tile(ax, d + 2.6, top, rows, offsets, exist)
     _tile(ax, 2 * d + 5.4, top, rows, np.where(exist[:, None], offsets, -1), exist)
@@ -39,7 +39,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
         f"mask = row < N, with N = {N}\n\nhatched: masked"
     )
     style.note(ax, d + 2.6, top + B_r + 0.5, words, va="top")
-    style.bare(ax, (-2.4, 3 * d + 5.6), (-1.1, len(every) + 1.1), aspect="equal")
+    style.bare(ax, (-4.1, 3 * d + 5.6), (-1.1, len(every) + 1.1), aspect="equal")
     alt = (
         f"Q of one head in memory, {N} rows of {d} numbers, and behind it the next head's rows. Program {i} computes"
         f" rows {rows[0]} to {rows[-1]} and from them the offsets {offsets[0, 0]} to {offsets[-1, -1]}. Rows from"

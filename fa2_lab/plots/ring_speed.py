@@ -1,5 +1,7 @@
 """The ring as measured: how many times faster than one GPU, and how much memory each GPU needs."""
 
+import textwrap
+
 from fa2_lab.plots import style
 from fa2_lab.plots.speed import short
 from fa2_lab.records import Record, load
@@ -68,7 +70,8 @@ def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting
         style.note(above, 1.1 * curve[-1][0], curve[-1][1], f"{n} GPUs\n{curve[-1][1]:.2f}", color=style.OURS)
     n, at, times = contiguous
     above.plot([at], [times], marker="x", color=style.INK, linestyle="none")
-    style.note(above, at / 1.1, times + 0.14, f"{n} GPUs, contiguous, {times:.2f}", ha="right", va="bottom")
+    words = textwrap.fill(f"{n} GPUs, contiguous, {times:.2f}", 18 if style.narrow() else 40)
+    style.note(above, at / 1.1, times + 0.14, words, ha="right", va="bottom")
     above.set(xscale="log", xlabel="tokens in all")
     style.log_ticks(above.xaxis, lengths, [short(n) for n in lengths])
     above.set(xlim=(lengths[0] / 1.15, 1.6 * lengths[-1]), ylim=(0, 1.14 * most))

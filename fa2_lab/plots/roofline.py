@@ -58,10 +58,10 @@ def data(*methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chip
         height = asked.flops / seconds / 1e12
         points[PRINTED.get(name, name)] = (asked.intensity("crossed"), height, asked.intensity("requested"))
         words.append(f"{name}: {height:.0f} TFLOP/s, set by {unit}")
-    caption = (
-        f"{'; '.join(words)} ({chip.name}). A ring: FLOPs per byte requested. A dot: per byte that crosses to DRAM."
-    )
-    return dict(points=points, roofs=roofs, caption=caption, xlabel="FLOPs per byte")
+    apart = any(requested < 0.95 * crossed for crossed, _, requested in points.values())
+    dots = "A dot: FLOPs per byte that crosses to DRAM" + ("; a ring: per byte requested." if apart else ".")
+    caption = f"{'; '.join(words)} ({chip.name}). {dots}"
+    return dict(points=points, roofs=roofs, caption=caption, xlabel="FLOPs per byte", narrow=True)
 
 
 def ladder(d: int) -> dict:
@@ -115,7 +115,10 @@ def draw(points: dict[str, Place], roofs: list[Roof], caption: str, xlabel: str,
     top = max(roof.flops for roof in roofs)
     across = [x for place in points.values() for x in place[::2]]
     left, right = min(across), max(across)
-    left, column, right = min(8, 0.4 * left), max(5000, 2.3 * right), max(60000, 25 * right)  # names in a column
+    if style.narrow():
+        left, column, right = min(1.5, 0.1 * left), max(3400, 1.6 * right), max(1.5e6, 700 * right)
+    else:
+        left, column, right = min(8, 0.4 * left), max(5000, 2.3 * right), max(60000, 25 * right)  # names in a column
     low = min(50, 0.5 * min(place[1] for place in points.values()))
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, 1.9 * top))
     style.log_ticks(ax.xaxis, [x for x in (1, 10, 100, 1000, 10000) if left <= x <= right])

@@ -22,8 +22,10 @@ def data(row: int = 21, shape: tuple[int, int] = (64, 128)) -> dict:
 
 
 OBSERVED = "Observed (read from the compiled kernel)"
-LEFT, WIDE, HIGH = 0.95, 4.2, 1.5  # the whole accumulator, in inches
-CELL, SHOWN, GAP = 0.3, (8, 6), 0.3  # columns of the row that are drawn: the first and the last ones
+LEFT, HIGH = 0.95, 1.5  # the whole accumulator, in inches
+PAGE = (4.2, (8, 6))  # inches across it; columns of the row that are drawn, the first and the last ones
+PHONE = (2.5, (6, 3))
+CELL, GAP = 0.3, 0.3
 TONES = (1.0, 0.65, 0.4, 0.2)
 
 
@@ -43,7 +45,7 @@ def draw(owners: Owners, row: int, scores: np.ndarray, known: list[np.ndarray], 
     _whole(ax, owners, row, int(lanes[0]))
     _row(ax, 2.25, owners, row, scores)
     _reduction(ax, 3.7, row, lanes, known, each)
-    style.bare(ax, (0, style.WIDTH - 0.08), (-0.28, 4.95))
+    style.bare(ax, (0, style.width() - 0.08), (-0.28, 4.95))
     steps = "; ".join(", ".join(map(str, numbers)) for numbers in known)
     alt = (
         f"{OBSERVED}. An accumulator of {rows} by {cols} in strips of {rows // 4} rows, a warp each. Lane {lanes[0]} of"
@@ -61,6 +63,7 @@ def _tone(k: int) -> str:
 def _whole(ax: style.Axes, owners: Owners, row: int, lane: int) -> None:
     """The accumulator to scale: a strip for each warp, all numbers of one lane, and a frame around the row."""
     rows, cols = owners.lane.shape
+    WIDE, _ = PHONE if style.narrow() else PAGE
     wide, high, warp = WIDE / cols, HIGH / rows, owners.warp[row, 0]
     for w in np.unique(owners.warp):
         top, bottom = np.flatnonzero(owners.warp[:, 0] == w)[[0, -1]]
@@ -72,16 +75,16 @@ def _whole(ax: style.Axes, owners: Owners, row: int, lane: int) -> None:
     style.box(ax, LEFT, row * high, WIDE, high, fill="none", linewidth=0.5)
     style.note(ax, LEFT + WIDE + 0.08, (row + 0.5) * high, f"← row {row}")
     words = f"One wgmma. Filled: lane {lane} of warp {warp}, {len(held)} registers"
-    style.note(ax, LEFT, -0.14, words, weight="bold")
+    style.note(ax, 0, -0.14, words, weight="bold")
 
 
 def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray) -> None:
     """The first and the last columns of the row: number, lane and register of each."""
     cols, lanes = len(scores), np.unique(owners.lane[row]).tolist()
-    style.note(ax, LEFT, y - 0.42, f"Row {row}, column by column", weight="bold")
+    style.note(ax, 0, y - 0.42, f"Row {row}, column by column", weight="bold")
     for k, name in enumerate(("column", "number", "lane", "register")):
         style.note(ax, LEFT - 0.08, y - 0.14 + 0.27 * k, name, ha="right")
-    first, last = SHOWN
+    _, (first, last) = PHONE if style.narrow() else PAGE
     for n, c in enumerate([*range(first), *range(cols - last, cols)]):
         x = LEFT + CELL * n + (GAP if n >= first else 0)
         style.note(ax, x + CELL / 2, y - 0.14, str(c), ha="center")
@@ -94,9 +97,9 @@ def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray)
 
 def _reduction(ax: style.Axes, y: float, row: int, lanes: np.ndarray, known: list[np.ndarray], each: int) -> None:
     """What every lane knows, a line for each step; two strokes come from the lanes that were compared."""
-    style.note(ax, LEFT, y - 0.42, f"The maximum of row {row}: what each lane knows", weight="bold")
-    steps = [f"of its {each} numbers", "after lane XOR 1", "after lane XOR 2"]
-    left = LEFT + 0.8 * np.arange(len(lanes))
+    style.note(ax, 0, y - 0.42, f"The maximum of row {row}: what each lane knows", weight="bold")
+    steps = [f"of its {each}\nnumbers", "after lane\nXOR 1", "after lane\nXOR 2"]
+    left = LEFT + 0.78 * np.arange(len(lanes))
     for step, numbers in enumerate(known):
         top = y + 0.1 + 0.42 * step
         for k, number in enumerate(numbers):
@@ -104,6 +107,6 @@ def _reduction(ax: style.Axes, y: float, row: int, lanes: np.ndarray, known: lis
             if step:
                 for source in (k, int(np.searchsorted(lanes, lanes[k] ^ step))):
                     ax.plot([left[source] + 0.3, left[k] + 0.3], [top - 0.17, top], color=style.QUIET, linewidth=1)
-        style.note(ax, left[-1] + 0.72, top + 0.125, steps[step])
+        style.note(ax, LEFT - 0.08, top + 0.125, steps[step], ha="right")
     for k, lane in enumerate(lanes):
         style.note(ax, left[k] + 0.3, y - 0.06, f"lane {lane}", ha="center")

@@ -57,7 +57,9 @@ def draw(panels: dict[tuple, dict], gemm: float, setting: str) -> style.Drawn:
     figure.supylabel("TFLOP/s", fontsize=style.NORMAL)
     figure.supxlabel("sequence length N", fontsize=style.NORMAL)
     names = axes[0][0].get_legend_handles_labels()
-    figure.legend(*names, loc="outside upper left", ncols=3, frameon=False, fontsize=style.SMALL)
+    figure.legend(
+        *names, loc="outside upper left", ncols=2 if style.narrow() else 3, frameon=False, fontsize=style.SMALL
+    )
     names = ", ".join(dict.fromkeys(name for curves in panels.values() for name in curves))
     best = {
         direction: max(max(c["fa2_lab"])[1] for at, c in panels.items() if at[0] == direction) for direction in columns

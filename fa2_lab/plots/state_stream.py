@@ -45,7 +45,7 @@ def draw(
     _sum(axes[3], "o", "Σ exp(s − m) v (one component)", o[:, row], alpha[:, row])
     ratio = o[-1, row] / l[-1, row]
     words = f"o / l = {ratio:.4f}; standard attention: {O[row]:.4f}"
-    style.note(axes[3], 0.99, 0.95, words, transform=axes[3].transAxes, ha="right", va="top", bbox=style.CLEAR)
+    style.note(axes[3], 0.99, 0.03, words, transform=axes[3].transAxes, ha="right", va="bottom", bbox=style.CLEAR)
     events = [j for j in range(1, len(alpha)) if alpha[j, row] < 1]
     for ax in axes[1:]:
         for j in events:
@@ -64,7 +64,7 @@ def _factors(ax: style.Axes, alpha: np.ndarray, row: int) -> None:
     T_c, B_r = alpha.shape
     for (j, i), factor in np.ndenumerate(alpha):
         new = j > 0 and factor < 1
-        label = "start" if j == 0 else f"×{factor:.2g}" if new else "1"
+        label = "start" if j == 0 else f"{factor:.2f}" if new else "1"
         look = dict(linewidth=1.8, zorder=3) if i == row else dict(linewidth=0.6, edgecolor=style.QUIET)
         style.box(ax, j, i, 1, 1, label, style.hue("m") if new else style.PAPER, **look)
     ticks = dict(xticks=np.arange(T_c) + 0.5, yticks=np.arange(B_r) + 0.5)

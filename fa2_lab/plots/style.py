@@ -2,10 +2,12 @@
 
 Hue says which tensor; P has the hue of S, but paler. A worker (thread block, warp, rank) is one of four greys with its
 name printed on it. What is measured is grey, and ours has one accent. Hatched means masked. Queries run down, keys
-run right. A picture is drawn for a column of 560 pixels; its message is the caption beside it, not a title inside.
+run right. A picture is drawn for a column of 560 pixels, and by the same function for a phone, where panels may stack
+and no letter is smaller; its message is the caption beside it, not a title inside.
 """
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from io import BytesIO
@@ -25,7 +27,7 @@ from matplotlib.text import Annotation, Text
 
 Drawn = tuple[Figure, str]  # what draw() of a picture returns: a figure and its alternative text
 
-WIDTH = 560 / 96  # inches: 560 pixels of a page
+WIDTH, NARROW = 560 / 96, 400 / 96  # inches: 560 pixels of a page, and what a phone shows almost at full size
 SMALL, NORMAL, LARGE = 8.25, 9.0, 11.0  # points: 11, 12 and 15 pixels of a page
 
 INK, QUIET, PAPER, MASKED = "#222222", "#656A70", "#FFFFFF", "#EEEEEE"
@@ -74,15 +76,20 @@ RC = {
 
 
 def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
-    """Mark a figure function: it draws in this style, ℓ is ℓ, and its layout is settled once and for all."""
+    """Mark a figure function: it draws in this style, ℓ is ℓ, and its layout is settled once and for all.
+
+    With `narrow=True` it draws the same for a phone.
+    """
 
     @wraps(draw)
-    def drawn(*args: Any, **kwargs: Any) -> Drawn:
-        with matplotlib.rc_context(RC):
+    def drawn(*args: Any, narrow: bool = False, **kwargs: Any) -> Drawn:
+        with matplotlib.rc_context(RC | {"figure.figsize": (NARROW if narrow else WIDTH, 1)}):
             figure, alt = draw(*args, **kwargs)
             for text in figure.findobj(Text):
                 text.set_text(ell(text.get_text()))
             figure.draw_without_rendering()
+            fold_titles(figure)
+            trim(figure)
             figure.set_layout_engine("none")
         figure.set_label(ell(figure.get_label()))
         return figure, ell(alt)
@@ -155,12 +162,55 @@ def fill(tensor: str) -> str:
 # Figures, axes, and what stands in them -------------------------------------------------------------------------
 
 
+def width() -> float:
+    """Inches across the picture that is being drawn."""
+    return matplotlib.rcParams["figure.figsize"][0]
+
+
+def narrow() -> bool:
+    """Whether the picture that is being drawn is for a phone."""
+    return width() < WIDTH
+
+
 def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Axes | Sequence[Axes]]:
     """A figure of a page's width with its message as caption, and its axes (arguments as for plt.subplots)."""
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(width(), height), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03)
     figure.set_label(caption)
     return figure, figure.subplots(**subplots)
+
+
+def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any) -> tuple[Figure, np.ndarray]:
+    """The same for axes that stand side by side on a page, and on a phone one below the other."""
+    if not narrow():
+        return new_figure(height, caption, nrows=nrows, ncols=ncols, squeeze=False, **subplots)
+    heights = np.repeat(subplots.pop("height_ratios", [1] * nrows), ncols)
+    figure, axes = new_figure(height * ncols, caption, nrows=nrows * ncols, height_ratios=heights, **subplots)
+    return figure, axes.reshape(nrows, ncols)
+
+
+def fold_titles(figure: Figure) -> None:
+    """A title that would reach into the next axes, or out of the picture, goes on in a second line."""
+    for ax in figure.axes:
+        title, box = ax.set_title(ax.get_title(loc="left")), ax.get_window_extent()
+        beside = [other.x0 for other in (a.get_window_extent() for a in figure.axes) if _right_of(box, other)]
+        room = min([*beside, figure.bbox.x1]) - title.get_window_extent().x0
+        share = room / max(title.get_window_extent().width, 1)
+        if share < 1:
+            title.set_text(textwrap.fill(title.get_text(), int(0.95 * share * len(title.get_text()))))
+            figure.draw_without_rendering()
+
+
+def _right_of(box: Any, other: Any) -> bool:
+    return other.x0 > box.x0 + 1 and other.y0 < box.y1 and box.y0 < other.y1
+
+
+def trim(figure: Figure) -> None:
+    """Make it as high as what is drawn: axes of a fixed aspect may leave room above and below."""
+    used = figure.get_tightbbox().height + 0.1
+    if used < figure.get_figheight() - 0.2:
+        figure.set_figheight(used)
+        figure.draw_without_rendering()
 
 
 def bare(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look: Any) -> None:

@@ -32,14 +32,14 @@ def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
         f" one of each. A line is a row of K, 128 bytes; a box is 16 bytes of it, with its chunk's number; dark: chunk"
         f" {chunk} of every row, read together."
     )
-    figure, ax = style.new_figure(3.0, caption)
+    figure, ax = style.new_figure(3.1, caption)
     rows, across = places[swizzled].shape
     _bits(ax, places[swizzled], chunk)
     for (name, where), x in zip(places.items(), (FIRST, SECOND), strict=True):
         _memory(ax, x, where, chunk)
-        style.note(ax, x, -1.5, f"{name}: {style.counted(steps[name][chunk], 'step')}", weight="bold")
+        style.note(ax, x, -1.5, f"{name}:\n{style.counted(steps[name][chunk], 'step')}", weight="bold")
     style.note(ax, FIRST - 0.3, rows + 1.1, "reads", ha="right")
-    style.bare(ax, (-0.1, SECOND + across + 0.1), (-2.1, rows + 1.8))
+    style.bare(ax, (-0.1, SECOND + across + 0.1), (-2.5, rows + 1.8))
     every = {name: sorted(set(n)) for name, n in steps.items()}
     lines = ", ".join(f"row {r}: place {p}" for r, p in enumerate(places[swizzled][:, chunk]))
     alt = (

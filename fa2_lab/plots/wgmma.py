@@ -17,8 +17,9 @@ def data(d: int = 128, B_c: int = 128) -> dict:
     return dict(products=products, deep=DEEP, warps=warps)
 
 
-SIZE = 1 / 100  # inches for an element
-LEFTS, HIGH = (0.05, 2.05, 4.3), 1.95
+PAGE = (1 / 100, (0.05, 2.05, 4.3), 0.36)  # inches: an element, where each matrix begins, the sign before it
+PHONE = (1 / 112, (0.03, 1.47, 2.9), 0.15)
+HIGH = 1.95
 
 
 @style.picture
@@ -34,7 +35,7 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
         _product(ax, k * HIGH, (left, right, result), deep, warps)
         (_, a, shape, place), (_, b, _, _), (_, c, _, _) = left, right, result
         lines.append(f"{c} = {a} {b}: {a} lies in {place}, {shape[1] // deep} instructions")
-    style.bare(ax, (0, style.WIDTH - 0.1), (-0.25, 2 * HIGH - 0.2), aspect="equal")
+    style.bare(ax, (0, style.width() - 0.1), (-0.25, 2 * HIGH - 0.2), aspect="equal")
     alt = (
         f"Two products of a warpgroup, drawn as left factor times right factor = result. {'; '.join(lines)}. The right"
         f" factor lies in shared memory both times, the result in registers, {warps.count(0)} rows to each of"
@@ -46,6 +47,7 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
 
 def _product(ax: style.Axes, top: float, matrices: list[tuple], deep: int, warps: list[int]) -> None:
     """Left × right = result, side by side, each with its place beneath it."""
+    SIZE, LEFTS, before = PHONE if style.narrow() else PAGE
     middle = top + matrices[1][2][0] * SIZE / 2
     for n, ((tensor, name, shape, place), x) in enumerate(zip(matrices, LEFTS, strict=True)):
         rows, cols = (SIZE * length for length in shape)
@@ -62,4 +64,4 @@ def _product(ax: style.Axes, top: float, matrices: list[tuple], deep: int, warps
         style.note(ax, x, y - 0.11, f"{name}  {shape[0]} × {shape[1]}", weight="bold")
         style.note(ax, x, y + rows + 0.11, f"in {place}")
     for sign, x in zip("×=", LEFTS[1:], strict=True):
-        style.note(ax, x - 0.36, middle, sign, ha="center", fontsize=style.LARGE)
+        style.note(ax, x - before, middle, sign, ha="center", fontsize=style.LARGE)

@@ -27,7 +27,7 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
     caption = "The paper's figure 2. Forward: a worker owns a row, and a block of O has one writer. Backward: a worker"
     caption += " owns a column, and several add into one block of dQ."
     T_r, T_c = owners["forward", False].shape
-    figure, axes = style.new_figure(5.4, caption, nrows=2, ncols=2, height_ratios=[T_r, T_r + DEEPER])
+    figure, axes = style.stacked(5.4, caption, nrows=2, ncols=2, height_ratios=[T_r, T_r + DEEPER])
     for column, causal in enumerate((False, True)):
         forward, backward = owners["forward", causal], owners["backward", causal]
         keys = "causal" if causal else "all keys"

@@ -52,6 +52,7 @@ PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
     "swizzle_xor": "A_lanes",
     "block_budget": "A_lanes",
 }
+PHONE = "narrow"  # the folder of the same pictures as a phone shows them
 PRINTED = ("card",)  # also as PDF
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 
@@ -67,10 +68,12 @@ def build(folder: Path, names: list[str] | None = None) -> None:
         build_posters(folder)
     for name in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
         picture = module(name)
-        figure, alt = picture.draw(**picture.data())
+        numbers = picture.data()
+        figure, alt = picture.draw(**numbers)
         files.write(folder / f"{name}.svg", style.svg(figure, alt))
         if name in PRINTED:
             files.write(folder / f"{name}.pdf", pdf(figure))
+        files.write(folder / PHONE / f"{name}.svg", style.svg(*picture.draw(**numbers, narrow=True)))
     files.write(folder / "README.md", gallery_page(folder))
 
 
@@ -140,7 +143,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     folder = options.folder or files.checkout("figures without --folder") / "figures"
     wanted = chosen(options.names)
-    files.check_writable(folder, "figures")
+    files.check_writable(folder / PHONE, "figures")
     build(folder, options.names)
     posters = len(SHEETS) if "poster" in (options.names or ["poster"]) else 0
     print(f"{len(wanted) + posters} figures in {folder}")

@@ -5,7 +5,7 @@ from io import BytesIO
 
 from fa2_lab.plots import climb, live
 from fa2_lab.tools import files, ladder
-from fa2_lab.tools.figures import PICTURES, caption
+from fa2_lab.tools.figures import PHONE, PICTURES, caption
 from fa2_studio.book import hero, reach
 from fa2_studio.book.chapters import PARTS, Chapter, written
 
@@ -64,10 +64,16 @@ myst:
 ---"""
 
 
+def picture(name: str, alt: str, kind: str = "") -> str:
+    """A drawn picture: as it is for a page, and on a phone as it is for a phone. It knows dark pages by itself."""
+    phone = f'<source media="(max-width: 600px)" srcset="figures/{PHONE}/{name}.svg">'
+    return f'<picture class="{kind}">{phone}<img src="figures/{name}.svg" alt="{escape(alt)}"></picture>'
+
+
 def framed(name: str) -> str:
     """A live piece as a page shows it: the piece in a frame, and its still where scripts do not run, and in print."""
+    still = picture(live.STILLS[name], live.about(name)[1], "still")
     title, sentence = map(escape, live.about(name))
-    still = f'<img class="still" src="figures/{live.STILLS[name]}.svg" alt="{sentence}">'
     frame = f'<iframe src="figures/live/{name}.html" title="{title}" loading="lazy"></iframe>'
     own = f'<a href="figures/live/{name}.html">{title}, on a page of its own</a>'
     return f'<figure class="live-piece">{frame}{still}<figcaption>{sentence} {own}</figcaption></figure>'
@@ -90,11 +96,11 @@ def part(title: str, numbers: str) -> str:
 
 
 def card(chapter: Chapter) -> str:
-    picture = next((name for name, shown_in in PICTURES.items() if shown_in == chapter.name), None)
+    shown = next((name for name, shown_in in PICTURES.items() if shown_in == chapter.name), None)
     image = ""
-    if picture:
-        alt = caption(files.ROOT / "figures" / f"{picture}.svg")
-        image = f'<img src="figures/{picture}.svg" alt="{escape(alt)}">'
+    if shown:
+        alt = caption(files.ROOT / "figures" / f"{shown}.svg")
+        image = f'<img src="figures/{PHONE}/{shown}.svg" alt="{escape(alt)}">'
     words = f"<b>{chapter.number} · {escape(chapter.title)}</b><span>{escape(chapter.question)}</span>"
     return f'<a href="{chapter.name}.html"><i>{image}</i>{words}</a>'
 

@@ -15,6 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from fa2_lab.tools import files
+from fa2_lab.tools.figures import PICTURES
 from fa2_studio.bench.page import full_page
 from fa2_studio.book import api, front, reach
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
@@ -22,7 +23,7 @@ from fa2_studio.course.notebooks import student_version
 
 LOOKS = Path(__file__).with_name("looks")  # the style sheet
 FIGURES = files.ROOT / "figures"
-PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="(data:image/png;base64,[^"]*)">')  # of plots/show.py
+PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="data:image/png;base64,[^"]*">')  # of plots/show.py
 SHOWN = re.compile(r"(show|live)\(.*\)", flags=re.DOTALL)  # a cell that does nothing but show a picture or a piece
 LIVE = re.compile(r'<div class="live-piece" data-piece="(\w+)">')  # of plots/live.py
 PAGES = ("API.md", "TROUBLESHOOTING.md")  # of the repository, shown as pages too
@@ -131,18 +132,16 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
                 shown = output.get("data", {}).get("text/html", "")
                 if found := LIVE.search(shown):
                     output.data = {"text/html": front.framed(found[1])}
-                elif (found := PICTURE.search(shown)) and (file := drawn().get(unescape(found[1]))):
-                    output.data["text/html"] = shown.replace(found[2], f"figures/{file}")  # it knows dark pages
+                elif (found := PICTURE.search(shown)) and (name := drawn().get(unescape(found[1]))):
+                    output.data["text/html"] = shown.replace(found[0], front.picture(name, unescape(found[1])))
             cell.metadata.update(tags=tags, mystnb=look)
 
 
 @cache
 def drawn() -> dict[str, str]:
-    """{description: file} of the pictures in figures/."""
-    found = {}
-    for file in FIGURES.glob("*.svg"):
-        found[ElementTree.parse(file).findtext("{http://www.w3.org/2000/svg}desc", "")] = file.name
-    return found
+    """{description: name} of the pictures in figures/."""
+    files = {name: FIGURES / f"{name}.svg" for name in PICTURES}
+    return {ElementTree.parse(file).findtext("{http://www.w3.org/2000/svg}desc"): name for name, file in files.items()}
 
 
 def is_imports(cell: nbformat.NotebookNode) -> bool:

@@ -23,15 +23,20 @@ from fa2_lab.tools import figures, files
 FOLDER = files.ROOT / "figures"
 DRAWN_WITH = "3.11.2"  # of matplotlib, the files in figures/
 SVG = "{http://www.w3.org/2000/svg}"
-every = pytest.mark.parametrize("name", [*figures.PICTURES, *figures.SHEETS])
-column = pytest.mark.parametrize("name", figures.PICTURES)
+COLUMN = [*figures.PICTURES, *(f"{figures.PHONE}/{name}" for name in figures.PICTURES)]
+every = pytest.mark.parametrize("name", [*COLUMN, *figures.SHEETS])
+column = pytest.mark.parametrize("name", COLUMN)
 matplotlib.rcParams["text.hinting"] = style.RC["text.hinting"]  # texts are measured as they were laid out
 
 
 def draw(name):
-    """(figure, alternative text) of a picture, or of a poster."""
-    picture = figures.module("poster" if name in figures.SHEETS else name)
-    return picture.draw(**picture.data(*filter(None, [figures.SHEETS.get(name)])))
+    """(figure, alternative text) of a picture, of the same for a phone, or of a poster."""
+    if name in figures.SHEETS:
+        poster = figures.module("poster")
+        return poster.draw(**poster.data(figures.SHEETS[name]))
+    folder, _, name = name.rpartition("/")
+    picture = figures.module(name)
+    return picture.draw(**picture.data(), narrow=folder == figures.PHONE)
 
 
 @functools.cache
@@ -105,7 +110,8 @@ def test_its_file_is_what_the_code_draws(name):
 @every
 def test_its_words_are_large_enough_and_lie_on_the_page(name):
     figure, _, renderer = drawn(name)
-    assert figure.get_figwidth() == pytest.approx(style.WIDTH) or name in figures.SHEETS
+    width = style.NARROW if name.startswith(figures.PHONE) else style.WIDTH
+    assert figure.get_figwidth() == pytest.approx(width) or name in figures.SHEETS
     page = figure.bbox.padded(1)
     for text in texts(figure):
         assert text.get_fontsize() >= (8 if name in figures.SHEETS else 8.25), text.get_text()  # 8.25 points: 11 pixels
@@ -203,7 +209,7 @@ def test_the_page_shows_every_picture_and_every_picture_is_shown_where_it_says()
 def test_one_picture_can_be_drawn_alone_and_an_unknown_one_is_named(tmp_path, capsys):
     assert figures.main(["visiting_order", "--folder", str(tmp_path)]) == 0
     assert "1 figures" in capsys.readouterr().out
-    assert {f.name for f in tmp_path.iterdir()} == {"visiting_order.svg", "README.md"}
+    assert {f.name for f in tmp_path.rglob("*.*")} == {"visiting_order.svg", "README.md"}
     with pytest.raises(ValueError, match=r"^figure: got sunset; it takes"):
         figures.main(["sunset", "--folder", str(tmp_path)])
 
@@ -214,4 +220,4 @@ def test_a_picture_that_is_interrupted_leaves_the_earlier_one_whole(tmp_path, mo
     monkeypatch.setattr(files, "check_writable", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         figures.main(["rescaling", "--folder", str(tmp_path)])
-    assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("rescaling.svg", "earlier")]
+    assert [(f.name, f.read_text()) for f in tmp_path.rglob("*.*")] == [("rescaling.svg", "earlier")]

@@ -30,11 +30,10 @@ function faint(document, view) {  // texts that do not stand out from what is be
   return [...found];
 }
 
-function small(document) {  // texts of pictures below 9 px when a picture is 700 px wide
-  return [...document.querySelectorAll("svg text")].filter(t => t.textContent.trim()).flatMap(text => {
-    const svg = text.ownerSVGElement, scale = 700 / (svg.viewBox.baseVal?.width || svg.getBoundingClientRect().width);
-    const size = parseFloat(getComputedStyle(text).fontSize) * scale * Math.hypot(...["a", "b"].map(k => text.getCTM()[k])) / Math.hypot(...["a", "b"].map(k => svg.getCTM()?.[k] ?? (k == "a" ? 1 : 0)));
-    return size < 8.95 ? [`${text.textContent.trim()}: ${size.toFixed(1)} px`] : [];
+function small(document) {  // pictures whose letters, 11 px as they are drawn, come out below 9.5 px
+  return [...document.querySelectorAll("article :is(picture, .text_html) > img")].flatMap(image => {
+    const size = 11 * image.clientWidth / (image.getAttribute("width") ?? image.naturalWidth);
+    return size && size < 9.5 ? [`${image.alt.slice(0, 60)}: ${size.toFixed(1)} px`] : [];
   });
 }
 
@@ -50,6 +49,9 @@ async function look(address) {
     await new Promise(requestAnimationFrame);
     const wide = page.documentElement.scrollWidth - width;
     if (wide > 0) (seen.overflow ??= []).push(`${wide} px at ${width}`);
+    await Promise.all([...page.images].map(image => image.decode().catch(() => null)));  // another width, another file
+    const texts = small(page);
+    if (texts.length) (seen.small ??= []).push(`at ${width}`, ...texts);
   }
   for (const theme of ["light", "dark"]) {
     page.documentElement.dataset.theme = theme;
@@ -60,8 +62,6 @@ async function look(address) {
   if (mute.length) seen.pictures = mute.map(image => image.src);
   const cut = [...page.querySelectorAll("math")].filter(formula => formula.scrollHeight > formula.clientHeight);
   if (cut.length) seen.formulas = cut.map(formula => formula.textContent.replace(/\s+/g, " "));
-  const texts = address.includes("/live/") ? [] : small(page);  // live pieces are drawn in the page's own pixels
-  if (texts.length) seen.small = texts;
   frame.remove();
   return seen;
 }

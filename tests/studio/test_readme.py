@@ -48,7 +48,7 @@ def test_the_line_of_the_paper_and_its_code_are_what_where_finds():
     assert re.search(r"^> (.*)", shown, re.MULTILINE)[1] == LINES[tag][1].text
     code = re.findall(r"\]\((\S+\.py)\):\n\n```python\n(.*?)\n```", shown, re.DOTALL)
     assert code == [(place.file, place.text) for place in (found.first_numpy[0], found.first_triton[0])]
-    assert f"(figures/{found.picture}.svg)" in shown
+    assert f'src="figures/{found.picture}.svg"' in shown
 
 
 def test_what_the_records_say_is_renewed():
