@@ -115,7 +115,8 @@ def draw(points: dict[str, Place], roofs: list[Roof], caption: str, xlabel: str,
     top = max(roof.flops for roof in roofs)
     across = [x for place in points.values() for x in place[::2]]
     left, right = min(across), max(across)
-    if style.narrow():
+    crowded = any(roof.dashed for roof in roofs)
+    if style.narrow() and not crowded:
         left, column, right = min(1.5, 0.1 * left), max(3400, 1.6 * right), max(1.5e6, 700 * right)
     else:
         left, column, right = min(8, 0.4 * left), max(5000, 2.3 * right), max(60000, 25 * right)  # names in a column
@@ -123,7 +124,6 @@ def draw(points: dict[str, Place], roofs: list[Roof], caption: str, xlabel: str,
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, 1.9 * top))
     style.log_ticks(ax.xaxis, [x for x in (1, 10, 100, 1000, 10000) if left <= x <= right])
     style.log_ticks(ax.yaxis, [y for y in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if low <= y <= 1.9 * top])
-    crowded = any(roof.dashed for roof in roofs)
     for number, roof in enumerate(roofs):
         _roof(ax, roof, left, right, left_of_it=number == 0, under_it=crowded)
     _points(ax, points, column, min(roof.flops for roof in roofs))

@@ -156,7 +156,7 @@ DARK = "svg{--card:#12161c;--edge:#343b44;--ink:#f0f3f6;--quiet:#a5adb8;--empty:
 LOOKS = f"""
 text{{font-family:{FONTS};fill:var(--ink)}}
 .h{{font-size:31px;font-weight:700;letter-spacing:-.4px}}.p{{font-size:25px}}.q{{font-size:23px;fill:var(--quiet)}}
-.big{{font-size:72px;font-weight:700;letter-spacing:-2px}}.l{{font-size:21px;font-weight:600}}
+.big{{font-size:72px;font-weight:700;letter-spacing:-2px}}.l{{font-size:23px;font-weight:600}}
 .c{{font-size:24px}}.s{{font-weight:700}}.e{{fill:var(--empty)}}
 .w{{fill:none;stroke:var(--ink);stroke-width:3.2;stroke-linejoin:round}}.t{{stroke-width:2.2}}
 """

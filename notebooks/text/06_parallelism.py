@@ -113,7 +113,7 @@ check(
 
 # %% tags=["hide-input"]
 ran = {"FA1 as printed": timetable(6, [16] * 4), "FA2": timetable(6, [4] * 16)}
-show(waves.draw(ran, "A line is an SM. A new grey begins with each of its thread blocks."))
+show(waves.draw(ran, "A line is an SM. A new grey begins with each of its thread blocks.", narrow=True))
 
 # %% [markdown]
 # FA1 leaves two SMs idle from beginning to end. FA2 runs in three rounds, called *waves*, and the third is not full.

@@ -167,7 +167,7 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # The picture is the paper's figure 3:
 
 # %% tags=["hide-input"]
-show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
+show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 
 # %% [markdown]
 # ## Could split-K merge once, at the end?
@@ -233,7 +233,7 @@ for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
 roof = roofline.Roof(price.tensor / 1e12, price.shared / 1e12, "", "tensor cores 312")
 caption = "The tile under both splits (A100)."
 axis = f"FLOPs per byte of shared memory ({price.shared / 1e12:.1f} TB/s)"
-show(roofline.draw(points, [roof], caption, axis))
+show(roofline.draw(points, [roof], caption, axis, narrow=True))
 
 # %% [markdown]
 # Under split-K the tensor cores wait for shared memory: 718 · 1,024 / 128 = 5,744 clocks. Under split-Q it needs 1,536, and

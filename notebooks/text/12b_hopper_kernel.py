@@ -52,7 +52,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it ru
 # One program fills an SM: a producer warp, and one to three consumer warpgroups of 64 rows each.
 
 # %%
-show(pipes.draw(**pipes.data(["forward"])))
+show(pipes.draw(**pipes.data(["forward"]), narrow=True))
 
 # %% [markdown]
 # Solid arrows: a copy fills a stage, a consumer takes it. Dashed arrows: a consumer releases a stage, the producer

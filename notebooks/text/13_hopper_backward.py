@@ -219,7 +219,7 @@ show(backward_step.draw(**backward_step.data()))
 # the additions, and the sums of a head, 8 MiB, stay there.
 
 # %%
-show(pipes.draw(**pipes.data(["backward"])))
+show(pipes.draw(**pipes.data(["backward"]), narrow=True))
 
 # %% [markdown]
 # This is the whole thread block, with 12b's rings and mailbox. A consumer may wait for seven things. Five have arrows: the

@@ -250,7 +250,7 @@ for name, (flops, link) in speeds.items():
 
 # %%
 recorded = ring_speed.data()
-show(ring_speed.draw(**recorded))
+show(ring_speed.draw(**recorded, narrow=True))
 
 # %% [markdown]
 # From 32,768 tokens on the ring is faster. What is missing to 4 goes to transfers, which occupy some SMs, and to merges. (In
