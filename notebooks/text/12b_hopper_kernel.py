@@ -453,11 +453,33 @@ show(roofline.draw(**picture))
 # %% [markdown]
 # ## What did each idea buy?
 #
-# Each idea was taken out of a copy of an earlier kernel, under Triton 3.6, or put in. Half of what was measured lies
-# within 5% of no gain. The large ones removed a wait, or work that every tile had to do. An idea has two prices: as a
-# rung it is added to what was there; here it is taken out of a finished kernel. What it saves depends on what else the
-# program waits for, so the two differ, and single prices do not multiply to the whole. Against the last rung the
-# kernel has
+# An idea has two prices. As a rung it is added to what was there (12a; d = 128, no mask). In a copy of a finished kernel, an
+# earlier one under Triton 3.6, it is taken out, in several shapes:
+
+# %% tags=["hide-input"]
+RUNGS = {
+    "20": "P V of the tile before under the exponentials",
+    "21": "programs that stay on their SM",
+    "22": "m may lag by 8 behind the maximum",
+    "23": "192 rows a block, tiles of 64 keys",
+}
+worths = {idea: [row["worth"] for row in ideas.worths() if row["idea"] == idea] for idea in RUNGS.values()}
+print("speed with it over speed without it                 as a rung   in the kernel")
+for rung, idea in RUNGS.items():
+    low, high = min(worths[idea]), max(worths[idea])
+    print(f"rung {rung}: {idea:46}{climb.factor(rung):6.2f}   {low:.2f} to {high:.2f}")
+
+# %% [markdown]
+# What an idea saves depends on what else the program waits for. So the two differ, and single prices do not multiply to the
+# whole. Later ideas were tried on the kernel of today, with Triton 3.9, each with a prediction before the clock. *Kept*: on
+# how many of the problems it was tried on.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+display(Markdown("\n".join(ideas.table("forward"))))
+
+# %% [markdown]
+# Most predictions were too hopeful. An instruction saved, or a barrier, gains nothing where the program waits for something
+# else. Sizes gained, in the shapes for which the old ones had not been chosen. Against the last rung the kernel has
 
 # %% tags=["hide-input"]
 over = {shape: climb.factor("fa2_lab", *shape, old=ladder.RUNGS[-1]) for shape in climb.shapes}
@@ -529,8 +551,6 @@ for d in (64, 128):
 # %% tags=["hide-input"]
 verdict("ahead of cuDNN and the portable kernel, level with FlashAttention-3 or ahead of it",
         all(min(ratios(peer)) > 0.97 for peer in ("FlashAttention-3", "cuDNN", "fa2_lab portable")))  # fmt: skip
-away = np.abs([row["worth"] - 1 for row in ideas.worths() if row["part"] == "forward"])
-verdict("half of what was measured lies within 5% of 1", np.median(away) < 0.05)
 verdict("the kernel is at least as fast as the last rung", all(0.98 < ratio < 1.15 for ratio in over.values()))
 chosen = [sizes.choose(d, N, N, heads=2048 // d * 16384 // N, SMs=132, causal=causal, lengths=False)
           for d, N, causal in ((64, 1024, True), (128, 512, True), (128, 16384, False), (128, 16384, True))]  # fmt: skip
