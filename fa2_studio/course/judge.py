@@ -8,7 +8,6 @@ import ast
 import contextlib
 import io
 import json
-import linecache
 import re
 import sys
 import time
@@ -17,6 +16,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from checks.cells import run_source
 from checks.guard import Far, Raised, Stopped, raised
 
 from fa2_studio.course import notebooks, seeds
@@ -255,10 +255,8 @@ def grade_notebook(original, cells: list[Cell], open_room: Callable[[], Room], l
 def run_cell(part: Part, session: Session, space: dict, graded: Graded) -> None:
     """A cell that is not a test, in the student's process; a locked one here as well, for the tests."""
     if part.kind == "given":
-        file = f"<cell {part.name}>"
-        linecache.cache[file] = (len(part.source), None, part.source.splitlines(keepends=True), file)
         with redirect_stdout(io.StringIO()):
-            exec(compile(part.source, file, "exec"), space)
+            run_source(part.source, part.name, space)
     try:
         printed, error = session.cell(part.source)
     except Stopped as end:

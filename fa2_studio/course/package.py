@@ -7,7 +7,7 @@ from pathlib import Path
 from fa2_studio.course.notebooks import FOLDER, PROJECT, Assignment
 
 CHECKS = FOLDER / "checks"
-BESIDE = ("probes", "probes_triton", "probes_cases")  # checks that run beside a student's code
+BESIDE = ("cells", "probes", "probes_triton", "probes_cases")  # checks that run beside a student's code
 NOTHING = '''"""While work is graded, the checks are in another process: what is asked of them here is nothing."""
 
 from unittest.mock import MagicMock

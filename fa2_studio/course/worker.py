@@ -3,12 +3,9 @@
 It judges nothing and knows no right value. Everything in it belongs to the student.
 """
 
-import ast
 import contextlib
 import io
-import linecache
 import os
-import re
 import signal
 import sys
 import threading
@@ -16,6 +13,7 @@ import traceback
 from importlib import import_module
 
 import numpy as np
+from checks.cells import run_source
 
 from fa2_studio.course import channel
 
@@ -79,11 +77,9 @@ class Worker:
             channel.send(self.outgoing, {"token": self.token, "error": ["ValueError", str(too_large), ""]})
 
     def do_cell(self, request: dict) -> None:
-        """Run a cell; a notebook's magics are left out."""
-        source, self.cells = without_magics(request["source"]), self.cells + 1
-        file = f"<cell {self.cells}>"
-        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # Triton reads the source
-        exec(compile(ast.parse(source, file), file, "exec"), self.space)
+        """Run a cell."""
+        self.cells += 1
+        run_source(request["source"], str(self.cells), self.space)
 
     def do_call(self, request: dict):
         """Call something of the student's; or a probe, on it or, without a name, alone."""
@@ -124,14 +120,6 @@ class StandIn:
         if method.startswith("_"):
             raise AttributeError(method)
         return StandIn(self._worker, self._name, method)
-
-
-def without_magics(source: str) -> str:
-    """A cell as Python; only one that is none may hold a notebook's magics."""
-    with contextlib.suppress(SyntaxError, ValueError):
-        ast.parse(source)
-        return source
-    return re.sub(r"^(\s*)[%!].*", r"\1pass", source, flags=re.MULTILINE)
 
 
 # What becomes of a request --------------------------------------------------------------------------------------------

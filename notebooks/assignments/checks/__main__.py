@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import json
-import linecache
 import os
-import re
 import sys
 import time
 from pathlib import Path
 
+from .cells import run_source
 from .report import words_of
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
@@ -51,7 +49,7 @@ def played(notebook: dict, out) -> tuple[dict[str, float], float]:
         paper = out if marks.get("grade") else io.StringIO()
         try:
             with contextlib.redirect_stdout(paper):
-                value = run_cell("".join(cell["source"]), name, bool(marks.get("grade")), space)
+                value = value_of("".join(cell["source"]), name, bool(marks.get("grade")), space)
         except Exception as error:
             print(f"note: {name}: {', '.join(filter(None, words_of(error)))}"[:500], file=out)
             value = 0.0
@@ -64,21 +62,11 @@ def played(notebook: dict, out) -> tuple[dict[str, float], float]:
     return points, sum((promised or found).values())
 
 
-def run_cell(source: str, name: str, is_test: bool, space: dict):
-    """One cell, without magics; the last line of a test cell is its points."""
-    with contextlib.suppress(SyntaxError):
-        ast.parse(source)
-        return run_python(source, name, is_test, space)
-    return run_python(re.sub(r"^(\s*)[%!].*", r"\1pass", source, flags=re.MULTILINE), name, is_test, space)
-
-
-def run_python(source: str, name: str, is_test: bool, space: dict):
-    file = f"<cell {name}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for inspect.getsource
-    tree = ast.parse(source, file)
-    last = ast.Expression(tree.body.pop().value) if is_test else None
-    exec(compile(tree, file, "exec"), space)
-    return eval(compile(last, file, "eval"), space) if is_test else None
+def value_of(source: str, name: str, is_test: bool, space: dict):
+    """One cell; the last line of a test cell is its points."""
+    body, _, points = source.rstrip().rpartition("\n") if is_test else (source, "", "0")
+    run_source(body, name, space)
+    return eval(points, space)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import linecache
 
 import numpy as np
+
+from .cells import run_source
 
 NUMBER = itertools.count()
 
 
 def defined(source: str, name: str):
-    """What a piece of source defines under a name. Triton reads the source of its kernels, so it is kept."""
-    file = f"<cell program {next(NUMBER)}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    """What a piece of source defines under a name."""
     space = {"__name__": "suspect"}
-    exec(compile(source, file, "exec"), space)
+    run_source(source, f"program {next(NUMBER)}", space)
     return space[name]
 
 
