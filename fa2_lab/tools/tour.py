@@ -12,7 +12,7 @@ import numpy as np
 from fa2_lab.errata.cases import distance
 from fa2_lab.machine import io, warps
 from fa2_lab.paper import PACKAGE
-from fa2_lab.reference import fa1, fa2, heads, naive, online_softmax
+from fa2_lab.reference import fa2, heads, naive, online_softmax
 from fa2_lab.reference.dropout import NO_DROPOUT, Dropout, keep_mask
 from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
 from fa2_lab.tools import doctor
@@ -45,6 +45,12 @@ class Head:
     @property
     def qkv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self.Q, self.K, self.V
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """What a call for a batch of this one head is given."""
+        qkv = {name: x[None, None] for name, x in zip("qkv", self.qkv, strict=True)}
+        return qkv | dict(causal=self.mask.causal, dropout_p=self.dropout.p, seed=self.dropout.seed)
 
     @cached_property
     def S(self) -> np.ndarray:
@@ -100,15 +106,6 @@ class Stage:
     device: Callable[[], str] = lambda: "CPU"
 
 
-def standard_forward(trace: Trace) -> Pairs:
-    O, P = naive.forward(*FULL.qkv, trace=trace)
-    return [(O, FULL.O), (P, FULL.P)]
-
-
-def standard_backward(trace: Trace) -> Pairs:
-    return pairs(naive.backward(*FULL.qkv, FULL.P, FULL.dO, trace=trace), FULL.gradients)
-
-
 def by_rows_forward(trace: Trace) -> Pairs:
     return pairs(naive.forward_linear_memory(*HALF.qkv, mask=CAUSAL), (HALF.O, HALF.L))
 
@@ -127,28 +124,23 @@ def split_keys(trace: Trace) -> Pairs:
     return pairs(fa2.forward_split_keys(*FULL.qkv, splits=4, **BLOCKS, trace=trace), (FULL.O, FULL.L))
 
 
-def fa1_forward(trace: Trace) -> Pairs:
-    O, l, m = fa1.forward(*FULL.qkv, **BLOCKS, trace=trace)
-    return [(O, FULL.O), (m + np.log(l), FULL.L)]
+def forward(stage: str, problem: Head) -> Callable[[Trace], Pairs]:
+    """A stage's O and L."""
 
-
-def fa1_backward(trace: Trace) -> Pairs:
-    m = FULL.S.max(axis=1)
-    l = np.exp(FULL.S - m[:, None]).sum(axis=1)
-    return pairs(fa1.backward(*FULL.qkv, FULL.O, l, m, FULL.dO, **BLOCKS, trace=trace), FULL.gradients)
-
-
-def fa2_forward(problem: Head) -> Callable[[Trace], Pairs]:
     def run(trace: Trace) -> Pairs:
-        return pairs(fa2.forward(*problem.qkv, **BLOCKS, mask=problem.mask, trace=trace), (problem.O, problem.L))
+        O, L = heads.forward(**problem.call, stage=stage, **BLOCKS, trace=trace)
+        return pairs((O[0, 0], L[0, 0]), (problem.O, problem.L))
 
     return run
 
 
-def fa2_backward(problem: Head) -> Callable[[Trace], Pairs]:
+def backward(stage: str, problem: Head) -> Callable[[Trace], Pairs]:
+    """A stage's gradients from the true O and L."""
+
     def run(trace: Trace) -> Pairs:
-        kept = problem.O, problem.L, problem.dO
-        return pairs(fa2.backward(*problem.qkv, *kept, **BLOCKS, mask=problem.mask, trace=trace), problem.gradients)
+        kept = dict(O=problem.O[None, None], L=problem.L[None, None], dO=problem.dO[None, None])
+        found = heads.backward(**problem.call, **kept, stage=stage, **BLOCKS, trace=trace)
+        return pairs((x[0, 0] for x in found), problem.gradients)
 
     return run
 
@@ -166,10 +158,7 @@ def grouped_heads(trace: Trace) -> Pairs:
 
 def dropout(trace: Trace) -> Pairs:
     """The keyed mask is the same in FA2's forward (rows outside) and backward (columns outside)."""
-    keyed = BLOCKS | dict(dropout=DROPPED.dropout, trace=trace)
-    O, L = fa2.forward(*DROPPED.qkv, **keyed)
-    gradients = fa2.backward(*DROPPED.qkv, O, L, DROPPED.dO, **keyed)
-    return [(O, DROPPED.O), *pairs(gradients, DROPPED.gradients)]
+    return forward("fa2", DROPPED)(trace) + backward("fa2", DROPPED)(trace)
 
 
 def closed_forms(trace: Trace) -> Pairs:
@@ -232,18 +221,18 @@ def triton_device() -> str:
 
 
 STAGES = (
-    Stage("standard, forward", standard_forward),
-    Stage("standard, backward", standard_backward),
+    Stage("standard, forward", forward("naive", FULL)),
+    Stage("standard, backward", backward("naive", FULL)),
     Stage("O(N) memory, forward", by_rows_forward),
     Stage("O(N) memory, backward", by_rows_backward),
     Stage("online softmax", online),
     Stage("split keys, combined", split_keys),
-    Stage("FA1 forward", fa1_forward),
-    Stage("FA1 backward", fa1_backward),
-    Stage("FA2 forward", fa2_forward(FULL)),
-    Stage("FA2 backward", fa2_backward(FULL)),
-    Stage("FA2 forward, causal", fa2_forward(HALF)),
-    Stage("FA2 backward, causal", fa2_backward(HALF)),
+    Stage("FA1 forward", forward("fa1", FULL)),
+    Stage("FA1 backward", backward("fa1", FULL)),
+    Stage("FA2 forward", forward("fa2", FULL)),
+    Stage("FA2 backward", backward("fa2", FULL)),
+    Stage("FA2 forward, causal", forward("fa2", HALF)),
+    Stage("FA2 backward, causal", backward("fa2", HALF)),
     Stage("grouped heads, both", grouped_heads),
     Stage("keyed dropout, both", dropout),
     Stage("closed forms = meter", closed_forms, tolerance=0.0),

@@ -86,7 +86,7 @@ def all_cases(rank, world, cases):
 
 
 def meshes(rank, world, inputs):
-    """The same by a mesh of all ranks and by each row of a 2 × 2 mesh."""
+    """The same by a mesh of all ranks and by each row of a 2 × 2 mesh; and parts that grow from rank to rank, joined."""
     from torch.distributed.device_mesh import init_device_mesh
 
     line = init_device_mesh("cpu", (world,), mesh_dim_names=("context",))
@@ -96,7 +96,8 @@ def meshes(rank, world, inputs):
         ring_attention(*inputs[:3], square)
     except ValueError as error:
         refused = str(error)
-    return run(inputs, line, **options), run(inputs, square["context"], **options), refused
+    uneven = unshard(torch.full((3, 2 + rank), rank), line, dim=-1, layout="contiguous")
+    return run(inputs, line, **options), run(inputs, square["context"], **options), refused, uneven
 
 
 FAULTS = {  # what rank 1 does otherwise -> what every rank must be told

@@ -180,6 +180,11 @@ def test_shares_longer_than_a_head_are_merged_where_they_must_be():
     check((3, 64, 4, 4, 20, 16), causal=True, programs=12)
 
 
+def test_what_stream_k_divides_is_a_flat_tuple():
+    """Triton 3.6 loses a None or a size of 1 that lies two tuples deep, and then computes something else."""
+    assert set(kernel.Work.__annotations__.values()) == {kernel.tl.tensor}
+
+
 # Any mask and any cut ----------------------------------------------------------------------------------------
 
 

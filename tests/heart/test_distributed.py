@@ -98,10 +98,11 @@ def test_every_rank_sends_what_the_model_says(name, answers):
 def test_meshes():
     inputs = inputs_of(2, 2, 9, 8)
     truth = truth_of(inputs, causal=True)
-    for by_line, by_row, refused in processes.launch(processes.meshes, 4, inputs):
+    for by_line, by_row, refused, uneven in processes.launch(processes.meshes, 4, inputs):
         for found in (by_line, by_row):
             assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
         assert "mesh: got a DeviceMesh of 2 dimensions; it takes one" in refused
+        assert uneven.tolist() == 3 * [2 * [0] + 3 * [1] + 4 * [2] + 5 * [3]]
 
 
 # Processes: what goes wrong -----------------------------------------------------------------------------------------
