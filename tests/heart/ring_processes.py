@@ -86,7 +86,7 @@ def all_cases(rank, world, cases):
 
 
 def meshes(rank, world, inputs):
-    """The same by a mesh of all ranks and by each row of a 2 × 2 mesh; and parts that grow from rank to rank, joined."""
+    """The same by a mesh of all ranks and by each row of a 2 × 2 mesh; and growing parts, joined."""
     from torch.distributed.device_mesh import init_device_mesh
 
     line = init_device_mesh("cpu", (world,), mesh_dim_names=("context",))

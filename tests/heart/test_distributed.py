@@ -1,5 +1,6 @@
 """Rings against one device in float64: ranks as processes that speak gloo, and as threads of one process."""
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -152,6 +153,11 @@ def test_unshard_and_backward_look_too_and_the_next_call_is_as_if_nothing_had_be
             r"call: rank 0, 2: '.* call (\d)'; rank 1: '.* call (?!\1)\d'", text
         )
         assert told[rank]["afterwards"][:2] == ("nothing", f"(1, 4, {5 + rank}, 8)")
+
+
+def test_a_refusal_of_any_length_travels():
+    header = ranks.encoded(dict(refused="q: got " + 9999 * "é"))
+    assert len(header) == ranks.HEADER and json.loads(header.numpy().tobytes())["refused"].startswith("q: got éé")
 
 
 DEATHS = ["dies_before", "dies_before_first", "dies_between", "dies_within", "skips_backward", "another_group"]
