@@ -12,40 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa2_lab.kernels.decode.shares import heads_fill, least_share, splits_of_head, tile_bytes
 from fa2_lab.machine import grid
 from fa2_lab.tiles import cdiv, whole_number
-
-__all__ = ["heads_fill", "least_share", "splits_of_head"]  # the kernels' own rules, to look at beside the model
-
-
-@dataclass(frozen=True)
-class Cache:
-    """What one decoding step reads: so many keys of each sequence."""
-
-    lengths: tuple[int, ...]
-    kv_heads: int
-    d: int
-    itemsize: int = 2
-    B_c: int = 32
-
-    def __post_init__(self) -> None:
-        for name in ("kv_heads", "d", "itemsize", "B_c"):
-            whole_number(name, getattr(self, name), low=1)
-        if not self.lengths:
-            raise ValueError("lengths: got none; it takes the number of keys of at least one sequence")
-        for n in self.lengths:
-            whole_number("lengths", n, low=0)
-
-    @property
-    def tiles(self) -> tuple[int, ...]:
-        """Tiles of every head, sequence by sequence."""
-        return tuple(cdiv(n, self.B_c) for n in self.lengths for _ in range(self.kv_heads))
-
-    @property
-    def tile_bytes(self) -> int:
-        return tile_bytes(self.B_c, self.d, self.itemsize)
-
 
 # The kernels' two ways --------------------------------------------------------------------------------------------
 
@@ -131,13 +99,13 @@ def same_splits(tiles: Sequence[int], splits: int) -> list[grid.Block]:
 LATENCY = 2.3e-6  # seconds that a tile is on its way, as recorded with eight programs on an H200
 
 
-def seconds(cache: Cache, programs: int, slots: int, stages: int, bandwidth: float) -> float:
+def seconds(tiles: tuple[int, ...], tile_bytes: int, programs: int, slots: int, stages: int, bandwidth: float) -> float:
     """Until the last of so many equal shares is read; launches are left out.
 
     A program has stages − 1 tiles on their way, so by Little's law it alone reads as many in each LATENCY. All that run
     at the same time share the bandwidth, in bytes per second, evenly.
     """
     whole_number("stages", stages, low=2)
-    blocks = Shares(cache.tiles, programs).blocks()
-    each = min((stages - 1) * cache.tile_bytes / LATENCY, bandwidth / min(len(blocks), slots))
-    return grid.schedule(blocks, slots).makespan * cache.tile_bytes / each
+    blocks = Shares(tiles, programs).blocks()
+    each = min((stages - 1) * tile_bytes / LATENCY, bandwidth / min(len(blocks), slots))
+    return grid.schedule(blocks, slots).makespan * tile_bytes / each

@@ -1,8 +1,10 @@
 """Decode over the number of programs that share one cache: measured, by the model, and reading alone."""
 
+from fa2_lab.kernels.decode.shares import tile_bytes
 from fa2_lab.machine import splits
 from fa2_lab.plots import style
 from fa2_lab.records import load
+from fa2_lab.tiles import cdiv
 
 ALONE = "reading alone"  # of the cache's bytes, as the record calls it
 TILE, STAGES = 64, 4  # of the kernel on Hopper at d = 128
@@ -16,9 +18,10 @@ def data() -> dict:
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))
     row = next(r for r in record.rows if r.direction == "decode" and r.problem["N_k"] == 65536)
     p = row.problem
-    cache = splits.Cache((p["N_k"],) * p["batch"], p["kv_heads"], p["d"], B_c=TILE)
+    tiles = (cdiv(p["N_k"], TILE),) * (p["batch"] * p["kv_heads"])
+    size = tile_bytes(TILE, p["d"], itemsize=2)
     copy, slots = record.ceilings["copy TB/s"] * 1e12, int(curves["usual"][0])
-    model = [(n, 1e6 * (BEGIN + splits.seconds(cache, n, slots, STAGES, copy))) for n, _ in curve]
+    model = [(n, 1e6 * (BEGIN + splits.seconds(tiles, size, n, slots, STAGES, copy))) for n, _ in curve]
     rivals = {name: values[0] for name, values in row.values.items()}
     heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
     setting = f"{record.made()}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"

@@ -453,7 +453,7 @@ verdict("attention_paged(): right", close(host(attention_paged(*paged)), by_rows
 H200, group = chips.H200, points["a group of four"]
 unit, seconds = group.limit(H200)
 verdict("56 µs, limited by DRAM", (unit, round(1e6 * seconds)) == ("DRAM", 56))
-flying = 3 * splits.Cache((65536,), 8, 128, B_c=64).tile_bytes
+flying = 3 * 2 * 64 * 128 * 2  # bytes of three tiles of K and V
 verdict("96 KiB on their way for about 2 µs", 1.7 < flying / each / 1e3 < 2.7)
 verdict("about 100 programs fill the memory", 80 < copy / each < 130)
 verdict("it halves up to 64 programs", all(1.7 < curve[n] / curve[2 * n] < 2.2 for n in (8, 16, 32)))

@@ -15,8 +15,9 @@ from fa2_lab.kernels.common import softmax
 from fa2_lab.kernels.decode import kernel, plan
 from fa2_lab.kernels.decode.shares import least_share
 from fa2_lab.kernels.prepared import Options
-from fa2_lab.machine.splits import Cache, Shares
+from fa2_lab.machine.splits import Shares
 from fa2_lab.reference.online_softmax import SoftmaxState
+from fa2_lab.tiles import cdiv
 
 # The product --------------------------------------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     shape, d_pad, R = plan.shape_of(q, k, None, one_length=True), 16, 2
     B_c = plan.blocks_of(q, shape)[0].B_c
     scratch = scratch_of(monkeypatch, lambda: decode(q, k, v, key_lengths=given, programs=programs))
-    tiles = Cache(tuple(lengths or [150] * 3), 2, 16, B_c=B_c).tiles
+    tiles = tuple(cdiv(n, B_c) for n in lengths or [150] * 3 for _ in range(2))
     shares = Shares(tiles, programs, least_share(R, d_pad, B_c, 4))
     several = [(w, head) for head in range(6) for w in shares.readers(head) if len(shares.readers(head)) > 1]
     if not several and lengths is None:  # no program shares a head with another

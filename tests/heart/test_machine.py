@@ -167,11 +167,9 @@ CALLS = [  # a call, good arguments, and wrong ones for each
     (time.tile_clocks, dict(chip=A100, **TILE), dict(chip=["A100"], W=[0], scheme=["split_d"])),
     (warps.tile_accesses, dict(scheme="split_q", b=8, c=8, d=4, W=4), dict(scheme=["split_d"])),
     *[(scheme, dict(**QKV, tiling=TILING, i=1, W=2), WARPS) for scheme in warps.SCHEMES.values()],
-    (splits.Cache, dict(lengths=(5,), kv_heads=1, d=128), dict(lengths=[(), (-1,)], kv_heads=[0])),
     (splits.Shares, dict(tiles=(1,), programs=1, least=1), dict(tiles=[(), (1, -1)], programs=[0], least=[0])),
     (splits.same_splits, dict(tiles=(4,), splits=1), dict(splits=[0])),
-    (splits.seconds, dict(cache=splits.Cache((5,), 1, 16), programs=1, slots=1, stages=2, bandwidth=1.0),
-     dict(stages=[1])),
+    (splits.seconds, dict(tiles=(5,), tile_bytes=64, programs=1, slots=1, stages=2, bandwidth=1.0), dict(stages=[1])),
     (ring.sent, dict(lengths=[8, 8], rank=0, direction="forward", kv_heads=2, d=16), dict(direction=["sideways"])),
     (chips.named, dict(name="H200"), dict(name=["V100", 90])),
 ]  # fmt: skip

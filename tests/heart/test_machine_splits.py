@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fa2_lab.kernels.decode.shares import heads_fill, least_share, splits_of_head
 from fa2_lab.machine import grid, splits
-from fa2_lab.machine.splits import Cache, Shares
+from fa2_lab.machine.splits import Shares
 
 HEADS = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple)
 
@@ -48,27 +49,25 @@ def test_no_launch_of_one_wave_ends_earlier(tiles, programs):
 
 def test_the_shapes_of_the_benchmark_on_an_h200():
     """One sequence of 65,536 keys: 8 heads for 396 slots."""
-    long = Cache((65536,), 8, 128)
-    shares = Shares(long.tiles, 396, splits.least_share(4, 128, 32, 2))
+    shares = Shares((2048,) * 8, 396, least_share(4, 128, 32, 2))
     assert (shares.least, shares.share, shares.busy) == (1, 42, 391)
-    one_each = grid.schedule(splits.same_splits(long.tiles, 1), 396)
+    one_each = grid.schedule(splits.same_splits((2048,) * 8, 1), 396)
     assert one_each.makespan == 2049 and grid.schedule(shares.blocks(), 396).makespan == 42
 
 
 def test_unequal_lengths_do_not_matter():
-    uneven = Cache(tuple(range(1, 8193, 264)), 8, 128)
-    even = Cache((sum(uneven.lengths) // len(uneven.lengths),) * len(uneven.lengths), 8, 128)
-    for cache in (uneven, even):
-        ran = grid.schedule(Shares(cache.tiles, 264).blocks(), 264)
-        assert ran.utilisation > 0.98
-    assert grid.schedule(splits.same_splits(uneven.tiles, 1), 264).utilisation < 0.6
+    uneven = tuple(-(-n // 32) for n in range(1, 8193, 264) for _ in range(8))
+    even = (sum(uneven) // len(uneven),) * len(uneven)
+    for tiles in (uneven, even):
+        assert grid.schedule(Shares(tiles, 264).blocks(), 264).utilisation > 0.98
+    assert grid.schedule(splits.same_splits(uneven, 1), 264).utilisation < 0.6
 
 
 @pytest.mark.parametrize("heads", (0, 8, 237, 238, 256, 264, 300, 2100))
 def test_whole_heads_where_they_fill_the_slots(heads):
     """In nine of ten slots, over all waves: then a head is one split."""
-    assert splits.heads_fill(264, heads) == (heads in (238, 256, 264, 2100))
-    assert heads == 0 or (splits.splits_of_head(264, heads, 100) == 1) == splits.heads_fill(264, heads)
+    assert heads_fill(264, heads) == (heads in (238, 256, 264, 2100))
+    assert heads == 0 or (splits_of_head(264, heads, 100) == 1) == heads_fill(264, heads)
 
 
 @pytest.mark.parametrize("heads, tiles, least, expected", [
@@ -78,17 +77,17 @@ def test_whole_heads_where_they_fill_the_slots(heads):
     (256, 256, 1, 0), (1000, 256, 1, 0),  # more heads than half of the slots
 ])  # fmt: skip
 def test_heads_are_split_where_that_fills_the_slots(heads, tiles, least, expected):
-    assert splits.splits_of_head(396, heads, tiles, least) == expected
+    assert splits_of_head(396, heads, tiles, least) == expected
 
 
 def test_a_part_must_be_worth_its_share():
-    assert splits.least_share(rows=4, d=128, B_c=32, itemsize=2) == 1
-    assert splits.least_share(rows=64, d=128, B_c=32, itemsize=2) == 5
+    assert least_share(rows=4, d=128, B_c=32, itemsize=2) == 1
+    assert least_share(rows=64, d=128, B_c=32, itemsize=2) == 5
     assert Shares((3, 3), 100, least=3).share == 3
 
 
 def test_time_is_what_memory_allows():
-    cache, size = Cache((65536,), 8, 128), 268435456  # bytes of the keys and values
-    shared, alone = (splits.seconds(cache, programs, 396, stages=3, bandwidth=4.32e12) for programs in (396, 1))
+    size, tiles = 268435456, (2048,) * 8  # bytes of the keys and values, in tiles of 16 KiB
+    shared, alone = (splits.seconds(tiles, 16384, n, 396, stages=3, bandwidth=4.32e12) for n in (396, 1))
     assert size / 4.32e12 < shared < 1.05 * size / 4.32e12
     assert alone == pytest.approx((8 * 2048 + 8) / 2 * splits.LATENCY)  # two tiles in each
