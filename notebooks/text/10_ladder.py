@@ -246,22 +246,6 @@ Markdown(climbed.several(record, r06=issued, r07="", r08=busy, r09=issued))
 # Two on each are 264: a full wave, and then a second one that is less than half full. With 8 heads it is the other way
 # round: 512 programs fill 264 places twice, nearly, and 396 places once and a bit. The model overrates that: it lets all
 # programs of a wave end at once, while real ones drift apart (likely; their times one by one would tell).
-#
-# ```python
-# teeth = saw.data()
-# for heads, measured in teeth["measured"].items():
-#     print(f"{heads:2} heads: predicted × {teeth['model'][heads]:.2f}, measured × {measured:.2f}")
-# ```
-#
-# ```text
-#  2 heads: predicted × 1.02, measured × 1.08
-#  4 heads: predicted × 1.02, measured × 1.06
-#  6 heads: predicted × 0.64, measured × 0.66
-#  8 heads: predicted × 1.27, measured × 1.07
-# 12 heads: predicted × 0.85, measured × 0.83
-# 16 heads: predicted × 0.96, measured × 0.87
-# 20 heads: predicted × 1.02, measured × 0.90
-# ```
 # </details>
 
 # %% tags=["nbval-ignore-output"]

@@ -358,11 +358,10 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # <details><summary>And if scores are huge?</summary>
 #
 # m is a product with the factor, rounded to 24 binary digits. If m is off by e, every p of the row is off by the same
-# $2^e$, which cancels out of O and L as long as p does not overflow. fp32 numbers just below $2^{28}$ lie 16 apart. So m
-# is off by 8 at most, and p at most $2^8$: what a lagging m allows anyway. From $2^{28}$ on it could be too much for fp16.
-# Such a row takes another `scale`, the power of two below the factor, whose products are exact. When a row's scale changes,
-# what came before counts for next to nothing, and α is set to 0. The lower end has a limit, too: m starts at −3 · 10³⁸
-# (`LOWEST`), so a row whose scores all lie near −2.5 · 10³⁸ passes for one without keys.
+# $2^e$, which cancels out of O and L as long as p does not overflow. From scores of $2^{28}$ on it could. Such a row takes
+# another `scale`, the power of two below the factor, whose products are exact. What came before counts for next to nothing
+# then, and α is set to 0. There is a lower end, too: m starts at −3 · 10³⁸ (`LOWEST`), so a row whose scores all lie near
+# −2.5 · 10³⁸ passes for one without keys.
 # </details>
 
 # %% [markdown]

@@ -189,19 +189,6 @@ for row in timed:
 # <details><summary>Answer</summary>
 #
 # **hidden keys get some weight.** $c \tanh(-\infty) = -c$ is a score like any other. Cap first, then mask.
-#
-# ```python
-# s, seen, c = np.array([1.0, 2.0, 3.0, 4.0]), np.array([True, True, False, False]), 5.0
-# cap_first = np.where(seen, c * np.tanh(s / c), -np.inf)
-# mask_first = c * np.tanh(np.where(seen, s, -np.inf) / c)
-# for name, x in (("cap, then mask", cap_first), ("mask, then cap", mask_first)):
-#     print(name, *(f"{weight:.4f}" for weight in np.exp(x) / np.exp(x).sum()))
-# ```
-#
-# ```text
-# cap, then mask 0.2864 0.7136 0.0000 0.0000
-# mask, then cap 0.2860 0.7126 0.0007 0.0007
-# ```
 # </details>
 #
 # Backward, the chain rule adds one factor. With $t = c \tanh(s/c)$ the slope is $1 - (t/c)^2$, and $t$ is the score that
@@ -299,11 +286,10 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)
 # ## How does a model get all this?
 #
 # `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes the windows, caps and sinks of this chapter, and
-# `attention_packed` takes documents by their starts. A model of Hugging Face's *transformers* is loaded with
-# `attn_implementation="fa2_lab"`, and [appendix C](C_package.ipynb) shows its losses in training. Such a model
-# describes its mask by a function of a row and a column, too. `fa2_lab.transformers` reads it once for all layers. It takes
-# causal and bidirectional masks, windows, padding and packed sequences. Any other is refused by name, a prefix as well,
-# though it is an interval.
+# `attention_packed` takes documents by their starts. A model of Hugging Face's *transformers* ([appendix
+# C](C_package.ipynb)) describes its mask by a function of a row and a column. `fa2_lab.transformers` reads it once for all
+# layers. It takes causal and bidirectional masks, windows, padding and packed sequences, and refuses any other by name: a
+# prefix, too, though it is an interval.
 
 # %% [markdown]
 # ## Recap

@@ -122,20 +122,6 @@ for layout in compilations:
 # **none.** Row 5, columns 2 and 3, for example, are the result of lane 21. As a factor they belong to g = 5 and h = 1: lane
 # 4 · 5 + 1. So P goes from softmax into the second product without leaving its registers. It is only converted to 16 bits,
 # and need not pass through shared memory.
-#
-# ```python
-# needs = np.full((16, 16), -1)
-# for lane in range(32):
-#     g, h = divmod(lane, 4)
-#     for row in (g, g + 8):
-#         needs[row, [2 * h, 2 * h + 1, 2 * h + 8, 2 * h + 9]] = lane
-# r, c = np.mgrid[:16, :16]
-# print("numbers of P that must change lanes:", (needs != lane_of(r, c)).sum())
-# ```
-#
-# ```text
-# numbers of P that must change lanes: 0
-# ```
 # </details>
 
 # %% [markdown]
