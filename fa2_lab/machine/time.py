@@ -9,7 +9,6 @@ tensor core's accumulator (FA2) or by an FMA (FA1, which must scale the new part
 FP32 rate; conversions, addresses, loop control and HBM are left out.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from fa2_lab.machine import io, warps
@@ -40,24 +39,6 @@ class Clocks(NamedTuple):
     @property
     def busiest(self) -> str:
         return self._fields[self.index(max(self))]
-
-
-@dataclass(frozen=True)
-class Worth:
-    """A change of the inner loop: its tile before and after."""
-
-    before: Clocks
-    after: Clocks
-
-    @property
-    def overlapped(self) -> float:
-        """How many times faster if the units work at once: 1.0 where the relieved unit had time to spare."""
-        return self.before.overlapped / self.after.overlapped
-
-    @property
-    def serial(self) -> float:
-        """How many times faster if they work one after the other."""
-        return self.before.serial / self.after.serial
 
 
 # One tile ---------------------------------------------------------------------------------------------------
@@ -92,16 +73,3 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
 def readers(chip: Chip, B_r: int, W: int) -> int:
     """How often K and V are read from shared memory under split-Q: by each warp, or by each 64 rows of a warpgroup."""
     return W if chip.compute_capability < (9, 0) else cdiv(B_r, WARPGROUP_ROWS)
-
-
-# What a change is worth -------------------------------------------------------------------------------------
-
-
-def tweak_1(chip: Chip, B_r: int, B_c: int, d: int, W: int = 4) -> Worth:
-    """FA1's arithmetic in the loop (scale o, scale the new part, divide) against FA2's (multiply o by α)."""
-    return Worth(*(tile_clocks(chip, B_r, B_c, d, W=W, algorithm=name) for name in ("fa1", "fa2")))
-
-
-def split(chip: Chip, B_r: int, B_c: int, d: int, W: int = 4) -> Worth:
-    """Warps that split the keys against warps that split the queries. The barriers' waiting is not in it."""
-    return Worth(*(tile_clocks(chip, B_r, B_c, d, W=W, scheme=name) for name in ("split_k", "split_q")))

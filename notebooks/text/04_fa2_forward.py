@@ -276,7 +276,7 @@ same = [kind(t, i, j) is t.kind(i, j) for t in tilings for i in range(t.T_r) for
 verdict("the corner tests = Tiling.kind, also for tiles that are not square", all(same))
 one, two = (io.traffic(x, "forward", Tiling(8192, 8192, 128, 128), 64).total for x in ("fa1", "fa2"))
 verdict("the swap saves a third", round(one / two, 1) == 1.5)
-old, new = vars(time.tweak_1(chips.A100, 128, 64, 128)).values()
+old, new = (time.tile_clocks(chips.A100, 128, 64, 128, algorithm=x) for x in ("fa1", "fa2"))
 in_turns, later = (c.tensor + c.fp32 + c.exp for c in (old, new))
 verdict("tweak 1: 8% of the time in turns", (in_turns, round(1 - later / in_turns, 2)) == (3488, 0.08))
 gains = []  # by dividing once, without a mask and with the causal one

@@ -213,19 +213,23 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 # memory of an A100's SM, 128 bytes per clock:
 
 # %% tags=["hide-input"]
-change = time.split(chips.A100, 128, 64, 128)
+def both(chip, *sizes, W=4):  # a tile's clocks under split-K and under split-Q, and how far they are apart
+    keys, queries = (time.tile_clocks(chip, *sizes, W=W, scheme=x) for x in ("split_k", "split_q"))
+    return keys, queries, keys.serial / queries.serial, keys.overlapped / queries.overlapped
+
+
+keys, queries, one, all_ = both(chips.A100, 128, 64, 128)
 print("clocks of a tile of 128 × 64, d = 128, on an A100")
-for name, tile in (("split-K", change.before), ("split-Q", change.after)):
+for name, tile in (("split-K", keys), ("split-Q", queries)):
     units = f"tensor {tile.tensor:.0f}, exp {tile.exp:.0f}, fp32 {tile.fp32:.0f}"
     print(f"  {name}: {units}, shared {tile.shared:.0f}; busiest: {tile.busiest}")
-one, all_ = change.serial, change.overlapped
 print(f"split-Q is {one:.1f} times as fast if units take turns,", end=" ")
 print(f"{all_:.1f} if all work at once")
 row = next(row for row in load("ladder").rows if "s00_split_keys" in row.values)
 ratio = row.values["s00_split_keys"][0] / row.values["s01_split_queries"][0]
-small = time.split(chips.H200, 32, 32, row.problem["d"], W=2)
+*_, low, high = both(chips.H200, 32, 32, row.problem["d"], W=2)
 print(f"two kernels on an H200, a smaller tile: split-Q is {ratio:.1f} times as fast,", end=" ")
-print(f"by this model {small.serial:.1f} to {small.overlapped:.1f}")
+print(f"by this model {low:.1f} to {high:.1f}")
 price, flops, points = prices.prices(chips.A100), 4 * 128 * 64 * 128, {}
 for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
     intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
@@ -282,7 +286,7 @@ for W in (1, 4):
     verdict(f"split_k_tile = warps.split_k, warps: {W}", close(split_k_tile(q, k, v, W)[0], by_keys))
 kib = [round(warps.tile_bytes(name, 128, 64, 128, 4) / 1024) for name in ("split_q", "split_k")]
 verdict("192 KiB against 718", kib == [192, 718])
-verdict("the kernels are farther apart than the model says", ratio > small.overlapped)
+verdict("the kernels are farther apart than the model says", ratio > high)
 
 # %% [markdown] tags=["navigation"]
 # [← Parallelism](06_parallelism.ipynb) · [The map](00_start.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)

@@ -71,13 +71,13 @@ def test_one_tile_on_an_h100_by_hand():
 
 @each
 def test_what_the_changes_are_worth(chip):
-    tweak, split = (change(chip, 128, 64, 128) for change in (time.tweak_1, time.split))
-    assert 1.01 < tweak.serial < 1.07 and tweak.overlapped >= 1
-    saved_fp32 = (tweak.before.fp32 - tweak.after.fp32) * chip.fp32_per_clock
+    fa1, fa2 = (time.tile_clocks(chip, 128, 64, 128, algorithm=name) for name in ("fa1", "fa2"))
+    assert 1.01 < fa1.serial / fa2.serial < 1.07 and fa1.overlapped >= fa2.overlapped
+    saved_fp32 = (fa1.fp32 - fa2.fp32) * chip.fp32_per_clock
     assert saved_fp32 == 128 * 128 + 6 * 128  # one scaling of o, and six operations on each row
-    assert tweak.before.tensor == tweak.after.tensor and tweak.before.shared == tweak.after.shared
-    assert split.serial > 1.3 and split.before.shared > 2 * split.after.shared
-    assert split.before.exp == split.after.exp
+    assert fa1.tensor == fa2.tensor and fa1.shared == fa2.shared
+    keys, queries = (time.tile_clocks(chip, 128, 64, 128, scheme=name) for name in ("split_k", "split_q"))
+    assert keys.serial > 1.3 * queries.serial and keys.shared > 2 * queries.shared and keys.exp == queries.exp
 
 
 # Prices ---------------------------------------------------------------------------------------------------------
