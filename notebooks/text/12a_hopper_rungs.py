@@ -19,7 +19,7 @@
 #
 # *Time: 75 minutes, in four sittings. You need a Triton kernel that you have read
 # ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and lanes (a *lane* is one of a warp's 32 threads), layouts
-# and banks: [appendix A](A_lanes.ipynb), 30 minutes more. No CUDA. Hardware: any laptop with Linux. Numbers were measured
+# and banks: [appendix A](A_lanes.ipynb), 25 minutes more. No CUDA. Hardware: any laptop with Linux. Numbers were measured
 # on an NVIDIA H200 in bf16.*
 
 # %%
@@ -32,18 +32,17 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from fa2_lab.kernels import ladder, triton_versions
+from fa2_lab.kernels import triton_versions
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots import bulk_copy, roofline, row_reduction, tickets, timeline, wgmma
 from fa2_lab.plots.show import show
-from fa2_lab.reference import naive
 from fa2_lab.tools.xray import xray
 from fa2_studio.book import maxima
 from fa2_studio.book.hopper import Climb, change, read, show_code
 from fa2_studio.book.ring import PAUSE, try_out
-from fa2_studio.book.verdicts import close, verdict
+from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
 # ## Sitting 1 · The machine, and a first kernel

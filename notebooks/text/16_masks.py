@@ -31,7 +31,7 @@ from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
 from fa2_lab.reference.scores import sink_backward
-from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
+from fa2_lab.tiles import CAUSAL, Mask, Tiling
 from fa2_studio.bench.packed import LENGTHS
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict

@@ -16,7 +16,7 @@
 # - swizzle a tile by hand, and count bank conflicts,
 # - add up the shared memory and the registers that a tile needs.
 #
-# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).*
+# *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).*
 
 # %%
 import numpy as np

@@ -15,7 +15,7 @@
 # - decide whether a printed formula is wrong, by a computation that does not use it,
 # - find the lines of the papers that have slips, and where other people met them.
 #
-# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
+# *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), [05 · The backward pass](05_backward.ipynb) and [07 · Warps](07_warps.ipynb).*
 
 # %%

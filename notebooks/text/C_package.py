@@ -14,7 +14,7 @@
 # - count what an algorithm of yours loads, stores and computes,
 # - call `fa2_lab.attention`, judge what comes back, and switch a model over to it.
 #
-# *Time: 25 minutes. Hardware: any laptop; one cell needs torch and Triton and says so if they are missing. Before this:
+# *Time: 20 minutes. Hardware: any laptop; one cell needs torch and Triton and says so if they are missing. Before this:
 # [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %%
