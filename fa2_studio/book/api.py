@@ -57,5 +57,5 @@ def table(paragraph: str) -> str:
 
 
 def plain(words: str) -> str:
-    """No letter of it is markup."""
-    return re.sub(r"([*_$<\[`|])", r"\\\1", words)
+    """What stands in backticks is code; no other letter is markup."""
+    return re.sub(r"`[^`]+`|[*_$<\[|`]", lambda found: found[0] if found[0][1:] else f"\\{found[0]}", words)

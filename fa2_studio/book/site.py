@@ -184,7 +184,7 @@ def with_links(text: str, at: Path) -> str:
         up = "../" * (at == NOTEBOOKS / "assignments")
         place = file.relative_to(NOTEBOOKS if file.is_relative_to(NOTEBOOKS) else files.ROOT)
         if file.parent == FIGURES and file.suffix in (".svg", ".pdf"):
-            return f'<a href="{"../" * (at == NOTEBOOKS / "assignments")}{place.as_posix()}">{words}</a>'
+            return f'<a href="{up}{place.as_posix()}">{words}</a>'
         if place.with_suffix("").as_posix() in {c.name for c in written()} | set(assignments()) or place.name in PAGES:
             return f"[{words}]({up}{place.as_posix()}{anchor})"
         if reach.origin() is None:
@@ -192,6 +192,8 @@ def with_links(text: str, at: Path) -> str:
         repository, commit = reach.origin()
         return f"[{words}](https://github.com/{repository}/blob/{commit}/{file.relative_to(files.ROOT).as_posix()})"
 
+    drawn = rf"!\[([^\]]*)\]\(figures/({'|'.join(PICTURES)})\.svg\)"
+    text = re.sub(drawn, lambda found: front.picture(found[2], found[1]), text)
     text = re.sub(r"(!\[[^\]]*\]\()\.\./figures/", r"\1figures/", text)
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)", link, text)
 
