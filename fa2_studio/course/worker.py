@@ -9,16 +9,14 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from importlib import import_module
 
 import numpy as np
-from checks.cells import run_source
+from checks.cells import described, run_source
 
 from fa2_studio.course import channel
 
 OUTPUT = 20_000  # characters of one cell
-OWN = ("fa2_lab", "fa2_studio", "checks")
 
 
 class Late(BaseException):
@@ -152,25 +150,7 @@ def in_time(seconds: float, act) -> dict:
     except Late:
         return {"late": True}
     except BaseException as error:
-        return failure(error)
-
-
-def failure(error: BaseException) -> dict:
-    """An error as plain text: its name, what it says, and the student's line; a private name is its base's."""
-    if type(error).__name__ == "InterpreterError" and error.__cause__:  # Triton's interpreter wraps what was raised
-        error = error.__cause__
-    try:
-        text = str(error)[:1000]
-        if isinstance(error, SyntaxError):  # its own words name a file that no student knows
-            text = f"{error.msg}, in line {error.lineno}: {(error.text or '').strip()}"[:1000]
-        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in OWN:
-            text = f"{error.name} is off limits in this assignment"
-    except BaseException:
-        text = ""
-    name = next(cls.__name__ for cls in type(error).__mro__ if not cls.__name__.startswith("_"))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<cell")]
-    where = f"line {frames[-1].lineno} of the cell with {frames[-1].name}: {frames[-1].line}"[:300] if frames else ""
-    return {"error": [name[:60], text, where]}
+        return {"error": list(described(error))}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ pytest.importorskip("nbformat", reason="nbformat is not installed: pip install '
 import nbformat
 import numpy as np
 from checks import guard
+from checks.cells import described
 from course_play import outcome as played
 from course_wrong import GAINS, SLIPS, WRONG
 
@@ -181,8 +182,6 @@ def test_what_a_student_s_function_prints_and_changes_stays_inside(capsys):
 
 def test_an_error_is_told_by_its_public_name():
     """Python 3.13 has a SyntaxError of a private kind."""
-    from fa2_studio.course.worker import failure
-
     private = type("_IncompleteInputError", (SyntaxError,), {})
-    assert failure(private("incomplete input"))["error"][0] == "SyntaxError"
-    assert failure(KeyError("x"))["error"][:2] == ["KeyError", "'x'"]
+    assert described(private("incomplete input"))[0] == "SyntaxError"
+    assert described(KeyError("x"))[:2] == ("KeyError", "'x'")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import traceback
 from contextlib import contextmanager
 
 import numpy as np
 
+from .cells import described
 from .guard import Raised, Stopped
 from .probes import NotAllowed
 
@@ -93,20 +93,12 @@ def step(checks):
 
 def words_of(error: BaseException) -> tuple[str, str]:
     """What a student's code raised, here or in another process, and where in the notebook."""
-    if type(error).__name__ == "InterpreterError":  # Triton's interpreter wraps what was raised
-        error = error.__cause__ or error
     if isinstance(error, MemoryError):
         return "MemoryError: all the memory was used", ""
     if isinstance(error, (Raised, Stopped)):
         return str(error)[:300], getattr(error, "where", "")
-    return f"{type(error).__name__}: {error}".removesuffix(": ")[:300], line_of(error)
-
-
-def line_of(error: BaseException) -> str:
-    """Where in the notebook an error was raised, if it was."""
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = [f for f in frames if f.filename.startswith("<cell") or "ipykernel_" in f.filename]
-    return f"line {inside[-1].lineno} of the cell with {inside[-1].name}: {inside[-1].line}" if inside else ""
+    name, text, where = described(error)
+    return f"{name}: {text}".removesuffix(": ")[:300], where
 
 
 # Comparing ------------------------------------------------------------------------------------------------------
