@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from checks.guard import Stopped
 
 from fa2_studio.course import channel
 from fa2_studio.course.worker import alarm
@@ -46,14 +47,6 @@ class Limits:
     cell_seconds: float = 60.0
     notebook_seconds: float = 300.0
     memory_mb: int = 4096
-
-
-class Late(Exception):
-    """A request took longer than it may."""
-
-
-class Died(Exception):
-    """The student's process ended."""
 
 
 # Which box, and how it is started -----------------------------------------------------------------------------------
@@ -159,7 +152,7 @@ class Room:
         self.errors = tempfile.TemporaryFile()
         uid = 100_000 + os.getpid() % 50_000 if other_user(box, package) else 0
         if box == "user" and os.getuid() == 0 and not uid:
-            raise Died("the box could not be started: no other user can read this Python, and root may do all")
+            raise Stopped("the box could not be started: no other user can read this Python, and root may do all")
         if self.home and uid:
             os.chown(self.home, uid, uid)
         python = "python" if box in ENGINES else sys.executable
@@ -178,10 +171,11 @@ class Room:
         threading.Thread(target=self._listen, daemon=True).start()
         try:
             self._next(time.monotonic() + START)
-        except (Died, Late) as failure:
-            said = self._last_words() or str(failure) or f"it was not ready after {START:.0f} s"
+        except Stopped as failure:
+            late = f"it was not ready after {START:.0f} s" if self.process.poll() is None else ""
+            said = self._last_words() or late or str(failure)
             self.close()
-            raise Died(f"the box could not be started: {said}") from failure
+            raise Stopped(f"the box could not be started: {said}") from failure
 
     def ask(self, request: dict, seconds: float) -> dict:
         """The reply to a request. The student's code may ask back in between, as often as it likes."""
@@ -197,7 +191,7 @@ class Room:
                     return reply
                 channel.send(self.process.stdin, self._do(reply, until), self._refer)
         except (BrokenPipeError, ConnectionError) as gone:
-            raise Died(self._last_words()) from gone
+            raise self._ended() from gone
 
     def close(self) -> None:
         """End the process and everything that it started."""
@@ -225,9 +219,9 @@ class Room:
             act = getattr(thing, method) if method and not method.startswith("_") else thing
             if not callable(act):
                 raise TypeError("this cannot be called")
-            with alarm(until - time.monotonic(), Late), np.errstate(all="ignore"):
+            with alarm(until - time.monotonic(), self._late()), np.errstate(all="ignore"):
                 return {"value": act(*question["args"], **question["kwargs"])}
-        except Late:
+        except Stopped:
             raise
         except Exception as error:
             return {"error": [type(error).__name__, str(error)[:500]]}
@@ -241,21 +235,21 @@ class Room:
             self.arrived.put(end)
 
     def _next(self, until: float):
-        """The next message, or Late, or Died."""
+        """The next message, or Stopped."""
         while True:
             try:
                 message = self.arrived.get(timeout=0.25)
             except queue.Empty:
                 self._watch()
                 if time.monotonic() > until:
-                    raise Late from None
+                    raise self._late() from None
                 if self.process.poll() is not None and self.arrived.empty():
-                    raise Died(self._last_words()) from None
+                    raise self._ended() from None
                 continue
             if isinstance(message, Exception):
-                raise Died(self._last_words() or str(message))
+                raise self._ended(self._last_words() or str(message))
             if time.monotonic() > until:
-                raise Late  # however many more there are
+                raise self._late()  # however many more there are
             return message
 
     def _watch(self) -> None:
@@ -264,9 +258,16 @@ class Room:
             return  # the engine's own limits
         memory, seconds = used_by(self.process.pid)
         if memory > self.limits.memory_mb:
-            raise Died(f"it used more than {self.limits.memory_mb:,} MB of memory")
+            raise self._ended(f"it used more than {self.limits.memory_mb:,} MB of memory")
         if seconds > 1.5 * (time.monotonic() - self.began) + 5:
-            raise Died("it used more than one core")
+            raise self._ended("it used more than one core")
+
+    def _late(self) -> Stopped:
+        return Stopped(f"it did not end within {self.limits.cell_seconds:g} s and could not be interrupted")
+
+    def _ended(self, why: str = "") -> Stopped:
+        why = why or self._last_words() or "too much memory, exit(), or a crash"
+        return Stopped(f"the process ended here ({why})")
 
     def _last_words(self) -> str:
         """The last line that the process wrote about itself."""

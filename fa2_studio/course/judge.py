@@ -20,7 +20,7 @@ from checks.cells import run_source
 from checks.guard import Far, Raised, Stopped, raised
 
 from fa2_studio.course import notebooks, seeds
-from fa2_studio.course.box import Died, Late, Limits, Room
+from fa2_studio.course.box import Limits, Room
 from fa2_studio.course.notebooks import HIDDEN, Cell, grade_id, is_solution, steps
 
 MOST_DEATHS = 8  # how often a student's process is started again in one notebook
@@ -183,15 +183,9 @@ class Session:
             if self.room is None:
                 self.open(is_theirs)
             reply = self.room.ask(request, max(0.0, min(seconds, left)))
-        except Late:
+        except Stopped:
             self.end()
-            raise Stopped(
-                f"it did not end within {self.limits.cell_seconds:g} s and could not be interrupted"
-            ) from None
-        except Died as end:
-            self.end()
-            why = str(end) or "too much memory, exit(), or a crash"
-            raise Stopped(f"the process ended here ({why})") from None
+            raise
         if reply.get("late"):
             raise Stopped(f"it did not end within {self.limits.cell_seconds:g} s")
         return reply

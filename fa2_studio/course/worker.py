@@ -124,7 +124,7 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def alarm(seconds: float, late: type[BaseException]):
+def alarm(seconds: float, late: BaseException):
     """Raise `late` in what is done inside once its time is over, and again for code that swallows it."""
 
     def ring(*_):
@@ -145,7 +145,7 @@ def alarm(seconds: float, late: type[BaseException]):
 def in_time(seconds: float, act) -> dict:
     """The reply of an act, or what it raised, or that it was late."""
     try:
-        with alarm(seconds, Late):
+        with alarm(seconds, Late()):
             return act()
     except Late:
         return {"late": True}

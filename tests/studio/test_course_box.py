@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 from checks import meter
+from checks.guard import Stopped
 from course_class import QUICK, code, graded_at_once, handed_in
 
 from fa2_studio.course import box, judge, notebooks, results
@@ -239,7 +240,7 @@ def test_a_student_s_code_never_runs_as_root_beside_the_grader(tmp_path, monkeyp
     """In a platform's container it is another user, or it is not run."""
     monkeypatch.setattr(box, "other_user", lambda *_: False)
     monkeypatch.setattr(box.os, "getuid", lambda: 0)
-    with pytest.raises(box.Died, match="no other user"):
+    with pytest.raises(Stopped, match="no other user"):
         box.Room(tmp_path, QUICK, "user")
 
 
