@@ -39,7 +39,7 @@ from fa2_lab.api.checks import (
     runs_on_triton,
 )
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.prepared import PREPARED, Tensors
+from fa2_lab.kernels.prepared import PREPARED, Options, Tensors
 
 interpreter.decide(torch.cuda.is_available())
 
@@ -103,6 +103,15 @@ def attention(
     options = options._replace(reference=not runs_on_triton(backend, q.device.type))
     drawn = seed_tensor(seed, q.device) if dropout_p else None
     return operators.compute(kind, Tensors(q, k, v, key_lengths, drawn, sinks), options, return_lse)
+
+
+def by_reference(q: Tensor, k: Tensor, v: Tensor, options: Options, sinks: Tensor | None) -> Any:
+    """(O, L) of one sequence, (1, heads, N, d) each, by the reference; where it has no keys, rows see their sink."""
+    if q.shape[2] and k.shape[2]:
+        masks: dict[str, Any] = dict(window=options.window, softcap=options.softcap, sinks=sinks, scale=options.scale)
+        return attention(q, k, v, **masks, return_lse=True, backend="reference")
+    unseen = q.new_full(q.shape[1:2], -torch.inf, dtype=torch.float32) if sinks is None else sinks.float()
+    return torch.zeros_like(q), unseen[None, :, None].expand(q.shape[:3])
 
 
 def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[tuple | None, Any]:

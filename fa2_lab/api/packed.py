@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fa2_lab.api import operators
-from fa2_lab.api.attention import attention, recall
+from fa2_lab.api.attention import by_reference, recall
 from fa2_lab.api.checks import (
     check_longest,
     check_masks,
@@ -98,17 +98,10 @@ def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) sequence by sequence, each by attention's reference."""
     q, k, v, _, _, sinks, cu_q, cu_k = tensors
     assert cu_q is not None and cu_k is not None
-    masks: dict[str, Any] = dict(window=options.window, softcap=options.softcap, sinks=sinks)
-    given: dict[str, Any] = dict(scale=options.scale, return_lse=True, backend="reference")
     Os, Ls = [], []
     for (a, b), (c, d) in zip(pairs(cu_q), pairs(cu_k), strict=True):
         q_b, k_b, v_b = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
-        if a < b and c < d:
-            O, L = attention(q_b, k_b, v_b, **masks, **given)
-        else:  # rows without a key see their sink at most
-            O = torch.zeros_like(q_b)
-            unseen = q.new_full((q.shape[1],), -torch.inf, dtype=torch.float32)
-            L = (unseen if sinks is None else sinks.float())[None, :, None].expand(O.shape[:3])
+        O, L = by_reference(q_b, k_b, v_b, options, sinks)
         Os.append(O[0].transpose(0, 1))
         Ls.append(L[0])
     return torch.cat(Os), torch.cat(Ls, dim=1)

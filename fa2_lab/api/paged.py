@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fa2_lab.api import operators
-from fa2_lab.api.attention import attention, recall
+from fa2_lab.api.attention import by_reference, recall
 from fa2_lab.api.checks import (
     check_cache,
     check_entries,
@@ -151,14 +151,10 @@ def paged_shapes(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def gathered(tensors: Pages, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) sequence by sequence: its pages side by side as one tensor, and attention's reference on that."""
     q, k_pages, v_pages, block_table, key_lengths, sinks = tensors
-    masks: dict[str, Any] = dict(window=options.window, softcap=options.softcap, sinks=sinks)
-    given: dict[str, Any] = dict(scale=options.scale, return_lse=True, backend="reference")
-    O, L = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
-    if sinks is not None:
-        L[:] = sinks[:, None]  # all that rows without a key see
+    found = []
     for b, n in enumerate(key_lengths.tolist()):
-        if n:
-            used = block_table[b, : -(-n // k_pages.shape[1])].long().clamp(0, len(k_pages) - 1)
-            k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (k_pages, v_pages))
-            O[[b]], L[[b]] = attention(q[[b]], k, v, **masks, **given)
-    return O, L
+        used = block_table[b, : -(-n // k_pages.shape[1])].long().clamp(0, len(k_pages) - 1)
+        k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (k_pages, v_pages))
+        found.append(by_reference(q[[b]], k, v, options, sinks))
+    O, L = zip(*found, strict=True)
+    return torch.cat(O), torch.cat(L)
