@@ -210,17 +210,13 @@ for name in sorted(stalls, key=stalls.get)[:-5:-1]:
 # A small loop that copies nothing ahead (`python -m fa2_studio.inside`), on an H200:
 
 # %% tags=["hide-input"]
-def timeline(stretches, width=72):  # of (name, begin, length): a line for each name
-    begin, end = min(t for _, t, _ in stretches), max(t + n for _, t, n in stretches)
-    for lane in dict.fromkeys(name for name, *_ in stretches):
-        mine = [(t - begin, t - begin + n) for name, t, n in stretches if name == lane]
-        at = [(x + 0.5) * (end - begin) / width for x in range(width)]
-        print(f"{lane:9} " + "".join("█" if any(a <= t < b for a, b in mine) else "·" for t in at))
-
-
 printed = (files.ROOT / "figures" / "data" / "inside.txt").read_text(encoding="utf-8")
 clocked = re.findall(r"(copies|products) +from +(\S+) for +(\S+)(.*)", printed)
-timeline([(name, float(t), float(n)) for name, t, n, warp in clocked if warp == clocked[0][3]])
+spans = [(name, float(t), float(t) + float(n)) for name, t, n, warp in clocked if warp == clocked[0][3]]
+for lane in ("copies", "products"):
+    at = np.linspace(spans[0][1], max(end for *_, end in spans), 72)
+    works = (any(name == lane and begin <= t < end for name, begin, end in spans) for t in at)
+    print(f"{lane:9} " + "".join("█" if work else "·" for work in works))
 
 # %% [markdown]
 # The tensor cores stand still during each copy. `nsys` and `proton` show when each *kernel* ran. Proton can also look inside,

@@ -254,28 +254,8 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)
 # <details><summary>Answer</summary>
 #
 # **prefix: everybody sees the first 40 keys, otherwise causal.** Row $r$ sees $[0, \max(40, r + 1))$. In the third, a row
-# sees two intervals. One interval around both is the causal mask again, and more than half of its tiles are empty. In the
-# second no tile is empty, and none is FULL.
-#
-# ```python
-# row, col = np.arange(256)[:, None], np.arange(256)
-# masks = {
-#     "prefix": (col <= row) | (col < 40),
-#     "every 16th": (col <= row) & ((row - col) % 16 == 0),
-#     "window and first 4": (col <= row) & ((row - col <= 32) | (col < 4)),
-# }
-# for name, allowed in masks.items():
-#     tiling = Tiling(256, 256, 16, 16, Mask(allowed=allowed))
-#     seen = [tiling.visited_cols(i) for i in range(16)]
-#     span = sum(blocks[-1] - blocks[0] + 1 for blocks in seen)
-#     print(f"{name:18} {sum(map(len, seen)):4} tiles seen, {span} from first to last")
-# ```
-#
-# ```text
-# prefix              139 tiles seen, 139 from first to last
-# every 16th          136 tiles seen, 136 from first to last
-# window and first 4   58 tiles seen, 136 from first to last
-# ```
+# sees two intervals. One interval around both is the causal mask again, and in a long sequence most of its tiles are empty.
+# In the second no tile is empty, and none is FULL.
 # </details>
 #
 # Two numbers no longer say which tiles to visit. A list always does: for each row block its column blocks' numbers.

@@ -18,18 +18,15 @@
 # [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %%
-import re
 from importlib.util import find_spec
 
 import numpy as np
-from IPython.display import Markdown
 
 from fa2_lab.machine import io
 from fa2_lab.paper import PACKAGE, where
 from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
 from fa2_lab.tiles import CAUSAL, Tiling
-from fa2_lab.tools import command
 from fa2_lab.trace import Trace
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
@@ -180,14 +177,8 @@ for event in meter.events:
 # %% [markdown]
 # ## Which command does what?
 #
-# A command is `fa2-lab NAME`, or `python -m fa2_lab NAME`. Three to try first: `fa2-lab glossary warp`, `fa2-lab ladder
+# `fa2-lab --help` lists them (or `python -m fa2_lab --help`). Three to try first: `fa2-lab glossary warp`, `fa2-lab ladder
 # 05`, and `fa2-lab book --blank mine`, which writes the chapters into a folder with nothing executed.
-
-# %% tags=["hide-input"]
-page = command.parser().format_help()
-helps = dict(re.findall(r"^    (\w+) +(.+)$", page, flags=re.M))
-rows = [f"| `fa2-lab {name}` | {words} |" for name, words in helps.items()]
-Markdown("\n".join(["| command | what it does |", "|---|---|", *rows]))
 
 # %% [markdown]
 # ## Recap
@@ -201,10 +192,6 @@ Markdown("\n".join(["| command | what it does |", "|---|---|", *rows]))
 # **Complete.** Softmax of one long row x, in blocks. In three passes, the first finds the maximum, the second the sum, the
 # third writes the result. The online softmax of chapter 02 merges the first two. Write it, so that it loads 2N elements.
 #
-# <details><summary>Hint</summary>
-#
-# When the maximum grows, what was summed so far shrinks by $e^{m - m_{new}}$.
-# </details>
 # <details><summary>Solution</summary>
 #
 # ```python
