@@ -314,8 +314,7 @@ def test_sinks_of_minus_infinity_and_sequences_without_keys(call, backend):
 
 
 @pytest.mark.parametrize("layout", ("plain", "inside", "turned", "expanded"))
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("reference", (False, True), ids=("kernels", "reference"))
+@pytest.mark.parametrize("call, reference", [*((call, False) for call in CALLS), ("attention", True)])
 def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout, reference):
     """Shape, dtype and strides of all results: that is what a compiled function relies on."""
 
@@ -326,8 +325,7 @@ def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout, reference
             return x.mT.contiguous().mT
         return x.transpose(0, 1).contiguous().transpose(0, 1) if layout == "inside" else x
 
-    ops, given = torch.ops.fa2_lab, arguments_of(call)
-    options = Options(True, 0.25, reference=reference and call == "attention")  # the others call attention() for it
+    ops, given, options = torch.ops.fa2_lab, arguments_of(call), Options(True, 0.25, reference=reference)
     if call == "attention_paged":
         names = ("q", "k_pages", "v_pages", "block_table", "key_lengths")
         steps = {ops.paged: [lay(given["q"]), *(given[n] for n in names[1:]), None]}
