@@ -167,7 +167,8 @@ def test_what_is_prepared_serves_no_other_kind_of_call(monkeypatch):
     other_options = Options(True, 1.0), Options(False, 2.0), options._replace(left=3), options._replace(softcap=3.0)
     calls = [((q, k, v), dict(options=x)) for x in (options, *other_options)]
     tensors_too = dict(programs=3), dict(key_lengths=lengths), dict(sinks=torch.zeros(2, device=DEVICE))
-    calls += [((q, k, v), dict(options=options, **more)) for more in tensors_too]
+    tables = (dict(key_lengths=lengths, table=torch.zeros(1, n, dtype=torch.int32, device=DEVICE)) for n in (2, 3))
+    calls += [((q, k, v), dict(options=options, **more)) for more in (*tensors_too, *tables)]
     others = [x.to("meta") for x in (q, k, v)], [x.half() for x in (q, k, v)], (q, k, v.mT.contiguous().mT)
     calls += [(given, dict(options=options)) for given in (*others, (q, k[:, :, :39], v[:, :, :39]))]
     for _ in range(2):
