@@ -7,7 +7,7 @@ on these sheets, a GB/s of bandwidth 10⁹.
 """
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 TFLOPS, GB, MHZ = 10**12, 10**9, 10**6
@@ -139,11 +139,6 @@ def named(name: str) -> Chip:
     if name not in known:
         raise ValueError(f"name: got {name!r}; it takes one of {', '.join(known)}")
     return known[name]
-
-
-def figures(chip: Chip) -> list[str]:
-    """The names of its figures."""
-    return [f.name for f in fields(chip)]
 
 
 def check_chip(chip: Chip) -> None:

@@ -89,7 +89,9 @@ def efficiency(blocks: int, slots: int) -> float:
 
 def fa1_grid(heads: int, tiling: Tiling) -> list[Block]:
     """FA1, forward and backward: one block for each (batch, head), all tiles in it, none skipped."""
-    return [Block(head, index=None, cost=tiling.T_r * tiling.T_c) for head in range(_heads(heads, tiling))]
+    check_tiling(tiling)
+    whole_number("heads", heads, low=1)
+    return [Block(head, index=None, cost=tiling.T_r * tiling.T_c) for head in range(heads)]
 
 
 def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str = "rows") -> list[Block]:
@@ -98,8 +100,9 @@ def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str 
     Order "rows" launches as the indices run, head by head; "heaviest first" launches the longest blocks first. Within a
     head the causal forward runs from light to heavy by itself, the backward from heavy to light.
     """
-    costs = worker_tiles(tiling, direction)
-    blocks = [Block(head, index, int(n)) for head in range(_heads(heads, tiling)) for index, n in enumerate(costs)]
+    costs = [int(n) for n in worker_tiles(tiling, direction)]
+    whole_number("heads", heads, low=1)
+    blocks = [Block(head, index, cost) for head in range(heads) for index, cost in enumerate(costs)]
     if order not in ORDERS:
         raise ValueError(f"order: got {order!r}; it takes one of {', '.join(ORDERS)}")
     return blocks if order == "rows" else sorted(blocks, key=lambda block: -block.cost)
@@ -157,8 +160,3 @@ def dq_writers(tiling: Tiling) -> list[list[int]]:
     """For each row block i, the backward's workers that add into dQ_i: more than one means atomics, or two passes."""
     check_tiling(tiling)
     return [tiling.visited_cols(i) for i in range(tiling.T_r)]
-
-
-def _heads(heads: int, tiling: Tiling) -> int:
-    check_tiling(tiling)
-    return whole_number("heads", heads, low=1)

@@ -83,14 +83,10 @@ def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
 def launch(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
     """Clocks of one launch."""
     if rung.number == 0:
-        return hbm_clocks(heads * N * (12 * N + 8 * rung.d), chip)  # S in four bytes, P in two, written and read
+        moved = heads * N * (12 * N + 8 * rung.d)  # bytes: S has four a number, P two, both are written and read
+        return moved * chip.clock_hz / chip.hbm_per_second
     tile = [clocks(rung, k, chip) for k in range(1, rung.programs + 1)]
     return makespan(blocks(rung, heads, N, causal), tile, chip.SMs)
-
-
-def hbm_clocks(moved: float, chip: Chip = H200) -> float:
-    """Clocks in which HBM can move so many bytes, by the data sheet."""
-    return moved * chip.clock_hz / chip.hbm_per_second
 
 
 def blocks(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:

@@ -82,10 +82,6 @@ def draw(sections: dict[str, dict[str, str]]) -> style.Drawn:
             style.note(ax, 0.35 if right in below else RIGHT, y, right)
         y += LINE
     style.bare(ax, (0, style.width() - 0.1), (0, y))
-    return figure, f"A page of formulas, in sections: {'; '.join(sections)}. {read(sections)}"
-
-
-def read(sections: dict[str, dict[str, str]]) -> str:
-    """The numbers among it, in words."""
     *_, priced, limits = sections.values()
-    return "; ".join(f"{left}: {right}" for lines in (priced, limits) for left, right in lines.items())
+    numbers = "; ".join(f"{left}: {right}" for left, right in (priced | limits).items())
+    return figure, f"A page of formulas, in sections: {'; '.join(sections)}. {numbers}"

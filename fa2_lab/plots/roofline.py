@@ -1,16 +1,10 @@
 """The roofline of a GPU: how fast a method can be at most, by the bytes that it asks for and those that cross to DRAM.
 
-A chapter ends its cost beat with
-
-    show(roofline.draw(**roofline.data("FA1")))                      one method, as the chapters count it
-    show(roofline.draw(**roofline.data("standard", "FA1", "FA2")))   several
-    show(roofline.draw(**roofline.data("FA2", B_r=128, B_c=128)))    with any word of machine.prices.cost:
-                                                                     N, N_q, d, B_r, B_c, heads, causal, chip
+    show(roofline.draw(**roofline.data("standard", "FA1", "FA2", B_r=128)))    methods, with any word of prices.cost
     own = prices.cost("decode", N=8192, N_q=8)
-    show(roofline.draw(**roofline.data(("8 queries", own))))         (label, Cost): several settings in one picture
+    show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost): several settings
 
-Names: those of prices.METHODS. The numbers beside it: cost.limit(chip) gives the slowest unit and its seconds,
-cost.seconds(chip) all units, cost.intensity("requested") and ("crossed") the two places of the method.
+Names are those of prices.METHODS; cost.limit(chip) gives the slowest unit and its seconds.
 Without a name `data()` is the ladder of chapter 10 as it was measured, over the bytes that hardware counters saw.
 """
 

@@ -1,6 +1,7 @@
 """What the live pieces read: the GPUs for the playground; for the climb each rung's speed, counters, words, change."""
 
 import json
+from dataclasses import fields
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
@@ -17,7 +18,7 @@ def script() -> str:
 
 def data() -> dict:
     """The GPUs for the playground, and the rungs for the climb."""
-    names = [name for name in chips.figures(chips.H200) if name not in ("compute_capability", "name")]
+    names = [field.name for field in fields(chips.Chip) if field.name not in ("compute_capability", "name")]
     gpus = {chip.name: {name: getattr(chip, name) for name in names} for chip in chips.CHIPS.values()}
     return dict(chips=gpus, climb=climb())
 
