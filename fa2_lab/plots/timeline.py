@@ -61,7 +61,8 @@ def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
         ax.set(ylim=(len(LANES), 0), yticks=[])
         ax.spines["left"].set_visible(False)
         ax.set_title(f"{panel['name']}: {panel['share']:.0%} busy")
-    axes[-1].set(xlim=(-0.21 * window, window), xticks=range(0, int(window), 1000), xlabel="clocks of one SM →")
+    names = 0.26 if style.narrow() else 0.21  # of the window, for the lanes' names
+    axes[-1].set(xlim=(-names * window, window), xticks=range(0, int(window), 1000), xlabel="clocks of one SM →")
     busy = "; ".join(f"{p['name']}: tensor cores busy {p['share']:.0%} of the time" for p in panels)
     alt = (
         "Four timelines of one SM, one above the other. Each has two lanes for the tensor cores and two for"
