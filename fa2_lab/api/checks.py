@@ -275,14 +275,15 @@ def check_scale(scale: float) -> None:
         raise ValueError(f"scale: got {scale:g}; it takes at most 1e38 in size; backend='reference' takes every float")
 
 
-def with_positive_scale(q: Tensor, options: Options) -> tuple[Tensor, Options]:
-    """q and options with a scale of 0 or more, which is what finds the largest score before it is scaled."""
-    return (-q, options._replace(scale=-options.scale)) if options.scale < 0 else (q, options)
+def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
+    """q and options as they are computed with: a scale of 0 or more finds the largest score before it is scaled.
 
-
-def for_kernels(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
-    """q and options as the kernels take them: they divide sinks by the scale, so there a tiny one is taken into q."""
-    q, options = with_positive_scale(q, options)
+    The kernels compute in fp32, and they divide sinks by the scale, so there a tiny one is taken into q.
+    """
+    if options.scale < 0:
+        q, options = -q, options._replace(scale=-options.scale)
+    if options.reference:
+        return q, options
     check_scale(options.scale)
     if sinks is not None and options.scale < SMALLEST_SCALE:
         return q * options.scale, options._replace(scale=1.0)

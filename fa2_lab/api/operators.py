@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
-from fa2_lab.api.checks import for_kernels, traced, with_positive_scale
+from fa2_lab.api.checks import as_computed, traced
 from fa2_lab.kernels.prepared import Options, Tensors, keep, rows_contiguous
 
 # The kernels ----------------------------------------------------------------------------------------------------
@@ -46,10 +46,7 @@ def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors
 
 def compute(kind: tuple | None, tensors: Tensors, options: Options, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
     """O, or (O, L), of a call that has passed all checks; what is prepared for its kind, if it has one, is kept."""
-    if options.reference:
-        q, options = with_positive_scale(tensors.q, options)
-    else:
-        q, options = for_kernels(tensors.q, tensors.sinks, options)
+    q, options = as_computed(tensors.q, tensors.sinks, options)
     as_it_comes = q is tensors.q
     tensors = tensors._replace(q=q)
     if traced(*tensors[:3]):

@@ -16,6 +16,7 @@ from torch import Tensor
 from fa2_lab.api import operators
 from fa2_lab.api.attention import by_reference, recall
 from fa2_lab.api.checks import (
+    as_computed,
     check_cache,
     check_entries,
     check_lengths,
@@ -26,7 +27,6 @@ from fa2_lab.api.checks import (
     check_range,
     check_sinks,
     check_table,
-    for_kernels,
     runs_on_triton,
     traced,
 )
@@ -99,7 +99,7 @@ def prepare(tensors: Pages, options: Options, on_triton: bool) -> Callable:
         return lambda *given: gathered(Pages(*given), options)
     q, k, v, table, lengths, sinks = tensors
     as_they_are = table.is_contiguous() and not any(map(has_gaps, (q, lengths, sinks)))
-    if as_they_are and for_kernels(q, sinks, options)[0] is q and not traced(q, k, v):
+    if as_they_are and as_computed(q, sinks, options)[0] is q and not traced(q, k, v):
         kernels = operators.kernels()
         decode = kernels.decode.prepare(q, k, v, options, lengths, table)
 
@@ -112,7 +112,7 @@ def prepare(tensors: Pages, options: Options, on_triton: bool) -> Callable:
 
     def on_copies(*given: Any) -> tuple[Tensor, Tensor]:
         tensors = Pages(*given)
-        q, own = for_kernels(tensors.q, tensors.sinks, options)
+        q, own = as_computed(tensors.q, tensors.sinks, options)
         tensors = tensors._replace(q=q)
         return torch.ops.fa2_lab.paged(*tensors, *own) if traced(*tensors[:3]) else paged(tensors, own)
 
