@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fa2_lab.machine.io import tiles_per_row
-from fa2_lab.reference.shards import Meeting, meeting
+from fa2_lab.reference.shards import meeting
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 
 FP32 = 4  # bytes of an element of dK and dV on the links
@@ -29,22 +29,17 @@ def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d:
     return found | ({"dK dV": (N - lengths[rank]) * row * FP32} if direction == "backward" else {})
 
 
-def tiles_of(seen: Meeting, B_r: int, B_c: int) -> int:
-    """Tiles that one call visits."""
-    if seen.kind is Tile.SKIP:
-        return 0
-    n_q, n_k = (rows.stop - rows.start for rows in (seen.queries, seen.keys))
-    mask = CAUSAL if seen.kind is Tile.DIAGONAL else NO_MASK
-    return int(tiles_per_row(Tiling(n_q, n_k, B_r, B_c, mask)).sum())
-
-
 def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:
     """[rank, step]: tiles that a rank visits at each step of the forward, for one head."""
     size = len(lengths)
-    steps = [
-        [meeting(lengths, rank, (rank - step) % size, layout, causal) for step in range(size)] for rank in range(size)
-    ]
-    return np.array([[tiles_of(seen, B_r, B_c) for seen in row] for row in steps])
+    tiles = np.zeros((size, size), dtype=int)
+    for rank, step in np.ndindex(size, size):
+        seen = meeting(lengths, rank, (rank - step) % size, layout, causal)
+        if seen.kind is not Tile.SKIP:
+            n_q, n_k = (rows.stop - rows.start for rows in (seen.queries, seen.keys))
+            mask = CAUSAL if seen.kind is Tile.DIAGONAL else NO_MASK
+            tiles[rank, step] = tiles_per_row(Tiling(n_q, n_k, B_r, B_c, mask)).sum()
+    return tiles
 
 
 def balance(tiles: np.ndarray) -> float:
