@@ -178,6 +178,7 @@ FUNCTIONS = dict(
     causal=masking_utils.causal_mask_function,
     both=masking_utils.bidirectional_mask_function,
     window=masking_utils.sliding_window_causal_mask_function(3),
+    itself=masking_utils.sliding_window_causal_mask_function(1),
     around=masking_utils.sliding_window_bidirectional_mask_function(2),
 )
 REAL = [None, [[1] * 8, [0] * 3 + [1] * 5], [[1] * 8, [1] * 4 + [0] * 4], [[0] * 2 + [1] * 4 + [0] * 2, [0] * 8]]
