@@ -45,12 +45,12 @@ HIGH = 0.62
 
 @style.picture
 def draw(price: float, loops: dict[str, list], end: list, setting: str) -> style.Drawn:
-    """FA1's and FA2's steps of a tile on one time axis; what FA2 left out stands outlined at its end.
+    """FA1's and FA2's steps of a tile on one time axis; what FA2 left out stands dashed at its end.
 
     price: matmul FLOPs that pass in an instruction of an FP32 unit; loops: {"FA1", "FA2": steps of one tile}; end:
     FA2's steps after the last tile, drawn beneath.
     """
-    caption = "One division per row instead of one per tile, and one scaling of o instead of two: worth it, because an"
+    caption = "One division per row, not one in each tile, and one scaling of o instead of two: worth it, because an"
     caption += f" instruction on an FP32 unit takes the time of {price:g} matmul FLOPs. {setting}."
     figure, ax = style.new_figure(3.2, caption)
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
@@ -61,7 +61,7 @@ def draw(price: float, loops: dict[str, list], end: list, setting: str) -> style
     outline = dict(linestyle=(0, (2, 1.5)), linewidth=1.2)
     _box(ax, stop, 1, gone.clocks, "", style.PAPER, **outline)
     _box(ax, stop + gone.clocks, 1, total["FA1"] - total["FA2"] - gone.clocks, "", style.PAPER, **outline)
-    style.note(ax, total["FA1"], 2 + HIGH / 2, "outlined: gone, scaling p v\nand ÷ l with its factors", ha="right")
+    style.note(ax, total["FA1"], 2 + HIGH / 2, "dashed: gone, scaling p v\nand ÷ l with its factors", ha="right")
     style.note(ax, 0, -0.2, "unnamed: m, l and their factors, one operation per row")
     _boxes(ax, 2, end)
     style.note(ax, -30, 2 + HIGH / 2, f"FA2, once\n{sum(s.clocks for s in end):,.0f}", ha="right")
@@ -70,7 +70,7 @@ def draw(price: float, loops: dict[str, list], end: list, setting: str) -> style
     saved = 1 - total["FA2"] / total["FA1"]
     alt = (
         f"Two rows of boxes on a time axis: FA1's inner loop takes {total['FA1']:,.0f} clocks, FA2's"
-        f" {total['FA2']:,.0f}, {saved:.0%} less. FA1 scales p v as well and divides by l; these boxes are outlined at"
+        f" {total['FA2']:,.0f}, {saved:.0%} less. FA1 scales p v as well and divides by l; these boxes are dashed at"
         f" the end of FA2's row. A third row has what FA2 does once after the last tile: one division and one scaling"
         f" of o."
     )

@@ -49,7 +49,8 @@ def draw(time: dict[str, Points], memory: dict[str, Points], setting: str) -> st
     """Two charts over N on logarithmic axes: milliseconds above, MiB below; {name: points} for each."""
     (N, slow), (most, full) = time["standard"][-1], memory["standard"][-1]
     faster, less = slow / dict(time["ours"])[N], full / dict(memory["ours"])[most]
-    caption = f"At N = {N:,}: {faster:.1f} times as fast as standard attention; at {most:,} 1/{less:.0f} of its memory."
+    then = "with" if N == most else f"at {most:,}"
+    caption = f"At N = {N:,}: {faster:.1f} times as fast as standard attention, {then} 1/{less:.0f} of its memory."
     figure, (above, below) = style.new_figure(5.6, f"{caption} {setting}.", nrows=2, sharex=True)
     for ax, curves in ((above, time), (below, memory)):
         for name, curve in curves.items():

@@ -24,11 +24,14 @@
 import numpy as np
 from IPython.display import Markdown
 
-from fa2_lab.machine import chips
+from fa2_lab.machine import chips, grid, io
 from fa2_lab.machine.prices import cost, prices
+from fa2_lab.machine.time import fp32_instructions
+from fa2_lab.machine.warps import tile_bytes
 from fa2_lab.plots import gpu_map, roofline, time_and_memory
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.tiles import CAUSAL, Tile, Tiling
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.chapters import CHAPTERS
 from fa2_studio.book.verdicts import close, verdict
@@ -44,9 +47,9 @@ from fa2_studio.book.verdicts import close, verdict
 show(time_and_memory.draw(**time_and_memory.data()))
 
 # %% [markdown]
-# At N = 4,096 our kernel is more than five times as fast as standard attention. With each doubling of N, standard's memory
-# grows fourfold, until the GPU is full. FA2's and ours double. (bf16 is a number of two bytes, *causal* a word of chapter
-# 04.)
+# At N = 4,096 our kernel is more than five times as fast as standard attention. With each doubling of N, standard's
+# memory grows fourfold, until the GPU is full. FA2's and ours double. (FA1's was not measured. bf16 is a number of two
+# bytes, *causal* a word of chapter 04.)
 #
 # FA1 is the slowest there. It is Algorithm 1 of the FA1 paper as printed, wherever this book shows it: one *worker* does a
 # whole *head*, on one processor. (A model does attention many times side by side, and each time is a head.) So 4 texts
@@ -96,7 +99,7 @@ def attention(Q, K, V):  # (N, d) each: one token to a row
 show(gpu_map.draw(**gpu_map.data()))
 
 # %% [markdown]
-# Areas are sizes, and the small ones stand beside it with sides 14 times as long. Bars are speeds, TB in a second.
+# Areas are sizes, and the small ones are drawn again beside it, enlarged 14 times. Bars are speeds, TB in a second.
 #
 # | place | what it is | room on an H200 |
 # | --- | --- | --- |
@@ -111,7 +114,7 @@ show(gpu_map.draw(**gpu_map.data()))
 # units* add and multiply float32 numbers, *special function units* compute exponentials.
 #
 # *On chip* means in registers or shared memory. The 256 MiB of S do not fit there: the shared memory of all SMs together
-# has 29 MiB. A piece of 128 × 128 scores takes 64 KiB and fits into a single SM.
+# has 29 MiB. A piece of 128 × 128 scores takes 64 KiB (four bytes each) and fits into a single SM.
 
 # %% [markdown]
 # ## What does each kind of work cost?
@@ -120,7 +123,7 @@ show(gpu_map.draw(**gpu_map.data()))
 # data sheets. One TFLOP/s is 10¹² FLOPs in a second.
 #
 # The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure everything by them:
-# how many FLOPs could they do while the whole GPU does one other operation?
+# how many FLOPs could they do in the time the GPU needs, on average, for one other operation when all its units are busy?
 
 # %%
 chip = chips.H200  # the GPU of this book, where nothing else is said
@@ -185,15 +188,16 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 #
 # <details><summary>Answer</summary>
 #
-# **in L2**, which has room for 60 MiB. Shared memory holds one tile at a time. So FA2 requests much, and only 3% of it
-# crosses to DRAM. Standard's S (four bytes a number) and P (two), 96 MiB a head, do not fit in L2: all of it crosses.
+# **in L2**, which has room for 60 MiB. Shared memory holds one block of keys and values at a time. So FA2 requests
+# much, and only 3% of it crosses to DRAM. Standard's S (four bytes a number) and P (two), 96 MiB a head, do not fit in
+# L2: all of it crosses.
 # </details>
 
 # %% [markdown]
 # How long must it take, then? All units can work at once, and the slowest sets the pace. The *roofline* below draws that.
-# Further right, more FLOPs are done for each byte. On a slope the bytes set the pace, on the flat roof the tensor cores
-# do. Each method is drawn twice, at the height of the speed that its slowest unit sets: a ring over its FLOPs per byte
-# requested, and a dot over its FLOPs per byte that crosses to DRAM. (For standard both coincide.)
+# First find a method's slowest unit; its speed is the height. At that height draw a ring (FLOPs per requested byte) and a
+# dot (FLOPs per byte that crosses to DRAM). A ring on the slope of L2, or a dot on the slope of DRAM, is limited by that
+# memory; one that hangs below its slope is not. (For standard both coincide.)
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA2")))
@@ -215,7 +219,7 @@ show(roofline.draw(**roofline.data("standard", "FA2")))
 # | 02 | a row of softmax is finished block by block | numbers of a row kept | 124 |
 # | 03 | tiles; S and P never leave the chip | elements requested | 2.6 |
 # | 04 | o, ℓ and m stay on the chip until they are done | elements requested | 1.5 |
-# | | division after the last tile, not in each | FP32 work of a tile | 1.1 |
+# | | division after the last tile, not in each | instructions on FP32 units in a tile | 1.2 |
 # | | L = m + log ℓ instead of m and ℓ | numbers of a row stored | 2.0 |
 # | | causal tiles above the diagonal are skipped | tiles visited | 2.0 |
 # | 05 | P is computed again, not kept | numbers kept for the backward | 126 |
@@ -262,7 +266,13 @@ def looks_right(P):  # (N_q, N_k)
 # %% tags=["hide-input"]
 E = np.array([[1.0, 3.0, 4.0], [2.0, 2.0, 4.0]])  # two queries, three keys
 right, wrong = (E / E.sum(axis=axis, keepdims=True) for axis in (1, 0))
-check(looks_right, Case("the right weights", (right,), True), Case("the sum over axis 0", (wrong,), False))
+square = E[:, :2] / E[:, :2].sum(axis=0)
+check(
+    looks_right,
+    Case("the right weights", (right,), True),
+    Case("the sum over axis 0", (wrong,), False),
+    Case("the sum over axis 0, as many queries as keys", (square,), False),
+)
 
 # %% [markdown]
 # ## Checks
@@ -282,6 +292,18 @@ verdict("memory at twice the N: fourfold, double, double", [round(x, 1) for x in
 few = cost("FA2")
 verdict("of FA2's requests 3% cross to DRAM", round(few.crossed / few.requested, 2) == 0.03)
 verdict("to compute twice is 13 times as cheap", round(8 * prices(chip).in_flops()["dram"] / (2 * 64)) == 13)
+N, d, B = 8192, 64, 128  # of the table of changes
+tiling, size = Tiling(N, N, B, B), io.sizes(Tiling(N, N, B, B), d)
+standard, one, two = (io.traffic(name, "forward", tiling, d).total for name in ("standard", "fa1", "fa2"))
+work = [fp32_instructions(name, B, B, d) for name in ("fa1", "fa2")]
+tiles, skipped = tiling.T_r * tiling.T_c, Tiling(N, N, B, B, CAUSAL).counts()[Tile.SKIP]
+busy = [grid.schedule(blocks(32, tiling), chips.H100.SMs).utilisation for blocks in (grid.fa1_grid, grid.fa2_grid)]
+shared = [tile_bytes(scheme, B, B, d, W=4) for scheme in ("split_k", "split_q")]
+kept = size["O"] + size["L"]
+factors = [N / (d + 2), standard / one, one / two, work[0] / work[1], (size["l"] + size["m"]) / size["L"]]
+factors += [tiles / (tiles - skipped), size["P"] / kept, (1 - busy[0]) / (1 - busy[1]), shared[0] / shared[1]]
+written = [124, 2.6, 1.5, 1.2, 2.0, 2.0, 126, 25, 2.3]
+verdict("the nine factors of the table", [round(x, 1 if x < 10 else None) for x in factors] == written)
 
 # %% [markdown] tags=["navigation"]
 # [Naive attention →](01_naive_attention.ipynb)

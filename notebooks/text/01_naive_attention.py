@@ -59,8 +59,8 @@ show(attention_map.draw(**attention_map.data()))
 # A row belongs to one word, and each square is the weight of one key. A word sees only itself and the words before it. Look
 # at the second "a": nearly all of its weight lies on "woodchuck", the word that followed the first "a".
 #
-# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word, by the formulas of this chapter, on
-# random texts in which a word is mostly followed by the same one. The key at a place is made from the word before it. So
+# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word, by the formulas of this chapter,
+# on random texts in which each word mostly has the same successor. The key at a place is made from the word before it. So
 # the query of the second "a" finds "woodchuck", whose key says "after an a". The head has never seen this sentence. After
 # the second "woodchuck" it bets on "chuck", and is wrong.
 
@@ -140,8 +140,6 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # - Bytes: S has four bytes a number, since the exponential enlarges its rounding errors. P has two, as tensor cores take
 #   it; it lies between 0 and 1 and tolerates that. Each is stored once and loaded once, 12 bytes for each place.
 #
-# So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it a little less: 42 for d = 128.)
-#
 # **Predict.** For a product of two large matrices a larger N means less waiting. Here too?
 #
 # - ☐ yes, the intensity grows with N
@@ -155,6 +153,8 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # </details>
 
 # %% [markdown]
+# So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it a little less: 42 for d = 128 and N = 4,096.)
+#
 # By the prices of chapter 00 an H200 could do 206 FLOPs for each byte from HBM. So standard attention reaches about a fifth
 # of its speed at most:
 
@@ -196,8 +196,9 @@ show(roofline.draw(**roofline.data("standard")))
 # $\partial p_j / \partial s_j = p_j - p_j^2$, and for two different keys $\partial p_j / \partial s_k = -p_j p_k$. As a
 # matrix, the *Jacobian*, this is $\mathrm{diag}(p) - p p^\top$.
 #
-# The score $s_k$ changes every weight. By the chain rule $ds_k = \sum_j dp_j\, \partial p_j / \partial s_k$: the transpose
-# of the Jacobian, which is symmetric, times dp. (∘ multiplies entry by entry.)
+# The score $s_k$ changes every weight. By the chain rule $ds_k = \sum_j dp_j\, \partial p_j / \partial s_k$: the
+# transpose of the Jacobian, which is symmetric, times dp. There $pp^\top dp$ is p times the number $p \cdot dp$. (∘
+# multiplies entry by entry.)
 #
 # $$ds = (\mathrm{diag}(p) - pp^\top)\,dp = p \circ dp - p\,(p \cdot dp) = p \circ (dp - D), \qquad D = p \cdot dp .$$
 #
@@ -210,8 +211,8 @@ show(roofline.draw(**roofline.data("standard")))
 # ## How do we know that a gradient is right?
 #
 # $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$. The five lines of `backward`
-# below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). It computes D as the row sum of $P \circ dP$. That
-# is the same number as $do \cdot o$.
+# below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). It computes D as the row sum of $P \circ dP$.
+# That is the same number as $do \cdot o$ (above).
 
 
 # %%
@@ -251,14 +252,14 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 # ## Can we do without S and P?
 #
 # One number per row is enough to turn any score into its probability. It is the *logsumexp*
-# $L_i = \log \sum_j e^{S_{ij}}$:
+# $L_i = \log \sum_j e^{S_{ij}}$ (computed with the maximum subtracted, chapter 02):
 #
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
-# So we could keep L and one row of scores: take the queries one after the other, load all keys for L, and load them again,
-# with the values, for p and o. (Appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this.)
+# So we could keep only L: take the queries one after the other, load all keys for L, and load them again, with the
+# values, for p and o. (Appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this.)
 #
-# **Predict.** For N = 512 that holds 1,024 numbers instead of half a million. How many elements does it move, with d = 64,
+# **Predict.** For N = 512 that holds 512 numbers instead of half a million. How many elements does it move, with d = 64,
 # compared with standard attention?
 #
 # - ☐ about a fortieth
@@ -278,7 +279,7 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 # %% [markdown]
 # ## Recap
 #
-# - $S = \tau QK^\top$, $P = \mathrm{softmax}(S)$, $O = PV$. Softmax subtracts the row's maximum first.
+# - $S = \tau QK^\top$, $P = \mathrm{softmax}(S)$, $O = PV$. Softmax subtracts the row's maximum first; the weights stay.
 # - Standard attention moves $4N^2 + 4Nd$ elements: d/3 FLOPs for each byte, too few for a GPU.
 # - Backward: $dV = P^\top dO$, $dP = dO\,V^\top$, $dS = P \circ (dP - D)$, $dQ = \tau\,dS\,K$, $dK = \tau\,dS^\top Q$, with
 #   $D_i = do_i \cdot o_i$.
@@ -307,7 +308,7 @@ verdict("dK = finite differences of the loss", close(dK[0, 0], truth, 1e-7))
 verdict("the rows of dS sum to 0", close(dS.sum(axis=1), np.zeros(5)))
 verdict("the gradients = naive.backward", all(map(close, (dQ, dK, dV), naive.backward(Q, K, V, P, dO, tau=tau))))
 verdict("the meter = the closed form", meter.hbm_elements == io.standard_forward(Tiling(8, 8, 1, 1), 4).total)
-intensity = cost("standard", N=8192, d=128).intensity("crossed")
+intensity = cost("standard", N=4096, d=128).intensity("crossed")
 verdict("42 FLOPs a byte, a fifth of the roof", [round(intensity), round(intensity / 20.6)] == [42, 2])
 
 # %% [markdown] tags=["navigation"]

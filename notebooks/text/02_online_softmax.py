@@ -55,7 +55,7 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # **Predict.** The old keys are gone: only $m$, $\ell$ and $o$ are left of them. What has to be done to $\ell$ and $o$?
 #
-# - ☐ nothing can be done, the old scores are needed again
+# - ☐ multiply both by 8/3, since the maximum grew
 # - ☐ multiply both by 3/8
 # - ☐ multiply $\ell$ by 3/8; $o$ holds values, not exponentials, and stays
 #
@@ -106,7 +106,7 @@ S, V = 3 * rng.standard_normal((4, 12)), rng.standard_normal((12, 2))
 four, values = np.log([[1.0, 3.0, 4.0, 8.0]]), np.array([[8.0], [0.0], [4.0], [2.0]])
 check(
     update,
-    case("four rows meet their first block. Has each its own maximum, and what is α before the first key?", S, V, 0),
+    case("four rows meet their first block. Has each its own maximum, and how does (B_r,) multiply (B_r, d)?", S, V, 0),
     case("the four keys above. By what do the old ℓ and o shrink, and what is added?", four, values, 2),
     case("the largest score came first, so m must stay. Which maximum do the new terms use?", np.sort(S)[:, ::-1], V, 3),
 )
@@ -123,9 +123,9 @@ check(
 # ```
 # </details>
 #
-# The package has it as `SoftmaxState.update`. [Assignment 1](assignments/1_online_softmax.ipynb) goes further: update, merge
-# and the end, for rows that may see no key, and a test of your own. (Test many rows: where the largest score comes in the
-# first block, $\alpha$ is 1 ever after, and a forgotten $\alpha$ does not show.)
+# The package has it as `SoftmaxState.update`. [Assignment 1](assignments/1_online_softmax.ipynb) goes further: update,
+# merge and finalize, also for rows whose keys are all hidden (next section), and a test of your own. (Test many rows:
+# where the largest score comes in the first block, $\alpha$ is 1 ever after, and a forgotten $\alpha$ does not show.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("softmax")
@@ -133,8 +133,8 @@ live("softmax")
 # %% [markdown]
 # **In the live piece** drag a score above the line m and step over its block: everything before it shrinks by one factor.
 #
-# **In the still picture** follow row 2. At the border between two blocks ℓ and o shrink if a larger score has come, and in
-# the middle of a block its terms are added.
+# **In the still picture** the top grid has the factors of four rows. Follow row 2. At the border between two blocks ℓ and
+# o shrink if a larger score has come, and in the middle of a block its terms are added.
 #
 # Every exponential lies between 0 and 1, because m is subtracted in every block. So nothing overflows. And after every
 # block $o / \ell$ is the exact answer for the keys so far.
@@ -158,9 +158,9 @@ live("softmax")
 # row.
 # </details>
 #
-# The package subtracts 0 in place of $-\infty$, so that $e^{-\infty - 0} = 0$. At the end it takes $\ell = 1$ in place of 0
-# for $O = o / \ell$ and for the logsumexp of chapter 01, $L = m + \log \ell$. So a row without keys has O = 0 and
-# L = $-\infty$.
+# If $m_{new}$ is $-\infty$, the package subtracts 0 from the scores instead, so that $e^{-\infty - 0} = 0$. At the end it
+# takes $\ell = 1$ in place of 0 for $O = o / \ell$ and for the logsumexp of chapter 01, $L = m + \log \ell$. So a row
+# without keys has O = 0 and L = $-\infty$.
 
 # %% [markdown]
 # ## Can two workers share a row?
@@ -170,18 +170,17 @@ live("softmax")
 #
 # $$\ell = e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b, \qquad o = e^{m_a - m}\, o_a + e^{m_b - m}\, o_b .$$
 #
-# A part with a smaller maximum shrinks. Here three parts of unequal length are joined:
+# A part with a smaller maximum shrinks. Multiply the formula by $e^m$: the merged $e^m \ell$ is just
+# $e^{m_a} \ell_a + e^{m_b} \ell_b$, and so for $o$. Addition does not care about order and grouping, except for rounding.
+# Here three parts of unequal length are joined:
 
 # %%
-empty, plain = SoftmaxState.reset(4, 2), safe_softmax(S) @ V
+empty = SoftmaxState.reset(4, 2)  # 4 rows, d = 2; update returns a new state
+plain = safe_softmax(S) @ V
 cuts = slice(0, 5), slice(5, 6), slice(6, 12)
 parts = [empty.update(S[:, keys], V[keys]) for keys in cuts]
 O, _ = reduce(SoftmaxState.merge, parts).finalize()  # O = o / l, L = m + log l
 print("row 0, merged:", O[0].round(9), " plain softmax:", plain[0].round(9))
-
-# %% [markdown]
-# Multiply the formula by $e^m$: the merged $e^m \ell$ is just $e^{m_a} \ell_a + e^{m_b} \ell_b$, and so for $o$. Addition
-# does not care about order and grouping, except for rounding.
 
 # %% tags=["hide-input"]
 show(merge_orders.draw(**merge_orders.data()))

@@ -188,13 +188,14 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # </details>
 
 # %% [markdown]
-# Only FA1's extra memory, ℓ and m, is down to N. For d = 64 it requests 77% of what standard attention does with 64 keys a
-# block, as in the first kernels of chapter 10, and 39% with 128, as in chapter 00's list of what each chapter saves.
+# FA1's extra memory is 2N numbers, ℓ and m. At d = 64 FA1 requests 77% of standard's elements with 64 keys a block, as in
+# the first kernels of chapter 10, and 39% with 128, as in chapter 00's table.
 #
-# The paper's rule is $B_c = \lceil M / 4d \rceil$ and $B_r = \min(B_c, d)$: k and v fill half of the M elements of shared
-# memory, the tile of scores at most a quarter. Then $T_c = 4Nd / M$, and FA1 requests about $12\,N^2 d^2 / M$ elements. The
-# paper calls this the *IO complexity* and writes $\Theta(N^2 d^2 / M)$: it grows like this, up to a constant factor. It is
-# still $N^2$, divided by the room on the chip. (The paper tried 64 to 512 keys. Beyond 256 the time fell no further.)
+# Shared memory has room for M elements. The paper's rule is $B_c = \lceil M / 4d \rceil$ and $B_r = \min(B_c, d)$: k and
+# v fill half of it, the tile of scores at most a quarter. Then $T_c = 4Nd / M$, and FA1 requests about $12\,N^2 d^2 / M$
+# elements. The paper calls this the *IO complexity* and writes $\Theta(N^2 d^2 / M)$: it grows like this, up to a
+# constant factor. It is still $N^2$, divided by the room on the chip. (The paper tried 64 to 512 keys. Beyond 256 the
+# time fell no further.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show(hbm_traffic.draw(**hbm_traffic.data()))
@@ -206,25 +207,26 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # %% [markdown]
 # ## What still travels?
 #
-# S and P stay on the chip. Of the 3Nd + 4N elements for each column block two thirds are unfinished answers. Nobody reads
-# them between two column blocks; they leave the chip only to make room for other rows. With d = 128, 64 keys a block, fewer
-# than the paper's rule gives, and O in four bytes a number, FA1 requests more than standard attention. On the roofline of
-# chapter 00 it lies below:
+# S and P stay on the chip. Of the 3Nd + 4N elements for each column block two thirds are unfinished answers.
+#
+# So far we counted elements; now bytes. Take d = 128, and 64 keys a block, fewer than the paper's rule gives. For each
+# score standard moves 12 bytes. FA1 moves (2 + 4 + 4) · 128 / 64 = 20 (q in; o, four bytes a number, in and out), and ℓ
+# and m a little: 1.7 times as much. So on the roofline of chapter 00 it lies below:
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA1")))
 
 # %% [markdown]
 # (N = 4,096, 64 heads.) The ring, what is requested, and the dot, what crosses to DRAM, coincide. With one worker a head
-# all 64 heads are at work at once, and their Q and O do not fit in L2. (FA2's workers in chapter 00 share a head, and at
-# any time touch three heads.)
+# all 64 heads are at work at once, and their Q and O, 64 · 3 MiB = 192 MiB, do not fit in L2's 60. (FA2's workers in
+# chapter 00 share a head, and at any time touch three heads.)
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
 #
-# Chapter 00 shows an FA1 that is slower than standard attention. The authors' kernel was usually 2 to 4 times as fast, and
-# 5.7 times here: [their paper](https://arxiv.org/abs/2205.14135) (figure 2) has GPT-2 medium on an A100, N = 1,024,
-# d = 64, 64 texts with 16 heads each, forward and backward.
+# Chapter 00 shows an FA1 that is slower than standard attention. The authors' kernel was usually 2 to 4 times as fast. In
+# figure 2 of [their paper](https://arxiv.org/abs/2205.14135) it is 5.7 times: GPT-2 medium on an A100, N = 1,024, d = 64,
+# 64 texts with 16 heads each, forward and backward.
 #
 # | | standard | FA1, the authors' kernel |
 # | --- | ---: | ---: |
@@ -235,11 +237,11 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 #
 # - **Heads.** 64 texts with 16 heads are 1,024 workers for 108 SMs. Chapter 00 has 4 texts: 64 workers for 132 SMs.
 # - **Blocks and code.** Theirs is CUDA written by hand, with large blocks. With 256 keys a block, an answer over 1,024
-#   keys is stored four times. Ours is *Algorithm 1 as printed, one worker a head*: 64 keys a block, in the simplest
-#   Triton.
+#   keys is stored four times. Ours is the FA1 paper's *Algorithm 1 as printed, one worker a head*: 64 keys a
+#   block, in the simplest Triton.
 #
-# Ours takes about four times as long as standard attention. It requests 1.7 times the bytes, half of the SMs idle cost up
-# to another 2, and the simple code does the rest. So FA1 needs many heads and large blocks.
+# At N = 4,096 ours takes about four times as long as standard attention. It requests 1.7 times the bytes, half of the SMs
+# idle cost up to another 2, and the simple code does the rest. So FA1 needs many heads and large blocks.
 
 # %% [markdown]
 # ## How does the backward pass get P back?

@@ -89,11 +89,11 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # ## Why can the division wait?
 #
 # The next step uses the old $m$, $\ell$ and $o$, and multiplies both sums by the same $\alpha$. It never uses the ratio
-# $o / \ell$. So one division after the last tile gives what a division in every tile would have given. Left is FA1's step
-# with $\beta = 1$, which undoes the old division, adds and divides (chapter 03's o is $o / \ell$ here); right are the raw
-# sums of FA2, with the division that can wait:
+# $o / \ell$. So one division after the last tile gives what a division in every tile would have given. Write $\bar o$ for
+# FA1's divided o; then $o = \ell\,\bar o$. Left is FA1's step with $\beta = 1$, which undoes the old division, adds and
+# divides; right are the raw sums of FA2, with the division that can wait:
 #
-# $$\frac{\alpha\,\ell\,(o / \ell) + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
+# $$\frac{\alpha\,\ell\,\bar o + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
 #
 # This is tweak 1 of the paper. Could the subtraction of m wait too? No: without it, $e^s$ of this very tile overflows.
 #
@@ -121,19 +121,19 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
-# FA1 scales two blocks of 128 × 128, the old output and the new part (with $1 / \ell$ put into both factors). FA2 scales
-# one. The outlined boxes are gone, 0.4% of the operations. But they run on slow units. If the units take turns, as drawn,
-# that is 8% of the time:
+# The tile has 128 queries, 64 keys and d = 128, so o and p v are 128 × 128. FA1 scales both (with $1 / \ell$ put into
+# both factors), FA2 only o. The dashed boxes are gone, 0.4% of the operations. But they run on slow units. If the units
+# take turns, as drawn, that is 8% of the time:
 #
 # | operations of FA1's tile on an A100, the chip of the FA2 paper | number | per clock | clocks |
 # | --- | ---: | ---: | ---: |
 # | FLOPs of the two products, on tensor cores | 4,194,304 | 2,048 | 2,048 |
 # | instructions on FP32 units (16,384 are the second scaling) | 58,368 | 64 | 912 |
-# | exponentials, on special function units | 8,448 | 16 | 528 |
+# | exponentials, on special function units (128 · 64 scores, 2 · 128 factors) | 8,448 | 16 | 528 |
 #
-# If all units work at once, the tweak saves nothing: the tensor cores finish last in any case. A real kernel can fall
-# outside both ends. On an H200 the tweak gained more than a fifth without a mask, and nothing with a causal one. Registers
-# decided, not operations. Chapter 10 shows how.
+# If all units work at once, the tweak saves nothing: the tensor cores finish last in any case. So it saves between 0 and
+# 8% in this model; a real kernel can gain more, or lose. On an H200 the tweak gained more than a fifth without a mask,
+# and nothing with a causal one. Registers decided, not operations. Chapter 10 shows how.
 
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
@@ -149,9 +149,9 @@ show(causal_tiles.draw(**causal_tiles.data()))
 # In the right grid a model reads the last 256 tokens of a text, and has the keys of all 512. The last query still sees
 # all keys: row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.
 #
-# FA1 as printed computes and masks all tiles. For FA2 `tiling.visited_cols(i)` lists the column blocks of row block i that
-# are not SKIP, and `tiling.hide(s, i, j)` puts −∞ where the mask hides a score. Two corners tell the kind of a tile,
-# before anything is loaded:
+# FA1 as printed computes and masks all tiles. For FA2 `tiling.visited_cols(i)` lists the column blocks of row block i
+# that are not SKIP, and `tiling.hide(s, i, j)` returns s with −∞ where the mask hides a score. Two corners tell the kind
+# of a tile, before anything is loaded:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -183,8 +183,9 @@ def kind(tiling, i, j):  # for as many queries as keys
 # FA1 keeps m and $\ell$ of each row for the backward pass. FA2 keeps only $L = m + \log \ell$ of chapter 02. It is enough,
 # since $p = e^{s - m} / \ell = e^{s - L}$. This is tweak 2.
 #
-# **Build.** `forward(Q, K, V, tiling)` returns O and L. Write Algorithm 1: two loops, `update` from above, one
-# division, L. The check has N that no tile divides, a causal mask, and rows that see no key.
+# **Build.** `forward(Q, K, V, tiling)` returns O and L. Write Algorithm 1: two loops, `update` from above, one division,
+# L. `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The check has N that no tile
+# divides, a causal mask, and rows that see no key.
 
 # %%
 def forward(Q, K, V, tiling):  # (N_q, d), (N_k, d), (N_k, d) -> (N_q, d), (N_q,)
@@ -256,9 +257,9 @@ show(roofline.draw(**roofline.data("standard", *rows)))
 # - Queries outside: q, $m$, $\ell$ and $o$ stay on the chip, k and v come by. The chip requests a third fewer elements, and
 #   row blocks need nothing from each other.
 # - Tweak 1: no division inside the loop. One of two scalings of the output block goes; $\alpha$ stays.
-# - Tweak 2: $L = m + \log \ell$ is all that the backward pass needs.
+# - Tweak 2: $L = m + \log \ell$ replaces both m and $\ell$.
 # - Causal: SKIP, DIAGONAL, FULL, decided at two corners.
-# - DRAM is no longer the limit. L2 is the next one.
+# - DRAM is no longer the limit. With 64 rows in a block L2 is, with 128 the tensor cores.
 #
 # [Assignment 2](assignments/2_forward.ipynb) goes further: this whole chapter with the meter on.
 

@@ -84,8 +84,8 @@ from fa2_studio.book.verdicts import close, verdict
 # | P | loaded | $e^{S - m} / \ell$ | $e^{S - L}$ |
 # | D | the row sum of $P \circ dP$ | $do \cdot o$, in every tile | $do \cdot o$, once before the loops |
 #
-# S is *recomputed* from Q and K: five products and not four, a quarter more FLOPs. In return nothing of N × N is kept or
-# loaded. The forward pass has two products, so people count a backward pass as 2.5 forward passes.
+# S is *recomputed* from Q and K: five products and not four (dV, dP, dQ, dK), a quarter more FLOPs. In return nothing of
+# N × N is kept or loaded. The forward pass has two products, so people count a backward pass as 2.5 forward passes.
 
 # %% [markdown]
 # ## Now write one tile
@@ -95,7 +95,8 @@ from fa2_studio.book.verdicts import close, verdict
 # of Algorithm 2.
 
 # %%
-def one_tile(s, q, k, v, do, L, D, tau):  # (B_r, B_c), (B_r, d), (B_c, d) …
+# s (B_r, B_c); q and do (B_r, d); k and v (B_c, d); L and D (B_r,)
+def one_tile(s, q, k, v, do, L, D, tau):
     ...
 
 
@@ -149,7 +150,7 @@ check(
 # | rows i | dq | k, v, dk, dv | dk, dv |
 #
 # With square tiles that is 4 blocks against 6. So the columns stay outside, in FA1 and in FA2. Here is Algorithm 2 around
-# your tile (as `tile_gradients`):
+# your tile (as `tile_gradients`). `tiling.visited_rows(j)` lists the row blocks that column block j does not skip:
 
 # %%
 def fa2_backward(Q, K, V, O, L, dO, tiling, trace=UNWATCHED):
@@ -201,15 +202,16 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 #
 # - ☐ the sum of the four parts
 # - ☐ one of the four parts
-# - ☐ a mean of the four parts
+# - ☐ the sum of some of the four parts
 #
 # <details><summary>Answer</summary>
 #
 # **one of the four parts.** That of the worker that stores last. The others are lost.
 # </details>
 #
-# This is a *race*: load, add and store are three steps, and another worker can come between them. Step through it without
-# a mask: the workers meet in the same rows again and again.
+# This is a *race*: load, add and store are three steps, and another worker can come between them. Step through it below,
+# without a mask: the workers meet in the same rows again and again. In the still picture all four SMs add to dQ 0 at
+# once (× 4); its lower half is the second way out.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
@@ -230,16 +232,18 @@ different = len({x.tobytes() for x in sums})
 print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apart")
 
 # %% [markdown]
-# They differ in the last bits. Where large terms cancel, one order can be far better than another, and atomic adds do not
-# choose: in float32 $10^8 + 1 - 10^8$ is 0, since $10^8 + 1$ is rounded to $10^8$.
+# They differ in the last bits. (a + b = b + a, so 24 orders give at most 12 results.) Where large terms cancel, one order
+# can be far better than another, and atomic adds do not choose: in float32 $10^8 + 1 - 10^8$ is 0, since $10^8 + 1$ is
+# rounded to $10^8$.
 
 # %% [markdown]
 # ## Second way out: a pass of its own
 #
-# $dQ_i$ is a sum over keys, like $o_i$ in the forward pass. So a second kernel can run with rows outside and keep
-# $dq_i$ on the chip. The first kernel leaves that line out. Every sum then has one owner, and the same input gives the
-# same bits in every run. The price: the first pass computes S, dP, dV and dK, the second S, dP and dQ. That is seven
-# products a tile instead of five. Requests do not grow. In bytes for each place of a block:
+# $dQ_i$ is a sum over keys, like $o_i$ in the forward pass. So a second kernel can run with rows outside and keep $dq_i$
+# on the chip. The first kernel leaves that line out. Every sum then has one owner, and the same input gives the same bits
+# in every run. The price: the first pass computes S, dP, dV and dK, the second S, dP and dQ. That is seven products a
+# tile instead of five. Requests fall or stay. Bytes per tile, for each of a block's B · d elements (square tiles; dK, dV
+# and the second pass's dQ, stored once, are left out):
 #
 # | | loaded for each tile | stored | together |
 # | --- | --- | --- | ---: |
@@ -262,8 +266,9 @@ show(backward_graph.draw(**backward_graph.data()))
 show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 
 # %% [markdown]
-# (d = 128, tiles of 64 × 64.) DRAM is no limit here either. The ring counts dQ as the listing moves it, in and out: a
-# requested byte gets fewer FLOPs than in the forward pass. With atomic adds nothing comes in, and it gets more.
+# (d = 128, tiles of 64 × 64.) DRAM is no limit here either. The ring counts dQ as the listing moves it, in and out, four
+# bytes each way: a requested byte gets fewer FLOPs than in the forward pass. With atomic adds nothing comes in, and it
+# gets more.
 
 # %% [markdown]
 # ## Recap
@@ -304,7 +309,7 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 # %% [markdown]
 # **Four questions on part I**, without looking back.
 #
-# 1. N = 4,096, 16 heads. How much memory do S (4 bytes) and P (2 bytes) take, and how much L (4 bytes)?
+# 1. N = 4,096, 16 heads. How much memory do S (4 bytes) and P (2 bytes) take, and how much does L (4 bytes)?
 # 2. A row has m = 1, ℓ = 2, o = 6 (not divided). Now comes a score 1 + log 2 with value 5. What is o/ℓ?
 # 3. N doubles. By what factor grow FA2's extra memory, its requests, and its DRAM traffic while K and V fit in L2?
 # 4. Why was the FA1 of its authors fast, and the one of chapter 00 slow?
