@@ -10,8 +10,9 @@
 # such a worker runs, in *Triton*: Python with blocks of numbers. You say what one thread block does, and the compiler
 # shares the work among its warps, by queries as FA2 does. (`num_warps` says how many there are; chapter 11 looks at it.)
 #
-# We build attention 24 times and change one thing each time: the *ladder*, of 24 *rungs*. The first fifteen are in
-# Triton. Chapter 10 measures all 24. This chapter ends with the lines of rung 11.
+# We build attention 24 times and change one thing each time: the *ladder*, of 24 *rungs*, r00 to r23. (s00 and s01 of
+# chapter 07 stand beside it; b is for backward.) The first fifteen are in Triton. Chapter 10 measures all 24. This
+# chapter ends with the lines of rung 11.
 #
 # After this notebook you can
 #
@@ -19,7 +20,7 @@
 # - say why some of its lines do not look like the paper's,
 # - recognise three mistakes by the numbers that they print.
 #
-# *Time: 35 minutes with the questions and the kernel. Hardware: any machine with Linux; without an
+# *Time: 40 minutes with the questions and the kernel. Hardware: any machine with Linux; without an
 # NVIDIA GPU the kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), [06 · Parallelism](06_parallelism.ipynb) and [07 · Warps](07_warps.ipynb).*
 
@@ -60,8 +61,9 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says o
 # number, `program_id`.
 #
 # `X + at` is a block of addresses, and `tl.load` fetches what stands there. The size of a block is a power of two, known
-# when the kernel is compiled (`tl.constexpr`). A kernel cannot read ordinary Python globals: wrap them in `tl.constexpr`.
-# A *mask* (here not the causal one) says which of the addresses are mine. Ten numbers in blocks of 4 take three programs:
+# when the kernel is compiled (`tl.constexpr`). Wrap Python globals, too, in `tl.constexpr`: the interpreter reads them as
+# they are, and only a GPU's compiler refuses. A *mask* (here not the causal one) says which of the addresses are mine. Ten
+# numbers in blocks of 4 take three programs:
 
 # %%
 @triton.jit
@@ -160,10 +162,14 @@ def host(x):  # to NumPy, for comparing
 
 
 def run(kernel, q, k, v, *more, **options):  # one head: (N, d)
-    O, L = torch.full(q.shape, torch.nan, device=device), torch.full(q.shape[:1], torch.nan, device=device)
-    programs = triton.cdiv(len(q), 16)
+    N, d = q.shape
+    memory = [torch.full((N + 1000, *rest), 7.0, device=device) for rest in ((d,), ())]  # 1,000 rows of somebody else
+    O, L = (x[:N].fill_(torch.nan) for x in memory)
     with np.errstate(invalid="ignore"):  # the interpreter warns of NaN, a GPU does not
-        kernel[(programs,)](q, k, v, O, L, len(q), len(k), *more, d=q.shape[1], B_r=16, B_c=16, **options)
+        kernel[(triton.cdiv(N, 16),)](q, k, v, O, L, N, len(k), *more, d=d, B_r=16, B_c=16, **options)
+    for name, x in zip("OL", memory, strict=True):
+        if (x[N:] != 7).any():
+            raise IndexError(f"the kernel wrote behind the end of {name}, into memory that is not its own")
     return O, L
 
 
@@ -258,8 +264,8 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 # **Build.** Write the kernel for one head: `loop_kernel`, with `visit` in its loop, a causal mask, and rows without keys,
 # which get O = 0 and L = −∞. Yours to use: `load_rows`, `keys_seen`, `visit`, and the constants `LOWEST`, `NEG_INF` (−∞)
 # and `LN2` (ln 2). `keys_seen` counts from key 0, and `visit` from the tile's first key. `tau_log2` is $\tau \log_2 e$. In
-# the check, result 1 is O and result 2 is L. To look at a block, write `print(s)` or `breakpoint()` into the kernel: without a
-# GPU it runs as Python.
+# the check, result 1 is O and result 2 is L. To look at a block, write `print(q_i)` or `breakpoint()` into the kernel:
+# without a GPU it runs as Python.
 
 # %%
 @triton.jit
@@ -280,9 +286,9 @@ def my_attention(q, k, v, causal):  # O and L by your kernel; nothing if it stor
 few, far, huge = normal(12, 16, seed=1), normal(20, 16), 100 * normal(16, 16)
 cases = {
     "16 queries and keys. Is o divided by ℓ, and L a natural logarithm?": (huge / 100, huge / 100, huge / 100, False),
-    "45 queries, 70 keys. What is the score of a key that does not exist?": (Q, K, V, False),
+    "45 queries, 70 keys. Is visit masked, does `seen` count from j, is key 69 reached?": (Q, K, V, False),
     "scores in the thousands. Is the maximum subtracted?": (huge, huge, huge / 100, False),
-    "causal, the last tile has 6 keys. Does the loop reach it, and is `seen` counted from its first key?": (Q, K, V, True),
+    "45 queries, 70 keys, causal. Is key r + 25 the last that row r sees?": (Q, K, V, True),
     "20 queries, 12 keys, causal: rows 0 to 7 see no key. What are their O and L?": (far, few, few, True),
 }
 check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.items()), tolerance=2e-3)
@@ -326,28 +332,17 @@ check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.i
 # The first row of a block sees least and decides `full`. The last row sees most and decides `last`.
 
 # %%
-seen = np.minimum(np.arange(300) + 1, 300)  # 300 queries and keys, tiles of 64 × 32
-for i in range(0, 300, 64):
-    full, last = seen[i] // 32 * 32, seen[min(i + 63, 299)]
-    free, masked = full // 32, -(-(last - full) // 32)
+seen = np.minimum(np.arange(600) + 1, 600)  # 600 queries and keys, tiles of 128 × 64
+for i in range(0, 600, 128):
+    full, last = seen[i] // 64 * 64, seen[min(i + 127, 599)]
+    free, masked = full // 64, -(-(last - full) // 64)
     print(f"rows from {i:3}: {free} tiles without a mask, {masked} with", end=", ")
-    print(f"{-(-300 // 32) - free - masked} skipped")
+    print(f"{-(-600 // 64) - free - masked} skipped")
 
 # %% [markdown]
-# **Predict.** With 8,192 queries and keys and tiles of 128 × 64, what share of the tiles that are visited needs the mask?
-#
-# - ☐ half, as the mask hides half of the scores
-# - ☐ about a tenth
-# - ☐ about 3%
-#
-# <details><summary>Answer</summary>
-#
-# **about 3%.** The mask hides whole tiles, which are skipped. It cuts through two in each row block, of 65 that are visited
-# on average.
-# </details>
-#
-# So the kernel gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other stops at `full`,
-# and calls `visit` and loads its rows without a mask.
+# The mask cuts through two tiles of each row block, whatever N is. At N = 8,192 that is 3% of the 65 tiles that a row block
+# visits on average. So the kernel gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other
+# stops at `full`, and calls `visit` and loads its rows without a mask.
 
 # %% [markdown]
 # ## Which numbers may have 16 bits?
@@ -356,17 +351,18 @@ for i in range(0, 300, 64):
 # `o_i` and `l_i` stay in fp32. $o$ is divided only at the end, so over 2,048 keys with equal scores, whose values are 40,
 # it grows to 81,920. The largest number of fp16 is 65,504: in fp16 `o_i` becomes ∞.
 #
-# A trap for kernels in fp32: on a GPU `tl.dot` keeps only 10 bits behind the point of fp32 factors, a format called *TF32*,
-# unless you write `tl.dot(a, b, input_precision="ieee")`. The interpreter keeps all, so only a GPU shows it. Chapter 11
-# counts how much is lost.
+# A trap for kernels in fp32: on a GPU `tl.dot` keeps 10 of the 23 bits of an fp32 factor's fraction, a format called
+# *TF32*, unless you write `tl.dot(a, b, input_precision="ieee")`. The interpreter keeps all, so only a GPU shows it. Chapter
+# 11 counts how much is lost.
 
 # %% [markdown]
 # ## All lines together
 #
 # This is the kernel of rung 11, and the line that launches it. New is `head`, the program's second number: a launch has
 # $T_r$ programs for each head of each text. `O.dtype.element_ty` is the type of O's numbers. Find the two loops, the
-# two borders, and the start of m. `num_stages=3` lets the GPU copy two tiles ahead while it computes a third, and
-# `enable_fp_fusion` a product and the sum after it be one instruction. The masked loop stands first (chapter 10 says why).
+# two borders, and the start of m. `num_stages=3` lets the GPU copy two tiles ahead while it computes a third.
+# `enable_fp_fusion` lets the compiler make one instruction of a product and the sum after it. The masked loop stands first
+# (chapter 10 says why).
 
 # %% tags=["nbval-ignore-output"]
 rung = load("11")
@@ -385,8 +381,7 @@ print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 # - The loop over row blocks becomes the launch. $o$, ℓ and m stay in registers, in fp32.
 # - exp2, with $\log_2 e$ in the scale. L goes out as a natural logarithm.
 # - Two borders for each row block: `full` and `last`.
-# - What three mistakes print: two zeros behind the end; 0.625 for 1; L = 3 for ln 8. (Rows without keys would print NaN,
-#   and a narrow sum ∞.)
+# - Three mistakes, and what they print: two zeros behind the end; 0.625 in place of 1; L = 3 in place of ln 8.
 
 # %% [markdown]
 # ## Checks
