@@ -51,10 +51,12 @@ def tile_clocks(
     check_chip(chip)
     whole_number("W", W, low=1, high=32)
     ops = io.tile_operations(algorithm, "forward", B_r, B_c, d)
-    moved = warps.tile_bytes(scheme, B_r, B_c, d, readers(chip, B_r, W))
+    by_keys = scheme == "split_k"
+    moved = warps.tile_bytes(scheme, B_r, B_c, d, W if by_keys else readers(chip, B_r, W))
+    parts_added = (W - 1) * B_r * d if by_keys else 0  # each warp has a part of P V
     return Clocks(
         tensor=ops["matmul"] / chip.tensor_per_clock,
-        fp32=fp32_instructions(algorithm, B_r, B_c, d) / chip.fp32_per_clock,
+        fp32=(fp32_instructions(algorithm, B_r, B_c, d) + parts_added) / chip.fp32_per_clock,
         exp=ops["exp"] / chip.exp_per_clock,
         shared=moved / chip.shared_per_clock,
     )
@@ -72,4 +74,5 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
 
 def readers(chip: Chip, B_r: int, W: int) -> int:
     """How often K and V are read from shared memory under split-Q: by each warp, or by each 64 rows of a warpgroup."""
-    return W if chip.compute_capability < (9, 0) else cdiv(B_r, WARPGROUP_ROWS)
+    alone = chip.compute_capability < (9, 0) or B_r < WARPGROUP_ROWS
+    return W if alone else cdiv(B_r, WARPGROUP_ROWS)

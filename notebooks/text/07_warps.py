@@ -13,7 +13,7 @@
 #
 # - cut a tile among warps by queries or by keys, and say which results then have to cross from warp to warp,
 # - count the bytes that a tile moves through shared memory,
-# - say what each barrier protects, and what happens without it.
+# - say what each barrier protects.
 #
 # *Time: 30 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [06 ·
 # Parallelism](06_parallelism.ipynb). How threads hold the numbers of a tile, and how large a tile may be, is in
@@ -148,8 +148,9 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # %% [markdown]
 # ## Count what passes through shared memory
 #
-# Q, K and V are copied from HBM into shared memory, and each warp reads from there what it needs. Take the tile of chapter
-# 04: 128 × 64 with d = 128. Q, K and V have 2 bytes per element, maxima, sums and $PV$ have 4.
+# Q, K and V are copied from HBM into shared memory, and each warp reads from there what it needs. Q is copied once for
+# the row block, so a tile counts only its reads. Take a tile of 128 × 64 with d = 128. Q, K and V have 2 bytes per
+# element, maxima, sums and $PV$ have 4.
 #
 # **Predict.** With four warps, split-Q reads K and V four times instead of once. How many bytes does it move in all?
 #
@@ -161,7 +162,8 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 #
 # **fewer than split-K.** About a quarter. Split-Q writes K and V once and reads them with every warp, and reads Q once:
 # $2\,(2 B_c d\,(1 + W) + B_r d)$ bytes, 192 KiB. The parts of $PV$ alone make 512 KiB under split-K: each of the four has
-# 128 × 128 numbers of 4 bytes, 64 KiB, written once and read once. And every warp reads all of Q. In all that is 718 KiB.
+# 128 × 128 numbers of 4 bytes, 64 KiB, written once and read once. And every warp reads all of Q. In all that is 718 KiB,
+# 3.7 times as many. (The tile of chapter 00's table, 128 × 128 with d = 64, gives 2.3.)
 # </details>
 #
 # The picture is the paper's figure 3:
@@ -186,10 +188,8 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 # - "The tile is free": the next copy, to the same place, waits until everyone has read.
 #
 # Split-K needs three (with `exchange` two): "the tile is there", one for the maxima, and one for sums and $PV$. After the
-# last one everybody has read K and V, so the tile is free, too.
-#
-# Without a barrier a GPU computes with whatever is there. (`fa2_lab.machine.warps` runs both splits on a shared memory that
-# raises a `RaceError` instead.)
+# last one everybody has read K and V, so the tile is free, too. The parts are read until the next "the tile is there",
+# which protects them. Without a barrier a GPU computes with whatever is there, and raises no error.
 #
 # **Predict.** All keys fit in one tile. Which barrier may split-Q leave out then, and which split-K?
 #
@@ -210,7 +210,7 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 # ## What is it worth?
 #
 # Saved bytes save time only if somebody waited for them. Take the model of chapter 04 after tweak 1, and add the shared
-# memory of an A100's SM, 128 bytes per clock:
+# memory of an A100's SM, 128 bytes per clock. Under split-K the FP32 units also add the four parts, 3 · 128 · 128 additions:
 
 # %% tags=["hide-input"]
 def both(chip, *sizes, W=4):  # a tile's clocks under split-K and under split-Q, and how far they are apart
@@ -226,10 +226,10 @@ for name, tile in (("split-K", keys), ("split-Q", queries)):
 print(f"split-Q is {one:.1f} times as fast if units take turns,", end=" ")
 print(f"{all_:.1f} if all work at once")
 row = next(row for row in load("ladder").rows if "s00_split_keys" in row.values)
-ratio = row.values["s00_split_keys"][0] / row.values["s01_split_queries"][0]
+slow, fast = row.values["s00_split_keys"][0], row.values["s01_split_queries"][0]
 *_, low, high = both(chips.H200, 32, 32, row.problem["d"], W=2)
-print(f"two kernels on an H200, a smaller tile: split-Q is {ratio:.1f} times as fast,", end=" ")
-print(f"by this model {low:.1f} to {high:.1f}")
+print("two kernels on an H200, tile of 32 × 32, d = 64, two warps:")
+print(f"  {slow:.1f} and {fast:.1f} ms, {slow / fast:.1f} times as fast; by this model {low:.1f} to {high:.1f}")
 price, flops, points = prices.prices(chips.A100), 4 * 128 * 64 * 128, {}
 for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
     intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
@@ -241,8 +241,9 @@ show(roofline.draw(points, [roof], caption, axis, narrow=True))
 
 # %% [markdown]
 # Under split-K the tensor cores wait for shared memory: 718 · 1,024 / 128 = 5,744 clocks. Under split-Q it needs 1,536, and
-# the tensor cores are the busiest unit. The two kernels (`fa2-lab ladder s00 s01`) are farther apart than the model says:
-# *bank conflicts* (threads of a warp take turns at shared memory) and exchanges that the compiler adds can cost time, too.
+# the tensor cores are the busiest unit. The two kernels (s00 and s01, beside the ladder of chapter 08) are farther apart
+# than the model says: *bank conflicts* (addresses in the same of 32 slots are served one after the other) and exchanges
+# that the compiler adds can cost time, too.
 
 # %% [markdown]
 # ## Is there such a cut for the backward pass?
@@ -286,7 +287,7 @@ for W in (1, 4):
     verdict(f"split_k_tile = warps.split_k, warps: {W}", close(split_k_tile(q, k, v, W)[0], by_keys))
 kib = [round(warps.tile_bytes(name, 128, 64, 128, 4) / 1024) for name in ("split_q", "split_k")]
 verdict("192 KiB against 718", kib == [192, 718])
-verdict("the kernels are farther apart than the model says", ratio > high)
+verdict("the kernels are farther apart than the model says", slow / fast > high)
 
 # %% [markdown] tags=["navigation"]
 # [← Parallelism](06_parallelism.ipynb) · [The map](00_start.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)

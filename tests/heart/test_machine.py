@@ -80,6 +80,7 @@ def test_what_the_changes_are_worth(chip):
     assert fa1.tensor == fa2.tensor and fa1.shared == fa2.shared
     keys, queries = (time.tile_clocks(chip, 128, 64, 128, scheme=name) for name in ("split_k", "split_q"))
     assert keys.serial > 1.3 * queries.serial and keys.shared > 2 * queries.shared and keys.exp == queries.exp
+    assert keys.fp32 - queries.fp32 == 3 * 128 * 128 / chip.fp32_per_clock  # four parts of o are added
 
 
 # Prices ---------------------------------------------------------------------------------------------------------
