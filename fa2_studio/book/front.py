@@ -18,6 +18,7 @@ WAYS = (  # what somebody wants, where to begin, and a sentence
     ("Teach", "assignments/{first}.html", "Nine assignments that grade themselves, offline and without a GPU."),
     ("Change a kernel", "08_triton_forward.html", "From the paper's line to Triton, and to the fastest of 24 kernels."),
 )
+BORROWED = {"11_workshop": "roofline", "B_errata": "deferred_normalisation", "C_package": "speed"}  # these draw none
 POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorithm 2, backward"}
 
 
@@ -96,11 +97,9 @@ def part(title: str, numbers: str) -> str:
 
 
 def card(chapter: Chapter) -> str:
-    shown = next((name for name, shown_in in PICTURES.items() if shown_in == chapter.name), None)
-    image = ""
-    if shown:
-        alt = caption(files.ROOT / "figures" / f"{shown}.svg")
-        image = f'<img src="figures/{PHONE}/{shown}.svg" alt="{escape(alt)}">'
+    shown = next((name for name, place in PICTURES.items() if place == chapter.name), BORROWED.get(chapter.name))
+    alt = caption(files.ROOT / "figures" / f"{shown}.svg")
+    image = f'<img src="figures/{PHONE}/{shown}.svg" alt="{escape(alt)}">'
     words = f"<b>{chapter.number} · {escape(chapter.title)}</b><span>{escape(chapter.question)}</span>"
     return f'<a href="{chapter.name}.html"><i>{image}</i>{words}</a>'
 
