@@ -185,7 +185,10 @@ OWN = dict(
         *[(name, ValueError, lambda x: x.clone().requires_grad_()) for name in ("q", "k", "v", "sinks")],
         *[("block_table", TypeError, x) for x in (torch.Tensor.tolist, torch.Tensor.float)],
         *[("block_table", ValueError, x) for x in (lambda x: x[:1], lambda x: x[:, 0], lambda x: x.to("meta"))],
-        *[("block_table", ValueError, x) for x in (lambda x: x + 1, lambda x: x - 1, lambda x: x[:, :0])],
+        *[
+            ("block_table", ValueError, x)
+            for x in (lambda x: x + 1, lambda x: x - 1, lambda x: x[:, :0], lambda x: x[[0, 1, 0]])
+        ],
     ],
 )
 NOT_WAITED_FOR = dict(  # values that are looked at where they lie on the CPU
