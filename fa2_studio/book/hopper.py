@@ -116,15 +116,13 @@ class Climb:
 
     def __init__(self) -> None:
         self.record = climbed.load(climbed.SUITE)
-        rows = [row for row in self.record.rows if row.direction == "forward"]
-        main = [row for row in rows if (row.problem["N_q"], row.problem["batch"]) == (4096, 4)]
-        self.shapes = {(row.problem["d"], row.problem["causal"]): row for row in main}
-        self.counted = climbed.rows(self.record, "counters")
+        shapes = [(d, causal) for d in (128, 64) for causal in (False, True)]
+        self.shapes = {(d, causal): reasons.timed(self.record, causal, d) for d, causal in shapes}
 
     def factor(self, new: str, d: int = 128, causal: bool = False, old: str = "") -> float:
         """How many times as fast a rung is as the one before it, or as `old`."""
         new = full_name(new)
-        return self.shapes[d, causal].ratio(new, full_name(old) if old else before(new))
+        return self.shapes[d, causal].ratio(new, full_name(old) if old else climbed.before(new))
 
     def value(self, name: str, what: str) -> float:
         """A counter, or a number of the compiled kernel; the clock is SM cycles over time."""
@@ -134,7 +132,7 @@ class Climb:
             return self.value(name, "SM cycles") / milliseconds / 1e6
         if what in ("programs", "registers"):
             return reasons.facts()[name, False, 128][what]
-        return self.counted[name].values[what][0]
+        return reasons.counters(self.record, name)[what]
 
     def table(self, *names: str) -> None:
         """TFLOP/s of each, and the share of FlashAttention-3's in the same run."""
@@ -149,23 +147,19 @@ class Climb:
         new = full_name(number)
         why = reasons.reason(new)
         print(f"limit before: {why.limit}\ntaken away:   {why.removes}")
-        self.table(before(new), new)
+        self.table(climbed.before(new), new)
         print(f"{'factor':22}" + "".join(f"{self.factor(new, *shape):>16.2f}" for shape in self.shapes))
         for name in counters:
-            a, b = self.value(before(new), name), self.value(new, name)
+            a, b = self.value(climbed.before(new), name), self.value(new, name)
             short = (lambda x: f"{x:.3f}") if name == "clock, GHz" else climbed.short
             print(f"{COMPILED.get(name, name)}: {short(a)} → {short(b)}  (× {b / a:.2f})")
 
     def compare(self, rung: str, what: str) -> float:
         """A counter of a rung over that of the one before it."""
         new = full_name(rung)
-        return self.value(new, what) / self.value(before(new), what)
+        return self.value(new, what) / self.value(climbed.before(new), what)
 
 
 def full_name(name: str) -> str:
     """A rung's full name; the others keep theirs."""
     return ladder.find(name) if name[:1].isdigit() else name
-
-
-def before(rung: str) -> str:
-    return ladder.RUNGS[ladder.RUNGS.index(rung) - 1]

@@ -24,14 +24,15 @@ def data() -> dict:
 
 
 SHAPES = {"full128": (False, 128), "causal128": (True, 128), "full64": (False, 64), "causal64": (True, 64)}
-N = 4096
 PEERS = {"FlashAttention-3": "FlashAttention-3", "cuDNN": "cuDNN", "triton_tutorial": "Triton tutorial"}
 
 
 def climb() -> dict:
     """Every rung of the record: cause, prediction and speed, its counters beside those before, its change in code."""
     record = load("ladder")
-    speeds, counters = speeds_of(record), counters_of(record)
+    rows = {shape: reasons.timed(record, causal, d) for shape, (causal, d) in SHAPES.items()}
+    speeds = {shape: {name: row.rate(name) for name in row.values} for shape, row in rows.items()}
+    counters = counters_of(record)
     timed = [name for name in ladder.RUNGS if all(name in speeds[shape] for shape in SHAPES)]
     rungs = []
     for before, name in zip([None, *timed], timed, strict=False):
@@ -47,7 +48,7 @@ def climb() -> dict:
     peers = [dict(name=PEERS[p], rate=rates(speeds, p)) for p in PEERS if all(p in speeds[s] for s in SHAPES)]
     machine = record.machine
     versions = f"torch {machine['torch'].split('+')[0]}, Triton {machine['triton']}"
-    made = f"{machine['gpu']}, bf16, forward, 16,384 tokens, N = {N:,}; {versions}"
+    made = f"{machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}; {versions}"
     return dict(made=made, rungs=rungs, peers=peers)
 
 
@@ -71,18 +72,6 @@ def in_words(before: str, name: str, causal: bool, d: int) -> str:
         return ""
     words = dict(programs="programs on an SM", registers="registers of a thread", instructions="instructions of a tile")
     return f"Compiled: {', '.join(f'{words[x]} {old[x]} → {new[x]}' for x in words)}."
-
-
-def speeds_of(record: Record) -> dict[str, dict[str, float]]:
-    """{shape: {contestant: TFLOP/s}} of the shape that fills the GPU."""
-    found: dict[str, dict[str, float]] = {shape: {} for shape in SHAPES}
-    for row in record.rows:
-        problem = row.problem
-        main = row.direction == "forward" and problem["N_q"] == N and problem["batch"] * N == 16384
-        for shape, (causal, d) in SHAPES.items():
-            if main and (problem["causal"], problem["d"]) == (causal, d):
-                found[shape] = {name: row.rate(name) for name in row.values}
-    return found
 
 
 def rates(speeds: dict, name: str) -> dict[str, float]:
