@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "figures" / "live"
 STILLS = {  # by piece: the picture of fa2_lab/plots that shows one moment of it
     "algorithm1": "visiting_order",
     "softmax": "state_stream",
-    "tiles": "block_budget",
+    "tiles": "hbm_traffic",
     "climb": "climb",
     "timetable": "waves",
     "backward": "dq_over_time",

@@ -22,8 +22,9 @@ def data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
     ran = {name: grid.schedule(blocks, chips.H100.SMs) for name, blocks in grids.items()}
     idle = chips.H100.SMs - ran["FA1, one thread block per head"].SMs_used
     caption = (
-        f"At batch 1 with {heads} heads, FA1 leaves {idle} of {chips.H100.SMs} SMs idle; FA2 fills them, and launching"
-        " heavy blocks first trims the tail. A line is an SM; a new grey begins with each of its thread blocks."
+        f"At batch 1 with {heads} heads, N = {N:,} and row blocks of {B}, FA1 leaves {idle} of {chips.H100.SMs} SMs"
+        " idle; FA2 fills them, and launching heavy blocks first trims the tail. A line is an SM; a new grey begins"
+        " with each of its thread blocks."
     )
     return dict(ran=ran, caption=caption)
 

@@ -367,7 +367,7 @@ function registerLimit(chip, warps) {
 /** Programs of this size on an SM at once: the scarcest of four things decides. */
 function programsPerSM(chip, shared, registers, warps) {
   const of = {
-    programs: chip.blocks_per_sm,
+    "thread blocks": chip.blocks_per_sm,
     warps: Math.floor(chip.warps_per_sm / warps),
     "shared memory": Math.floor(chip.shared_per_sm / (shared + RESERVED)),
     registers: Math.floor(chip.registers_per_sm / (cdiv(registers, 8) * 8 * 32 * warps)),

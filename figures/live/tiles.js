@@ -59,7 +59,7 @@ function draw() {
 function misfit({ ok, scarce, over, limit, registers }, chip) {
   if (ok) return "";
   if (scarce === "shared memory")
-    return `This tile does not fit: a program can have ${kib(chip.shared_per_block)} of shared memory, and it needs ${kib(over)} more.`;
+    return `This tile does not fit: a thread block can have ${kib(chip.shared_per_block)} of shared memory, and it needs ${kib(over)} more.`;
   return `This tile needs about ${registers} registers a thread, ${over} more than the ${limit} to be had: they spill to memory.`;
 }
 
@@ -111,7 +111,7 @@ function drawMemory({ parts, shared, registers, limit }, chip) {
 function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chip) {
   $("waves").replaceChildren();
   if (!slots) {
-    $("waves-note").textContent = "No program of this size runs on this GPU.";
+    $("waves-note").textContent = "No thread block of this size runs on this GPU.";
     return;
   }
   const last = programs - (waves - 1) * slots;
@@ -121,9 +121,9 @@ function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chi
     $("waves").append(row(`wave ${k + 1}`, [[n / slots, "fill"]], `${n} of ${slots}`));
   }
   const more = waves > 8 ? ` The last of ${waves} waves has ${last}.` : "";
-  const places = `${grouped(programs)} programs on ${chip.SMs} SMs × ${perSM} (limited by ${by}): ${grouped(waves)} ${waves === 1 ? "wave" : "waves"}, ${percent(busy)} of the places busy.`;
+  const places = `${grouped(programs)} thread blocks on ${chip.SMs} SMs × ${perSM} (limited by ${by}): ${grouped(waves)} ${waves === 1 ? "wave" : "waves"}, ${percent(busy)} of the places busy.`;
   $("waves-note").textContent =
-    `${places}${more} FA1 has ${fa1Programs} ${fa1Programs === 1 ? "program" : "programs"}, one a head.`;
+    `${places}${more} FA1 has ${fa1Programs} ${fa1Programs === 1 ? "thread block" : "thread blocks"}, one a head.`;
 }
 
 /** The next power of two up or down: what a tile can be; ↑ and ↓ in a field go there. */

@@ -1,4 +1,4 @@
-/* Programs on SMs over time: a lane for each SM, a box for each program. */
+/* Thread blocks on SMs over time: a lane for each SM, a box for each thread block. */
 "use strict";
 
 const set = { SMs: 8, heads: 2, blocks: 12, causal: true, algorithm: "fa2", direction: "forward", order: "rows" };
@@ -14,7 +14,7 @@ form.innerHTML = [
   choice("algorithm", "algorithm", [["fa1", "FA1"], ["fa2", "FA2"]]),
   choice("pass", "direction", [["forward"], ["backward"]]),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
-  choice("order of programs", "order", [["rows", "as they come"], ["heaviest first"]]),
+  choice("order of thread blocks", "order", [["rows", "as they come"], ["heaviest first"]]),
 ].join(""); // prettier-ignore
 const transport = new Transport($("transport"), { draw, dwell: () => 140 });
 
@@ -80,7 +80,7 @@ function words(t) {
   const running = table.placed.filter((p) => p.start <= t && t < p.end).length;
   const waiting = table.placed.filter((p) => p.start > t).length;
   const idle = set.SMs - new Set(table.placed.filter((p) => p.start <= t && t < p.end).map((p) => p.SM)).size;
-  const end = `The last program ends at ${table.makespan}; SMs work ${percent(table.busy)} of the time until then.`;
+  const end = `The last thread block ends at ${table.makespan}; SMs work ${percent(table.busy)} of the time until then.`;
   const now =
     t === table.last || !running ? end : `At ${t}: ${running} run, ${waiting} wait, ${idle} SMs are idle. ${end}`;
   write($("say"), now);
@@ -89,7 +89,7 @@ function words(t) {
   const fewest = Math.ceil(table.placed.reduce((x, p) => x + p.cost, 0) / set.SMs);
   const orders = set.algorithm === "fa2" ? `As they come they end at ${other[0]}, heaviest first at ${other[1]}; ` : "";
   $("note").textContent =
-    `${orders}${orders ? "if" : "If"} the work could be cut anywhere it would be ${fewest}. Shades are heads, numbers are blocks. One program at a time on an SM.`;
+    `${orders}${orders ? "if" : "If"} the work could be cut anywhere it would be ${fewest}. Shades are heads, numbers are blocks. One thread block at a time on an SM.`;
 }
 
 follow(form, set, () => {

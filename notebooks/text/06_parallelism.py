@@ -6,8 +6,8 @@
 #
 # **Who works on which tiles, and who waits?**
 #
-# So far we have counted what one worker moves and computes. A GPU runs more than a hundred of them at the same time. Do
-# they all have something to do?
+# So far we counted the work, not who does it. A GPU runs more than a hundred workers at the same time. Do they all have
+# something to do?
 #
 # After this notebook you can
 #
@@ -118,24 +118,12 @@ show(waves.draw(ran, "A line is an SM. A new grey begins with each of its thread
 # %% [markdown]
 # FA1 leaves two SMs idle from beginning to end. FA2 runs in three rounds, called *waves*, and the third is not full.
 # Perfect sharing would end at 64 / 6 = 10⅔, but a thread block cannot be cut in two.
-
-# %% [markdown]
-# **Predict.** 132 equal thread blocks take 100 µs on 132 SMs. How long do 133 take?
 #
-# - ☐ 100 µs
-# - ☐ about 101 µs
-# - ☐ about 150 µs
-# - ☐ 200 µs
-#
-# <details><summary>Answer</summary>
-#
-# **200 µs.** The second wave is one thread block, and 131 SMs wait for it. This is called *wave quantization*.
-# </details>
-#
-# So equal thread blocks take ⌈thread blocks / SMs⌉ times the length of one. With many waves, a poor last one weighs
-# little. Take batch 1, 32 heads, 8,192 tokens, row blocks of 128, and an H200: FA2 has 2,048 thread blocks, which take 16
-# waves and keep 97% of the SMs busy. FA1, as printed, has 32 and uses a quarter of the chip. No count of bytes or FLOPs
-# shows that.
+# Equal thread blocks take ⌈thread blocks / SMs⌉ times the length of one. So 133 of them take twice as long on 132 SMs as
+# 132: the second wave is one thread block, and 131 SMs wait for it (*wave quantization*). With many waves, a poor last one
+# weighs little. Take batch 1, 32 heads, 8,192 tokens, row blocks of 128, and an H200: FA2 has 2,048 thread blocks, which
+# take 16 waves and keep 2,048 / (16 · 132) = 97% of the SMs busy. FA1, as printed, has 32 and uses a quarter of the chip.
+# No count of bytes or FLOPs shows that.
 
 # %% [markdown]
 # ## Why not make row blocks much smaller?
@@ -153,10 +141,9 @@ for name, cost in costs.items():
 show(roofline.draw(**roofline.data(*costs.items())))
 
 # %% [markdown]
-# At $B_r = 128$ half of the tensor cores stand still. $B_r = 64$ fills the chip, at the cost of twice the requests: now L2
+# At $B_r = 128$ half of the SMs are idle, so its ring hangs free, below both roofs. $B_r = 64$ fills the chip, at the cost of twice the requests: now L2
 # is the limit, and the launch is faster. Below that, the time doubles with the requests. So take the largest row blocks
-# that keep the SMs busy. Try other heads, lengths and chips. (Where no scripts run, a grid has registers and KiB of shared
-# memory of each tile.)
+# that keep the SMs busy. Try other heads, lengths and chips.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("tiles")
@@ -165,7 +152,8 @@ live("tiles")
 # ## What if several thread blocks share an SM?
 #
 # Often two, three or four fit: as many as its registers and its shared memory have room for. While one waits for data,
-# another computes. Then a wave has more *places*: 264 with two on each SM, 396 with three.
+# another computes. Then a wave has more *places*, 264 with two on each SM, 396 with three, and there are ⌈thread blocks /
+# places⌉ waves.
 #
 # **Predict.** A change frees registers, so that three thread blocks fit on an SM in place of two. With 64 heads of 64 row
 # blocks the kernel gets 1.2 times as fast. What does it do with 8 heads?
@@ -176,8 +164,8 @@ live("tiles")
 #
 # <details><summary>Answer</summary>
 #
-# **it gains nothing, or loses.** 8 heads are 512 thread blocks: two waves on 264 places, and two on 396. A wave of three
-# on each SM lasts longer than a wave of two, and only that remains. (4,096 thread blocks take 16 waves or 11.) Kernels r03
+# **it gains nothing, or loses.** 8 heads are 512 thread blocks. Either way the busiest SM does four (⌈512 / 132⌉); with
+# three at once, the fourth runs alone and nothing hides its waits. (4,096 thread blocks take 16 waves or 11.) Kernels r03
 # (two places) and r05 (three) of chapter 10 are such a pair; milliseconds on an H200:
 #
 # ```python
