@@ -13,10 +13,12 @@ SHAPES = {
 FORWARD = {
     r"$S = \tau\,Q K^T,\ P = \mathrm{softmax}(S),\ O = P V$": r"attention; $\tau$ is usually $d^{-1/2}$",
     r"$m_\mathrm{new} = \max(m, \mathrm{rowmax}\,s)$": r"a new tile $s$ of scores, $v$ of values",
-    r"$\alpha = e^{m - m_\mathrm{new}},\ p = e^{s - m_\mathrm{new}}$": "what old sums shrink by; new terms",
+    r"$\alpha = \exp(m - m_\mathrm{new}),\ p = \exp(s - m_\mathrm{new})$": "what old sums shrink by; new terms",
     r"$\ell \leftarrow \alpha\,\ell + \mathrm{rowsum}\,p,\ o \leftarrow \alpha\,o + p\,v$": "both sums go on",
     r"$O = o / \ell,\ L = m + \log \ell$": r"at the end; a row without keys: $O = 0,\ L = -\infty$",
-    r"$e^{m_a - m} (\ell_a, o_a) + e^{m_b - m} (\ell_b, o_b)$": r"two states, $m = \max(m_a, m_b)$; $(L, 1, O)$ is one",
+    r"$\alpha_a (\ell_a, o_a) + \alpha_b (\ell_b, o_b)$": (
+        r"two states, $\alpha_a = \exp(m_a - \max(m_a, m_b))$; $(L, 1, O)$ is one"
+    ),
 }
 BACKWARD = {
     r"$P = e^{S - L}$": "computed again, tile by tile",
