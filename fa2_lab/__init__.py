@@ -19,7 +19,14 @@ def __getattr__(name: str) -> Any:
     """A call, imported when it is first asked for."""
     if name not in MODULES:
         raise AttributeError(f"module 'fa2_lab' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"fa2_lab.api.{MODULES[name]}"), name)
+    try:
+        found = globals()[name] = getattr(import_module(f"fa2_lab.api.{MODULES[name]}"), name)
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"fa2_lab.{name} needs torch, which is not installed: pip install 'fa2-lab[kernels]'", name="torch"
+        ) from missing
     return found
 
 

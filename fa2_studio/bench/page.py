@@ -303,13 +303,17 @@ def listed(parts: list[str]) -> str:
 
 
 def verdict() -> str:
-    """What other projects' tests found."""
-    parts = []
+    """What other projects' tests found, and on which machine."""
+    parts: dict[str, list[str]] = {}
     for name, counts in judges.recorded().items():
-        passed = counts.get("passed", 0)
-        parts.append(f"{JUDGES[name].title}, {passed:,} of {passed + counts.get('failed', 0):,} pass")
-    what = "Other projects' own tests run on these calls, of large suites a sample"
-    return f"{what}: {'; '.join(parts)}. [What was left out, and why](RESULTS.md#judged-by-others)."
+        gpu, passed = counts["gpu"].removeprefix("NVIDIA "), counts.get("passed", 0)
+        where = "On a laptop, in Triton's interpreter" if gpu.startswith("no GPU") else f"On an {gpu}"
+        parts.setdefault(where, []).append(
+            f"{JUDGES[name].title}, {passed:,} of {passed + counts.get('failed', 0):,} pass"
+        )
+    found = [f"{where}: {'; '.join(suites)}." for where, suites in parts.items()]
+    what = "Other projects' own tests run on these calls, of large suites a sample."
+    return " ".join([what, *found, "[What was left out, and why](RESULTS.md#judged-by-others)."])
 
 
 # Writing ------------------------------------------------------------------------------------------------------

@@ -171,7 +171,8 @@ def slides(title: str, beats: list[Beat]) -> Iterator[str]:
         said = [] if near is None else beats[near : near + 1] if at >= 0 else beats
         beginning = "\n\n".join(sentences(beat.text) for beat in said)
         own = rendered(beats[at].text) if asks else ""
-        lines = beats[at].seen.count("<tr") or beats[at].seen.count("\n") + 4  # of a table or a listing
+        rows = len(re.findall(r"<(?:tr|p|li)\b", beats[at].seen))
+        lines = rows or beats[at].seen.count("\n") + 4  # of a table and what stands around it, or of a listing
         seen = f'<figure style="--lines: {lines}">{beats[at].seen}</figure>' if at >= 0 else ""
         head = f"<h2>{MARKDOWN.renderInline(title)}</h2>{rendered(beginning)}"
         yield f"<section>{head}{seen}<aside>{own}{notes}</aside></section>"

@@ -47,7 +47,7 @@ def check(suite: Suite, checkout: Path | None) -> None:
     """Refuse a machine or a checkout that will not do."""
     import torch
 
-    how = f"git clone {suite.repository} && git checkout {suite.commit[:8]}"
+    how = f"git clone {suite.repository} && git -C {Path(suite.repository).name} checkout {suite.commit[:8]}"
     if checkout is None:
         raise ValueError(f"checkout: got none; it takes a folder with that project's files: {how}")
     missing = [name for name in (suite.tests, *suite.takes) if not (checkout / name).is_file()]
@@ -88,6 +88,7 @@ def run(name: str, checkout: Path, processes: int = 1) -> dict:
     import pytest
 
     suite = SUITES[name]
+    about = {"commit": suite.commit, "ours": commit(), **machine()}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         lay_down(suite, checkout, folder)
@@ -101,7 +102,7 @@ def run(name: str, checkout: Path, processes: int = 1) -> dict:
             raise ValueError(f"suite: {suite.title}'s tests did not start; pytest says why above")
         outcomes = json.loads((folder / "outcomes.json").read_text())
         left_out = json.loads((folder / "left_out.json").read_text())
-    return {"commit": suite.commit, "ours": commit(), **machine(), "left out": left_out, **outcomes}
+    return {**about, "left out": left_out, **outcomes}
 
 
 def machine() -> dict[str, str]:

@@ -126,13 +126,15 @@ def test_numpy_alone_gives_the_reference_the_errata_and_the_tour(wheel):
         archive.extractall(alone)
     for path in Path(numpy.__file__).parents[1].glob("numpy*"):
         (alone / path.name).symlink_to(path)
+    here = f"import sys; sys.path.insert(0, {str(alone)!r}); "
     for arguments, words in {"tour": "skipped: torch is not installed", "errata": "errata", "where FA2.A1": ""}.items():
-        source = (
-            f"import sys; sys.path.insert(0, {str(alone)!r}); from fa2_lab.tools.command import main; sys.exit(main())"
-        )
+        source = here + "from fa2_lab.tools.command import main; sys.exit(main())"
         call = [sys.executable, "-I", "-S", "-c", source, *arguments.split()]
         done = subprocess.run(call, capture_output=True, text=True, cwd=alone, timeout=60)
         assert done.returncode == 0 and words in done.stdout, done.stdout + done.stderr
+    call = [sys.executable, "-I", "-S", "-c", here + "import fa2_lab; fa2_lab.attention"]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=alone, timeout=60)
+    assert "needs torch, which is not installed: pip install 'fa2-lab[kernels]'" in done.stderr
 
 
 def test_the_wheel_names_its_extras(wheel):
