@@ -47,7 +47,7 @@ def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):
-            style.box(ax, x + 1.1 * k, head - H / 2, 1, H, str(cut.part(w, head)), style.worker(w), linewidth=0.5)
+            style.box(ax, x + 1.1 * k, head - H / 2, 1, H, f"{w}", style.worker(w), linewidth=0.5)
         start = x + 1.1 * len(readers)
         style.arrow(ax, (start, head), (x + 6.4, head))
         style.note(ax, (start + x + 6.3) / 2, head - 0.28, "merge", ha="center")

@@ -53,31 +53,26 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # warns once
 #
 # Take one layer of a large model: 32 query heads with d = 128, and 8 K/V heads, each shared by a *group* of four query
 # heads. The text has 65,536 tokens so far. Each K/V head has as many keys and values, in numbers of two bytes. All of
-# them are read once for the next token: 268 MB.
+# them are read once for the next token. On an H200:
+
+# %%
+read = 2 * 2 * 65536 * 8 * 128  # K and V, two bytes each
+flops = 4 * 65536 * 32 * 128  # q kᵀ and p v
+print(f"{read / 1e6:.0f} MB to read: {read / 4.8e6:.0f} µs")
+print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
+
+# %% [markdown]
+# **Predict.** Reading takes 50 times as long. Which model makes this ratio smaller?
 #
-# **Predict.** What takes longer for this token on an H200?
-#
-# - ☐ computing, since four queries work on every key
-# - ☐ both take about as long
-# - ☐ reading, many times as long
+# - ☐ one with a longer text, which has more scores
+# - ☐ one with a larger d, which has longer products
+# - ☐ one with more query heads for each K/V head
 #
 # <details><summary>Answer</summary>
 #
-# **reading, many times as long.** A key and its value are 512 bytes, and each of the four queries spends 512 FLOPs
-# on them: one FLOP for each byte and query, whatever the length and d. In training thousands of queries share a key.
-# Here the GPU is a machine for reading.
-#
-# ```python
-# read = 2 * 2 * 65536 * 8 * 128  # K and V, two bytes each
-# flops = 4 * 65536 * 32 * 128  # q kᵀ and p v
-# print(f"{read / 1e6:.0f} MB to read: {read / 4.8e6:.0f} µs")
-# print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
-# ```
-#
-# ```text
-# 268 MB to read: 56 µs
-# 1.07 GFLOP to compute: 1.1 µs
-# ```
+# **one with more query heads for each K/V head.** A key and its value are 4d bytes, and each query of the group spends 4d
+# FLOPs on them: one FLOP for each byte and query, whatever the length and d. In training thousands of queries share a
+# key. Here the GPU is a machine for reading.
 # </details>
 
 # %%
@@ -96,7 +91,7 @@ show(roofline.draw(**roofline.data(*points.items())))
 # ## Are eight heads enough?
 #
 # There are 8 K/V heads and 132 SMs. A head has 1,024 tiles of 64 keys. We cut the tiles of a head into *splits*, with a
-# program for each split (split-KV). Suppose one program runs on an SM:
+# program for each split (split-KV). One runs on an SM: its tiles take 128 of 228 KiB of shared memory.
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -106,15 +101,17 @@ for n in (1, 16, 17, 33):
 
 # %% [markdown]
 # Time is counted in tiles, and one more to begin. With 16 splits the 128 programs just fit. With 17 there are 136: the last
-# four start a second wave. 33 splits make two full waves and end no earlier, and leave more to merge.
+# four start a second wave. 33 splits make two full waves and end no earlier, and leave more to merge. (This is a model. The
+# last section measures 128 programs and 256. Nobody has timed 17 splits here.)
 
 # %% [markdown]
 # ## What does a split leave behind?
 #
 # Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` of chapter
-# 08: row r of a tile sees its first `seen[r]` keys, here all before `last`. At the end it cannot divide by $\ell$,
-# because it has seen only some of the keys. So it leaves its state: $o$, m and $\ell$, d + 2 numbers for each row. (As in
-# chapter 08, m is a scaled score times $\log_2 e$.) We call that a *part*. `tl.num_programs(0)` is the number of splits.
+# 08: row r of a tile sees its first `seen[r]` keys, here all before `last`. It need not divide: it leaves $o$, m and $\ell$
+# as they are, d + 2 numbers for each row, and the merge divides once. (Chapter 06 had them divided, with L; the exercise
+# does that. As in chapter 08, m is a scaled score times $\log_2 e$.) We call that a *part*. `tl.num_programs(0)` is the
+# number of splits.
 
 # %%
 @triton.jit
@@ -183,16 +180,16 @@ for w in range(5):
 
 # %%
 @triton.jit
-def merge_kernel(parts, O, L, splits, group, S: tl.constexpr, d: tl.constexpr):
+def merge_kernel(parts, O, L, splits, group, room: tl.constexpr, d: tl.constexpr):
     head, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    w, column = tl.arange(0, S), tl.arange(0, d)  # S: a power of two, at least splits
-    at = parts + ((head * splits + w) * group + row) * (d + 2)  # (S,)
+    w, column = tl.arange(0, room), tl.arange(0, d)  # room: a power of two ≥ splits
+    at = parts + ((head * splits + w) * group + row) * (d + 2)  # (room,)
     there = w < splits
     o_w = tl.load(at[:, None] + column[None, :], mask=there[:, None], other=0.0)
-    m_w = tl.load(at + d, mask=there, other=LOWEST)  # (S,)
-    l_w = tl.load(at + d + 1, mask=there, other=0.0)  # (S,)
+    m_w = tl.load(at + d, mask=there, other=LOWEST)  # (room,)
+    l_w = tl.load(at + d + 1, mask=there, other=0.0)  # (room,)
     m = tl.max(m_w, 0)
-    beta = tl.exp2(m_w - m)  # (S,)
+    beta = tl.exp2(m_w - m)  # (room,)
     l, o = tl.sum(beta * l_w, 0), tl.sum(beta[:, None] * o_w, 0)
     divisor = tl.where(l == 0.0, 1.0, l)  # no key at all: O = 0 and L = −∞
     o = (o / divisor).to(O.dtype.element_ty)
@@ -205,8 +202,8 @@ def merge(parts, q):
     (heads, splits, group, _), d = parts.shape, q.shape[-1]
     O = torch.full_like(q, torch.nan)
     L = torch.full(q.shape[:3], torch.nan, device=device)
-    S = triton.next_power_of_2(splits)
-    merge_kernel[(heads, group)](parts, O, L, splits, group, S=S, d=d)
+    room = triton.next_power_of_2(splits)
+    merge_kernel[(heads, group)](parts, O, L, splits, group, room=room, d=d)
     return O, L
 
 
@@ -314,9 +311,9 @@ for b, n in ((0, 37), (2, 48)):
 print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().item())
 
 # %% [markdown]
-# Three sequences have 37, 0 and 48 keys here. All that no sequence owns is NaN, and unused entries of the table are −1. A
-# kernel must not load first and mask afterwards: 0 · NaN is NaN. And it must not follow −1 to an address. So all loads carry
-# a mask, the table's as well.
+# Three sequences have 37, 0 and 48 keys here. All that no sequence owns is NaN, and the second, without a page, has −1 in
+# the table. A kernel must not load first and mask afterwards: 0 · NaN is NaN. And it must not follow −1 to an address. So
+# all loads carry a mask, the table's as well.
 
 # %% [markdown]
 # ## What if lengths differ?
@@ -336,32 +333,33 @@ show(shares.draw(**shares.data()))
 # %% [markdown]
 # ## How near is the limit?
 #
-# Now the package's kernel, on the cache of the first section:
+# Now the package's kernel, on the cache of the first section.
 
 # %% tags=["hide-input"]
 record = load("decode")
 curve = dict(zip(record.curves["programs"], record.curves["microseconds"], strict=True))
 each, copy = points["a group of four"].crossed / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/s"]
-print(f"8 programs: {curve[8]:.0f} µs, so each reads {each:.0f} GB/s; a copy on this GPU: {copy:,.0f} GB/s")
 
 # %% [markdown]
-# **Predict.** How does the time go with 16, 32, 64, 128 and 256 programs?
+# **Predict.** How does the time go with 8, 16, 32, 64, 128 and 256 programs?
 #
-# - ☐ it halves each time
-# - ☐ it halves until about 100 programs, and then stays
+# - ☐ it halves each time, since twice as many share the work
+# - ☐ it halves until about every SM has a program, and then stays
 # - ☐ it hardly falls, since memory is the limit from the start
 #
 # <details><summary>Answer</summary>
 #
-# **it halves until about 100 programs, and then stays.** One program cannot use the memory's speed, because it waits
-# for what it has asked for. Memory is full when the programs together reach a copy's speed.
+# **it halves until about every SM has a program, and then stays.** One program cannot use the memory's speed, because
+# it waits for what it has asked for. Memory is full when the programs together reach a copy's speed.
 #
 # ```python
+# print(f"each of 8 programs reads {each:.0f} GB/s, a copy on this GPU {copy:,.0f} GB/s")
 # print(f"a copy's speed is that of {copy / each:.0f} programs")
 # print({int(n): f"{t:.0f} µs" for n, t in curve.items() if n <= 256})
 # ```
 #
 # ```text
+# each of 8 programs reads 42 GB/s, a copy on this GPU 4,242 GB/s
 # a copy's speed is that of 101 programs
 # {8: '798 µs', 16: '405 µs', 32: '206 µs', 64: '108 µs', 128: '67 µs', 256: '70 µs'}
 # ```
@@ -372,9 +370,12 @@ show(programs.draw(**programs.data()))
 
 # %% [markdown]
 # The dots are measured. The dashed line is a model: a program's speed, a copy's speed for all together, and a few
-# microseconds to launch. Why is one program so slow? It has four *stages*, each with a tile of K and V: 32 KiB. One is in use
-# and three are on their way, 96 KiB. By *Little's law*, speed = bytes on their way / time on their way. So a tile is on its
-# way for about two microseconds.
+# microseconds to launch. More than 128 programs run in waves, with shares of whole tiles: 1,024 make 8 waves of 9 tiles,
+# and 2,048 make 13 of 5, so the line falls again.
+#
+# Why is one program so slow? It has four *stages*, each with a tile of K and V: 32 KiB. One is in use and three are on
+# their way, 96 KiB. By *Little's law*, speed = bytes on their way / time on their way. So a tile is on its way for about
+# two microseconds.
 #
 # *Reading alone* is a kernel that reads as many bytes and keeps nothing. Of its speed, decode reaches:
 
@@ -452,6 +453,8 @@ verdict("attention_paged(): right", close(host(attention_paged(*paged)), by_rows
 # %% tags=["hide-input"]
 H200, group = chips.H200, points["a group of four"]
 unit, seconds = group.limit(H200)
+waves = [(cut.share, grid.waves(cut.busy, 128)) for cut in (splits.Shares((1024,) * 8, n) for n in (1024, 2048))]
+verdict("8 waves of 9 tiles, 13 of 5", waves == [(9, 8), (5, 13)])
 verdict("56 µs, limited by DRAM", (unit, round(1e6 * seconds)) == ("DRAM", 56))
 flying = 3 * 2 * 64 * 128 * 2  # bytes of three tiles of K and V
 verdict("96 KiB on their way for about 2 µs", 1.7 < flying / each / 1e3 < 2.7)
