@@ -64,9 +64,8 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What does a rank keep between two steps?
 #
-# The same as a row block of FA2 between two tiles: a state ($o$, m, $\ell$) for each row. Each block gives a finished part
-# (O, L). `from_output` turns it back into a state, and `merge` is that of chapter 02. The four ranks are four entries of a
-# list here, with 22 rows among them.
+# A state ($o$, m, $\ell$) for each row. Each block gives a finished part (O, L). `from_output` turns it back into a state,
+# and `merge` is that of chapter 02. The four ranks are four entries of a list here, with 22 rows among them.
 
 # %%
 def part(q, k, v):  # one rank's queries, one block's keys
@@ -145,8 +144,9 @@ for keys in rows:  # each block, met by all queries
 # %% [markdown]
 # Queries stay, so each rank adds up its dQ at home. Keys travel, so dK and dV travel with them, and each rank adds its
 # part. K and V can leave before a step's computation, dK and dV only after it: they follow their keys one step behind, and
-# their last transfer brings them home. They go in fp32: in 2 bytes the sum would be rounded again on every rank. With K and V
-# in 2 bytes a number, backward sends three times as many bytes as forward: $(2 + 4) / 2$.
+# their last transfer brings them home. They go in fp32: in 2 bytes the sum would be rounded again on every rank. The own
+# block's part stays at home, so dK and dV, too, are sent three times. With K and V in 2 bytes a number, backward sends three
+# times as many bytes as forward: $(2 + 4) / 2$.
 
 # %% [markdown]
 # ## Is a causal ring fair?
@@ -197,16 +197,16 @@ show(zigzag.draw(**zigzag.data()))
 # %% [markdown]
 # ## When may a transfer start?
 #
-# A ring hangs if one rank sends 100 rows and its neighbour waits for 101. So before any transfer each rank sends all
-# others a *header* with its number of rows and its options. If they do not fit, all ranks stop with the same message.
-# Meanwhile a rank computes with its own block, which needs no other rank.
+# As soon as the ranks agree and what it sends is computed. A ring hangs if one rank sends 100 rows and its neighbour waits
+# for 101. So before any transfer each rank sends all others a *header* with its number of rows and its options. If they do
+# not fit, all ranks stop with the same message. Meanwhile a rank computes with its own block, which needs no other rank.
 
 # %%
 show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
-# A number is the rank that the keys come from. K and V travel while a kernel computes. Backward, the second part of a
-# rank's own block comes last, while dK and dV come home.
+# A number is the rank that the keys come from. K and V travel while a kernel computes. Backward, a rank computes its own
+# block in two parts, one first and one last, so that it has work while dK and dV come home.
 #
 # ## Do the cables keep up?
 #
@@ -216,7 +216,8 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # it. (If four query heads share a K/V head, a quarter of these rows is enough.)
 #
 # In the table, *link* is the cable between GPUs: NVLink, or on the RTX 4090 the computer's ordinary bus. The first three
-# lines take half of the peak FLOP/s and the link's speed from the data sheets, in one direction. The last is measured.
+# lines take half of the peak FLOP/s and the link's speed from the data sheets, in one direction. The last is measured with
+# torch's transfers, four ranks at once. They move 138 GB/s over a link of 450, so four times as many rows are needed.
 
 # %% tags=["hide-input"]
 def smallest(flops, link):  # rows; FLOP/s, bytes a second in one direction
@@ -233,7 +234,8 @@ for name, (flops, link) in speeds.items():
 # %% [markdown]
 # ## What do four GPUs gain?
 #
-# Four NVIDIA H200 in one machine, bf16, causal, 16 heads of 128, forward and backward, against one GPU with `attention`.
+# Four NVIDIA H200 in one machine, bf16, causal, 16 heads of 128, forward and backward, against one GPU with `attention`. All
+# lengths still fit on one: otherwise there is nothing to compare with.
 #
 # **Predict.** At 8,192 tokens, are four GPUs faster than one?
 #
@@ -244,8 +246,8 @@ for name, (flops, link) in speeds.items():
 # <details><summary>Answer</summary>
 #
 # **no, several times slower.** A shard has 2,048 rows, and the kernel of a step is over in a few hundredths of a
-# millisecond. Agreeing, starting transfers and launching kernels take longer, and so does the copy: 2,048 rows are several
-# times fewer than it needs to hide.
+# millisecond. At 138 GB/s the transfers take 1.5 ms in all, too long to hide. But a call takes 7.6 ms: agreeing, starting
+# transfers and launching kernels cost most.
 # </details>
 
 # %%
@@ -253,16 +255,17 @@ recorded = ring_speed.data()
 show(ring_speed.draw(**recorded, narrow=True))
 
 # %% [markdown]
-# From 32,768 tokens on the ring is faster. What is missing to 4 goes to transfers, which occupy some SMs, and to merges. (In
-# that run a rank computed nothing while the headers travelled.) The cross is four GPUs with contiguous shards. Memory
-# falls, but not to a quarter: something does not grow with the tokens.
+# From 32,768 tokens on the ring is faster. What is missing to 4 goes to transfers, which occupy some SMs, and to merges. (An
+# older version was timed: in it a rank computed nothing while the headers travelled.) The cross is four GPUs with contiguous
+# shards. Memory falls, but not to a quarter. Half as many tokens still need 1.5 GiB on each of four GPUs, so about 1 GiB
+# does not grow with the tokens.
 #
 # `fa2_lab.distributed` runs this ring with torch: NCCL between GPUs, gloo between the processes of a laptop. A user writes
 # this, and starts it with `torchrun --nproc-per-node 4`:
 #
 # ```python
-# tokens = shard(tokens, dim=1)  # zigzag; all tokens are small: every rank has them
-# positions = shard(torch.arange(N), dim=0)
+# tokens = shard(tokens, dim=1)  # this rank's, in zigzag, cut from all of them
+# positions = shard(torch.arange(N), dim=0)  # for the model's position embeddings
 # ...  # the model makes q, k and v of its own tokens
 # O = ring_attention(q, k, v, causal=True)  # where attention(q, k, v, causal=True) stood
 # O = unshard(O)  # only for a test: all rows, on every rank
@@ -281,18 +284,18 @@ show(ring_speed.draw(**recorded, narrow=True))
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** The backward ring with lists, an entry for each of four ranks, and no mask. At each of four steps a rank calls
-# `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)`, which returns dQ, dK and dV, with the block that is with it. Return dQ of
-# all ranks and dK of all blocks, each where it belongs.
+# **Build.** One of four steps of the backward ring, without a mask. Each argument is a list, an entry for each rank. Rank r
+# calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)`, which returns dQ, dK and dV, with the block that is with it, and
+# adds to the sums dq[r] and dk[r]. Then everybody hands on what travels. Return dq, k, v and dk as the next step finds them.
+# (The check takes four steps, from dq and dk of zeros. So dK is sent once more than in the package.)
 #
 # <details><summary>Hint</summary>
 #
-# The gradients of block b must be where block b is: they go on with K and V, after the sum. Let them start at home, as zeros,
-# and hand them on four times.
+# The gradients of block b must be where block b is: they go on with K and V, after the sum.
 # </details>
 
 # %%
-def backward_ring(q, k, v, o, lse, do):  # lists, one entry for each rank
+def ring_step(q, o, lse, do, dq, k, v, dk):
     ...
 
 # %% tags=["hide-input"]
@@ -301,21 +304,31 @@ O_e, L_e = fa2.forward(Q_e, K_e, V_e, B_r=4, B_c=4)
 lists = [np.split(x, ranks) for x in (Q_e, K_e, V_e, O_e, L_e, dO_e)]
 want = fa2.backward(Q_e, K_e, V_e, O_e, L_e, dO_e, B_r=4, B_c=4)[:2]
 want = tuple(x.reshape(ranks, 6, d) for x in want)
+
+
+def four_of_your_steps(q, k, v, o, lse, do):  # dQ of all ranks, dK of all blocks
+    dq, dk = ([np.zeros_like(x) for x in xs] for xs in (q, k))
+    for _ in range(ranks):
+        after = ring_step(q, o, lse, do, dq, k, v, dk)
+        if after is None or after is ...:
+            return None
+        dq, k, v, dk = after
+    return np.array(dq), np.array(dk)
+
+
 words = "four ranks, 24 rows. Whose keys do the gradients on rank 0 belong to after a step?"
-check(backward_ring, Case(words, tuple(lists), want))
+check(four_of_your_steps, Case(words, tuple(lists), want))
 
 # %% [markdown]
 # <details><summary>A solution</summary>
 #
 # ```python
-# def backward_ring(q, k, v, o, lse, do):
-#     dq, dk = ([np.zeros_like(x) for x in xs] for xs in (q, k))
-#     for _ in range(ranks):
-#         for r in range(ranks):
-#             of_block = fa2.backward(q[r], k[r], v[r], o[r], lse[r], do[r], B_r=4, B_c=4)
-#             dq[r], dk[r] = dq[r] + of_block[0], dk[r] + of_block[1]
-#         k, v, dk = ([x[rank - 1] for rank in range(ranks)] for x in (k, v, dk))
-#     return np.array(dq), np.array(dk)
+# def ring_step(q, o, lse, do, dq, k, v, dk):
+#     for r in range(ranks):
+#         of_block = fa2.backward(q[r], k[r], v[r], o[r], lse[r], do[r], B_r=4, B_c=4)
+#         dq[r], dk[r] = dq[r] + of_block[0], dk[r] + of_block[1]
+#     k, v, dk = ([x[rank - 1] for rank in range(ranks)] for x in (k, v, dk))
+#     return dq, k, v, dk
 # ```
 # dV goes the same way as dK.
 # </details>
@@ -334,6 +347,16 @@ verdict("backward sends three times as much", back == 3 * there)
 speed = {n: dict(curve) for n, curve in recorded["curves"].items()}
 verdict("8,192 tokens: several times slower", 2 < 1 / speed[4][8192] < 7)
 verdict("faster from 32,768 on, nearly 4 at last", min(s[32768] for s in speed.values()) > 1.3 and 3 < speed[4][131072] < 4)
+flops, link = speeds["H200, as recorded"]
+least = smallest(flops, link) / smallest(chips.H200.tensor_flops / 2, chips.H200.link_per_second)
+verdict("138 of 450 GB/s, four times as many rows", (round(link / 1e9), round(least)) == (138, 4))
+copied = sum(sum(model.sent([2048] * 4, 0, way, kv_heads=16, d=128).values()) for way in ("forward", "backward")) / link
+by_length = {row.problem["N_q"]: row for row in load("ring").rows if row.direction == "both"}
+took = by_length[8192].values["4 GPUs"][0]
+verdict("1.5 of 7.6 ms for the transfers", (round(1e3 * copied, 1), round(took, 1)) == (1.5, 7.6))
+mib = {r.problem["N_q"]: r.values["4 GPUs"][0] for r in load("ring").rows if r.direction == "peak memory"}
+fixed = 2 * mib[65536] - mib[131072]
+verdict("1.5 GiB, about 1 fixed", (round(mib[65536] / 1024, 1), round(fixed / 1024)) == (1.5, 1))
 used = recorded["memory"]
 verdict("less memory each, more than a quarter", used[1] > used[2] > used[4] > used[1] / 4)
 
