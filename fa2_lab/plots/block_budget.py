@@ -53,7 +53,7 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
     for ax, (d, table) in zip(axes[0], cells.items(), strict=True):
         spilling = [(B_r, B_c) for B_r, B_c in table if compiled.get((d, B_r, B_c))]
         _square(ax, sizes, table, limits, spilling)
-        ax.set_title(f"d = {d}: {sum(bool(c['fits_on']) for c in table.values())} of {len(table)} fit")
+        ax.set_title(f"d = {d}: {sum(bool(c['fits_on']) for c in table.values())} of {len(table)} fit by the sum")
     fit = ", ".join(f"{sum(bool(c['fits_on']) for c in table.values())} at d = {d}" for d, table in cells.items())
     alt = (
         f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"

@@ -12,13 +12,14 @@ def data(row: int = 21, shape: tuple[int, int] = (64, 128)) -> dict:
     record = layouts_record()
     (wide,) = [k for k in record["layouts"] if k["target"] == "sm_90" and k["d"] == shape[1]]
     owners = parse(wide["O"]["layout"]).owners(shape)
+    made = f"{shape[0]} of O's {wide['O']['shape'][0]} rows, {compiled_by(record)}"
     scores = np.random.default_rng(2).integers(-99, 100, shape[1])
     lane = owners.lane[row]
     lanes = np.unique(lane)
     known = [np.array([scores[lane == t].max() for t in lanes])]
     for step in (1, 2):
         known.append(np.maximum(known[-1], known[-1][np.searchsorted(lanes, lanes ^ step)]))
-    return dict(owners=owners, row=row, scores=scores, known=known, made=compiled_by(record))
+    return dict(owners=owners, row=row, scores=scores, known=known, made=made)
 
 
 OBSERVED = "Observed (read from the compiled kernel)"

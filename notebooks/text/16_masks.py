@@ -41,8 +41,7 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # A causal row sees the keys from 0 up to its own place. A *window* (left, right) lets it see `left` keys before its own
 # place and `right` keys after it. Either way a row sees an *interval*: all keys from `first` up to, but not including,
-# `last`. With fewer queries than keys, the queries are the last ones. So row $r$ stands at key $r + N_k - N_q$: the
-# diagonal ends in the bottom right corner of $S$.
+# `last`. As in chapter 04, row $r$ stands at key $r + N_k - N_q$.
 
 # %%
 def interval(row, N_q, N_k, left=None, right=None):  # None: no limit on that side
@@ -170,8 +169,9 @@ for row in timed:
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
-# Packed, a call takes about half of the time. The padded call skips padding keys, but padding rows look at all real keys. On
-# Hopper these calls run on the kernels of chapters 12b and 13.
+# Packed, a call takes about half of the time. Under a causal mask full padding would be nearly three times the work. But the
+# padded call skips padding keys, and only its padding rows, which look at all real keys, come on top. On Hopper these calls
+# run on the kernels of chapters 12b and 13.
 
 # %% [markdown]
 # ## A cap on the scores
@@ -238,6 +238,10 @@ dsink = -(P_sink * D).sum()
 up, down = (fa2.forward(Q, K, V, sink=sink + h, **options)[0] for h in (1e-5, -1e-5))
 print(f"dsink: {dsink:.6f}, by differences {((up - down) * dO).sum() / 2e-5:.6f}")
 dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)
+h = np.zeros_like(K)
+h[3, 5] = 1e-5
+up, down = (fa2.forward(Q, K + x, V, sink=sink, **options)[0] for x in (h, -h))
+print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-5:.6f}")
 
 # %% [markdown]
 # dQ, dK and dV need $P = e^{S - L}$ and $D$. The sink is already in $L$ and in $O$: `fa2.backward` is called as before.
@@ -255,7 +259,7 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)
 #
 # **prefix: everybody sees the first 40 keys, otherwise causal.** Row $r$ sees $[0, \max(40, r + 1))$. In the third, a row
 # sees two intervals. One interval around both is the causal mask again, and in a long sequence most of its tiles are empty.
-# In the second no tile is empty, and none is FULL.
+# In the second, with tiles of 16 keys or more, no tile of the past is empty, and none is FULL.
 # </details>
 #
 # Two numbers no longer say which tiles to visit. A list always does: for each row block its column blocks' numbers.
@@ -278,25 +282,18 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)
 # - A window makes work grow with $N$. Packed documents are small problems side by side.
 # - A softcap is one function of the score, before the mask, with slope $1 - (t/c)^2$.
 # - A sink is the initial state $m = sink$, $\ell = 1$, and $dsink = -\sum_r P_{r,sink} D_r$.
-# - An interval is two numbers that the kernel computes.
+# - An interval is two numbers that the kernel computes. Any other mask needs a list of tiles.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Complete.** The backward pass walks down a column block, so it asks the other way round: which rows see key `col`?
-# Write `rows_of` for a window (left, right): the first row that sees the key, and the one after the last.
+# **Build.** The backward pass walks down a column block, so it asks the other way round: which rows see key `col`?
+# Write `rows_of` for a window (left, right): the first row that sees the key, and the one after the last. For a key that
+# no row sees, both are 0.
 #
 # <details><summary>Hint</summary>
 #
 # Row $r$ sees the key if $col - right \le r + N_k - N_q \le col + left$. Solve for $r$.
-# </details>
-# <details><summary>Solution</summary>
-#
-# ```python
-# at = col - (N_k - N_q)
-# return max(at - right, 0), max(min(at + left + 1, N_q), 0)
-# ```
-# A column of $S$ is an interval too, with left and right exchanged.
 # </details>
 
 # %%
@@ -307,13 +304,24 @@ def rows_of(col, N_q, N_k, left, right):
 def rows_case(col, N_q, N_k, left, right):
     ends = [interval(r, N_q, N_k, left, right) for r in range(N_q)]
     seen = [r for r, (first, last) in enumerate(ends) if first <= col < last]
-    rows = seen[0], seen[-1] + 1
+    rows = (seen[0], seen[-1] + 1) if seen else (0, 0)
     words = f"key {col} of {N_k}, window ({left}, {right}). {N_q} queries: at which key is row 0?"
     return Case(words, (col, N_q, N_k, left, right), rows)
 
 
-at = (1, 6, 9, 3, 1), (4, 6, 9, 3, 1), (8, 6, 9, 3, 1), (2, 9, 6, 1, 2), (5, 9, 6, 2, 0)
+at = (1, 6, 9, 3, 1), (4, 6, 9, 3, 1), (8, 6, 9, 3, 1), (2, 9, 6, 1, 2), (5, 9, 6, 2, 0), (0, 3, 9, 1, 0)
 check(rows_of, *(rows_case(*of) for of in at))
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def rows_of(col, N_q, N_k, left, right):
+#     at = col - (N_k - N_q)
+#     return max(at - right, 0), max(min(at + left + 1, N_q), 0)
+# ```
+# A column of $S$ is an interval too, with left and right exchanged.
+# </details>
 
 # %% [markdown]
 # ## Checks
@@ -331,6 +339,8 @@ for N_q, N_k in ((9, 9), (5, 12), (12, 5), (1, 7)):
 
 padded = [row.ratio("fa2_lab", "fa2_lab padded") for row in timed]
 verdict("packed: about half of the time", 1.6 < min(padded) and max(padded) < 2.4)
+squares = len(LENGTHS) * max(LENGTHS) ** 2 / sum(n * n for n in LENGTHS)
+verdict("full padding: nearly three times the work", 2.7 < squares < 3)
 tokens = 16 * max(LENGTHS), sum(LENGTHS)
 verdict("64,000 tokens padded, 32,800 packed", tokens == (64000, 32800))
 for left, masked in ((1024, 2), (1000, 3)):

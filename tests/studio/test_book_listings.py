@@ -80,6 +80,8 @@ WRONG = {  # chapter: (a part of its solution, what readers might write there â€
         "k, v = ([x[rank - 1] for rank in range(ranks)] for x in (k, v))",
         "pass",
     ),
+    "16": ("max(min(at + left + 1, N_q), 0)", "min(at + left + 1, N_q)", "max(at + left + 1, 0)"),
+    "A": ("r // 2 % 4", "r % 4", "0"),
 }
 BUILDS = [c for c in written() if "# **Build.**" in (TEXT / f"{c.name}.py").read_text(encoding="utf-8")]
 
