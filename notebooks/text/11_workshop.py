@@ -44,7 +44,7 @@ import triton
 import triton.language as tl
 
 # %% [markdown]
-# ## A file of your own
+# ## Which tools work on a file of your own?
 #
 # All tools below work on one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and at its end it calls it, so
 # that a profiler has something to watch. If none lies beside this notebook, the next cell writes one there: a copy of rung
@@ -73,11 +73,11 @@ if not mine.exists():
 # | how long, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` |
 # | an access outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` |
 # | a race in shared memory (not with the barriers of chapter 12a) | `compute-sanitizer --tool racecheck python mine.py` |
-# | a value | `TRITON_INTERPRET=1 python mine.py`, with `breakpoint()` in the kernel and q, k, v on the CPU |
+# | a value | `TRITON_INTERPRET=1 python mine.py`, with a `breakpoint()` and q, k, v on the CPU |
 #
-# If a kernel is slow, begin with `xray`, then `nsys`, then `ncu`. If it is wrong, begin with the last line. The first two and
-# the last need no GPU. `xray` compiles for an H200 unless you say `--chip`, under the causal mask unless you say `--full`, and
-# takes `--num_warps`, `--num_stages` and `--maxnreg`.
+# If a kernel is slow, begin with `xray`, then `nsys`, which times kernels, then `ncu`, which reads the hardware's counters.
+# Proton is Triton's own profiler. If it is wrong, begin with the last line. The first two and the last need no GPU. `xray`
+# compiles for an H200 and the causal mask unless you say `--chip` or `--full`, and takes the three options below.
 
 # %% [markdown]
 # ## What does the compiler make of a launch option?
@@ -103,13 +103,13 @@ for launch, kernel in kernels.items():
     print(f"{launch:14}{n['registers']:10}{n['spills']:8}{n['shared'] / 1024:12.0f}{fit:20}")
 
 # %% [markdown]
-# - **Stages.** A tile of 64 · 128 numbers of two bytes has 16 KiB. One stage: Q, K and V, 48 KiB. Three: Q, and three
-#   tiles of K and of V, 112 KiB. In the compiled text they stand as `3x64x128xbf16`. More stages take no more registers:
-#   the copies go straight to shared memory.
+# - **Stages.** A tile of 64 · 128 numbers of two bytes has 16 KiB. One stage: Q, K and V, 48 KiB. Three: Q, and three tiles
+#   of K and of V, 112 KiB: `3x64x128xbf16` in the text that Triton hands on (`fa2-lab xray mine.py --ttgir`). More stages
+#   take no more registers: the copies go straight to shared memory.
 # - **maxnreg.** With 128, some of a thread's values find no register. They live in memory: those are the *spills*.
 # - **Programs.** An SM has 65,536 registers, 228 KiB of shared memory and places for 64 warps. As many programs run on it
-#   as fit into all three. (The share of the 64 places taken is its *occupancy*.) A thread's registers are rounded up to a
-#   multiple of 8: 8 warps take 256 · 144 = 36,864, so one program fits. With one stage 128 · 184 leave room for two.
+#   as fit into all three. (The share of the 64 places taken is its *occupancy*.) In steps of 8, 138 registers are 144: 8
+#   warps take 256 · 144 = 36,864, so one program fits. With one stage 179 are 184, and 128 · 184 leave room for two.
 #
 # As it is, registers leave room for 3 programs, and shared memory for 2. So `maxnreg=128`, with registers for 4, gains
 # nothing.
@@ -129,8 +129,9 @@ for launch, kernel in kernels.items():
 # <details><summary>Answer</summary>
 #
 # **four of them compute what the other four compute, too.** The layout of S is `warpsPerCTA = [8, 1]`: all eight warps lie
-# below each other, which would be 128 rows. So each row is computed twice, and each exponential, too. For $PV$ the
-# compiler chose `[4, 2]`: there four warps take half of d. (The code has a tile's exponentials once for each of two loops.)
+# below each other, which would be 128 rows. So each row is computed twice, and each exponential, too. For $PV$ the compiler
+# chose `[4, 2]`: there four warps take half of d. The table had the clue: with twice the warps a thread still has 138
+# registers, not half of 168. (8,704 are two loops of 64 · 64 scores and 256 factors: α of 64 rows, each in 4 lanes.)
 #
 # ```python
 # rows = {name: kernels[name] for name in ("as it is", "num_warps=8")}
@@ -173,13 +174,13 @@ for launch in ("as it is", "num_stages=1"):
 
 # %% [markdown]
 # It is a product of 64 × 128 by 128 × 64. One instruction, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64, so it takes 8,
-# and the kernel has two loops. With one stage, `STS` puts the tile of K into shared memory, and `BAR.SYNC` are the barriers of
-# chapter 07: the place is free, the tile is there. `LDL` and `STL` would be spills.
+# and the kernel has two loops. With one stage, a thread takes 8 `STS` of 16 bytes a loop to put K's 16 KiB into shared
+# memory, between two `BAR.SYNC`: the place is free, the tile is there. `LDL` and `STL` would be spills.
 
 # %% [markdown]
 # ## What are the warps waiting for?
 #
-# DRAM is not the limit of rung 11 (chapter 10). What is? *Nsight Compute*, `ncu`, reads the hardware's counters. `-k
+# DRAM is not the limit of rung 11 (chapter 10). What is? In the line of *Nsight Compute*, `ncu`, `-k
 # regex:forward -s 2 -c 1` takes the third call of `mine.py`. (If it says `ERR_NVGPUCTRPERM`, the machine's owner must allow
 # counters.) Of its pages, three answer most questions:
 #
@@ -189,20 +190,22 @@ for launch in ("as it is", "num_stages=1"):
 # | Occupancy | block limits | which of registers, shared memory and warps allows how many programs |
 # | Warp State | the largest stalls | what a warp waits for: so many clocks for each instruction that is started |
 #
-# Here are counters of rung 11, recorded on an H200.
+# Here are counters of rungs 10 and 11, recorded on an H200.
 
 # %% tags=["hide-input"]
-counted = climbed.rows(climbed.load(climbed.SUITE), "counters")[ladder.find("11")].values
+before, counted = (climbed.rows(climbed.load(climbed.SUITE), "counters")[ladder.find(n)].values for n in ("10", "11"))
 stalls = {name: x[0] for name, x in counted.items() if name.startswith("stall: ")}
 idle = 100 - counted["tensor cores at work, %"][0]
-print(f"{idle:.0f}% of the time the tensor cores idle, so warps are waiting. For what?")
+print(f"Rung 11: {idle:.0f}% of the time the tensor cores idle, so warps are waiting. For what?")
+print(f"{'clocks':20}rung 10  rung 11")
 for name in sorted(stalls, key=stalls.get)[:-5:-1]:
-    print(f"{name:23} {stalls[name]:.2f} clocks")
+    print(f"{name:23} {before[name][0]:.2f} {stalls[name]:8.2f}")
 
 # %% [markdown]
 # *Wait* is for their own last instruction, a fixed few clocks; *barrier* for the other warps. *Short scoreboard* is shared
-# memory and the exponential unit, *long scoreboard* is data from L2 or DRAM. Data is not among the first two: the copies
-# run two tiles ahead, so one stage more has little left to hide. Chapters 12a and 12b go after the others.
+# memory and the exponential unit, *long scoreboard* is data from L2 or DRAM. And a product? Rung 10
+# waits for 12 a tile, rung 11 for 1, and *barrier* falls: it is counted there (likely: the warps meet behind it). Data is the
+# smallest of the four, but not small. Yet with one stage more, 144 KiB, only one program fits. Chapters 12a and 12b go on.
 
 # %% [markdown]
 # ## When do they wait?
@@ -295,9 +298,9 @@ def error(rounded):  # of Q Kᵀ, if the factors are rounded
 # %% [markdown]
 # ## How do you look inside a kernel?
 #
-# In Triton's interpreter a kernel is plain Python. So `breakpoint()` stops it, and Python's debugger shows every tile. You
-# get it if `TRITON_INTERPRET=1` is set before Triton is imported. The kernel below computes $L = \log \sum_j e^{s_j}$ of a
-# row of 10 numbers, in a block of 16 places. Rows lie one after the other in memory.
+# In Triton's interpreter a kernel is plain Python. So `breakpoint()` stops it, and Python's debugger shows every tile. The
+# kernel below computes $L = \log \sum_j e^{s_j}$ of a row of 10 numbers, in a block of 16 places. Rows lie one after the
+# other in memory.
 
 # %%
 @triton.jit
@@ -327,14 +330,14 @@ print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item()
 # A compiled kernel cannot be stopped like this. On a GPU, `tl.device_print("m", m)` prints a value once for *each thread*:
 # let one program print. `compute-sanitizer` names every access outside an allocation. PyTorch allocates in large pieces, so
 # `PYTORCH_NO_CUDA_MEMORY_CACHING=1` gives each tensor an allocation of its own. A kernel that writes 4,096 numbers into
-# 1,000 places (`fa2_studio/stray.py`), on an H200:
+# 1,000 places (`fa2_studio/stray.py`), on an H200. It names line, thread and end:
 
 # %% tags=["hide-input"]
 told = (files.ROOT / "figures" / "data" / "stray.txt").read_text(encoding="utf-8")
 print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*)", told)))
 
 # %% [markdown]
-# ## It is wrong by a little
+# ## Why is it wrong by a little?
 #
 # `log_sum_kernel` was right above. With 16 columns it is right for any number of rows. With three rows of 10 numbers, L is
 # off in the first digits.
@@ -386,7 +389,6 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 #
 # - All day: name what a kernel waits for, change that one thing, check the result, look again.
 # - Launch options change how many registers and how much shared memory a program takes.
-# - fp32 tiles become TF32 on tensor cores, unless the product says `"ieee"`.
 # - The roofline says whether DRAM is the limit. Stalls say what the warps wait for, a timeline when.
 # - NaN behind every row shows a read too far. `compute-sanitizer` shows one that leaves the tensor.
 
@@ -397,9 +399,10 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 #
 # <details><summary>Solution</summary>
 #
-# Three programs of 128 threads leave 65,536 / 384 = 170 registers, so 168, and 75 KiB. Two stages take 80 KiB and 1 for the
-# system, one takes 49. So `fa2-lab xray mine.py --full --num_stages 1 --maxnreg 168`. It costs a few spills, and nothing is
-# copied ahead any more.
+# Three programs of 128 threads leave 65,536 / 384 = 170 registers, so 168, and 228 / 3 = 76 KiB, of which the system takes
+# 1. Two stages take 80 KiB, one takes 48. So `fa2-lab xray mine.py --full --num_stages 1 --maxnreg 168`. It costs a few
+# spills, and nothing is copied ahead any more. That is too much: in chapter 10 a third program gains 16% (rung 09 at 168
+# registers), and copies ahead with the loops in the right order gain 57% (rungs 10 and 11).
 # </details>
 
 # %% [markdown]
@@ -419,6 +422,7 @@ verdict("the kernel in the debugger is right", close(L.cpu(), [np.log(np.exp(np.
 verdict("a fence of NaN catches all rows", all(x != x for x in errors(fenced, 10)))
 verdict("without it the last row looks right", errors(S, 10)[2] == 0 < min(errors(S, 10)[:2]))
 verdict("rung 11: wait and barrier are the largest stalls", set(sorted(stalls, key=stalls.get)[-2:]) == {"stall: wait", "stall: barrier"})
+verdict("from rung 10 to 11 barrier falls most", max(stalls, key=lambda x: before[x][0] - stalls[x]) == "stall: barrier")
 
 # %% [markdown] tags=["navigation"]
 # [← The ladder, measured](10_ladder.ipynb) · [The map](00_start.ipynb) · [Hopper, machine and rungs →](12a_hopper_rungs.ipynb)
