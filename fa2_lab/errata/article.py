@@ -47,6 +47,7 @@ TRAFFIC = Erratum(
     wrong=lambda: 2.0,  # growth when N doubles
     right=lambda: fa2_traffic(256) / fa2_traffic(128),
     error=lambda growth: abs(growth - metered(fa2, 256) / metered(fa2, 128)),
+    unit="in the factor",
 )
 
 SAME_IO = Erratum(
@@ -60,6 +61,7 @@ SAME_IO = Erratum(
     wrong=lambda: 1.0,
     right=lambda: fa1_traffic(128) / fa2_traffic(128),
     error=lambda ratio: abs(ratio - metered(fa1, 128) / metered(fa2, 128)),
+    unit="in the ratio",
 )
 
 
@@ -74,6 +76,7 @@ SNIPPET = Erratum(
     wrong=lambda: fa2_traffic(128) - 128,  # Q and O stay on chip, K and V stream past, and no L
     right=lambda: fa1_traffic(128),
     error=lambda elements: abs(elements - metered(fa1, 128)),
+    unit="elements",
 )
 
 
@@ -114,6 +117,7 @@ RESCALES = Erratum(
     wrong=lambda: 1 / 64,  # share of the scalings that remains
     right=lambda: 65 / 128,
     error=lambda share: abs(share - full_scalings("fa2", 64) / full_scalings("fa1", 64)),
+    unit="of the scalings",
 )
 
 
@@ -128,6 +132,7 @@ EXP_COST = Erratum(
     wrong=lambda: 312 / 19.5,
     right=lambda: 2048 / 16,
     error=lambda times: abs(times - 312e12 / (108 * 1.41e9 * 16)),  # matmul FLOPs in the time of one exponential
+    unit="FLOPs",
     tolerance=0.1,
 )
 
@@ -170,6 +175,7 @@ SMEM = Erratum(
     wrong=lambda: sum(len(elements) for elements in warps_and_keys("Q")),
     right=lambda: len(set().union(*warps_and_keys("K"))),
     error=lambda stored: abs(stored - len(set().union(*warps_and_keys("Q")))),
+    unit="elements",
 )
 
 KIB_PER_SM, KIB_RESERVED_PER_BLOCK = 228, 1  # H100, CUDA programming guide, compute capability 9.0
@@ -184,6 +190,7 @@ SMEM_LIMIT = Erratum(
     wrong=lambda: KIB_PER_SM,
     right=lambda: KIB_PER_SM - KIB_RESERVED_PER_BLOCK,
     error=lambda kib: abs(kib + KIB_RESERVED_PER_BLOCK - KIB_PER_SM),
+    unit="KiB",
 )
 
 
@@ -248,6 +255,7 @@ ONE_DIAGONAL = Erratum(
     wrong=lambda: OBLONG.N_q // OBLONG.B_r,
     right=lambda: OBLONG.N_q // OBLONG.B_c,
     error=lambda tiles: abs(tiles - OBLONG.counts()[Tile.DIAGONAL]),
+    unit="tiles",
 )
 
 ERRATA = (

@@ -77,6 +77,7 @@ BLOCK_SIZE = Erratum(
     wrong=lambda: (cdiv(M_ON_CHIP, 4 * HEAD), cdiv(M_ON_CHIP, 4 * HEAD)),
     right=lambda: (largest_block(backward=False), largest_block(backward=True)),
     error=lambda B: max(misfit(B[0], backward=False), misfit(B[1], backward=True)),
+    unit="of M",
     tolerance=0.0,
 )
 
@@ -98,6 +99,7 @@ FLOPS = Erratum(
     wrong=lambda: (16 / 8) ** 0,  # the factor that doubling d should give
     right=lambda: (16 / 8) ** 1,
     error=lambda factor: abs(factor - backward_flops(16) / backward_flops(8)),
+    unit="in the factor",
 )
 
 L_NAME = Erratum(
@@ -137,6 +139,7 @@ DROPOUT_ORDER = Erratum(
     wrong=lambda: tuple(sequential_mask(GRID, 0.5, seed=0, order=order) for order in ("fa2", "fa1")),
     right=lambda: (keyed_mask("fa2"), keyed_mask("fa1")),
     error=lambda masks: float((masks[0] != masks[1]).mean()),
+    unit="of the entries",
     tolerance=0.0,
 )
 

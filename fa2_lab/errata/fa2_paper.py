@@ -203,6 +203,7 @@ BLOCK_INDEX = Erratum(
     wrong=lambda: len(range(2, 8)),  # rows of O that blocks of two rows cover
     right=lambda: len(range(0, 8)),
     error=lambda rows: abs(rows - CASE.N),
+    unit="rows",
 )
 
 
@@ -257,6 +258,7 @@ LOADS = Erratum(
     wrong=lambda: sum(ROW_ELEMENTS.values()),
     right=lambda: sum(ROW_ELEMENTS[name] for name in ("Q", "dO", "L", "D")),
     error=lambda elements: abs(elements - used_elements()),
+    unit="elements a row",
 )
 
 

@@ -52,6 +52,7 @@ WRITES = Erratum(
     wrong=lambda: rows_written(inside_the_loop=False),
     right=lambda: rows_written(inside_the_loop=True),
     error=lambda rows: abs(rows - CASE.N),
+    unit="rows",
 )
 
 ERRATA = (EVERY_LOOP, WRITES)

@@ -16,7 +16,7 @@
 # - find the lines of the papers that have slips, and where other people met them.
 #
 # *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
-# forward](04_fa2_forward.ipynb), [05 · The backward pass](05_backward.ipynb) and [07 · Warps](07_warps.ipynb).*
+# forward](04_fa2_forward.ipynb) and [05 · The backward pass](05_backward.ipynb).*
 
 # %%
 import numpy as np
@@ -59,7 +59,8 @@ for name, version in VERSIONS.items():
     print(f"{name:20}{two_blocks(version, [1, 3, 4, 8], [8, 0, 4, 2], 2):8.3f}")
 
 # %% [markdown]
-# Only the first is right. The others divide one part more often than the other, or multiply it by a wrong factor.
+# Only the first is right. In the next two $\alpha$ is missing: one divides block 1 by $\ell_1$ twice, the other by a fraction
+# that is upside down. Then block 2 is divided twice, then block 1 is divided and block 2 not yet. The last has $1 / \alpha$.
 #
 # **Predict.** You test one version on one row, cut where the bar stands. Which row lets the most wrong versions pass?
 #
@@ -100,7 +101,8 @@ for name, version in VERSIONS.items():
 #
 # Here are three ways to get the backward pass wrong with the FA2 paper in hand. It leaves the softmax scale out, on
 # purpose: a dQ copied from it lacks a $\tau$. On arXiv, section 2.2 has $dK = Q\,dS^\top$ for $dS^\top Q$ (below with
-# $\tau$). And in Algorithm 2, line 4, D has $d$ numbers: here column sums, repeated until it is $N$ long.
+# $\tau$). And in Algorithm 2, line 4, D has $d$ numbers. One way to take it literally: column sums, repeated until it is $N$
+# long.
 #
 # Three tests look at them. The true gradients come from small differences of the forward pass and use no formula of any
 # paper.
@@ -117,19 +119,26 @@ SLIPS = {
     "D by columns": lambda c: (by_columns(c), c.dQ),
     "right: dQ = τ dS K": lambda c: (c.tau * c.dS @ c.K, c.dQ),
 }
-TESTS = {
-    "shapes, N = d": lambda slip: np.shape(slip(Small(5, 5))[0]) == (5, 5),
-    "numbers, τ = 1": lambda slip: distance(*slip(Small(8, 4, tau=1.0))) < 1e-7,
-    "numbers, τ = 1/2": lambda slip: distance(*slip(Small(8, 4, tau=0.5))) < 1e-7,
+TESTS = {  # 0: nothing to see; inf: another shape
+    "shapes, N = d": lambda slip: 0 if np.shape(slip(Small(5, 5))[0]) == (5, 5) else np.inf,
+    "numbers, τ = 1": lambda slip: distance(*slip(Small(8, 4, tau=1.0))),
+    "numbers, τ = 1/2": lambda slip: distance(*slip(Small(8, 4, tau=0.5))),
 }
+
+
+def outcome(error):
+    return "passes" if error < 1e-7 else "caught" if error < np.inf else "caught by shape"
+
+
 print(" " * 20 + "".join(f"{test:>18}" for test in TESTS))
 for name, slip in SLIPS.items():
-    results = ["passes" if test(slip) else "caught" for test in TESTS.values()]
+    results = [outcome(test(slip)) for test in TESTS.values()]
     print(f"{name:20}" + "".join(f"{result:>18}" for result in results))
 
 # %% [markdown]
 # With $\tau = 1/\sqrt{d}$ the first gradient is $\sqrt{d}$ times too large, in the right direction: easy to overlook in
-# training. All three slips pass the test of shapes.
+# training. All three slips pass the test of shapes if N = d. The numbers come from N = 8 and d = 4, where dK has a wrong
+# shape.
 #
 # **Takeaway.** Make N, d, the block sizes and $\tau$ all different, none of them 1, and compare numbers.
 
@@ -162,15 +171,15 @@ for name, slip in SLIPS.items():
 # %% [markdown]
 # ## The collection
 #
-# The package keeps every slip with the wrong version, the right one, and a distance from a truth that uses neither. This
-# distance must refuse the wrong version and accept the right one. "Off by" is the distance of the wrong one, in the slip's
-# own unit: a count, KiB, a ratio, or a matrix's largest error relative to its largest entry. `inf`: the shape is wrong.
-# `nan`: the wrong version gives NaN.
+# The package keeps every slip with the wrong version, the right one, and how far each is from a result computed in a third
+# way. The wrong one must be far, the right one near. "Off by" is how far the wrong one is. Without a unit it is a matrix's
+# largest error, relative to its largest entry. `inf`: the shape is wrong. `nan`: the wrong version gives NaN.
 #
 # - `fa2-lab errata fa2-inverse` shows one in full. Its test: `python -m pytest tests/heart/test_errata.py -k fa2-inverse`.
 # - (arXiv): the version of ICLR 2024 does not have it.
 # - "Met in": threads on GitHub in which people made the same mistake, or asked about the same line.
-# - O¹ is the finished answer of block 1, Õ a raw sum, and diag(x) multiplies each row by its x.
+# - O¹ is the finished answer of block 1, Õ a raw sum, and P̃ are exponentials before the division. diag(x) multiplies each
+#   row by its x. S_i^(j) are the scores of tile (i, j).
 
 # %% tags=["hide-input"]
 LINKS = {
@@ -200,8 +209,8 @@ def table(title, source):
     found = {name: e for name, e in ERRATA.items() if e.source.startswith(source)}
     rows = ["| slip | where | it says | right is | off by | met in |", "|---" * 6 + "|"]
     for name, e in found.items():
-        met, error = "; ".join(threads(e.met)) if e.met else "", judge(e).wrong_error
-        cells = f"`{name}`", place(e.source), e.claim, e.instead, off(error), met
+        met, error = "; ".join(threads(e.met)) if e.met else "", off(judge(e).wrong_error)
+        cells = f"`{name}`", place(e.source), e.claim, e.instead, f"{error} {e.unit}".strip(), met
         rows.append(f"| {' | '.join(cells)} |")
     summary = f"<details><summary>{title}: {len(found)}</summary>\n"
     return "\n".join([summary, *rows, "\n</details>\n"])
@@ -234,19 +243,13 @@ Markdown(
 # %% [markdown]
 # ## Exercises
 #
-# **Complete.** Write a test: `accepts(version)` is true for the first of the six versions above and false for the others.
-# Call `two_blocks(version, E, v, cut)` with numbers of your own.
+# **Build.** Write a test: `accepts(version)` is true for the first of the six versions above and false for the others, and
+# for a seventh: $(O_1 / \ell_2 + b_2) / \ell_2$ is right on the row above. Call `two_blocks(version, E, v, cut)` with
+# numbers of your own.
 #
 # <details><summary>Hint</summary>
 #
 # What must not be 1, and what is the right answer for any exponentials and values?
-# </details>
-# <details><summary>Solution</summary>
-#
-# ```python
-# E, v = np.array([1, 2, 5, 3]), np.array([1, 2, 4, 7])
-# return close(two_blocks(version, E, v, cut=2), E @ v / E.sum())
-# ```
 # </details>
 
 # %%
@@ -255,8 +258,19 @@ def accepts(version):
 
 # %% tags=["hide-input"]
 words = "the version {!r}. Does your test pass what is right, and nothing else?"
-right_first = enumerate(VERSIONS.items())
+seventh = {"divided by the new sum": lambda l1, o1, O1, alpha, b2, l2: (O1 / l2 + b2) / l2}
+right_first = enumerate((VERSIONS | seventh).items())
 check(accepts, *(Case(words.format(x), (f,), n == 0) for n, (x, f) in right_first))
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def accepts(version):
+#     E, v = np.array([1, 2, 5, 3]), np.array([1, 2, 4, 7])
+#     return close(two_blocks(version, E, v, cut=2), E @ v / E.sum())
+# ```
+# </details>
 
 # %% [markdown]
 # ## Checks

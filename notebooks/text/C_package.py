@@ -27,7 +27,7 @@ from fa2_lab.paper import PACKAGE, where
 from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
 from fa2_lab.tiles import CAUSAL, Tiling
-from fa2_lab.trace import Trace
+from fa2_lab.trace import UNWATCHED, Trace
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
@@ -44,9 +44,8 @@ from fa2_studio.book.verdicts import close, verdict
 # | `machine/`, `errata/` | models of a GPU; slips of the papers, run |
 # | `plots/`, `tools/` | pictures; commands |
 #
-# `fa2_studio/` beside it has what a checkout needs: book, bench, course and judges. A file imports from the rows above its
-# own in this table (and a rung, when run as a program, from `tools/`). There is one exception: kernels import nothing from
-# the reference. Two computations check each other only in the code that they do not share.
+# `fa2_studio/` beside it comes only with a clone of the repository: book, bench, course and judges. Kernels import nothing
+# from the reference. Two computations check each other only in the code that they do not share.
 
 # %% [markdown]
 # ## Which code computes this line?
@@ -62,26 +61,15 @@ print(where("FA2.A1.L10"))
 #
 # ## How do I call it?
 #
-# `fa2_lab.attention(q, k, v, causal=True)` takes torch tensors of shape (batch, heads, N, d) and does what torch's
+# `fa2_lab.attention(q, k, v, causal=True)` takes torch tensors of shape (batch, heads, N, d) and does nearly what torch's
 # `scaled_dot_product_attention` does. On a GPU it runs the fastest kernel that can serve the call. Without one, Triton runs
 # the kernels in plain Python, in its *interpreter*: right numbers, small sizes, no speed. `fa2-lab doctor` says what serves
 # on this machine and why.
 #
-# **Predict.** A model holds 40 keys. The queries are the last 5 of these 40 tokens. Under a causal mask, how many keys
-# should the *first* of them see?
-#
-# - ☐ 1, as row 0 of a triangle
-# - ☐ 36
-# - ☐ 40
-#
-# <details><summary>Answer</summary>
-#
-# **36.** The queries are the last five tokens, so the last sees all 40 keys, and the first sees four fewer. Ours and the
-# authors' kernels align the triangle to the bottom right. Torch's `is_causal` aligns it to the top left, and its row 0 sees
-# one key. The two have been confused often
-# ([pytorch/pytorch#108108](https://github.com/pytorch/pytorch/issues/108108),
+# One difference is the causal mask with fewer queries than keys. Below, 5 queries are the last of 40 tokens. With ours, as
+# with the authors' kernels, the first of them sees 36 keys (chapter 04). With torch's `is_causal` it sees one. The two have
+# been confused often ([pytorch/pytorch#108108](https://github.com/pytorch/pytorch/issues/108108),
 # [ml-explore/mlx#2835](https://github.com/ml-explore/mlx/issues/2835)).
-# </details>
 
 # %% tags=["nbval-ignore-output"]
 if find_spec("torch") and find_spec("triton"):
@@ -109,8 +97,8 @@ else:
 # %% [markdown]
 # ## How do I count an algorithm of my own?
 #
-# Write it in NumPy, with slices. `meter.hbm(X=X)` returns a tensor that lives in HBM, and with two names a list:
-# reading a slice is a load, writing one is a store. What was loaded is on chip, and operations on it are counted by
+# Write it in NumPy, with slices. `meter.hbm(X=X)` returns a tensor that lives in HBM. With two tensors it returns both.
+# Reading a slice is a load, writing one is a store. What was loaded is on chip, and operations on it are counted by
 # kind. `trace.serial` and `trace.parallel` name the loops. (For blocks of a matrix there is `Tiling`.) Here is the mean
 # of all rows, in blocks of 4 rows, with one sum on chip:
 
@@ -131,7 +119,7 @@ for event in meter.events:
     print(f"  {event.op:5} {event.elements:2} of {event.tensor}, i = {event.i}")
 
 # %% [markdown]
-# The same function runs on plain arrays.
+# The same function runs on plain arrays, with a trace that watches nothing (`fa2_lab.trace.UNWATCHED`).
 #
 # ## How do I switch a model over?
 #
@@ -151,12 +139,13 @@ for event in meter.events:
 #
 # - ☐ about 0.1: small differences grow in training
 # - ☐ about 0.001
-# - ☐ about 0.00001
+# - ☐ below 0.0001
 #
 # <details><summary>Answer</summary>
 #
-# **about 0.00001.** All compute the same function, and add its terms in another order. In fp32 that changes the seventh
-# digit, and 30 steps let the change grow a little.
+# **below 0.0001.** All compute the same function, and add its terms in another order. Recorded on a CPU, in fp32, that
+# changes the seventh digit, and 30 steps let the change grow a little. (On a GPU the package's fp32 products keep all
+# bits, too: chapter 11.)
 #
 # ```python
 # from fa2_studio.bench import models  # it needs torch
@@ -175,7 +164,7 @@ for event in meter.events:
 # The names `eager` and `sdpa` stand for plain PyTorch and for torch's own attention. `fa2-lab bench models` trains it again.
 
 # %% [markdown]
-# ## Which command does what?
+# ## Which commands are there?
 #
 # `fa2-lab --help` lists them (or `python -m fa2_lab --help`). Three to try first: `fa2-lab glossary warp`, `fa2-lab ladder
 # 05`, and `fa2-lab book --blank mine`, which writes the chapters into a folder with nothing executed.
@@ -189,21 +178,8 @@ for event in meter.events:
 # %% [markdown]
 # ## Exercises
 #
-# **Complete.** Softmax of one long row x, in blocks. In three passes, the first finds the maximum, the second the sum, the
+# **Build.** Softmax of one long row x, in blocks. In three passes, the first finds the maximum, the second the sum, the
 # third writes the result. The online softmax of chapter 02 merges the first two. Write it, so that it loads 2N elements.
-#
-# <details><summary>Solution</summary>
-#
-# ```python
-# m, l = -np.inf, 0.0
-# for i in range(0, len(y), B):
-#     x_i = x[i : i + B]
-#     m_new = np.maximum(m, x_i.max())
-#     m, l = m_new, l * np.exp(m - m_new) + np.exp(x_i - m_new).sum()
-# for i in range(0, len(y), B):
-#     y[i : i + B] = np.exp(x[i : i + B] - m) / l
-# ```
-# </details>
 
 # %%
 def softmax(x, y, B):  # x and y live in HBM: read x[i : i + B], write y[i : i + B]
@@ -221,12 +197,27 @@ words = "five scores in blocks of 2. How often does each element cross?"
 check(softmax_and_loads, Case(words, (row, 2), (naive.safe_softmax(row[None])[0], 10)))
 
 # %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def softmax(x, y, B):
+#     m, l = -np.inf, 0.0
+#     for i in range(0, len(y), B):
+#         x_i = x[i : i + B]
+#         m_new = np.maximum(m, x_i.max())
+#         m, l = m_new, l * np.exp(m - m_new) + np.exp(x_i - m_new).sum()
+#     for i in range(0, len(y), B):
+#         y[i : i + B] = np.exp(x[i : i + B] - m) / l
+# ```
+# </details>
+
+# %% [markdown]
 # ## Checks
 
 # %% tags=["hide-input"]
 verdict("every element once", (meter.loads("X"), meter.stores("mean")) == (30, 3))
 mean = np.empty(3)
-row_mean(X, mean, B=4, trace=Trace())
+row_mean(X, mean, B=4, trace=UNWATCHED)
 verdict("row_mean is the mean, with and without a meter", close(mean, X.mean(axis=0)))
 watch, X = Trace(), np.random.default_rng(0).standard_normal((3, 64, 16))
 O, L = fa2.forward(*X, B_r=16, B_c=8, mask=CAUSAL, trace=watch)

@@ -81,6 +81,8 @@ WRONG = {  # chapter: (a part of its solution, what readers might write there â€
         "pass",
     ),
     "16": ("max(min(at + left + 1, N_q), 0)", "min(at + left + 1, N_q)", "max(at + left + 1, 0)"),
+    "B": ("[1, 2, 5, 3]), np.array([1, 2, 4, 7]", "[1, 3, 4, 8]), np.array([8, 0, 4, 2]"),
+    "C": ("m, l = m_new, l * np.exp(m - m_new)", "m, l = m_new, l"),
     "A": ("r // 2 % 4", "r % 4", "0"),
 }
 BUILDS = [c for c in written() if "# **Build.**" in (TEXT / f"{c.name}.py").read_text(encoding="utf-8")]
