@@ -26,7 +26,7 @@ def table(part: str = "") -> list[str]:
             for rows in (record.rows, record.sustained)
         )
         kept = sum(row.problem["kept"] for row in rested)
-        verdict = "no" if not kept else "yes" if kept == len(rested) else f"on {kept} of {len(rested)}"
+        verdict = "no" if not kept else "yes" if kept == len(rested) else f"for {kept} of {len(rested)}"
         lines.append(f"| {idea} | {prediction} | {reach(rested)} | {reach(hot)} | {verdict} |")
     return lines
 

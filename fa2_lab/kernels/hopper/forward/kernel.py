@@ -227,7 +227,8 @@ def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, fac
             s = mask(s, sees, j * geometry.B_c)
     p_next, m, scale, l, alpha = softmax_step(s, m, scale, l, factor)
     p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
-    # Forced to wait only here, after the exponentials, ptxas makes everything 1 to 3% slower.
+    # The compiler moves this wait up: maxima and multiply-adds run under P V, exponentials after it. Tied to p_next, so
+    # that it stays down here, everything is 1 to 3% slower.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     pipes.k.release(n)  # and V's tile n - 1
     return shrunk(o, alpha), m, scale, l, p_next  # FA2.A1.L10
