@@ -40,6 +40,9 @@ def test_a_record_comes_back_as_it_was_saved_and_a_write_that_fails_leaves_it_wh
 def test_a_missing_record_says_how_to_get_it(tmp_path):
     with pytest.raises(ValueError, match=r"bench_long\.json is missing: `python -m fa2_lab bench long` measures it"):
         records.load("long", tmp_path)
+    records.path_of("long", tmp_path).write_text("{}")
+    with pytest.raises(ValueError, match=r"bench_long\.json is no record of this version: `python -m fa2_lab bench"):
+        records.load("long", tmp_path)
 
 
 def at(commit, *rows, **more):
