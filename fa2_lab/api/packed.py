@@ -1,9 +1,9 @@
 """Attention over packed sequences: of different lengths, one after the other, without padding.
 
-    q         (total_q, heads, d): the rows of all sequences
-    k, v      (total_k, kv heads, d)
-    cu_q      int32 (batch + 1,): sequence b has rows cu_q[b] … cu_q[b + 1] of q; cu_q[0] = 0, cu_q[batch] = total_q
-    cu_k      the same for k and v; a sequence may have no rows, no keys, or neither
+q     (total_q, heads, d): the rows of all sequences
+k, v  (total_k, kv heads, d)
+cu_q  int32 (batch + 1,): sequence b has rows cu_q[b] … cu_q[b + 1] of q; cu_q[0] = 0, cu_q[batch] = total_q
+cu_k  the same for k and v; a sequence may have no rows, no keys, or neither
 
 No sequence sees another. Nothing is padded or copied, and nothing waits for a GPU to read the starts: there their
 values are not checked but made harmless. The first start counts as 0, one outside as the nearest inside, a sequence
@@ -54,7 +54,7 @@ def attention_packed(
                     max_q. It makes one long sequence among short ones up to 15% faster on Hopper, and no result
                     depends on it
     return_lse      (O, L) with L (heads, total_q) in fp32
-    softcap, sinks, scale, backend: as in attention()
+    others          as in attention()
 
     On Hopper the kernels are those of attention(), but windows are left to the portable ones.
     """

@@ -1,8 +1,8 @@
 """Attention over a paged cache, as serving engines keep it: keys and values in pages, and a table that orders them.
 
-    k_pages, v_pages   (pages, page_size, kv heads, d), in any strides that leave d contiguous
-    block_table        integers (batch, width): entry i of a row is the page with keys i·page_size … of its sequence
-    key_lengths        integers (batch,): how many keys each sequence has, those of its N_q queries among them
+k_pages, v_pages  (pages, page_size, kv heads, d), in any strides that leave d contiguous
+block_table       integers (batch, width): entry i of a row is the page with keys i·page_size … of its sequence
+key_lengths       integers (batch,): how many keys each sequence has, those of its N_q queries among them
 
 What lies behind a sequence's last key is not read, neither of a page nor of the table. Nothing here has a gradient.
 """
@@ -63,9 +63,9 @@ def attention_paged(
 
     causal      query r sees the keys up to key_lengths − N_q + r; with one query it makes no difference
     window      (left, right) of that key; of pages before every window no key is read, and entries may be anything
-    key_lengths, block_table: on a GPU their range is looked up once per tensor and version, which waits for the GPU; in
-                a CUDA graph or a compiled function it is not, and what lies outside counts as the nearest inside
-    softcap, sinks, scale, return_lse, backend: as in attention()
+    key_lengths, block_table  on a GPU their range is looked up once per tensor and version, which waits for the GPU;
+                in a CUDA graph or a compiled function it is not, and what lies outside counts as the nearest inside
+    others      as in attention()
     """
     tensors = Pages(q, k_pages, v_pages, block_table, key_lengths, sinks)
     kind, found = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
