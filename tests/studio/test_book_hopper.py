@@ -2,7 +2,7 @@
 
 import pytest
 
-from fa2_studio.book import hopper, maxima
+from fa2_studio.book import hopper, maxima, orders
 
 WRONG = {  # a change of the solution, and what must be said of it
     ("tma.async_load(K, [64 * j, 0], arrived, k)", "pass"): "tile 0: it waits for ever",
@@ -28,6 +28,40 @@ def test_the_exercise_takes_its_solution():
     for empty in (written("..."), "def tile_maxima(j, q, k, K, arrived, zero): ...\n"):
         assert maxima.judge(empty) == "not written yet"
     assert maxima.judge(written(maxima.SOLUTION)).startswith("right")
+
+
+def hasty(block, ds_filled, T):
+    """Waits for all but the other consumer's dS."""
+    for n in range(T):
+        for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dP"), ("tensor", "dK"), ("tensor", "dQ"):
+            yield block.start(unit, 256, f"{what} {n}").done()
+
+
+def short(block, ds_filled, T):
+    """Multiplies nothing but S."""
+    for n in range(T):
+        yield block.start("tensor", 256, f"S {n}").done()
+
+
+def careless(K, V, T):
+    """Copies K without room for it."""
+    for n in range(T):
+        yield from K.copy(n)
+        yield from V.copy(n)
+
+
+@pytest.mark.parametrize(
+    "judge, order, mistake",
+    [
+        (orders.judge_step, hasty, "consumer 0 starts dQ 0 before both have arrived"),
+        (orders.judge_step, short, "consumer 0 leaves out P 0"),
+        (orders.judge_copies, careless, "stages: 1; "),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_an_order_that_forgets_something_is_wrong(judge, order, mistake, capsys):
+    judge(order)
+    assert capsys.readouterr().out.startswith(f"wrong: {mistake}")
 
 
 def test_a_listing_leaves_out_what_is_off():
