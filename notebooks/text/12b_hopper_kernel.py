@@ -249,8 +249,6 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 #
 # V's copy relies on the wait of K's, one line before. Before the last one stands `wait_for_room(n)`: n was already raised
 # by T_c, so it names the next row block's first tile.
-#
-# **Takeaway.** Order copies by when they are needed, and see which wait each of them relies on.
 
 # %% [markdown]
 # ## Sitting 2 · What a consumer does
@@ -361,14 +359,8 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 #   earlier version computed m · `scale` here, and the compiler put the wait for P V before it. A short chain costs as
 #   much as what waits behind it.
 #
-# <details><summary>And if scores are huge?</summary>
-#
-# m is a product with the factor, rounded to 24 binary digits. If m is off by e, every p of the row is off by the same
-# $2^e$, which cancels out of O and L as long as p does not overflow. From scores of $2^{28}$ on it could. Such a row takes
-# another `scale`, the power of two below the factor, whose products are exact. What came before counts for next to nothing
-# then, and α is set to 0. There is a lower end, too: m starts at −3 · 10³⁸ (`LOWEST`), so a row whose scores all lie near
-# −2.5 · 10³⁸ passes for one without keys.
-# </details>
+# From scores of $2^{28}$ on the rounding of m would show, and a row takes another `scale`. The head of
+# [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py) says why.
 
 # %% [markdown]
 # ## m in assembly
@@ -376,7 +368,7 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # Gluon's `if` is for all warps of a consumer together. That one warp jumps and another does not takes PTX, NVIDIA's
 # portable assembly language. `$0` to `$5` are m, scale and α of rows r and r + 8, `$10` and `$11` this lane's largest scores.
 # `$6` to `$9`, m and scale as they come in, are the registers of `$0` to `$3`: they are changed in place. `FOLLOW`, which
-# stands above it in [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py), comes once for each of the two rows:
+# stands above it in that file, comes once for each of the two rows:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "RAISED")

@@ -464,8 +464,6 @@ for row in repeated:
 # Turns are the cheaper way. At d = 64 under the mask they cost FlashAttention-3 less, elsewhere more. Each part goes
 # through a writer, with two barriers and a counter that all SMs ask. Two passes cost more, not only for the second
 # pass: the portable kernels have no producers and rings.
-#
-# **Takeaway.** Sums that meet in any order change their last bits from run to run, and nothing else. To keep them, take turns.
 
 # %% [markdown]
 # ## What was reached?
@@ -521,7 +519,8 @@ show(roofline.draw(**picture))
 # - One pass saves two products of seven and half of the exponentials. The price is dQ, to which all column blocks add.
 # - A consumer owns 64 keys, with dK and dV in registers. Tiles have keys as rows, so only dS has to be turned.
 # - A step: S, with dQ of the step before beside the exponentials; dV; dP; dK.
-# - Sums in any order differ in their last bits. The same bits cost a second pass, or turns, which are cheaper.
+# - Sums in any order differ in their last bits, and nothing else. The same bits cost a second pass, or turns, which are
+#   cheaper.
 
 # %% [markdown]
 # ## Exercises
