@@ -181,7 +181,7 @@ class Passing:
 
 
 COUNTERS: list[Counter] = []
-Part = tuple[slice, Tensor, Tensor]  # rows, their O and their L over some of the keys
+Partial = tuple[slice, Tensor, Tensor]  # rows, their O and their L over some of the keys
 
 
 @contextmanager
@@ -207,12 +207,12 @@ def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list
             kv = coming.wait()
 
 
-def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Part | None:
+def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
     """What this rank's upper queries get from its own keys, in all heads: no other rank is needed."""
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 
 
-def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part: Part | None) -> None:
+def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part: Partial | None) -> None:
     """Write O and L of this rank's queries over all keys; `part` is first_half() of these heads.
 
     A part is merged when the next transfer has begun, which gets its SMs while such small kernels run between two large
@@ -231,7 +231,7 @@ def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tenso
         state.finalize(part, O, L)
 
 
-def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Part | None:
+def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
     """(rows, their O, their L) of those queries over those keys, by the one-GPU call; None if there is nothing."""
     if seen.kind is Tile.SKIP:
         return None
@@ -317,7 +317,7 @@ class RingAttention(torch.autograd.Function):
         return *all_heads_backward(ctx.ring, dO, dL, *ctx.saved_tensors), None, None
 
 
-def all_heads_forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, begun: Part | None) -> tuple[Tensor, Tensor]:
+def all_heads_forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, begun: Partial | None) -> tuple[Tensor, Tensor]:
     """(O, L), heads taking turns; `begun` is the first_half() of all."""
     O, L = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
     for heads, kv_heads in turns(ring, q, k):

@@ -8,7 +8,7 @@ from fa2_lab.plots import style
 from fa2_lab.records import compared_with, load
 
 
-class Rung(NamedTuple):
+class RungSpeeds(NamedTuple):
     """One rung in one shape, without a mask and under the causal mask, in TFLOP/s."""
 
     number: str
@@ -22,7 +22,7 @@ def data() -> dict:
     record = load("ladder")
     full, causal = (reasons.timed(record, masked, d=128) for masked in (False, True))
     both = full.values.keys() & causal.values.keys()
-    rungs = [Rung(r[1:3], ladder.change(r)[0], full.rate(r), causal.rate(r)) for r in ladder.RUNGS if r in both]
+    rungs = [RungSpeeds(r[1:3], ladder.change(r)[0], full.rate(r), causal.rate(r)) for r in ladder.RUNGS if r in both]
     peer, shape = compared_with(both), "forward, 16,384 tokens, N = 4,096, d = 128, 16 heads"
     return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
 
@@ -31,7 +31,7 @@ NAMED = 1.08  # a factor from which on a jump is named, by its cause
 
 
 @style.picture
-def draw(rungs: list[Rung], peer: tuple[str, float, float], setting: str) -> style.Drawn:
+def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) -> style.Drawn:
     """A bar for each rung without a mask, a dot for the causal mask, and the peer as a line behind them."""
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full

@@ -6,7 +6,7 @@ from fa2_lab.machine import chips, io, time
 from fa2_lab.plots import style
 
 
-class Step(NamedTuple):
+class Timed(NamedTuple):
     """One operation of the inner loop, or of the end of a row block, in the order it runs."""
 
     name: str  # "" for the few operations on m, l and α: one for each row, too short for a label
@@ -24,17 +24,17 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     """
     product = 2 * B_r * B_c * d / chip.tensor_per_clock
     of_tile, of_rows = B_r * B_c / chip.fp32_per_clock, B_r * d / chip.fp32_per_clock
-    scores = [Step("q kᵀ", "S", product), Step("max", "m", of_tile), Step("τs − m", "S", of_tile)]
-    scores += [Step("exp", "P", B_r * B_c / chip.exp_per_clock), Step("Σ", "l", of_tile)]
-    sums = [Step("scale o", "O", of_rows), Step("p v", "O", product)]
-    loops = {"FA1": [*scores, *sums, Step(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
+    scores = [Timed("q kᵀ", "S", product), Timed("max", "m", of_tile), Timed("τs − m", "S", of_tile)]
+    scores += [Timed("exp", "P", B_r * B_c / chip.exp_per_clock), Timed("Σ", "l", of_tile)]
+    sums = [Timed("scale o", "O", of_rows), Timed("p v", "O", product)]
+    loops = {"FA1": [*scores, *sums, Timed(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
     for algorithm, steps in loops.items():
         whole = time.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm.lower())
         rest = whole.tensor + whole.fp32 + whole.exp - sum(step.clocks for step in steps)
-        steps.insert(len(scores), Step("", "m", rest))
+        steps.insert(len(scores), Timed("", "m", rest))
     once = io.fa2_forward_end(B_r, d)
     rest = (once.total() - once["multiply"]) / chip.fp32_per_clock
-    end = [Step("", "m", rest), Step("scale o", "O", once["multiply"] / chip.fp32_per_clock)]
+    end = [Timed("", "m", rest), Timed("scale o", "O", once["multiply"] / chip.fp32_per_clock)]
     setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"
     price = chip.tensor_per_clock / chip.fp32_per_clock
     return dict(price=price, loops=loops, end=end, setting=setting)
@@ -77,7 +77,7 @@ def draw(price: float, loops: dict[str, list], end: list, setting: str) -> style
     return figure, alt
 
 
-def _boxes(ax: style.Axes, y: float, steps: list[Step]) -> float:
+def _boxes(ax: style.Axes, y: float, steps: list[Timed]) -> float:
     x = 0.0
     for step in steps:
         fill = style.fill(step.tensor) if step.name else style.hue(step.tensor)

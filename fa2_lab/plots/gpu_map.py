@@ -8,7 +8,7 @@ from fa2_lab.machine.prices import measured
 from fa2_lab.plots import style
 
 
-class Place(NamedTuple):
+class Memory(NamedTuple):
     """One memory of one chip: all of its bytes, and the bytes it delivers in a second if that is known."""
 
     name: str
@@ -22,14 +22,14 @@ def data(name: str = "H200") -> dict:
     return dict(chip=name, places=memories(chip), link=chip.link_per_second)
 
 
-def memories(chip: chips.Chip) -> list[Place]:
+def memories(chip: chips.Chip) -> list[Memory]:
     """The registers' speed is what the FP32 units can read, three numbers of four bytes a clock; L2's was measured."""
     clocks, l2 = chip.SMs * chip.clock_hz, measured(chip).get("L2 TB/s")
     return [
-        Place("registers", 4 * chip.SMs * chip.registers_per_sm, 3 * 4 * chip.fp32_per_clock * clocks),
-        Place("shared memory", chip.SMs * chip.shared_per_sm, chip.shared_per_clock * clocks),
-        Place("L2", chip.l2_bytes, 1e12 * l2 if l2 else None),
-        Place("HBM", chip.hbm_bytes, chip.hbm_per_second),
+        Memory("registers", 4 * chip.SMs * chip.registers_per_sm, 3 * 4 * chip.fp32_per_clock * clocks),
+        Memory("shared memory", chip.SMs * chip.shared_per_sm, chip.shared_per_clock * clocks),
+        Memory("L2", chip.l2_bytes, 1e12 * l2 if l2 else None),
+        Memory("HBM", chip.hbm_bytes, chip.hbm_per_second),
     ]
 
 
@@ -39,7 +39,7 @@ PHONE = (1.2, 1.38, 0.62, 2.1, 3.12, 0.4)
 
 
 @style.picture
-def draw(chip: str, places: list[Place], link: float) -> style.Drawn:
+def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
     """HBM as a square with the chip's memories as dots in it; these under a lens; the speed of each as a bar."""
     caption = f"Far memory is big and slow; near memory is small and fast ({chip}; areas and bars to scale)."
     figure, ax = style.new_figure(3.15, caption)

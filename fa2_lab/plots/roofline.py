@@ -94,12 +94,12 @@ def named(rung: str) -> str:
 
 # The picture ----------------------------------------------------------------------------------------------------
 
-Place = list[float]  # FLOPs per byte that crosses, TFLOP/s; of a method also FLOPs per byte requested
+Point = list[float]  # FLOPs per byte that crosses, TFLOP/s; of a method also FLOPs per byte requested
 LINE = 0.2  # inches from one line of words to the next
 
 
 @style.picture
-def draw(points: dict[str, Place], roofs: list[Roof], caption: str, xlabel: str, height: float = 2.6) -> style.Drawn:
+def draw(points: dict[str, Point], roofs: list[Roof], caption: str, xlabel: str, height: float = 2.6) -> style.Drawn:
     """TFLOP/s over FLOPs per byte, on logarithmic axes.
 
     points: {name: (FLOPs per byte that crosses to DRAM, TFLOP/s)}, a dot; a third number, FLOPs per byte requested, is
@@ -127,8 +127,8 @@ def draw(points: dict[str, Place], roofs: list[Roof], caption: str, xlabel: str,
     return figure, alt
 
 
-def _read(name: str, place: Place) -> str:
-    x, y, *requested = place
+def _read(name: str, point: Point) -> str:
+    x, y, *requested = point
     ring = f", {requested[0]:,.0f} requested" if requested else ""
     return f"{' '.join(named(name).split())} {y:.0f} at {x:,.0f} FLOPs per byte{ring}"
 
@@ -150,7 +150,7 @@ def _roof(ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: 
         style.note(ax, 1.05 * ridge, 1.06 * roof.flops, roof.flat, va="bottom")
 
 
-def _points(ax: style.Axes, points: dict[str, Place], column: float, roof: float) -> None:
+def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float) -> None:
     """The places of each name, and the name in a column to the right of all; far from it, beside its place."""
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60 or len(place) > 2}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()

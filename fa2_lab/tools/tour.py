@@ -25,7 +25,7 @@ BLOCKS: dict[str, Any] = dict(B_r=B_R, B_c=B_C)
 # The truth --------------------------------------------------------------------------------------------------
 
 
-class Head:
+class RandomHead:
     """One head of random Q, K, V, dO (N, d), and its answers by the definition: softmax and its Jacobian by rows."""
 
     def __init__(self, mask: Mask = NO_MASK, dropout: Dropout = NO_DROPOUT, n: int = N, seed: int = 0):
@@ -79,10 +79,10 @@ class Head:
         return self.tau * dQ, self.tau * dK, np.einsum("ij,id->jd", self.P * self.Z, self.dO)
 
 
-FULL, OTHER, HALF = Head(), Head(seed=1), Head(CAUSAL)
+FULL, OTHER, HALF = RandomHead(), RandomHead(seed=1), RandomHead(CAUSAL)
 OTHER.K, OTHER.V = FULL.K, FULL.V  # a second query head on the same keys and values
-DROPPED = Head(dropout=Dropout(p=0.2, seed=7))
-SMALL = Head(CAUSAL, n=128)  # the interpreter takes its time
+DROPPED = RandomHead(dropout=Dropout(p=0.2, seed=7))
+SMALL = RandomHead(CAUSAL, n=128)  # the interpreter takes its time
 PROBLEMS = FULL, OTHER, HALF, DROPPED, SMALL
 
 
@@ -124,7 +124,7 @@ def split_keys(trace: Trace) -> Pairs:
     return pairs(fa2.forward_split_keys(*FULL.qkv, splits=4, **BLOCKS, trace=trace), (FULL.O, FULL.L))
 
 
-def forward(stage: str, problem: Head) -> Callable[[Trace], Pairs]:
+def forward(stage: str, problem: RandomHead) -> Callable[[Trace], Pairs]:
     """A stage's O and L."""
 
     def run(trace: Trace) -> Pairs:
@@ -134,7 +134,7 @@ def forward(stage: str, problem: Head) -> Callable[[Trace], Pairs]:
     return run
 
 
-def backward(stage: str, problem: Head) -> Callable[[Trace], Pairs]:
+def backward(stage: str, problem: RandomHead) -> Callable[[Trace], Pairs]:
     """A stage's gradients from the true O and L."""
 
     def run(trace: Trace) -> Pairs:

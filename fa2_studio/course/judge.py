@@ -58,7 +58,7 @@ class Graded:
 
 
 @dataclass(frozen=True)
-class Part:
+class AssembledCell:
     """One piece of what is run: a locked cell ("given"), an "answer", a cell of the student's "own", or a "test"."""
 
     kind: str
@@ -67,7 +67,7 @@ class Part:
     given: tuple[str, ...] = ()  # of a test: functions that are replaced by right ones where it lost points
 
 
-def assemble(original, cells: list[Cell]) -> tuple[list[Part], list[str]]:
+def assemble(original, cells: list[Cell]) -> tuple[list[AssembledCell], list[str]]:
     """The original's locked cells around a student's answers and own cells, and the names of deleted cells."""
     known = {grade_id(c): c for c in original.cells if grade_id(c)}
     by_id = {c.get("id"): grade_id(c) for c in known.values() if c.get("id")}
@@ -78,15 +78,17 @@ def assemble(original, cells: list[Cell]) -> tuple[list[Part], list[str]]:
             answers[name], last = cell, name
         elif cell.is_code:
             own.setdefault(last, []).append(cell)
-    parts = [Part("own", "", c.source) for c in own[""]]
+    parts = [AssembledCell("own", "", c.source) for c in own[""]]
     for name, cell in known.items():
         mine = answers.get(name)
         if not is_solution(cell):
             kind = "test" if name in steps(original) else "given"
-            parts.append(Part(kind, name, cell.source, tuple(cell.metadata.get("fa2_lab", {}).get("given", ()))))
+            parts.append(
+                AssembledCell(kind, name, cell.source, tuple(cell.metadata.get("fa2_lab", {}).get("given", ())))
+            )
         elif mine is not None and mine.is_code:
-            parts.append(Part("answer", name, mine.source))
-        parts += [Part("own", "", c.source) for c in own.get(name, [])]
+            parts.append(AssembledCell("answer", name, mine.source))
+        parts += [AssembledCell("own", "", c.source) for c in own.get(name, [])]
     return parts, [name for name in known if name not in answers]
 
 
@@ -113,7 +115,7 @@ def used(source: str) -> set[str]:
     return {x.id for x in ast.walk(ast.parse(source)) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
 
 
-def asked(original, test: Part, parts: list[Part]) -> dict[str, str]:
+def asked(original, test: AssembledCell, parts: list[AssembledCell]) -> dict[str, str]:
     """The names of the student's that a test reads, each with the text of its cell."""
     cells = {name: grade_id(cell) for cell in original.cells if is_solution(cell) for name in defined(cell.source)}
     texts = {part.name: part.source for part in parts if part.kind == "answer"}
@@ -246,7 +248,7 @@ def grade_notebook(original, cells: list[Cell], open_room: Callable[[], Room], l
     return graded
 
 
-def run_cell(part: Part, session: Session, space: dict, graded: Graded) -> None:
+def run_cell(part: AssembledCell, session: Session, space: dict, graded: Graded) -> None:
     """A cell that is not a test, in the student's process; a locked one here as well, for the tests."""
     if part.kind == "given":
         with redirect_stdout(io.StringIO()):
@@ -261,7 +263,7 @@ def run_cell(part: Part, session: Session, space: dict, graded: Graded) -> None:
         graded.show("code", part.name or "a cell of your own", part.source, "\n".join(filter(None, (printed, error))))
 
 
-def run_step(part: Part, session: Session, space: dict, names: dict[str, str], graded: Graded) -> None:
+def run_step(part: AssembledCell, session: Session, space: dict, names: dict[str, str], graded: Graded) -> None:
     """One step's tests: its points, and what was said."""
     points, shown, hidden, sentence = judged(part, session, space, names)
     graded.got[part.name] = min(points, graded.most[part.name])
@@ -271,7 +273,7 @@ def run_step(part: Part, session: Session, space: dict, names: dict[str, str], g
         graded.show("hidden", part.name, "", hidden)
 
 
-def judged(part: Part, session: Session, space: dict, names: dict[str, str]) -> tuple[float, str, str, str]:
+def judged(part: AssembledCell, session: Session, space: dict, names: dict[str, str]) -> tuple[float, str, str, str]:
     """Points, what the visible and the hidden checks printed, and a remark."""
     session.begin_step()
     space |= {name: Far(session, name, text) for name, text in names.items()}
@@ -293,7 +295,7 @@ def judged(part: Part, session: Session, space: dict, names: dict[str, str]) -> 
     return (points if points >= 0 else 0.0), papers[0].getvalue(), papers[1].getvalue(), sentence
 
 
-def follow_through(original, parts: list[Part], session: Session, space: dict, graded: Graded) -> None:
+def follow_through(original, parts: list[AssembledCell], session: Session, space: dict, graded: Graded) -> None:
     """A step that lost points is tried again with right functions of earlier steps, where its cell names some.
 
     The step that is shown most comes last: a file could carry what it saw past the end of its process.

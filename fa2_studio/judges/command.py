@@ -13,7 +13,7 @@ from pathlib import Path
 from fa2_lab.paper import PACKAGE
 from fa2_lab.tools import files
 from fa2_studio.bench.results import commit
-from fa2_studio.judges.suites import SUITES, Suite
+from fa2_studio.judges.suites import SUITES, TheirTests
 
 ADAPTERS = Path(__file__).with_name("adapters")
 RECORD = files.ROOT / "figures" / "data" / "judged.json"
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     return 1 if counts["failures"] else 0
 
 
-def check(suite: Suite, checkout: Path | None) -> None:
+def check(suite: TheirTests, checkout: Path | None) -> None:
     """Refuse a machine or a checkout that will not do."""
     import torch
 
@@ -63,7 +63,7 @@ def check(suite: Suite, checkout: Path | None) -> None:
         raise ValueError(f"suite: {suite.title}'s tests need a CUDA GPU, and there is none here")
 
 
-def lay_down(suite: Suite, checkout: Path, folder: Path) -> None:
+def lay_down(suite: TheirTests, checkout: Path, folder: Path) -> None:
     """Their tests with what they import: our adapter under its names, and their own helpers."""
     for name in suite.stands_for:
         place = folder / name

@@ -9,7 +9,7 @@ FLASH_ATTENTION = "https://github.com/Dao-AILab/flash-attention", "0251105a2fb19
 
 
 @dataclass(frozen=True)
-class Suite:
+class TheirTests:
     """One file of tests of another project."""
 
     title: str
@@ -97,7 +97,7 @@ HERE = '"cuda" if torch.cuda.is_available() else "cpu"'
 AGAIN = "the same call again: theirs chooses between two kernels"
 
 SUITES = {
-    "flash-attention-2": Suite(
+    "flash-attention-2": TheirTests(
         "FlashAttention-2",
         *FLASH_ATTENTION,
         tests="tests/test_flash_attn.py",
@@ -113,7 +113,7 @@ SUITES = {
         left_out=by_flash_attention_2,
         sample=35,
     ),
-    "flash-attention-3": Suite(
+    "flash-attention-3": TheirTests(
         "FlashAttention-3",
         *FLASH_ATTENTION,
         tests="hopper/test_flash_attn.py",
@@ -131,7 +131,7 @@ SUITES = {
         left_out=by_flash_attention_3,
         sample=6,
     ),
-    "flash-attention-4": Suite(
+    "flash-attention-4": TheirTests(
         "FlashAttention-4",
         *FLASH_ATTENTION,
         tests="tests/cute/test_flash_attn.py",
@@ -146,7 +146,7 @@ SUITES = {
         left_out=by_flash_attention_4,
         sample=45,
     ),
-    "cs336": Suite(
+    "cs336": TheirTests(
         "CS336, assignment 2",
         "https://github.com/stanford-cs336/assignment2-systems",
         "9d95f3b5dc4a5fc48c2661b58d2e509bbc904e36",
@@ -156,7 +156,7 @@ SUITES = {
         takes={"tests/__init__.py": "tests/__init__.py"},
         needs_gpu=False,
     ),
-    "torch": Suite(
+    "torch": TheirTests(
         "torch's varlen attention",
         "https://github.com/pytorch/pytorch",
         "02ab03ff574cb2dbced0cd0d457a98dedc5ba177",
@@ -175,7 +175,7 @@ SUITES = {
         needs_gpu=False,
         sample_on_a_laptop=16,
     ),
-    "transformers": Suite(
+    "transformers": TheirTests(
         "transformers",
         "https://github.com/huggingface/transformers",
         f"v{version('transformers')}" if find_spec("transformers") else "v5.24.0",
@@ -195,7 +195,7 @@ SUITES = {
         left_out=by_transformers,
         needs_gpu=False,
     ),
-    "vllm": Suite(
+    "vllm": TheirTests(
         "vLLM, over pages",
         "https://github.com/vllm-project/vllm",
         "v0.33.0",
@@ -213,7 +213,7 @@ SUITES = {
         needs_gpu=False,
         sample_on_a_laptop=16,
     ),
-    "flashinfer": Suite(
+    "flashinfer": TheirTests(
         "FlashInfer, sinks",
         "https://github.com/flashinfer-ai/flashinfer",
         "fb28d7242b3506a2348265962041acc1fb56cca4",

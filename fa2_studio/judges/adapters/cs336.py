@@ -8,7 +8,7 @@ import fa2_lab
 def function_of(backend: str) -> type[torch.autograd.Function]:
     """An autograd function that computes with one of our backends."""
 
-    class Attention(torch.autograd.Function):
+    class SingleHead(torch.autograd.Function):
         @staticmethod
         def forward(ctx, Q, K, V, is_causal=False):
             with torch.enable_grad():
@@ -23,7 +23,7 @@ def function_of(backend: str) -> type[torch.autograd.Function]:
             gradients = torch.autograd.grad(ctx.O, ctx.inputs, dO[:, None])
             return *(x[:, 0] for x in gradients), None
 
-    return Attention
+    return SingleHead
 
 
 def get_flashattention_autograd_function_pytorch() -> type[torch.autograd.Function]:
