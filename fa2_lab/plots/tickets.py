@@ -1,4 +1,4 @@
-"""Causal row blocks on SMs: shared out before anything runs, or handed out by a scheduler when an SM is free."""
+"""Causal row blocks on SMs: dealt before anything runs, or drawn one by one whenever an SM is free."""
 
 from fa2_lab.machine import chips, grid
 from fa2_lab.plots.waves import draw  # noqa: F401  a picture's file has data() and draw()
@@ -6,7 +6,7 @@ from fa2_lab.tiles import CAUSAL, Tiling
 
 
 def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: int = 128) -> dict:
-    """Causal row blocks on 132 SMs, shared out in two orders, or handed out in the second: `at_once` heads abreast."""
+    """Causal row blocks on 132 SMs, dealt in two orders, or drawn in the second: `at_once` heads abreast."""
     tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # of one head, heavy first
     head_by_head = tiles * heads
     side_by_side = [n for n in tiles for _ in range(at_once)] * (heads // at_once)
@@ -15,10 +15,10 @@ def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: i
     ran = {
         "Dealt, head by head": grid.dealt(head_by_head, SMs),
         f"Dealt, {at_once} heads at once": grid.dealt(side_by_side, SMs),
-        "Drawn, the next one when free": grid.schedule(blocks, SMs),
+        "Drawn when free, by a plain launch too": grid.schedule(blocks, SMs),
     }
     caption = (
-        "Causal row blocks dealt to SMs in advance leave some of them idle; drawn as tickets while it runs, they"
-        f" do not. Model: {heads} heads, N = {N:,}, d = {d}, causal, {SMs} SMs, row blocks of {B_r}."
+        "Causal row blocks dealt to SMs in advance leave some of them idle; drawn one by one by SMs that are"
+        f" free, they do not. Model: {heads} heads, N = {N:,}, d = {d}, causal, {SMs} SMs, row blocks of {B_r}."
     )
     return dict(ran=ran, caption=caption)

@@ -14,7 +14,7 @@ FOUR_WAYS = {  # whether a warpgroup looks ahead, and how two of them share the 
 }
 
 
-def data(d: int = 64, T: int = 16, window: float = 4800) -> dict:
+def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
     """Two warpgroups on T tiles of 64 × 128 each, with and without the two overlaps; copies run ahead of all."""
     product, softmax = 2 * 64 * 128 * d / chips.H200.tensor_per_clock, 64 * 128 / chips.H200.exp_per_clock
     panels = []

@@ -93,6 +93,8 @@ def model_of_gluon(coming: list) -> dict:
         coming.append((X, place[0], barrier, tile))
 
     def wait(barrier, phase):
+        if coming and barrier.over(phase).ready():
+            raise RuntimeError(f"phase {phase} was over before the copy has come, so a tile on its way is read")
         while not barrier.over(phase).ready():
             if not coming:
                 raise RuntimeError(f"it waits for ever: no copy is on its way that could end phase {phase}")
@@ -105,11 +107,12 @@ def model_of_gluon(coming: list) -> dict:
     def expect(barrier, nbytes):
         barrier.bytes = nbytes
 
-    def product(a, b, c, **options):
-        return SimpleNamespace(when_waited_for=lambda: np.asarray(a @ b))
+    def product(a, b, c, is_async=False, **options):
+        running = SimpleNamespace(when_waited_for=lambda: np.asarray(a @ b))
+        return running if is_async else running.when_waited_for()
 
     def product_wait(left, deps):
-        return deps[0] if left > 0 else deps[0].when_waited_for()
+        return deps[0] if left > 0 or isinstance(deps[0], np.ndarray) else deps[0].when_waited_for()
 
     def over_what_is_there(function):
         def checked(*values):
@@ -147,7 +150,13 @@ def on_numpy(source: str) -> str:
         return f"tile {j}: {type(failure).__name__}: {failure}"
     if np.isnan(m).any():
         return "a tile was read while its copy was on its way"
-    return "" if close(m, (q @ K.rows.T).max(axis=1)) else "it runs, and its maxima are wrong"
+    tiles = K.rows.reshape(3, 64, 64)
+    causes = {
+        "": (q @ K.rows.T).max(axis=1),
+        "it runs, and its maxima are those of the columns: a row's scores lie along axis 1": (tiles @ q.T).max((0, 2)),
+        "it runs, and its scores are q k: for q kᵀ the product must see k as its transpose": (q @ tiles).max((0, 2)),
+    }
+    return next((cause for cause, found in causes.items() if close(m, found)), "it runs, and its maxima are wrong")
 
 
 # Compiled -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@
 # - work out how many warpgroups, rows and stages fit on an SM,
 # - write a small kernel in Gluon, and compile it for an H100 that need not be here.
 #
-# *Time: 75 minutes, in four sittings. You need a Triton kernel that you have read
+# *Time: 85 minutes, in four sittings. You need a Triton kernel that you have read
 # ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and lanes (a *lane* is one of a warp's 32 threads), layouts
 # and banks: [appendix A](A_lanes.ipynb), 25 minutes more. No CUDA. Hardware: any laptop with Linux. Numbers were measured
 # on an NVIDIA H200 in bf16.*
@@ -45,7 +45,7 @@ from fa2_studio.book.ring import PAUSE, try_out
 from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
-# ## Sitting 1 · The machine, and a first kernel
+# ## Sitting 1 · The machine, and a first kernel (25 minutes)
 #
 # ## What do the tensor cores wait for?
 #
@@ -74,11 +74,10 @@ for chip in (chips.A100, chips.H100):
 show(row_reduction.draw(**row_reduction.data()))
 
 # %% [markdown]
-# Four warps that work on one product are a **warpgroup**: 128 threads. The picture is the result of a product, 64 × 128
-# numbers: 16 rows for each warp, a row in four lanes. The filled places are one lane's: 64 numbers in two rows. A row's
-# maximum takes two exchanges.
+# The picture is the result of a warpgroup's product, 64 × 128 numbers: 16 rows for each of four warps, a row in four lanes.
+# The filled places are one lane's: 64 numbers in two rows. A row's maximum takes two exchanges.
 #
-# In Triton the compiler decides which thread holds which number. In **Gluon**, the floor beneath Triton, you decide: Python
+# In Triton the compiler decides which thread holds which number. In **Gluon**, a language beneath Triton, you decide: Python
 # again, the same compiler, but a tensor has a *layout* in its type. In code it is `gl` where Triton is `tl`. Four layouts
 # carry the computation:
 #
@@ -107,9 +106,9 @@ show(row_reduction.draw(**row_reduction.data()))
 # ```
 #
 # `use_acc=False`: the result does not begin with what `zero` holds. `deps` names the values that the wait makes valid.
-# Until then everything that the product reads must stay in place. So P V of one tile can run under the exponentials of the
-# next. At d = 128 a product takes 512 clocks, and so do the exponentials. At d = 64 it takes 256, too few to cover them: a
-# second warpgroup will have to fill the hole.
+# Until then everything that the product reads must stay in place, and the warpgroup may do other work: P V of one tile can
+# run under the exponentials of the next. At d = 128 a product takes 512 clocks, and so do the exponentials. At d = 64 it
+# takes 256, too few to cover them: a second warpgroup will have to fill the hole.
 
 # %%
 show(wgmma.draw(**wgmma.data()))
@@ -159,34 +158,14 @@ for arrival in range(5):
 
 # %% [markdown]
 # Look at the first line. Nobody has arrived, and phase 1 counts as over: it looks like the phase before the first one. A
-# producer must find all stages empty in its first round, though nobody has released one. So it asks for the end of phase
-# `(round & 1) ^ 1`, and the consumers ask for the end of `round & 1`. In Gluon the barrier is an `mbarrier`: `init` says how
-# many arrivals it expects, `arrive` is one, `expect` announces a copy's bytes, `wait` waits for the end of a phase.
-
-# %% [markdown]
-# ## Where does a fence stand?
+# producer that goes round a few stages must find all of them empty in round 0, though nobody has released one. So for tile n,
+# in round n // `STAGES`, it asks for the end of phase `(round & 1) ^ 1`, and the consumers ask for the end of `round & 1`. In
+# Gluon the barrier is an `mbarrier`: `init` says how many arrivals it expects, `expect` is one and announces a copy's bytes,
+# `arrive` is one without bytes, `wait` waits for the end of a phase.
 #
-# Threads and the copy engine reach shared memory by different ways. A barrier says *when* something is done. It does not
-# say that what one way wrote is seen, or no longer needed, by the other. `fence_async_shared()` does. The tensor cores
-# read shared memory by the copy engine's way. So these are all the cases:
-#
-# | before | after, in the same place | what must stand between |
-# | --- | --- | --- |
-# | a thread stores (O's tile, dS, a new barrier) | the copy engine or a product reads | **fence**, then the threads' barrier if others go on |
-# | a thread *loads* (a line of numbers) | the copy engine writes | **fence**, then a release |
-# | the copy engine has written | a thread or a product reads | a wait at *filled* |
-# | a product has read | the copy engine writes | `warpgroup_mma_wait`, then a release |
-# | a product has read | a thread stores (O in Q's place) | `warpgroup_mma_wait` |
-# | the copy engine has read (a store of O) | a thread stores | `store_wait` |
-# | the copy engine has read (O in Q's place) | the copy engine writes | `store_wait`, then a release |
-# | a thread stores | another thread loads | the threads' barrier, `gl.barrier()` |
-#
-# The second line is the one that is forgotten: nothing was written, so what should be made visible? But a load may be
-# late, and the engine must not overtake it (chapter 13). The threads' barrier of the first line stands in no source here:
-# the compiler adds it (`bar.sync` in the PTX).
-#
-# **Takeaway.** A fence stands where a thread's access comes first and the engine's second, in one place. The other way
-# round a wait is enough.
+# A barrier says *when*. It does not say that the copy engine, which reaches shared memory by a way of its own, sees what a
+# thread has written: after `init` that takes a **fence**, `fence_async_shared()`. And before a copy goes where a product has
+# read, `warpgroup_mma_wait` must be over, in all threads. (Sitting 4 lists all cases.)
 
 # %% [markdown]
 # ## Rung 15: write it all down yourself
@@ -266,11 +245,11 @@ with TemporaryDirectory() as folder:
 # `UTMALDG` is a bulk copy, `SYNCS` something at a barrier, `HGMMA` a product, `SHFL` an exchange between lanes. In the shell
 # it is one line: `fa2-lab xray mine.py --chip sm_90 --d 64 --sass`.
 #
-# Try: take `mbarrier.wait` out. It compiles, and nothing warns you. Then take `LAYOUT` out of `tile.load`, and see what
-# the compiler says.
+# Try: take `mbarrier.wait` out. It compiles, and nothing warns you. Take `LAYOUT` out of `tile.load`, and the compiler misses
+# an argument, `layout`: it does not guess one.
 
 # %% [markdown]
-# ## Sitting 2 · A ring, and who copies
+# ## Sitting 2 · A ring, and who copies (20 minutes)
 #
 # ## A ring of stages, event by event
 #
@@ -279,7 +258,7 @@ with TemporaryDirectory() as folder:
 #
 # | barrier | who arrives | who waits | so that |
 # | --- | --- | --- | --- |
-# | *filled* | the copy engine | all consumers | nobody reads too early |
+# | *filled* | the producer (`expect`), and the copy's bytes | all consumers | nobody reads too early |
 # | *emptied* | every consumer | the producer | nobody writes too early |
 #
 # Here is a model ([book/ring.py](../fa2_studio/book/ring.py)). Actors are Python generators, and chance picks who goes on.
@@ -305,7 +284,7 @@ right = "all done", 3 * [list(range(6))]
 print("of 500 orders right:", sum(end == right for end in ends))
 
 # %% [markdown]
-# **Predict.** Which of the two mistakes could slip through a test?
+# **Predict.** Six tiles go through two stages. Which of the two mistakes could slip through a test?
 #
 # - ☐ the forgotten release
 # - ☐ the early release
@@ -313,23 +292,24 @@ print("of 500 orders right:", sum(end == right for end in ends))
 #
 # <details><summary>Answer</summary>
 #
-# **the early release.** `forgetful` hangs, in every order: a *deadlock*. `hasty` always ends. With two stages it is
-# mostly wrong, with six never here: the bug waits for a longer sequence. So tests of such kernels repeat a call a
-# thousand times and compare every bit.
+# **the early release.** Here, with two stages, `forgetful` hangs in every order: a *deadlock*. `hasty` always ends, and is
+# sometimes right. Both need a text longer than the ring: nobody waits for tile 2's stage if no later tile needs it. So
+# tests of such kernels take long texts, repeat a call a thousand times, and compare every bit.
 #
 # ```python
 # for stages in (2, 4, 6):
-#     wrong = 0
+#     hangs, wrong = 0, 0
 #     for seed in range(500):
-#         _, seen = try_out(hasty, seed, stages)
-#         wrong += any(tiles != list(range(6)) for tiles in seen)
-#     print(f"hasty, {stages} stages: ends every time, wrong in {wrong} of 500 orders")
+#         hangs += try_out(forgetful, seed, stages)[0] != "all done"
+#         wrong += try_out(hasty, seed, stages) != right
+#     print(f"{stages} stages, 500 orders: forgetful hangs {hangs} times,", end=" ")
+#     print(f"hasty is wrong {wrong} times")
 # ```
 #
 # ```text
-# hasty, 2 stages: ends every time, wrong in 442 of 500 orders
-# hasty, 4 stages: ends every time, wrong in 95 of 500 orders
-# hasty, 6 stages: ends every time, wrong in 0 of 500 orders
+# 2 stages, 500 orders: forgetful hangs 500 times, hasty is wrong 442 times
+# 4 stages, 500 orders: forgetful hangs 0 times, hasty is wrong 95 times
+# 6 stages, 500 orders: forgetful hangs 0 times, hasty is wrong 0 times
 # ```
 # </details>
 
@@ -356,8 +336,8 @@ read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 #   128 threads wait for each other.
 # - `gl.warp_specialize` takes a list of (function, arguments). The first runs on the launch's own 4 warps. For the others
 #   two lists say how many warps they have and how many registers a thread: `[1]`, `[24]`. Registers change hands by whole
-#   warpgroups: four warps are set aside for the producer, although it needs one. Its threads keep 24 of 128, so the
-#   consumer's may have 232.
+#   warpgroups: four warps are set aside for the producer, although it needs one. Two programs of 256 threads share 65,536
+#   registers: 128 each. The producer's threads keep 24, and their other 104 go to the consumer's: 232.
 
 # %%
 climb.step("16", "issue slots used, %")
@@ -419,7 +399,7 @@ climb.step("18", "L2 bytes", "tensor cores at work, %")
 # products, a rescaling of o, barriers, the exchange of the row's maximum. Sharing made the room, the long tile the speed.
 
 # %% [markdown]
-# ## Sitting 3 · Two warpgroups that hide each other's waits
+# ## Sitting 3 · Two warpgroups that hide each other's waits (15 minutes)
 #
 # ## Rung 19: the first tile apart
 #
@@ -451,7 +431,7 @@ show(timeline.draw(**timeline.data()))
 
 # %% tags=["nbval-ignore-output"]
 change("19", "20", "consumer")
-climb.step("20", "tensor cores at work, %", "stall: barrier")
+climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "clock, GHz")
 
 # %% [markdown]
 # - One warpgroup's products end in the order in which they were started. So at `warpgroup_mma_wait(1)` the one that may
@@ -465,17 +445,18 @@ climb.step("20", "tensor cores at work, %", "stall: barrier")
 # **Takeaway.** Start early, wait late, keep in place what is still being read, and look at what the compiler made of it.
 
 # %% [markdown]
-# ## Shared out, or drawn?
+# ## Dealt, or drawn?
 #
 # So far each row block had a program of its own. A **persistent kernel** starts one program for each SM, which takes one
-# row block after the other. So the end of one (store O) hides under the start of the next. Either program p gets blocks p,
-# p + 132, p + 264 …, or a *tile scheduler* lets a program draw the next number whenever it is free.
+# row block after the other. So the end of one (store O) hides under the start of the next. Either the blocks are *dealt*,
+# p, p + 132, p + 264 … to program p, or a *tile scheduler* lets a program *draw* the next number whenever it is free.
 
 # %%
 show(tickets.draw(**tickets.data()))
 
 # %% [markdown]
-# Shared out head by head, the same programs get heavy blocks again and again. Drawn, they end together.
+# Dealt head by head, the same programs get heavy blocks again and again. Drawn, they end together. Rung 20's plain launch
+# draws, too: the GPU gives the next program to an SM that is free. Persistent programs must not lose that.
 #
 # ## Rung 21: programs that stay
 #
@@ -499,7 +480,7 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 climb.step("21", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# ## Sitting 4 · Fewer instructions, and power
+# ## Sitting 4 · Fewer instructions, and power (25 minutes, with the exercise)
 #
 # ## Must m be the maximum?
 #
@@ -532,8 +513,8 @@ for lag in (0, 8):
 # ## Rung 22: talk only if somebody must
 #
 # m and ℓ are kept lane by lane now, (64, 4). Each lane compares its own largest score with m + 8. If *any* lane of the warp
-# is above, the four lanes of each row find their maximum, and m becomes the larger of the two. Otherwise nobody talks, α is
-# 1, and o is left as it is. ℓ needs no exchange before the last tile: what is only added up can be added up late.
+# is above, the four lanes of each row find their maximum, and m becomes the larger of that and m. Otherwise nobody talks, α
+# is 1, and o is left as it is. ℓ needs no exchange before the last tile: what is only added up can be added up late.
 
 # %% tags=["nbval-ignore-output"]
 read("ladder/r22_lagging.py", "softmax")
@@ -570,19 +551,42 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 change("22", "23", "SIZES", "FEW", "consumer")
 
 # %% [markdown]
-# The price: the next row block's Q cannot come before O has left. And large blocks share out worse among the SMs, so with
+# The price: the next row block's Q cannot come before O has left. And large blocks fill the SMs less evenly, so with
 # fewer than 4 of them for an SM `FEW` keeps to rung 22's sizes.
 
 # %%
 climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# Copies ran ahead far enough before, so few cycles go. What of the clock? From rung 18 to 22 the tensor cores got busier,
-# the chip reached its limit of power, and lowered its clock. Here they get busier once more, and the clock stays, or
-# nearly: bytes that do not move leave power for products.
+# Copies ran ahead far enough before, so few cycles go. What of the clock? All these rungs run at the limit of power (chapter
+# 10), and there busier tensor cores cost clock: rung 20 takes 0.82 of the cycles, and 0.87 of the time. Here they get busier
+# once more, and the clock stays, or nearly: bytes that do not move leave power for products.
 #
-# **Takeaway.** Near the top count energy as well as cycles: a gain in cycles is not yet a gain in time.
+# **Takeaway.** Near the top count energy as well as cycles: of rung 20's gain in cycles nearly a third went to the clock.
+
+# %% [markdown]
+# ## Where does a fence stand?
 #
+# The tensor cores, too, read shared memory by the copy engine's way. So these are all cases, some of them chapter 13's:
+#
+# | before | after, in the same place | what must stand between |
+# | --- | --- | --- |
+# | a thread stores (O's tile, dS, a new barrier) | the copy engine or a product reads | **fence**, then the threads' barrier if others go on |
+# | a thread *loads* (a line of numbers) | the copy engine writes | **fence**, then a release |
+# | the copy engine has written | a thread or a product reads | a wait at *filled* |
+# | a product has read | the copy engine writes | `warpgroup_mma_wait`, then a release |
+# | a product has read | a thread stores (O in Q's place) | `warpgroup_mma_wait` |
+# | the copy engine has read (a store of O) | a thread stores | `store_wait` |
+# | the copy engine has read (O in Q's place) | the copy engine writes | `store_wait`, then a release |
+# | a thread stores | another thread loads | the threads' barrier, `gl.barrier()` |
+#
+# The second line is the one that is forgotten: nothing was written, so what should be made visible? But a load may be
+# late, and the engine must not overtake it (chapter 13). The threads' barrier of the first line stands in no source here:
+# the compiler adds it (`bar.sync` in the PTX).
+#
+# **Takeaway.** A fence stands where a thread's access comes first and the engine's second. Else a wait is enough.
+
+# %% [markdown]
 # ## How far is the roof?
 
 # %%
@@ -598,7 +602,7 @@ show(roofline.draw(**roofline.data(*rows.items())))
 #
 # - Products and copies are started, not called. What they use must stay in place until they have been waited for.
 # - A barrier counts arrivals and flips one bit. A stage has two: filled and emptied.
-# - Sharing tiles made room; long tiles made speed. Exponentials hide under products, if warpgroups are out of step.
+# - Sharing tiles made room; long tiles made speed. Exponentials hide under products that were started early.
 # - Row blocks are drawn when they are needed. m may lag, and lanes seldom have to talk. Near the top power decides.
 
 # %% [markdown]
@@ -606,13 +610,13 @@ show(roofline.draw(**roofline.data(*rows.items())))
 #
 # **Write a kernel.** For 64 rows of Q and all keys: the largest score of each row. A kernel goes through the tiles of K and
 # calls `tile_maxima` for each. Write that function: start the copy of tile j of K, start the product, wait for it, and
-# return the largest score of each row. N_k is a multiple of 64, so no mask is needed. Your words are `gl`, `mbarrier`,
-# `tma`, `all_threads`, `warpgroup_mma` and `warpgroup_mma_wait`.
+# return the largest score of each row. Q's copy has ended phase 0 of the same barrier. N_k is a multiple of 64, so no mask.
+# Your words are `gl`, `mbarrier`, `tma`, `all_threads`, `warpgroup_mma` and `warpgroup_mma_wait`.
 #
 # <details><summary>Hint</summary>
 #
 # Seven lines. `all_threads()` first: nobody reads the old tile any more. `start` of rung 15 has the next two; here K is
-# two-dimensional, so the place of the tile is `[64 * j, 0]`. Q's copy has ended phase 0 of the barrier. Which phase does
+# two-dimensional, so the place of the tile is `[64 * j, 0]`. Which phase does
 # the j-th copy of K end? For the product look at `scores`, and at the line after it in rung 15's loop.
 # </details>
 # <details><summary>Solution</summary>

@@ -7,8 +7,11 @@ from fa2_studio.book import hopper, maxima, orders
 WRONG = {  # a change of the solution, and what must be said of it
     ("tma.async_load(K, [64 * j, 0], arrived, k)", "pass"): "tile 0: it waits for ever",
     ("mbarrier.expect(arrived, K.block_type.nbytes)", "pass"): "tile 0: the barrier was not told",
-    ("(j + 1) & 1", "j & 1"): "a tile was read while its copy was on its way",
-    ("gl.max(s, 1)", "gl.max(s, 0)"): "it runs, and its maxima are wrong",
+    ("mbarrier.wait(arrived, (j + 1) & 1)", "pass"): "a tile was read while its copy was on its way",
+    ("(j + 1) & 1", "j & 1"): "tile 0: phase 0 was over before the copy has come",
+    ("gl.max(s, 1)", "gl.max(s, 0)"): "it runs, and its maxima are those of the columns",
+    ("k.permute((1, 0))", "k"): "it runs, and its scores are q k:",
+    ("64 * j", "j"): "it runs, and its maxima are wrong",
     ("s = warpgroup_mma_wait(0, deps=[s])", "pass"): "tile 0: the product may still run",
     ("mma_wait(0", "mma_wait(1"): "tile 0: the product may still run",
     ("all_threads()", "pass"): "one thread may start the copy while others still read the old tile",
@@ -28,6 +31,8 @@ def test_the_exercise_takes_its_solution():
     for empty in (written("..."), "def tile_maxima(j, q, k, K, arrived, zero): ...\n"):
         assert maxima.judge(empty) == "not written yet"
     assert maxima.judge(written(maxima.SOLUTION)).startswith("right")
+    at_once = maxima.SOLUTION.replace(", is_async=True", "").replace("s = warpgroup_mma_wait(0, deps=[s])", "")
+    assert maxima.judge(written(at_once)).startswith("right"), "Gluon waits unless asked not to"
 
 
 def hasty(block, ds_filled, T):
