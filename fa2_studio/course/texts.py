@@ -7,7 +7,7 @@ import nbformat
 
 from fa2_lab.tools import files
 from fa2_studio.course import seeds
-from fa2_studio.course.notebooks import ASSIGNMENTS, FOLDER, TEXT, grade_id
+from fa2_studio.course.notebooks import ASSIGNMENTS, FOLDER, HIDDEN, SOLUTION, TEXT, grade_id
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
@@ -15,11 +15,13 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 def from_text(path: Path) -> nbformat.NotebookNode:
     """A text as an nbgrader source. A cell is marked locked="id", solution="id", or test="id" points=4.
 
-    A test with given="kind" is run again, where it fails, with the right `kind` in the place of the student's.
+    A solution goes on to the end of its cell. Of a test students see the first line; what follows is hidden. A test
+    with given="kind" is run again, where it fails, with the right `kind` in the place of the student's.
     """
     notebook = jupytext.read(path, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"{path.stem[:1]}-{number:03d}"
+        cell.source = with_ends(cell)
         cell.metadata = nbformat.from_dict(nbgrader_metadata(cell))
     ids = [grade_id(cell) for cell in notebook.cells if grade_id(cell)]
     if len(set(ids)) < len(ids):
@@ -27,6 +29,17 @@ def from_text(path: Path) -> nbformat.NotebookNode:
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return seeds.seeded(notebook, seed=0)
+
+
+def with_ends(cell) -> str:
+    """A cell's text with what its marks say already: where a solution and hidden tests end, and a test's points."""
+    if "solution" in cell.metadata:
+        return f"{cell.source}\n    {SOLUTION[1]}"
+    if "test" not in cell.metadata:
+        return cell.source
+    visible, _, hidden = cell.source.partition("\n")
+    fenced = [HIDDEN[0], hidden.strip(), HIDDEN[1]] if hidden else []
+    return "\n".join([visible, *fenced, f"report.points({cell.metadata['points']})"])
 
 
 def nbgrader_metadata(cell) -> dict:

@@ -46,15 +46,11 @@ def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
     p = np.exp(s - base[:, None])
     alpha = np.exp(m - base)
     return m_new, alpha * l + p.sum(axis=1), alpha[:, None] * o + p @ v
-    ### END SOLUTION
 
 
 # %% test="update" points=4
 report = check.update(update, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.update(update, seed=101)
-### END HIDDEN TESTS
-report.points(4)
 
 # %% [markdown]
 # ## 2. Two halves joined
@@ -70,15 +66,11 @@ def merge(a, b):  # two states (m, l, o)
     base = np.where(np.isneginf(top), 0.0, top)
     left, right = np.exp(a[0] - base), np.exp(b[0] - base)
     return top, left * a[1] + right * b[1], left[:, None] * a[2] + right[:, None] * b[2]
-    ### END SOLUTION
 
 
 # %% test="merge" points=3
 report = check.merge(merge, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.merge(merge, seed=102)
-### END HIDDEN TESTS
-report.points(3)
 
 # %% [markdown]
 # ## 3. The end
@@ -92,15 +84,11 @@ def finalize(m, l, o):
     ### BEGIN SOLUTION
     divisor = np.where(l == 0, 1.0, l)
     return o / divisor[:, None], m + np.log(divisor)
-    ### END SOLUTION
 
 
 # %% test="finalize" points=2
 report = check.finalize(finalize, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.finalize(finalize, seed=103)
-### END HIDDEN TESTS
-report.points(2)
 
 # %% [markdown]
 # ## 4. A test of your own
@@ -131,12 +119,10 @@ def test_merge(merge):
     for way in (*ways, merge(merge(empty, a), merge(merge(b, empty), c))):
         for got, true in zip(finalize(*way), want):
             assert np.allclose(got, true, rtol=1e-5, atol=1e-5), "this way round gives something else"
-    ### END SOLUTION
 
 
 # %% test="own" points=3 given="update merge finalize"
 report = check.own_test(test_merge)
-### BEGIN HIDDEN TESTS
 def _averages(a, b):
     m, l, _ = check.right_merge(a, b)
     full = [np.where(x[1] > 0, x[1], 1.0)[:, None] for x in (a, b)]
@@ -158,5 +144,3 @@ def _usual(a, b):
 swapped = lambda a, b: check.right_merge((b[0], *a[1:]), (a[0], *b[1:]))  # noqa: E731
 wrong = {"averages two outputs": _averages, "drops the lighter side": _heavier, "swaps the two factors": swapped}
 report = check.own_test(test_merge, wrong, {"the usual merge": _usual})
-### END HIDDEN TESTS
-report.points(3)

@@ -41,16 +41,12 @@ def kind(row, row_end, col, col_end, N_q, N_k, causal):
     if not causal or col_end - 1 <= row + offset:
         return "full"
     return "skip" if col > row_end - 1 + offset else "diagonal"
-    ### END SOLUTION
 
 
 # %% test="kind" points=2
 report = check.kind(kind)
-### BEGIN HIDDEN TESTS
 C = check.Case
 report += check.kind(kind, ((C(7, 16, 4, 2, 5), C(7, 16, 4, 2, 5, causal=True)), (C(16, 5, 4, 3, 1, causal=True),)))
-### END HIDDEN TESTS
-report.points(2)
 
 # %% [markdown]
 # ## 2. One row block through its tiles
@@ -88,15 +84,11 @@ def row_block(q_i, K, V, row, N_q, B_c, tau, causal):
         m = m_new
     divisor = np.where(l == 0, 1.0, l)
     return o / divisor[:, None], m + np.log(divisor)
-    ### END SOLUTION
 
 
 # %% test="row_block" points=4 given="kind"
 report = check.row_block(row_block, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.row_block(row_block, seed=201)
-### END HIDDEN TESTS
-report.points(4)
 
 # %% [markdown]
 # ## 3. All row blocks
@@ -112,15 +104,11 @@ def forward(Q, K, V, O, L, B_r, B_c, tau, causal):
     for row in range(0, N_q, B_r):
         rows = slice(row, min(row + B_r, N_q))
         O[rows], L[rows] = row_block(Q[rows], K, V, row, N_q, B_c, tau, causal)
-    ### END SOLUTION
 
 
 # %% test="forward" points=2 given="kind row_block"
 report = check.forward(forward, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.forward(forward, seed=202)
-### END HIDDEN TESTS
-report.points(2)
 
 # %% [markdown]
 # ## 4. The meter: elements moved
@@ -131,10 +119,7 @@ report.points(2)
 
 # %% test="traffic" points=3 given="kind"
 report = check.traffic(forward)
-### BEGIN HIDDEN TESTS
 report += check.traffic(forward, [check.METERED_RAGGED])
-### END HIDDEN TESTS
-report.points(3)
 
 # %% [markdown]
 # ## 5. The meter: operations
@@ -144,10 +129,7 @@ report.points(3)
 
 # %% test="operations" points=3 given="kind"
 report = check.operations(forward)
-### BEGIN HIDDEN TESTS
 report += check.operations(forward, [check.METERED_RAGGED])
-### END HIDDEN TESTS
-report.points(3)
 
 # %% [markdown]
 # ## 6. The meter: memory
@@ -157,7 +139,4 @@ report.points(3)
 
 # %% test="memory" points=2 given="kind"
 report = check.memory(forward)
-### BEGIN HIDDEN TESTS
 report += check.memory(forward, [check.METERED_RAGGED])
-### END HIDDEN TESTS
-report.points(2)

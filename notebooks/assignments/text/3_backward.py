@@ -35,15 +35,11 @@ def row_dots(dO, O):
     """D, one number for each row."""
     ### BEGIN SOLUTION
     return (dO * O).sum(axis=1)
-    ### END SOLUTION
 
 
 # %% test="row_dots" points=1
 report = check.row_dots(row_dots, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.row_dots(row_dots, seed=301)
-### END HIDDEN TESTS
-report.points(1)
 
 # %% [markdown]
 # ## 2. One tile
@@ -65,15 +61,11 @@ def tile_gradients(q_i, k_j, v_j, do_i, L_i, D_i, seen, tau):
     p = np.exp(s - np.where(np.isneginf(L_i), 0.0, L_i)[:, None])
     ds = p * (do_i @ v_j.T - D_i[:, None])
     return tau * (ds @ k_j), tau * (ds.T @ q_i), p.T @ do_i
-    ### END SOLUTION
 
 
 # %% test="tile_gradients" points=4
 report = check.tile_gradients(tile_gradients, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.tile_gradients(tile_gradients, seed=302)
-### END HIDDEN TESTS
-report.points(4)
 
 # %% [markdown]
 # ## 3. All tiles
@@ -107,15 +99,11 @@ def backward(Q, K, V, O, L, dO, D, dQ, dK, dV, B_r, B_c, tau, causal):
             dQ[rows] = dQ[rows] + dq
             dk_j, dv_j = dk_j + dk, dv_j + dv
         dK[cols], dV[cols] = dk_j, dv_j
-    ### END SOLUTION
 
 
 # %% test="backward" points=4 given="row_dots tile_gradients"
 report = check.backward(backward, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.backward(backward, seed=303)
-### END HIDDEN TESTS
-report.points(4)
 
 # %% [markdown]
 # ## 4. The meter: elements moved
@@ -125,10 +113,7 @@ report.points(4)
 
 # %% test="traffic" points=2 given="row_dots tile_gradients"
 report = check.traffic(backward)
-### BEGIN HIDDEN TESTS
 report += check.traffic(backward, [check.METERED_RAGGED])
-### END HIDDEN TESTS
-report.points(2)
 
 # %% [markdown]
 # ## 5. The meter: operations
@@ -137,10 +122,7 @@ report.points(2)
 
 # %% test="operations" points=2 given="row_dots tile_gradients"
 report = check.operations(backward)
-### BEGIN HIDDEN TESTS
 report += check.operations(backward, [check.METERED_RAGGED])
-### END HIDDEN TESTS
-report.points(2)
 
 # %% [markdown]
 # ## 6. Query heads that share a key head
@@ -163,15 +145,11 @@ def grouped(q, k, v, O, L, dO, tau, causal):
         dk[g] += dk_h
         dv[g] += dv_h
     return dq, dk, dv
-    ### END SOLUTION
 
 
 # %% test="grouped" points=3 given="row_dots tile_gradients backward"
 report = check.grouped(grouped, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.grouped(grouped, seed=304)
-### END HIDDEN TESTS
-report.points(3)
 
 # %% [markdown]
 # ## 7. Dropout
@@ -189,12 +167,8 @@ def dropped(q_i, k_j, v_j, do_i, L_i, D_i, kept, p, tau):
     p_ij = np.exp(tau * (q_i @ k_j.T) - L_i[:, None])
     ds = tau * p_ij * (z * (do_i @ v_j.T) - D_i[:, None])
     return (z * p_ij) @ v_j, ds @ k_j, ds.T @ q_i, (z * p_ij).T @ do_i
-    ### END SOLUTION
 
 
 # %% test="dropped" points=2
 report = check.dropped(dropped, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.dropped(dropped, seed=305)
-### END HIDDEN TESTS
-report.points(2)

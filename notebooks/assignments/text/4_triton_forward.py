@@ -48,15 +48,11 @@ def one_tile(Q, K, V, O, scale_log2, B_r: tl.constexpr, B_c: tl.constexpr, d: tl
     p = tl.exp2(s - tl.max(s, 1)[:, None])
     o = tl.dot(p, v, input_precision="ieee") / tl.sum(p, 1)[:, None]
     tl.store(O + row[:, None] * d + e[None, :], o)
-    ### END SOLUTION
 
 
 # %% test="one_tile" points=3
 report = check.one_tile(one_tile, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.one_tile(one_tile, [check.Case(16, 16, 64, 16, 16, size=2.0, seed=401, tau=0.125)], seed=0)
-### END HIDDEN TESTS
-report.points(3)
 
 # %% [markdown]
 # ## 2. The loop
@@ -87,15 +83,11 @@ def loop(Q, K, V, O, L, N_k, scale_log2, B_r: tl.constexpr, B_c: tl.constexpr, d
         m = m_new
     tl.store(O + row[:, None] * d + e[None, :], o / l[:, None])
     tl.store(L + row, (m + tl.log2(l)) * 0.6931471805599453)
-    ### END SOLUTION
 
 
 # %% test="loop" points=4
 report = check.loop(loop, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.loop(loop, [check.Case(48, 32, 16, 16, 32, seed=402, tau=0.3)], seed=0)
-### END HIDDEN TESTS
-report.points(4)
 
 # %% [markdown]
 # ## 3. Causal and ragged
@@ -138,13 +130,9 @@ def full(Q, K, V, O, L, N_q, N_k, scale_log2, CAUSAL: tl.constexpr, B_r: tl.cons
     l_safe = tl.where(l == 0.0, 1.0, l)
     tl.store(O + row[:, None] * d + e[None, :], (o / l_safe[:, None]).to(O.dtype.element_ty), mask=real)
     tl.store(L + row, (m + tl.log2(l_safe)) * 0.6931471805599453, mask=row < N_q)
-    ### END SOLUTION
 
 
 # %% test="full" points=5
 report = check.full(full, seed=0)
-### BEGIN HIDDEN TESTS
 hidden = [check.Case(35, 35, 16, 16, 32, causal=True, seed=403, tau=0.3), check.Case(17, 40, 32, 32, 16, seed=404, tau=0.2)]
 report += check.full(full, [("hidden", case) for case in hidden], seed=0)
-### END HIDDEN TESTS
-report.points(5)

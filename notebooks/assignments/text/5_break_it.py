@@ -68,7 +68,6 @@ def tensors(heads, key_heads, N_q, N_k, seed, size=1.0, shift=0.0):
     q, k = size * draw((heads, N_q, 4)), size * draw((key_heads, N_k, 4))
     v = draw((key_heads, 4, N_k)).transpose(0, 2, 1)
     return q + shift, k - shift, v, draw((heads, 4, N_q)).transpose(0, 2, 1)
-    ### END SOLUTION
 
 
 # %% [markdown]
@@ -100,12 +99,10 @@ SHAPES = [  # heads, key heads, N_q, N_k, causal, scale, size of q and k, added 
 
 def same(got, want):
     return np.allclose(got, want, rtol=1e-5, atol=1e-5 * max(1.0, np.abs(want[np.isfinite(want)]).max()))
-    ### END SOLUTION
 
 
 # %% test="forward" points=6
 report = check.forward(test_forward)
-### BEGIN HIDDEN TESTS
 C = check.Change
 more = [
     C("scale 0 counts as not given", "if scale is None else scale", "if not scale else scale", "many a Python default"),
@@ -125,8 +122,6 @@ more = [
     C("the last visible column block is skipped", "range(0, end, B_C)", "range(0, end - (end < N_k), B_C)", "the other side of article-skip"),
 ]
 report = check.forward(test_forward, more)
-### END HIDDEN TESTS
-report.points(6)
 
 # %% [markdown]
 # ## 2. Test the backward
@@ -157,12 +152,10 @@ def gradients_of(q, k, v, dO, causal, scale):
     ds = p * (dp - (p * dp).sum(axis=2, keepdims=True))
     dk, dv = tau * ds.transpose(0, 2, 1) @ q, p.transpose(0, 2, 1) @ dO
     return tau * ds @ K, *(x.reshape(len(k), group, *x.shape[1:]).sum(axis=1) for x in (dk, dv))
-    ### END SOLUTION
 
 
 # %% test="backward" points=6
 report = check.backward(test_backward)
-### BEGIN HIDDEN TESTS
 C = check.Change
 fresh = "dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)"
 stale = "kept = globals().setdefault('KEPT', {}).setdefault(q.shape, np.zeros(q.shape))\n    dq, dk, dv = kept, np.zeros(k.shape), np.zeros(v.shape)"
@@ -180,5 +173,3 @@ more = [
     C("dV from dO of another head", "(p.T @ dO[h, rows])", "(p.T @ dO[0, rows])", "a forgotten stride"),
 ]
 report = check.backward(test_backward, more)
-### END HIDDEN TESTS
-report.points(6)

@@ -46,12 +46,10 @@ def by_hand():
         "KiB of shared memory": 2 * (B_r * d + 2 * 2 * B_c * d) / 1024,
         "MiB moved": heads * (2 * 2 * N * d + 4 * N + N // B_r * 2 * 2 * N * d) / 1024**2,
     }
-    ### END SOLUTION
 
 
 # %% test="by_hand" points=2
 report = check.by_hand(by_hand, seed=0)
-report.points(2)
 
 # %% [markdown]
 # ## 2. Waves
@@ -66,15 +64,11 @@ def waves(chip, heads, N_q, B_r, resident):
     blocks, slots = heads * -(-N_q // B_r), chip.SMs * resident
     rounds = -(-blocks // slots)
     return rounds, blocks / (rounds * slots)
-    ### END SOLUTION
 
 
 # %% test="waves" points=2
 report = check.waves(waves)
-### BEGIN HIDDEN TESTS
 report += check.waves(waves, [(CHIPS["L40S"], 7, 777, 64, 3), (CHIPS["H200"], 16, 16384, 128, 2)])
-### END HIDDEN TESTS
-report.points(2)
 
 # %% [markdown]
 # ## 3. Traffic
@@ -93,15 +87,11 @@ def traffic(N, d, B_r, B_c, causal):
         sees = min(row + B_r, N) if causal else N
         streamed += min(-(-sees // B_c) * B_c, N)
     return once + 2 * streamed * d * 2
-    ### END SOLUTION
 
 
 # %% test="traffic" points=3
 report = check.traffic(traffic)
-### BEGIN HIDDEN TESTS
 report += check.traffic(traffic, [(1000, 96, (64, 128), True), (777, 40, (128, 128), True), (129, 128, (64, 64), False)])
-### END HIDDEN TESTS
-report.points(3)
 
 # %% [markdown]
 # ## 4. What fits
@@ -125,15 +115,11 @@ def fits(chip, B_r, B_c, d, stages, warps):
     registers = 40 + -(-(B_r * d + B_r * B_c + B_r * B_c // 2) // threads)
     most = min(255, 65536 // threads // 8 * 8)
     return shared, registers, shared <= chip.shared_per_block and registers <= most
-    ### END SOLUTION
 
 
 # %% test="fits" points=3
 report = check.fits(fits)
-### BEGIN HIDDEN TESTS
 report += check.fits(fits, [(CHIPS["L40S"], (128, 64), 96), (CHIPS["GeForce RTX 3090"], (64, 128), 128)])
-### END HIDDEN TESTS
-report.points(3)
 
 # %% [markdown]
 # ## 5. The choice
@@ -148,15 +134,11 @@ def best_blocks(chip, N, d, causal):
     sizes = [(r, c) for r in (64, 128) for c in (64, 128)]
     good = [b for b in sizes if any(fits(chip, *b, d, 2, w)[2] for w in (4, 8))]
     return min(good, key=lambda b: (traffic(N, d, *b, causal), -b[1]))
-    ### END SOLUTION
 
 
 # %% test="best_blocks" points=2 given="traffic fits"
 report = check.best_blocks(best_blocks)
-### BEGIN HIDDEN TESTS
 report += check.best_blocks(best_blocks, [(CHIPS["L40S"], 1024, 128, True), (CHIPS["H200"], 2048, 256, False), (A100, 8192, 256, True)])
-### END HIDDEN TESTS
-report.points(2)
 
 # %% [markdown]
 # ## 6. The backward: who adds into dQ
@@ -171,15 +153,11 @@ def writers(N, B_r, B_c, causal):
     ### BEGIN SOLUTION
     sees = [min(row + B_r, N) if causal else N for row in range(0, N, B_r)]
     return [-(-keys // B_c) for keys in sees]
-    ### END SOLUTION
 
 
 # %% test="writers" points=2
 report = check.writers(writers)
-### BEGIN HIDDEN TESTS
 report += check.writers(writers, [(129, (64, 64), True), (1000, (64, 128), True), (640, (128, 128), False)])
-### END HIDDEN TESTS
-report.points(2)
 
 # %% [markdown]
 # ## 7. What one pass moves
@@ -203,15 +181,11 @@ def backward_traffic(N, d, B_r, B_c, causal):
     start = 2 * 2 * N * d + 4 * N + 4 * N * d
     columns = 4 * 2 * N * d
     return start + columns + rows * (2 * 2 * d + 2 * 4 + 2 * 4 * d)
-    ### END SOLUTION
 
 
 # %% test="backward_traffic" points=2
 report = check.backward_traffic(backward_traffic)
-### BEGIN HIDDEN TESTS
 report += check.backward_traffic(backward_traffic, [(777, 40, (128, 128), True), (129, 128, (64, 64), True)])
-### END HIDDEN TESTS
-report.points(2)
 
 # %% [markdown]
 # ## 8. One pass or two
@@ -234,15 +208,11 @@ def passes(N, d, B_r, B_c, causal):
     columns = one - 4 * N * d - rows * 2 * 4 * d
     two = columns + 3 * 2 * N * d + 2 * 4 * N + keys * 2 * 2 * d
     return two, 1 if one <= two else 2
-    ### END SOLUTION
 
 
 # %% test="passes" points=2 given="backward_traffic"
 report = check.passes(passes)
-### BEGIN HIDDEN TESTS
 report += check.passes(passes, [(777, 40, (128, 128), True), (128, 64, (128, 128), False), (64, 32, (64, 64), True)])
-### END HIDDEN TESTS
-report.points(2)
 
 # %% [markdown]
 # ## 9. What fits, backward
@@ -262,12 +232,8 @@ def backward_fits(chip, B_r, B_c, d, stages, warps):
     registers = 40 + -(-(2 * B_c * d + 2 * B_r * B_c + B_r * B_c // 2) // threads)
     most = min(255, 65536 // threads // 8 * 8)
     return shared, registers, shared <= chip.shared_per_block and registers <= most
-    ### END SOLUTION
 
 
 # %% test="backward_fits" points=2
 report = check.backward_fits(backward_fits)
-### BEGIN HIDDEN TESTS
 report += check.backward_fits(backward_fits, [(CHIPS["L40S"], (64, 64), 96), (CHIPS["GeForce RTX 3090"], (128, 64), 64)])
-### END HIDDEN TESTS
-report.points(2)

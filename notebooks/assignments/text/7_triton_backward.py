@@ -45,15 +45,11 @@ def row_dots(O, dO, D, N_q, B_r: tl.constexpr, d: tl.constexpr):
     at, real = row[:, None] * d + e[None, :], (row < N_q)[:, None]
     o, do = tl.load(O + at, mask=real, other=0.0), tl.load(dO + at, mask=real, other=0.0)
     tl.store(D + row, tl.sum(o * do, 1), mask=row < N_q)
-    ### END SOLUTION
 
 
 # %% test="row_dots" points=2
 report = check.row_dots(row_dots, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.row_dots(row_dots, [check.Case(33, 33, 16, 16, 16, seed=701, tau=0.3)], seed=0)
-### END HIDDEN TESTS
-report.points(2)
 
 # %% [markdown]
 # ## 2. One tile
@@ -78,15 +74,11 @@ def tile(Q, K, V, dO, L, D, dQ, dK, dV, tau, B_r: tl.constexpr, B_c: tl.constexp
     tl.store(dV + at_col, tl.dot(p.T, do, input_precision="ieee"))
     tl.store(dQ + at_row, tau * tl.dot(ds, k, input_precision="ieee"))
     tl.store(dK + at_col, tau * tl.dot(ds.T, q, input_precision="ieee"))
-    ### END SOLUTION
 
 
 # %% test="tile" points=4
 report = check.tile(tile, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.tile(tile, [check.Case(16, 16, 64, 16, 16, size=2.0, seed=702, tau=0.125)], seed=0)
-### END HIDDEN TESTS
-report.points(4)
 
 # %% [markdown]
 # ## 3. Column blocks
@@ -127,16 +119,12 @@ def columns(
         dk += tl.dot(ds.T, q, input_precision="ieee")
     tl.store(dK + at_col, tau * dk, mask=there)
     tl.store(dV + at_col, dv, mask=there)
-    ### END SOLUTION
 
 
 # %% test="columns" points=5
 report = check.columns(columns, seed=0)
-### BEGIN HIDDEN TESTS
 hidden = [check.Case(35, 35, 16, 16, 32, causal=True, seed=703, tau=0.3), check.Case(17, 40, 32, 32, 16, seed=704, tau=0.2)]
 report += check.columns(columns, [("hidden", case) for case in hidden], seed=0)
-### END HIDDEN TESTS
-report.points(5)
 
 # %% [markdown]
 # ## 4. Row blocks
@@ -169,16 +157,12 @@ def rows(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.con
         ds = p * (tl.dot(do, v.T, input_precision="ieee") - D_i[:, None])
         dq += tl.dot(ds, k, input_precision="ieee")
     tl.store(dQ + at_row, tau * dq, mask=real)
-    ### END SOLUTION
 
 
 # %% test="rows" points=3
 report = check.rows(rows, seed=0)
-### BEGIN HIDDEN TESTS
 hidden = [check.Case(35, 35, 16, 16, 32, causal=True, seed=705, tau=0.3), check.Case(17, 40, 32, 32, 16, seed=706, tau=0.2)]
 report += check.rows(rows, [("hidden", case) for case in hidden], seed=0)
-### END HIDDEN TESTS
-report.points(3)
 
 # %% [markdown]
 # ## 5. One pass
@@ -217,12 +201,8 @@ def one_pass(
         tl.atomic_add(dQ + at_row, tau * tl.dot(ds, k, input_precision="ieee"), mask=real)
     tl.store(dK + at_col, tau * dk, mask=there)
     tl.store(dV + at_col, dv, mask=there)
-    ### END SOLUTION
 
 
 # %% test="one_pass" points=2
 report = check.one_pass(one_pass, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.one_pass(one_pass, [("hidden", check.Case(35, 50, 16, 16, 32, causal=True, seed=707, tau=0.3))], seed=0)
-### END HIDDEN TESTS
-report.points(2)

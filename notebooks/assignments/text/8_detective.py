@@ -89,17 +89,13 @@ def hang():
         shows=dict(tiles=3, stages=2),
         hides=dict(tiles=2, stages=2),
     )
-    ### END SOLUTION
 
 
 # %% test="hang" points=5
 report = check.hang(hang, pipeline, seed=0)
-### BEGIN HIDDEN TESTS
 from fa2_studio.course import keys
 
 report += keys.named("hang", hang, seed=0)
-### END HIDDEN TESTS
-report.points(5)
 
 # %% [markdown]
 # ## 2. A race
@@ -126,17 +122,13 @@ def race():
         shows=dict(copy=100),
         hides=dict(copy=600),
     )
-    ### END SOLUTION
 
 
 # %% test="race" points=5
 report = check.race(race, pipeline, seed=0)
-### BEGIN HIDDEN TESTS
 from fa2_studio.course import keys
 
 report += keys.named("race", race, seed=0)
-### END HIDDEN TESTS
-report.points(5)
 
 # %% [markdown]
 # ## 3. A wrong answer
@@ -158,14 +150,10 @@ def wrong():
         shows=dict(N_q=40, N_k=40),
         hides=dict(N_q=40, N_k=48),
     )
-    ### END SOLUTION
 
 
 # %% test="wrong" points=5
 report = check.wrong(wrong, kernel, seed=0)
-### BEGIN HIDDEN TESTS
 from fa2_studio.course import keys
 
 report += keys.named("wrong", wrong, seed=0)
-### END HIDDEN TESTS
-report.points(5)

@@ -108,7 +108,6 @@ def take(o, l, m, q, k, v, seen, tau_log2, MASKED: tl.constexpr):
     l = alpha * l + tl.sum(p, 1)
     o = alpha[:, None] * o + tl.dot(p.to(v.dtype), v)
     return o, l, m_new
-    ### END SOLUTION
 
 
 # %% [markdown]
@@ -119,7 +118,6 @@ def sizes(d):
     """B_r and B_c: powers of two from 16 to 256; num_warps: 1, 2, 4 or 8; num_stages: 1 to 8."""
     ### BEGIN SOLUTION
     return dict(B_r=64, B_c=64, num_warps=4, num_stages=3)
-    ### END SOLUTION
 
 
 # %% [markdown]
@@ -127,10 +125,7 @@ def sizes(d):
 
 # %% test="right" points=3
 report = check.right(climbed, sizes, seed=0)
-### BEGIN HIDDEN TESTS
 report += check.right(climbed, sizes, [("hidden", check.Case(100, 130, 32, 64, 64, causal=True, seed=901))], seed=0)
-### END HIDDEN TESTS
-report.points(3)
 
 # %% [markdown]
 # ## 2. The meter
@@ -139,7 +134,6 @@ report.points(3)
 
 # %% test="meter" points=4
 report = check.meter(climbed, sizes, seed=0)
-report.points(4)
 
 # %% [markdown]
 # ## 3. The compiled loop
@@ -148,4 +142,3 @@ report.points(4)
 
 # %% test="compiled" points=5
 report = check.compiled(climbed, sizes, seed=0)
-report.points(5)
