@@ -99,7 +99,7 @@ def attention(Q, K, V):  # (N, d) each: one token to a row
 show(gpu_map.draw(**gpu_map.data()))
 
 # %% [markdown]
-# Areas are sizes, and the small ones are drawn again beside it, enlarged 14 times. Bars are speeds, TB in a second.
+# Areas are sizes. The lens draws the small squares again with sides 14 times as long. Bars are speeds, TB in a second.
 #
 # | place | what it is | room on an H200 |
 # | --- | --- | --- |
@@ -122,8 +122,9 @@ show(gpu_map.draw(**gpu_map.data()))
 # A *multiply-add*, a · b + c, is one instruction and counts as two *FLOPs*, one multiplication and one addition, as in all
 # data sheets. One TFLOP/s is 10¹² FLOPs in a second.
 #
-# The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure everything by them:
-# how many FLOPs could they do in the time the GPU needs, on average, for one other operation when all its units are busy?
+# The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure everything by them. A
+# price of 206 for a byte means: while HBM delivers one byte, the tensor cores could do 206 FLOPs. (All units work at full
+# speed.)
 
 # %%
 chip = chips.H200  # the GPU of this book, where nothing else is said
@@ -139,7 +140,7 @@ for name, price in prices(chip).in_flops().items():
 
 # %% [markdown]
 # **Predict.** A score is needed twice: for its weight, and later again for the gradients. For d = 64 one score takes 64
-# multiply-adds, and q and k are on chip anyway. What is cheaper?
+# multiply-adds. What is cheaper?
 #
 # - ☐ store the score in HBM (four bytes), and load it the second time
 # - ☐ compute the score a second time
@@ -147,8 +148,8 @@ for name, price in prices(chip).in_flops().items():
 #
 # <details><summary>Answer</summary>
 #
-# **compute the score a second time.** That takes 128 FLOPs. Four bytes out and four bytes in take the time of about 1,650,
-# 13 times as much.
+# **compute the score a second time.** With q and k on chip that takes 128 FLOPs. Four bytes out and four bytes in take the
+# time of about 1,650, 13 times as much.
 # </details>
 
 # %% [markdown]
@@ -195,9 +196,11 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 
 # %% [markdown]
 # How long must it take, then? All units can work at once, and the slowest sets the pace. The *roofline* below draws that.
-# First find a method's slowest unit; its speed is the height. At that height draw a ring (FLOPs per requested byte) and a
-# dot (FLOPs per byte that crosses to DRAM). A ring on the slope of L2, or a dot on the slope of DRAM, is limited by that
-# memory; one that hangs below its slope is not. (For standard both coincide.)
+# A memory that delivers b bytes a second, to a method that does x FLOPs with each byte, feeds b · x FLOPs a second: that is
+# its slope. FA2 does 63 FLOPs for each requested byte (the ring), so L2 can feed 9.66 · 63 = 609 TFLOP/s. It does 2,040 for
+# each byte that crosses to DRAM (the dot), so DRAM could feed 9,800. The tensor cores do 989. The smallest, 609, is the
+# height of both marks. A ring that touches the slope of L2, or a dot that touches the slope of DRAM, is limited by that
+# memory; one to the right of its slope is not. (For standard both marks coincide.)
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA2")))
@@ -212,7 +215,7 @@ show(roofline.draw(**roofline.data("standard", "FA2")))
 #
 # No chapter needs a GPU. 01 to 07, A and B are NumPy. Others run Triton, a Python dialect for kernels, in its
 # interpreter, or a model of the GPU, and show what a GPU recorded. From 02 to 07 each change makes one thing smaller,
-# here with N = 8,192, d = 64 and tiles of 128 × 128:
+# here with N = 8,192, d = 64 and tiles of 128 × 128. (The letters come in 01 and 02. Read the table again after 07.)
 #
 # | | change | less of what | times |
 # | --- | --- | --- | ---: |
@@ -291,6 +294,9 @@ growth = [memory[name][4 * N] / memory[name][2 * N] for name in ("standard", "FA
 verdict("memory at twice the N: fourfold, double, double", [round(x, 1) for x in growth] == [3.9, 2.0, 2.0])
 few = cost("FA2")
 verdict("of FA2's requests 3% cross to DRAM", round(few.crossed / few.requested, 2) == 0.03)
+per_byte, speeds = [few.intensity("requested"), few.intensity("crossed")], [prices(chip).l2, prices(chip).dram]
+fed = [round(x * speed / 1e12) for x, speed in zip(per_byte, speeds, strict=True)]
+verdict("FA2: L2 can feed 609 TFLOP/s, DRAM 9,800", (fed[0], round(fed[1], -2)) == (609, 9800))
 verdict("to compute twice is 13 times as cheap", round(8 * prices(chip).in_flops()["dram"] / (2 * 64)) == 13)
 N, d, B = 8192, 64, 128  # of the table of changes
 tiling, size = Tiling(N, N, B, B), io.sizes(Tiling(N, N, B, B), d)
