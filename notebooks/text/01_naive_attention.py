@@ -171,8 +171,9 @@ show(roofline.draw(**roofline.data("standard")))
 # P_{02} V_{20}$. The gradients with respect to these entries of V are the weights $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2, 1/4.
 # Those with respect to the weights are $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
 #
-# In general $V_{jc}$ enters every row i with the weight $P_{ij}$, so $dV = P^\top dO$. And $P_{ij}$ enters every column c
-# with $V_{jc}$, so $dP = dO\, V^\top$. The gradients of a product are products with the other factor.
+# In general $V_{jc}$ enters every row i with the weight $P_{ij}$, so $dV_{jc} = \sum_i P_{ij}\, dO_{ic}$, that is
+# $dV = P^\top dO$. And $P_{ij}$ enters every column c with $V_{jc}$, so $dP = dO\, V^\top$. The gradients of a product are
+# products with the other factor.
 
 # %% [markdown]
 # ## Backwards through softmax
@@ -196,9 +197,9 @@ show(roofline.draw(**roofline.data("standard")))
 # $\partial p_j / \partial s_j = p_j - p_j^2$, and for two different keys $\partial p_j / \partial s_k = -p_j p_k$. As a
 # matrix, the *Jacobian*, this is $\mathrm{diag}(p) - p p^\top$.
 #
-# The score $s_k$ changes every weight. By the chain rule $ds_k = \sum_j dp_j\, \partial p_j / \partial s_k$: the
-# transpose of the Jacobian, which is symmetric, times dp. There $pp^\top dp$ is p times the number $p \cdot dp$. (∘
-# multiplies entry by entry.)
+# The score $s_k$ changes every weight. By the chain rule $ds_k = \sum_j dp_j\, \partial p_j / \partial s_k$. With J for
+# the Jacobian, $ds = J^\top dp$, and $J^\top = J$. In it $pp^\top dp$ is $p\,(p^\top dp)$: the vector p times one number.
+# (∘ multiplies entry by entry.)
 #
 # $$ds = (\mathrm{diag}(p) - pp^\top)\,dp = p \circ dp - p\,(p \cdot dp) = p \circ (dp - D), \qquad D = p \cdot dp .$$
 #
@@ -206,13 +207,14 @@ show(roofline.draw(**roofline.data("standard")))
 # entry. From here $q_i$, $v_j$, $do_i$, $o_i$ are rows of Q, V, dO, O.) Since $dP_{ij} = do_i \cdot v_j$,
 #
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
+#
+# $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$.
 
 # %% [markdown]
 # ## How do we know that a gradient is right?
 #
-# $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$. The five lines of `backward`
-# below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). It computes D as the row sum of $P \circ dP$.
-# That is the same number as $do \cdot o$ (above).
+# The five lines of `backward` below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). It computes D as the
+# row sum of $P \circ dP$. That is the same number as $do \cdot o$ (above).
 
 
 # %%
