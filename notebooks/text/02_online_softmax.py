@@ -15,7 +15,7 @@
 # - say by which factor old sums must shrink when a larger score arrives, and why one factor is enough,
 # - join two half-finished results.
 #
-# *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [01 · Naive
+# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [01 · Naive
 # attention](01_naive_attention.ipynb).*
 
 # %% tags=["hide-input"]
@@ -133,8 +133,8 @@ live("softmax")
 # %% [markdown]
 # **In the live piece** drag a score above the line m and step over its block: everything before it shrinks by one factor.
 #
-# **In the still picture** the top grid has the factors of four rows. Follow row 2. At the border between two blocks ℓ and
-# o shrink if a larger score has come, and in the middle of a block its terms are added.
+# **In the still picture** the grid has α for each row and block; the curves below are row 2. At the border
+# between two blocks ℓ and o shrink if a larger score has come, and in the middle of a block its terms are added.
 #
 # Every exponential lies between 0 and 1, because m is subtracted in every block. So nothing overflows. And after every
 # block $o / \ell$ is the exact answer for the keys so far.
@@ -170,9 +170,9 @@ live("softmax")
 #
 # $$\ell = e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b, \qquad o = e^{m_a - m}\, o_a + e^{m_b - m}\, o_b .$$
 #
-# A part with a smaller maximum shrinks. Multiply the formula by $e^m$: the merged $e^m \ell$ is just
+# A part with a smaller maximum shrinks. Multiply the formula by $e^m$: the merged $e^m \ell$, the plain $\sum e^s$, is just
 # $e^{m_a} \ell_a + e^{m_b} \ell_b$, and so for $o$. Addition does not care about order and grouping, except for rounding.
-# Here three parts of unequal length are joined:
+# Here three parts of unequal length are joined. S (4 × 12) and V (12 × 2) are random, as in the check of `update`:
 
 # %%
 empty = SoftmaxState.reset(4, 2)  # 4 rows, d = 2; update returns a new state
