@@ -115,8 +115,8 @@ check(
 #
 # The SM on which this worker runs has room for the state of one row block, not for that of all N queries. So after each
 # tile $m$, $\ell$ and $o$ are stored in HBM, and before the next tile of these rows they are loaded again. Find both lines
-# below. (`fa1_step` is the solution above. The tags name lines of Algorithm 2 in the FA1 paper's appendix, its Algorithm 1
-# with a scale, a mask and dropout added.)
+# below. (`fa1_step` is the solution above. The tags are of Algorithm 2 in the FA1 paper's appendix: Algorithm 1 plus a
+# scale, a mask and dropout; we need only the scale.)
 
 # %%
 def fa1_forward(Q, K, V, O, l, m, B_r, B_c, tau):
@@ -209,9 +209,10 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 #
 # S and P stay on the chip. Of the 3Nd + 4N elements for each column block two thirds are unfinished answers.
 #
-# So far we counted elements; now bytes. Take d = 128, and 64 keys a block, fewer than the paper's rule gives. For each
-# score standard moves 12 bytes. FA1 moves (2 + 4 + 4) · 128 / 64 = 20 (q in; o, four bytes a number, in and out), and ℓ
-# and m a little: 1.7 times as much. So on the roofline of chapter 00 it lies below:
+# So far we counted elements; now bytes. At d = 64 FA1 was ahead with 64 keys a block. At d = 128 it is behind, for two
+# reasons: its answers are twice as wide, and an unfinished o needs four bytes a number. For each query and each block of
+# 64 keys it moves 128 numbers of q (2 bytes) and of o, in and out (4 + 4): 1,280 bytes for 64 scores, 20 for each; ℓ and m
+# add 16/64. Standard moves 12, so FA1 moves 1.7 times as much. On the roofline of chapter 00 it lies below:
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA1")))
@@ -219,7 +220,7 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 # %% [markdown]
 # (N = 4,096, 64 heads.) The ring, what is requested, and the dot, what crosses to DRAM, coincide. With one worker a head
 # all 64 heads are at work at once, and their Q and O, 64 · 3 MiB = 192 MiB, do not fit in L2's 60. (FA2's workers in
-# chapter 00 share a head, and at any time touch three heads.)
+# chapter 00 share a head: 64 row blocks a head, 132 SMs, so at any time they touch three heads.)
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
@@ -251,7 +252,7 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 #
 # - ☐ the online softmax again, over all tiles of the row
 # - ☐ one exponential and one division
-# - ☐ nothing: m has changed since the tile was seen
+# - ☐ it cannot be done: m has changed since the tile was seen
 #
 # <details><summary>Answer</summary>
 #
