@@ -62,7 +62,8 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # %% [markdown]
 # ## How much does the swap save?
 #
-# In the picture the swap saves more than half. Those tiles are small and not square.
+# In the picture the swap saves more than half. (It already stores one number L a row, see below; this code stores two and
+# moves 408.) Those tiles are small and not square.
 #
 # **Predict.** Take square tiles and a long text. How many of the elements that FA1 requests does the swap save?
 #
@@ -121,9 +122,9 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
-# The tile has 128 queries, 64 keys and d = 128, so o and p v are 128 × 128. FA1 scales both (with $1 / \ell$ put into
-# both factors), FA2 only o. The dashed boxes are gone, 0.4% of the operations. But they run on slow units. If the units
-# take turns, as drawn, that is 8% of the time:
+# The tile has 128 queries, 64 keys and d = 128, so o and p v are 128 × 128. FA1 multiplies o by $\alpha \ell / \ell_{new}$
+# and p v by $\beta / \ell_{new}$: two scalings. FA2 multiplies only o, by $\alpha$. The dashed boxes are gone, 0.4% of the
+# operations. But they run on slow units. If the units take turns, as drawn, that is 8% of the time:
 #
 # | operations of FA1's tile on an A100, the chip of the FA2 paper | number | per clock | clocks |
 # | --- | ---: | ---: | ---: |
@@ -276,6 +277,8 @@ tilings = [Tiling(N, N, B_r, B_c, CAUSAL) for N, B_r, B_c in [(8, 2, 2), (12, 4,
 same = [kind(t, i, j) is t.kind(i, j) for t in tilings for i in range(t.T_r) for j in range(t.T_c)]
 verdict("the corner tests = Tiling.kind, also for tiles that are not square", all(same))
 one, two = (io.traffic(x, "forward", Tiling(8192, 8192, 128, 128), 64).total for x in ("fa1", "fa2"))
+drawn = sum(event.elements for event in visiting_order.data()["events"]["FA2"])
+verdict("the picture stores one number a row, this code two: 408 elements", drawn + 12 == 408)
 verdict("the swap saves a third", round(one / two, 1) == 1.5)
 old, new = (time.tile_clocks(chips.A100, 128, 64, 128, algorithm=x) for x in ("fa1", "fa2"))
 in_turns, later = (c.tensor + c.fp32 + c.exp for c in (old, new))
