@@ -13,7 +13,7 @@ import torch
 import triton
 
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.common.tile import Tile
+from fa2_lab.kernels.common.tile import PortableTile
 from fa2_lab.kernels.triton_versions import by_triton, driver
 from fa2_lab.kernels.tuned import finds
 
@@ -36,10 +36,10 @@ class Blocks:
         limit = {} if self.registers is None else dict(maxnreg=self.registers)
         return dict(num_warps=self.warps, num_stages=self.stages) | limit | (FEWER_REGISTERS if self.thrifty else {})
 
-    def tile(self, Q: torch.Tensor) -> Tile:
+    def tile(self, Q: torch.Tensor) -> PortableTile:
         """What a kernel for tensors like Q is compiled for."""
         numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, self.upcast
-        return Tile(*map(triton.language.constexpr, numbers))
+        return PortableTile(*map(triton.language.constexpr, numbers))
 
 
 TIGHT = by_triton({"3.6": False, "3.9": True})  # it keeps more addresses in registers: without care some are spilled

@@ -19,9 +19,10 @@ def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
     """For each block size: its needs, and on which chips it fits with 4 or 8 warps (needs: as on the last chip)."""
     tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in where.items()}
     cells = {}
-    for blocks, (_, fit) in list(tables.values())[-1].items():
+    for blocks, (W, fit) in list(tables.values())[-1].items():
         fits_on = tuple(name for name in where if tables[name][blocks][1].ok)
-        cells[blocks] = dict(shared=fit.shared_bytes, registers=fit.registers, limit=fit.limit, fits_on=fits_on)
+        needs = dict(shared=fit.shared_bytes, registers=fit.registers, warps=W, limit=fit.limit)
+        cells[blocks] = needs | dict(fits_on=fits_on)
     return cells
 
 
@@ -39,7 +40,7 @@ VERDICTS = {"registers": "spills", "shared memory": "too large"}
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
     """A heatmap of block sizes for each d; a cell says what the forward needs, and is darker the fewer chips have it.
 
-    cells: {d: {(B_r, B_c): dict(shared, registers, limit, fits_on)}}. limits: {chip: bytes for one block}, the
+    cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
     smallest first. compiled: {(d, B_r, B_c): spill instructions}, where somebody compiled it.
     """
     room = ", ".join(f"{size // 1024} KiB on {chip}" for chip, size in limits.items())

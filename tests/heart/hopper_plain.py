@@ -14,7 +14,7 @@ from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker,
 
 from fa2_lab.kernels.common import tile
 from fa2_lab.kernels.hopper.backward import kernel as backward
-from fa2_lab.kernels.hopper.backward import products, rows, sizes, sums
+from fa2_lab.kernels.hopper.backward import products, rows, sums
 from fa2_lab.kernels.hopper.backward import turns as in_order
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
@@ -132,9 +132,9 @@ STAND_INS = {
         softmax_step=softmax_step,
         shrunk=lambda o, alpha: o * alpha[:, :1],
         rounded=lambda p, dtype: p,
-        Interval=maker(softmax.Interval, "end", "full_end", "begin", "full"),
+        SeenColumns=maker(softmax.SeenColumns, "end", "full_end", "begin", "full"),
     ),
-    rows: dict(Interval=maker(rows.Interval, "begin", "full", "end", "CUT")),
+    rows: dict(SeeingRows=maker(rows.SeeingRows, "begin", "full", "end", "CUT")),
 }
 
 
@@ -318,7 +318,7 @@ def starting(L, D, d: int, B_r: int):
     return found.reshape(2, -1, B_r).swapaxes(0, 1)
 
 
-def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None, parts=1, starts=None, turns=False):
+def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, starts=None, turns=False):
     """dK and dV like K, NaN where nobody wrote, and sums: of dQ, and with parts of dK and dV, as they lie in HBM.
 
     `starting` is what S and dP start from, of every row block. The consumers, who exchange their dS, run twice: first

@@ -150,6 +150,32 @@ def test_no_call_passes_an_unnamed_None_or_False():
     ]  # fmt: skip
 
 
+# Names --------------------------------------------------------------------------------------------------------
+
+SAME_IDEA = {  # twice on purpose: models of one idea from two sides, which chapters show by these names
+    "Block": {"fa2_lab.machine.grid", "fa2_lab.machine.asynchrony"},  # a thread block: its work, and its clock
+    "Ring": {"fa2_lab.kernels.hopper.shared.pipeline", "fa2_studio.book.ring"},  # and its model, event by event
+}
+
+
+def defined_twice(sources: dict[str, str]) -> dict[str, set[str]]:
+    """{class: modules} of class names that several modules define; rungs may repeat each other and the kernels."""
+    where: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        if module.startswith("fa2_lab.kernels.ladder."):
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, set()).add(module)
+    return {name: modules for name, modules in where.items() if len(modules) > 1}
+
+
+def test_a_class_name_has_one_meaning():
+    assert defined_twice(package_modules() | package_modules(PROJECT / "fa2_studio")) == SAME_IDEA
+    some = {"a": "class A: ...", "b": "def f():\n    class A: ...", "c": "class B(A): ..."}
+    assert defined_twice(some | {"fa2_lab.kernels.ladder.r01": "class B: ..."}) == {"A": {"a", "b"}}
+
+
 # Importing ----------------------------------------------------------------------------------------------------
 
 REFUSING = """

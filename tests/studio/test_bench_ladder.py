@@ -88,6 +88,11 @@ def test_what_is_recorded_of_compiled_rungs_is_of_these_files_and_spills_nowhere
     assert spilling == [("r20_overlap", 64, False)], "its file says so"
 
 
+def test_what_is_recorded_of_the_forward_is_what_the_command_compiles():
+    jobs, record = compiled.sizes(), records.recorded("compiled")
+    assert [{name: row[name] for name in job} for row, job in zip(record["forward"], jobs, strict=True)] == jobs
+
+
 # Counters -----------------------------------------------------------------------------------------------------
 
 XU, BUSY = "exp and other special instructions", "tensor cores at work, %"

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 
-class Tile(NamedTuple):
+class PortableTile(NamedTuple):
     """What a kernel is compiled for."""
 
     B_r: tl.constexpr
@@ -27,7 +27,7 @@ class Head(NamedTuple):
     stride: tl.tensor
 
 
-class Dropout(NamedTuple):
+class DropoutKey(NamedTuple):
     """What decides which entries of P are dropped in one head, besides their row and column."""
 
     seed: tl.tensor  # pointer

@@ -15,7 +15,7 @@ from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
 from fa2_lab.kernels.common.softmax import capped, scales
 from fa2_lab.kernels.common.tile import (
-    Dropout,
+    DropoutKey,
     add_product,
     block_count,
     columns_of,
@@ -107,7 +107,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, ti
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.before + head
         row = i + tl.arange(0, B_r)  # (B_r,)
-        dropout = None if seed is None else Dropout(seed, rule, head, group.batch)
+        dropout = None if seed is None else DropoutKey(seed, rule, head, group.batch)
         Q = one_head(rows.Q, rows.Q_strides, group.batch, head)
         q_i = load_tile(Q, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
         L_i = of_rows(rows.L, bh, rows.apart, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
@@ -221,7 +221,7 @@ def rows_kernel(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k, str
         D_i = tl.where(L_i == NEG_INF, 0.0, D_i - of_rows(dL, bh, apart, row, N_q, RAGGED=True))
     tl.store(D + tl.cast(bh, tl.int64) * apart + row, D_i, mask=row < N_q)  # FA2.A2.L4
     scale, scales, rule = factors
-    dropout = None if seed is None else Dropout(seed, rule, head, batch)
+    dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
     per_row = L_i, D_i, row, begin, end
     dq_i = tl.zeros((B_r, tile.d_pad), tl.float32)
     dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, middle, keys, window, scales, dropout, tile, MASKED=False)

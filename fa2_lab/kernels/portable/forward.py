@@ -8,7 +8,7 @@ from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
 from fa2_lab.kernels.common.softmax import capped, scales, softmax_step
 from fa2_lab.kernels.common.tile import (
-    Dropout,
+    DropoutKey,
     block_count,
     columns_of,
     columns_seen,
@@ -73,7 +73,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k, strides,
     begin, end = columns_seen(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
     edges, middle = columns_of(i, N_q, N_k, length, window, tile)
     keys = columns_seen(i * B_r, N_q, N_k, length, window)[0], length  # none of these rows sees one before or behind
-    dropout = None if seed is None else Dropout(seed, rule, head, batch)
+    dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
 
     q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)  FA2.A1.L4
     o_i = tl.zeros((B_r, tile.d_pad), tl.float32)  # FA2.A1.L5

@@ -52,7 +52,7 @@ def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False,
     return call
 
 
-def choose(Q, K, options: Options, key_lengths, same_bits: bool, sequences) -> tuple[sizes.Sizes, int]:
+def choose(Q, K, options: Options, key_lengths, same_bits: bool, sequences) -> tuple[sizes.BackwardSizes, int]:
     """The sizes, and into how many parts each column block is divided; what suits the causal mask suits windows.
 
     Packed sequences pass for equally long.
@@ -71,7 +71,7 @@ def ragged(K, key_lengths, sequences) -> bool:
     return key_lengths is not None or sequences is not None or shape(K)[2] % 128 != 0
 
 
-def shapes(Q, K, chosen: sizes.Sizes, sequences=None) -> tuple[tuple[int, int], ...]:
+def shapes(Q, K, chosen: sizes.BackwardSizes, sequences=None) -> tuple[tuple[int, int], ...]:
     """(lines, numbers in each) of what S and dP start from, of the sums of dQ, of those of dK, and of turns.
 
     The last three are whole tiles of 64 rows.
@@ -83,7 +83,7 @@ def shapes(Q, K, chosen: sizes.Sizes, sequences=None) -> tuple[tuple[int, int], 
     return (row_blocks, 2 * chosen.B_r), (dQ_sums, 32), (dK_sums, 32), (counters, 32)
 
 
-def prepare_before(dO, Q, O, options: Options, chosen: sizes.Sizes, sums: tuple[int, int], sequences) -> Launch:
+def prepare_before(dO, Q, O, options: Options, chosen: sizes.BackwardSizes, sums: tuple[int, int], sequences) -> Launch:
     """Clear the sums, and make what S and dP start from: one program for each 64 rows."""
     _, H, N_q, d = shape(Q)
     return Launch(
@@ -123,7 +123,7 @@ def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen, parts: int,
     )
 
 
-def prepare_after(Q, K, V, options: Options, chosen: sizes.Sizes, divided: bool, sequences) -> Launch:
+def prepare_after(Q, K, V, options: Options, chosen: sizes.BackwardSizes, divided: bool, sequences) -> Launch:
     """dQ from its sums, and dK and dV if they are sums: one program for each consumer's part of a tile."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)

@@ -26,7 +26,7 @@ TOLD_IN_TURN = gl.constexpr((*TOLD.value, "turn"))  # and where dQ is
 
 
 @triton.aggregate
-class Interval:
+class SeeingRows:
     """The rows that see a consumer's 64 columns, and which of them see all."""
 
     begin: gl.tensor  # (64,), for each column the first row that sees it
@@ -42,9 +42,9 @@ def interval(c: gl.constexpr, r, mailbox, geometry):
     full = mailbox.read(r, "unmasked_from")
     begin = first_rows(c, r, mailbox, geometry)
     if geometry.left is None:
-        return Interval(begin, full, end=None, CUT=CUT)
+        return SeeingRows(begin, full, end=None, CUT=CUT)
     else:
-        return Interval(begin, full, end=geometry.unseen_from(mailbox.read(r, "col")), CUT=CUT)
+        return SeeingRows(begin, full, end=geometry.unseen_from(mailbox.read(r, "col")), CUT=CUT)
 
 
 @gluon.jit

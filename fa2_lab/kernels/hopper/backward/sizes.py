@@ -16,7 +16,7 @@ SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BackwardSizes:
     """Sizes of one launch and the order of a step. They fit the registers and the shared memory of an SM."""
 
     B_r: int  # rows of a row block; a column block has 128 keys
@@ -39,7 +39,7 @@ class Sizes:
         return self.B_r * self.d_pad // 128
 
 
-def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False) -> Sizes:
+def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False) -> BackwardSizes:
     """The fastest sizes.
 
     dk_late is 2 to 7% faster under the causal mask, at d 128 from 2,049 rows on only, and 2 to 4% slower without it;
@@ -49,11 +49,13 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not same_bits)
-        return Sizes(128, 64, **order, thrifty=TIGHT and (same_bits or not causal))
+        return BackwardSizes(128, 64, **order, thrifty=TIGHT and (same_bits or not causal))
     hold_v = not (causal or ragged or same_bits)
     late = causal and N_q > 2048 and not TIGHT
     thrifty = TIGHT and same_bits
-    return Sizes(64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False, thrifty=thrifty)
+    return BackwardSizes(
+        64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False, thrifty=thrifty
+    )
 
 
 # Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from fa2_lab.kernels.common.constants import LN2, NEG_INF
 from fa2_lab.kernels.common.tile import block_count
-from fa2_lab.kernels.hopper.forward.softmax import Interval, first_state, mask, rounded, shrunk, softmax_step
+from fa2_lab.kernels.hopper.forward.softmax import SeenColumns, first_state, mask, rounded, shrunk, softmax_step
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
@@ -196,10 +196,10 @@ def interval(row, length, geometry):
     end = geometry.seen(rows, length)
     full_end = geometry.seen(row, length) // geometry.B_c
     if geometry.left is None:
-        return Interval(end, full_end, begin=None, full=None)
+        return SeenColumns(end, full_end, begin=None, full=None)
     else:
         full = gl.cdiv(gl.maximum(geometry.begin(row + ROWS - 1), 0), geometry.B_c)
-        return Interval(end, full_end, geometry.begin(rows), full)
+        return SeenColumns(end, full_end, geometry.begin(rows), full)
 
 
 @gluon.jit

@@ -16,7 +16,7 @@ DIMENSIONS = (32, 64, 96, 128, 192, 256)  # 32 is filled up with zeros, and has 
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ForwardSizes:
     """Sizes of one launch: what fits the registers (64 K) and the shared memory (227 KiB) of an SM."""
 
     B_c: int  # keys of a tile
@@ -45,23 +45,23 @@ class Sizes:
 
 # Sizes by d. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
 USUAL = {
-    64: Sizes(128, consumers=3, stages=4, d_pad=64),
-    96: Sizes(128, consumers=2, stages=2),
-    128: Sizes(128, consumers=2, stages=2),
-    192: Sizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, thrifty=TIGHT),
-    256: Sizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, thrifty=TIGHT),
+    64: ForwardSizes(128, consumers=3, stages=4, d_pad=64),
+    96: ForwardSizes(128, consumers=2, stages=2),
+    128: ForwardSizes(128, consumers=2, stages=2),
+    192: ForwardSizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, thrifty=TIGHT),
+    256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, thrifty=TIGHT),
 }
 ALONE = {d: replace(sizes, consumers=1) for d, sizes in USUAL.items()}
 # Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles. And for short rows
 # without a mask that fill whole tiles badly.
-HALF = {64: Sizes(64, consumers=3, stages=8, d_pad=64), 128: Sizes(64, consumers=2, stages=4)}
+HALF = {64: ForwardSizes(64, consumers=3, stages=8, d_pad=64), 128: ForwardSizes(64, consumers=2, stages=4)}
 # For d 64, where blocks of 192 rows fit badly; and with half as many keys a tile.
-SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
+SHORT = ForwardSizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 SHORT_HALF = replace(SHORT, B_c=64, stages=6)
 # For d 64, where rows are long.
 IN_TURN = replace(USUAL[64], ping_pong=True)
 # For d 96 and 128, where rows are long: K and V are read once for 192 of them.
-WIDE = Sizes(64, consumers=3, stages=5, O_apart=False)
+WIDE = ForwardSizes(64, consumers=3, stages=5, O_apart=False)
 # With a window tiles of 64 keys, too, for both edges cut through some. Its mask takes registers, which are not there
 # beyond d 128.
 WINDOW = {64: HALF[64], 96: WIDE, 128: WIDE}
@@ -128,12 +128,12 @@ PORTABLE = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
 }
 
 
-def choose_for_window(d: int, causal: bool) -> Sizes:
+def choose_for_window(d: int, causal: bool) -> ForwardSizes:
     """The sizes with a window. Beyond d 64 one without a bound on the right would spill."""
     return replace(WINDOW[max(d, 64)], thrifty=TIGHT and d > 64 and not causal)
 
 
-def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Sizes:
+def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
     """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
     d = max(d, 64)
     if causal and (lengths or N_k < 2 * N_q):

@@ -143,7 +143,7 @@ def shrunk(o, alpha):
 
 
 @triton.aggregate
-class Interval:
+class SeenColumns:
     """The columns that 64 rows see, and which tiles all of them see."""
 
     end: gl.tensor  # (64,), of each row
