@@ -37,7 +37,7 @@ def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
     figure, axes = style.new_figure(5.4, caption, nrows=len(ways), sharex=True)
     lines = []
     for ax, (name, way) in zip(axes, ways.items(), strict=True):
-        end, most = max(visit[2] for visit in way["visits"]), max(map(len, way["writes"].values()))
+        end = max(visit[2] for visit in way["visits"])
         count = sum(map(len, way["writes"].values()))
         for SM, start, stop, label in way["visits"]:
             style.box(ax, start, SM + 0.06, stop - start, 0.88, label, style.worker(SM), edgecolor=style.PAPER)
@@ -48,7 +48,7 @@ def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
         ax.set(ylim=(2 * T + 0.35, -0.1))
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-        lines.append(f"{name}: {end} products, {count} writes" + f", up to {most} at once" * (most > 1))
+        lines.append(f"{name}: ends after {end} products, {count} writes of dQ")
         ax.set_title(lines[-1])
     last = max(visit[2] for way in ways.values() for visit in way["visits"])
     axes[-1].set(xlim=(0, last + 0.6), xlabel="time in matrix products of one tile →")

@@ -206,7 +206,7 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 #
 # <details><summary>Answer</summary>
 #
-# **one of the four parts.** That of the worker that stores last. The others are lost.
+# **one of the four parts.** For each number, that of the worker that stores it last. The others are lost.
 # </details>
 #
 # This is a *race*: load, add and store are three steps, and another worker can come between them. Step through it below,
@@ -242,8 +242,8 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 # $dQ_i$ is a sum over keys, like $o_i$ in the forward pass. So a second kernel can run with rows outside and keep $dq_i$
 # on the chip. The first kernel leaves that line out. Every sum then has one owner, and the same input gives the same bits
 # in every run. The price: the first pass computes S, dP, dV and dK, the second S, dP and dQ. That is seven products a
-# tile instead of five. Requests fall or stay. Bytes per tile, for each of a block's B · d elements (square tiles; dK, dV
-# and the second pass's dQ, stored once, are left out):
+# tile instead of five. Requests fall from 12 to 8 against the listing, and stay at 8 against atomic adds. The unit is bytes
+# per tile, for each of a block's B · d elements (square tiles; dK, dV and the second pass's dQ, stored once, are left out):
 #
 # | | loaded for each tile | stored | together |
 # | --- | --- | --- | ---: |
@@ -268,7 +268,7 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 # %% [markdown]
 # (d = 128, tiles of 64 × 64.) DRAM is no limit here either. The ring counts dQ as the listing moves it, in and out, four
 # bytes each way: a requested byte gets fewer FLOPs than in the forward pass. With atomic adds nothing comes in, and it
-# gets more.
+# gets more than in the forward pass.
 
 # %% [markdown]
 # ## Recap
@@ -311,7 +311,7 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 #
 # 1. N = 4,096, 16 heads. How much memory do S (4 bytes) and P (2 bytes) take, and how much does L (4 bytes)?
 # 2. A row has m = 1, ℓ = 2, o = 6 (not divided). Now comes a score 1 + log 2 with value 5. What is o/ℓ?
-# 3. N doubles. By what factor grow FA2's extra memory, its requests, and its DRAM traffic while K and V fit in L2?
+# 3. N doubles. By what factor do FA2's extra memory, its requests, and its DRAM traffic (while K and V fit in L2) grow?
 # 4. Why was the FA1 of its authors fast, and the one of chapter 00 slow?
 #
 # <details><summary>Four answers</summary>

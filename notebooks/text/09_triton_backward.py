@@ -111,7 +111,8 @@ compare("D", [D], [(P * (host(dO) @ host(V).T)).sum(1)])
 # the exponent is never positive and nothing overflows.
 #
 # `tile` computes S, P, dP and dS of one tile, in this order. `seen` asks: is there such a row, such a key, and under a
-# causal mask, does the row see it? τ is not multiplied by $\log_2 e$ as in chapter 08, because L is a natural logarithm.
+# causal mask, does the row see it? L is a natural logarithm: it is subtracted first, then the difference is multiplied by
+# $\log_2 e$.
 
 # %%
 NEG_INF, LOG2E = tl.constexpr(float("-inf")), tl.constexpr(1 / math.log(2))
@@ -140,9 +141,9 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 #
 # <details><summary>Answer</summary>
 #
-# **∞.** $e^{198}$ is more than fp32 can hold: its numbers end at $e^{88}$. A P of a missing key that 16 bits can
-# hold would do no harm: its k is zeros, and its dk and dv are not stored. But ∞ · 0 is NaN, and the whole row of dQ is
-# lost.
+# **∞.** $e^{198}$ is more than fp32 can hold: its numbers end at $e^{88}$. A smaller P, whose dS stays below 65,504 (the
+# end of fp16), would do no harm: its k is zeros, and its dk and dv are not stored. But ∞ · 0 is NaN, and the whole row of
+# dQ is lost.
 # </details>
 #
 # An early FlashAttention-2 had such NaNs: [flash-attention
@@ -189,7 +190,7 @@ cases = {
     "40 queries, 56 keys. Does the loop reach the last row block, and the last program its keys?": (40, 56, False),
     "48 of each, causal. Which row block sees a key block first?": (48, 48, True),
     "12 queries, 44 keys, causal. Can j + N_q − N_k be negative?": (12, 44, True),
-    "20 queries, 12 keys, causal: row 8 is the first to see a key. Does the loop begin with its row block?": (20, 12, True),
+    "20 queries, 12 keys, causal: row 8 is the first to see a key. Does the loop begin there or before?": (20, 12, True),
 }
 
 
@@ -212,6 +213,7 @@ check(my_gradients, *(Case(words, case, gradients(case)) for words, case in case
 #     v_j = load_rows(V, j, N_k, B_c, d)  # FA2.A2.L6
 #     dk_j = tl.zeros((B_c, d), tl.float32)  # FA2.A2.L7
 #     dv_j = tl.zeros((B_c, d), tl.float32)  # FA2.A2.L7
+#     # rounded down, so that row blocks are the same for all columns
 #     first = tl.maximum(j + N_q - N_k, 0) // B_r * B_r if CAUSAL else 0
 #     for i in range(first, N_q, B_r):  # FA2.A2.L8
 #         q_i = load_rows(Q, i, N_q, B_r, d)  # FA2.A2.L9
@@ -299,8 +301,8 @@ compare("dQ", [mine], [dQ])
 # %% [markdown]
 # ## What do the two ways cost?
 #
-# By chapter 05 both ways request the same, 8 bytes a place. But L2 must read and write for each addition, so we *charge*
-# one pass 12, as in the listing there. Two passes compute seven products instead of five:
+# By chapter 05 both ways request the same: 8 bytes per tile for each of a block's B · d elements. But L2 must read and
+# write for each addition, so we *charge* one pass 12, as in the listing there. Two passes compute seven products, not five:
 
 # %% tags=["hide-input"]
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
