@@ -43,7 +43,7 @@ SLIP = ["came NameError: name 'bass' is not defined", "line 7 of the cell with u
 NOTHING = {"forward": 0.0, "traffic": 0.0, "operations": 0.0}
 BUILT = "the score matrix was built: 144 elements"
 FULL, INIT = "o = tl.zeros((B_r, d), tl.float32)\n    end = N_k\n", "m, l, o = np.full(b, -np.inf)"
-NEGATIVE, ROWS = "NOT YET very negative scores", "m_new = np.maximum(m, s.max(axis=1))\n    base"
+ROWS = "m_new = np.maximum(m, s.max(axis=1))\n    base"
 V_LOAD = "v = tl.load(V + col[:, None] * d + e[None, :], mask=there, other=0.0)"
 SECOND = "tl.dot(p.to(v.dtype), v"
 LOOP = "    for j in range(0, N_k, B_c):\n        col = j + tl.arange(0, B_c)\n"
@@ -93,14 +93,10 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      {"traffic": 1.0, "operations": 0.67}, ["elements of Q loaded", "Five products for each visited tile"]),
     ("3_backward", Z, "z = kept * 1.0", {"dropped": 0.0, "grouped": 3.0},
      ["NOT YET o: p = 0.25", "1 / (1 − p), once"]),
-    ("3_backward", Z, "z = kept / p", {"dropped": 0.0}, ["NOT YET o: p = 0.25"]),
     ("3_backward", Z, "z = kept / (1 - p) ** 2", {"dropped": 0.0},
      ["NOT YET dv: p = 0.6", "what the output was made of"]),
     ("3_backward", DS, "z * " + DS, {"dropped": 1.0}, ["NOT YET dq: p = 0.25", "is not dropped, and D stays"]),
     ("5_break_it", TENSORS, "raise AssertionError", {"forward": 0.0, "backward": 6.0}, ["5 of 5 right ones refused"]),
-    ("5_break_it", "np.allclose(got, want, rtol=1e-5",
-     "np.array_equal(got, want) and np.allclose(got, want, rtol=1e-5", {"forward": 0.0, "backward": 0.0},
-     ["ALARM the kernel with other tiles is right, and your test refused it: AssertionError: O of shape 0"]),
     ("5_break_it", "size, shift) in enumerate(SHAPES)", "size, shift) in enumerate(SHAPES[:1])",
      {"forward": 3.0, "backward": 6.0},
      ["NOT YET caught: the causal corner", "your test let it pass", "try one of each"]),
@@ -179,15 +175,12 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     ("2_forward", "    N_q = len(Q)\n", DENSE, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
     ("2_forward", "    N_q = len(Q)\n", OFF_THE_METER, NOTHING, ["REFUSED", "Q was read without being loaded"]),
     ("2_forward", "    N_q = len(Q)\n", COPIED, NOTHING, ["REFUSED", "products were computed off the meter"]),
-    ("1_online_softmax", ROWS, "m_new = np.maximum(np.maximum(m, 0.0), s.max(axis=1))\n    base", {"update": 1.33},
-     ["NOT YET scores far below zero"]),
     ("1_online_softmax", ROWS, "m_new = np.maximum(np.maximum(m, -1e4), s.max(axis=1))\n    base", {"update": 2.67},
      ["NOT YET scores far below zero"]),
     ("1_online_softmax", "return m_new, alpha * l", "return m_new[:, None], alpha * l", {"update": 0.0},
      ["came m: shape (5, 1)", "without keepdims"]),
-    ("2_forward", INIT, "m, l, o = np.zeros(b)", {"row_block": 2.86}, [NEGATIVE, "m starts at −∞"]),
-    ("2_forward", INIT, "m, l, o = np.full(b, -1e4)", {"row_block": 2.86}, [NEGATIVE]),
-    ("2_forward", "+ offset", "+ 0", {"kind": 0.4, "row_block": 2.86}, ["causal, more keys than queries"]),
+    ("2_forward", INIT, "m, l, o = np.full(b, -1e4)", {"row_block": 2.86},
+     ["NOT YET very negative scores", "m starts at −∞"]),
     ("4_triton_forward", FULL, FULL + "    m = tl.full((B_r,), -1e4, tl.float32)\n", {"full": 3.89},
      ["NOT YET scores far below zero"]),
     ("4_triton_forward", V_LOAD, "v = tl.load(V + col[:, None] * d + e[None, :])", {"full": 1.67},

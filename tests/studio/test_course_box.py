@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 from checks import meter
 from checks.guard import Stopped
-from course_class import QUICK, code, graded_at_once, handed_in
+from course_class import QUICK, code, graded_at_once, handed_in, write
 
-from fa2_studio.course import box, judge, notebooks, results
+from fa2_studio.course import box, command, judge, notebooks, results
 from fa2_studio.course.notebooks import named, source
 
 needs_box = pytest.mark.skipif(not box.kind(), reason="no box on this machine: no bubblewrap, podman or docker")
@@ -175,20 +175,10 @@ def test_an_attack_gains_nothing(name, attacked):
 
 
 @needs_box
-@pytest.mark.parametrize("name", NOW)
-def test_an_attack_harms_nobody(name, attacked):
-    unharmed(name, attacked)
-
-
-@needs_box
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", LATER)
-def test_the_other_attacks_harm_nobody(name, attacked_later):
-    unharmed(name, attacked_later)
-
-
-def unharmed(name: str, found: dict) -> None:
-    _, _, least, most, remark, _ = HARM[name]
+@pytest.mark.parametrize("name", [*NOW, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in LATER)])
+def test_an_attack_harms_nobody(name, request):
+    _, _, least, most, remark, waits = HARM[name]
+    found = request.getfixturevalue("attacked_later" if waits else "attacked")
     got = found[name]
     assert least <= got.score <= most and remark in "; ".join(got.sentences), got.sentences
     assert not [s for s in got.sentences if "AssertionError" in s], got.sentences
@@ -226,10 +216,6 @@ def test_the_meter_gives_no_more_rows_than_there_are():
 
 
 def test_without_a_box_grade_says_what_to_install_and_stops(tmp_path, monkeypatch, capsys):
-    from course_class import write
-
-    from fa2_studio.course import command
-
     write(handed_in(), tmp_path / "in" / "ada")
     monkeypatch.setattr(box, "kind", lambda: "")
     assert command.main(["grade", str(tmp_path / "in"), "--only", "1", "--out", str(tmp_path / "out")]) == 1

@@ -12,11 +12,12 @@ import pytest
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 import numpy as np
 from course_class import FILE, FIRST, PATIENT, code, graded_at_once, handed_in, write
+from course_costs import slipped
 from course_play import outcome as played
 from course_wrong import WRONG
 
 from fa2_studio.course import channel, command, grade, judge, notebooks, results
-from fa2_studio.course.notebooks import grade_id, is_solution, source
+from fa2_studio.course.notebooks import grade_id, source
 
 TRUST = grade.Grading(PATIENT, trust=True)
 
@@ -237,14 +238,6 @@ def test_a_pipe_and_a_link_are_no_notebooks(tmp_path):
 # Fairness -----------------------------------------------------------------------------------------------------------
 
 
-def changed(name: str, right: str, wrong: str) -> dict:
-    """An assignment's solution with some text replaced."""
-    book = source(notebooks.named(name))
-    for cell in book.cells:
-        cell.source = cell.source.replace(right, wrong) if is_solution(cell) else cell.source
-    return book
-
-
 SLIPS = {  # one slip costs once where a later step names what it is given
     "update": ("1", "alpha * l + p.sum(axis=1)", "l + p.sum(axis=1)", {"test_update"}),
     "kind": ("2", "col_end - 1 <= row + offset", "col_end <= row + offset", {"test_kind", "test_traffic"}),
@@ -256,7 +249,7 @@ SLIPS = {  # one slip costs once where a later step names what it is given
 def test_one_slip_costs_once(key, tmp_path):
     """The page shows what the points that count were made of."""
     name, right, wrong, lost = SLIPS[key]
-    graded = graded_at_once(tmp_path, {key: changed(name, right, wrong)}, "", name=name)[key]
+    graded = graded_at_once(tmp_path, {key: slipped(name, {right: wrong})}, "", name=name)[key]
     assert {s for s, most in graded.most.items() if graded.got[s] < most} <= lost, graded.sentences
     again = {name: output for kind, name, _, output in graded.page if kind == "again"}
     for name, output in again.items():
@@ -266,7 +259,7 @@ def test_one_slip_costs_once(key, tmp_path):
 def test_check_and_grade_agree_and_the_page_tells_visible_from_hidden(tmp_path):
     """A wrong answer has the points in the judge that it has in a student's own notebook."""
     _, right, wrong = next(row[:3] for row in WRONG if row[0] == "1_online_softmax" and "b[2]" in row[1])
-    book = changed("1", right, wrong)
+    book = slipped("1", {right: wrong})
     graded = graded_at_once(tmp_path, {"ada": book}, "")["ada"]
     assert graded.got["test_merge"] == played(book)[0]["test_merge"]
     page = results.feedback(graded)

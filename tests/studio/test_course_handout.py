@@ -124,13 +124,6 @@ def test_a_student_checks_a_notebook_with_the_bundle_and_the_package_alone(bundl
     assert done.returncode == 1
 
 
-def test_what_the_assistants_are_told_of_the_package_is_there():
-    text = (FOLDER / "AGENTS.md").read_text(encoding="utf-8")
-    assert "teach, do not solve" in text
-    for name in re.findall(r"`(fa2_lab/[a-z_/]+)`", text):
-        assert FOLDER.parents[1].joinpath(name).is_dir(), name
-
-
 # Seeds --------------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ A probe is `probe(theirs, *arguments)`; `guard.beside` runs it where the student
 from __future__ import annotations
 
 import tracemalloc
-from collections import Counter
 
 import numpy as np
 
@@ -62,8 +61,3 @@ def peak(function, inputs: list, outputs: list, *args, **options) -> tuple[int, 
         return tracemalloc.get_traced_memory()[1] - before, outputs
     finally:
         tracemalloc.stop()
-
-
-def flops_of(counts: dict) -> Counter:
-    """Operations by kind as a Counter of whole numbers."""
-    return Counter({str(kind): int(n) for kind, n in counts.items()})

@@ -47,7 +47,6 @@ def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
     alpha = np.exp(m - base)
     return m_new, alpha * l + p.sum(axis=1), alpha[:, None] * o + p @ v
 
-
 # %% test="update" points=4
 report = check.update(update, seed=0)
 report += check.update(update, seed=101)
@@ -67,7 +66,6 @@ def merge(a, b):  # two states (m, l, o)
     left, right = np.exp(a[0] - base), np.exp(b[0] - base)
     return top, left * a[1] + right * b[1], left[:, None] * a[2] + right[:, None] * b[2]
 
-
 # %% test="merge" points=3
 report = check.merge(merge, seed=0)
 report += check.merge(merge, seed=102)
@@ -84,7 +82,6 @@ def finalize(m, l, o):
     ### BEGIN SOLUTION
     divisor = np.where(l == 0, 1.0, l)
     return o / divisor[:, None], m + np.log(divisor)
-
 
 # %% test="finalize" points=2
 report = check.finalize(finalize, seed=0)
@@ -119,7 +116,6 @@ def test_merge(merge):
     for way in (*ways, merge(merge(empty, a), merge(merge(b, empty), c))):
         for got, true in zip(finalize(*way), want):
             assert np.allclose(got, true, rtol=1e-5, atol=1e-5), "this way round gives something else"
-
 
 # %% test="own" points=3 given="update merge finalize"
 report = check.own_test(test_merge)

@@ -42,7 +42,6 @@ def kind(row, row_end, col, col_end, N_q, N_k, causal):
         return "full"
     return "skip" if col > row_end - 1 + offset else "diagonal"
 
-
 # %% test="kind" points=2
 report = check.kind(kind)
 C = check.Case
@@ -85,7 +84,6 @@ def row_block(q_i, K, V, row, N_q, B_c, tau, causal):
     divisor = np.where(l == 0, 1.0, l)
     return o / divisor[:, None], m + np.log(divisor)
 
-
 # %% test="row_block" points=4 given="kind"
 report = check.row_block(row_block, seed=0)
 report += check.row_block(row_block, seed=201)
@@ -104,7 +102,6 @@ def forward(Q, K, V, O, L, B_r, B_c, tau, causal):
     for row in range(0, N_q, B_r):
         rows = slice(row, min(row + B_r, N_q))
         O[rows], L[rows] = row_block(Q[rows], K, V, row, N_q, B_c, tau, causal)
-
 
 # %% test="forward" points=2 given="kind row_block"
 report = check.forward(forward, seed=0)

@@ -36,7 +36,6 @@ def row_dots(dO, O):
     ### BEGIN SOLUTION
     return (dO * O).sum(axis=1)
 
-
 # %% test="row_dots" points=1
 report = check.row_dots(row_dots, seed=0)
 report += check.row_dots(row_dots, seed=301)
@@ -61,7 +60,6 @@ def tile_gradients(q_i, k_j, v_j, do_i, L_i, D_i, seen, tau):
     p = np.exp(s - np.where(np.isneginf(L_i), 0.0, L_i)[:, None])
     ds = p * (do_i @ v_j.T - D_i[:, None])
     return tau * (ds @ k_j), tau * (ds.T @ q_i), p.T @ do_i
-
 
 # %% test="tile_gradients" points=4
 report = check.tile_gradients(tile_gradients, seed=0)
@@ -99,7 +97,6 @@ def backward(Q, K, V, O, L, dO, D, dQ, dK, dV, B_r, B_c, tau, causal):
             dQ[rows] = dQ[rows] + dq
             dk_j, dv_j = dk_j + dk, dv_j + dv
         dK[cols], dV[cols] = dk_j, dv_j
-
 
 # %% test="backward" points=4 given="row_dots tile_gradients"
 report = check.backward(backward, seed=0)
@@ -146,7 +143,6 @@ def grouped(q, k, v, O, L, dO, tau, causal):
         dv[g] += dv_h
     return dq, dk, dv
 
-
 # %% test="grouped" points=3 given="row_dots tile_gradients backward"
 report = check.grouped(grouped, seed=0)
 report += check.grouped(grouped, seed=304)
@@ -167,7 +163,6 @@ def dropped(q_i, k_j, v_j, do_i, L_i, D_i, kept, p, tau):
     p_ij = np.exp(tau * (q_i @ k_j.T) - L_i[:, None])
     ds = tau * p_ij * (z * (do_i @ v_j.T) - D_i[:, None])
     return (z * p_ij) @ v_j, ds @ k_j, ds.T @ q_i, (z * p_ij).T @ do_i
-
 
 # %% test="dropped" points=2
 report = check.dropped(dropped, seed=0)

@@ -49,7 +49,6 @@ def one_tile(Q, K, V, O, scale_log2, B_r: tl.constexpr, B_c: tl.constexpr, d: tl
     o = tl.dot(p, v, input_precision="ieee") / tl.sum(p, 1)[:, None]
     tl.store(O + row[:, None] * d + e[None, :], o)
 
-
 # %% test="one_tile" points=3
 report = check.one_tile(one_tile, seed=0)
 report += check.one_tile(one_tile, [check.Case(16, 16, 64, 16, 16, size=2.0, seed=401, tau=0.125)], seed=0)
@@ -83,7 +82,6 @@ def loop(Q, K, V, O, L, N_k, scale_log2, B_r: tl.constexpr, B_c: tl.constexpr, d
         m = m_new
     tl.store(O + row[:, None] * d + e[None, :], o / l[:, None])
     tl.store(L + row, (m + tl.log2(l)) * 0.6931471805599453)
-
 
 # %% test="loop" points=4
 report = check.loop(loop, seed=0)
@@ -130,7 +128,6 @@ def full(Q, K, V, O, L, N_q, N_k, scale_log2, CAUSAL: tl.constexpr, B_r: tl.cons
     l_safe = tl.where(l == 0.0, 1.0, l)
     tl.store(O + row[:, None] * d + e[None, :], (o / l_safe[:, None]).to(O.dtype.element_ty), mask=real)
     tl.store(L + row, (m + tl.log2(l_safe)) * 0.6931471805599453, mask=row < N_q)
-
 
 # %% test="full" points=5
 report = check.full(full, seed=0)

@@ -69,7 +69,6 @@ def tensors(heads, key_heads, N_q, N_k, seed, size=1.0, shift=0.0):
     v = draw((key_heads, 4, N_k)).transpose(0, 2, 1)
     return q + shift, k - shift, v, draw((heads, 4, N_q)).transpose(0, 2, 1)
 
-
 # %% [markdown]
 # ## 1. Test the forward
 #
@@ -99,7 +98,6 @@ SHAPES = [  # heads, key heads, N_q, N_k, causal, scale, size of q and k, added 
 
 def same(got, want):
     return np.allclose(got, want, rtol=1e-5, atol=1e-5 * max(1.0, np.abs(want[np.isfinite(want)]).max()))
-
 
 # %% test="forward" points=6
 report = check.forward(test_forward)
@@ -152,7 +150,6 @@ def gradients_of(q, k, v, dO, causal, scale):
     ds = p * (dp - (p * dp).sum(axis=2, keepdims=True))
     dk, dv = tau * ds.transpose(0, 2, 1) @ q, p.transpose(0, 2, 1) @ dO
     return tau * ds @ K, *(x.reshape(len(k), group, *x.shape[1:]).sum(axis=1) for x in (dk, dv))
-
 
 # %% test="backward" points=6
 report = check.backward(test_backward)

@@ -47,7 +47,6 @@ def by_hand():
         "MiB moved": heads * (2 * 2 * N * d + 4 * N + N // B_r * 2 * 2 * N * d) / 1024**2,
     }
 
-
 # %% test="by_hand" points=2
 report = check.by_hand(by_hand, seed=0)
 
@@ -64,7 +63,6 @@ def waves(chip, heads, N_q, B_r, resident):
     blocks, slots = heads * -(-N_q // B_r), chip.SMs * resident
     rounds = -(-blocks // slots)
     return rounds, blocks / (rounds * slots)
-
 
 # %% test="waves" points=2
 report = check.waves(waves)
@@ -87,7 +85,6 @@ def traffic(N, d, B_r, B_c, causal):
         sees = min(row + B_r, N) if causal else N
         streamed += min(-(-sees // B_c) * B_c, N)
     return once + 2 * streamed * d * 2
-
 
 # %% test="traffic" points=3
 report = check.traffic(traffic)
@@ -116,7 +113,6 @@ def fits(chip, B_r, B_c, d, stages, warps):
     most = min(255, 65536 // threads // 8 * 8)
     return shared, registers, shared <= chip.shared_per_block and registers <= most
 
-
 # %% test="fits" points=3
 report = check.fits(fits)
 report += check.fits(fits, [(CHIPS["L40S"], (128, 64), 96), (CHIPS["GeForce RTX 3090"], (64, 128), 128)])
@@ -135,7 +131,6 @@ def best_blocks(chip, N, d, causal):
     good = [b for b in sizes if any(fits(chip, *b, d, 2, w)[2] for w in (4, 8))]
     return min(good, key=lambda b: (traffic(N, d, *b, causal), -b[1]))
 
-
 # %% test="best_blocks" points=2 given="traffic fits"
 report = check.best_blocks(best_blocks)
 report += check.best_blocks(best_blocks, [(CHIPS["L40S"], 1024, 128, True), (CHIPS["H200"], 2048, 256, False), (A100, 8192, 256, True)])
@@ -153,7 +148,6 @@ def writers(N, B_r, B_c, causal):
     ### BEGIN SOLUTION
     sees = [min(row + B_r, N) if causal else N for row in range(0, N, B_r)]
     return [-(-keys // B_c) for keys in sees]
-
 
 # %% test="writers" points=2
 report = check.writers(writers)
@@ -182,7 +176,6 @@ def backward_traffic(N, d, B_r, B_c, causal):
     columns = 4 * 2 * N * d
     return start + columns + rows * (2 * 2 * d + 2 * 4 + 2 * 4 * d)
 
-
 # %% test="backward_traffic" points=2
 report = check.backward_traffic(backward_traffic)
 report += check.backward_traffic(backward_traffic, [(777, 40, (128, 128), True), (129, 128, (64, 64), True)])
@@ -209,7 +202,6 @@ def passes(N, d, B_r, B_c, causal):
     two = columns + 3 * 2 * N * d + 2 * 4 * N + keys * 2 * 2 * d
     return two, 1 if one <= two else 2
 
-
 # %% test="passes" points=2 given="backward_traffic"
 report = check.passes(passes)
 report += check.passes(passes, [(777, 40, (128, 128), True), (128, 64, (128, 128), False), (64, 32, (64, 64), True)])
@@ -232,7 +224,6 @@ def backward_fits(chip, B_r, B_c, d, stages, warps):
     registers = 40 + -(-(2 * B_c * d + 2 * B_r * B_c + B_r * B_c // 2) // threads)
     most = min(255, 65536 // threads // 8 * 8)
     return shared, registers, shared <= chip.shared_per_block and registers <= most
-
 
 # %% test="backward_fits" points=2
 report = check.backward_fits(backward_fits)

@@ -46,7 +46,6 @@ def row_dots(O, dO, D, N_q, B_r: tl.constexpr, d: tl.constexpr):
     o, do = tl.load(O + at, mask=real, other=0.0), tl.load(dO + at, mask=real, other=0.0)
     tl.store(D + row, tl.sum(o * do, 1), mask=row < N_q)
 
-
 # %% test="row_dots" points=2
 report = check.row_dots(row_dots, seed=0)
 report += check.row_dots(row_dots, [check.Case(33, 33, 16, 16, 16, seed=701, tau=0.3)], seed=0)
@@ -74,7 +73,6 @@ def tile(Q, K, V, dO, L, D, dQ, dK, dV, tau, B_r: tl.constexpr, B_c: tl.constexp
     tl.store(dV + at_col, tl.dot(p.T, do, input_precision="ieee"))
     tl.store(dQ + at_row, tau * tl.dot(ds, k, input_precision="ieee"))
     tl.store(dK + at_col, tau * tl.dot(ds.T, q, input_precision="ieee"))
-
 
 # %% test="tile" points=4
 report = check.tile(tile, seed=0)
@@ -120,7 +118,6 @@ def columns(
     tl.store(dK + at_col, tau * dk, mask=there)
     tl.store(dV + at_col, dv, mask=there)
 
-
 # %% test="columns" points=5
 report = check.columns(columns, seed=0)
 hidden = [check.Case(35, 35, 16, 16, 32, causal=True, seed=703, tau=0.3), check.Case(17, 40, 32, 32, 16, seed=704, tau=0.2)]
@@ -157,7 +154,6 @@ def rows(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.con
         ds = p * (tl.dot(do, v.T, input_precision="ieee") - D_i[:, None])
         dq += tl.dot(ds, k, input_precision="ieee")
     tl.store(dQ + at_row, tau * dq, mask=real)
-
 
 # %% test="rows" points=3
 report = check.rows(rows, seed=0)
@@ -201,7 +197,6 @@ def one_pass(
         tl.atomic_add(dQ + at_row, tau * tl.dot(ds, k, input_precision="ieee"), mask=real)
     tl.store(dK + at_col, tau * dk, mask=there)
     tl.store(dV + at_col, dv, mask=there)
-
 
 # %% test="one_pass" points=2
 report = check.one_pass(one_pass, seed=0)

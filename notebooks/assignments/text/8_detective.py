@@ -90,7 +90,6 @@ def hang():
         hides=dict(tiles=2, stages=2),
     )
 
-
 # %% test="hang" points=5
 report = check.hang(hang, pipeline, seed=0)
 from fa2_studio.course import keys
@@ -123,7 +122,6 @@ def race():
         hides=dict(copy=600),
     )
 
-
 # %% test="race" points=5
 report = check.race(race, pipeline, seed=0)
 from fa2_studio.course import keys
@@ -150,7 +148,6 @@ def wrong():
         shows=dict(N_q=40, N_k=40),
         hides=dict(N_q=40, N_k=48),
     )
-
 
 # %% test="wrong" points=5
 report = check.wrong(wrong, kernel, seed=0)

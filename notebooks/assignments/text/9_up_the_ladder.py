@@ -109,7 +109,6 @@ def take(o, l, m, q, k, v, seen, tau_log2, MASKED: tl.constexpr):
     o = alpha[:, None] * o + tl.dot(p.to(v.dtype), v)
     return o, l, m_new
 
-
 # %% [markdown]
 # How large are the tiles, how many warps share one, and in how many stages do K and V come?
 
@@ -118,7 +117,6 @@ def sizes(d):
     """B_r and B_c: powers of two from 16 to 256; num_warps: 1, 2, 4 or 8; num_stages: 1 to 8."""
     ### BEGIN SOLUTION
     return dict(B_r=64, B_c=64, num_warps=4, num_stages=3)
-
 
 # %% [markdown]
 # ## 1. Right
