@@ -46,7 +46,7 @@ show(workers.draw(**workers.data()))
 # place on one of the SMs and leaves when it is done. The GPU promises no order, so no thread block may rely on another one
 # having run.
 #
-# Iterations of a loop may run at the same time if each writes to places of its own, and none reads what another writes.
+# Iterations of a loop may run at the same time if each writes to addresses of its own, and none reads what another writes.
 #
 # - FA2's outer loop, forward: yes. Row block i reads its own queries and writes its own rows of O (chapter 04).
 # - FA1's outer loop: no. Each column block loads, changes and stores the same O, ℓ and m. So Algorithm 1 as printed
@@ -62,7 +62,7 @@ show(workers.draw(**workers.data()))
 # No order is promised, but in practice the thread blocks wait in a line by their number, and the SM that is free first
 # takes the next one. We may use that for speed, never for the result. We measure time in tiles.
 #
-# **Build.** `costs` has the length of each thread block, in the order of the launch. Return the time at which each one
+# **Build.** `costs` has the time that each thread block takes, in the order of the launch. Return when each one
 # ends, in the same order. All SMs are free at time 0. If several are free, any of them will do.
 
 # %%
@@ -141,9 +141,9 @@ for name, cost in costs.items():
 show(roofline.draw(**roofline.data(*costs.items())))
 
 # %% [markdown]
-# At $B_r = 128$ half of the SMs are idle, so its ring hangs free, below both roofs. $B_r = 64$ fills the chip, at the cost of twice the requests: now L2
-# is the limit, and the launch is faster. Below that, the time doubles with the requests. So take the largest row blocks
-# that keep the SMs busy. Try other heads, lengths and chips.
+# At $B_r = 128$ half of the SMs are idle, so its ring hangs free, below both roofs. $B_r = 64$ fills the chip, at the cost
+# of twice the requests: now L2 is the limit, and the launch is faster. With still smaller row blocks, the time doubles with
+# the requests. So take the largest row blocks that keep the SMs busy. Try other heads, lengths and chips.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("tiles")
@@ -153,7 +153,8 @@ live("tiles")
 #
 # Often two, three or four fit: as many as its registers and its shared memory have room for. While one waits for data,
 # another computes. Then a wave has more *places*, 264 with two on each SM, 396 with three, and there are ⌈thread blocks /
-# places⌉ waves.
+# places⌉ waves. Thread blocks that share an SM slow each other: a wave of three takes longer than a wave of two, but not
+# one and a half times as long.
 #
 # **Predict.** A change frees registers, so that three thread blocks fit on an SM in place of two. With 64 heads of 64 row
 # blocks the kernel gets 1.2 times as fast. What does it do with 8 heads?
@@ -164,9 +165,9 @@ live("tiles")
 #
 # <details><summary>Answer</summary>
 #
-# **it gains nothing, or loses.** 8 heads are 512 thread blocks. Either way the busiest SM does four (⌈512 / 132⌉); with
-# three at once, the fourth runs alone and nothing hides its waits. (4,096 thread blocks take 16 waves or 11.) Kernels r03
-# (two places) and r05 (three) of chapter 10 are such a pair; milliseconds on an H200:
+# **it gains nothing, or loses.** 64 heads are 4,096 thread blocks: 16 waves or 11. 8 heads are 512, two waves either way.
+# With three places the first is longer, and in the second a thread block runs alone and nothing hides its waits. Kernels
+# r03 (two places) and r05 (three) of chapter 10 are such a pair; milliseconds on an H200:
 #
 # ```python
 # for row in load("ladder").rows:
@@ -217,7 +218,8 @@ live("timetable")
 # %% [markdown]
 # ## Recap
 #
-# - The iterations of a loop may run at the same time if they write to different places, and none reads what another writes.
+# - The iterations of a loop may run at the same time if they write to different addresses, and none reads what another
+#   writes.
 # - FA1, as printed, has batch · heads workers. FA2 has $T_r$ times as many forward (rows), and $T_c$ times as many backward
 #   (columns).
 # - Equal thread blocks take ⌈thread blocks / places⌉ waves. In the last wave some SMs are often idle.

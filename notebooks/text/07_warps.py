@@ -6,8 +6,8 @@
 #
 # **How do the warps of one block share a tile?**
 #
-# Chapter 06 gave row blocks to thread blocks that exchange nothing. A thread block has four or eight *warps*: groups of 32
-# threads that execute their instructions together. They run on one SM and can exchange results. What does that cost?
+# Chapter 06 gave row blocks to thread blocks that exchange nothing. A thread block has *warps*, often four or eight: groups
+# of 32 threads that execute their instructions together. They run on one SM and can exchange results. What does that cost?
 #
 # After this notebook you can
 #
@@ -72,12 +72,12 @@ def split_k_tile(q, k, v, W):
     shares = np.split(k, W)
     s = [q @ k_w.T / np.sqrt(q.shape[1]) for k_w in shares]  # W times (B_r, B_c / W)
     maxima = [s_w.max(axis=1) for s_w in s]
-    m = np.max(maxima, axis=0)  # first barrier: all warps wait for all maxima
+    m = np.max(maxima, axis=0)  # barrier for the maxima: all warps wait
     p = [np.exp(s_w - m[:, None]) for s_w in s]
     sums = [p_w.sum(axis=1) for p_w in p]
     values = np.split(v, W)
     parts = [p_w @ v_w for p_w, v_w in zip(p, values, strict=True)]  # W times (B_r, d)
-    o = sum(parts) / sum(sums)[:, None]  # second barrier: sums and parts are added
+    o = sum(parts) / sum(sums)[:, None]  # barrier for sums and PV: they are added
     return o, {"maxima": maxima, "sums": sums, "parts of P V": parts}
 
 
@@ -175,9 +175,9 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 # ## Could split-K merge once, at the end?
 #
 # Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` could run once, after the last
-# one. But then each warp holds an $o$ of full size in its registers. A thread has at most 255, with one fp32 number in each.
-# An $o$ of 128 × 128 would take 128 · 128 / 32 = 512 registers for each of a warp's 32 threads. Under split-Q the four warps
-# share the rows: 128.
+# one. But a part of one tile can be made and published a few rows at a time. A state has to be there for all rows at every
+# tile: an $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers for each of a warp's 32 threads. A thread has at most 255,
+# with one fp32 number in each. Under split-Q the four warps share the rows: 128.
 
 # %% [markdown]
 # ## What do the barriers protect?
@@ -203,8 +203,8 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 # split-K's last barrier also protects sums and parts that other warps have yet to read.
 # </details>
 #
-# Real kernels keep places for two or more tiles, called *stages*. The next copy goes to another place while this tile is
-# in use. Then warps seldom wait, but each place still needs its two barriers.
+# Real kernels have room in shared memory for two or more tiles, called *stages*. The next copy goes to another stage while
+# this tile is in use. Then warps seldom wait, but each stage still needs its two barriers.
 
 # %% [markdown]
 # ## What is it worth?

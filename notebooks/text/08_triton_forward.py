@@ -18,7 +18,7 @@
 #
 # - write Algorithm 1 as a Triton kernel: which program am I, where are my numbers, and where do they end,
 # - say why some of its lines do not look like the paper's,
-# - recognise three mistakes by the numbers that they print.
+# - recognise three mistakes by their numbers.
 #
 # *Time: 40 minutes with the questions and the kernel. Hardware: any machine with Linux; without an
 # NVIDIA GPU the kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2,
@@ -340,15 +340,16 @@ for i in range(0, 600, 128):
     print(f"{-(-600 // 64) - free - masked} skipped")
 
 # %% [markdown]
-# The mask cuts through two tiles of each row block, whatever N is. At N = 8,192 that is 3% of the 65 tiles that a row block
-# visits on average. So the kernel gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other
-# stops at `full`, and calls `visit` and loads its rows without a mask.
+# With as many keys as queries, and tiles of 128 × 64, the mask cuts through at most two tiles of each row block. At N =
+# 8,192 that is 3% of the 65 tiles that a row block visits on average. (Rung 11 has tiles of 64 × 64: one.) So the kernel
+# gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other stops at `full`, and calls
+# `visit` and loads its rows without a mask.
 
 # %% [markdown]
 # ## Which numbers may have 16 bits?
 #
 # Factors may have 16 bits, and sums need 32. Q, K, V and O have 16 bits, and p gets 16 bits for the second product. But
-# `o_i` and `l_i` stay in fp32. $o$ is divided only at the end, so over 2,048 keys with equal scores, whose values are 40,
+# `o_i` and `l_i` stay in fp32. $o$ is divided only at the end, so over 2,048 keys with equal scores and the value 40
 # it grows to 81,920. The largest number of fp16 is 65,504: in fp16 `o_i` becomes ∞.
 #
 # A trap for kernels in fp32: on a GPU `tl.dot` keeps 10 of the 23 bits of an fp32 factor's fraction, a format called
@@ -381,7 +382,7 @@ print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 # - The loop over row blocks becomes the launch. $o$, ℓ and m stay in registers, in fp32.
 # - exp2, with $\log_2 e$ in the scale. L goes out as a natural logarithm.
 # - Two borders for each row block: `full` and `last`.
-# - Three mistakes, and what they print: two zeros behind the end; 0.625 in place of 1; L = 3 in place of ln 8.
+# - Three mistakes and their numbers: two zeros behind the end; 0.625 in place of 1; L too large by 1 / ln 2 = 1.44.
 
 # %% [markdown]
 # ## Checks
