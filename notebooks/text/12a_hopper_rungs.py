@@ -17,7 +17,7 @@
 # - work out how many warpgroups, rows and stages fit on an SM,
 # - write a small kernel in Gluon, and compile it for an H100 that need not be here.
 #
-# *Time: 85 minutes, in four sittings. You need a Triton kernel that you have read
+# *Time: 95 minutes, in four sittings. You need a Triton kernel that you have read
 # ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and lanes (a *lane* is one of a warp's 32 threads), layouts
 # and banks: [appendix A](A_lanes.ipynb), 25 minutes more. No CUDA. Hardware: any laptop with Linux. Numbers were measured
 # on an NVIDIA H200 in bf16.*
@@ -45,7 +45,7 @@ from fa2_studio.book.ring import PAUSE, try_out
 from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
-# ## Sitting 1 · The machine, and a first kernel (25 minutes)
+# ## Sitting 1 · The machine, and a first kernel (27 minutes)
 #
 # ## What do the tensor cores wait for?
 #
@@ -249,7 +249,7 @@ with TemporaryDirectory() as folder:
 # an argument, `layout`: it does not guess one.
 
 # %% [markdown]
-# ## Sitting 2 · A ring, and who copies (20 minutes)
+# ## Sitting 2 · A ring, and who copies (21 minutes)
 #
 # ## A ring of stages, event by event
 #
@@ -263,8 +263,8 @@ with TemporaryDirectory() as folder:
 #
 # Here is a model ([book/ring.py](../fa2_studio/book/ring.py)). Actors are Python generators, and chance picks who goes on.
 # `take(n)` waits until tile n is there, `release(n)` gives its stage back. A consumer takes each tile, multiplies for a
-# while, notes what it has read, and releases. Beside the right one stand two mistakes. `forgetful` does not release tile 2.
-# `hasty` releases a tile as soon as it has started its product.
+# while, notes what it has read, and releases. Three consumers, two stages, six tiles. Two mistakes: in `forgetful` consumer
+# 1 does not release tile 2; `hasty` releases a tile as soon as it has started its product.
 
 # %%
 def consumer(ring, T, c, seen, skip=None, early=False):
@@ -349,8 +349,8 @@ climb.step("16", "issue slots used, %")
 # ## Rung 17: two consumers share a tile
 #
 # Each tile of K and V comes from L2 for 64 rows. Two consumers in one program, with 64 rows each, can read the same tile.
-# What limits them is room: an SM has 65,536 registers. A thread of a consumer holds o and s in fp32 and p in 16 bits,
-# $64\,(d + 1.5\,B_c) / 128$ registers, and 24 for m, $\ell$ and addresses:
+# How many do the registers allow? A thread of a consumer holds o and s in fp32 and p in 16 bits, $64\,(d + 1.5\,B_c) / 128$
+# registers, and some 24 for m, $\ell$ and the rest (not appendix A's 40: a descriptor holds the addresses):
 #
 # | d | keys of a tile | consumers | registers needed | there are | |
 # | ---: | ---: | ---: | ---: | ---: | --- |
@@ -360,20 +360,22 @@ climb.step("16", "issue slots used, %")
 # | 128 | 64 | 3 | 136 | 160 | rung 23 |
 #
 # An SM has 65,536 / 128 = 512 registers for each of a warpgroup's threads. The producer's keep 24; n consumers share the
-# rest in steps of 8: (512 − 24) / 3 gives 160, and 240 is the most that a consumer asks for. Rung 17 takes two consumers at
-# d = 128 and three at d = 64. Tiles still have 64 keys.
+# rest in steps of 8: (512 − 24) / 3 gives 160, / 2 gives 240. Rung 17 takes two consumers at d = 128 and three at d = 64.
+# Tiles still have 64 keys.
 #
 # **Predict.** Under the causal mask the lower 64 rows see more tiles than the upper ones. May the upper consumer simply
 # leave out the tiles that it does not see?
 #
+# - ☐ no: it must take and release them
 # - ☐ yes: it never reads them
 # - ☐ yes, if it counts them
-# - ☐ no: it must take and release them
 #
 # <details><summary>Answer</summary>
 #
 # **no: it must take and release them.** *Emptied* now expects an arrival from every consumer. Without one the producer
-# waits for ever. That is the new loop over `range(begin)`.
+# waits for ever: hence the new loop over `range(begin)`. Nor may it release without waiting. A consumer without rows, past
+# the last one, would run round the ring and arrive twice in one phase, once in the other's place, and the tile would be
+# overwritten while that one reads it.
 # </details>
 
 # %% tags=["nbval-ignore-output"]
@@ -388,7 +390,8 @@ climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 #
 # ## Rung 18: long tiles
 #
-# Room was gained all the same, for tiles of 128 keys. The whole change:
+# One ring now serves both consumers, so at d = 128 shared memory has room for tiles of 128 keys: Q, 2 · 16, and three
+# stages of 64 KiB are 224 of 227 KiB. Rung 16 had 113 for each program. (Registers sufficed: 184 of 232.) The change:
 
 # %% tags=["nbval-ignore-output"]
 change("17", "18", "SIZES")
@@ -399,7 +402,7 @@ climb.step("18", "L2 bytes", "tensor cores at work, %")
 # products, a rescaling of o, barriers, the exchange of the row's maximum. Sharing made the room, the long tile the speed.
 
 # %% [markdown]
-# ## Sitting 3 · Two warpgroups that hide each other's waits (15 minutes)
+# ## Sitting 3 · Two warpgroups that hide each other's waits (20 minutes)
 #
 # ## Rung 19: the first tile apart
 #
@@ -428,19 +431,21 @@ show(timeline.draw(**timeline.data()))
 # look ahead, is far from 98%. So the record speaks for equal shares.
 #
 # ## Rung 20: start the next scores before you need them
+#
+# Here is its loop. (*Clock* is cycles over time in a run that pauses between calls; chapter 10's list has it without pauses.)
 
 # %% tags=["nbval-ignore-output"]
-change("19", "20", "consumer")
+read("ladder/r20_overlap.py", "consumer", begin="for n in range(begin + 1", end="p_ij = p_next")
 climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# - One warpgroup's products end in the order in which they were started. So at `warpgroup_mma_wait(1)` the one that may
-#   still run is P V. At the second wait, with 0, P V is there as well, V's tile can be released, and o may shrink.
+# - Scores n start, then P V of n − 1. One warpgroup's products end in the order in which they were started, so at
+#   `warpgroup_mma_wait(1)` scores n are there. At the second wait, with 0, P V is, too: V's tile can go, and o may shrink.
 # - p is a left factor *in registers* of a running product, so the next p goes to other registers: `p_next`.
 #
-# One thing the source does not show. NVIDIA's assembler, `ptxas`, places the second wait *before* nearly all exponentials.
-# So they run mostly under the products of the *other* consumer. Why the two move apart now, and did not in rung 19, we do
-# not know. And at d = 64 registers are short, and numbers spill (`fa2-lab xray 20 --d 64 --full`).
+# So we write *Within*, and the compiler does not do it. NVIDIA's assembler, `ptxas`, places the second wait *before* nearly
+# all exponentials. They run mostly under the products of the *other* consumer. Why the two move apart now, and did not in
+# rung 19, we do not know. And at d = 64 registers are short, and numbers spill (`fa2-lab xray 20 --d 64 --full`).
 #
 # **Takeaway.** Start early, wait late, keep in place what is still being read, and look at what the compiler made of it.
 
@@ -473,14 +478,12 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 # - `first` counts tiles over all row blocks, because the ring goes on.
 # - Q has two stages for each consumer, so that the next Q comes early. O has room of its own: its copy runs while the next
 #   block computes. Both take the room of a third stage.
-#
-# (*Clock* is cycles over time in a run that pauses between calls.)
 
 # %% tags=["hide-input"]
 climb.step("21", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# ## Sitting 4 · Fewer instructions, and power (25 minutes, with the exercise)
+# ## Sitting 4 · Fewer instructions, and power (27 minutes, with the exercise)
 #
 # ## Must m be the maximum?
 #
@@ -536,7 +539,7 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 # ## Rung 23: is there room for a third consumer at d = 128?
 #
 # With tiles of 64 keys, s and p are half as wide, and the registers suffice. And shared memory? 64 rows of Q, K, V or O
-# take 16 KiB at d = 128, so 227 KiB have room for 14 such tiles. (A stage is a tile of K and a tile of V.)
+# take 16 KiB at d = 128, so 227 KiB have room for 14 such tiles. A stage is K and V: two such tiles at 64 keys, four at 128.
 #
 # | | Q and O take | left | stages | keys on their way |
 # | --- | ---: | ---: | ---: | ---: |
@@ -611,7 +614,7 @@ show(roofline.draw(**roofline.data(*rows.items())))
 # **Write a kernel.** For 64 rows of Q and all keys: the largest score of each row. A kernel goes through the tiles of K and
 # calls `tile_maxima` for each. Write that function: start the copy of tile j of K, start the product, wait for it, and
 # return the largest score of each row. Q's copy has ended phase 0 of the same barrier. N_k is a multiple of 64, so no mask.
-# Your words are `gl`, `mbarrier`, `tma`, `all_threads`, `warpgroup_mma` and `warpgroup_mma_wait`.
+# Your words are `gl`, `mbarrier`, `tma`, `warpgroup_mma`, `warpgroup_mma_wait` and `all_threads`, rung 15's `gl.barrier`.
 #
 # <details><summary>Hint</summary>
 #
