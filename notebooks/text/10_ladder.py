@@ -58,8 +58,8 @@ live("climb")
 
 # %% [markdown]
 # The bars are TFLOP/s, forward, with 16 heads at batch 4 (64 in all), N = 4,096, d = 128. We count only FLOPs that the
-# answer needs: $4N^2d$ a head, half if causal. In the still picture a purple bar gains 8% or more, and a pale one loses: a
-# change that loses teaches as much. In a terminal, `fa2-lab ladder 07 08` prints one change on a page.
+# answer needs: $4N^2d$ a head, half if causal. In the still picture a purple bar gains 8% or more, with or without the mask,
+# and a pale one loses: that teaches as much. In a terminal, `fa2-lab ladder 07 08` prints one change on a page.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 record = load("ladder")
@@ -76,9 +76,10 @@ Markdown("\n".join(climbed.markdown(record)))
 #
 # $$T_1 = w + \sum_u D_u \qquad T_2 = w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right)$$
 #
-# $w$ is a wait that nobody shares. A third program finds two, and so on: this is *mean-value analysis*. All $D_u$ follow
-# from the chip's data sheet and from the compiled loop. Only $w$ and the speed of the way from L2 were fitted, to rungs 07
-# and 09, and from rung 10 on another $w$, to rungs 11 to 16: of those it is no blind prediction. Here is rung 03:
+# $T_2$: how long one program takes for a tile when another one is in its way. In that time both finish a tile, so a tile
+# costs $T_2 / 2$. $w$ is a wait that nobody shares. A third program finds two, and so on: this is *mean-value analysis*.
+# $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted: the speed of the way from L2 and $w$, both
+# to rungs 07 and 09. From rung 10 on $w$ is fitted again, to rungs 11 to 16: their predictions are not blind. Rung 03:
 
 # %%
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -220,15 +221,15 @@ Markdown(climbed.several(record, r06=issued, r07="", r08=busy, r09=issued))
 # loses. With 8 heads, 512 programs, it gains. What about 6 and 12 heads?
 #
 # - ☐ they gain, too: few programs do not need the third place
-# - ☐ 6 heads gain most, 12 heads least
 # - ☐ both lose, and 6 heads lose far more than 64
+# - ☐ 6 heads gain most, 12 heads least
 #
 # <details><summary>Answer</summary>
 #
 # **both lose, and 6 heads lose far more than 64.** 6 heads are 384 programs. Three on each SM are 396 places: one wave.
 # Two on each are 264: a full wave, and then a second one that is less than half full. With 8 heads it is the other way
 # round: 512 programs fill 264 places twice, nearly, and 396 places once and a bit. 12 heads, 768 programs, nearly fill
-# three waves of 264 or two of 396, so they lose about as 64 heads do. The model overrates that: it lets all
+# three waves of 264 or two of 396, so they lose about as 64 heads do. The model overrates the gain with 8 heads: it lets all
 # programs of a wave end at once, while real ones drift apart (likely; their times one by one would tell).
 # </details>
 
@@ -287,9 +288,9 @@ Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16=issue
 # %% [markdown]
 # ## When is the chip the limit?
 #
-# The card may draw 700 W, and from rung 03 on it is nearly always there (677 W at 03). So from rung 05 on, what changes
-# from rung to rung is the clock: the more the chip does in a clock, the fewer clocks. All gains so far are of runs that
-# pause between calls.
+# The card may draw 700 W, and from rung 03 on it is nearly always there (677 W at 03). Power stays at the
+# limit, so the frequency gives way: the more the chip does in a cycle, the fewer cycles it makes in a second (the GHz
+# column). All gains so far are of runs that pause between calls.
 #
 # **Predict.** With pauses rung 17 is 0.98 times as fast as rung 16, with half of its bytes from L2. And without a pause?
 #
@@ -330,8 +331,8 @@ print(f"rung {last[1:3]} over {first[1:3]}: {gain}")
 
 # %% [markdown]
 # Where a rung gains in cycles and not in time, the chip is the limit and not the program. Then the way to more speed is
-# fewer watts, and bytes cost watts: rung 12 takes the cycles of rung 11 and moves more bytes, so its loss is all clock.
-# Rung 20 gains 23% in cycles and 16% in time. Rung 23 saves bytes, and its clock does not fall.
+# fewer watts, and bytes cost watts: rung 12 takes the cycles of rung 11 and moves more bytes, from HBM 2.5 GB instead of
+# 0.2: its loss is all clock. Rung 20 gains 23% in cycles and 16% in time. Rung 23 saves bytes, and its clock does not fall.
 
 # %% [markdown]
 # ## Where do we stand?
@@ -372,9 +373,9 @@ print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp'
 #
 # **Predict.** The busiest unit gains 3% with $f = 1/8$. The kernel was built. What does it gain on an H200?
 #
+# - ☐ nothing, or it loses
 # - ☐ about 3%
 # - ☐ more: the exponential unit was what all waited for
-# - ☐ nothing, or it loses
 #
 # <details><summary>Answer</summary>
 #

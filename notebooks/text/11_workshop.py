@@ -73,7 +73,7 @@ if not mine.exists():
 # | how long, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` |
 # | an access outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` |
 # | a race in shared memory (not with the barriers of chapter 12a) | `compute-sanitizer --tool racecheck python mine.py` |
-# | a value | `TRITON_INTERPRET=1 python mine.py`, with a `breakpoint()` and q, k, v on the CPU |
+# | a value | `TRITON_INTERPRET=1 python mine.py`, with a `breakpoint()`, q, k, v on the CPU, a small N and one head |
 #
 # If a kernel is slow, begin with `xray`, then `nsys`, which times kernels, then `ncu`, which reads the hardware's counters.
 # Proton is Triton's own profiler. If it is wrong, begin with the last line. The first two and the last need no GPU. `xray`
@@ -103,10 +103,13 @@ for launch, kernel in kernels.items():
     print(f"{launch:14}{n['registers']:10}{n['spills']:8}{n['shared'] / 1024:12.0f}{fit:20}")
 
 # %% [markdown]
+# (Numbers of rung 11.)
+#
 # - **Stages.** A tile of 64 · 128 numbers of two bytes has 16 KiB. One stage: Q, K and V, 48 KiB. Three: Q, and three tiles
 #   of K and of V, 112 KiB: `3x64x128xbf16` in the text that Triton hands on (`fa2-lab xray mine.py --ttgir`). More stages
 #   take no more registers: the copies go straight to shared memory.
-# - **maxnreg.** With 128, some of a thread's values find no register. They live in memory: those are the *spills*.
+# - **maxnreg.** With 128, some of a thread's values find no register and live in memory. *Spills*: how many instructions
+#   store and load them.
 # - **Programs.** An SM has 65,536 registers, 228 KiB of shared memory and places for 64 warps. As many programs run on it
 #   as fit into all three. (The share of the 64 places taken is its *occupancy*.) In steps of 8, 138 registers are 144: 8
 #   warps take 256 · 144 = 36,864, so one program fits. With one stage 179 are 184, and 128 · 184 leave room for two.
@@ -123,8 +126,8 @@ for launch, kernel in kernels.items():
 # **Predict.** How do eight warps share $S = QK^\top$?
 #
 # - ☐ each takes half as many rows
-# - ☐ four take the left half of the keys, four the right half
 # - ☐ four of them compute what the other four compute, too
+# - ☐ four take the left half of the keys, four the right half
 #
 # <details><summary>Answer</summary>
 #
@@ -400,7 +403,7 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # <details><summary>Solution</summary>
 #
 # Three programs of 128 threads leave 65,536 / 384 = 170 registers, so 168, and 228 / 3 = 76 KiB, of which the system takes
-# 1. Two stages take 80 KiB, one takes 48. So `fa2-lab xray mine.py --full --num_stages 1 --maxnreg 168`. It costs a few
+# 1. Two stages take 80 KiB, one takes 48. So `fa2-lab xray mine.py --full --num_stages 1 --maxnreg 168`. It costs 14
 # spills, and nothing is copied ahead any more. That is too much: in chapter 10 a third program gains 16% (rung 09 at 168
 # registers), and copies ahead with the loops in the right order gain 57% (rungs 10 and 11).
 # </details>
