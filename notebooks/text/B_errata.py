@@ -31,11 +31,12 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## One step, in six ways
 #
-# How does the output of one block of keys become part of the output of two? Take the row of chapter 02, with exponentials
-# 1, 3, 4, 8 and values 8, 0, 4, 2, cut in the middle. After block 1, $\ell_1 = 4/3$, the raw sum is $o_1 = 8/3$, and the
-# finished output $O_1 = o_1 / \ell_1 = 2$. The factor to the new maximum is $\alpha = 3/8$. Block 2 adds $b_2 = 4$, and
-# $\ell_2 = 2$. The right answer is 5/2. Below are Algorithm 1, lines 10 and 12, as printed at ICLR 2024, and five wrong
-# versions. The last of them is what the [arXiv version](https://arxiv.org/abs/2307.08691) prints there.
+# How does the output of one block of keys become part of the output of two? Take the row of chapter 02, with
+# exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, cut in the middle. After block 1, $\ell_1 = 4/3$, the raw sum is
+# $o_1 = 8/3$, and the finished output $O_1 = o_1 / \ell_1 = 2$. The factor to the new maximum is $\alpha = 3/8$. Block 2 adds
+# $b_2 = 4$, and the sum is now $\ell_2 = 2$. The right answer is 5/2. Below are Algorithm 1, lines 10 and 12, as printed
+# at ICLR 2024, and five wrong versions. The last of them is what the [arXiv version](https://arxiv.org/abs/2307.08691)
+# prints there.
 
 # %%
 VERSIONS = {
@@ -100,9 +101,9 @@ for name, version in VERSIONS.items():
 # ## Which tests does a wrong gradient survive?
 #
 # Here are three ways to get the backward pass wrong with the FA2 paper in hand. It leaves the softmax scale out, on
-# purpose: a dQ copied from it lacks a $\tau$. On arXiv, section 2.2 has $dK = Q\,dS^\top$ for $dS^\top Q$ (below with
-# $\tau$). And in Algorithm 2, line 4, D has $d$ numbers. One way to take it literally: column sums, repeated until it is $N$
-# long.
+# purpose: a dQ copied from it lacks a $\tau$. On arXiv, section 2.2 has $dK = Q\,dS^\top$ in place of $dS^\top Q$ (below
+# with $\tau$). And in Algorithm 2, line 4, D has $d$ numbers. One way to take it literally: column sums, repeated until
+# it is $N$ long.
 #
 # Three tests look at them. The true gradients come from small differences of the forward pass and use no formula of any
 # paper.
@@ -171,9 +172,9 @@ for name, slip in SLIPS.items():
 # %% [markdown]
 # ## The collection
 #
-# The package keeps every slip with the wrong version, the right one, and how far each is from a result computed in a third
-# way. The wrong one must be far, the right one near. "Off by" is how far the wrong one is. Without a unit it is a matrix's
-# largest error, relative to its largest entry. `inf`: the shape is wrong. `nan`: the wrong version gives NaN.
+# The package keeps 35 entries: the wrong version, the right one, and how far each is from a result computed in a third
+# way. The wrong one must be far, the right one near. "Off by" is how far the wrong one is. Without a unit it is a
+# matrix's largest error, relative to its largest entry. `inf`: the shape is wrong. `nan`: the wrong version gives NaN.
 #
 # - `fa2-lab errata fa2-inverse` shows one in full. Its test: `python -m pytest tests/heart/test_errata.py -k fa2-inverse`.
 # - (arXiv): the version of ICLR 2024 does not have it.
@@ -283,7 +284,7 @@ for part in (slice(0, 2), slice(2, 4)):
 by_hand, (by_state, _) = two_blocks(VERSIONS["lines 10 and 12"], E, v, 2), state.finalize()
 verdict("lines 10 and 12 = SoftmaxState, twice", close([[by_hand]], by_state))
 apart = [judge(e).told_apart for e in ERRATA.values()]
-verdict(f"{len(apart)} slips, all told apart", all(apart))
+verdict(f"{len(apart)} entries, all told apart", all(apart) and len(apart) == 35)
 
 # %% [markdown] tags=["navigation"]
 # [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands →](C_package.ipynb)

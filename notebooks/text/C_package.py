@@ -87,12 +87,12 @@ else:
     print("torch or Triton is missing here")
 
 # %% [markdown]
-# `L` is the logsumexp of each row (chapter 04). [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) lists the other differences from
-# torch. `attention_packed` takes sequences of different lengths without padding (chapter 16), `attention_paged` reads a
-# cache in pages (chapter 14), and `fa2_lab.distributed` has attention over several GPUs (chapter 15).
+# `L` is the logsumexp of each row (chapter 01). [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) lists the other differences
+# from torch. `attention_packed` takes sequences of different lengths without padding (chapter 16), `attention_paged`
+# reads a cache in pages (chapter 14), and `fa2_lab.distributed` has attention over several GPUs (chapter 15).
 #
-# A kernel in 16 bits cannot agree with float64 to the last digit. The tests allow twice the error that torch makes in the same
-# precision, three times for gradients.
+# A kernel in 16 bits cannot agree with float64 to the last digit. The tests allow twice torch's error against float64 in
+# the same precision, three times for gradients.
 
 # %% [markdown]
 # ## How do I count an algorithm of my own?
@@ -144,8 +144,8 @@ for event in meter.events:
 # <details><summary>Answer</summary>
 #
 # **below 0.0001.** All compute the same function, and add its terms in another order. Recorded on a CPU, in fp32, that
-# changes the seventh digit, and 30 steps let the change grow a little. (On a GPU the package's fp32 products keep all
-# bits, too: chapter 11.)
+# changes the seventh digit, and in 30 steps the change grows ten- to a hundredfold. (On a GPU the package's fp32
+# products keep all bits, too: chapter 11.)
 #
 # ```python
 # from fa2_studio.bench import models  # it needs torch
