@@ -242,8 +242,8 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 # $dQ_i$ is a sum over keys, like $o_i$ in the forward pass. So a second kernel can run with rows outside and keep $dq_i$
 # on the chip. The first kernel leaves that line out. Every sum then has one owner, and the same input gives the same bits
 # in every run. The price: the first pass computes S, dP, dV and dK, the second S, dP and dQ. That is seven products a
-# tile instead of five. Requests fall from 12 to 8 against the listing, and stay at 8 against atomic adds. The unit is bytes
-# per tile, for each of a block's B · d elements (square tiles; dK, dV and the second pass's dQ, stored once, are left out):
+# tile instead of five. Requests fall from 12 to 8 against the listing, and stay at 8 against atomic adds: bytes per tile, for
+# each of a block's B · d elements (square tiles; dK, dV and the second pass's dQ, stored once, are left out).
 #
 # | | loaded for each tile | stored | together |
 # | --- | --- | --- | ---: |

@@ -59,7 +59,7 @@ show(workers.draw(**workers.data()))
 # %% [markdown]
 # ## Six processors
 #
-# No order is promised, but in practice the thread blocks wait in a line by their number, and the SM that is free first
+# In practice the thread blocks wait in a line by their number, and the SM that is free first
 # takes the next one. We may use that for speed, never for the result. We measure time in tiles.
 #
 # **Build.** `costs` has the time that each thread block takes, in the order of the launch. Return when each one
@@ -123,7 +123,6 @@ show(waves.draw(ran, "A line is an SM. A new grey begins with each of its thread
 # 132: the second wave is one thread block, and 131 SMs wait for it (*wave quantization*). With many waves, a poor last one
 # weighs little. Take batch 1, 32 heads, 8,192 tokens, row blocks of 128, and an H200: FA2 has 2,048 thread blocks, which
 # take 16 waves and keep 2,048 / (16 · 132) = 97% of the SMs busy. FA1, as printed, has 32 and uses a quarter of the chip.
-# No count of bytes or FLOPs shows that.
 
 # %% [markdown]
 # ## Why not make row blocks much smaller?
@@ -218,8 +217,7 @@ live("timetable")
 # %% [markdown]
 # ## Recap
 #
-# - The iterations of a loop may run at the same time if they write to different addresses, and none reads what another
-#   writes.
+# - The iterations of a loop may run at the same time if they write to different addresses, and none reads another's.
 # - FA1, as printed, has batch · heads workers. FA2 has $T_r$ times as many forward (rows), and $T_c$ times as many backward
 #   (columns).
 # - Equal thread blocks take ⌈thread blocks / places⌉ waves. In the last wave some SMs are often idle.

@@ -55,7 +55,7 @@ dense = safe_softmax(q @ k.T / 2) @ v
 print(f"error of o: {np.abs(split_q_tile(q, k, v, 4) - dense).max():.3f}")
 
 # %% [markdown]
-# Softmax works row by row, and each row belongs to one warp from beginning to end. This is FA2's way, *split-Q*.
+# Softmax works row by row, and each row belongs to one warp throughout. This is FA2's way, *split-Q*.
 
 # %% [markdown]
 # ## The other way: cut the keys
@@ -87,8 +87,8 @@ for name, of_warps in published.items():
     print(f"{name:12}: {len(of_warps)} warps publish {of_warps[0].size} numbers each")
 
 # %% [markdown]
-# The parts of $PV$ are large: each is as large as the output, and there are W of them for every tile. Maxima and sums are
-# small, but the maxima make all warps wait in the middle of the softmax. That barrier can be saved. Each warp can use the
+# The parts of $PV$ are large: W of them for every tile, each as large as the output. Maxima and sums are small,
+# but the maxima make all warps wait in the middle of the softmax. That barrier can be saved. Each warp can use the
 # maximum of its own keys, $m_w$, and publish it together with its sums $\ell_w$ and its undivided part $o_w$. Then one
 # exchange puts them together.
 #
@@ -174,8 +174,8 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 # %% [markdown]
 # ## Could split-K merge once, at the end?
 #
-# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` could run once, after the last
-# one. But a part of one tile can be made and published a few rows at a time. A state has to be there for all rows at every
+# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` run once, after the last.
+# But a part of one tile can be made and published a few rows at a time. A state has to be there for all rows at every
 # tile: an $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers for each of a warp's 32 threads. A thread has at most 255,
 # with one fp32 number in each. Under split-Q the four warps share the rows: 128.
 

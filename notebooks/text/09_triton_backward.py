@@ -258,7 +258,7 @@ compare("dQ dK dV", (x[0, 0] for x in b00.backward(*six, False)), (dQ, dK, dV))
 # %% [markdown]
 # ## Who could own dQ?
 #
-# The picture of chapter 05 again. This time look at two passes (the live piece has a choice).
+# Chapter 05's picture again. Now look at two passes (the live piece has a choice).
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
