@@ -262,8 +262,7 @@ card("11", "tensor cores at work, %")
 # the listing (`fa2-lab xray 10`, `DEPBAR`). With one stage nothing runs on, and without a mask the order of the loops gains
 # nothing. (Under it 8%, with as many registers: we do not know why.)
 #
-# Triton's tutorial 06, in the last line of the fold at the top, was timed in the same run, in bf16, with bulk copies, tuned
-# for each shape. Its copies run ahead, too.
+# Triton's tutorial 06, the last line of the fold at the top, copies ahead, too.
 
 # %% [markdown]
 # ## From here on, Hopper

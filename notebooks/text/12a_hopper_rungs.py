@@ -245,8 +245,7 @@ with TemporaryDirectory() as folder:
 # `UTMALDG` is a bulk copy, `SYNCS` something at a barrier, `HGMMA` a product, `SHFL` an exchange between lanes. In the shell
 # it is one line: `fa2-lab xray mine.py --chip sm_90 --d 64 --sass`.
 #
-# Try: take `mbarrier.wait` out. It compiles, and nothing warns you. Take `LAYOUT` out of `tile.load`, and the compiler misses
-# an argument, `layout`: it does not guess one.
+# Try: take `mbarrier.wait` out. It compiles, and nothing warns you.
 
 # %% [markdown]
 # ## Sitting 2 · A ring, and who copies (21 minutes)
@@ -399,7 +398,7 @@ climb.step("18", "L2 bytes", "tensor cores at work, %")
 
 # %% [markdown]
 # The same bytes, half as many tiles. What a tile costs *once*, however long it is, is paid half as often: two waits for
-# products, a rescaling of o, barriers, the exchange of the row's maximum. Sharing made the room, the long tile the speed.
+# products, a rescaling of o, barriers, the exchange of the row's maximum.
 
 # %% [markdown]
 # ## Sitting 3 · Two warpgroups that hide each other's waits (20 minutes)
@@ -427,7 +426,7 @@ show(timeline.draw(**timeline.data()))
 #
 # Compare the first panel with the last. In the first both start together, share equally and stay together: both wait
 # for exponentials at the same time. In the last somebody always multiplies. Served one after the other, they move apart
-# by themselves. Which is true? At d = 128 the model gives 67% for *Neither* and 98% for *Between*. Rung 19, which does not
+# by themselves. At d = 128 the model gives 67% for *Neither* and 98% for *Between*. Rung 19, which does not
 # look ahead, is far from 98%. So the record speaks for equal shares.
 #
 # ## Rung 20: start the next scores before you need them
@@ -561,7 +560,7 @@ change("22", "23", "SIZES", "FEW", "consumer")
 climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# Copies ran ahead far enough before, so few cycles go. What of the clock? All these rungs run at the limit of power (chapter
+# Copies ran ahead far enough before, so few cycles go. All these rungs run at the limit of power (chapter
 # 10), and there busier tensor cores cost clock: rung 20 takes 0.82 of the cycles, and 0.87 of the time. Here they get busier
 # once more, and the clock stays, or nearly: bytes that do not move leave power for products.
 #
