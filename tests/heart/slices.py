@@ -24,11 +24,6 @@ def shared_out(*lists) -> list:
     return [*usual, *rest]
 
 
-def thinned(values: list, step: int) -> list:
-    """All as parameters of a test, of which every so many-th belongs to the default run."""
-    return [pytest.param(x, marks=pytest.mark.exhaustive) if n % step else x for n, x in enumerate(values)]
-
-
 def many_kernels(test):
     """Exhaustive where a GPU compiles a kernel for every case; the interpreter compiles none, and takes them all."""
     return pytest.mark.exhaustive(test) if GPU else test

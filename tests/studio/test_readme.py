@@ -67,11 +67,6 @@ def test_the_version_to_cite_is_the_version():
     assert f"\n## {fa2_lab.__version__}" in text("CHANGELOG.md")
 
 
-def test_the_two_commands():
-    block = re.search(r"^```bash\n(.*?)^```", text(), re.DOTALL | re.MULTILINE)[1].splitlines()
-    assert block == ["pip install -c constraints.txt -e '.[dev]' && python -m fa2_lab", "python -m pytest"]
-
-
 @pytest.mark.parametrize("name", PAGES)
 def test_commands_that_are_named_exist(name):
     assert commands_in(text(name)) <= commands()

@@ -114,11 +114,6 @@ def test_a_live_piece_stands_in_a_frame_with_its_still_for_print(folder, pages):
             assert (folder / re.search(shown, figure)[1]).is_file()
 
 
-def test_every_chapter_and_assignment_has_a_page(folder):
-    for name in [*(c.name for c in written()), *site.assignments()]:
-        assert (folder / f"{name}.html").is_file(), name
-
-
 def test_answers_are_folded(folder):
     for chapter in written():
         page = html(folder, chapter.number)
