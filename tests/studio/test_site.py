@@ -18,7 +18,7 @@ import nbformat
 import pytest
 
 from fa2_lab.tools import command
-from fa2_studio.book import site, slides
+from fa2_studio.book import slides
 from fa2_studio.book.chapters import NOTEBOOKS, written
 
 pytest.importorskip("sphinx_book_theme", reason="not installed: pip install -e '.[site]'")
