@@ -9,7 +9,7 @@ Without a name `data()` is the ladder of chapter 10 as it was measured, over the
 """
 
 import re
-from math import log10
+from math import inf, log10
 from typing import Any, NamedTuple
 
 from fa2_lab.machine import chips, reasons
@@ -155,7 +155,7 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60 or len(place) > 2}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()
     gap = LINE * decades * max(name.count("\n") + 1 for name in points)
-    _, *heights = apart([log10(roof), *(log10(place[1]) for place in crowd.values())], gap)
+    heights = apart([log10(place[1]) for place in crowd.values()], gap, top=log10(roof) - 0.75 * gap)
     for name, (x, y, *requested) in points.items():
         color = style.OURS if name == "fa2_lab" else style.INK
         words = f"{named(name)}, {y:.0f}"
@@ -172,14 +172,15 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
             style.beside(ax, words, (x, y), (8, below), color=color)
 
 
-def apart(values: list[float], gap: float) -> list[float]:
-    """Heights as near to the values as can be, in their order, each at least the gap from the next."""
+def apart(values: list[float], gap: float, top: float = inf) -> list[float]:
+    """Heights as near to the values as can be, in their order, at least the gap apart, none above the top."""
     order = sorted(range(len(values)), key=lambda n: values[n])
     pools: list[list[float]] = []  # neighbours that push each other: the mean of each pool stays
     for place, n in enumerate(order):
         pools.append([values[n] - gap * place])
         while len(pools) > 1 and sum(pools[-2]) / len(pools[-2]) >= sum(pools[-1]) / len(pools[-1]):
             pools[-2:] = [pools[-2] + pools[-1]]
-    levels = [sum(pool) / len(pool) for pool in pools for _ in pool]
+    highest = top - gap * (len(values) - 1)
+    levels = [min(sum(pool) / len(pool), highest) for pool in pools for _ in pool]
     placed = {n: levels[place] + gap * place for place, n in enumerate(order)}
     return [placed[n] for n in range(len(values))]

@@ -16,8 +16,9 @@ PAUSE = (Barrier("nothing", 1), 1, "")  # over at once: somebody else may go fir
 class Ring:
     """Stages for tiles, and two barriers for each."""
 
-    def __init__(self, stages: int, consumers: int):
-        self.stages, self.tiles = stages, [None] * stages
+    def __init__(self, stages: int, consumers: int, name: str = "the ring"):
+        self.stages, self.tiles, self.name = stages, [None] * stages, name
+        self.latest = [None] * stages  # tiles that are there or on their way
         self.filled = [Barrier("filled", 1) for _ in range(stages)]
         self.emptied = [Barrier("emptied", consumers) for _ in range(stages)]
 
@@ -28,9 +29,10 @@ class Ring:
 
     def room(self, n: int) -> tuple:
         stage = n % self.stages
-        return self.emptied[stage], (n // self.stages & 1) ^ 1, f"stage {stage} to be emptied"
+        return self.emptied[stage], (n // self.stages & 1) ^ 1, f"room for {self.name}'s tile {n}"
 
     def copy(self, n: int) -> Iterator[tuple]:
+        self.latest[n % self.stages] = n
         self.tiles[n % self.stages] = np.nan  # on its way: neither old nor new
         yield PAUSE
         self.tiles[n % self.stages] = n
@@ -39,7 +41,7 @@ class Ring:
     def take(self, n: int) -> Iterator[tuple]:
         """Consumer: wait for tile n; returns its stage."""
         stage = n % self.stages
-        yield self.filled[stage], n // self.stages & 1, f"stage {stage} to be filled"
+        yield self.filled[stage], n // self.stages & 1, f"{self.name}'s tile {n}"
         return stage
 
     def release(self, n: int) -> None:

@@ -278,9 +278,11 @@ read(KERNEL, "consumer", begin="# Two intervals", end="q = pipes")
 # ```
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "consumer", begin="for j in range(last - end)", end="n += last")
+read(KERNEL, "consumer", begin="for j in range(last - end)", end="n += last", off="geometry.cu_q")
 
 # %% [markdown]
+# (`at` and `there` change only with packed sequences, [chapter 16](16_masks.ipynb); those lines are left out.)
+#
 # If these rows lie past the last row of the sequence, `end` is `first`, and all tiles are skipped. Q is released by `visit`,
 # after the last S, if O lies apart; otherwise here, when the copy of O has left Q's place.
 
@@ -345,7 +347,9 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # %% [markdown]
 # ## The softmax step
 #
-# It is rung 22's. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
+# It is rung 22's, with one addition. `factor` is $\tau \log_2 e$. `scale` is the same number, kept for each row, because a
+# row with |m| from $2^{28}$ on takes another one: there the rounding of m would show. m is kept already multiplied by
+# `scale`. `raised` also gives α. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -359,8 +363,7 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 #   earlier version computed m · `scale` here, and the compiler put the wait for P V before it. A short chain costs as
 #   much as what waits behind it.
 #
-# From scores of $2^{28}$ on the rounding of m would show, and a row takes another `scale`. The head of
-# [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py) says why.
+# The head of [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py) says how another `scale` is found.
 
 # %% [markdown]
 # ## m in assembly
@@ -368,7 +371,7 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # Gluon's `if` is for all warps of a consumer together. That one warp jumps and another does not takes PTX, NVIDIA's
 # portable assembly language. `$0` to `$5` are m, scale and α of rows r and r + 8, `$10` and `$11` this lane's largest scores.
 # `$6` to `$9`, m and scale as they come in, are the registers of `$0` to `$3`: they are changed in place. `FOLLOW`, which
-# stands above it in that file, comes once for each of the two rows:
+# stands above it in that file and raises one row's m, comes once for each of the two rows:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "RAISED")
@@ -444,7 +447,7 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 
 # %%
 asked = cost("FA2", B_r=192, B_c=64)
-picture = roofline.data(("FA2 with tiles of 192 × 64", asked))
+picture = roofline.data(("FA2, 192 × 64 tiles", asked))
 reached = climb.shapes[128, False].rate("fa2_lab")
 picture["points"]["this kernel, measured"] = asked.intensity("crossed"), reached, asked.intensity("requested")
 show(roofline.draw(**picture))
@@ -520,8 +523,8 @@ for (d, causal), ratio in over.items():
 #
 # **Build.** With key lengths a consumer takes V's first tile, to wipe it, before it releases K's. With one stage the
 # kernel's producer hangs then: V₀ stands behind K₁, and K₁ waits for the release of K₀. Write a producer of one row block
-# for which one stage is enough, on the model: yield `K.room(n)` to wait for room, and from `K.copy(n)` and `V.copy(n)` to
-# copy. V is not released, so there is no `V.room`.
+# for which one stage is enough, on the model: `yield K.room(n)` waits for room; `yield from K.copy(n)` and
+# `yield from V.copy(n)` copy. V is not released, so `V.room` would wait for ever.
 
 # %%
 def my_copies(K, V, T):  # T tiles

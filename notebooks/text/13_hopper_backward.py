@@ -129,7 +129,8 @@ def one_by_one(block, ds_filled, T, add=600):
         yield block.start("copy", add, f"add dQ {n}").done()
 
 # %% [markdown]
-# And the kernel's order. dQ of a step is multiplied in the *next* step, beside the exponentials:
+# And the kernel's order at d = 128 under the mask. dQ of a step is multiplied in the *next* step, beside the
+# exponentials:
 
 # %%
 def kernel_order(block, ds_filled, T, add=600):
@@ -263,9 +264,10 @@ KERNEL, LATE = "hopper/backward/kernel.py", "pipes.sizes.dk_late"
 read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 
 # %% [markdown]
-# `take` waits for K and V. The first step stands before the loop. `ds=None` tells it that no row block came before:
-# there is no dQ to multiply. It is the *prologue*. The *epilogue* after the loop is dQ of the last row block. V is
-# released before it and K after it, because dQ = dS K needs K. `finish` writes dK and dV by bulk copies.
+# `steps` row blocks see this column block. `take` waits for K and V. The first step stands before the loop. `ds=None` tells
+# it that no row block came before: there is no dQ to multiply. It is the *prologue*. The *epilogue* after the loop is dQ of
+# the last row block. V is released before it and K after it, because dQ = dS K needs K. `finish` writes dK and dV by bulk
+# copies, from dQ's place: where all add in turn (sitting 3), the last `wait_for_room` waits until the writer has read it.
 #
 # `interval` gives for each key the first row that sees it, and `CUT`, whether there is a mask at all. At d = 128
 # without a mask `hold` keeps half of V, the same for all row blocks, in 16 registers. With Triton 3.9 there is room for
@@ -296,8 +298,8 @@ read(KERNEL, "step", begin="dp = start_dp", off=LATE)
 read(KERNEL, "exchange")
 
 # %% [markdown]
-# - In the machine code `exp2` runs beside dQ only where dV starts early. Else the compiler moves the wait for dQ up.
-#   Then it runs beside dP at d = 64, and at 128 after dP, beside products of the other consumer alone.
+# - In the machine code, dV early (d = 128, causal): `exp2` runs beside dQ. dV late: the compiler waits for dQ first. `exp2`
+#   then runs beside dP at d = 64. At d = 128 it runs after dP, while the other consumer multiplies.
 # - `ds` is used twice. `exchange` puts it into shared memory for both consumers. `as_operand` makes it the left operand of
 #   product 4, in the registers where it is.
 # - `deps` also holds `p_half`, the operand of dV. Without it the compiler might reuse registers that a running product
@@ -433,9 +435,9 @@ read("hopper/backward/turns.py", "Turns.add", "Turns.pass_on")
 #
 # <details><summary>Answer</summary>
 #
-# **from the last to the first.** Each column block begins at its diagonal, and those rows see no key further right. So
-# nobody is before it. The next one to the left begins higher up, and comes to these rows when the turn does. From the
-# first to the last, each would wait at its own diagonal until all to its left had come down to there.
+# **from the last to the first.** With square tiles column block i starts at row block i and is first there. Block i − 1
+# starts one row block earlier, so it reaches row block i just as i has left it. The other way round, block i would idle at
+# row block i until blocks 0 to i − 1 had passed it.
 # </details>
 
 # %% [markdown]
@@ -518,7 +520,8 @@ show(roofline.draw(**picture))
 #
 # - One pass saves two products of seven and half of the exponentials. The price is dQ, to which all column blocks add.
 # - A consumer owns 64 keys, with dK and dV in registers. Tiles have keys as rows, so only dS has to be turned.
-# - A step: S, with dQ of the step before beside the exponentials; dV; dP; dK.
+# - A step at d = 128 under the mask: S, with dQ of the step before beside the exponentials; dV; dP; dK. Elsewhere registers
+#   are short: dV comes after dS, and the exponentials run beside dP or the other consumer's products.
 # - Sums in any order differ in their last bits, and nothing else. The same bits cost a second pass, or turns, which are
 #   cheaper.
 
@@ -561,7 +564,8 @@ judge_step(my_order)
 # ```
 # 2,572 clocks a step, as good in the model. What the record above calls *S and dP started together* is another order: there
 # dQ of the step before stood beside both, the last column of the table of registers: 224 of 240 before anything else.
-# Yours needs 192 at a time, as the kernel's own, because dQ begins when dS and P are in 16 bits.
+# Yours needs 192 at a time, as the kernel's own, because dQ begins when dS and P are in 16 bits. It was not tried in the
+# kernel: *dQ in its own step* of that record has dP after P. And the model, without registers and masks, cannot tell.
 # </details>
 
 # %% [markdown]

@@ -175,6 +175,7 @@ def test_every_curve_of_speed_is_the_record_s_and_the_claim_is_counted():
                 count += name == "torch flash" and row["values"]["fa2_lab"][0] < row["values"][name][0]
     assert f"at {count} of " in speed.ahead(seen["panels"])
     assert roofline.apart([10.0, 3.0, 3.0], 2) == [10, 2, 4]
+    assert roofline.apart([10.0, 9.0, 3.0], 2, top=9) == [9, 7, 3]
 
 
 def test_time_and_memory_are_the_records_and_whole_batches():

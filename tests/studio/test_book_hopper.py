@@ -42,6 +42,16 @@ def hasty(block, ds_filled, T):
             yield block.start(unit, 256, f"{what} {n}").done()
 
 
+def lonely(block, ds_filled, T):
+    """Its dS comes long before dQ, but the other consumer's may not."""
+    for n in range(T):
+        for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dP"):
+            yield block.start(unit, 256, f"{what} {n}").done()
+        ds_filled.arrive(block.actor)
+        for unit, what in ("tensor", "dV"), ("tensor", "dK"), ("tensor", "dQ"), ("copy", "add dQ"):
+            yield block.start(unit, 256, f"{what} {n}").done()
+
+
 def short(block, ds_filled, T):
     """Multiplies nothing but S."""
     for n in range(T):
@@ -55,9 +65,56 @@ def careless(K, V, T):
         yield from V.copy(n)
 
 
+def ahead(K, V, T):
+    """K runs ahead of V, as in the kernel."""
+    for n in range(T):
+        yield K.room(n)
+        yield from K.copy(n)
+        if n > 0:
+            yield from V.copy(n - 1)
+    yield K.room(T)
+    yield from V.copy(T - 1)
+
+
+def eager(K, V, T):
+    """V's tile is copied as soon as K's, over one that may not have been read."""
+    for n in range(T):
+        yield K.room(n)
+        yield from K.copy(n)
+        yield from V.copy(n)
+
+
+def fewer(K, V, T):
+    """Forgets the last tile."""
+    for n in range(T - 1):
+        yield K.room(n)
+        yield from K.copy(n)
+        if n > 0:
+            yield K.room(n + 1)
+        yield from V.copy(n)
+
+
+def yielding(K, V, T):
+    """Yields a copy, not what it waits for."""
+    yield K.room(0)
+    yield K.copy(0)
+
+
+HANGS = "stages: 1; nobody can go on: "
+
+
 @pytest.mark.parametrize(
     "judge, order, mistake",
     [
+        (orders.judge_step, lonely, "consumer 0 starts dQ 0 before P 0 of consumer 1 has ended"),
+        (
+            orders.judge_copies,
+            ahead,
+            f"{HANGS}the producer waits for room for K's tile 1; consumer 0 waits for V's",
+        ),
+        (orders.judge_copies, eager, "stages: 1; V's tile 1 was copied where consumer 1 had not read tile 0"),
+        (orders.judge_copies, fewer, f"{HANGS}the producer has ended; consumer 0 waits for K's tile 3"),
+        (orders.judge_copies, yielding, "stages: 1; you yielded a copy"),
         (orders.judge_step, hasty, "consumer 0 starts dQ 0 before both have arrived"),
         (orders.judge_step, short, "consumer 0 leaves out P 0"),
         (orders.judge_copies, careless, "stages: 1; "),
@@ -67,6 +124,21 @@ def careless(K, V, T):
 def test_an_order_that_forgets_something_is_wrong(judge, order, mistake, capsys):
     judge(order)
     assert capsys.readouterr().out.startswith(f"wrong: {mistake}")
+
+
+def test_a_right_order_that_is_not_the_one_asked_for_says_so(capsys):
+    def waited_for(block, ds_filled, T):
+        for n in range(T):
+            for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dV"), ("tensor", "dP"):
+                yield block.start(unit, 256, f"{what} {n}").done()
+            ds_filled.arrive(block.actor)
+            yield ds_filled.over(n & 1)
+            for unit, what in ("tensor", "dK"), ("tensor", "dQ"), ("copy", "add dQ"):
+                yield block.start(unit, 256, f"{what} {n}").done()
+
+    orders.judge_step(waited_for)
+    says = capsys.readouterr().out
+    assert says.startswith("right: ") and "S and dP are not started together" in says and "is waited for" in says
 
 
 def test_a_listing_leaves_out_what_is_off():
