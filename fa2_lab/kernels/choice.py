@@ -17,14 +17,14 @@ from triton.errors import TritonError
 from fa2_lab.kernels.decode import plan as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
-from fa2_lab.kernels.prepared import Options, Tensors, has_gaps, kind_of, prepared, rows_contiguous
+from fa2_lab.kernels.prepared import Options, Tensors, has_gaps, kinds_of, prepared, rows_contiguous
 
 # Forward ------------------------------------------------------------------------------------------------------
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
-    kind = "forward", options, *map(kind_of, tensors)
+    kind = "forward", options, *kinds_of(tensors)
     return prepared(kind, prepare_any, tensors, options)(*tensors)
 
 
@@ -71,7 +71,7 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Seque
     """(dQ, dK, dV) of one call, and dsinks where there are sinks. To make a record of the tensors takes time on the
     host, so it is made for the first call of a kind alone."""
     same_bits = torch.are_deterministic_algorithms_enabled()
-    kind = "backward", options, same_bits, *map(kind_of, (dO, dL, O, *tensors))
+    kind = "backward", options, same_bits, *kinds_of((dO, dL, O, *tensors))
     call = prepared(kind, prepare_any_backward, dO, dL, O, tensors, options, same_bits)
     return call(dO, dL, O, L, *tensors)
 
@@ -106,13 +106,11 @@ def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, 
     def last(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> Callable:
         return prepare_portable_backward(dO, O, Tensors(*given), options)
 
-    def hoppers(
-        dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, q: Any, k: Any, v: Any, *others: Any
-    ) -> tuple | None:
-        key_lengths, _, _, cu_q, cu_k = others
-        return own(dO, q, k, v, O, L, dL, key_lengths, cu_q, cu_k)
-
-    return served("Hopper's backward", hoppers, last)
+    return served(
+        "Hopper's backward",
+        lambda dO, dL, O, L, q, k, v, lengths, _, __, cu_q, cu_k: own(dO, q, k, v, O, L, dL, lengths, cu_q, cu_k),
+        last,
+    )
 
 
 def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
@@ -181,10 +179,11 @@ def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None =
 
     def call(*tensors: Any) -> Any:
         nonlocal works, instead
-        found = None
-        if works:
+        if works or otherwise is None:
             try:
                 found = own(*tensors)
+                if found is not None or otherwise is None:
+                    return found
             except Exception as error:
                 if not is_a_compiler_s(error):
                     raise
@@ -192,8 +191,6 @@ def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None =
                     raise RuntimeError(f"fa2_lab: {refused(name, error)}; {ADVICE}") from error
                 works = False
                 warn_once(name, error)
-        if found is not None or otherwise is None:
-            return found
         instead = instead or otherwise(*tensors)
         return instead(*tensors)
 

@@ -8,7 +8,7 @@ A few values are looked at before a launch, such as the range of key_lengths. SE
 were then; nothing is written onto the tensors. forget() empties both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 from weakref import ref
 
@@ -73,9 +73,9 @@ def forget() -> None:
     SEEN.clear()
 
 
-def kind_of(x: Tensor | None) -> tuple | None:
-    """What checks and choices look at in a tensor that is already known to be one."""
-    return None if x is None else (x.dtype, x.device, x.shape, x.stride())
+def kinds_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
+    """What checks and choices look at in tensors that are already known to be some."""
+    return [None if x is None else (x.dtype, x.device, x.shape, x.stride()) for x in tensors]
 
 
 def has_gaps(x: Tensor | None) -> bool:

@@ -14,7 +14,7 @@ from fa2_lab.kernels import interpreter, launch, tables
 from fa2_lab.kernels.common.softmax import scales
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import Counts, DecodeTile, Strides, merge_kernel, split_kv_kernel, stream_k_kernel
-from fa2_lab.kernels.prepared import Options, kind_of, prepared
+from fa2_lab.kernels.prepared import Options, kinds_of, prepared
 
 MOST_ROWS = 64  # of one tile
 MERGE_WIDTH = 32  # columns of O that a program of the merge takes
@@ -44,7 +44,7 @@ def decode(
     With a table (batch, width), K and V are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
     `programs` asks for equal shares for so many programs.
     """
-    key = "decode", options, programs, *map(kind_of, (Q, K, V, key_lengths, table, sinks))
+    key = "decode", options, programs, *kinds_of((Q, K, V, key_lengths, table, sinks))
     call = prepared(key, prepare, Q, K, V, options, key_lengths, table, programs)
     return call(Q, K, V, key_lengths, sinks=sinks, table=table)
 

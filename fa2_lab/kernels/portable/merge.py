@@ -11,7 +11,7 @@ import triton.language as tl
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.common.tile import head_of, load_rows, store_rows
-from fa2_lab.kernels.prepared import kind_of, prepared, rows_contiguous
+from fa2_lab.kernels.prepared import kinds_of, prepared, rows_contiguous
 
 ROWS = 32  # of a program
 
@@ -67,7 +67,7 @@ def merge(m, l, o, rows: slice, O, L, O_out=None, L_out=None) -> None:
     """
     O, L = rows_contiguous(O), L.contiguous()
     if O.shape[2] or O_out is not None:
-        key = "merge", rows.start, m.shape, *map(kind_of, (O, O_out, L_out))
+        key = "merge", rows.start, m.shape, *kinds_of((O, O_out, L_out))
         kernel = prepared(key, prepare, m.shape[2], rows.start, O, O_out, L_out)
         with launch.on_device_of(O):
             kernel(m, l, o, L, O, L_out, O_out)
