@@ -38,14 +38,14 @@ def pytest_generate_tests(metafunc):
     if cases:
         cases[:] = [case for case in cases if not reason(test, f"{test}[{case.id}]", case.params)]
         if not cases:
-            emptied.add(test)  # pytest now takes it for a test without cases
+            emptied.add(metafunc.definition.nodeid)  # pytest now takes it for a test without cases
 
 
 def pytest_collection_modifyitems(config, items):
     keep, drop = [], []
     for item in items:
         bare = not hasattr(item, "callspec")
-        out = bare and (item.originalname in emptied or reason(item.originalname, item.name, {}))
+        out = bare and (item.nodeid in emptied or reason(item.originalname, item.name, {}))
         (drop if out else keep).append(item)
     items[:] = keep
     config.hook.pytest_deselected(items=drop)
