@@ -591,7 +591,7 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 # %% [markdown]
 # ## How far is the roof?
 
-# %%
+# %% tags=["hide-input"]
 rows = {f"{B_r} rows a tile": cost("FA2", B_r=B_r, B_c=128) for B_r in (64, 192)}
 show(roofline.draw(**roofline.data(*rows.items())))
 

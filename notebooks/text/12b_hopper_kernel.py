@@ -445,7 +445,7 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # Ahead of cuDNN, level with FlashAttention-3 or ahead of it, and at best near the speed of a plain matrix product. On the
 # roofline of chapter 00, the method against what this kernel reached in the table above:
 
-# %%
+# %% tags=["hide-input"]
 asked = cost("FA2", B_r=192, B_c=64)
 picture = roofline.data(("FA2, 192 × 64 tiles", asked))
 reached = climb.shapes[128, False].rate("fa2_lab")

@@ -500,7 +500,7 @@ for name, peer, asked in (
 # Triton 3.6: [RESULTS.md](../RESULTS.md) has their versions. A bulk reduction sends a part of
 # dQ once, where a load and a store send it twice:
 
-# %%
+# %% tags=["hide-input"]
 asked = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
 once = 64 * (4096 // 128) * 4096 * 128 * 4  # bytes: heads, column blocks, dQ in fp32
 asked = replace(asked, requested=asked.requested - once)

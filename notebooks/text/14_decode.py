@@ -75,7 +75,7 @@ print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 # key. Here the GPU is a machine for reading.
 # </details>
 
-# %%
+# %% tags=["hide-input"]
 points = {
     "one query a key": cost("decode", N=65536, N_q=1, heads=8, B_r=16),
     "a group of four": cost("decode", N=65536, N_q=4, heads=8, B_r=16),

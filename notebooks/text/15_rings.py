@@ -251,7 +251,7 @@ for name, (flops, link) in speeds.items():
 # long to hide. But a call takes 7.6 ms: agreeing, starting transfers and launching kernels cost most.
 # </details>
 
-# %%
+# %% tags=["hide-input"]
 recorded = ring_speed.data()
 show(ring_speed.draw(**recorded, narrow=True))
 
