@@ -6,14 +6,13 @@
 #
 # **Who works on which tiles, and who waits?**
 #
-# So far we counted the work, not who does it. A GPU runs more than a hundred workers at the same time. Do they all have
-# something to do?
+# So far we counted the work. A GPU runs more than a hundred workers at the same time. Do all of them have work?
 #
 # After this notebook you can
 #
 # - say of a loop whether its iterations may run at the same time,
 # - compute how many thread blocks a launch has, how many waves they take, and what share of the chip is idle,
-# - name three remedies against idle processors: another loop, another order, and split keys.
+# - name four remedies against idle processors: another loop, smaller row blocks, split keys, and another order.
 #
 # *Time: 30 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [05 · The
 # backward pass](05_backward.ipynb).*
@@ -59,8 +58,8 @@ show(workers.draw(**workers.data()))
 # %% [markdown]
 # ## Six processors
 #
-# In practice the thread blocks wait in a line by their number, and the SM that is free first
-# takes the next one. We may use that for speed, never for the result. We measure time in tiles.
+# In practice the thread blocks wait in a line, in the order of their numbers, and the SM that is free first takes the next
+# one. We may use that for speed, never for the result. We measure time in tiles.
 #
 # **Build.** `costs` has the time that each thread block takes, in the order of the launch. Return when each one
 # ends, in the same order. All SMs are free at time 0. If several are free, any of them will do.
@@ -81,12 +80,12 @@ def ends(SMs, costs):
 
 one_wave = "4 equal thread blocks, 6 SMs. Does each get an SM of its own?"
 queue = "a long one, then short ones, 2 SMs. The SM that had a short one is free early. Does it take the next?"
-row_order = "two causal heads on 3 SMs. Does your thread block wait until the whole wave is done?"
+unequal = "8 of them, 3 SMs. Does each start as soon as one SM is free, or wait until all three are?"
 check(
     schedule,
     Case(one_wave, (6, [16] * 4), ends(6, [16] * 4)),
     Case(queue, (2, [5, 1, 1, 1, 1]), ends(2, [5, 1, 1, 1, 1])),
-    Case(row_order, (3, [1, 2, 3, 4] * 2), ends(3, [1, 2, 3, 4] * 2)),
+    Case(unequal, (3, [1, 2, 3, 4] * 2), ends(3, [1, 2, 3, 4] * 2)),
 )
 
 # %% [markdown]
@@ -113,23 +112,23 @@ check(
 
 # %% tags=["hide-input"]
 ran = {"FA1 as printed": timetable(6, [16] * 4), "FA2": timetable(6, [4] * 16)}
-show(waves.draw(ran, "A line is an SM. A new grey begins with each of its thread blocks.", narrow=True))
+show(waves.draw(ran, "Each row is an SM. A new grey begins with each of its thread blocks.", narrow=True))
 
 # %% [markdown]
 # FA1 leaves two SMs idle from beginning to end. FA2 runs in three rounds, called *waves*, and the third is not full.
 # Perfect sharing would end at 64 / 6 = 10⅔, but a thread block cannot be cut in two.
 #
-# Equal thread blocks take ⌈thread blocks / SMs⌉ times the length of one. So 133 of them take twice as long on 132 SMs as
-# 132: the second wave is one thread block, and 131 SMs wait for it (*wave quantization*). With many waves, a poor last one
-# weighs little. Take batch 1, 32 heads, 8,192 tokens, row blocks of 128, and an H200: FA2 has 2,048 thread blocks, which
-# take 16 waves and keep 2,048 / (16 · 132) = 97% of the SMs busy. FA1, as printed, has 32 and uses a quarter of the chip.
+# If an SM runs one thread block at a time, equal ones take ⌈thread blocks / SMs⌉ times the length of one. On 132 SMs, 133
+# of them take twice as long as 132: the second wave is one thread block, and 131 SMs wait for it (*wave quantization*).
+# With many waves, a poor last one weighs little. Take batch 1, 32 heads, 8,192 tokens and row blocks of 128. FA2 has 2,048
+# thread blocks. 16 waves keep 2,048 / (16 · 132) = 97% of the SMs busy. FA1, as printed, has 32 and uses a quarter of them.
 
 # %% [markdown]
 # ## Why not make row blocks much smaller?
 #
 # A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more, but every
-# worker loads all of K and V: half the rows, twice the requests. Here is the unit of an H200 that takes longest (d = 128).
-# The tensor cores' time is divided by the share of busy SMs; L2 is shared by all.
+# worker loads all of K and V: half the rows, twice the requests. For each $B_r$ the lines print the slowest unit of an H200
+# and its time (d = 128). The tensor cores' time is divided by the share of busy SMs; L2 is shared by all.
 
 # %% tags=["hide-input"]
 costs = {f"B_r = {B_r}": prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
@@ -140,9 +139,10 @@ for name, cost in costs.items():
 show(roofline.draw(**roofline.data(*costs.items())))
 
 # %% [markdown]
-# At $B_r = 128$ half of the SMs are idle, so its ring hangs free, below both roofs. $B_r = 64$ fills the chip, at the cost
-# of twice the requests: now L2 is the limit, and the launch is faster. With still smaller row blocks, the time doubles with
-# the requests. So take the largest row blocks that keep the SMs busy. Try other heads, lengths and chips.
+# At $B_r = 128$ half of the SMs are idle, so its ring hangs below L2's slope and the tensor cores' roof. (DRAM's slope
+# counts for dots only.) $B_r = 64$ fills the chip and doubles the requests. Now L2 is the limit, and the launch is faster.
+# Below 64 the time doubles with the requests. So take the largest row blocks that keep the SMs busy. In the live piece
+# change the heads until the last wave is nearly empty. The still picture is chapter 03's: larger tiles request less.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("tiles")
@@ -151,22 +151,22 @@ live("tiles")
 # ## What if several thread blocks share an SM?
 #
 # Often two, three or four fit: as many as its registers and its shared memory have room for. While one waits for data,
-# another computes. Then a wave has more *places*, 264 with two on each SM, 396 with three, and there are ⌈thread blocks /
-# places⌉ waves. Thread blocks that share an SM slow each other: a wave of three takes longer than a wave of two, but not
-# one and a half times as long.
+# another computes. Then a wave has more *places*, on 132 SMs 264 with two on each and 396 with three, and there are ⌈thread
+# blocks / places⌉ waves.
 #
 # **Predict.** A change frees registers, so that three thread blocks fit on an SM in place of two. With 64 heads of 64 row
-# blocks the kernel gets 1.2 times as fast. What does it do with 8 heads?
+# blocks the kernel gets 1.2 times as fast. How does its speed change with 8 heads?
 #
 # - ☐ it gets 1.2 times as fast, too
-# - ☐ it gets faster, by less
+# - ☐ it gets faster, but by less
 # - ☐ it gains nothing, or loses
 #
 # <details><summary>Answer</summary>
 #
-# **it gains nothing, or loses.** 64 heads are 4,096 thread blocks: 16 waves or 11. 8 heads are 512, two waves either way.
-# With three places the first is longer, and in the second a thread block runs alone and nothing hides its waits. Kernels
-# r03 (two places) and r05 (three) of chapter 10 are such a pair; milliseconds on an H200:
+# **it gains nothing, or loses.** Thread blocks that share an SM slow each other: a wave of three takes longer than a wave of
+# two, but less than 3/2 as long. 64 heads are 4,096 thread blocks: 16 waves or 11. 8 heads are 512: two waves either way.
+# With three places the first takes longer, and in the second a thread block is alone on its SM and nothing hides its waits.
+# Two kernels of chapter 10, r03 (two places) and r05 (three), are such a pair; milliseconds on an H200:
 #
 # ```python
 # for row in load("ladder").rows:
@@ -185,31 +185,31 @@ live("tiles")
 # ## One query, many keys
 #
 # A model that writes a text computes one new query at a time against all keys so far. This is called *decoding*. One query
-# is one row block, so FA2 is back at one worker per head. But chapter 02 can merge states that never met. So cut the keys
-# of each head into parts. Each part writes its O (already divided by $\ell$) and its L, and a second small kernel merges
-# them. This is called *split-KV*. Chapter 14 builds it.
+# is one row block, so FA2 is back at one worker per head. But states of different keys can be merged (chapter 02). So cut
+# the keys of each head into parts, one worker each. Each writes its O (already divided by $\ell$) and its L, and a second
+# small kernel merges them. This is called *split-KV*. Chapter 14 builds it.
 
 # %% [markdown]
 # ## What if thread blocks are not equal?
 #
-# Under the causal mask, with as many queries as keys and square tiles, row block i has i + 1 tiles. Two heads of 4 row
-# blocks have 20 tiles. On three SMs no order can end before 7.
+# Under the causal mask, with as many queries as keys and square tiles, row block i has i tiles, counted from 1. Two heads
+# of 12 row blocks have 156 tiles. On 8 SMs no order can end before 20.
 #
 # **Predict.** Which order of the launch ends first?
 #
-# - ☐ row by row, head by head
-# - ☐ the longest first
-# - ☐ the shortest first
-# - ☐ all orders take the same time, as the work is the same
+# - ☐ as they come: row by row, head by head
+# - ☐ the heaviest first
+# - ☐ the lightest first
+# - ☐ heavy and light by turns, so that each SM gets both
 #
 # <details><summary>Answer</summary>
 #
-# **the longest first.** It ends at 7, the shortest first at 8, row by row at 9. A long thread block that starts late ends
-# late, and the others wait for it. If it starts first, the short ones fill the gaps at the end.
+# **the heaviest first.** It ends at 21, by turns at 22, the lightest first at 24, as they come at 26. A heavy thread block
+# that starts late ends late, and the others wait for it. If it starts first, light ones fill the gaps at the end.
 # </details>
 #
-# Each lane below is an SM, and each bar a thread block. Choose the SMs, the heads, the mask and the order, and look at the
-# right end, where some SMs have nothing left to do.
+# The live piece begins with this case. Choose the SMs, the heads, the mask and the order, and look at the right end, where
+# some SMs have nothing left to do. In the still picture (132 SMs, 32 heads of 16 row blocks) compare the two lower panels.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("timetable")
@@ -221,8 +221,8 @@ live("timetable")
 # - FA1, as printed, has batch · heads workers. FA2 has $T_r$ times as many forward (rows), and $T_c$ times as many backward
 #   (columns).
 # - Equal thread blocks take ⌈thread blocks / places⌉ waves. In the last wave some SMs are often idle.
-# - Unequal thread blocks: launch the longest first.
-# - Few rows and many keys: split the keys, merge the parts.
+# - Take the largest row blocks that keep the SMs busy.
+# - Few rows and many keys: split the keys, merge the parts. Unequal thread blocks: launch the heaviest first.
 
 # %% [markdown]
 # ## Checks
@@ -235,11 +235,11 @@ Q, K, V = rng.standard_normal((3, 13, 4))
 S = np.where(np.tri(13, dtype=bool), Q @ K.T / 2, -np.inf)
 parts, _ = fa2.forward_split_keys(Q, K, V, splits=3, B_r=4, B_c=2, mask=CAUSAL)
 verdict("split keys, merged = dense, causal and ragged", close(parts, safe_softmax(S) @ V))
-verdict("FA1 ends at 16, FA2 at 12", [max(ends(6, [16] * 4)), max(ends(6, [4] * 16))] == [16, 12])
 verdict("waves on 264 and 396 places", [grid.waves(n, p * 132) for n in (512, 4096) for p in (2, 3)] == [2, 2, 16, 11])
-costs = [1, 2, 3, 4] * 2
-orders = sorted(costs, reverse=True), sorted(costs), costs
-verdict("the orders end at 7, 8 and 9", [max(ends(3, order)) for order in orders] == [7, 8, 9])
+light = sorted([*range(1, 13)] * 2)
+turns = np.array([light[::-1], light])[:, :12].T.ravel()
+orders = light[::-1], turns, light, [*range(1, 13)] * 2
+verdict("the orders end at 21, 22, 24 and 26", [max(ends(8, order)) for order in orders] == [21, 22, 24, 26])
 
 # %% [markdown] tags=["navigation"]
 # [← The backward pass](05_backward.ipynb) · [The map](00_start.ipynb) · [Warps →](07_warps.ipynb)
