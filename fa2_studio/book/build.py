@@ -1,6 +1,6 @@
 """The empty function of a chapter, and its check: not written yet, right, or wrong, with the case that tells why."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -15,8 +15,11 @@ class Case(NamedTuple):
     expected: Any  # an array, or a tuple of arrays
 
 
-def check(function: Callable, *cases: Case, tolerance: float = 1e-9) -> None:
-    """Call a reader's function on each case, up to the first that fails, and print how it went."""
+def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequence[str] = ()) -> None:
+    """Call a reader's function on each case, up to the first that fails, and print how it went.
+
+    names: of its results, if it has several.
+    """
     says = f"right: {function.__name__} passes all {len(cases)} cases"
     for case in cases:
         try:
@@ -25,7 +28,7 @@ def check(function: Callable, *cases: Case, tolerance: float = 1e-9) -> None:
             if got is None or got is ...:
                 says = f"not written yet: {function.__name__} returns nothing"
                 break
-            wrong = difference(got, case.expected, tolerance)
+            wrong = difference(got, case.expected, tolerance, names)
         except Exception as error:
             wrong = f"{type(error).__name__}: {error}".splitlines()[0]
         if wrong:
@@ -34,14 +37,17 @@ def check(function: Callable, *cases: Case, tolerance: float = 1e-9) -> None:
     print(says)
 
 
-def difference(got: Any, expected: Any, tolerance: float) -> str:
+def difference(got: Any, expected: Any, tolerance: float, names: Sequence[str] = ()) -> str:
     """Where a result is farthest from what it should be; empty if it is close everywhere."""
     if isinstance(expected, tuple):
         number = len(got) if isinstance(got, tuple | list) else 1
         if number != len(expected):
             return f"got {number} result(s), should be {len(expected)}"
+        names = names or [f"result {n}" for n in range(1, number + 1)]
         parts = [difference(x, y, tolerance) for x, y in zip(got, expected, strict=True)]
-        return next((f"result {n}: {part}" for n, part in enumerate(parts, 1) if part), "")
+        return next((f"{name}: {part}" for name, part in zip(names, parts, strict=True) if part), "")
+    if isinstance(expected, bool | np.bool_) and np.ndim(got) == 0:
+        return "" if bool(got) == expected else f"got {bool(got)}, should be {expected}"
     got, expected = np.asarray(got, dtype=np.float64), np.asarray(expected, dtype=np.float64)
     if got.shape != expected.shape:
         return f"got shape {got.shape}, should be {expected.shape}"

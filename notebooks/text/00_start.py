@@ -48,13 +48,14 @@ show(time_and_memory.draw(**time_and_memory.data()))
 
 # %% [markdown]
 # At N = 4,096 our kernel is more than five times as fast as standard attention. With each doubling of N, standard's
-# memory grows fourfold, until the GPU is full. FA2's and ours double. (FA1's was not measured. bf16 is a number of two
-# bytes, *causal* a word of chapter 04.)
+# memory grows about fourfold, until the GPU is full. FA2's and ours double. (FA1's was not measured. bf16 is a number of
+# two bytes, *causal* a word of chapter 04.)
 #
-# FA1 is the slowest there. It is Algorithm 1 of the FA1 paper as printed, wherever this book shows it: one *worker* does a
-# whole *head*, on one processor. (A model does attention many times side by side, and each time is a head.) So 4 texts
-# with 16 heads each keep 64 of the GPU's 132 processors busy. Chapter 03 has the rest, and says why the kernel of FA1's
-# authors was two to four times as fast as standard attention.
+# FA1 is the slowest in this chart. It has the loops of the FA1 paper's Algorithm 1 as printed: one *worker* does a whole
+# *head*, on one processor. (A model does attention many times side by side. Each time is a head.) At N = 4,096 the 16,384
+# tokens are 4 texts. With 16 heads each they keep 64 of the GPU's 132 processors busy. Half of the GPU idles, which costs up
+# to a factor of 2. Chapter 03 has the rest, and says why the kernel of FA1's authors was two to four times as fast as
+# standard attention.
 
 # %% [markdown]
 # ## What does attention compute?
@@ -99,19 +100,20 @@ def attention(Q, K, V):  # (N, d) each: one token to a row
 show(gpu_map.draw(**gpu_map.data()))
 
 # %% [markdown]
-# Areas are sizes. The lens draws the small squares again with sides 14 times as long. Bars are speeds, TB in a second.
+# Areas are sizes. The lens draws the small squares again with sides 14 times as long. (The link matters in chapter 15.)
+#
+# Where nothing else is said, the GPU of this book is NVIDIA's H200. Its 132 processors are called *SMs*. A *thread* executes
+# instructions one by one. A *warp* is 32 threads that execute the same instruction together. A *thread block* is several
+# warps. It stays on one SM until it is done. Thread blocks are the workers of this book. An SM also has units that compute:
+# *tensor cores* multiply small matrices, *FP32 units* add and multiply float32 numbers, *special function units* compute
+# exponentials.
 #
 # | place | what it is | room on an H200 |
 # | --- | --- | --- |
 # | registers | numbers that one thread is working with | 256 KiB in each SM |
 # | shared memory | for all warps of a thread block (papers: SRAM) | 228 KiB in each SM |
 # | L2 | copies of what came from HBM lately, for all SMs (a *cache*) | 60 MiB |
-# | HBM | large, beside the chip, a kind of DRAM; tensors (arrays) live here | 141 GiB (its sheet says GB) |
-#
-# *SMs* are the processors; an H200 has 132. A *thread* executes instructions one by one. A *warp* is 32 threads that
-# execute the same instruction together. A *thread block* is several warps. It stays on one SM until it is done. Thread
-# blocks are the workers of this book. An SM also has units that compute: *tensor cores* multiply small matrices, *FP32
-# units* add and multiply float32 numbers, *special function units* compute exponentials.
+# | HBM | large, beside the chip; tensors (arrays) live here; also called *DRAM* | 141 GiB (its sheet says GB) |
 #
 # *On chip* means in registers or shared memory. The 256 MiB of S do not fit there: the shared memory of all SMs together
 # has 29 MiB. A piece of 128 × 128 scores takes 64 KiB (four bytes each) and fits into a single SM.
@@ -123,24 +125,20 @@ show(gpu_map.draw(**gpu_map.data()))
 # data sheets. One TFLOP/s is 10¹² FLOPs in a second.
 #
 # The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure everything by them. A
-# price of 206 for a byte means: while HBM delivers one byte, the tensor cores could do 206 FLOPs. (All units work at full
-# speed.)
+# price of 206 for a byte means: while HBM delivers one byte, the tensor cores could do 206 FLOPs (both at full speed).
 
 # %%
-chip = chips.H200  # the GPU of this book, where nothing else is said
+chip = chips.H200
 for name, price in prices(chip).in_flops().items():
     print(f"{name:6} {price:4.0f}")
 
 # %% [markdown]
 # - `fp32`: an instruction of an FP32 unit (addition, multiplication, or multiply-add). `exp`: an exponential.
-# - `shared`, `l2`, `dram`: one byte from shared memory, from L2, and from HBM. (*DRAM* is the word that measuring tools
-#   use for HBM.)
-#
-# (NVIDIA prints no speed of this L2, so it was measured. The rest is computed from NVIDIA's data.)
+# - `shared`, `l2`, `dram`: one byte from shared memory, from L2 (measured; NVIDIA prints no speed of it), and from HBM.
 
 # %% [markdown]
 # **Predict.** A score is needed twice: for its weight, and later again for the gradients. For d = 64 one score takes 64
-# multiply-adds. What is cheaper?
+# multiply-adds. (q and k are on chip both times.) What is cheaper?
 #
 # - ☐ store the score in HBM (four bytes), and load it the second time
 # - ☐ compute the score a second time
@@ -148,8 +146,8 @@ for name, price in prices(chip).in_flops().items():
 #
 # <details><summary>Answer</summary>
 #
-# **compute the score a second time.** With q and k on chip that takes 128 FLOPs. Four bytes out and four bytes in take the
-# time of about 1,650, 13 times as much.
+# **compute the score a second time.** That takes 128 FLOPs. Four bytes out and four bytes in take the time of about 1,650,
+# 13 times as much.
 # </details>
 
 # %% [markdown]
@@ -189,33 +187,41 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 #
 # <details><summary>Answer</summary>
 #
-# **in L2**, which has room for 60 MiB. Shared memory holds one block of keys and values at a time. So FA2 requests
-# much, and only 3% of it crosses to DRAM. Standard's S (four bytes a number) and P (two), 96 MiB a head, do not fit in
-# L2: all of it crosses.
+# **in L2**, which has room for 60 MiB. Shared memory holds one block of keys and values at a time. A head has 64 blocks of
+# queries, so FA2 requests 64 · 2 MiB of K and V and once 2 MiB of Q and O, 130 MiB. Each of the four crosses to DRAM once,
+# together 4 MiB: 3%. Standard's S (four bytes a number) and P (two), 96 MiB a head, do not fit in L2: all of it crosses.
 # </details>
 
 # %% [markdown]
-# How long must it take, then? All units can work at once, and the slowest sets the pace. The *roofline* below draws that.
-# A memory that delivers b bytes a second, to a method that does x FLOPs with each byte, feeds b · x FLOPs a second: that is
-# its slope. FA2 does 63 FLOPs for each requested byte (the ring), so L2 can feed 9.66 · 63 = 609 TFLOP/s. It does 2,040 for
-# each byte that crosses to DRAM (the dot), so DRAM could feed 9,800. The tensor cores do 989. The smallest, 609, is the
-# height of both marks. A ring that touches the slope of L2, or a dot that touches the slope of DRAM, is limited by that
-# memory; one to the right of its slope is not. (For standard both marks coincide.)
+# How long must it take, then? All units can work at once, and the slowest sets the pace. The *roofline* draws that:
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA2")))
 
 # %% [markdown]
-# Standard's dot lies on the slope of DRAM. FA2's dot is far to the right, so DRAM no longer limits it. Its ring lies on the
-# slope of L2: what it requests is the next limit (chapter 04). (A small cache in each SM answers some requests before L2, so
-# a real kernel can come out a little above its ring.) "Loaded", "stored" and "moved" always mean requests of the chip.
+# Both axes are logarithmic. Each slanted line is one memory. If it delivers b bytes a second, and a method does x FLOPs with
+# each byte, it feeds b · x FLOPs a second: the height of the line at x.
+#
+# FA2 does 63 FLOPs for each requested byte (the ring), so L2 feeds 9.66 · 63 = 609 TFLOP/s. It does 2,040 for each byte that
+# crosses to DRAM (the dot), so DRAM could feed 9,800. The tensor cores do 989. The smallest, 609, is the height of both
+# marks. The ring lies on the line of L2, so L2 limits FA2 (chapter 04 goes on from here). Standard's ring and dot are one
+# mark, on the line of DRAM. (A small cache in each SM answers some requests before L2, so a real kernel can come out a
+# little above its ring.) "Loaded", "stored" and "moved" always mean requests of the chip.
 
 # %% [markdown]
 # ## What comes next?
 #
-# No chapter needs a GPU. 01 to 07, A and B are NumPy. Others run Triton, a Python dialect for kernels, in its
-# interpreter, or a model of the GPU, and show what a GPU recorded. From 02 to 07 each change makes one thing smaller,
-# here with N = 8,192, d = 64 and tiles of 128 × 128. (The letters come in 01 and 02. Read the table again after 07.)
+# No chapter needs a GPU. 01 to 07, A and B are NumPy. The others run Triton (a Python dialect for kernels) in Triton's
+# interpreter, or a model of the GPU. What was measured on a GPU is recorded.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+rows = [f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |" for chapter in CHAPTERS]
+Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
+
+# %% [markdown]
+# <details><summary>What each change saves (to be read after chapter 07, which explains the last of its words)</summary>
+#
+# With N = 8,192, d = 64 and tiles of 128 × 128:
 #
 # | | change | less of what | times |
 # | --- | --- | --- | ---: |
@@ -228,14 +234,8 @@ show(roofline.draw(**roofline.data("standard", "FA2")))
 # | 05 | P is computed again, not kept | numbers kept for the backward | 126 |
 # | 06 | a thread block for each row block, not each head | SMs without work, 32 heads on an H100 | 25 |
 # | 07 | each of four warps takes rows, not keys | bytes through shared memory | 2.3 |
-
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-def row(chapter):
-    return f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |"
-
-
-Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPTERS)]))
+#
+# </details>
 
 # %% [markdown]
 # All formulas and prices stand on [one page](../figures/card.svg) ([PDF](../figures/card.pdf)). A tag such as FA2.A1.L12

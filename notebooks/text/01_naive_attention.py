@@ -23,7 +23,7 @@ import numpy as np
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.machine import io
 from fa2_lab.machine.prices import cost
-from fa2_lab.plots import attention_map, roofline
+from fa2_lab.plots import attention_map
 from fa2_lab.plots.show import show
 from fa2_lab.reference import naive
 from fa2_lab.tiles import Tiling
@@ -60,9 +60,9 @@ show(attention_map.draw(**attention_map.data()))
 # at the second "a": nearly all of its weight lies on "woodchuck", the word that followed the first "a".
 #
 # The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word, by the formulas of this chapter,
-# on random texts in which each word mostly has the same successor. The key at a place is made from the word before it. So
-# the query of the second "a" finds "woodchuck", whose key says "after an a". The head has never seen this sentence. After
-# the second "woodchuck" it bets on "chuck", and is wrong.
+# on random texts in which each word mostly has the same successor. In this toy head the key at a place is made from the
+# word before it. So the query of the second "a" finds "woodchuck", whose key says "after an a". The head has never seen
+# this sentence. After the second "woodchuck" it bets on "chuck", and is wrong.
 
 # %% [markdown]
 # ## How large may a score be?
@@ -70,10 +70,7 @@ show(attention_map.draw(**attention_map.data()))
 # A score adds d products. If their factors are about 1 and of either sign, the products partly cancel, and the sum grows
 # like $\sqrt{d}$. With large scores one key gets nearly all the weight, and a small change of the scores changes almost
 # nothing. A model cannot learn from that. So the scores are multiplied by a scale $\tau$, usually $1 / \sqrt{d}$:
-# $S = \tau QK^\top$.
-#
-# Individual scores can still be large. From about 88.7 on, the exponential is above the largest float32 number and becomes
-# infinite.
+# $S = \tau QK^\top$. Single scores can still be large. From about 88.7 on, $e^s$ is too large for float32: infinite.
 #
 # **Predict.** A float32 row has the scores 90, 89 and 0. What is its first weight by `np.exp(s) / np.exp(s).sum()`?
 #
@@ -91,6 +88,13 @@ show(attention_map.draw(**attention_map.data()))
 # stay the same. But now the largest exponential is 1, and the sum is at least 1. This is *safe softmax*, and from here on
 # softmax always means it.
 
+
+# %%
+def safe_softmax(S):
+    E = np.exp(S - S.max(axis=1, keepdims=True))
+    return E / E.sum(axis=1, keepdims=True)
+
+
 # %% [markdown]
 # ## How do we count what moves?
 #
@@ -100,12 +104,11 @@ show(attention_map.draw(**attention_map.data()))
 # | code | what it means |
 # | --- | --- |
 # | `meter = Trace()` | a new meter |
-# | `Q = meter.hbm(Q=Q)` | Q lives in HBM, and the meter watches it |
+# | `Q, K = meter.hbm(Q=Q, K=K)` | Q and K live in HBM; these are the same arrays, watched by the meter |
 # | `q = Q[:]` | a *load*: the elements in the brackets come on chip |
 # | `O[:] = o` | a *store*: they go back to HBM |
 # | `meter.loads("Q")`, `meter.stores("Q")`, `meter.hbm_elements` | the counts: of Q, and of all loads and stores |
-#
-# Functions take it as the argument `trace`. The default, `UNWATCHED`, means: no meter.
+# | `standard(…, trace=meter)` | a function under this meter; the default `UNWATCHED` means: no meter |
 
 
 # %%
@@ -113,7 +116,7 @@ def standard(Q, K, V, tau, trace=UNWATCHED):
     S, P = np.empty((2, len(Q), len(K)))
     Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty(Q.shape))
     S[:] = tau * (Q[:] @ K[:].T)  # two loads, one store
-    P[:] = naive.safe_softmax(S[:])
+    P[:] = safe_softmax(S[:])
     O[:] = P[:] @ V[:]
     return np.asarray(O)
 
@@ -133,14 +136,14 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # %% [markdown]
 # ## Is that much?
 #
-# Either the arithmetic or the memory is slower, and the other one waits. The *arithmetic intensity* decides which: how many
-# FLOPs are done for each byte that is moved?
+# The *arithmetic intensity* decides whether the arithmetic or the memory is slower: how many FLOPs are done for each byte
+# that is moved? (The meter counted elements. From here we count bytes.)
 #
 # - FLOPs: each of the two products takes d multiply-adds for each of $N^2$ places, $4N^2 d$ FLOPs together.
 # - Bytes: S has four bytes a number, since the exponential enlarges its rounding errors. P has two, as tensor cores take
 #   it; it lies between 0 and 1 and tolerates that. Each is stored once and loaded once, 12 bytes for each place.
 #
-# **Predict.** For a product of two large matrices a larger N means less waiting. Here too?
+# **Predict.** For a product of two large matrices a larger N means more FLOPs for each byte. Here too?
 #
 # - ☐ yes, the intensity grows with N
 # - ☐ no, the intensity stays
@@ -154,12 +157,8 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
 # So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it a little less: 42 for d = 128 and N = 4,096.)
-#
-# By the prices of chapter 00 an H200 could do 206 FLOPs for each byte from HBM. So standard attention reaches about a fifth
-# of its speed at most:
-
-# %% tags=["hide-input"]
-show(roofline.draw(**roofline.data("standard")))
+# By the prices of chapter 00 an H200 could do 206 FLOPs for each byte from HBM. So standard attention reaches at most about
+# a fifth of its speed, as the roofline of chapter 00 shows.
 
 # %% [markdown]
 # ## Backwards through a product
@@ -194,20 +193,22 @@ show(roofline.draw(**roofline.data("standard")))
 # %% [markdown]
 # Exactly: $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ with respect to $s_j$ is
 # $e^{s_j}$, and so is that of $\Sigma$, because only one of its terms contains $s_j$. The quotient rule gives
-# $\partial p_j / \partial s_j = p_j - p_j^2$, and for two different keys $\partial p_j / \partial s_k = -p_j p_k$. As a
-# matrix, the *Jacobian*, this is $\mathrm{diag}(p) - p p^\top$.
+# $\partial p_j / \partial s_j = p_j - p_j^2$, and for two different keys $\partial p_j / \partial s_k = -p_j p_k$.
 #
-# The score $s_k$ changes every weight. By the chain rule $ds_k = \sum_j dp_j\, \partial p_j / \partial s_k$. With J for
-# the Jacobian, $ds = J^\top dp$, and $J^\top = J$. In it $pp^\top dp$ is $p\,(p^\top dp)$: the vector p times one number.
-# (∘ multiplies entry by entry.)
+# For this one row let $dp_j$ and $ds_k$ be the gradients of $\varphi$ with respect to $p_j$ and $s_k$. The score $s_k$
+# changes every weight, so by the chain rule its gradient is a sum over all of them:
 #
-# $$ds = (\mathrm{diag}(p) - pp^\top)\,dp = p \circ dp - p\,(p \cdot dp) = p \circ (dp - D), \qquad D = p \cdot dp .$$
+# $$ds_k = \sum_j dp_j\, \frac{\partial p_j}{\partial s_k} = p_k\, dp_k - p_k \sum_j p_j\, dp_j = p_k\,(dp_k - D), \qquad
+# D = \sum_j p_j\, dp_j .$$
 #
-# No matrix is left, only the number D. And D can be computed without the row of P. (So far p and s were one row, $p_j$ one
-# entry. From here $q_i$, $v_j$, $do_i$, $o_i$ are rows of Q, V, dO, O.) Since $dP_{ij} = do_i \cdot v_j$,
+# Query 0 has p = (1/4, 1/2, 1/4), and for $\varphi = O_{00}$ its dp is (8, 2, 0). So $D = 8/4 + 2/2 = 3$, which is $O_{00}$,
+# and ds = (5/4, −1/2, −3/4).
+#
+# D can also be computed without the row of P. With $do_i$, $v_j$, $o_i$ for rows of dO, V, O, $dP_{ij} = do_i \cdot v_j$, so
 #
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
 #
+# For all rows together $dS = P \circ (dP - D)$: ∘ multiplies entry by entry, and row i of dP loses $D_i$.
 # $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$.
 
 # %% [markdown]
@@ -228,18 +229,19 @@ def backward(Q, K, V, P, dO, tau):
 
 
 # %% [markdown]
-# *Finite differences* need no formula: change one entry by +h and by −h, subtract the two losses, and
-# divide by 2h. Below we compare dK for $\tau$ = 0.5: once right, once without $\tau$, and once without the transpose.
+# *Finite differences* need no formula: change one entry by +h and by −h, subtract the two losses, and divide by 2h. As the
+# loss we take the sum of $dO \circ O$, whose gradient with respect to O is dO. Below we compare dK for $\tau$ = 0.5: once
+# right, once without $\tau$, and once without the transpose.
 
 # %% tags=["hide-input"]
 tau = 0.5
 Q, K, V, dO = rng.standard_normal((4, 5, 4))
-P = naive.safe_softmax(tau * Q @ K.T)
+P = safe_softmax(tau * Q @ K.T)
 dQ, dK, dV, dS = backward(Q, K, V, P, dO, tau)
 
 
-def loss(K):  # its gradient with respect to O is dO
-    return (dO * (naive.safe_softmax(tau * Q @ K.T) @ V)).sum()
+def loss(K):
+    return (dO * (safe_softmax(tau * Q @ K.T) @ V)).sum()
 
 
 truth = central_differences(loss, K)[0, 0]
@@ -290,19 +292,17 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 # %% [markdown]
 # ## Exercises
 #
-# **By hand.** Query 0 has the weights 1/4, 1/2, 1/4, and for $\varphi = O_{00}$ its dP is 8, 2, 0. What are D and ds? What
+# **By hand.** Query 1 has the weights 1/5, 1/5, 3/5, and for $\varphi = O_{10}$ its dp is 8, 2, 0. What are D and ds? What
 # is the sum of ds, and why does every row of dS have it?
 #
 # <details><summary>Solution</summary>
 #
-# $D = 8/4 + 2/2 = 3$, which is $O_{00}$. $ds = (5/4, -1/2, -3/4)$. The sum is 0, because adding a number to all scores of a
+# $D = 8/5 + 2/5 = 2$, which is $O_{10}$, and ds = (6/5, 0, −6/5). The sum is 0, because adding a number to all scores of a
 # row changes no weight. So the row sums of dS test an implementation.
 # </details>
 
 # %% [markdown]
 # ## Checks
-#
-# The functions of this notebook against the package, and against differences.
 
 # %% tags=["hide-input"]
 verdict("standard = naive.forward", close(standard(Q8, K8, V8, 0.5), naive.forward(Q8, K8, V8, tau=0.5)[0]))

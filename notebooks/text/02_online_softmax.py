@@ -78,7 +78,7 @@ show(rescaling.draw(**rescaling.data()))
 # %% [markdown]
 # ## A whole row, block by block
 #
-# **Build.** `update` takes the state of a block of $B_r$ rows, a block of scores `s`, and the values `v` of the same keys.
+# **Build.** `update` takes the state of $B_r$ rows, their scores `s` with $B_c$ new keys, and the values `v` of these keys.
 # It returns the new $m$, $\ell$ and $o$. Each row has its own $m$ and $\ell$. Before the first key $m = -\infty$, $\ell = 0$
 # and $o = 0$.
 
@@ -106,9 +106,10 @@ S, V = 3 * rng.standard_normal((4, 12)), rng.standard_normal((12, 2))
 four, values = np.log([[1.0, 3.0, 4.0, 8.0]]), np.array([[8.0], [0.0], [4.0], [2.0]])
 check(
     update,
-    case("four rows meet their first block. Has each its own maximum, and how does (B_r,) multiply (B_r, d)?", S, V, 0),
     case("the four keys above. By what do the old ℓ and o shrink, and what is added?", four, values, 2),
+    case("four rows meet their first block. Has each its own maximum, and how does (B_r,) multiply (B_r, d)?", S, V, 0),
     case("the largest score came first, so m must stay. Which maximum do the new terms use?", np.sort(S)[:, ::-1], V, 3),
+    names=("m", "ℓ", "o"),
 )
 
 # %% [markdown]
@@ -123,9 +124,9 @@ check(
 # ```
 # </details>
 #
-# The package has it as `SoftmaxState.update`. [Assignment 1](assignments/1_online_softmax.ipynb) goes further: update,
-# merge and finalize, also for rows whose keys are all hidden (next section), and a test of your own. (Test many rows:
-# where the largest score comes in the first block, $\alpha$ is 1 ever after, and a forgotten $\alpha$ does not show.)
+# The package has it as `SoftmaxState.update`. [Assignment 1](assignments/1_online_softmax.ipynb) takes up all of this
+# chapter, and a test of your own. (Test many rows: where the largest score comes in the first block, $\alpha$ is 1 ever
+# after, and a forgotten $\alpha$ does not show.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("softmax")
@@ -133,7 +134,7 @@ live("softmax")
 # %% [markdown]
 # **In the live piece** drag a score above the line m and step over its block: everything before it shrinks by one factor.
 #
-# **In the still picture** the grid has α for each row and block; the curves below are row 2. At the border
+# **In the still picture** (on GitHub) the grid has α for each row and block; the curves below are row 2. At the border
 # between two blocks ℓ and o shrink if a larger score has come, and in the middle of a block its terms are added.
 #
 # Every exponential lies between 0 and 1, because m is subtracted in every block. So nothing overflows. And after every
@@ -154,11 +155,11 @@ live("softmax")
 #
 # <details><summary>Answer</summary>
 #
-# **not a number.** It computes $e^{s - m_{new}}$, and $-\infty - (-\infty)$ is NaN. That spoils every later block of the
-# row.
+# **not a number.** It computes $e^{s - m_{new}}$, and $-\infty - (-\infty)$ is NaN. So is $\alpha = e^{m - m_{new}}$. That
+# spoils every later block of the row.
 # </details>
 #
-# If $m_{new}$ is $-\infty$, the package subtracts 0 from the scores instead, so that $e^{-\infty - 0} = 0$. At the end it
+# If $m_{new}$ is $-\infty$, the package uses 0 in place of it, in p and in $\alpha$: $e^{-\infty - 0} = 0$. At the end it
 # takes $\ell = 1$ in place of 0 for $O = o / \ell$ and for the logsumexp of chapter 01, $L = m + \log \ell$. So a row
 # without keys has O = 0 and L = $-\infty$.
 
@@ -170,16 +171,17 @@ live("softmax")
 #
 # $$\ell = e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b, \qquad o = e^{m_a - m}\, o_a + e^{m_b - m}\, o_b .$$
 #
-# A part with a smaller maximum shrinks. Multiply the formula by $e^m$: the merged $e^m \ell$, the plain $\sum e^s$, is just
-# $e^{m_a} \ell_a + e^{m_b} \ell_b$, and so for $o$. Addition does not care about order and grouping, except for rounding.
-# Here three parts of unequal length are joined. S (4 × 12) and V (12 × 2) are random, as in the check of `update`:
+# A part with a smaller maximum shrinks. $e^m \ell$ is the plain sum $\sum e^s$ of a part. Multiply the formula by $e^m$: the
+# plain sums are simply added, and so for $o$. Addition does not care about order and grouping, except for rounding. Here
+# three parts of unequal length are joined. S (4 × 12) and V (12 × 2) are random, as in the check of `update`. `merge` is the
+# formula, and `finalize` returns $O = o / \ell$ and L:
 
 # %%
-empty = SoftmaxState.reset(4, 2)  # 4 rows, d = 2; update returns a new state
+empty = SoftmaxState.reset(4, 2)  # 4 rows that have seen no key, d = 2; each part starts here
 plain = safe_softmax(S) @ V
 cuts = slice(0, 5), slice(5, 6), slice(6, 12)
 parts = [empty.update(S[:, keys], V[keys]) for keys in cuts]
-O, _ = reduce(SoftmaxState.merge, parts).finalize()  # O = o / l, L = m + log l
+O, L = reduce(SoftmaxState.merge, parts).finalize()
 print("row 0, merged:", O[0].round(9), " plain softmax:", plain[0].round(9))
 
 # %% tags=["hide-input"]
@@ -217,8 +219,6 @@ show(merge_orders.draw(**merge_orders.data()))
 
 # %% [markdown]
 # ## Checks
-#
-# The package against plain softmax.
 
 # %% tags=["hide-input"]
 joined = [reduce(SoftmaxState.merge, order).finalize()[0] for order in permutations(parts)]
