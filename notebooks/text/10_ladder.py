@@ -71,15 +71,16 @@ Markdown("\n".join(climbed.markdown(record)))
 # In Triton's rungs a program is a *warpgroup*, four warps with 64 rows. It takes each tile through the units of its SM in
 # turn: the way from L2 into shared memory (`path` below), the tensor cores, the *issue slots* (each of the SM's four
 # schedulers starts one instruction a clock), the exponential unit. A second program on the SM does the same, and the two
-# queue. Who comes to unit $u$ finds there those who stand there on average. If one program alone spends $D_u$ clocks at
-# unit $u$ and $T_1$ clocks in all, the second finds the first one there with probability $D_u / T_1$:
+# queue. Alone, a program takes $T_1$ clocks for a tile, $D_u$ of them at unit $u$. So a program that arrives at this unit
+# finds the other one there with probability $D_u / T_1$, and then waits $D_u$ clocks more:
 #
 # $$T_1 = w + \sum_u D_u \qquad T_2 = w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right)$$
 #
 # $T_2$: how long one program takes for a tile when another one is in its way. In that time both finish a tile, so a tile
 # costs $T_2 / 2$. $w$ is a wait that nobody shares. A third program finds two, and so on: this is *mean-value analysis*.
-# $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted: the speed of the way from L2 and $w$, both
-# to rungs 07 and 09. From rung 10 on $w$ is fitted again, to rungs 11 to 16: their predictions are not blind. Rung 03:
+# $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted to rungs 07 and 09: the speed of the way
+# from L2, and $w$. From rung 10 on $w$ is fitted again, to rungs 11 to 16. So what the model says of rungs 07 to 16 is not
+# blind. What it says of 03 to 06 is, and of 17 to 19. Here is rung 03, and how it would be if a third program fitted:
 
 # %%
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -87,13 +88,15 @@ demands = model.units(rung)
 alone = model.WAIT + sum(demands.values())
 two = model.WAIT + sum(D * (1 + D / alone) for D in demands.values())
 print(", ".join(f"{unit} {D:.0f}" for unit, D in demands.items()), f"clocks; wait {model.WAIT}")
-print(f"one program: {alone:.0f} clocks a tile. Two: {two:.0f} / 2 = {two / 2:.0f}")
+three = model.clocks(rung, programs=3)  # by the same rule
+print(f"a tile costs {alone:.0f} clocks with one program,", end=" ")
+print(f"{two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
 
 # %% [markdown]
-# A second program is worth a good half more, and a third still something. So the first question about a change is not
-# how much work it saves. It is: **how many programs fit on an SM afterwards?** An SM has 65,536 registers. A program of
-# 128 threads with r registers each (rounded up to a multiple of 8) leaves room for 65,536 / (128 r): three up to r = 168.
-# (From rung 10 on shared memory is a second limit.)
+# A second program makes the SM a good half faster, and a third another fifth. So the first question about a change is not
+# how much work it saves. It is: **how many programs fit on an SM afterwards?** An SM has 65,536 registers. Of programs of
+# 128 threads with r registers each (rounded up to a multiple of 8) 65,536 / (128 r) fit: three, if r is at most 168. (From
+# rung 10 on shared memory is a second limit.)
 
 # %% tags=["hide-input"]
 timed = {}
@@ -125,9 +128,9 @@ def answer(name, mask=False, d=128):  # to an experiment: a rung launched in ano
 # %% [markdown]
 # ## Why do tiles alone lose?
 #
-# Rung 01 has FA1's loops, *Algorithm 1 as printed, one worker a head*, with tiles of 64 × 64 like the rungs after it. S
-# and P never touch HBM. Yet it is much slower than standard attention. O, $\ell$ and m travel at every tile instead:
-# rung 00 moves about $4N^2$ elements, and rung 01 about $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and $B_c$ =
+# Rung 01 has FA1's loops, *Algorithm 1 as printed, one worker a head*, with tiles of 64 × 64 like the rungs up to 17. S and
+# P never touch HBM. Yet it is much slower than standard attention. O, $\ell$ and m travel at every tile instead: rung 00
+# moves about $4N^2$ elements, and rung 01 about $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and $B_c$ =
 # 64. In bytes that is 1.7 times as much. And its 64 programs, on 132 SMs, draw less than half as many bytes a second.
 
 # %%
@@ -161,8 +164,7 @@ for heads, row in ((64, full), (8, few)):
 # %% [markdown]
 # The model knows SMs and programs, and lets every byte come from L2. With 8 heads that is so in both rungs: their K and V,
 # 16 MiB, fit in L2. With 64 heads those of rung 02, 128 MiB, do not. What the prediction lacks there is the price of DRAM.
-
-# %% [markdown]
+#
 # ## Is DRAM still the limit?
 
 # %% tags=["nbval-ignore-output"]
@@ -186,8 +188,9 @@ show(roofline.draw(**roofline.data()))
 card("05", "tensor cores at work, %")
 
 # %% [markdown]
-# Rung 03 scales P V before it adds it, so the product needs a place of its own beside o: 64 registers. In rung 05 the
-# tensor cores add it where o lies. The operations were never the point. Under the mask the same change gains nothing.
+# Rungs 03 and 04 scale P V before they add it, so the product needs a place of its own beside o: 64 registers. In rung 05
+# the tensor cores add it where o lies. The registers count, not the operations. Under the mask the same change gains
+# nothing: it leaves 174 registers, a few too many for a third program.
 #
 # A launch argument, `maxnreg=168`, forces the compiler to use at most 168 registers. It saves no instruction:
 
@@ -197,11 +200,9 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
     print(f"rung {number}{', causal' * mask}, at 168 registers: × {gain:.2f}")
 
 # %% [markdown]
-# With a few registers more than 168 two programs fit, with 168 three. So the causal rung 05 gains about as much as the tweak
-# did without a mask, and rung 09 wins back what its second loop loses, as the
-# next section shows. Rung 03 gains far less: at 168 registers it spills.
-
-# %% [markdown]
+# Now three programs fit. So the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 wins back
+# what its second loop loses, as the next section shows. Rung 03 gains far less: at 168 registers it spills.
+#
 # ## Why can saved work lose?
 #
 # Rung 06 folds the scale and $\log_2 e$ into one multiply-add, and drops the guard that `exp` has for *denormals*, results
@@ -215,29 +216,17 @@ Markdown(climbed.several(record, r06=issued, r07="", r08=busy, r09=issued))
 # %% [markdown]
 # Read the column *per SM*, programs without a mask/causal. Under the mask, rung 06 lets a third one in, and gains more than
 # its instructions. Rung 08 goes the other way: its second loop is a second copy of the code, whose registers leave room for
-# two, and without a mask a change that saves work loses.
-#
-# **Predict.** 64 heads are 4,096 programs. From rung 07 to 09 an SM holds two programs instead of three, and the kernel
-# loses. With 8 heads, 512 programs, it gains. What about 6 and 12 heads?
-#
-# - ☐ they gain, too: few programs do not need the third place
-# - ☐ both lose, and 6 heads lose far more than 64
-# - ☐ 6 heads gain most, 12 heads least
-#
-# <details><summary>Answer</summary>
-#
-# **both lose, and 6 heads lose far more than 64.** 6 heads are 384 programs. Three on each SM are 396 places: one wave.
-# Two on each are 264: a full wave, and then a second one that is less than half full. With 8 heads it is the other way
-# round: 512 programs fill 264 places twice, nearly, and 396 places once and a bit. 12 heads, 768 programs, nearly fill
-# three waves of 264 or two of 396, so they lose about as 64 heads do. The model overrates the gain with 8 heads: it lets all
-# programs of a wave end at once, while real ones drift apart (likely; their times one by one would tell).
-# </details>
+# two, and without a mask a change that saves work loses. How much, depends on the number of heads:
 
 # %% tags=["nbval-ignore-output"]
 show(saw.draw(**saw.data()))
 
 # %% [markdown]
-# Each tooth of the saw is one wave more for the one rung or for the other. So a factor belongs to a change *and* to a shape.
+# Each tooth of the saw is one wave more for the one rung or for the other. 6 heads are 384 programs. Three on each of 132
+# SMs are 396 places: one wave. Two on each are 264: a full wave, and a second one that is less than half full. With 8 heads
+# it is the other way round: 512 programs nearly fill 264 places twice, and 396 places once and a bit. So a factor belongs
+# to a change *and* to a shape. The model is too high with 8, 16 and 20 heads, at 20 even above 1: it lets all programs of a
+# wave end at once, while real ones drift apart (likely; their times one by one would tell).
 #
 # ## What if the copies run ahead?
 #
@@ -247,28 +236,49 @@ show(saw.draw(**saw.data()))
 card("10", "stall: long_scoreboard", "tensor cores at work, %")
 
 # %% [markdown]
-# A *stall* of 2 means: per issued instruction, warps together wait two clocks for this reason. `long_scoreboard` is the
-# wait for L2 or HBM. It falls, as it should. But the gain is smaller than predicted, and the machine code shows why: 12 waits
-# for products where 2 stood. $QK^\top$ of a tile is 8 instructions of the tensor cores, one for each 16 of d = 128, and PV is
-# 4, one for each 16 of 64 keys. In this order of the two loops NVIDIA's compiler lets none of the 12 run on: it waits behind
-# each. Rung 11 only exchanges the two loops. (The tiles that run ahead need room: 112 KiB of shared memory, 113 with the
-# system's, of an SM's 228. So two programs fit, however few registers they have.)
+# A *stall* of 2 means two clocks of waiting for each issued instruction, the clocks of all warps added. `long_scoreboard`
+# is the wait for L2 or HBM. It falls, as it should. But the gain is smaller than predicted, and the machine code shows why:
+# 12 waits for products where 2 stood. $QK^\top$ of a tile is 8 instructions of the tensor cores, one for each 16 of d =
+# 128, and PV is 4, one for each 16 of 64 keys. In this order of the two loops NVIDIA's compiler lets none of the 12 run on:
+# it waits behind each. Rung 11 only exchanges the two loops. (The tiles that run ahead need room: 112 KiB of shared memory,
+# 113 with the system's, of an SM's 228. So two programs fit, however few registers they have.)
 
 # %% tags=["hide-input"]
 card("11", "tensor cores at work, %")
 
 # %% [markdown]
-# This is the clearest cause on the ladder: the same work, the same registers, and the waits of a tile can be counted in
-# the listing (`fa2-lab xray 10`, `DEPBAR`). With one stage nothing runs on, and without a mask the order of the loops gains
+# This is the clearest cause on the ladder: the same work, the same registers, and waits that can be counted.
+# `fa2-lab xray 10 --full --sass` lists `WARPGROUP.DEPBAR` 24 times, 12 in each of the two loops. For rung 11 it lists 4:
+# one in each loop, and one behind each. With one stage nothing runs on, and without a mask the order of the loops gains
 # nothing. (Under it 8%, with as many registers: we do not know why.)
 #
-# Triton's tutorial 06, the last line of the fold at the top, copies ahead, too.
-
-# %% [markdown]
-# ## From here on, Hopper
+# ## From rung 12 on: order, then Hopper
 #
-# Rungs 12 and 13 choose the order of row blocks. Rungs 14 to 23 use what only Hopper chips have. Here they are names and
-# numbers only; [chapter 12a](12a_hopper_rungs.ipynb) builds rungs 15 to 23.
+# Rungs 12 and 13, still for every GPU, choose the order of row blocks. Rungs 14 to 23 use what only Hopper chips have. Here
+# they are names and numbers; [chapter 12a](12a_hopper_rungs.ipynb) builds 15 to 23.
+#
+# **Predict.** Rung 12 launches the heaviest row block of every head first, then the next heaviest of every head, and so on.
+# Without a mask all row blocks are equally heavy. What does it do there, with 64 heads?
+#
+# - ☐ nothing: blocks are equal, so their order does not matter
+# - ☐ it gains: the end of the launch is better filled
+# - ☐ it loses
+#
+# <details><summary>Answer</summary>
+#
+# **it loses.** 264 programs run at the same time. In rung 11 they are row blocks of some four heads, and find those heads'
+# K and V in L2. In rung 12 they are of all 64 heads, whose K and V do not fit there. So DRAM reads twelve times as much
+# (table below). Those of 8 heads fit.
+#
+# ```python
+# gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
+# print("no mask × {:.2f}, causal × {:.2f}, causal with 8 heads × {:.2f}".format(*gains))
+# ```
+#
+# ```text
+# no mask × 0.91, causal × 0.99, causal with 8 heads × 1.42
+# ```
+# </details>
 
 # %% tags=["hide-input"]
 hbm, l2 = "DRAM bytes read", "L2 bytes"
@@ -276,20 +286,17 @@ Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16=issue
                          r19=issued, r20=busy, r21=busy, r22=busy, r23=l2))
 
 # %% [markdown]
-# - 12 starts heavy row blocks first, for the causal mask, and asks for the keys of all heads at the same time. Those of 64
-#   heads do not fit in L2, so it gains nothing even there. 8 heads gain a lot. 13 takes heads in groups whose keys fit.
+# - 13 takes heads in groups whose keys fit in L2, so DRAM reads what it read before rung 12, or nearly.
 # - 17 lets 128 rows share each tile of K and V instead of 64. Copies run ahead far enough, so bytes saved gain nothing, as
 #   the model says. 18 has tiles of 128 keys, half as many: waits, maxima and barriers are paid for each tile.
 # - From 20 on the model of queues ends: a warpgroup has two products in flight. What is left is a limit. If the tensor
 #   cores work a share $a$ of the time, no change that keeps the products gains more than $1/a$.
-# - At d = 64 a change may lose that gains at 128 (chapter 12a shows both).
-
-# %% [markdown]
+#
 # ## When is the chip the limit?
 #
-# The card may draw 700 W, and from rung 03 on it is nearly always there (677 W at 03). Power stays at the
-# limit, so the frequency gives way: the more the chip does in a cycle, the fewer cycles it makes in a second (the GHz
-# column). All gains so far are of runs that pause between calls.
+# The GPU may draw 700 W, and from rung 03 on it draws nearly that (677 W at 03). Power stays at the limit, so the frequency
+# gives way: the more the chip does in a cycle, the fewer cycles it makes in a second (the GHz column). All gains so far are
+# of runs that pause between calls. The GHz and watts are of a run without pauses.
 #
 # **Predict.** With pauses rung 17 is 0.98 times as fast as rung 16, with half of its bytes from L2. And without a pause?
 #
@@ -324,16 +331,14 @@ for old, new in pairwise(ladder.RUNGS[10:]):
     gains = f"{in_cycles(old, new):14.2f}{full.ratio(new, old):13.2f}"
     moved = f"{counts[new][busy]:13.0f}%{counts[new][l2] / 1e9:11.1f}{steady.ratio(new, old):22.2f}"
     print(f"{new[1:3]}{gains}{moved}, {chip[new][0]:.2f}, {chip[new][1]:.0f}")
-first, last = ladder.RUNGS[17], ladder.RUNGS[-1]
-gain = f"× {in_cycles(first, last):.2f} in cycles, × {full.ratio(last, first):.2f} in time"
-print(f"rung {last[1:3]} over {first[1:3]}: {gain}")
+first, last = ladder.find("17"), ladder.RUNGS[-1]
 
 # %% [markdown]
 # Where a rung gains in cycles and not in time, the chip is the limit and not the program. Then the way to more speed is
-# fewer watts, and bytes cost watts: rung 12 takes the cycles of rung 11 and moves more bytes, from HBM 2.5 GB instead of
-# 0.2: its loss is all clock. Rung 20 gains 23% in cycles and 16% in time. Rung 23 saves bytes, and its clock does not fall.
-
-# %% [markdown]
+# fewer watts, and bytes cost watts: rung 12 takes the cycles of rung 11 and moves more bytes, so its loss is all clock.
+# Rung 20 gains 23% in cycles and 16% in time. Without a pause the clock falls further, and 12% are left. Rung 23 saves
+# bytes, and its clock does not fall.
+#
 # ## Where do we stand?
 
 # %% tags=["nbval-ignore-output"]
@@ -347,16 +352,14 @@ show(speed.draw(**speed.data()))
 # run.
 #
 # **Takeaway.** Being faster than an old kernel on a new chip says little. Compare with the matrix product.
-
-# %% [markdown]
+#
 # ## Recap
 #
 # - A program per row block is worth most: it fills the GPU, and L2 carries K and V.
 # - Next come programs on an SM. Registers, and from rung 10 on shared memory, say how many fit; waves, what it is worth.
 # - A copy or a product that runs on is worth more than an instruction saved. Count the waits in the listing.
 # - At the end the chip lowers its clock. There, a gain in cycles is not yet a gain in time.
-
-# %% [markdown]
+#
 # ## Exercises
 #
 # On Hopper, at d = 64, three units are nearly equally busy. For a tile of 64 × 128:
@@ -440,16 +443,13 @@ verdict("at 168 registers causal 05 and 09 gain about a tenth and more, 03 less"
 verdict("with one stage the order of the loops gains nothing without a mask", abs(answer("11 with one stage") - 1) < 0.04)
 verdict("software exponentials gain nothing", max(answer("23 with software exponentials", x, 64) for x in (False, True)) < 1.02)
 waited = "stall: long_scoreboard"
-verdict("rung 10 waits less for data, and gains in every shape",
-        count("10", waited) < 0.6 * count("09", waited) and min(factor("10", row) for row in timed.values()) > 1.1)
+verdict("rung 10 waits less for data", count("10", waited) < 0.6 * count("09", waited))
 verdict("rung 11: far fewer waits in a tile, and a gain", held("11", what="waits") < held("10", what="waits") / 3
         and min(factor("11", full), factor("11", causal)) > 1.04)
 verdict("64 heads: rung 01 moves 1.7 times the bytes of rung 00, and less than half as many a second",
         1.6 < dram("01") / dram("00") < 1.75 and factor("01", full) * dram("01") / dram("00") < 0.5)
 verdict("shared memory holds two programs from rung 10 on, up to rung 16",
         all(227 * 1024 // held(n, what="shared") == 2 for n in ("10", "11", "12", "13", "14", "15", "16")))
-verdict("rung 12: under the mask nothing with 64 heads, much with 8",
-        abs(factor("12", causal) - 1) < 0.05 and factor("12", timed[8, 4096, 128, True]) > 1.2)
 verdict("without a pause rung 17 gains, with a higher clock", steady.ratio(*pair("17")[::-1]) > 1.02
         and chip[ladder.find("17")][0] > chip[ladder.find("16")][0] + 0.1 and factor("17", full) < 1)
 verdict("rung 12: the cycles of rung 11, more bytes, a lower clock", abs(in_cycles(*pair("12")) - 1) < 0.04
