@@ -21,7 +21,7 @@
 # numbers were recorded on an NVIDIA H200. Before this: [02 · Online softmax](02_online_softmax.ipynb), [06 ·
 # Parallelism](06_parallelism.ipynb) and [08 · The Triton forward kernel](08_triton_forward.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 import math
 
 import numpy as np
@@ -91,8 +91,8 @@ show(roofline.draw(**roofline.data(*points.items())))
 # ## Are eight heads enough?
 #
 # There are 8 K/V heads and 132 SMs. A head has 1,024 tiles of 64 keys. We cut the tiles of a head into *splits*, with a
-# program for each split (split-KV). One runs on an SM: it keeps four tiles of K and V (four *stages*) of 32 KiB each, 128
-# of 228 KiB of shared memory.
+# program for each split (split-KV). Only one program fits on an SM: its four *stages*, each with room for a tile of K and
+# V of 32 KiB, take 128 of the 228 KiB of shared memory.
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -101,18 +101,17 @@ for n in (1, 16, 17, 33):
     print(f"end: {ran.makespan:4.0f}, busy: {ran.utilisation:4.0%}")
 
 # %% [markdown]
-# Time is counted in tiles, and one more to begin. With 16 splits the 128 programs just fit. With 17 there are 136: the last
-# four start a second wave. 33 splits make two full waves and end no earlier, and leave more to merge. (This is a model. The
-# last section measures 128 programs and 256. Nobody has timed 17 splits here.)
+# Time is counted in tiles, and each program takes one tile's time more to begin. With 16 splits the 128 programs just fit.
+# With 17 there are 136: the last four start a second wave. 33 splits make two full waves, end no earlier and leave more to
+# merge. (This is a model. The last section has what was measured, though not with 17 splits.)
 
 # %% [markdown]
 # ## What does a split leave behind?
 #
 # Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` of chapter
-# 08: row r of a tile sees its first `seen[r]` keys, here all before `last`. It need not divide: it leaves $o$, m and $\ell$
-# as they are, and the merge divides once. The d + 2 numbers of a row are a *part*. (Chapter 06 had them divided, with L;
-# the exercise does that. As in chapter 08, m is a scaled score times $\log_2 e$.) `tl.num_programs(0)` is the number of
-# splits.
+# 08: row r of a tile sees its first `seen[r]` keys, here all before `last`. No split divides: it leaves $o$, m and $\ell$
+# as they are, and the merge divides once. The d + 2 numbers of a row are a *part*. (As in chapter 08, m is a scaled score
+# times $\log_2 e$.) `tl.num_programs(0)` is the number of splits.
 
 # %%
 @triton.jit
@@ -216,11 +215,12 @@ right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 #
 # - ☐ it makes NaN: ℓ is 0
 # - ☐ nothing: its factor is 0
-# - ☐ it pulls the row towards 0, as one part more in the mean
+# - ☐ it pulls the row towards 0: the mean is over 40 parts
 #
 # <details><summary>Answer</summary>
 #
-# **nothing: its factor is 0.** $\beta = 2^{-10^{30} - m}$ is zero beside the m of any real score.
+# **nothing: its factor is 0.** $\beta = 2^{-10^{30} - m}$ is zero beside the m of any real score. (If no part of a row has
+# a key, every $\beta$ is 1. But then every $o$ and $\ell$ is 0.)
 #
 # ```python
 # for n in (1, 2, 5, 40):
@@ -236,8 +236,7 @@ right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 # ```
 # </details>
 #
-# The parts are merged in their order, not in the order in which the splits end. So the same number of splits gives the
-# same bits. Another number gives other rounding.
+# The parts are merged in the order of their numbers. So the same number of splits gives the same bits, every time.
 
 # %% [markdown]
 # ## Where is key 20?
@@ -260,7 +259,7 @@ def load_keys(
     return tl.load(at, mask=(key < last)[:, None], other=0.0)
 
 # %% [markdown]
-# The paged kernel is `split_kernel` with this load, with the table, `width` entries for each sequence, and with its length:
+# The paged kernel is `split_kernel` with this load. Each sequence has a length and a row of `width` entries in the table:
 
 # %%
 @triton.jit
@@ -312,24 +311,24 @@ for b, n in ((0, 37), (2, 48)):
 print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().item())
 
 # %% [markdown]
-# Three sequences have 37, 0 and 48 keys here. All that no sequence owns is NaN, and the second, without a page, has −1 in
-# the table. A kernel must not load first and mask afterwards: 0 · NaN is NaN. And it must not follow −1 to an address. So
-# all loads carry a mask, the table's as well.
+# Here three sequences have 37, 0 and 48 keys. Rows of pages that no sequence owns hold NaN. The second sequence has no page,
+# and −1 in the table. A kernel must not load first and mask afterwards: 0 · NaN is NaN. And it must not follow −1 to an
+# address. So all loads carry a mask, the table's as well.
 
 # %% [markdown]
 # ## What if lengths differ?
 
-# %%
+# %% tags=["hide-input"]
 show(shares.draw(**shares.data()))
 
 # %% [markdown]
 # In a batch every sequence has its own length. With the same number of splits for each, short heads get programs that
-# have nothing to do. So there the package hands out *equal shares* (*stream-K*): lay the work of all heads end to end,
-# and cut it into equal pieces. A program may end one head and begin the next.
+# have nothing to do. So there the package hands out *equal shares*, as Lean Attention does (in matrix products: *stream-K*).
+# It lays the work of all heads end to end and cuts it into equal pieces. A program may end one head and begin the next.
 #
-# In the picture five heads have 10, 3, 0, 12 and 2 tiles, and a tile bears the number of its program. To begin a head
-# counts as one more unit of work, so there are 32 units for four programs. Only heads 0 and 3 are read by two programs,
-# and only these two are merged.
+# In the picture five heads have 10, 3, 0, 12 and 2 tiles, and a tile bears the number of its program. The beginning of a
+# head counts as one more unit of work. Going on with a head is free. So there are 27 + 5 = 32 units, 8 for each of four
+# programs. Only heads 0 and 3 are read by two programs, and only these two are merged.
 
 # %% [markdown]
 # ## How near is the limit?
@@ -345,13 +344,13 @@ each, copy = points["a group of four"].crossed / 8 / curve[8] / 1e3, 1e3 * recor
 # **Predict.** How does the time go with 8, 16, 32, 64, 128 and 256 programs?
 #
 # - ☐ it halves each time, since twice as many share the work
-# - ☐ it halves until about every SM has a program, and then stays
+# - ☐ it halves until about every SM has a program, and then hardly changes
 # - ☐ it hardly falls, since memory is the limit from the start
 #
 # <details><summary>Answer</summary>
 #
-# **it halves until about every SM has a program, and then stays.** A program waits most of the time for the few tiles
-# that it has asked for. A hundred together read as fast as a copy, and more gain nothing.
+# **it halves until about every SM has a program, and then hardly changes.** A program waits most of the time for the few
+# tiles that it has asked for. A hundred together read as fast as a copy, and more gain nothing.
 #
 # ```python
 # print(f"each of 8 programs reads {each:.0f} GB/s, a copy on this GPU {copy:,.0f} GB/s")
@@ -366,18 +365,19 @@ each, copy = points["a group of four"].crossed / 8 / curve[8] / 1e3, 1e3 * recor
 # ```
 # </details>
 
-# %%
+# %% tags=["hide-input"]
 show(programs.draw(**programs.data()))
 
 # %% [markdown]
 # The dots are measured. The dashed line is a model: after a few microseconds to launch, each program reads at its own
 # speed, but all together no faster than a copy. Beyond 128 programs the dots rise slowly, to 80 µs: there is more to begin
-# and more to merge. The model counts no merge, and the dots do not follow its last drop.
+# and more to merge. The model counts neither. It ends with 512 programs: if a share is fewer than 16 tiles, rounding to
+# whole tiles decides.
 #
-# Why is one program so slow? Of its four stages one is in use and three are on their way, 96 KiB. By *Little's law*,
-# speed = bytes on their way / time on their way. So a tile is on its way for about two microseconds.
+# Why is one program so slow? Of its four stages one is in use and three, 96 KiB, are on their way. By *Little's law*, speed
+# = bytes on their way / time on their way. So at one program's speed, a tile is on its way for about two microseconds.
 #
-# *Reading alone* is a kernel that reads as many bytes and keeps nothing. Of its speed, decode reaches:
+# *Reading alone* is a kernel that reads as many bytes and keeps nothing. Our decode reaches this share of its speed:
 
 # %% tags=["hide-input"]
 rows = [row for row in record.rows if row.direction == "decode"]
@@ -393,16 +393,16 @@ for row in sorted(rows, key=lambda row: row.problem["bytes"]):
 #
 # - One query does about one FLOP for each byte it reads. Memory sets the pace.
 # - The queries of a group are rows of one tile, so a key is read once.
-# - Splits fill the SMs. Each leaves a part (o, m, ℓ), and a second kernel merges the parts.
+# - One program reads slowly. Splits make more of them, and about a hundred read as fast as an H200 can.
+# - Each split leaves a part (o, m, ℓ), and a second kernel merges the parts.
 # - Pages and a block table change where a row lies, and nothing else.
 # - If lengths differ, lay all work end to end and cut it into equal shares.
-# - One program reads slowly. About a hundred fill an H200.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** Sometimes only finished parts are left: for each the divided output $O_w$, and its $L_w$. Merge them: the row's
-# O, and its L. A part without keys has L = −∞, and a row may have no other.
+# **Build.** Sometimes only finished parts are left, as in chapter 06: for each part w its divided output $O_w$ and its $L_w$.
+# Merge them, and return the row's O and L. A part without keys has L = −∞, and a row may have no other part.
 #
 # <details><summary>Hint</summary>
 #
@@ -451,8 +451,7 @@ for n in (1, 3):
 verdict("attention_paged(): right", close(host(attention_paged(*paged)), by_rows, 2e-3))
 
 # %% tags=["hide-input"]
-H200, group = chips.H200, points["a group of four"]
-unit, seconds = group.limit(H200)
+unit, seconds = points["a group of four"].limit(chips.H200)
 verdict("56 µs, limited by DRAM", (unit, round(1e6 * seconds)) == ("DRAM", 56))
 flying = 3 * 2 * 64 * 128 * 2  # bytes of three tiles of K and V
 verdict("96 KiB on their way for about 2 µs", 1.7 < flying / each / 1e3 < 2.7)
