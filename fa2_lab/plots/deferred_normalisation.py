@@ -36,24 +36,23 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     rest = (once.total() - once["multiply"]) / chip.fp32_per_clock
     end = [Timed("", "m", rest), Timed("scale o", "O", once["multiply"] / chip.fp32_per_clock)]
     setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"
-    price = chip.tensor_per_clock / chip.fp32_per_clock
-    return dict(price=price, loops=loops, end=end, setting=setting)
+    return dict(loops=loops, end=end, setting=setting)
 
 
 HIGH = 0.62
 
 
 @style.picture
-def draw(price: float, loops: dict[str, list], end: list, setting: str) -> style.Drawn:
+def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
     """FA1's and FA2's steps of a tile on one time axis; what FA2 left out stands dashed at its end.
 
-    price: matmul FLOPs that pass in an instruction of an FP32 unit; loops: {"FA1", "FA2": steps of one tile}; end:
-    FA2's steps after the last tile, drawn beneath.
+    loops: {"FA1", "FA2": steps of one tile}; end: FA2's steps after the last tile, drawn beneath.
     """
-    caption = "One division per row, not one in each tile, and one scaling of o instead of two: worth it, because an"
-    caption += f" instruction on an FP32 unit takes the time of {price:g} matmul FLOPs. {setting}."
-    figure, ax = style.new_figure(3.2, caption)
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
+    saved = 1 - total["FA2"] / total["FA1"]
+    caption = "One division per row, not one in each tile, and one block scaled, not two: this saves"
+    caption += f" {saved:.0%} of the clocks if the units take turns, and nothing if they all work at once. {setting}."
+    figure, ax = style.new_figure(3.2, caption)
     gone = next(s for s in loops["FA1"] if s.name == ONLY_FA1)
     for y, (name, steps) in enumerate(loops.items()):
         stop = _boxes(ax, y, steps)
@@ -67,7 +66,6 @@ def draw(price: float, loops: dict[str, list], end: list, setting: str) -> style
     style.note(ax, -30, 2 + HIGH / 2, f"FA2, once\n{sum(s.clocks for s in end):,.0f}", ha="right")
     style.bare(ax, (-440, total["FA1"] + 15), (-0.4, 2.7), xticks=range(0, int(total["FA1"]), 1000))
     ax.set_title("Clocks of one tile, if every operation waits for the one before")
-    saved = 1 - total["FA2"] / total["FA1"]
     alt = (
         f"Two rows of boxes on a time axis: FA1's inner loop takes {total['FA1']:,.0f} clocks, FA2's"
         f" {total['FA2']:,.0f}, {saved:.0%} less. FA1 scales p v as well and divides by l; these boxes are dashed at"

@@ -36,16 +36,16 @@ def about(name: str) -> tuple[str, str]:
 
 
 class live:
-    """`live("algorithm1")` at the end of a cell."""
+    """`live("algorithm1")` at the end of a cell; more words go to the still picture's `data`."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, **words: Any):
         if name not in STILLS:
             raise ValueError(f"name: got {name!r}; it takes one of {', '.join(STILLS)}")
-        self.name = name
+        self.name, self.words = name, words
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         drawing = import_module(f"fa2_lab.plots.{STILLS[self.name]}")
-        shown, _ = show(drawing.draw(**drawing.data()))._repr_mimebundle_()
+        shown, _ = show(drawing.draw(**drawing.data(**self.words)))._repr_mimebundle_()
         title, sentence = about(self.name)
         words = f"{title}. {sentence}" if title else ""
         still = f'<div class="still">{shown["text/html"]}<p>{escape(words)}</p></div>'

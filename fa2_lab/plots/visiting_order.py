@@ -1,5 +1,7 @@
 """In which order FA1 and FA2 visit the tiles, and every load and store that costs."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fa2_lab.plots import style
@@ -7,14 +9,16 @@ from fa2_lab.reference import fa1, fa2
 from fa2_lab.tiles import cdiv
 from fa2_lab.trace import Event, Trace
 
+STAGES = {"FA1": fa1, "FA2": fa2}
 
-def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3) -> dict:
-    """What the meter sees of FA1 and FA2 on the same small problem."""
+
+def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3, names: Sequence[str] = ("FA1", "FA2")) -> dict:
+    """What the meter sees of FA1, of FA2, or of both on the same small problem."""
     Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
     events = {}
-    for name, stage in (("FA1", fa1), ("FA2", fa2)):
+    for name in names:
         trace = Trace()
-        stage.forward(Q, K, V, B_r=B_r, B_c=B_c, trace=trace)
+        STAGES[name].forward(Q, K, V, B_r=B_r, B_c=B_c, trace=trace)
         events[name] = trace.events
     return dict(T_r=cdiv(N, B_r), T_c=cdiv(N, B_c), events=events)
 
@@ -25,8 +29,10 @@ def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
 
     events: {"FA1": ..., "FA2": ...} as a Trace recorded them.
     """
-    caption = "FA1 moves O, l and m through HBM at every tile; FA2 keeps them on chip."
-    figure, axes = style.new_figure(4.5, caption, nrows=2, ncols=2, width_ratios=[1, 1.35])
+    says = {"FA1": "FA1 moves O, l and m through HBM at every tile", "FA2": "FA2 keeps them on chip"}
+    caption = "; ".join(says[name] for name in events) + "."
+    sizes = dict(nrows=len(events), ncols=2, width_ratios=[1, 1.35], squeeze=False)
+    figure, axes = style.new_figure(0.3 + 2.1 * len(events), caption, **sizes)
     longest = max(len(log) for log in events.values())
     moved = {name: sum(e.elements for e in log) for name, log in events.items()}
     for (name, log), (grid, timeline) in zip(events.items(), axes, strict=True):

@@ -40,7 +40,8 @@ from fa2_studio.book.verdicts import close, verdict
 # block and a column block meet in one tile of S, with $B_r \times B_c$ scores.
 #
 # FA1 keeps a promise: after every tile, $o$ is the right answer for the keys seen so far. So $o$ is always divided by
-# $\ell$. Here is the row of chapter 02 after its first two keys, and a tile with the other two:
+# $\ell$. Here is the row of chapter 02 after two keys, and a tile with the other two. Their weights are $p = e^{s -
+# m_{tile}}$, 1/2 and 1, and their values 4 and 2:
 #
 # | | maximum | sum of exponentials | weighted sum of values |
 # | --- | --- | --- | --- |
@@ -57,7 +58,7 @@ from fa2_studio.book.verdicts import close, verdict
 # (\frac{3}{8} \cdot \frac{4}{3} \cdot 2 + 4) / 2 = 5/2$. That is the answer of chapter 02.
 
 # %% [markdown]
-# ## Now write it
+# ## Write FA1's step
 #
 # **Build.** `step` takes the state $m$, $\ell$, $o$ of a block of rows, a tile of scores `s`, and the values `v` of the
 # tile's keys. It returns the new $m$, $\ell$ and $o$. The old $o$ arrives divided, and the new one leaves divided.
@@ -148,14 +149,12 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
 # ## Watch it travel
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-live("algorithm1")
+live("algorithm1", names=["FA1"])
 
 # %% [markdown]
 # **In the live piece** choose FA1 and step through two column blocks. S never leaves the chip. But follow $m$, $\ell$ and
-# $o$ of one query: filled is on the chip, outlined is in HBM. They come and go at every tile.
-#
-# **In the still picture** (N = 12, d = 4) a filled mark is a load, an open one a store. In the upper half FA1 moves 936
-# elements. The lower half is FA2, of the next chapter.
+# $o$ of one query: filled is on the chip, outlined is in HBM. They come and go at every tile. **In the still picture**
+# (N = 12, d = 4) each mark on the right is one load or store. Together they move 936 elements.
 #
 # There are $T_c = \lceil N / B_c \rceil$ column blocks (rounded up). So FA1's forward moves
 #
@@ -182,45 +181,46 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 #
 # <details><summary>Answer</summary>
 #
-# **if a block has enough keys.** The unfinished answers travel in place of S and P: about $N^2 (3d + 4) / B_c$ elements,
-# since $T_c = N / B_c$, against $4N^2$. Both grow with $N^2$, so N does not matter. FA1 needs more than (3d + 4) / 4 keys
-# in a block, 49 for d = 64.
+# **if a block has enough keys.** Queries and unfinished answers travel in place of S and P: about $N^2 (3d + 4) / B_c$
+# elements, since $T_c = N / B_c$, against $4N^2$. Both grow with $N^2$, so N does not matter. FA1 needs more than
+# (3d + 4) / 4 keys in a block, 49 for d = 64.
 # </details>
 
 # %% [markdown]
-# FA1's extra memory is 2N numbers, ℓ and m. At d = 64 FA1 requests 77% of standard's elements with 64 keys a block, as in
-# the first kernels of chapter 10, and 39% with 128, as in chapter 00's table.
+# FA1's extra memory is 2N numbers, ℓ and m. At d = 64 FA1 requests 77% of standard's elements with 64 keys a block, and
+# 39% with 128, as in chapter 00's table.
 #
-# Shared memory has room for M elements. The paper's rule is $B_c = \lceil M / 4d \rceil$ and $B_r = \min(B_c, d)$: k and
-# v fill half of it, the tile of scores at most a quarter. Then $T_c = 4Nd / M$, and FA1 requests about $12\,N^2 d^2 / M$
-# elements. The paper calls this the *IO complexity* and writes $\Theta(N^2 d^2 / M)$: it grows like this, up to a
-# constant factor. It is still $N^2$, divided by the room on the chip. (The paper tried 64 to 512 keys. Beyond 256 the
-# time fell no further.)
+# Shared memory has room for M elements, an H200's 228 KiB for 116,736 of two bytes. The paper takes $B_r = \min(B_c, d)$
+# and $B_c = \lceil M / 4d \rceil$, 228 keys for d = 128. Then k and v fill half of the room, the scores of a tile at most
+# a quarter, q and o at most half: the rule is good to a constant factor. With $T_c = 4Nd / M$ FA1 requests about
+# $12\,N^2 d^2 / M$ elements. The paper calls this the *IO complexity* and writes $\Theta(N^2 d^2 / M)$: it grows like
+# this, up to a constant factor. (The paper tried 64 to 512 keys. Beyond 256 the time fell no further.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
-# In the first chart all three methods rise as $N^2$; only the floor does not. In the second N is fixed: with little room
-# on the chip, FA1 is above standard attention.
+# In the first chart all three methods rise as $N^2$. Only the floor does not: each of Q, K, V and O once. In the second N
+# is fixed: with little room on the chip, FA1 is above standard attention. (Upright lines: the room in an SM of two GPUs.)
 
 # %% [markdown]
 # ## What still travels?
 #
-# S and P stay on the chip. Of the 3Nd + 4N elements for each column block two thirds are unfinished answers.
+# S and P stay on the chip. Of the 3Nd + 4N elements for each column block about two thirds are unfinished answers.
 #
-# So far we counted elements; now bytes. At d = 64 FA1 was ahead with 64 keys a block. At d = 128 it is behind, for two
-# reasons: its answers are twice as wide, and an unfinished o needs four bytes a number. For each query and each block of
-# 64 keys it moves 128 numbers of q (2 bytes) and of o, in and out (4 + 4): 1,280 bytes for 64 scores, 20 for each; ℓ and m
-# add 16/64. Standard moves 12, so FA1 moves 1.7 times as much. On the roofline of chapter 00 it lies below:
+# With 64 keys a block FA1 was ahead at d = 64. At d = 128 it is behind: q and o are twice as wide, so it requests 1.5
+# times standard's elements. In bytes it is 1.7 times, since an unfinished o has four bytes a number (two would round it at
+# every tile). For each query and each block of 64 keys q comes in, o comes in and o goes out: 128 · (2 + 4 + 4) = 1,280
+# bytes, 20 for each of 64 scores. (ℓ and m, in and out, are 16 bytes more.) Standard moves 12 for each score. On the
+# roofline of chapter 00 FA1 lies below:
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA1")))
 
 # %% [markdown]
-# (N = 4,096, 64 heads.) The ring, what is requested, and the dot, what crosses to DRAM, coincide. With one worker a head
+# (N = 4,096, 64 heads.) Nearly all that FA1 requests crosses to DRAM, so only the dot is drawn. With one worker a head
 # all 64 heads are at work at once, and their Q and O, 64 · 3 MiB = 192 MiB, do not fit in L2's 60. (FA2's workers in
-# chapter 00 share a head: 64 row blocks a head, 132 SMs, so at any time they touch three heads.)
+# chapter 00 share a head: 64 row blocks a head, 132 SMs, so at any time they touch about three heads.)
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
@@ -238,8 +238,8 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 #
 # - **Heads.** 64 texts with 16 heads are 1,024 workers for 108 SMs. Chapter 00 has 4 texts: 64 workers for 132 SMs.
 # - **Blocks and code.** Theirs is CUDA written by hand, with large blocks. With 256 keys a block, an answer over 1,024
-#   keys is stored four times. Ours is the FA1 paper's *Algorithm 1 as printed, one worker a head*: 64 keys a
-#   block, in the simplest Triton.
+#   keys is stored four times. Ours is the simplest Triton. It has Algorithm 1's loops and division, but 64 keys a
+#   block, where the paper's rule would give 228.
 #
 # At N = 4,096 ours takes about four times as long as standard attention. It requests 1.7 times the bytes, half of the SMs
 # idle cost up to another 2, and the simple code does the rest. So FA1 needs many heads and large blocks.
@@ -252,12 +252,12 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 #
 # - ☐ the online softmax again, over all tiles of the row
 # - ☐ one exponential and one division
-# - ☐ it cannot be done: m has changed since the tile was seen
+# - ☐ a softmax over the scores of this tile
 #
 # <details><summary>Answer</summary>
 #
 # **one exponential and one division.** The forward pass left the final $m$ and $\ell$ of each row in HBM. With them
-# $p = e^{s - m} / \ell$ is the final probability at once.
+# $p = e^{s - m} / \ell$ is the final probability at once. (Only over a whole row do probabilities sum to 1.)
 # </details>
 #
 # That is one product more, $QK^\top$, and nothing of size $N^2$ is stored. By chapter 00's prices that is far cheaper.
@@ -267,7 +267,7 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 #
 # - FA1 computes one tile of S at a time, uses it and throws it away. Nothing of size $N^2$ reaches HBM.
 # - Keys outside, queries inside. $o$, divided by $\ell$ at every step, travels with $\ell$ and $m$ for each column block.
-# - The chip requests about $N^2 (3d + 4) / B_c$ elements. Two thirds are unfinished answers.
+# - The chip requests about $N^2 (3d + 4) / B_c$ elements: less than standard if a block has enough keys.
 # - Backward: $p = e^{s - m} / \ell$, tile by tile.
 #
 # <details><summary>If you train with dropout: how is its mask not stored?</summary>
@@ -276,7 +276,7 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 # cost the memory that we have just saved. So each random number is computed anew, from a seed, its row and its column.
 # </details>
 #
-# [Assignment 2](assignments/2_forward.ipynb) goes further: all of the forward pass, graded with the meter on.
+# After the next chapter [assignment 2](assignments/2_forward.ipynb) goes further, from FA1 to FA2.
 
 # %% [markdown]
 # ## Checks

@@ -38,11 +38,11 @@ from fa2_studio.book.verdicts import close, verdict
 show(visiting_order.draw(**visiting_order.data()))
 
 # %% [markdown]
-# Above is FA1. It goes down the columns: k and v stay, and everything that belongs to a query comes and goes. Below,
-# the loops are swapped. A row block's $m$, $\ell$ and $o$ begin on the chip, stay there for all tiles, and leave once.
+# Above is FA1 as in chapter 03. It goes down the columns: k and v stay, and all that belongs to a query comes and
+# goes. Below, the loops are swapped. A row block's $m$, $\ell$ and $o$ begin on the chip, stay there for all tiles, and leave once.
 #
-# In code, the lines with a comment differ. `tiling.rows(i)` and `tiling.cols(j)` are the rows and columns of a block. The
-# passes of a loop over `trace.serial` run one after the other; those over `trace.parallel` may run at the same time.
+# In code, the loops are swapped and the lines with a comment moved. `tiling.rows(i)` and `tiling.cols(j)` give the rows and
+# columns of a block. Passes over `trace.serial` run one after the other; those over `trace.parallel` can run together.
 
 # %%
 def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
@@ -62,19 +62,18 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # %% [markdown]
 # ## How much does the swap save?
 #
-# In the picture the swap saves more than half. (It already stores one number L a row, see below; this code stores two and
-# moves 408.) Those tiles are small and not square.
+# In the picture the swap saves more than half. But there the tiles are small and not square.
 #
 # **Predict.** Take square tiles and a long text. How many of the elements that FA1 requests does the swap save?
 #
 # - ☐ nearly all: what is left grows with N, not N²
+# - ☐ two thirds: unfinished answers no longer travel
 # - ☐ a third
-# - ☐ nothing: K and V now come as often as Q and O did
 #
 # <details><summary>Answer</summary>
 #
-# **a third.** For a tile of B × B, FA1 loads q and o and stores o: $3Bd$ elements. FA2 loads k and v: $2Bd$. Both grow
-# with $N^2$, since every tile still requests something. (In bytes the swap saves three fifths: FA1's unfinished o has
+# **a third.** For a tile of B × B, FA1 loads q and o and stores o: $3Bd$ elements. FA2 loads k and v in their place:
+# $2Bd$. Every tile still requests something, so both grow with $N^2$. (In bytes the swap saves three fifths: FA1's unfinished o has
 # four bytes a number, or it would be rounded to two at every tile; q, k, v have two.)
 # </details>
 
@@ -96,7 +95,7 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #
 # $$\frac{\alpha\,\ell\,\bar o + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
 #
-# This is tweak 1 of the paper. Could the subtraction of m wait too? No: without it, $e^s$ of this very tile overflows.
+# This is tweak 1 of the paper. Could the subtraction of m wait too? No: without it, $e^s$ of this very tile can overflow.
 #
 # So FA2's step is `update` of chapter 02, with one line more for rows that have seen no key:
 
@@ -122,11 +121,12 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
-# The tile has 128 queries, 64 keys and d = 128, so o and p v are 128 × 128. FA1 multiplies o by $\alpha \ell / \ell_{new}$
-# and p v by $\beta / \ell_{new}$: two scalings. FA2 multiplies only o, by $\alpha$. The dashed boxes are gone, 0.4% of the
-# operations. But they run on slow units. If the units take turns, as drawn, that is 8% of the time:
+# The tile has 128 queries, 64 keys and d = 128, so o and p v are blocks of 128 × 128. Fold FA1's division into the
+# factors, $\alpha \ell / \ell_{new}$ for o and $\beta / \ell_{new}$ for p v: then FA1 scales two blocks. FA2 scales one, o,
+# by $\alpha$. The dashed boxes are gone, 0.4% of the operations. But they run on slow units. If the units take turns, as
+# drawn, that is 8% of the time:
 #
-# | operations of FA1's tile on an A100, the chip of the FA2 paper | number | per clock | clocks |
+# | operations of FA1's tile on an A100, the chip of the FA2 paper | number | per clock of one SM | clocks |
 # | --- | ---: | ---: | ---: |
 # | FLOPs of the two products, on tensor cores | 4,194,304 | 2,048 | 2,048 |
 # | instructions on FP32 units (16,384 are the second scaling) | 58,368 | 64 | 912 |
@@ -134,7 +134,7 @@ show(deferred_normalisation.draw(**deferred_normalisation.data()))
 #
 # If all units work at once, the tweak saves nothing: the tensor cores finish last in any case. So it saves between 0 and
 # 8% in this model; a real kernel can gain more, or lose. On an H200 the tweak gained more than a fifth without a mask,
-# and nothing with a causal one. Registers decided, not operations. Chapter 10 shows how.
+# and nothing with a causal one. Chapter 10 shows why.
 
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
@@ -151,8 +151,8 @@ show(causal_tiles.draw(**causal_tiles.data()))
 # all keys: row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.
 #
 # FA1 as printed computes and masks all tiles. For FA2 `tiling.visited_cols(i)` lists the column blocks of row block i
-# that are not SKIP, and `tiling.hide(s, i, j)` returns s with −∞ where the mask hides a score. Two corners tell the kind
-# of a tile, before anything is loaded:
+# that are not SKIP, and `tiling.hide(s, i, j)` returns s with −∞ where the mask hides a score. (0 would not do: $e^{0 -
+# m}$ is a weight.) Two corners tell the kind of a tile, before anything is loaded:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -165,28 +165,28 @@ def kind(tiling, i, j):  # for as many queries as keys
 
 
 # %% [markdown]
-# **Predict.** Tiles are square, B × B. Three kernels treat a causal mask as below. Which one lets no query see the
-# future?
+# **Predict.** Tiles have 128 queries and 64 keys; blocks are counted from 0. Of what kind are the tiles (i, j) = (1, 1)
+# and (1, 3)?
 #
-# - ☐ skip tile (i, j) if j > i + 1, and mask only the tiles with i = j
-# - ☐ skip if j > i, and set hidden scores to 0 before the softmax
-# - ☐ skip if j > i, and set hidden scores to −∞ where i = j
+# - ☐ DIAGONAL and SKIP
+# - ☐ FULL and DIAGONAL
+# - ☐ FULL and SKIP
 #
 # <details><summary>Answer</summary>
 #
-# **skip if j > i, and set hidden scores to −∞ where i = j.** The first visits the tile right of the diagonal and does
-# not mask it. In the second, a hidden key gets the weight $e^{0 - m}$, which is not 0. Only $e^{-\infty}$ is.
+# **FULL and DIAGONAL.** Row block 1 has the rows 128 to 255. Even row 128 sees all of columns 64 to 127. It sees none of
+# columns 192 to 255, but row 255 sees them all. To compare i with j is right for square tiles alone.
 # </details>
 
 # %% [markdown]
-# ## Now write it
+# ## Write FA2's Algorithm 1
 #
-# FA1 keeps m and $\ell$ of each row for the backward pass. FA2 keeps only $L = m + \log \ell$ of chapter 02. It is enough,
-# since $p = e^{s - m} / \ell = e^{s - L}$. This is tweak 2.
+# FA1 keeps m and $\ell$ of each row for the backward pass. FA2 keeps only $L = m + \log \ell$ of chapter 02: tweak 2. It is
+# enough, since $p = e^{s - m} / \ell = e^{s - L}$. (FA2 in the first picture stores L; the code below it stores $\ell$ and m.)
 #
-# **Build.** `forward(Q, K, V, tiling)` returns O and L. Write Algorithm 1: two loops, `update` from above, one division,
-# L. `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The check has N that no tile
-# divides, a causal mask, and rows that see no key.
+# **Build.** `forward(Q, K, V, tiling)` returns O and L: two loops, `update` from above, one division, L. `tiling` has
+# `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The check has N that is not a multiple of the block,
+# a causal mask, and rows that see no key.
 
 # %%
 def forward(Q, K, V, tiling):  # (N_q, d), (N_k, d), (N_k, d) -> (N_q, d), (N_q,)
@@ -248,7 +248,7 @@ show(roofline.draw(**roofline.data("standard", *rows)))
 # (d = 128, N = 4,096.) FA2 does $4 B_r B_c d$ FLOPs for a tile, and requests $2 B_c d$ numbers of two bytes for it. That
 # is $B_r$ FLOPs for each requested byte (the rings). But row blocks that work side by side request the same keys, and L2
 # answers all but the first. To DRAM only Q, K, V and O cross, about once (the dots; an H200's counters saw about 2,100
-# FLOPs for each byte of DRAM). FA1's ring and dot coincided in chapter 03. So the swap helps twice: less is requested, and
+# FLOPs for each byte of DRAM). In chapter 03 nearly all of FA1's requests crossed. So the swap helps twice: less is requested, and
 # little of that crosses. L2 is the next limit, and twice the rows in a block halve what is asked of it. After that come the
 # units of the SM: chapters 07 and 10.
 
