@@ -15,7 +15,7 @@
 # - write FA2's backward pass of one tile, and say what the loops around it keep on the chip,
 # - explain why many workers add into one dQ, and name two ways out with their price.
 #
-# *Time: 35 minutes with the questions at the end. Hardware: any laptop, NumPy alone. Before this:
+# *Time: 40 minutes with the questions at the end. Hardware: any laptop, NumPy alone. Before this:
 # [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
@@ -90,9 +90,9 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## Now write one tile
 #
-# **Build.** `one_tile` gets a tile of scores `s` (scaled and masked: a hidden one is −∞), the blocks `q`, `do`, `L`,
-# `D` of its queries, `k` and `v` of its keys, and τ. It returns what the tile adds to dQ, dK and dV. This is the body
-# of Algorithm 2.
+# **Build.** `one_tile` gets a tile of scores `s` (scaled and masked: a hidden one is −∞), the blocks `q`, `do`, `L`, `D` of
+# its queries (L is −∞ where a row sees no key), `k` and `v` of its keys, and τ. It returns what the tile adds to dQ, dK
+# and dV: the body of FA2's Algorithm 2.
 
 # %%
 # s (B_r, B_c); q and do (B_r, d); k and v (B_c, d); L and D (B_r,)
@@ -136,21 +136,22 @@ check(
 # ```
 # </details>
 #
-# [Assignment 3](assignments/3_backward.ipynb) goes further: all tiles, grouped heads and dropout, with the meter on.
+# [Assignment 3](assignments/3_backward.ipynb) goes further: all tiles, shared heads and dropout, with the meter on.
 
 # %% [markdown]
 # ## The loops around it
 #
 # A tile (i, j) adds to $dQ_i$, and to $dK_j$ and $dV_j$. As in chapter 04, what belongs to the outer loop stays on the
-# chip. The rest is loaded for each tile. A sum that cannot stay is also stored after it:
+# chip. The rest is loaded for each tile, and a sum that cannot stay is stored after it. The numbers are bytes for each of
+# a block's B · d elements: an input has two, an unfinished sum four. (Tiles are square. L and D are small.)
 #
-# | outer loop | sums that stay | loaded for each tile | stored for each tile |
-# | --- | --- | --- | --- |
-# | columns j | dk, dv | q, do, dq | dq |
-# | rows i | dq | k, v, dk, dv | dk, dv |
+# | outer loop | sums that stay | loaded for each tile | stored for each tile | together |
+# | --- | --- | --- | --- | ---: |
+# | columns j | dk, dv | q 2, do 2, dq 4 | dq 4 | 12 |
+# | rows i | dq | k 2, v 2, dk 4, dv 4 | dk 4, dv 4 | 20 |
 #
-# With square tiles that is 4 blocks against 6. So the columns stay outside, in FA1 and in FA2. Here is Algorithm 2 around
-# your tile (as `tile_gradients`). `tiling.visited_rows(j)` lists the row blocks that column block j does not skip:
+# So the columns stay outside, in FA1 and in FA2. Here is Algorithm 2 around your tile (as `tile_gradients`).
+# `tiling.visited_rows(j)` lists the row blocks that column block j does not skip:
 
 # %%
 def fa2_backward(Q, K, V, O, L, dO, tiling, trace=UNWATCHED):
@@ -169,7 +170,7 @@ def fa2_backward(Q, K, V, O, L, dO, tiling, trace=UNWATCHED):
             q_i, do_i, L_i, D_i = Q[rows], dO[rows], L[rows], D[rows]  # FA2.A2.L9
             s_ij = tiling.hide(tau * (q_i @ k_j.T), i, j)  # FA2.A2.L10  (B_r, B_c)
             dq, dk, dv = tile_gradients(s_ij, q_i, k_j, v_j, do_i, L_i, D_i, tau)
-            dQ[rows] = dQ[rows] + dq  # FA2.A2.L15: the sum that travels
+            dQ[rows] = dQ[rows] + dq  # FA2.A2.L15: not safe in parallel, see below
             dk_j, dv_j = dk_j + dk, dv_j + dv
         dK[cols], dV[cols] = dk_j, dv_j  # FA2.A2.L18
     return np.asarray(dQ), np.asarray(dK), np.asarray(dV)
@@ -188,8 +189,7 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
     print(f"loaded {one_pass.loads(name):3}, stored {one_pass.stores(name):3}")
 
 # %% [markdown]
-# dQ has 32 elements. It comes in for each of the 4 column blocks and goes out again, and once more as zeros. dK and dV
-# leave once.
+# dQ has 32 elements. They are stored once as zeros, then loaded and stored for each of the 4 column blocks.
 
 # %% [markdown]
 # ## Who adds into dQ?
@@ -197,30 +197,26 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 # FA2 gives each column block to a worker of its own: `trace.parallel` in the listing. $dK_j$ and $dV_j$ belong to worker
 # j alone. But all workers add to the same $dQ_i$.
 #
-# **Predict.** Four workers run the line `dQ[rows] = …` at the same moment for the same rows of dQ, which is 0. All load
-# $dQ_i$, each adds its part, all store. What does $dQ_i$ hold at the end?
+# **Predict.** Four workers run the line `dQ[rows] = dQ[rows] + dq` for the same rows of dQ, which are 0. They do not wait
+# for each other. What does $dQ_i$ hold at the end?
 #
-# - ☐ the sum of the four parts
-# - ☐ one of the four parts
-# - ☐ the sum of some of the four parts
+# - ☐ the sum of the four parts, in any case
+# - ☐ one of the four parts, in any case
+# - ☐ the sum of one, two, three or all four parts
 #
 # <details><summary>Answer</summary>
 #
-# **one of the four parts.** For each number, that of the worker that stores it last. The others are lost.
+# **the sum of one, two, three or all four parts.** What worker 1 stores between the load and the store of worker 2 is
+# lost. If all four load before the first one stores, only the part stored last is left.
 # </details>
 #
-# This is a *race*: load, add and store are three steps, and another worker can come between them. Step through it below,
-# without a mask: the workers meet in the same rows again and again. In the still picture all four SMs add to dQ 0 at
-# once (× 4); its lower half is the second way out.
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-live("backward")
+# This is a *race*: load, add and store are three steps, and another worker can come between them.
 
 # %% [markdown]
 # ## First way out: atomic adds
 #
 # A GPU can load, add and store in one step that nothing can interrupt, an *atomic add*. No part is lost. But the parts
-# arrive in any order, and float32 has about seven digits. Here is dQ in all orders of its four parts:
+# arrive in any order, and float32 has about seven digits. Here is dQ in all 24 orders of its four parts:
 
 # %%
 dS = P * (dO @ V.T - (dO * O).sum(axis=1)[:, None])
@@ -240,35 +236,39 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 # ## Second way out: a pass of its own
 #
 # $dQ_i$ is a sum over keys, like $o_i$ in the forward pass. So a second kernel can run with rows outside and keep $dq_i$
-# on the chip. The first kernel leaves that line out. Every sum then has one owner, and the same input gives the same bits
-# in every run. The price: the first pass computes S, dP, dV and dK, the second S, dP and dQ. That is seven products a
-# tile instead of five. Requests fall from 12 to 8 against the listing, and stay at 8 against atomic adds: bytes per tile, for
-# each of a block's B · d elements (square tiles; dK, dV and the second pass's dQ, stored once, are left out).
+# on the chip. The first kernel leaves out the line `dQ[rows] = …`, and does not compute dq. Every sum then has one owner,
+# and the same input gives the same bits in every run. The price: the first pass computes S, dP, dV and dK, the second S,
+# dP and dQ. That is seven products a tile instead of five. The requests, again in bytes for each element:
 #
-# | | loaded for each tile | stored | together |
+# | | loaded for each tile | stored for each tile | together |
 # | --- | --- | --- | ---: |
 # | one pass, as listed | q 2, do 2, dq 4 | dq 4 | 12 |
 # | one pass, atomic adds (L2 makes the sum) | q 2, do 2 | dq 4 | 8 |
 # | two passes | first q 2, do 2; then k 2, v 2 | | 8 |
 #
-# Which way is faster depends on the chip. Chapter 09 has both as kernels. Here is one tile of one pass, with its five
-# products numbered:
+# (dK, dV and the second pass's dQ are stored once, not for each tile.) Which way is faster depends on the chip. Chapter 09
+# has both as kernels. Here is one tile of one pass, with its five products numbered:
 
 # %% tags=["hide-input"]
 show(backward_graph.draw(**backward_graph.data()))
 
 # %% [markdown]
-# White boxes are computed again, dashed boxes are gradients. The second pass takes ①, ② and ⑤.
-#
-# This is the bill of one pass, beside the forward pass:
+# White boxes are computed again, dashed boxes are gradients. Of two passes the first takes ① to ④, the second ①, ② and ⑤.
+# Step through both ways below. In the upper half of the still picture all four SMs add to dQ 0 at once
+# (× 4). In its lower half, with two passes, each block of dQ has one writer, and the end comes later:
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("backward")
+
+# %% [markdown]
+# The roofline has what one pass requests, beside the forward pass:
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 
 # %% [markdown]
-# (d = 128, tiles of 64 × 64.) DRAM is no limit here either. The ring counts dQ as the listing moves it, in and out, four
-# bytes each way: a requested byte gets fewer FLOPs than in the forward pass. With atomic adds nothing comes in, and it
-# gets more than in the forward pass.
+# (d = 128, tiles of 64 × 64.) The ring counts dQ as the listing moves it, in and out: a requested byte gets fewer FLOPs
+# than in the forward pass. With atomic adds dQ does not come in, and a byte gets more FLOPs than in the forward pass.
 
 # %% [markdown]
 # ## Recap
@@ -307,18 +307,18 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 # </details>
 
 # %% [markdown]
-# **Four questions on part I**, without looking back.
+# **Four questions on chapters 00 to 05**, without looking back.
 #
-# 1. N = 4,096, 16 heads. How much memory do S (4 bytes) and P (2 bytes) take, and how much does L (4 bytes)?
+# 1. The scores of a tile are computed again in the backward pass. Why is that cheaper than to keep them?
 # 2. A row has m = 1, ℓ = 2, o = 6 (not divided). Now comes a score 1 + log 2 with value 5. What is o/ℓ?
 # 3. N doubles. By what factor do FA2's extra memory, its requests, and its DRAM traffic (while K and V fit in L2) grow?
 # 4. Why was the FA1 of its authors fast, and the one of chapter 00 slow?
 #
 # <details><summary>Four answers</summary>
 #
-# 1. S and P: 6 · 4,096² · 16 bytes = 1.5 GiB. L: 4 · 4,096 · 16 bytes = 256 KiB.
+# 1. Tensor cores do 2d FLOPs for a score in less time than HBM takes to store and load its bytes (chapter 00).
 # 2. $\alpha = 1/2$, so $\ell = 1 + 1 = 2$ and $o = 3 + 5 = 8$: the answer is 4.
-# 3. Two (one L per row), nearly four, and two (each of Q, K, V and O once).
+# 3. Two (one L per row); nearly four (K and V four, Q, O and L two); and two (each of Q, K, V and O once).
 # 4. Many heads, so many workers, and large blocks. Chapter 00 has few heads and blocks of 64 keys.
 # </details>
 
