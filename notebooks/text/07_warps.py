@@ -35,8 +35,8 @@ from fa2_studio.book.verdicts import close, verdict
 # ## Four warps, one tile: cut the queries
 #
 # A warp computes with numbers in its registers, which no other warp can read. Shared memory can be read and written by
-# all warps of a thread block. A result that others need goes there, and all wait until everybody has written. This
-# waiting point is called a *barrier*.
+# all warps of a thread block. A warp *publishes* a result that others need: it writes it there. Then all wait until
+# everybody has written. This waiting point is called a *barrier*.
 #
 # Take one tile: 8 queries, 8 keys, d = 4, and four warps. The first way to share it cuts the queries. Each warp takes two
 # rows of Q, and reads K and V as a whole.
@@ -87,10 +87,9 @@ for name, of_warps in published.items():
     print(f"{name:12}: {len(of_warps)} warps publish {of_warps[0].size} numbers each")
 
 # %% [markdown]
-# The parts of $PV$ are large: W of them for every tile, each as large as the output. Maxima and sums are small,
-# but the maxima make all warps wait in the middle of the softmax. That barrier can be saved. Each warp can use the
-# maximum of its own keys, $m_w$, and publish it together with its sums $\ell_w$ and its undivided part $o_w$. Then one
-# exchange puts them together.
+# The parts of $PV$ are large: W of them for every tile, each as large as the output. Maxima and sums are small, but the
+# maxima make all warps wait in the middle of the softmax. That barrier can be saved: each warp uses the maximum of its own
+# keys, $m_w$, and publishes it with its sums $\ell_w$ and its undivided part $o_w$. Then one exchange puts them together.
 #
 # **Build.** `m`, `l` and `o` have one entry for each warp: maxima, sums and parts, made with the warp's own maximum.
 # Return the finished rows of the tile's output. A row that sees no key gets zeros. (A warp without a visible key in a row
@@ -161,10 +160,10 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # <details><summary>Answer</summary>
 #
 # **fewer than split-K.** About a quarter. Split-Q writes K and V once and reads them with every warp, and reads Q once:
-# $2\,(2 B_c d\,(1 + W) + B_r d)$ bytes, 192 KiB. The parts of $PV$ alone make 512 KiB under split-K: each of the four has
-# 128 × 128 numbers of 4 bytes, 64 KiB, written once and read once. And every warp reads all of Q. In all that is 718 KiB,
-# 3.7 times as many. (The tile of chapter 00's table, 128 × 128 with d = 64, gives 2.3.)
-# </details>
+# $2\,(2 B_c d\,(1 + W) + B_r d)$ bytes, 192 KiB. Under split-K each of four warps publishes a part of $PV$, 128 × 128
+# numbers of 4 bytes or 64 KiB, and it is read once. In KiB: 512 (parts) + 128 (Q, read four times) + 64 (K and V, written
+# and read once) + 14 (maxima and sums) = 718, 3.7 times as many. (The tile of chapter 00's table, 128 × 128 with d = 64,
+# gives 2.3.) </details>
 #
 # The picture is the paper's figure 3:
 
@@ -174,10 +173,10 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 # %% [markdown]
 # ## Could split-K merge once, at the end?
 #
-# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` run once, after the last.
-# But a part of one tile can be made and published a few rows at a time. A state has to be there for all rows at every
-# tile: an $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers for each of a warp's 32 threads. A thread has at most 255,
-# with one fp32 number in each. Under split-Q the four warps share the rows: 128.
+# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` run once, after the last. Now
+# each warp makes a few rows of its part, publishes them and reuses the registers. A state kept through the loop needs all
+# 128 rows at once: an $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers for each of a warp's 32 threads. A thread has
+# at most 255, with one fp32 number in each. Under split-Q the four warps share the rows: 128.
 
 # %% [markdown]
 # ## What do the barriers protect?
@@ -187,9 +186,10 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 # - "The tile is there": nobody reads before the copy is complete.
 # - "The tile is free": the next copy, to the same place, waits until everyone has read.
 #
-# Split-K needs three (with `exchange` two): "the tile is there", one for the maxima, and one for sums and $PV$. After the
-# last one everybody has read K and V, so the tile is free, too. The parts are read until the next "the tile is there",
-# which protects them. Without a barrier a GPU computes with whatever is there, and raises no error.
+# Split-K needs three: "the tile is there", one for the maxima, and one for sums and $PV$. (With `exchange` the one for the
+# maxima goes.) After the last one everybody has read K and V, so the tile is free, too. New parts are written only after
+# the next "the tile is there", and a warp arrives there only when it has read the old ones. Without a barrier a GPU
+# computes with whatever is there, and raises no error.
 #
 # **Predict.** All keys fit in one tile. Which barrier may split-Q leave out then, and which split-K?
 #
@@ -223,27 +223,27 @@ print("clocks of a tile of 128 × 64, d = 128, on an A100")
 for name, tile in (("split-K", keys), ("split-Q", queries)):
     units = f"tensor {tile.tensor:.0f}, exp {tile.exp:.0f}, fp32 {tile.fp32:.0f}"
     print(f"  {name}: {units}, shared {tile.shared:.0f}; busiest: {tile.busiest}")
-print(f"split-Q is {one:.1f} times as fast if units take turns,", end=" ")
-print(f"{all_:.1f} if all work at once")
+print(f"split-Q is {one:.1f} times as fast if units take turns, {all_:.1f} if all work at once")
 row = next(row for row in load("ladder").rows if "s00_split_keys" in row.values)
 slow, fast = row.values["s00_split_keys"][0], row.values["s01_split_queries"][0]
 *_, low, high = both(chips.H200, 32, 32, row.problem["d"], W=2)
-print("two kernels on an H200, tile of 32 × 32, d = 64, two warps:")
-print(f"  {slow:.1f} and {fast:.1f} ms, {slow / fast:.1f} times as fast; by this model {low:.1f} to {high:.1f}")
+shape = "{batch} texts, {heads} heads, N = {N_q:,}, d = {d}".format(**row.problem)
+print(f"two kernels on an H200, {shape}, tiles of 32 × 32, two warps:")
+print(f"  {slow:.1f} and {fast:.1f} ms: {slow / fast:.1f} times as fast; by this model {low:.1f} to {high:.1f}")
 price, flops, points = prices.prices(chips.A100), 4 * 128 * 64 * 128, {}
 for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
     intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
     points[name] = intensity, min(price.tensor, intensity * price.shared) / 1e12
 roof = roofline.Roof(price.tensor / 1e12, price.shared / 1e12, "", "tensor cores 312")
-caption = "The tile under both splits (A100)."
+caption = "The tile under both splits (A100). Here a dot counts bytes of shared memory; in earlier chapters, of DRAM."
 axis = f"FLOPs per byte of shared memory ({price.shared / 1e12:.1f} TB/s)"
 show(roofline.draw(points, [roof], caption, axis, narrow=True))
 
 # %% [markdown]
 # Under split-K the tensor cores wait for shared memory: 718 · 1,024 / 128 = 5,744 clocks. Under split-Q it needs 1,536, and
-# the tensor cores are the busiest unit. The two kernels (s00 and s01, beside the ladder of chapter 08) are farther apart
-# than the model says: *bank conflicts* (addresses in the same of 32 slots are served one after the other) and exchanges
-# that the compiler adds can cost time, too.
+# the tensor cores are the busiest unit. The two test kernels (s00 and s01) are farther apart than the model says for their
+# tile: *bank conflicts* (addresses in the same of 32 slots are served one after the other) and exchanges that the compiler
+# adds can cost time, too.
 
 # %% [markdown]
 # ## Is there such a cut for the backward pass?
