@@ -11,8 +11,8 @@
 # shares the work among its warps, by queries as FA2 does. (`num_warps` says how many there are; chapter 11 looks at it.)
 #
 # We build attention 24 times and change one thing each time: the *ladder*, of 24 *rungs*, r00 to r23. (s00 and s01 of
-# chapter 07 stand beside it; b is for backward.) The first fifteen are in Triton. Chapter 10 measures all 24. This
-# chapter ends with the lines of rung 11.
+# chapter 07 stand beside it.) The first fifteen are in Triton. Chapter 10 measures all 24. This chapter ends with the
+# lines of rung 11.
 #
 # After this notebook you can
 #
@@ -61,8 +61,7 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says o
 # number, `program_id`.
 #
 # `X + at` is a block of addresses, and `tl.load` fetches what stands there. The size of a block is a power of two, known
-# when the kernel is compiled (`tl.constexpr`). Wrap Python globals, too, in `tl.constexpr`: the interpreter reads them as
-# they are, and only a GPU's compiler refuses. A *mask* (here not the causal one) says which of the addresses are mine. Ten
+# when the kernel is compiled (`tl.constexpr`). A *mask* (here not the causal one) says which of the addresses are mine. Ten
 # numbers in blocks of 4 take three programs:
 
 # %%
@@ -90,11 +89,9 @@ for careful in (True, False):
 # %% [markdown]
 # ## Where does the next row begin?
 #
-# In memory a tensor is one long line. `load_rows` assumes that the rows of a head lie one after the other, d numbers
-# each. So row r, column c is at r · d + c. (The offset of the first row has 64 bits, because 32 end at 2³¹.) `RAGGED` says
-# that the block may reach beyond the last row.
-#
-# The picture below shows the way from a program's number to its tile, for d = 4.
+# In memory a tensor is one long line. `load_rows` assumes that the rows of a head lie one after the other, d numbers each.
+# So row r, column c is at r · d + c. (The offset of the first row has 64 bits, because 32 end at 2³¹.) `RAGGED` says that
+# the block may reach beyond the last row. The picture below shows the way from a program's number to its tile, for d = 4.
 
 # %%
 @triton.jit
@@ -118,14 +115,14 @@ show(ragged_edge.draw(**ragged_edge.data()))
 # %% [markdown]
 # ## How does Algorithm 1 look now?
 #
-# Here is all of it, with the paper's numbers. [The poster](../figures/poster_forward.pdf) has the NumPy lines beside it.
-# `i` is the first *row* of a row block here, not the block's number, and `j` the first *key* of a column block. The loop
-# over row blocks is gone: each of its passes is a program, and the launch says how many there are.
+# Here is all of it, with the paper's line numbers. `i` is the first *row* of a row block here, not the block's number, and
+# `j` the first *key* of a column block. The loop over row blocks is gone: each of its passes is a program.
 #
 # `tl.dot` multiplies two blocks on the tensor cores: numbers of 16 bits (here fp16) go in, sums in fp32 come out. It wants
 # at least 16 rows and columns, so our tiles are 16 × 16. `o_i`, `l_i` and `m_i` stay in the warps' registers.
 #
-# `hidden` is the score of a key that does not exist. We leave it open for now.
+# `hidden` is the score of a key that does not exist; the launch below sets it to −∞. A Python global like `NEG_INF` has to
+# stand in `tl.constexpr`. The interpreter reads it without that, too, and only a GPU's compiler refuses.
 
 # %%
 NEG_INF = tl.constexpr(float("-inf"))
@@ -188,8 +185,8 @@ for name, got, right in zip("OL", run(loop_kernel, Q, K, V, tau, -torch.inf), tr
     print(f"   {name}: last number {got.flatten()[-1].item():6.2f}, right {right.flat[-1]:6.2f}")
 
 # %% [markdown]
-# **Predict.** Q = 0, so all scores are equal. 10 keys have the value 1. In a block of 16, six rows of K and V are missing
-# and come as zeros. What is the output if their scores stay 0 (`hidden` = 0)?
+# **Predict.** Q = 0, so all scores are 0. 10 keys have the value 1. In a block of 16, six rows of K and V are missing and
+# come as zeros. What is the output if their scores stay 0 (`hidden` = 0, not −∞)?
 #
 # - ☐ 1, as zeros add nothing
 # - ☐ 0.625
@@ -200,15 +197,14 @@ for name, got, right in zip("OL", run(loop_kernel, Q, K, V, tau, -torch.inf), tr
 # **0.625.** exp(0) = 1, so each of the six has a vote. They vote for values that were loaded as zeros: 10 / 16.
 #
 # ```python
-# zero, ones = torch.zeros_like(normal(16, 16)), torch.ones_like(normal(10, 16))
+# zero, one = torch.zeros_like(normal(16, 16)), torch.ones_like(normal(10, 16))
 # for hidden in (0.0, -torch.inf):
-#     O, _ = run(loop_kernel, zero, normal(10, 16), ones, 0.25, hidden)
-#     print(f"score where there is no key: {hidden:4}   output: {O[0, 0].item()}")
+#     print(f"hidden = {hidden}:", run(loop_kernel, zero, zero[:10], one, tau, hidden)[0][0, 0].item())
 # ```
 #
 # ```text
-# score where there is no key:  0.0   output: 0.625
-# score where there is no key: -inf   output: 1.0
+# hidden = 0.0: 0.625
+# hidden = -inf: 1.0
 # ```
 # </details>
 #
@@ -221,7 +217,8 @@ for name, got, right in zip("OL", run(loop_kernel, Q, K, V, tau, -torch.inf), tr
 # multiply by $\tau \log_2 e$ (`tau_log2`) instead, and take `exp2`. Then m, too, is $\log_2 e$ times as large as
 # before. The largest score stays the largest.
 #
-# The lines of one tile move into a function, `visit`. With `MASKED`, row r sees the first `seen[r]` keys of the tile.
+# The lines of one tile move into a function, `visit`. With `MASKED`, row r sees the first `seen[r]` keys of the tile. `s_ij`
+# stays unscaled. The scale comes with the subtraction, tau_log2 · s − m: one multiply-add a score.
 
 # %%
 LOWEST, LN2 = tl.constexpr(-1.0e30), tl.constexpr(math.log(2))
@@ -241,22 +238,31 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
     return o_i, l_i, m_new
 
 # %% [markdown]
-# With exp2 and log2 everywhere, p, α, ℓ, o and O are what they were. But L comes out as a logarithm to base 2, so it must be
-# multiplied by ln 2: eight keys with the score 0 have L = ln 8 = 2.08, and not log₂ 8 = 3.
+# **Predict.** After the last tile somebody stores $L = m + \log_2 \ell$. What does that spoil?
 #
-# A test of O does not show this mistake. The backward pass does: its $P = e^{S-L}$ no longer sums to 1.
+# - ☐ O and the gradients
+# - ☐ the gradients, but not O
+# - ☐ nothing, as base 2 is used throughout
+#
+# <details><summary>Answer</summary>
+#
+# **the gradients, but not O.** p, α, ℓ, o and O are the same in base 2. But this L is a logarithm to base 2: for eight keys
+# with the score 0 it is log₂ 8 = 3, and should be ln 8 = 2.08. The backward pass computes $P = e^{S-L}$, and the rows of
+# this P do not sum to 1. So multiply by ln 2. A test of O does not show the mistake.
+# </details>
 
 # %% [markdown]
 # ## Now write it
 #
 # Under a causal mask with $N_q \neq N_k$ the last row sees all keys. Row r sees the first $r + 1 + N_k - N_q$ keys, or none
 # if that is negative. `keys_seen` computes it. A row without keys is a trap (chapter 02): its maximum stays at −∞, and
-# −∞ − (−∞) is not a number. Our rungs start m at `LOWEST`, $-10^{30}$, lower than any score. Then $p = 2^{-\infty} = 0$, and ℓ
-# stays 0.
+# −∞ − (−∞) is not a number. Our rungs start m at `LOWEST`, $-10^{30}$, lower than any score. −∞ − (−10³⁰) is −∞, not NaN, so
+# $p = 2^{-\infty} = 0$, and ℓ stays 0.
 
 # %%
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
+    # minimum: rows of the block behind the end would see more than N_k keys
     return (tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL
             else N_k + 0 * row)  # N_k for each row
 
@@ -324,37 +330,31 @@ check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.i
 # %% [markdown]
 # ## Which tiles need the mask?
 #
-# So far every tile is masked. Chapter 04 sorted the tiles of a row block: FULL ones come first, then DIAGONAL ones,
-# then those to skip. Two borders are enough. Up to `full` every row sees every key. From `last` on no row sees any.
-# `full` is rounded down to whole tiles. So without a causal mask at most one tile lies between them: the ragged one at
-# the end.
-#
-# The first row of a block sees least and decides `full`. The last row sees most and decides `last`.
+# So far every tile is masked. Chapter 04 sorted the tiles of a row block: FULL ones come first, then DIAGONAL ones, then
+# those to skip. Two borders are enough. Up to `full` every row sees every key. From `last` on no row sees any. `full` is
+# rounded down to whole tiles. So without a causal mask at most one tile lies between them: the ragged one at the end. The
+# first row of a block sees least and decides `full`. The last row sees most and decides `last`.
 
 # %%
 seen = np.minimum(np.arange(600) + 1, 600)  # 600 queries and keys, tiles of 128 × 64
 for i in range(0, 600, 128):
     full, last = seen[i] // 64 * 64, seen[min(i + 127, 599)]
     free, masked = full // 64, -(-(last - full) // 64)
-    print(f"rows from {i:3}: {free} tiles without a mask, {masked} with", end=", ")
-    print(f"{-(-600 // 64) - free - masked} skipped")
+    print(f"rows from {i:3}: {free} unmasked, {masked} masked, {10 - free - masked} skipped")
 
 # %% [markdown]
 # With as many keys as queries, and tiles of 128 × 64, the mask cuts through at most two tiles of each row block. At N =
 # 8,192 that is 3% of the 65 tiles that a row block visits on average. (Rung 11 has tiles of 64 × 64: one.) So the kernel
-# gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other stops at `full`, and calls
-# `visit` and loads its rows without a mask.
+# gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other stops at `full`. It needs
+# neither the causal mask nor the mask of the loads.
 
 # %% [markdown]
 # ## Which numbers may have 16 bits?
 #
 # Factors may have 16 bits, and sums need 32. Q, K, V and O have 16 bits, and p gets 16 bits for the second product. But
-# `o_i` and `l_i` stay in fp32. $o$ is divided only at the end, so over 2,048 keys with equal scores and the value 40
-# it grows to 81,920. The largest number of fp16 is 65,504: in fp16 `o_i` becomes ∞.
-#
-# A trap for kernels in fp32: on a GPU `tl.dot` keeps 10 of the 23 bits of an fp32 factor's fraction, a format called
-# *TF32*, unless you write `tl.dot(a, b, input_precision="ieee")`. The interpreter keeps all, so only a GPU shows it. Chapter
-# 11 counts how much is lost.
+# `o_i` and `l_i` stay in fp32. $o$ is divided only at the end, so over 2,048 keys with equal scores and the value 40 it
+# grows to 81,920. The largest number of fp16 is 65,504: in fp16 `o_i` becomes ∞. (For inputs in fp32 `tl.dot` has a
+# setting, `input_precision="ieee"`. Chapter 11 says why.)
 
 # %% [markdown]
 # ## All lines together
@@ -382,7 +382,7 @@ print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 # - The loop over row blocks becomes the launch. $o$, ℓ and m stay in registers, in fp32.
 # - exp2, with $\log_2 e$ in the scale. L goes out as a natural logarithm.
 # - Two borders for each row block: `full` and `last`.
-# - Three mistakes and their numbers: two zeros behind the end; 0.625 in place of 1; L too large by 1 / ln 2 = 1.44.
+# - Three mistakes and their numbers: two zeros behind the end; 0.625 in place of 1; L too large by the factor 1 / ln 2 = 1.44.
 
 # %% [markdown]
 # ## Checks
