@@ -132,8 +132,8 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
     return p_ij.to(q_i.dtype), ds_ij.to(q_i.dtype)
 
 # %% [markdown]
-# **Predict.** All scores are −200, so L is about −198. A missing key was loaded as zeros and has the score 0. What would
-# its P be in fp32, if nobody asked whether the key exists?
+# **Predict.** All 8 keys have the score −200, so L is about −198. A missing key was loaded as zeros and has the score 0.
+# What would its P be in fp32, if nobody asked whether the key exists?
 #
 # - ☐ 0, as there is no key
 # - ☐ 1, as e to the 0
@@ -146,20 +146,19 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 # dQ is lost.
 # </details>
 #
-# An early FlashAttention-2 had such NaNs: [flash-attention
-# #334](https://github.com/Dao-AILab/flash-attention/issues/334).
+# An early FlashAttention-2 had such NaNs: [flash-attention #334](https://github.com/Dao-AILab/flash-attention/issues/334).
 
 # %% [markdown]
 # ## What does a column block keep on chip?
 #
-# A column kernel runs as one program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the
-# row blocks. After `tile`, dV gains $p^\top do$ and dK gains $ds^\top q$; dQ comes later. `tl.dot(a, b, acc)` adds the
-# product to the block `acc`. Under a causal mask rows before $j + N_q - N_k$ do not see key j, so blocks
-# of only such rows are skipped.
+# A column kernel runs as one program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the row
+# blocks. After `tile`, dV gains $p^\top do$ and dK gains $ds^\top q$; dQ comes later. `tl.dot(a, b, acc)` adds the product
+# to the block `acc`. Under a causal mask rows before $j + N_q - N_k$ do not see key j, so blocks of only such rows are
+# skipped. (This saves time only, and is not checked.)
 #
 # **Build.** Write dK and dV of one head: lines 6 to 14, 16 and 18 of Algorithm 2. Yours to use: `tile`, and
 # `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which is (B, 1), and `store_rows(X, x, first, N, B, d)`. Sums
-# are fp32. The scale τ of dK can wait until the end of the loop.
+# are fp32. The scale τ of dK can wait until the end of the loop. In the check result 1 is dK and result 2 is dV.
 
 # %%
 @triton.jit
@@ -186,7 +185,7 @@ def my_gradients(N_q, N_k, causal):  # dK and dV by your kernel; nothing if it s
 
 
 cases = {
-    "16 queries and keys, one tile. Is dK multiplied by τ?": (16, 16, False),
+    "16 queries and keys, one tile. Is dK multiplied by τ, and which block is transposed?": (16, 16, False),
     "40 queries, 56 keys. Does the loop reach the last row block, and the last program its keys?": (40, 56, False),
     "48 of each, causal. Which row block sees a key block first?": (48, 48, True),
     "12 queries, 44 keys, causal. Can j + N_q − N_k be negative?": (12, 44, True),
@@ -258,13 +257,13 @@ compare("dQ dK dV", (x[0, 0] for x in b00.backward(*six, False)), (dQ, dK, dV))
 # %% [markdown]
 # ## Who could own dQ?
 #
-# Chapter 05's picture again. Now look at two passes (the live piece has a choice).
+# Chapter 05's picture again. In its lower half (in the live piece choose two passes) each block of dQ has one writer.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
 
 # %% [markdown]
-# Now each block of dQ has one owner, a program with row block i, as in chapter 08. Per tile a column program needs five
+# Each block of dQ has one owner now, a program with row block i, as in chapter 08. Per tile a column program needs five
 # products, or four without line 15, and a row program three. `rows_kernel` is this second pass.
 
 # %%
@@ -301,8 +300,8 @@ compare("dQ", [mine], [dQ])
 # %% [markdown]
 # ## What do the two ways cost?
 #
-# By chapter 05 both ways request the same: 8 bytes per tile for each of a block's B · d elements. But L2 must read and
-# write for each addition, so we *charge* one pass 12, as in the listing there. Two passes compute seven products, not five:
+# By chapter 05 the SMs send and receive the same in both ways: 8 bytes per tile for each of a block's B · d elements. But
+# for each addition L2 itself must read and write, so for one pass we count 12. Two passes compute seven products, not five:
 
 # %% tags=["hide-input"]
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
@@ -312,28 +311,28 @@ two = replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - dQ_m
 times = next(row.values for row in record_of("ladder").rows if row.direction == "backward")
 for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "two passes", two)):
     unit, seconds = cost.limit(chips.H200)
-    limit = f"{cost.requested / 1e9:.1f} GB charged, at least {1e3 * seconds:.2f} ms by {unit}"
+    limit = f"{cost.requested / 1e9:.1f} GB counted, at least {1e3 * seconds:.2f} ms by {unit}"
     print(f"{name[:3]}, {words}: {limit}; measured {times[name][0]:.1f} ms")
 print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 picture = roofline.data(("one pass", one), ("two passes", two))
 picture["points"]["two passes"] = [x * 5 / 7 for x in picture["points"]["two passes"]]  # FLOPs of five products
-picture["caption"] = "Both by five products (H200). A dot: FLOPs per byte that crosses to DRAM; a ring: per byte charged."
+picture["caption"] = "Both by five products (H200). A dot: FLOPs per byte that crosses to DRAM; a ring: per byte counted."
 show(roofline.draw(**picture))
 
 # %% [markdown]
-# By these limits one pass needs 1.41 times as long as two, and the measured times stand in about that ratio, though
-# neither is near its limit. b02 is for Hopper (H100 and H200): larger tiles add less often (chapter 13). Its one pass is
-# the fastest, but the last bits of dQ vary, unless you ask for the same ones. The package takes two passes in Triton, and
-# one on Hopper.
+# Two passes do seven products, of which only five count here. So their ceiling is 989 · 5/7 = 707, and they sit at it. Only
+# by chance that is also near L2's slope. By these limits one pass needs 1.41 times as long as two, and the measured times
+# stand in about that ratio, though neither is near its limit. b02, in Gluon (chapter 12a), is for Hopper (H100 and H200):
+# larger tiles add less often (chapter 13). Its one pass is the fastest, but the last bits of dQ vary. The package takes two
+# passes in Triton, and one on Hopper; there `torch.use_deterministic_algorithms(True)` makes the bits repeat.
 
 # %% [markdown]
-# ## How many registers do its blocks take?
+# ## Does a column program's work fit in registers?
 #
 # A thread has at most 255 registers. A column program of 4 warps, with tiles of 64 × 64 and d = 128, keeps four blocks in
 # them, each number in fp32. dk and dv stay through the loop: 2 · 64 · 128 / 128 threads = 128 registers. S and dP come and
 # go: 2 · 64 · 64 / 128 = 64. (k and v stay in shared memory.)
-
-# %% [markdown]
+#
 # **Predict.** Rung 11's forward kernel has the same tile. It keeps one block of 64 × 128 through its loop, $o$, and needs
 # 168 registers. And a column program?
 #
@@ -344,7 +343,8 @@ show(roofline.draw(**picture))
 # <details><summary>Answer</summary>
 #
 # **it does not fit: some values find no register.** In rung 11 $o$ and S take 64 + 32 = 96 registers, and the rest takes
-# 168 − 96 = 72. With as much a column program would need 192 + 72 = 264. What finds no register lives in memory: *spills*.
+# 168 − 96 = 72. With the same 72 for the rest a column program would need 192 + 72 = 264. What finds no register lives in
+# memory: *spills*.
 #
 # ```python
 # for row in recorded("rungs")["rungs"]:
