@@ -1,4 +1,4 @@
-"""A 64 × 128 accumulator by warp, lane and register, and a row's maximum on its way through four lanes."""
+"""64 rows of S by warp, lane and register, and a row's maximum on its way through four lanes."""
 
 import numpy as np
 
@@ -7,12 +7,14 @@ from fa2_lab.plots import style
 from fa2_lab.records import compiled_by, layouts_record
 
 
-def data(row: int = 21, shape: tuple[int, int] = (64, 128)) -> dict:
+def data(row: int = 21, d: int = 128) -> dict:
     """Owners of what one wgmma computes, as compiled, and the maximum that each lane of a row knows step by step."""
     record = layouts_record()
-    (wide,) = [k for k in record["layouts"] if k["target"] == "sm_90" and k["d"] == shape[1]]
-    owners = parse(wide["O"]["layout"]).owners(shape)
-    made = f"{shape[0]} of O's {wide['O']['shape'][0]} rows, {compiled_by(record)}"
+    (kernel,) = [k for k in record["layouts"] if k["target"] == "sm_90" and k["d"] == d]
+    rows, keys = kernel["S"]["shape"]
+    shape = (64, keys)
+    owners = parse(kernel["S"]["layout"]).owners(shape)
+    made = f"{shape[0]} of S's {rows} rows, {compiled_by(record)}"
     scores = np.random.default_rng(2).integers(-99, 100, shape[1])
     lane = owners.lane[row]
     lanes = np.unique(lane)

@@ -18,7 +18,7 @@
 #
 # *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 import numpy as np
 
 from fa2_lab.machine import budget, chips, layouts
@@ -31,7 +31,7 @@ from fa2_studio.book.verdicts import verdict
 # %% [markdown]
 # ## Which thread holds a score?
 #
-# A warp has 32 threads. The number of a thread in its warp, 0 to 31, is its **lane**. A whole warp executes an instruction
+# A warp has 32 threads. The number of a thread in its warp, 0 to 31, is its *lane*. A whole warp executes an instruction
 # of the tensor cores together, and the instruction fixes which lane gets which number of the result.
 #
 # | chip | name of its generation | instruction | who | result |
@@ -39,7 +39,7 @@ from fa2_studio.book.verdicts import verdict
 # | A100 | `sm_80` | `mma` | one warp | 16 × 8 |
 # | H100, H200 | `sm_90` | `wgmma`, in machine code `HGMMA` | four warps, a *warpgroup* | 64 rows, 16 for each warp |
 #
-# In both, the number in row r and column c of a piece lies in lane
+# In both, a warp's result consists of pieces of 16 rows × 8 columns. Row r, column c of a piece lies in lane
 # $4\,(r \bmod 8) + \lfloor (c \bmod 8) / 2 \rfloor$:
 
 # %%
@@ -59,37 +59,37 @@ for row in (0, 5, 13):
 # %% [markdown]
 # ## How do four lanes find a row's maximum?
 #
-# Each lane first takes the maximum of the columns it holds. Then lanes have to compare. They can do this without shared
-# memory and without a barrier: in a **shuffle**, every lane reads a register of another lane.
+# Each lane first takes the maximum of the columns it holds. Then lanes have to compare. They need no shared memory for it,
+# and need not wait for another warp: in a *shuffle*, every lane reads a register of another lane of its warp.
 #
-# **Predict.** A row has 128 columns. How many shuffles does it take until all lanes of the row know its maximum?
+# **Predict.** A row has 64 columns. How many shuffles does it take until all lanes of the row know its maximum?
 #
 # - ☐ 2
 # - ☐ 5: half of a warp's 32 lanes drop out each time
-# - ☐ 7: half of the 128 columns drop out each time
+# - ☐ 6: half of the 64 columns drop out each time
 #
 # <details><summary>Answer</summary>
 #
-# **2.** Only four lanes share a row. Each goes through its own 32 columns alone. Then neighbours exchange, lane t with t XOR
-# 1, and then pairs, t with t XOR 2. (XOR compares two numbers bit by bit and gives 1 where they differ.)
+# **2.** Only four lanes share a row. Each goes through its own 16 columns alone. Then neighbours exchange (the first lane
+# with the second, the third with the fourth), and then pairs (the first with the third, the second with the fourth).
 # </details>
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 show(row_reduction.draw(**row_reduction.data()))
 
 # %% [markdown]
 # The picture follows a row of a whole *accumulator*, the registers of four warps in which a product is summed up. This one
-# is 64 rows of O, with d = 128 columns. A lane has 32 columns of row 21. (Its registers 2 and 3 hold row 29.)
-#
-# **Takeaway.** Under split-Q, a row's statistics never leave its warp: four lanes, two shuffles.
+# is 64 rows of S, with 64 keys. A lane has 16 columns of row 21. (Its registers 2 and 3 hold row 29.) XOR names the lane to
+# read from: it compares two numbers bit by bit and gives 1 where they differ, so 20 XOR 1 is 21, and 20 XOR 2 is 22.
 
 # %% [markdown]
 # ## Which warp holds which row?
 #
 # In Triton the compiler chooses. The code between Triton and assembly says what it chose (`fa2-lab xray 11` prints it).
-# `warpsPerCTA = [4, 1]` means four warps along the rows and one along the keys: split-Q. (CTA is NVIDIA's word for a
-# thread block.) Below is such a line of our forward kernel for `sm_90`, and what four compilations chose.
-# `versionMajor = 3` is `wgmma`, and `instrShape` a warp's part of one instruction: 16 rows, 64 keys, a sum over 16 of d.
+# `warpsPerCTA = [4, 1]` means four warps along the rows and one along the keys: split-Q, each warp has rows of its own. (In
+# split-K each has keys of its own. CTA is NVIDIA's word for a thread block.) Below is such a line of our forward kernel for
+# `sm_90`, and what four compilations chose. `versionMajor = 3` is `wgmma`, and `instrShape` a warp's part of one
+# instruction: 16 rows, 64 keys, a sum over 16 of d.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 compilations = recorded("layouts")["layouts"]
@@ -101,7 +101,7 @@ for layout in compilations:
     print(f"{rows} warps along rows, {keys} along keys: {name}")
 
 # %% [markdown]
-# A row of S lies in one warp, and so does the same row of O.
+# In all four a row of S lies in one warp. So its maximum and its sum never have to leave that warp.
 
 # %% [markdown]
 # ## Does P have to move before the second product?
@@ -109,8 +109,8 @@ for layout in compilations:
 # S is the *result* of the first product. P, computed from it in place, is the *left factor* of the second one. An
 # instruction also fixes which lane must hold which number of its left factor. For a 16 × 16 piece of P, NVIDIA's
 # [description of mma](https://docs.nvidia.com/cuda/parallel-thread-execution/) says: a lane holds rows g and g + 8, where
-# g is the lane divided by 4, and columns 2h, 2h + 1, 2h + 8 and 2h + 9, where h is the remainder. `wgmma` asks the same of
-# the 16 rows of each warp.
+# g is the lane divided by 4, rounded down, and columns 2h, 2h + 1, 2h + 8 and 2h + 9, where h is the remainder. `wgmma`
+# asks the same of the 16 rows of each warp.
 #
 # **Predict.** How many numbers of P must change lanes?
 #
@@ -120,57 +120,54 @@ for layout in compilations:
 #
 # <details><summary>Answer</summary>
 #
-# **none.** Row 5, columns 2 and 3, for example, are the result of lane 21. As a factor they belong to g = 5 and h = 1: lane
-# 4 · 5 + 1. So P goes from softmax into the second product without leaving its registers. It is only converted to 16 bits,
-# and need not pass through shared memory.
+# **none.** Row 5, columns 2 and 3, for example, are the result of lane 21. So are columns 10 and 11, since 10 mod 8 = 2. As
+# a factor all four belong to g = 5 and h = 1: lane 4 · 5 + 1. So P goes from softmax into the second product without
+# leaving its registers. It is only converted to 16 bits.
 # </details>
 
 # %% [markdown]
 # ## Why is K scrambled in shared memory?
 #
-# Here are eight rows of K with d = 64. A *chunk* is 16 bytes of a row, and its *place* is where in the row it is kept:
+# Shared memory consists of 32 *banks*. Each gives 4 bytes in a step. Neighbouring groups of 4 bytes lie in neighbouring
+# banks, and after bank 31 comes bank 0. On `sm_80` the lanes load K for the tensor cores: a *chunk*, 16 bytes, from each of
+# eight rows at a time. (On `sm_90` the tensor cores themselves read shared memory.) A chunk covers four banks. So eight
+# chunks can be read in one step, if they lie in eight different groups of banks.
+#
+# With d = 64 and 2 bytes per number, a row of K has 128 bytes: exactly once around all banks. Call this a *line*. It has
+# eight places for chunks, 0 to 7. Let the rows lie one after the other. Then chunk 2 of every row begins at the same bank.
+# All eight want the same group, and wait for each other, a *bank conflict*: eight steps instead of one.
+#
+# The remedy is called a *swizzle*: row r keeps its chunk c at place $c \oplus (r \bmod 8)$, where $\oplus$ is XOR. The row is
+# still complete. But the same chunk of eight rows now lies at eight different places:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 show(swizzle_xor.draw(**swizzle_xor.data()))
 
 # %% [markdown]
-# Shared memory consists of 32 **banks**. Each gives 4 bytes in a step. Neighbouring groups of 4 bytes lie in
-# neighbouring banks, and after bank 31 comes bank 0. On `sm_80` the lanes load K for the tensor cores: one chunk from
-# each of eight rows at a time. (On `sm_90` the tensor cores themselves read shared memory.) A chunk covers four banks.
-# So eight chunks can be read in one step, if they lie in eight different groups of banks.
-#
-# With d = 64 and 2 bytes per number, a row of K has 128 bytes: exactly once around all banks. Let the rows lie one after
-# the other. Then chunk 2 of every row begins at the same bank. All eight want the same group, and wait for each other, a
-# *bank conflict*: eight steps instead of one.
-#
-# The remedy is called a **swizzle**: row r keeps its chunk c at place $c \oplus (r \bmod 8)$. Here $\oplus$ is XOR: bit by
-# bit, 1 where the two differ. The row is still complete. But the same chunk of eight rows now lies at eight different
-# places, and eight steps become one.
-#
-# Nobody has to write this in Triton: the compiler lays K out so by itself, as the checks at the end read in four compiled
-# kernels.
+# The bottom row counts how many of the eight reads want each place. In Triton the compiler lays K out so by itself, as the
+# checks at the end read in four compiled kernels.
 
 # %% [markdown]
 # ## How large may a tile be?
 #
-# Our forward kernel keeps $q_i$ once in shared memory, and $k_j$ and $v_j$ once per stage (a stage is a place for one tile
-# on its way): $(B_r + 2 \cdot \text{stages} \cdot B_c) \cdot d$ numbers of 2 bytes. Registers hold $o_i$ and $s_{ij}$ in fp32
+# Our forward kernel keeps $q_i$ once in shared memory, and $k_j$ and $v_j$ once per stage (a stage has room for one
+# tile on its way): $(B_r + 2 \cdot \text{stages} \cdot B_c) \cdot d$ numbers of 2 bytes. Registers hold $o_i$ and $s_{ij}$ in fp32
 # (one number to a register), $p_{ij}$ in 16 bits, and some 40 more per thread for addresses and counters: about
 # $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$. A thread can have 255.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 show(block_budget.draw(**block_budget.data()))
 
 # %% [markdown]
-# A × marks where the compiler spilled. The sum is an estimate, and mostly too low: 32 × 128 at d = 128 fills all 255
-# registers, not 120, and spills. 128 × 128 would need 360 with four warps. With eight it is 200 (its cell), and even
-# that spills. A smaller tile helps. Fewer stages save shared memory and no registers.
+# If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. A × marks where the
+# compiler spilled. The sum is an estimate, and mostly too low: 32 rows × 128 keys at d = 128 fill all 255 registers, not 120,
+# and spill. 128 × 128 would need 360 with four warps. With eight it is 200 (its cell), and even that spills. Fewer keys a tile
+# help: 128 × 64 with eight warps does not spill. Fewer stages save shared memory and no registers.
 #
 # If shared memory runs out, the kernel does not run at all: `out of resource: shared memory, Required: 131074, Hardware
 # limit: 101376` was met on an RTX 4090
 # ([meta-pytorch/attention-gym#14](https://github.com/meta-pytorch/attention-gym/issues/14)). That limit is 99 KiB for one
-# thread block. An A100 gives 163 and an H100 227: its SM has 228, of which 1 KiB per block is reserved. If registers run
-# out, the kernel runs, but it *spills*: numbers travel to slow memory and back.
+# thread block. An A100 gives 163 and an H100 227: its SM has 228, of which 1 KiB per block is reserved.
 
 # %% [markdown]
 # ## Recap
@@ -184,7 +181,7 @@ show(block_budget.draw(**block_budget.data()))
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** With d = 32, a row of K has 64 bytes: four chunks, half a line of 128 bytes. Two rows share a line, row r in
+# **Build.** With d = 32, a row of K has 64 bytes: four chunks, half a line. Two rows share a line, row r in
 # half r mod 2. Where does row r keep chunk c? Give the place in the line, 0 to 7, so that one chunk of eight rows is read
 # in one step. Without a swizzle, place 4 (r mod 2) + c, it takes 4.
 #
@@ -208,7 +205,7 @@ def steps_with_your_place(chunk):  # of eight rows; 99 if two chunks collide
     return max(map(wanted.count, wanted)) if whole else 99
 
 
-words = "steps for chunk {} of eight rows; 99: two chunks lie at the same place"
+words = "steps for chunk {} of eight rows. Which rows still share a place? (99: two chunks of a line do)"
 check(steps_with_your_place, *(Case(words.format(c), (c,), 1) for c in range(4)))
 
 # %% [markdown]
@@ -241,7 +238,9 @@ verdict("the sum is mostly too low", sum(few) > 0.6 * len(few))
 needs = [budget.forward_registers(128, 128, 128, warps) for warps in (4, 8)]
 verdict("128 × 128 needs 360 registers, or 200", needs == [360, 200])
 verdict("32 × 128: 255, not 120", (took[32, 128, 128, 4], sums[32, 128, 128, 4]) == (255, 120))
-verdict("both spill", all(block_budget.compiled_spills()[128, B_r, 128] > 0 for B_r in (32, 128)))
+spilled = block_budget.compiled_spills()
+spills = [spilled[128, B_r, B_c] > 0 for B_r, B_c in ((32, 128), (128, 128), (128, 64))]
+verdict("both spill, 128 × 64 does not", spills == [True, True, False])
 given = [x.shared_per_block // 1024 for x in (chips.RTX_4090, chips.A100, chips.H100)]
 verdict("99, 163 and 227 KiB", given == [99, 163, 227])
 
