@@ -40,8 +40,8 @@ from fa2_studio.book.verdicts import close, verdict
 # block and a column block meet in one tile of S, with $B_r \times B_c$ scores.
 #
 # FA1 keeps a promise: after every tile, $o$ is the right answer for the keys seen so far. So $o$ is always divided by
-# $\ell$. Here is the row of chapter 02 after two keys, and a tile with the other two. Their weights are $p = e^{s -
-# m_{tile}}$, 1/2 and 1, and their values 4 and 2:
+# $\ell$. Here is the row of chapter 02 after its first two keys, and a tile with the other two. The tile's values are 4 and
+# 2, and its weights $p = e^{s - m_{tile}}$ are 1/2 and 1.
 #
 # | | maximum | sum of exponentials | weighted sum of values |
 # | --- | --- | --- | --- |
@@ -114,7 +114,7 @@ check(
 # FA1 puts the loop over column blocks j outside. It loads one block of keys and values, and takes all row blocks past it.
 # Then it loads the next keys, and all row blocks come again.
 #
-# The SM on which this worker runs has room for the state of one row block, not for that of all N queries. So after each
+# One worker does this for a whole head. Its SM has room for the state of one row block, not of all N queries. So after each
 # tile $m$, $\ell$ and $o$ are stored in HBM, and before the next tile of these rows they are loaded again. Find both lines
 # below. (`fa1_step` is the solution above. The tags are of Algorithm 2 in the FA1 paper's appendix: Algorithm 1 plus a
 # scale, a mask and dropout; we need only the scale.)
@@ -192,16 +192,16 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 #
 # Shared memory has room for M elements, an H200's 228 KiB for 116,736 of two bytes. The paper takes $B_r = \min(B_c, d)$
 # and $B_c = \lceil M / 4d \rceil$, 228 keys for d = 128. Then k and v fill half of the room, the scores of a tile at most
-# a quarter, q and o at most half: the rule is good to a constant factor. With $T_c = 4Nd / M$ FA1 requests about
-# $12\,N^2 d^2 / M$ elements. The paper calls this the *IO complexity* and writes $\Theta(N^2 d^2 / M)$: it grows like
-# this, up to a constant factor. (The paper tried 64 to 512 keys. Beyond 256 the time fell no further.)
+# a quarter, q and o at most half. (That can be slightly too much: the rule is good up to a constant factor.) With $T_c =
+# 4Nd / M$ FA1 requests about $12\,N^2 d^2 / M$ elements. The paper calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$:
+# it grows like this, up to a constant factor. (The paper tried 64 to 512 keys. Beyond 256 the time fell no further.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
 # In the first chart all three methods rise as $N^2$. Only the floor does not: each of Q, K, V and O once. In the second N
-# is fixed: with little room on the chip, FA1 is above standard attention. (Upright lines: the room in an SM of two GPUs.)
+# is fixed: with little room on the chip, FA1 is above standard attention. (Upright lines: the room on two GPUs.)
 
 # %% [markdown]
 # ## What still travels?
@@ -212,22 +212,22 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # times standard's elements. In bytes it is 1.7 times, since an unfinished o has four bytes a number (two would round it at
 # every tile). For each query and each block of 64 keys q comes in, o comes in and o goes out: 128 · (2 + 4 + 4) = 1,280
 # bytes, 20 for each of 64 scores. (ℓ and m, in and out, are 16 bytes more.) Standard moves 12 for each score. On the
-# roofline of chapter 00 FA1 lies below:
+# roofline of chapter 00 FA1 lies below standard attention:
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA1")))
 
 # %% [markdown]
 # (N = 4,096, 64 heads.) Nearly all that FA1 requests crosses to DRAM, so only the dot is drawn. With one worker a head
-# all 64 heads are at work at once, and their Q and O, 64 · 3 MiB = 192 MiB, do not fit in L2's 60. (FA2's workers in
-# chapter 00 share a head: 64 row blocks a head, 132 SMs, so at any time they touch about three heads.)
+# all 64 heads are at work at once. Their Q takes 1 MiB a head and their O 2 MiB, 192 MiB together, too much for L2's 60.
+# (FA2's workers in chapter 00 share a head: 64 row blocks a head, 132 SMs, so at any time they touch about three heads.)
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
 #
-# Chapter 00 shows an FA1 that is slower than standard attention. The authors' kernel was usually 2 to 4 times as fast. In
-# figure 2 of [their paper](https://arxiv.org/abs/2205.14135) it is 5.7 times: GPT-2 medium on an A100, N = 1,024, d = 64,
-# 64 texts with 16 heads each, forward and backward.
+# Chapter 00 shows an FA1 that is slower than standard attention. The authors' kernel was usually 2 to 4 times as fast as
+# standard attention, in figure 2 of [their paper](https://arxiv.org/abs/2205.14135) 5.7 times: GPT-2 medium on an A100,
+# N = 1,024, d = 64, 64 texts with 16 heads each, forward and backward.
 #
 # | | standard | FA1, the authors' kernel |
 # | --- | ---: | ---: |

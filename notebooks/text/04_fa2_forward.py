@@ -38,11 +38,11 @@ from fa2_studio.book.verdicts import close, verdict
 show(visiting_order.draw(**visiting_order.data()))
 
 # %% [markdown]
-# Above is FA1 as in chapter 03. It goes down the columns: k and v stay, and all that belongs to a query comes and
-# goes. Below, the loops are swapped. A row block's $m$, $\ell$ and $o$ begin on the chip, stay there for all tiles, and leave once.
+# Above is FA1, as in chapter 03. It goes down the columns: k and v stay, and all that belongs to a query comes and goes.
+# Below, the loops are swapped. A row block's $m$, $\ell$ and $o$ begin on the chip, stay for all tiles, and leave once.
 #
-# In code, the loops are swapped and the lines with a comment moved. `tiling.rows(i)` and `tiling.cols(j)` give the rows and
-# columns of a block. Passes over `trace.serial` run one after the other; those over `trace.parallel` can run together.
+# In code, the loops are swapped and the lines with a comment moved. `tiling.rows(i)` and `tiling.cols(j)` are a block's rows
+# and columns. A loop over `trace.serial` runs pass by pass; the passes over `trace.parallel` may run at the same time.
 
 # %%
 def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
@@ -72,9 +72,9 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #
 # <details><summary>Answer</summary>
 #
-# **a third.** For a tile of B × B, FA1 loads q and o and stores o: $3Bd$ elements. FA2 loads k and v in their place:
-# $2Bd$. Every tile still requests something, so both grow with $N^2$. (In bytes the swap saves three fifths: FA1's unfinished o has
-# four bytes a number, or it would be rounded to two at every tile; q, k, v have two.)
+# **a third.** For a tile of B × B, FA1 loads q and o and stores o: $3Bd$ elements. FA2 loads k and v instead: $2Bd$. Every
+# tile still requests something, so both grow with $N^2$. (In bytes the swap saves three fifths: FA1's unfinished o has
+# four bytes a number; q, k and v have two.)
 # </details>
 
 # %% [markdown]
@@ -151,8 +151,8 @@ show(causal_tiles.draw(**causal_tiles.data()))
 # all keys: row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.
 #
 # FA1 as printed computes and masks all tiles. For FA2 `tiling.visited_cols(i)` lists the column blocks of row block i
-# that are not SKIP, and `tiling.hide(s, i, j)` returns s with −∞ where the mask hides a score. (0 would not do: $e^{0 -
-# m}$ is a weight.) Two corners tell the kind of a tile, before anything is loaded:
+# that are not SKIP, and `tiling.hide(s, i, j)` returns s with −∞ where the mask hides a score. (A score of 0 would get a
+# weight, $e^{0 - m}$.) Two corners tell the kind of a tile, before anything is loaded:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -165,8 +165,8 @@ def kind(tiling, i, j):  # for as many queries as keys
 
 
 # %% [markdown]
-# **Predict.** Tiles have 128 queries and 64 keys; blocks are counted from 0. Of what kind are the tiles (i, j) = (1, 1)
-# and (1, 3)?
+# **Predict.** Tiles have 128 queries and 64 keys, blocks are counted from 0, and the mask is causal. Of what kind are the
+# tiles (i, j) = (1, 1) and (1, 3)?
 #
 # - ☐ DIAGONAL and SKIP
 # - ☐ FULL and DIAGONAL
@@ -248,9 +248,9 @@ show(roofline.draw(**roofline.data("standard", *rows)))
 # (d = 128, N = 4,096.) FA2 does $4 B_r B_c d$ FLOPs for a tile, and requests $2 B_c d$ numbers of two bytes for it. That
 # is $B_r$ FLOPs for each requested byte (the rings). But row blocks that work side by side request the same keys, and L2
 # answers all but the first. To DRAM only Q, K, V and O cross, about once (the dots; an H200's counters saw about 2,100
-# FLOPs for each byte of DRAM). In chapter 03 nearly all of FA1's requests crossed. So the swap helps twice: less is requested, and
-# little of that crosses. L2 is the next limit, and twice the rows in a block halve what is asked of it. After that come the
-# units of the SM: chapters 07 and 10.
+# FLOPs for each byte of DRAM). Of FA1's requests nearly all crossed (chapter 03). So the swap helps twice: less is
+# requested, and little of that crosses. L2 is the next limit, and twice the rows in a block halve what is asked of it.
+# After that come the units of the SM: chapters 07 and 10.
 
 # %% [markdown]
 # ## Recap

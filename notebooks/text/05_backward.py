@@ -254,14 +254,14 @@ show(backward_graph.draw(**backward_graph.data()))
 
 # %% [markdown]
 # White boxes are computed again, dashed boxes are gradients. Of two passes the first takes ① to ④, the second ①, ② and ⑤.
-# Step through both ways below. In the upper half of the still picture all four SMs add to dQ 0 at once
-# (× 4). In its lower half, with two passes, each block of dQ has one writer, and the end comes later:
+# Step through both ways below. In the upper half of the still picture all four SMs add to dQ 0 at once (× 4). In its
+# lower half, with two passes, each block of dQ has one writer, and the end comes later:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
 
 # %% [markdown]
-# The roofline has what one pass requests, beside the forward pass:
+# On the roofline, one pass stands beside the forward pass:
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
