@@ -16,11 +16,11 @@
 # - cut a causal sequence so that all GPUs have equal work,
 # - say from two speeds and the length of a piece whether the transfers cost time.
 #
-# *Time: 30 minutes. Hardware: any laptop with torch; its processes play the GPUs. Before this: [02 · Online
+# *Time: 35 minutes. Hardware: any laptop with torch; its processes play the GPUs. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb), [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [05 · The backward
 # pass](05_backward.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 import numpy as np
 
 from fa2_lab.machine import chips
@@ -59,7 +59,7 @@ from fa2_studio.book.verdicts import close, verdict
 # | step 2 | block 2 | block 3 | block 0 | block 1 |
 # | step 3 | block 1 | block 2 | block 3 | block 0 |
 #
-# Read a column: after four steps every rank has seen every block. Blocks were handed over three times.
+# Read a column: after four steps every rank has seen every block. Each block was handed on three times.
 
 # %% [markdown]
 # ## What does a rank keep between two steps?
@@ -115,15 +115,15 @@ for keys in rows:  # each block, met by all queries
 # %% [markdown]
 # **Predict.** Somebody uses the L of the block alone instead. What becomes of dK and dV, with four blocks?
 #
-# - ☐ nothing: L cancels, as in the forward pass
+# - ☐ nothing: the parts are merged afterwards, as in the forward pass
 # - ☐ too large: every row spends a weight of 4 instead of 1
 # - ☐ too small: every row spends a quarter of its weight
 #
 # <details><summary>Answer</summary>
 #
 # **too large: every row spends a weight of 4 instead of 1.** With the L of each block it spends 1 on every block. So P is
-# too large by 1 / (the block's share of the row): 4 if the shares are equal, far more for a block that a row hardly
-# looks at.
+# too large by 1 / (the block's share of the row's weight): 4 if the shares are equal, far more for a block that a row
+# hardly looks at. And gradients are added, not merged.
 #
 # ```python
 # for b, keys in enumerate(rows):
@@ -142,11 +142,10 @@ for keys in rows:  # each block, met by all queries
 # </details>
 
 # %% [markdown]
-# Queries stay, so each rank adds up its dQ at home. Keys travel, so dK and dV travel with them, and each rank adds its
-# part. K and V can leave before a step's computation, dK and dV only after it: they follow their keys one step behind, and
-# their last transfer brings them home. They go in fp32: in 2 bytes the sum would be rounded again on every rank. The own
-# block's part stays at home, so dK and dV, too, are sent three times. With K and V in 2 bytes a number, backward sends three
-# times as many bytes as forward: $(2 + 4) / 2$.
+# Queries stay, so each rank adds up its dQ at home. Keys travel, so the sums dK and dV of a block travel, too, and each rank
+# adds its part. dK of block 0 begins on rank 1 and goes 1 → 2 → 3 → 0: three transfers. Rank 0 adds its own part at home.
+# The sums travel in fp32: in 2 bytes they would be rounded again on every rank. Forward sends K and V three times, with 2
+# bytes a number. Backward sends K and V again, and dK and dV, with 4 bytes. That is $(2 + 4) / 2$ = three times as much.
 
 # %% [markdown]
 # ## Is a causal ring fair?
@@ -168,8 +167,7 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 
 # %% [markdown]
 # Rank 0 works in one step of four: all other keys lie in its future. Rank 3 works all the time, and the others wait for it.
-
-# %% [markdown]
+#
 # ## Which cut is fair?
 #
 # **Predict.** Which cut gives all ranks equal work, without a mask in most steps?
@@ -185,40 +183,45 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 # needs a causal mask. With pieces r and r + 4, rank 3 has pieces 3 and 7: the one with most work in each half.
 # </details>
 
-# %%
+# %% tags=["hide-input"]
 show(zigzag.draw(**zigzag.data()))
 
 # %% [markdown]
-# Each number is the rank that computes this part of the scores. The cut on the right is called *zigzag*. Of any two ranks' rows
-# there are two cases. If the keys belong to a later rank, the back half of a rank's rows sees all of them. If they belong
-# to an earlier rank, all its rows see the front half of them. So each step is one kernel call without a mask, on half of
-# the square. Only a rank's own block is causal.
+# Each number is the rank that computes this part of the scores. (57% on the left was 58% above, because N is larger here.)
+# The cut on the right is called *zigzag*. When a block comes by, there are two cases. If it is a later rank's, the back half
+# of the rows here sees all its keys. If it is an earlier rank's, all rows here see the front half of its keys. So each such
+# step is one kernel call without a mask, on half of the square. Only a rank's own block is causal.
 
 # %% [markdown]
-# ## When may a transfer start?
-#
-# As soon as the ranks agree and what is sent is computed. A ring hangs if one rank sends 100 rows and its neighbour waits
-# for 101. So before any transfer each rank sends all others a *header* with its number of rows and its options. If they do
-# not fit, all ranks stop with the same message. Meanwhile a rank computes with its own block, which needs no other rank.
+# ## What travels while a rank computes?
 
-# %%
+# %% tags=["hide-input"]
 show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
-# A number is the rank that the keys come from. K and V travel while a kernel computes. Backward, a rank computes its own
-# block in two parts, one first and one last, so that it has work while dK and dV come home.
+# A number is the rank that the keys come from, an arrow a transfer of K and V. No step changes K and V, so they can travel
+# while it computes. dK and dV cannot leave before a step has added its part. So they travel one step later. Rank 0 in the
+# backward pass. (A number is a block. Its own is computed in two halves, so that there is work while dK and dV come home.)
+#
+# | computes | own, first half | 3 | 2 | 1 | own, last half |
+# | --- | --- | --- | --- | --- | --- |
+# | K and V arrive | 3 | 2 | 1 | | |
+# | dK and dV arrive | | | 2 | 1 | 0 |
+#
+# The ranks must agree, too: a ring hangs if one sends 100 rows and its neighbour waits for 101. So before any transfer each
+# rank sends all others a *header* with its number of rows and its options. If they do not fit, all stop with one message.
 #
 # ## Do the cables keep up?
 #
-# If a transfer ends before the computation beside it, it has cost no time. Let a shard have n rows. Per head, a step of the
+# A transfer that ends before the computation beside it costs no time. Let a shard have n rows. Per head, a step of the
 # causal forward computes $2n^2d$ FLOPs (half of a square) and sends $4nd$ bytes (K and V, 2 bytes a number). So long shards
 # hide their transfers. Both times are equal at $n = 2 \cdot$ FLOP/s $/$ (bytes/s): neither d nor the number of heads is in
 # it. (If four query heads share a K/V head, a quarter of these rows is enough.)
 #
 # In the table, *link* is the cable between GPUs: NVLink, or on the RTX 4090 the computer's ordinary bus. The first three
 # lines take half of the peak FLOP/s and the link's speed from the data sheets, in one direction. The last is measured with
-# torch's transfers, four ranks at once. They move 138 GB/s over a link of 450, and the kernel does 636 TFLOP/s, not 495:
-# four times as many rows as in the H100's line.
+# torch's transfers, four ranks at once. The transfers move 138 GB/s each over a link of 450, and the kernel does 636
+# TFLOP/s, not 495. So the last line needs four times as many rows as the H100's.
 
 # %% tags=["hide-input"]
 def smallest(flops, link):  # rows; FLOP/s, bytes a second in one direction
@@ -235,20 +238,20 @@ for name, (flops, link) in speeds.items():
 # %% [markdown]
 # ## What do four GPUs gain?
 #
-# Four NVIDIA H200 in one machine, bf16, causal, 16 heads of 128, forward and backward, against one GPU with `attention`. All
-# lengths still fit on one: otherwise there is nothing to compare with.
+# Four NVIDIA H200, bf16, causal, 16 heads of 128, forward and backward, against one. All lengths still fit on one GPU.
 #
-# **Predict.** At 8,192 tokens, are four GPUs faster than one?
+# **Predict.** With 8,192 tokens a shard has 2,048 rows, too few to hide a transfer. One GPU takes 1.7 ms, four take 7.6 ms.
+# What takes most of these 7.6 ms?
 #
-# - ☐ nearly four times
-# - ☐ a little
-# - ☐ no, several times slower
+# - ☐ the kernels: small ones leave SMs idle
+# - ☐ the transfers
+# - ☐ agreeing, starting transfers and launching kernels
 #
 # <details><summary>Answer</summary>
 #
-# **no, several times slower.** A shard has 2,048 rows, and the kernel of a step is over in a few hundredths of a
-# millisecond. K and V go round once in 0.66 ms. Forward and backward send four times as much, 2.6 ms at that speed, too
-# long to hide. But a call takes 7.6 ms: agreeing, starting transfers and launching kernels cost most.
+# **agreeing, starting transfers and launching kernels.** K and V go round once in 0.66 ms (only 76 GB/s: these transfers
+# are short). Forward and backward send four times as much, 2.6 ms at that speed. And the kernel of a step is over in a few
+# hundredths of a millisecond.
 # </details>
 
 # %% tags=["hide-input"]
@@ -259,7 +262,7 @@ show(ring_speed.draw(**recorded, narrow=True))
 # From 32,768 tokens on the ring is faster. What is missing to 4 goes to transfers, which occupy some SMs, and to merges. (An
 # older version was timed: in it a rank computed nothing while the headers travelled.) The cross is four GPUs with contiguous
 # shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a quarter of 5.1: buffers for blocks on their way come on
-# top. They grow up to 32,768 tokens, and hardly after that: of longer shards a few heads travel at a time.
+# top. The buffers grow up to 32,768 tokens. Beyond, only a few heads travel at a time.
 #
 # `fa2_lab.distributed` runs this ring with torch: NCCL between GPUs, gloo between the processes of a laptop. A user writes
 # this, and starts it with `torchrun --nproc-per-node 4`:
@@ -288,12 +291,7 @@ show(ring_speed.draw(**recorded, narrow=True))
 # **Build.** One of four steps of the backward ring, without a mask. Each argument is a list, an entry for each rank. Rank r
 # calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)`, which returns dQ, dK and dV, with the block that is with it, and
 # adds to the sums dq[r] and dk[r]. Then everybody hands on what travels. Return dq, k, v and dk as the next step finds them.
-# (The check takes four steps, from dq and dk of zeros. So dK is sent once more than in the package.)
-#
-# <details><summary>Hint</summary>
-#
-# The gradients of block b must be where block b is: they go on with K and V, after the sum.
-# </details>
+# (The check begins with dq and dk of zeros and takes four steps. Here a rank's own part travels, too: dK is sent four times.)
 
 # %%
 def ring_step(q, o, lse, do, dq, k, v, dk):
@@ -303,22 +301,24 @@ def ring_step(q, o, lse, do, dq, k, v, dk):
 Q_e, K_e, V_e, dO_e = np.random.default_rng(5).standard_normal((4, 24, d))
 O_e, L_e = fa2.forward(Q_e, K_e, V_e, B_r=4, B_c=4)
 lists = [np.split(x, ranks) for x in (Q_e, K_e, V_e, O_e, L_e, dO_e)]
-want = fa2.backward(Q_e, K_e, V_e, O_e, L_e, dO_e, B_r=4, B_c=4)[:2]
-want = tuple(x.reshape(ranks, 6, d) for x in want)
+want = fa2.backward(Q_e, K_e, V_e, O_e, L_e, dO_e, B_r=4, B_c=4)
+own = [fa2.backward(*x, B_r=4, B_c=4)[1] for x in zip(*lists, strict=True)]  # each rank's part for its own block
 
 
-def four_of_your_steps(q, k, v, o, lse, do):  # dQ of all ranks, dK of all blocks
+def your_steps(steps, result, q, k, v, o, lse, do):  # the result (0: dq, 1: k, 2: v, 3: dk) on all ranks
     dq, dk = ([np.zeros_like(x) for x in xs] for xs in (q, k))
-    for _ in range(ranks):
+    for _ in range(steps):
         after = ring_step(q, o, lse, do, dq, k, v, dk)
         if after is None or after is ...:
             return None
         dq, k, v, dk = after
-    return np.array(dq), np.array(dk)
+    return np.array((dq, k, v, dk)[result])
 
 
-words = "four ranks, 24 rows. Whose keys do the gradients on rank 0 belong to after a step?"
-check(four_of_your_steps, Case(words, tuple(lists), want))
+check(your_steps, Case("k after one step. Does rank 1 hold block 0?", (1, 1, *lists), np.roll(lists[1], 1, axis=0)),
+      Case("dk after one step. Is block 0's sum on rank 1, with rank 0's part?", (1, 3, *lists), np.roll(own, 1, axis=0)),
+      Case("dq after four steps. Do K and V both travel, and are four parts added?", (4, 0, *lists), want[0].reshape(4, 6, d)),
+      Case("dk after four steps. Is each part added to its own block?", (4, 3, *lists), want[1].reshape(4, 6, d)))  # fmt: skip
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -331,7 +331,6 @@ check(four_of_your_steps, Case(words, tuple(lists), want))
 #     k, v, dk = ([x[rank - 1] for rank in range(ranks)] for x in (k, v, dk))
 #     return dq, k, v, dk
 # ```
-# dV goes the same way as dK.
 # </details>
 
 # %% [markdown]
@@ -346,7 +345,6 @@ verdict("4, 512 and 141 GiB", (gib, 4 * 32 * gib, round(chips.H200.hbm_bytes / 2
 there, back = (sum(model.sent(quarters, 0, way, kv_heads=1, d=4).values()) for way in ("forward", "backward"))
 verdict("backward sends three times as much", back == 3 * there)
 speed = {n: dict(curve) for n, curve in recorded["curves"].items()}
-verdict("8,192 tokens: several times slower", 2 < 1 / speed[4][8192] < 7)
 verdict("faster from 32,768 on, nearly 4 at last", min(s[32768] for s in speed.values()) > 1.3 and 3 < speed[4][131072] < 4)
 flops, link = speeds["H200, as recorded"]
 least = smallest(flops, link) / smallest(chips.H200.tensor_flops / 2, chips.H200.link_per_second)
@@ -355,6 +353,8 @@ verdict("138 of 450 GB/s and 636 TFLOP/s: 4 times the rows", reached == (138, 63
 short = {r.direction: r.values["4 GPUs"][0] for r in load("ring").rows if r.problem["N_q"] == 8192}
 once, took = short["K V once round"], short["both"]
 verdict("0.66 ms once, 2.6 of 7.6 ms", (round(once, 2), round(4 * once, 1), round(took, 1)) == (0.66, 2.6, 7.6))
+verdict("one GPU takes 1.7 ms", round(took * speed[4][8192], 1) == 1.7)
+verdict("short transfers: 76 GB/s", round(ring_speed.reached(load("ring"), N=8192)[1] / 1e9) == 76)
 mib = {r.problem["N_q"]: r.values for r in load("ring").rows if r.direction == "peak memory"}
 verdict("2.0 and 5.1 GiB", [round(mib[131072][n][0] / 1024, 1) for n in ("4 GPUs", "1 GPU")] == [2.0, 5.1])
 top = [x["4 GPUs"][0] - x["1 GPU"][0] / 4 for _, x in sorted(mib.items())]  # at 8,192 to 131,072 tokens
