@@ -51,11 +51,11 @@ show(time_and_memory.draw(**time_and_memory.data()))
 # memory grows about fourfold, until the GPU is full. FA2's and ours double. (FA1's was not measured. bf16 is a number of
 # two bytes, *causal* a word of chapter 04.)
 #
-# FA1 is the slowest in this chart. It has the loops of the FA1 paper's Algorithm 1 as printed: one *worker* does a whole
-# *head*, on one processor. (A model does attention many times side by side. Each time is a head.) At N = 4,096 the 16,384
-# tokens are 4 texts. With 16 heads each they keep 64 of the GPU's 132 processors busy. Half of the GPU idles, which costs up
-# to a factor of 2. Chapter 03 has the rest, and says why the kernel of FA1's authors was two to four times as fast as
-# standard attention.
+# FA1 is the slowest. It has the loops of the FA1 paper's Algorithm 1 as printed: one *worker* does a whole *head*, on one
+# processor. (A model does attention many times side by side. Each time is a head.) The upper chart always has 16,384 tokens;
+# at N = 4,096 they are 4 texts. With 16 heads each they keep 64 of the GPU's 132 processors busy. The rest idles, which
+# costs up to a factor of 2. Chapter 03 explains the other causes, and why the kernel of FA1's authors was two to four times
+# as fast as standard attention.
 
 # %% [markdown]
 # ## What does attention compute?
@@ -102,11 +102,10 @@ show(gpu_map.draw(**gpu_map.data()))
 # %% [markdown]
 # Areas are sizes. The lens draws the small squares again with sides 14 times as long. (The link matters in chapter 15.)
 #
-# Where nothing else is said, the GPU of this book is NVIDIA's H200. Its 132 processors are called *SMs*. A *thread* executes
+# Where nothing else is said, the GPU is NVIDIA's H200. Its 132 processors are called *SMs*. A *thread* executes
 # instructions one by one. A *warp* is 32 threads that execute the same instruction together. A *thread block* is several
-# warps. It stays on one SM until it is done. Thread blocks are the workers of this book. An SM also has units that compute:
-# *tensor cores* multiply small matrices, *FP32 units* add and multiply float32 numbers, *special function units* compute
-# exponentials.
+# warps. It stays on one SM until it is done. Thread blocks are the workers of this book. An SM also has units: *tensor
+# cores* multiply small matrices, *FP32 units* add and multiply float32 numbers, *special function units* do exponentials.
 #
 # | place | what it is | room on an H200 |
 # | --- | --- | --- |
@@ -188,8 +187,8 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # <details><summary>Answer</summary>
 #
 # **in L2**, which has room for 60 MiB. Shared memory holds one block of keys and values at a time. A head has 64 blocks of
-# queries, so FA2 requests 64 · 2 MiB of K and V and once 2 MiB of Q and O, 130 MiB. Each of the four crosses to DRAM once,
-# together 4 MiB: 3%. Standard's S (four bytes a number) and P (two), 96 MiB a head, do not fit in L2: all of it crosses.
+# queries, so FA2 requests K and V 64 times, and Q and O (2 MiB) once: 130 MiB. Each of the four crosses to DRAM once, 4
+# MiB together: 3%. Standard's S (four bytes a number) and P (two), 96 MiB a head, do not fit in L2: all of it crosses.
 # </details>
 
 # %% [markdown]
@@ -200,7 +199,8 @@ show(roofline.draw(**roofline.data("standard", "FA2")))
 
 # %% [markdown]
 # Both axes are logarithmic. Each slanted line is one memory. If it delivers b bytes a second, and a method does x FLOPs with
-# each byte, it feeds b · x FLOPs a second: the height of the line at x.
+# each byte, it feeds b · x FLOPs a second: the height of the line at x. The ring belongs to the line of L2, the dot to that
+# of DRAM.
 #
 # FA2 does 63 FLOPs for each requested byte (the ring), so L2 feeds 9.66 · 63 = 609 TFLOP/s. It does 2,040 for each byte that
 # crosses to DRAM (the dot), so DRAM could feed 9,800. The tensor cores do 989. The smallest, 609, is the height of both

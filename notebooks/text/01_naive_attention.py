@@ -214,7 +214,7 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # %% [markdown]
 # ## How do we know that a gradient is right?
 #
-# The five lines of `backward` below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). It computes D as the
+# The five lines of `backward` below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). They compute D as the
 # row sum of $P \circ dP$. That is the same number as $do \cdot o$ (above).
 
 
@@ -230,8 +230,8 @@ def backward(Q, K, V, P, dO, tau):
 
 # %% [markdown]
 # *Finite differences* need no formula: change one entry by +h and by −h, subtract the two losses, and divide by 2h. As the
-# loss we take the sum of $dO \circ O$, whose gradient with respect to O is dO. Below we compare dK for $\tau$ = 0.5: once
-# right, once without $\tau$, and once without the transpose.
+# loss we take the sum of $dO \circ O$ with a fixed dO. (Its gradient with respect to O is dO.) Below we compare dK for
+# $\tau$ = 0.5: once right, once without $\tau$, and once without the transpose.
 
 # %% tags=["hide-input"]
 tau = 0.5

@@ -150,9 +150,9 @@ show(swizzle_xor.draw(**swizzle_xor.data()))
 # %% [markdown]
 # ## How large may a tile be?
 #
-# Our forward kernel keeps $q_i$ once in shared memory, and $k_j$ and $v_j$ once per stage (a stage has room for one
-# tile on its way): $(B_r + 2 \cdot \text{stages} \cdot B_c) \cdot d$ numbers of 2 bytes. Registers hold $o_i$ and $s_{ij}$ in fp32
-# (one number to a register), $p_{ij}$ in 16 bits, and some 40 more per thread for addresses and counters: about
+# Our forward kernel keeps $q_i$ once in shared memory, and $k_j$ and $v_j$ once per stage (room for one tile on its way):
+# $(B_r + 2 \cdot \text{stages} \cdot B_c) \cdot d$ numbers of 2 bytes. Registers hold $o_i$ and $s_{ij}$ in fp32 (one
+# number to a register), $p_{ij}$ in 16 bits, and some 40 more per thread for addresses and counters: about
 # $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$. A thread can have 255.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
