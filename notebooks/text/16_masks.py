@@ -20,7 +20,7 @@
 # forward](04_fa2_forward.ipynb), where a tile is SKIP, DIAGONAL or FULL, and [05 · The backward
 # pass](05_backward.ipynb), where $D$ and $L$ come from.*
 
-# %%
+# %% tags=["hide-input"]
 from itertools import pairwise
 
 import numpy as np
@@ -55,19 +55,18 @@ for window in ((None, 0), (1, 0), (1, 1)):
     print("3 queries, 5 keys:", *(interval(row, 3, 5, *window) for row in range(3)))
 
 # %% [markdown]
-# The first is the causal mask. Padding fits as well: if only the first n keys are real (n is the *key length*), `last` is at
-# most n.
-
-# %% [markdown]
+# `None` is no limit, so the first line, (None, 0), is the causal mask. Padding fits as well: if only the first n keys are
+# real (n is the *key length*), `last` is at most n.
+#
 # ## Which tiles does a row block visit?
 
-# %%
+# %% tags=["hide-input"]
 show(intervals.draw(**intervals.data()))
 
 # %% [markdown]
-# Here six masks are cut into tiles. (Documents and the sink come later.) The thick lines are the ends of the intervals,
-# and the black bar is the interval of row 23. A tile between the lines is FULL, a tile that a line cuts is DIAGONAL, and
-# all others are never loaded.
+# Here six masks are cut into tiles. (The last two, documents and a sink, are explained below.) The thick lines are the ends
+# of the intervals, and the black bar is the interval of row 23. A tile between the lines is FULL, a tile that a line cuts is
+# DIAGONAL, and all others are never loaded.
 #
 # From one row to the next, neither end moves left. So of a whole row block only the top row and the bottom row matter. The
 # loop runs from the top row's `first` to the bottom row's `last`, and four numbers decide every tile.
@@ -91,8 +90,7 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # %% [markdown]
 # Row block 2 has rows 8 to 11. Row 8 sees [0, 13) and row 11 sees [3, 16). Each key of [0, 16) is seen by at least one row:
 # four blocks. Only the keys of [3, 13) are seen by all rows, so blocks 1 and 2 are FULL.
-
-# %% [markdown]
+#
 # ## What does a window save?
 #
 # **Predict.** A sequence gets twice as long. How many times as many tiles does a causal window of 1,024 keys back (1,025
@@ -125,8 +123,8 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # ```
 # </details>
 #
-# A window has two edges, so more tiles need a mask. With square tiles a row block has one on the diagonal, and one more
-# at the window's left end. If the window is no multiple of the tile, there are two at the left end, three in all.
+# In a window wider than a tile, tiles at both edges need a mask. If tiles are square, a row block has one on the diagonal and
+# one at the left end, or two there if neither `left` nor `left` + 1 is a multiple of the tile.
 
 # %% [markdown]
 # ## Many documents in one row
@@ -158,8 +156,8 @@ for name, sizes in (("padded", [100] * 3), ("packed", lengths)):
 
 # %% [markdown]
 # What is it worth? Sixteen causal sequences of 100 to 4,000 tokens on an H200. Padded to the longest they are 64,000
-# tokens, packed 32,800. There are 32 heads at d = 64 and 16 at d = 128. `torch varlen_attn` is what torch has for packed
-# sequences:
+# tokens, packed 32,800. There are 32 heads at d = 64 and 16 at d = 128. `torch varlen_attn` is torch's call for packed
+# sequences, and FlashAttention-3 is FA2's successor, written for Hopper:
 
 # %% tags=["hide-input"]
 timed = [row for row in load("packed").rows if row.problem["batch"] == len(LENGTHS)]
@@ -169,16 +167,20 @@ for row in timed:
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
-# Padded, a call takes 1.8 to 2.1 times as long. It skips padding keys, but its padding rows look at all real keys: 1.9
-# times the work. On Hopper these calls run on the kernels of chapters 12b and 13.
-
-# %% [markdown]
+# Our padded call takes 1.8 to 2.1 times as long: it skips padding keys, but its padding rows look at all real keys, 1.9
+# times the work. We run the kernels of chapters 12b and 13, torch runs those of FA2, which were not written for Hopper.
+#
 # ## A cap on the scores
 #
 # A few huge scores can make training unstable. The language model [Gemma 2](https://arxiv.org/abs/2408.00118) therefore
 # bounds them. A *softcap* of $c$ replaces a score $s$, after scaling, by $c \tanh(s / c)$. That is nearly $s$ where $s$ is
-# small, and never beyond $\pm c$.
-#
+# small, and never beyond $\pm c$:
+
+# %%
+s = np.array([-20, -2, 0.1, 2, 20])
+print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
+
+# %% [markdown]
 # **Predict.** A mask sets hidden scores to $-\infty$. What happens if the cap comes after the mask?
 #
 # - ☐ nothing: hidden keys stay hidden
@@ -244,8 +246,7 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 
 # %% [markdown]
 # dQ, dK and dV need $P = e^{S - L}$ and $D$. The sink is already in $L$ and in $O$: `fa2.backward` is called as before.
-
-# %% [markdown]
+#
 # ## When is one interval not enough?
 #
 # **Predict.** In which of these masks does every row see a single interval?
@@ -258,23 +259,20 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 #
 # **prefix: everybody sees the first 40 keys, otherwise causal.** Row $r$ sees $[0, \max(40, r + 1))$. In the third, a row
 # sees two intervals. One interval around both is the causal mask again, and in a long sequence most of its tiles are empty.
-# In the second, with tiles of 16 keys or more, no tile of the past is empty, and none is FULL.
+# In the second, with tiles of 16 keys or more, every tile of the past must be visited and masked: nothing is saved.
 # </details>
 #
 # Two numbers no longer say which tiles to visit. A list always does: for each row block its column blocks' numbers.
 # [FlexAttention](https://pytorch.org/blog/flexattention/) works this way. You write a function `mask_mod(b, h, q, kv)`. It
 # is evaluated once for all $N^2$ pairs, and gives for each row block the FULL blocks, and those that need a mask.
-
-# %% [markdown]
+#
 # ## How does a model get all this?
 #
-# `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes the windows, caps and sinks of this chapter, and
-# `attention_packed` takes documents by their starts. A model of Hugging Face's *transformers* ([appendix
-# C](C_package.ipynb)) describes its mask by a function of a row and a column. `fa2_lab.transformers` reads it once for all
-# layers. It takes causal and bidirectional masks, windows, padding and packed sequences, and refuses any other by name: a
-# prefix, too, though it is an interval.
-
-# %% [markdown]
+# `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes this chapter's windows, caps and sinks, and `attention_packed`
+# takes documents by their starts. [Appendix C](C_package.ipynb) gives them to models of Hugging Face's *transformers*: causal
+# and bidirectional masks, windows, padding and packed sequences. Any other mask is refused by name: a prefix, too, though
+# it is an interval.
+#
 # ## Recap
 #
 # - A row sees an interval $[first, last)$. The top and bottom row of a block decide its loop and its tiles.
@@ -300,16 +298,18 @@ def rows_of(col, N_q, N_k, left, right):
     ...
 
 # %% tags=["hide-input"]
-def rows_case(col, N_q, N_k, left, right):
+def rows_case(question, col, N_q, N_k, left, right):
     ends = [interval(r, N_q, N_k, left, right) for r in range(N_q)]
     seen = [r for r, (first, last) in enumerate(ends) if first <= col < last]
     rows = (seen[0], seen[-1] + 1) if seen else (0, 0)
-    words = f"key {col} of {N_k}, window ({left}, {right}). {N_q} queries: at which key is row 0?"
+    words = f"key {col} of {N_k}, {N_q} queries, window ({left}, {right}). {question}"
     return Case(words, (col, N_q, N_k, left, right), rows)
 
 
-at = (1, 6, 9, 3, 1), (4, 6, 9, 3, 1), (8, 6, 9, 3, 1), (2, 9, 6, 1, 2), (5, 9, 6, 2, 0), (0, 3, 9, 1, 0)
-check(rows_of, *(rows_case(*of) for of in at))
+questions = "Is the second number one after the last row?", "Which end comes from left?", "At which key is row 0?"
+questions += "Can a row be negative?", "Which rows exist?", "Where no row sees the key, are both numbers 0?"
+at = (4, 9, 9, 1, 1), (4, 9, 9, 2, 0), (2, 9, 6, 1, 2), (1, 6, 9, 3, 1), (8, 6, 9, 3, 1), (0, 3, 9, 1, 0)
+check(rows_of, *(rows_case(question, *of) for question, of in zip(questions, at, strict=True)))
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -342,7 +342,7 @@ real = sum(n * n / 2 for n in LENGTHS)
 verdict("1.9 times the work", round(1 + sum((max(LENGTHS) - n) * n for n in LENGTHS) / real, 1) == 1.9)
 tokens = 16 * max(LENGTHS), sum(LENGTHS)
 verdict("64,000 tokens padded, 32,800 packed", tokens == (64000, 32800))
-for left, masked in ((1024, 2), (1000, 3)):
+for left, masked in ((1024, 2), (1023, 2), (1000, 3), (1025, 3)):
     found = kinds(20, 128, 128, 4096, 4096, left=left, right=0)
     verdict(f"{left} keys back: {masked} tiles of a row block need a mask", [*found.values()].count("DIAGONAL") == masked)
 verdict("dsink = scores.sink_backward", close(dsink, sink_backward(0.7, O, L, dO)))
