@@ -12,7 +12,7 @@
 #
 # - compile a file of yours for a GPU that is not here, and read what the compiler made of it,
 # - say what `num_warps`, `num_stages` and `maxnreg` do, and how many programs fit on an SM,
-# - profile it: how long, what limits it, what its warps wait for, and when,
+# - say which tool answers which question: how long, what limits it, what its warps wait for, and when,
 # - find a wrong number and an access outside a tensor, and say what a search for the fastest launch may get wrong.
 #
 # *Time: 35 minutes. Hardware: any laptop with Linux. Lines for a GPU say so. Before
@@ -46,9 +46,10 @@ import triton.language as tl
 # %% [markdown]
 # ## Which tools work on a file of your own?
 #
-# All tools below work on one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and at its end it calls it, so
-# that a profiler has something to watch. If none lies beside this notebook, the next cell writes one there: a copy of rung
-# 11, with tiles of 64 × 64, 4 warps and 3 stages. Your kernel of [assignment 4](assignments/4_triton_forward.ipynb) will do.
+# All tools below work on one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and its last lines call that
+# function, so that a profiler has something to watch. If no `mine.py` lies beside this notebook, the next cell writes one:
+# a copy of rung 11, with tiles of 64 × 64, 4 warps and 3 stages. Your kernel of
+# [assignment 4](assignments/4_triton_forward.ipynb) will do.
 
 # %%
 CALL = """
@@ -103,11 +104,9 @@ for launch, kernel in kernels.items():
     print(f"{launch:14}{n['registers']:10}{n['spills']:8}{n['shared'] / 1024:12.0f}{fit:20}")
 
 # %% [markdown]
-# (Numbers of rung 11.)
-#
-# - **Stages.** A tile of 64 · 128 numbers of two bytes has 16 KiB. One stage: Q, K and V, 48 KiB. Three: Q, and three tiles
-#   of K and of V, 112 KiB: `3x64x128xbf16` in the text that Triton hands on (`fa2-lab xray mine.py --ttgir`). More stages
-#   take no more registers: the copies go straight to shared memory.
+# - **Stages.** (Numbers of rung 11.) A tile of 64 · 128 numbers of two bytes has 16 KiB. One stage: Q, K and V, 48 KiB.
+#   Three: Q, and three tiles of K and of V, 112 KiB: `3x64x128xbf16` in the text that Triton hands on
+#   (`fa2-lab xray mine.py --ttgir`). More stages take no more registers: the copies go straight to shared memory.
 # - **maxnreg.** With 128, some of a thread's values find no register and live in memory. *Spills*: how many instructions
 #   store and load them.
 # - **Programs.** An SM has 65,536 registers, 228 KiB of shared memory and places for 64 warps. As many programs run on it
@@ -116,8 +115,7 @@ for launch, kernel in kernels.items():
 #
 # As it is, registers leave room for 3 programs, and shared memory for 2. So `maxnreg=128`, with registers for 4, gains
 # nothing.
-
-# %% [markdown]
+#
 # ## What do eight warps do?
 #
 # A product of the tensor cores of Hopper (H100, H200) has 64 rows, and four warps make it together, 16 rows each. A tile
@@ -134,7 +132,7 @@ for launch, kernel in kernels.items():
 # **four of them compute what the other four compute, too.** The layout of S is `warpsPerCTA = [8, 1]`: all eight warps lie
 # below each other, which would be 128 rows. So each row is computed twice, and each exponential, too. For $PV$ the compiler
 # chose `[4, 2]`: there four warps take half of d. The table had the clue: with twice the warps a thread still has 138
-# registers, not half of 168. (8,704 are two loops of 64 · 64 scores and 256 factors: α of 64 rows, each in 4 lanes.)
+# registers, not half of 168. (8,704: two loops, each with 64 · 64 scores and 256 factors, α of 64 rows in 4 lanes each.)
 #
 # ```python
 # rows = {name: kernels[name] for name in ("as it is", "num_warps=8")}
@@ -158,8 +156,7 @@ for launch, kernel in kernels.items():
 #
 # **Takeaway.** More warps need more rows: at least 16 rows for each. Read `warpsPerCTA` before you believe a gain in
 # registers.
-
-# %% [markdown]
+#
 # ## What does one line become?
 #
 # Between Triton and the GPU there are two assembly languages. *PTX* is NVIDIA's portable one. *SASS* is what the chip
@@ -179,13 +176,12 @@ for launch in ("as it is", "num_stages=1"):
 # It is a product of 64 × 128 by 128 × 64. One instruction, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64, so it takes 8,
 # and the kernel has two loops. With one stage, a thread takes 8 `STS` of 16 bytes a loop to put K's 16 KiB into shared
 # memory, between two `BAR.SYNC`: the place is free, the tile is there. `LDL` and `STL` would be spills.
-
-# %% [markdown]
+#
 # ## What are the warps waiting for?
 #
-# DRAM is not the limit of rung 11 (chapter 10). What is? In the line of *Nsight Compute*, `ncu`, `-k
-# regex:forward -s 2 -c 1` takes the third call of `mine.py`. (If it says `ERR_NVGPUCTRPERM`, the machine's owner must allow
-# counters.) Of its pages, three answer most questions:
+# DRAM is not the limit of rung 11 (chapter 10). What is? *Nsight Compute* (`ncu`) counts it. In the table's line for it,
+# `-k regex:forward -s 2 -c 1` takes the third call of `mine.py`. (If it says `ERR_NVGPUCTRPERM`, the machine's owner must
+# allow counters.) Of its pages, three answer most questions:
 #
 # | section | read | it says |
 # | --- | --- | --- |
@@ -205,15 +201,15 @@ for name in sorted(stalls, key=stalls.get)[:-5:-1]:
     print(f"{name:23} {before[name][0]:.2f} {stalls[name]:8.2f}")
 
 # %% [markdown]
-# *Wait* is for their own last instruction, a fixed few clocks; *barrier* for the other warps. *Short scoreboard* is shared
-# memory and the exponential unit, *long scoreboard* is data from L2 or DRAM. And a product? Rung 10
-# waits for 12 a tile, rung 11 for 1, and *barrier* falls: it is counted there (likely: the warps meet behind it). Data is the
-# smallest of the four, but not small. Yet with one stage more, 144 KiB, only one program fits. Chapters 12a and 12b go on.
-
-# %% [markdown]
+# *Wait*: a warp waits for its own last instruction, a fixed few clocks. *Barrier*: for the other warps. *Short scoreboard*:
+# for shared memory or the exponential unit. *Long scoreboard*: for data from L2 or DRAM. And a product? Rung 10 waits for
+# 12 a tile, rung 11 for 1, and *barrier* falls. So the wait for a product is counted there (likely: the warps meet behind
+# it). Data is the smallest of the four, but not small. Yet with one stage more, 144 KiB, only one program fits. Chapters
+# 12a and 12b go on.
+#
 # ## When do they wait?
 #
-# A small loop that copies nothing ahead (`python -m fa2_studio.inside`), on an H200:
+# This is not `mine.py` but a small loop that copies nothing ahead (`python -m fa2_studio.inside`), on an H200:
 
 # %% tags=["hide-input"]
 printed = (files.ROOT / "figures" / "data" / "inside.txt").read_text(encoding="utf-8")
@@ -225,15 +221,20 @@ for lane in ("copies", "products"):
     print(f"{lane:9} " + "".join("█" if work else "·" for work in works))
 
 # %% [markdown]
-# The tensor cores stand still during each copy. `nsys` and `proton` show when each *kernel* ran. Proton can also look inside,
-# as here. Put this into `mine.py` (reading the clock takes time: trust the order, not the lengths):
+# The tensor cores stand still during each copy. `nsys` and `proton` show when each *kernel* ran. Proton can also look
+# inside, as here. This goes into `mine.py` (reading the clock takes time: trust the order, not the lengths):
 #
 # ```python
-# pl.enable_semantic("triton")  # pl: triton.profiler.language
-# pl.enter_scope("copies")  # in the kernel, before its loads; after them:
-# pl.exit_scope("copies")
-# proton.start("mine", backend="instrumentation", data="trace")  # before the call
-# proton.finalize()  # after it: writes mine.chrome_trace, for ui.perfetto.dev
+# # at the top
+# import triton.profiler as proton
+# import triton.profiler.language as pl
+# pl.enable_semantic("triton")
+# # in the kernel
+# pl.enter_scope("copies")  # before its loads
+# pl.exit_scope("copies")  # after them
+# # around the calls
+# proton.start("mine", backend="instrumentation", data="trace")  # before them
+# proton.finalize()  # after synchronize(): writes mine.chrome_trace, for ui.perfetto.dev
 # ```
 #
 # ## Can the fastest launch be found by trying?
@@ -297,8 +298,7 @@ def error(rounded):  # of Q Kᵀ, if the factors are rounded
 # test, or where exact gradients matter. `"tf32x3"` lies between, with three products for one.
 #
 # **Takeaway.** fp32 inputs do not make an fp32 product. Say `input_precision="ieee"`, or expect three digits.
-
-# %% [markdown]
+#
 # ## How do you look inside a kernel?
 #
 # In Triton's interpreter a kernel is plain Python. So `breakpoint()` stops it, and Python's debugger shows every tile. The
@@ -332,8 +332,9 @@ print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item()
 #
 # A compiled kernel cannot be stopped like this. On a GPU, `tl.device_print("m", m)` prints a value once for *each thread*:
 # let one program print. `compute-sanitizer` names every access outside an allocation. PyTorch allocates in large pieces, so
-# `PYTORCH_NO_CUDA_MEMORY_CACHING=1` gives each tensor an allocation of its own. A kernel that writes 4,096 numbers into
-# 1,000 places (`fa2_studio/stray.py`), on an H200. It names line, thread and end:
+# `PYTORCH_NO_CUDA_MEMORY_CACHING=1` gives each tensor an allocation of its own. Here is what it says of a kernel that
+# writes 4,096 numbers into 1,000 places (`fa2_studio/stray.py`), on an H200: the line, the thread, and how far behind the
+# end.
 
 # %% tags=["hide-input"]
 told = (files.ROOT / "figures" / "data" / "stray.txt").read_text(encoding="utf-8")
@@ -386,26 +387,25 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # [Assignment 9](assignments/9_up_the_ladder.ipynb) goes further: from rung 03 up, with these tools. [Assignment
 # 8](assignments/8_detective.ipynb), after chapter 12b, has programs that hang, that race, and that are wrong by a little.
 # Before chapter 12a comes [appendix A](A_lanes.ipynb).
-
-# %% [markdown]
+#
 # ## Recap
 #
 # - All day: name what a kernel waits for, change that one thing, check the result, look again.
 # - Launch options change how many registers and how much shared memory a program takes.
 # - The roofline says whether DRAM is the limit. Stalls say what the warps wait for, a timeline when.
 # - NaN behind every row shows a read too far. `compute-sanitizer` shows one that leaves the tensor.
-
-# %% [markdown]
+#
 # ## Exercises
 #
-# With which launch options do *three* programs of `mine.py` fit on an SM? Compile it with them: what do they cost?
+# With which launch options do *three* programs of `mine.py` fit on an SM? Add yours to `LAUNCHES` in the second section,
+# and run its two cells again: the last column says whether you are right. What do the options cost?
 #
 # <details><summary>Solution</summary>
 #
 # Three programs of 128 threads leave 65,536 / 384 = 170 registers, so 168, and 228 / 3 = 76 KiB, of which the system takes
-# 1. Two stages take 80 KiB, one takes 48. So `fa2-lab xray mine.py --full --num_stages 1 --maxnreg 168`. It costs 14
-# spills, and nothing is copied ahead any more. That is too much: in chapter 10 a third program gains 16% (rung 09 at 168
-# registers), and copies ahead with the loops in the right order gain 57% (rungs 10 and 11).
+# 1. Two stages take 80 KiB, one takes 48. So `dict(num_stages=1, maxnreg=168)`. It costs 14 spills, and nothing is copied
+# ahead any more. That is too much: in chapter 10 a third program gains 16% (rung 09 at 168 registers), and copies ahead
+# with the loops in the right order gain 57% (rungs 10 and 11).
 # </details>
 
 # %% [markdown]
