@@ -68,7 +68,7 @@ def judge(source: str) -> str:
         return "not written yet"
     if wrong := on_numpy(source):
         return wrong
-    if "all_threads()" not in source:
+    if "all_threads()" not in source and "gl.barrier()" not in source:
         return "one thread may start the copy while others still read the old tile: all_threads() is missing"
     if find_spec("triton") is None:
         return "right on NumPy; Triton is missing here, so it was not compiled (it exists for Linux only)"
@@ -79,20 +79,26 @@ def judge(source: str) -> str:
 
 
 class SharedTile(np.ndarray):
-    """A tile of shared memory: an array with Gluon's word for a transpose."""
+    """A tile of shared memory: an array with Gluon's word for a transpose, and without NumPy's."""
 
     def permute(self, order: tuple[int, ...]) -> np.ndarray:
         return self.transpose(order)
+
+    @property
+    def T(self):
+        raise RuntimeError("shared memory has no .T: its transpose is k.permute((1, 0))")
 
 
 def model_of_gluon(coming: list) -> dict:
     """The words that the function may use; `coming` holds copies on their way."""
 
-    def start_copy(X, place, barrier, tile):
+    def start_copy(X, place, barrier, tile, pred=True):
+        if len(place) != 2 or place[1] != 0:
+            raise RuntimeError("K is two-dimensional here: the place of a tile is its first row and column 0, [row, 0]")
         tile[:] = np.nan
         coming.append((X, place[0], barrier, tile))
 
-    def wait(barrier, phase):
+    def wait(barrier, phase, pred=True):
         if coming and barrier.over(phase).ready():
             raise RuntimeError(f"phase {phase} was over before the copy has come, so a tile on its way is read")
         while not barrier.over(phase).ready():
@@ -101,24 +107,25 @@ def model_of_gluon(coming: list) -> dict:
             X, row, arrived, tile = coming.pop(0)
             if vars(arrived).pop("bytes", 0) != X.block_type.nbytes:
                 raise RuntimeError("the barrier was not told how many bytes to expect")
-            tile[:] = X.rows[row : row + 64]
+            inside = X.rows[row : row + 64]  # what lies outside comes as zeros
+            tile[:] = np.pad(inside, ((0, 64 - len(inside)), (0, 0)))
             arrived.arrive("copy engine")
 
-    def expect(barrier, nbytes):
+    def expect(barrier, nbytes, pred=True):
         barrier.bytes = nbytes
 
     def product(a, b, c, is_async=False, **options):
         running = SimpleNamespace(when_waited_for=lambda: np.asarray(a @ b))
         return running if is_async else running.when_waited_for()
 
-    def product_wait(left, deps):
-        return deps[0] if left > 0 or isinstance(deps[0], np.ndarray) else deps[0].when_waited_for()
+    def product_wait(num_outstanding=0, deps=None):
+        return deps[0] if num_outstanding > 0 or isinstance(deps[0], np.ndarray) else deps[0].when_waited_for()
 
     def over_what_is_there(function):
-        def checked(*values):
+        def checked(*values, **options):
             if any(isinstance(x, SimpleNamespace) for x in values):
                 raise RuntimeError("the product may still run: use what warpgroup_mma_wait(0, …) returns")
-            return function(*values)
+            return function(*values, **options)
 
         return checked
 
@@ -126,7 +133,9 @@ def model_of_gluon(coming: list) -> dict:
         all_threads=lambda: None,
         tma=SimpleNamespace(async_load=start_copy),
         mbarrier=SimpleNamespace(expect=expect, wait=wait),
-        gl=SimpleNamespace(max=over_what_is_there(np.max), maximum=over_what_is_there(np.maximum)),
+        gl=SimpleNamespace(
+            max=over_what_is_there(np.max), maximum=over_what_is_there(np.maximum), barrier=lambda: None
+        ),
         warpgroup_mma=product,
         warpgroup_mma_wait=product_wait,
     )
@@ -143,7 +152,10 @@ def on_numpy(source: str) -> str:
     exec(source, words)
     try:
         for j in range(3):
-            m = np.maximum(m, words["tile_maxima"](j, q, k, K, arrived, zero))
+            found = words["tile_maxima"](j, q, k, K, arrived, zero)
+            if found is None:
+                raise RuntimeError("it returns nothing; return the largest score of each row")
+            m = np.maximum(m, found)
     except RuntimeError as stuck:
         return f"tile {j}: {stuck}"
     except Exception as failure:
@@ -153,7 +165,9 @@ def on_numpy(source: str) -> str:
     tiles = K.rows.reshape(3, 64, 64)
     causes = {
         "": (q @ K.rows.T).max(axis=1),
-        "it runs, and its maxima are those of the columns: a row's scores lie along axis 1": (tiles @ q.T).max((0, 2)),
+        "it runs, and its maxima are those of the columns: a row's scores lie along axis 1": (tiles @ rows[0].T).max(
+            (0, 2)
+        ),
         "it runs, and its scores are q k: for q kᵀ the product must see k as its transpose": (q @ tiles).max((0, 2)),
     }
     return next((cause for cause, found in causes.items() if close(m, found)), "it runs, and its maxima are wrong")
