@@ -121,7 +121,7 @@ show(waves.draw(ran, "Each row is an SM. A new grey begins with each of its thre
 # If an SM runs one thread block at a time, equal ones take ⌈thread blocks / SMs⌉ times the length of one. On 132 SMs, 133
 # of them take twice as long as 132: the second wave is one thread block, and 131 SMs wait for it (*wave quantization*).
 # With many waves, a poor last one weighs little. Take batch 1, 32 heads, 8,192 tokens and row blocks of 128. FA2 has 2,048
-# thread blocks. 16 waves keep 2,048 / (16 · 132) = 97% of the SMs busy. FA1, as printed, has 32 and uses a quarter of them.
+# thread blocks: 16 waves, with 2,048 / (16 · 132) = 97% of the SMs busy. FA1, as printed, has 32, for a quarter of the SMs.
 
 # %% [markdown]
 # ## Why not make row blocks much smaller?

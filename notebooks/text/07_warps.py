@@ -160,10 +160,10 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # <details><summary>Answer</summary>
 #
 # **fewer than split-K.** About a quarter. Split-Q writes K and V once and reads them with every warp, and reads Q once:
-# $2\,(2 B_c d\,(1 + W) + B_r d)$ bytes, 192 KiB. Under split-K each of four warps publishes a part of $PV$, 128 × 128
-# numbers of 4 bytes or 64 KiB, and it is read once. In KiB: 512 (parts) + 128 (Q, read four times) + 64 (K and V, written
-# and read once) + 14 (maxima and sums) = 718, 3.7 times as many. (The tile of chapter 00's table, 128 × 128 with d = 64,
-# gives 2.3.) </details>
+# $2\,(2 B_c d\,(1 + W) + B_r d)$ bytes, 192 KiB. Under split-K each of four warps publishes a part of $PV$ (128 × 128
+# numbers of 4 bytes, 64 KiB), which is read once. In KiB: 512 (parts) + 128 (Q, read four times) + 64 (K and V, written and
+# read once) + 14 (maxima and sums) = 718, 3.7 times as many. (Chapter 00's tile, 128 × 128 with d = 64, gives 2.3.)
+# </details>
 #
 # The picture is the paper's figure 3:
 
@@ -173,7 +173,7 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 # %% [markdown]
 # ## Could split-K merge once, at the end?
 #
-# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` run once, after the last. Now
+# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` run once, after the last. As it is,
 # each warp makes a few rows of its part, publishes them and reuses the registers. A state kept through the loop needs all
 # 128 rows at once: an $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers for each of a warp's 32 threads. A thread has
 # at most 255, with one fp32 number in each. Under split-Q the four warps share the rows: 128.

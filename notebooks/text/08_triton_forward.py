@@ -291,7 +291,7 @@ def my_attention(q, k, v, causal):  # O and L by your kernel; nothing if it stor
 
 few, far, huge = normal(12, 16, seed=1), normal(20, 16), 100 * normal(16, 16)
 cases = {
-    "16 queries and keys. Is o divided by ℓ, and L a natural logarithm?": (huge / 100, huge / 100, huge / 100, False),
+    "16 queries and keys. Does visit get MASKED? Is o divided by ℓ, L a natural log?": (*3 * [huge / 100], False),
     "45 queries, 70 keys. Is visit masked, does `seen` count from j, is key 69 reached?": (Q, K, V, False),
     "scores in the thousands. Is the maximum subtracted?": (huge, huge, huge / 100, False),
     "45 queries, 70 keys, causal. Is key r + 25 the last that row r sees?": (Q, K, V, True),
