@@ -8,10 +8,10 @@ from fa2_lab.plots import style
 def data(ways: list[str] = ("forward", "backward")) -> dict:
     """The rings of each pass: {ring: (stages, how many consumers must release one before it is filled again)}.
 
-    The forward's V has no releases: K's tell that its stage is empty, too.
+    The forward's are those of sizes.SHORT. Its V has no releases: K's tell that its stage is empty, too.
     """
     rings = {
-        "forward": {"mailbox": (2, 2), "Q": (4, 1), "K": (2, 2), "V": (2, 0)},
+        "forward": {"mailbox": (2, 2), "Q": (4, 1), "K": (3, 2), "V": (3, 0)},
         "backward": {"mailbox": (2, 2), "K": (2, 2), "V": (1, 2), "rows": (2, 2)},
     }
     return dict(blocks={way: rings[way] for way in ways})
@@ -35,8 +35,7 @@ def places() -> tuple:
 @style.picture
 def draw(blocks: dict[str, dict[str, tuple[int, int]]]) -> style.Drawn:
     """A panel for each pass. blocks: {"forward", "backward": {ring: (stages, releases that empty one)}}."""
-    caption = "Who waits for whom: for a full stage (solid), an empty stage (dashed), or the other consumer"
-    caption += "; nobody waits for dQ to be added." if "backward" in blocks else "."
+    caption = "Who waits for whom: for a full stage (solid), an empty stage (dashed), or the other consumer."
     bottoms = [FIRST + LANE * len(b) + (1.35 if way == "backward" else 0) for way, b in blocks.items()]
     figure, axes = style.new_figure(
         sum(bottoms) + 0.25 * len(blocks), caption, nrows=len(blocks), height_ratios=bottoms, squeeze=False

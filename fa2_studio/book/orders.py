@@ -58,7 +58,8 @@ def wiping(K: Ring, V: Ring, T: int, me: str) -> Iterator[tuple]:
         stage = yield from ring.take(n)
         yield PAUSE
         if ring.tiles[stage] != n:
-            raise RuntimeError(f"{ring.name}'s tile {ring.latest[stage]} was copied where {me} had not read tile {n}")
+            over = f"tile {ring.latest[stage]} lies there"
+            raise RuntimeError(f"{ring.name}'s tile {n} was overwritten before {me} had read it; {over}")
 
     for n in range(T):
         yield from read(K, n)
@@ -134,5 +135,5 @@ def try_step(order: Callable, T: int) -> str:
         for c, n, what in product(CONSUMERS, range(steps), NEEDS):
             if (c, f"{what} {n}") not in done:
                 raise RuntimeError(f"{c} leaves out {what} {n}")
-    other = "; but ".join(["", *block.not_as_asked(T)])
-    return f"right: {block.clock / T:,.0f} clocks a step{other}"
+    pace, other = f"{block.clock / T:,.0f} clocks a step", block.not_as_asked(T)
+    return f"operands right, task not done: {'; '.join(other)} ({pace})" if other else f"right: {pace}"

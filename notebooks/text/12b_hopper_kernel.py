@@ -16,7 +16,7 @@
 # - say which waits can be left out because another one implies them,
 # - say what the kernel reached, and why the price of an idea belongs to one kernel.
 #
-# *Time: 60 minutes, in three sittings. You need [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a
+# *Time: 65 minutes, in three sittings. You need [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a
 # Hopper GPU the checks run the real kernel. Numbers were measured on an NVIDIA H200 in bf16.*
 
 # %%
@@ -29,8 +29,7 @@ from IPython.display import Markdown, display
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, grid
-from fa2_lab.machine.prices import cost
-from fa2_lab.plots import ideas, pipes, roofline
+from fa2_lab.plots import ideas, pipes
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import heads as by_heads
@@ -46,7 +45,7 @@ device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it runs here
 
 # %% [markdown]
-# ## Sitting 1 · Who waits for whom, and who copies
+# ## Sitting 1 · Who waits for whom, and who copies (22 minutes)
 #
 # ## The whole protocol in one picture
 #
@@ -56,8 +55,8 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it ru
 show(pipes.draw(**pipes.data(["forward"]), narrow=True))
 
 # %% [markdown]
-# Solid arrows: a copy fills a stage, a consumer takes it. Dashed arrows: a consumer releases a stage, the producer
-# waits for that. V has none; you will see why. In words:
+# This is the set `SHORT` of the table below: two consumers, three stages. Solid arrows: a copy fills a stage, a consumer
+# takes it. Dashed arrows: a consumer releases a stage, the producer waits for that. V has none; you will see why. In words:
 #
 # | barriers | how many | who arrives | who waits | what it says |
 # | --- | --- | --- | --- | --- |
@@ -100,14 +99,13 @@ display(Markdown("\n".join(lines)))
 
 # %% [markdown]
 # In *ping-pong* consumers start their products in turn (sitting 2). Where O does not lie apart, it waits for its copy in Q's
-# place, as on the last rung. Calls with dropout, softcaps or sinks, and a window with packed sequences or d above 128, take
-# the portable kernel.
-
-# %% [markdown]
+# place, as on the last rung. Calls with dropout, softcaps or sinks take the portable kernel. So do windows if sequences are
+# packed, or if d is above 128.
+#
 # ## When is the next row block drawn?
 #
-# The tile scheduler is rung 21's: a number is drawn by an atomic addition in L2. The producer's warp stands still until it
-# has come. So one could draw the next number early, at the *start* of a row block, and hide the way.
+# The tile scheduler is rung 21's: a number is drawn by an atomic addition in L2. The producer's warp stands still until the
+# number is there. So one could draw the next one early, at the *start* of a row block, and hide that wait.
 #
 # **Predict.** A causal head of 32,768 rows has 256 row blocks for 132 programs, the heavy ones first. What happens if
 # everybody draws early?
@@ -118,9 +116,10 @@ display(Markdown("\n".join(lines)))
 #
 # <details><summary>Answer</summary>
 #
-# **it takes about half as long again.** Program p begins with block p, and all draw their second block at the very
-# start. It goes to whoever has just begun, not to whoever will be free first. With two blocks a program that is a fixed
-# share, as if dealt out beforehand.
+# **it takes about half as long again.** Program p begins with block p, and all draw their second block at once, at the
+# very start. So it is a fixed share, as if dealt out beforehand: program 0 gets 256 + 124 = 380 tiles, where the mean is
+# 249. That is the model below, for one head. The H200's record agrees. With many heads a program takes many blocks,
+# and one that was drawn early matters little.
 #
 # ```python
 # long = Tiling(32768, 32768, 128, 128, CAUSAL)
@@ -128,11 +127,17 @@ display(Markdown("\n".join(lines)))
 # blocks = [grid.Block(0, n, cost) for n, cost in enumerate(one_head)]
 # for name, ran in (("early", grid.dealt(one_head, 132)), ("late", grid.schedule(blocks, 132))):
 #     print(f"drawn {name}: {ran.makespan / (sum(one_head) / 132):.2f} of an even share")
+# for heads in (", one head", ""):
+#     idea = "forward", f"the next ticket drawn late{heads}"
+#     worth = [x["worth"] for x in ideas.worths() if (x["part"], x["idea"]) == idea]
+#     print(f"measured{heads or ', many'}: late {min(worth):.2f} to {max(worth):.2f} times as fast")
 # ```
 #
 # ```text
 # drawn early: 1.52 of an even share
 # drawn late: 1.03 of an even share
+# measured, one head: late 1.35 to 1.43 times as fast
+# measured, many: late 1.00 to 1.02 times as fast
 # ```
 # </details>
 
@@ -150,10 +155,11 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 
 # %% [markdown]
 # `new_ring` is chapter 12a's ring, and `ForwardPipes` gives all shared memory one name. (It is an *aggregate*, Gluon's class
-# with typed fields.) After the fence the roles start as on the rungs: consumer 0 on the launch's own warps, then the others,
-# with 160 or 240 registers a thread, and the producer with 24.
-
-# %% [markdown]
+# with typed fields.) Three names are for special calls: `thrifty` sizes save registers, `NEXT_PACKED` is for packed
+# sequences ([chapter 16](16_masks.ipynb)), and with *key lengths* each text of a batch has its own number of real keys.
+# The roles start as on the rungs: consumer 0 on the launch's own warps, then the others, with 160 or 240 registers a
+# thread, and the producer with 24.
+#
 # ## Why does V have no releases?
 #
 # In step n a consumer starts S of tile n and P V of tile n − 1, and waits for P V last. Then it is done with K's tile n
@@ -164,8 +170,9 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 # | K's tile n | K's tile n − stages | itself | yes, for this copy |
 # | V's tile n − 1 | V's tile n − 1 − stages | K's tile n − stages | yes, one line earlier |
 #
-# Here is that protocol on 12a's model of a ring: `room` waits for an empty stage, `copy` fills it. Consumers release K only.
-# The producer may wait before a copy of V, too, for those tiles of a row block that `careful` names.
+# Here is that protocol on 12a's model. `Ring(2, 2)` has two stages and two consumers. `room` waits for an empty stage,
+# `copy` fills it, and `take` and `release` are 12a's. Consumers release K only. The producer waits before those tiles of V
+# that `careful` names, counted in their row block.
 
 # %%
 def copies(K, V, T, blocks, careful):  # the producer: so many row blocks of T tiles
@@ -208,18 +215,17 @@ def wrong(careful, orders=500):
     return failed
 
 # %% [markdown]
-# **Predict.** Two row blocks of four tiles, two stages, two consumers, and V's copies never wait. Where does it go
-# wrong, if anywhere?
+# **Predict.** Two row blocks of four tiles. Before which of V's copies must the producer wait?
 #
-# - ☐ nowhere: K's wait always stands one line before
-# - ☐ at the last tile of V of a row block
-# - ☐ at the first tile of V of a row block
+# - ☐ before each: nobody releases V's stages
+# - ☐ before the last of a row block
+# - ☐ before the first of a row block
 #
 # <details><summary>Answer</summary>
 #
-# **at the last tile of V of a row block.** There the copy of V has no copy of K before it. What it needs is what K's
-# *next* copy would wait for, the first of the next row block. So the producer asks for that stage a little early. It has to
-# wait for it anyway.
+# **before the last of a row block.** There the copy of V has no copy of K before it. What it needs is what K's *next* copy
+# would wait for, the first of the next row block. So the producer asks for that stage a little early. It has to wait for it
+# anyway.
 #
 # ```python
 # for careful in ((), (0,), (3,)):
@@ -240,28 +246,23 @@ def wrong(careful, orders=500):
 read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 
 # %% [markdown]
-# For each row block: a message to the consumers, the rightmost tile of K, Q, then K one tile ahead of V, from right to
-# left. The tiles on the diagonal, which need the mask, come first. `here` holds the lengths of a packed sequence
-# ([chapter 16](16_masks.ipynb)); without packing it is `geometry` itself.
+# For each row block: a message of five numbers to the consumers (only packed sequences need the two lengths), the
+# rightmost tile of K, Q, then K one tile ahead of V, from right to left. The tiles on the diagonal, which need the mask,
+# come first. `here` holds the lengths of a packed sequence; without packing it is `geometry` itself.
 #
-# `geometry` says who sees whom: `tiles` where the tiles of these rows end, at least one, so that O is written; `first_tile`
-# where they begin, 0 without a window.
-#
-# V's copy relies on the wait of K's, one line before. Before the last one stands `wait_for_room(n)`: n was already raised
-# by T_c, so it names the next row block's first tile.
+# `geometry` says who sees whom. `tiles`: one past the last tile that these rows see, at least 1, so that O is written.
+# `first_tile`: the first one, 0 without a window. `wait_for_room(n)` is the card's wait: n was already raised by T_c, so it
+# names the next row block's first tile.
 
 # %% [markdown]
-# ## Sitting 2 · What a consumer does
+# ## Sitting 2 · What a consumer does (25 minutes)
 #
 # ## How do producer and consumers agree on a stage?
 #
 # Stage and phase come from one number, n: `n % stages` and `n // stages & 1`. That works because producer and consumers count
 # the same tiles, and it can be computed for any tile ahead. The mailbox is rung 21's with two places, so there `n & 1` is
-# the place and `n >> 1 & 1` the phase. CUTLASS's `PipelineState` carries index and phase instead, and `state.advance()`
-# goes on. It needs no division. The mistake that it invites is an `advance` forgotten, or done twice; here it is two
-# counters that drift apart.
-
-# %% [markdown]
+# the place and `n >> 1 & 1` the phase.
+#
 # ## What does it do with a row block?
 
 # %% tags=["nbval-ignore-output"]
@@ -281,10 +282,9 @@ read(KERNEL, "consumer", begin="# Two intervals", end="q = pipes")
 read(KERNEL, "consumer", begin="for j in range(last - end)", end="n += last", off="geometry.cu_q")
 
 # %% [markdown]
-# (`at` and `there` change only with packed sequences, [chapter 16](16_masks.ipynb); those lines are left out.)
-#
-# If these rows lie past the last row of the sequence, `end` is `first`, and all tiles are skipped. Q is released by `visit`,
-# after the last S, if O lies apart; otherwise here, when the copy of O has left Q's place.
+# (Lines for packed sequences are left out.) If these rows lie past the last row of the sequence, `end` is `first`, and all
+# tiles are skipped. If O lies apart, `visit` releases Q, after the last S. Otherwise, and where there was no `visit`, Q is
+# released here, once O's copy has ended.
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "skip")
@@ -292,7 +292,7 @@ read(KERNEL, "skip")
 # %% [markdown]
 # **Predict.** `skip` does not multiply with V's tile and does not release it. Why does it call `pipes.v.take(n)`?
 #
-# - ☐ to keep the compiler from removing the copy
+# - ☐ because `take` counts: this consumer would otherwise be one tile behind
 # - ☐ because K's release would otherwise come before V's copy is complete
 # - ☐ because a barrier remembers one bit, so no phase may go by unseen
 #
@@ -301,7 +301,8 @@ read(KERNEL, "skip")
 # **because a barrier remembers one bit, so no phase may go by unseen.** *Filled* tells phase 0 from phase 1, and nothing
 # more. Nothing promises that copies end in order. If a skipped tile of V is late, whoever asks for the next one in its
 # stage finds the right bit of a wrong round, and reads a tile that is not there. Whoever looks at every phase is never
-# more than one behind. (Not the second: K's release stands *before* `take`.)
+# more than one behind. (Not the first: n is handed to `take`, which counts nothing. Not the second: this tile of V is freed
+# by K's *next* release, and the consumer that multiplies with it gives that one only after its P V.)
 # </details>
 
 # %% [markdown]
@@ -325,31 +326,25 @@ read(KERNEL, "step", begin="s = start_scores")
 # `visit` stands around it. It masks the first, rightmost tile if the end is ragged, and after the loop multiplies the
 # last P V. So inside the loop no tile can reach past the last key.
 #
-# FlashAttention-3 has [separate
-# loops](https://github.com/Dao-AILab/flash-attention/blob/main/hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp) instead of our `if`
-# for tiles that the diagonal cuts. That saves a comparison and a jump for each tile, and puts its code there two or three
-# times.
-
-# %% [markdown]
 # ## Who multiplies first?
 #
-# **Ping-pong** lets consumers start their products in turn: one multiplies while another exponentiates. It makes
-# sure of *Between* and *Both* in 12a's timeline. It is one barrier for each consumer:
+# **Ping-pong** lets consumers start their products in turn: one multiplies while another exponentiates. That
+# is the order of *Between* and *Both* in 12a's timeline. It takes one barrier for each consumer:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 
 # %% [markdown]
 # Consumer 0's barrier gets an arrival in advance, or nobody could begin. Whoever skips a tile must still pass on, as
-# `skip` does. It costs a wait for each tile. At d = 64, where exponentials take as long as both products, the kernel
+# `skip` does. Ping-pong costs a wait for each tile. At d = 64, where exponentials take as long as both products, the kernel
 # became 0.99 to 1.07 times as fast by it; at d = 128, where they take half as long, 0.99 times.
-
-# %% [markdown]
+#
 # ## The softmax step
 #
-# It is rung 22's, with one addition. `factor` is $\tau \log_2 e$. `scale` is the same number, kept for each row, because a
-# row with |m| from $2^{28}$ on takes another one: there the rounding of m would show. m is kept already multiplied by
-# `scale`. `raised` also gives α. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
+# It is rung 22's, with one addition, `scale`. `factor` is $\tau \log_2 e$. `scale` is the same number, kept for each row, and
+# m is kept already multiplied by it. From $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so a rounded m may be 16 off, and p wrong by
+# $2^{16}$. Such a row gets another `scale`, the power of two below `factor`: products with that one are exact. `raised`
+# also gives α. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -359,43 +354,51 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # - `largest` compares pairs, then four short chains side by side, then their ends. In one long chain each comparison
 #   would wait for the one before.
 # - `raised` lets m lag by 8. Nearly always it changes nothing, and `alpha` is 1.
-# - `p` is one multiply-add and one exponential. Nothing stands between m and the multiply-adds, so they run under P V. An
-#   earlier version computed m · `scale` here, and the compiler put the wait for P V before it. A short chain costs as
-#   much as what waits behind it.
-#
-# The head of [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py) says how another `scale` is found.
+# - `p` is one multiply-add and one exponential. The multiply-adds run under P V. An earlier version first multiplied m by
+#   `scale` here, and the compiler put the wait for P V before that. So the multiply-adds came after P V, too: one late
+#   instruction delays everything that needs its result.
 
 # %% [markdown]
 # ## m in assembly
 #
-# Gluon's `if` is for all warps of a consumer together. That one warp jumps and another does not takes PTX, NVIDIA's
-# portable assembly language. `$0` to `$5` are m, scale and α of rows r and r + 8, `$10` and `$11` this lane's largest scores.
-# `$6` to `$9`, m and scale as they come in, are the registers of `$0` to `$3`: they are changed in place. `FOLLOW`, which
-# stands above it in that file and raises one row's m, comes once for each of the two rows:
+# Gluon's `if` is for all warps of a consumer together. Here one warp should jump while another does not. That takes PTX,
+# NVIDIA's portable assembly language. A lane has two rows. `$0` and `$1` are their m, `$2` and `$3` their scale, `$4` and `$5` their
+# α, `$10` and `$11` the lane's largest score of each. Here are the test, the vote and the jump:
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/softmax.py", "RAISED")
+read("hopper/forward/softmax.py", "RAISED", begin="mov.f32 $4", end="@!some")
 
 # %% [markdown]
-# First each lane asks whether its largest score of either row, times `scale`, lies more than 8 above m. If no lane of the warp
-# says so (`vote.sync.any`), all jump to the end, with α = 1. Else `FOLLOW` finds a row's largest score by two exchanges among
-# its four lanes, the new m, and α = 2^(old m − new m).
+# `some` is true if the lane's largest score of either row, times `scale`, lies more than 8 above m. If it is so in no lane of
+# the warp (`vote.sync.any`), all jump to the end, with α = 1. Otherwise the lines below, in
+# [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py), find each row's largest score by two exchanges among its four
+# lanes, then the new m, and α = 2^(old m − new m).
 
 # %% [markdown]
 # ## A mask as a test of bits
 #
 # The causal mask hides column `col` of a tile if col ≥ `seen`, where `seen` differs from row to row. Written plainly
 # that is 64 comparisons for each thread, with columns that differ from lane to lane.
+#
+# **Predict.** Of each 8 columns a lane holds 2 (12a's first picture). Take `col` apart: `col & 6` keeps its bits for 2
+# and 4, `col & ~6` all others. Which of the two is the same list in every lane?
+#
+# - ☐ `col & 6`
+# - ☐ `col & ~6`
+# - ☐ neither, because every lane has other columns
+#
+# <details><summary>Answer</summary>
+#
+# **`col & ~6`.** The second lane of a row has columns 2, 3, 10, 11, 18, … For all of them `col & 6` is 2: it says *which
+# lane* this is. `col & ~6` is 0, 1, 8, 9, 16, …, as in every lane.
+# </details>
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "mask")
 
 # %% [markdown]
-# `col & 6` keeps bits 1 and 2 of the column and `col & ~6` the others; together they are col. So the line says
-# `col - (col & 6) < seen - (col & 6)`, with `seen` for `sees.end - first`. `col & 6` says *which lane* it is, the same for all
-# columns of a lane (12a's first picture). `col & ~6` is the same list in *every* lane: 0, 1, 8, 9, … So the compiler compares
-# with constants, in place of 32 column numbers that each lane would compute or keep, and the right side is computed once
-# for a row.
+# The line says `col - (col & 6) < seen - (col & 6)`, with `seen` for `sees.end - first`. The left side is a constant for the
+# compiler, in place of 32 column numbers that each lane would compute or keep. The right side is computed once for a row.
 #
 # **Takeaway.** Sort a formula by what is known when: to the compiler, once a row, or only for each score.
 
@@ -415,7 +418,7 @@ read(KERNEL, "store", begin="LANES")
 # and the tensor cores read.
 
 # %% [markdown]
-# ## Sitting 3 · What was reached
+# ## Sitting 3 · What was reached (18 minutes)
 #
 # ## How fast is it?
 #
@@ -442,47 +445,42 @@ peak, gemm = chips.H200.tensor_flops / 1e12, paper.ceilings["GEMM TFLOP/s"]
 print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / gemm:.0%} of a large matrix product")
 
 # %% [markdown]
-# Ahead of cuDNN, level with FlashAttention-3 or ahead of it, and at best near the speed of a plain matrix product. On the
-# roofline of chapter 00, the method against what this kernel reached in the table above:
-
-# %% tags=["hide-input"]
-asked = cost("FA2", B_r=192, B_c=64)
-picture = roofline.data(("FA2, 192 × 64 tiles", asked))
-reached = climb.shapes[128, False].rate("fa2_lab")
-picture["points"]["this kernel, measured"] = asked.intensity("crossed"), reached, asked.intensity("requested")
-show(roofline.draw(**picture))
-
-# %% [markdown]
+# Ahead of cuDNN, level with FlashAttention-3 or ahead of it, and at best near the speed of a plain matrix product.
+#
 # ## What did each idea buy?
 #
 # An idea has two prices. As a rung it is added to what was there (12a; d = 128, no mask). In a copy of a finished kernel, an
 # earlier one under Triton 3.6, it is taken out, in several shapes:
 
 # %% tags=["hide-input"]
-RUNGS = {
-    "20": "P V of the tile before under the exponentials",
-    "21": "programs that stay on their SM",
-    "22": "m may lag by 8 behind the maximum",
-    "23": "192 rows a block, tiles of 64 keys",
+IDEAS = {
+    "P V of the tile before under the exponentials": "20",
+    "programs that stay on their SM": "21",
+    "m may lag by 8 behind the maximum": "22",
+    "192 rows a block, tiles of 64 keys": "23",
+    "one release for a tile of V and the next of K": "",
+    "maxima as a tree, not as a chain": "",
+    "the causal mask as a test of bits": "",
 }
-worths = {idea: [row["worth"] for row in ideas.worths() if row["idea"] == idea] for idea in RUNGS.values()}
-print("speed with it over speed without it                 as a rung   in the kernel")
-for rung, idea in RUNGS.items():
-    low, high = min(worths[idea]), max(worths[idea])
-    print(f"rung {rung}: {idea:46}{climb.factor(rung):6.2f}   {low:.2f} to {high:.2f}")
+print("speed with it over speed without it               as a rung   in the kernel")
+for idea, rung in IDEAS.items():
+    worth = [x["worth"] for x in ideas.worths() if (x["part"], x["idea"]) == ("forward", idea)]
+    added = f"rung {rung}: {climb.factor(rung):.2f}" if rung else "–"
+    print(f"{idea:48}{added:>12}   {min(worth):.2f} to {max(worth):.2f}")
 
 # %% [markdown]
 # What an idea saves depends on what else the program waits for. So the two differ, and single prices do not multiply to the
-# whole. Later ideas were tried on the kernel of today, with Triton 3.9, each with a prediction before the clock: how many
-# times as fast, in the mean, and from the worst problem to the best. *Without pauses* calls follow each other, so the
-# clock falls. *Kept*: for how many of the problems.
+# whole. The last three are this chapter's, and worth little. Later ideas were tried on the kernel of today, with Triton
+# 3.9, each with a prediction: how many times as fast, in the mean, and from the worst problem to the best. *Without
+# pauses* calls follow each other, so the clock falls. *Kept*: for how many of the problems. Bytes that *have none* have no
+# register: they spill.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 display(Markdown("\n".join(ideas.table("forward"))))
 
 # %% [markdown]
 # Most predictions were too hopeful. An instruction saved, or a barrier, gains nothing where the program waits for something
-# else. Sizes gained, in the shapes for which the old ones had not been chosen. Against the last rung the kernel has
+# else. New sizes gained where the old ones had been chosen for other shapes. Against the last rung the kernel has
 
 # %% tags=["hide-input"]
 over = {shape: climb.factor("fa2_lab", *shape, old=ladder.RUNGS[-1]) for shape in climb.shapes}
@@ -498,8 +496,7 @@ for (d, causal), ratio in over.items():
 # ## The same in 150 lines, and what you cannot say
 #
 # [TileLang](https://github.com/tile-ai/tilelang) compiles attention for Hopper from about 150 lines of Python. Its
-# [example](https://github.com/tile-ai/tilelang/tree/main/examples/flash_attention) has the tiles, the softmax, and one
-# loop, `T.Pipelined`, with lists that say in which order its parts run and which belong to the tile before.
+# [example](https://github.com/tile-ai/tilelang/tree/main/examples/flash_attention) has the tiles, the softmax and one loop:
 #
 # | here | in that example |
 # | --- | --- |
@@ -516,15 +513,16 @@ for (d, causal), ratio in over.items():
 #
 # - If one wait implies another, the other can go. The last tile of a row block needs a second look.
 # - A tile that nobody multiplies must still be taken: a barrier remembers one bit.
-# - A short chain of instructions costs as much as what waits behind it.
+# - One late instruction delays everything that needs its result.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** With key lengths a consumer takes V's first tile, to wipe it, before it releases K's. With one stage the
-# kernel's producer hangs then: V₀ stands behind K₁, and K₁ waits for the release of K₀. Write a producer of one row block
-# for which one stage is enough, on the model: `yield K.room(n)` waits for room; `yield from K.copy(n)` and
-# `yield from V.copy(n)` copy. V is not released, so `V.room` would wait for ever.
+# **Build.** With key lengths a consumer takes V's first tile, to wipe it, before it releases K's. From the next tile on it
+# behaves as `tiles_of`. With one stage the kernel's producer hangs then: V₀ stands behind K₁, and K₁ waits for the release
+# of K₀. Write a producer of one row block that needs only one stage, on the model; the check tries 1, 2 and 3.
+# `yield K.room(n)` waits for room; `yield from K.copy(n)` and `yield from V.copy(n)` copy. V is not released, so `V.room`
+# would wait for ever.
 
 # %%
 def my_copies(K, V, T):  # T tiles
@@ -546,8 +544,8 @@ judge_copies(my_copies)
 #             yield K.room(n + 1)
 #         yield from V.copy(n)
 # ```
-# K does not run ahead, and V₀ does not wait. In the place of V's tile n lies tile n − 1, which is released with K's tile n:
-# that is what K's tile n + 1 would wait for.
+# K does not run ahead, and V₀ does not wait. With one stage V's tile n takes the place of tile n − 1, which is released with
+# K's tile n: that is what K's tile n + 1 would wait for.
 # </details>
 
 # %% [markdown]

@@ -116,7 +116,7 @@ HANGS = "stages: 1; nobody can go on: "
             ahead,
             f"{HANGS}the producer waits for room for K's tile 1; consumer 0 waits for V's",
         ),
-        (orders.judge_copies, eager, "stages: 1; V's tile 1 was copied where consumer 1 had not read tile 0"),
+        (orders.judge_copies, eager, "stages: 1; V's tile 0 was overwritten before consumer 1 had read it; tile 1"),
         (orders.judge_copies, fewer, f"{HANGS}the producer has ended; consumer 0 waits for K's tile 3"),
         (orders.judge_copies, yielding, "stages: 1; you yielded a copy"),
         (orders.judge_step, hasty, "consumer 0 starts dQ 0 before both have arrived"),
@@ -142,7 +142,7 @@ def test_a_right_order_that_is_not_the_one_asked_for_says_so(capsys):
 
     orders.judge_step(waited_for)
     says = capsys.readouterr().out
-    assert says.startswith("right: ") and "S and dP are not started together" in says and "is waited for" in says
+    assert says.startswith("operands right, task not done: S and dP are not started together") and "is waited for" in says
 
 
 def test_a_listing_leaves_out_what_is_off():
