@@ -259,9 +259,9 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 #
 # ## How do producer and consumers agree on a stage?
 #
-# Stage and phase come from one number, n: `n % stages` and `n // stages & 1`. That works because producer and consumers count
-# the same tiles, and it can be computed for any tile ahead. The mailbox is rung 21's with two places, so there `n & 1` is
-# the place and `n >> 1 & 1` the phase.
+# Stage and phase come from one number, n: `n % stages` and `n // stages & 1`. That works because producer and consumers
+# count the same tiles, and it can be computed for any tile ahead. The mailbox is rung 21's with two places, so there
+# `n & 1` is the place and `n >> 1 & 1` the phase.
 #
 # ## What does it do with a row block?
 
@@ -341,10 +341,10 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 #
 # ## The softmax step
 #
-# It is rung 22's, with one addition, `scale`. `factor` is $\tau \log_2 e$. `scale` is the same number, kept for each row, and
-# m is kept already multiplied by it. From $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so a rounded m may be 16 off, and p wrong by
-# $2^{16}$. Such a row gets another `scale`, the power of two below `factor`: products with that one are exact. `raised`
-# also gives α. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
+# It is rung 22's, with one addition, `scale`. `factor` is $\tau \log_2 e$. `scale` is the same number, kept for each row,
+# and m is kept already multiplied by it. From $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so a rounded m may be 16 off,
+# and p wrong by $2^{16}$. Such a row gets another `scale`, the power of two below `factor`: products with that one are
+# exact. `raised` also gives α. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -362,15 +362,15 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # ## m in assembly
 #
 # Gluon's `if` is for all warps of a consumer together. Here one warp should jump while another does not. That takes PTX,
-# NVIDIA's portable assembly language. A lane has two rows. `$0` and `$1` are their m, `$2` and `$3` their scale, `$4` and `$5` their
-# α, `$10` and `$11` the lane's largest score of each. Here are the test, the vote and the jump:
+# NVIDIA's portable assembly language. A lane has two rows. `$0` and `$1` are their m, `$2` and `$3` their scale, `$4` and
+# `$5` their α, `$10` and `$11` the lane's largest score of each. Here are the test, the vote and the jump:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "RAISED", begin="mov.f32 $4", end="@!some")
 
 # %% [markdown]
-# `some` is true if the lane's largest score of either row, times `scale`, lies more than 8 above m. If it is so in no lane of
-# the warp (`vote.sync.any`), all jump to the end, with α = 1. Otherwise the lines below, in
+# `some` is true if the lane's largest score of either row, times `scale`, lies more than 8 above m. If it is so in no lane
+# of the warp (`vote.sync.any`), all jump to the end, with α = 1. Otherwise the lines below, in
 # [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py), find each row's largest score by two exchanges among its four
 # lanes, then the new m, and α = 2^(old m − new m).
 

@@ -142,7 +142,8 @@ def test_a_right_order_that_is_not_the_one_asked_for_says_so(capsys):
 
     orders.judge_step(waited_for)
     says = capsys.readouterr().out
-    assert says.startswith("operands right, task not done: S and dP are not started together") and "is waited for" in says
+    assert says.startswith("operands right, task not done: S and dP are not started together")
+    assert "is waited for" in says
 
 
 def test_a_listing_leaves_out_what_is_off():
