@@ -18,7 +18,7 @@
 # *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb) and [05 · The backward pass](05_backward.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 import numpy as np
 from IPython.display import Markdown
 
@@ -35,8 +35,8 @@ from fa2_studio.book.verdicts import close, verdict
 # exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, cut in the middle. After block 1, $\ell_1 = 4/3$, the raw sum is
 # $o_1 = 8/3$, and the finished output $O_1 = o_1 / \ell_1 = 2$. The factor to the new maximum is $\alpha = 3/8$. Block 2 adds
 # $b_2 = 4$, and the sum is now $\ell_2 = 2$. The right answer is 5/2. Below are Algorithm 1, lines 10 and 12, as printed
-# at ICLR 2024, and five wrong versions. The last of them is what the [arXiv version](https://arxiv.org/abs/2307.08691)
-# prints there.
+# at ICLR 2024, and five wrong versions. In the tables below they are `fa2-tweak1`, `fa2-two-terms`, `fa2-P-tilde`,
+# `notes-every-loop` and `fa2-inverse`. The last is what the [arXiv version](https://arxiv.org/abs/2307.08691) has in line 10.
 
 # %%
 VERSIONS = {
@@ -102,25 +102,25 @@ for name, version in VERSIONS.items():
 #
 # Here are three ways to get the backward pass wrong with the FA2 paper in hand. It leaves the softmax scale out, on
 # purpose: a dQ copied from it lacks a $\tau$. On arXiv, section 2.2 has $dK = Q\,dS^\top$ in place of $dS^\top Q$ (below
-# with $\tau$). And in Algorithm 2, line 4, D has $d$ numbers. One way to take it literally: column sums, repeated until
-# it is $N$ long.
+# with $\tau$). And Algorithm 2, line 4, prints $D \in \mathbb{R}^d$, though each of the $N$ rows has its own D. Who takes $d$
+# literally sums columns (below repeated, to be $N$ long).
 #
 # Three tests look at them. The true gradients come from small differences of the forward pass and use no formula of any
 # paper.
 
 # %% tags=["hide-input"]
-def by_columns(c):  # D = colsum(dO ∘ O), as long as N
+def by_columns(c):  # c: a Small problem with random numbers; here D = colsum(dO ∘ O), as long as N
     D = np.resize((c.dO * c.O).sum(axis=0), c.N)
     return c.tau * (c.P * (c.dO @ c.V.T - D)) @ c.K
 
 
-SLIPS = {
+SLIPS = {  # what the slip computes, and the truth
     "dQ = dS K": lambda c: (c.dS @ c.K, c.dQ),
     "dK = τ Q dSᵀ": lambda c: (c.tau * c.Q @ c.dS.T if c.N == c.d else [], c.dK),
     "D by columns": lambda c: (by_columns(c), c.dQ),
     "right: dQ = τ dS K": lambda c: (c.tau * c.dS @ c.K, c.dQ),
 }
-TESTS = {  # 0: nothing to see; inf: another shape
+TESTS = {  # the distance is 0 if there is nothing to see, and inf if the shapes differ
     "shapes, N = d": lambda slip: 0 if np.shape(slip(Small(5, 5))[0]) == (5, 5) else np.inf,
     "numbers, τ = 1": lambda slip: distance(*slip(Small(8, 4, tau=1.0))),
     "numbers, τ = 1/2": lambda slip: distance(*slip(Small(8, 4, tau=0.5))),
@@ -142,8 +142,7 @@ for name, slip in SLIPS.items():
 # shape.
 #
 # **Takeaway.** Make N, d, the block sizes and $\tau$ all different, none of them 1, and compare numbers.
-
-# %% [markdown]
+#
 # ## A mask that leaks a little
 #
 # **Predict.** Somebody sets hidden scores to 0 before the softmax, and not to −∞. Which test sees it best?
@@ -168,13 +167,13 @@ for name, slip in SLIPS.items():
 # visible score 30.0: the hidden key gets the weight 9.4e-14
 # ```
 # </details>
-
-# %% [markdown]
+#
 # ## The collection
 #
 # The package keeps 35 entries: the wrong version, the right one, and how far each is from a result computed in a third
 # way. The wrong one must be far, the right one near. "Off by" is how far the wrong one is. Without a unit it is a
-# matrix's largest error, relative to its largest entry. `inf`: the shape is wrong. `nan`: the wrong version gives NaN.
+# matrix's largest error, relative to its largest entry. (`inf`: the shape is wrong. `nan`: the wrong version gives NaN.)
+# With a unit it is the difference of two counts, factors or shares. (In `fa1-flops` a factor is 1 that should be 2.)
 #
 # - `fa2-lab errata fa2-inverse` shows one in full. Its test: `python -m pytest tests/heart/test_errata.py -k fa2-inverse`.
 # - (arXiv): the version of ICLR 2024 does not have it.
@@ -228,14 +227,15 @@ Markdown(
 )  # fmt: skip
 
 # %% [markdown]
-# One row of the first table is no slip: `fa2-scale` is left out on purpose, and easily forgotten. Two rows of
-# the second are right for FA1 and wrong only for FA2. `fa1-dropout-order`: one generator for all tiles repeats itself only
-# if both passes visit the tiles in the same order. `fa1-L`: FA1's L is a sum, FA2's is its logarithm. `fa1-empty-rows` is a
-# case that neither paper decides: a mask hides a row's whole first tile.
+# Four rows are no slips:
+#
+# - `fa2-scale`: the paper leaves the scale out on purpose.
+# - `fa1-dropout-order` and `fa1-L` are right for FA1, wrong for FA2. One generator for all tiles repeats its numbers only if
+#   both passes visit the tiles in the same order. FA1's L is a sum, FA2's is its logarithm.
+# - `fa1-empty-rows` is a case that neither paper decides: a mask hides a row's whole first tile.
 #
 # **Takeaway.** A formula is wrong when a computation that does not use it says so.
-
-# %% [markdown]
+#
 # ## Recap
 #
 # - A wrong factor hides where it is 1: α on rows whose maximum comes first, $\ell_1$ on a block with one key, τ = 1.

@@ -17,7 +17,7 @@
 # *Time: 20 minutes. Hardware: any laptop; one cell needs torch and Triton and says so if they are missing. Before this:
 # [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 from importlib.util import find_spec
 
 import numpy as np
@@ -44,10 +44,9 @@ from fa2_studio.book.verdicts import close, verdict
 # | `machine/`, `errata/` | models of a GPU; slips of the papers, run |
 # | `plots/`, `tools/` | pictures; commands |
 #
-# `fa2_studio/` beside it comes only with a clone of the repository: book, bench, course and judges. Kernels import nothing
-# from the reference. Two computations check each other only in the code that they do not share.
-
-# %% [markdown]
+# `fa2_studio/` comes only with a clone: book, bench, course, judges (other projects' tests, run on ours). Kernels import
+# nothing from the reference. If both used the same code, its bug would spoil both, and no comparison would show it.
+#
 # ## Which code computes this line?
 #
 # Each line of the papers' algorithms has a tag: paper, algorithm, line. The same tag is a comment on the code that computes
@@ -83,6 +82,10 @@ if find_spec("torch") and find_spec("triton"):
     theirs = torch.nn.functional.scaled_dot_product_attention
     first = theirs(q[:, :, :1], k[:, :, :36], v[:, :, :36])[0, 0, 0, 0]
     print(f"first query: {O[0, 0, 0, 0]:.5f}, by torch over 36 keys {first:.5f}")
+    half = [x.half() for x in (q, k, v)]
+    exact = theirs(*(x.double() for x in half))
+    ours, torchs = ((f(*half) - exact).abs().max() for f in (fa2_lab.attention, theirs))
+    print(f"no mask, 16 bits: our error {ours:.1e}, torch's {torchs:.1e}")
 else:
     print("torch or Triton is missing here")
 
@@ -91,16 +94,14 @@ else:
 # from torch. `attention_packed` takes sequences of different lengths without padding (chapter 16), `attention_paged`
 # reads a cache in pages (chapter 14), and `fa2_lab.distributed` has attention over several GPUs (chapter 15).
 #
-# A kernel in 16 bits cannot agree with float64 to the last digit. The tests allow twice torch's error against float64 in
-# the same precision, three times for gradients.
-
-# %% [markdown]
+# Is a result good enough? In 16 bits no kernel agrees with float64 to the last digit. So take torch's error in the same
+# precision, against float64, as in the last line above: ours may be twice that, and three times for gradients.
+#
 # ## How do I count an algorithm of my own?
 #
-# Write it in NumPy, with slices. `meter.hbm(X=X)` returns a tensor that lives in HBM. With two tensors it returns both.
-# Reading a slice is a load, writing one is a store. What was loaded is on chip, and operations on it are counted by
-# kind. `trace.serial` and `trace.parallel` name the loops. (For blocks of a matrix there is `Tiling`.) Here is the mean
-# of all rows, in blocks of 4 rows, with one sum on chip:
+# Write it in NumPy, with slices. The meter is that of chapter 01: `meter.hbm` puts tensors into HBM, reading a slice is a
+# load, writing one is a store. `trace.serial` and `trace.parallel` name the loops: the `i` in the printed events comes from
+# there. Here is the mean of all rows, in blocks of 4 rows, with one sum on chip:
 
 # %%
 def row_mean(X, mean, B, trace):
@@ -135,7 +136,7 @@ for event in meter.events:
 
 # %% [markdown]
 # **Predict.** A small Llama is trained with three attentions, from the same weights on the same batches, in fp32. One
-# writes the N × N scores, the others do not. How far apart are their losses in any of 31 steps, at most?
+# writes the N × N scores, the others do not. What is the largest difference of their losses in 31 steps?
 #
 # - ☐ about 0.1: small differences grow in training
 # - ☐ about 0.001
@@ -162,14 +163,12 @@ for event in meter.events:
 # </details>
 #
 # The names `eager` and `sdpa` stand for plain PyTorch and for torch's own attention. `fa2-lab bench models` trains it again.
-
-# %% [markdown]
+#
 # ## Which commands are there?
 #
 # `fa2-lab --help` lists them (or `python -m fa2_lab --help`). Three to try first: `fa2-lab glossary warp`, `fa2-lab ladder
 # 05`, and `fa2-lab book --blank mine`, which writes the chapters into a folder with nothing executed.
-
-# %% [markdown]
+#
 # ## Recap
 #
 # - A tag such as FA2.A1.L10 leads from the paper to NumPy and Triton. Kernels share no code with the reference.
@@ -180,6 +179,7 @@ for event in meter.events:
 #
 # **Build.** Softmax of one long row x, in blocks. In three passes, the first finds the maximum, the second the sum, the
 # third writes the result. The online softmax of chapter 02 merges the first two. Write it, so that it loads 2N elements.
+# (Each `x[i : i + B]` that runs is a load: in one pass of a loop, keep the slice in a variable.)
 
 # %%
 def softmax(x, y, B):  # x and y live in HBM: read x[i : i + B], write y[i : i + B]
