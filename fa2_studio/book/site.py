@@ -127,7 +127,8 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
                 look = {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
             elif "hide-input" in tags:
                 look = {"code_prompt_show": "The code", "code_prompt_hide": "The code"}
-            look["text_lexer"] = next(filter(None, (lexer(o.get("text", "")) for o in cell.outputs)), "text")
+            listing = any(re.match(r"@|def |class ", output.get("text", "")) for output in cell.outputs)
+            look["text_lexer"] = "python" if listing else "text"
             for output in cell.outputs:
                 shown = output.get("data", {}).get("text/html", "")
                 if found := LIVE.search(shown):
@@ -149,19 +150,6 @@ def is_imports(cell: nbformat.NotebookNode) -> bool:
     body = ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.MULTILINE)).body
     imports = [isinstance(node, (ast.Import, ast.ImportFrom)) for node in body]
     return sum(imports) >= max(1, len(body) - 1) and not cell.outputs
-
-
-def lexer(text: str) -> str | None:
-    """Whether a cell printed the difference of two sources, or a source: a class, a function or lines from inside."""
-    first = [line[:2] for line in text.splitlines()[1:]]
-    if {"+ ", "- "} <= set(first) and set(first) <= {"+ ", "- ", "  ", "…", ""}:
-        return "diff"
-    try:
-        body = ast.parse(f"if True:\n{text}" if text.startswith(" ") else text).body
-    except SyntaxError:
-        return None
-    kinds = (ast.FunctionDef, ast.ClassDef, ast.For)
-    return "python" if any(isinstance(node, kinds) for node in ast.walk(ast.Module(body, []))) else None
 
 
 def relink(notebook: nbformat.NotebookNode, at: Path) -> None:

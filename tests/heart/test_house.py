@@ -1,13 +1,10 @@
 """The house rules: imports run down and form no circle, tags name lines that exist, packaging is as the README says."""
 
 import ast
-import subprocess
-import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
 import yaml
 from packaging.requirements import Requirement
 
@@ -115,20 +112,6 @@ def test_no_tag_names_a_line_that_does_not_exist():
     assert {tag: path.name for tag, path in named.items() if tag not in LINES} == {}
 
 
-def test_a_wrong_arrow_would_be_seen():
-    studio, inside = "from fa2_studio.bench import page", "def f():\n    from fa2_lab.reference import fa2"
-    for module, source, wrong in [
-        ("fa2_lab.tiles", "from fa2_lab.trace import Trace", ["tiles imports trace"]),  # of its own floor
-        ("fa2_lab.api.checks", "from fa2_lab import tools", ["api imports tools"]),
-        ("fa2_lab.kernels.launch", inside, ["kernels imports reference"]),
-        ("fa2_lab.plots.saw", studio, ["plots imports fa2_studio"]),
-        ("fa2_lab.attic.old", "", ["attic: no floor in tests/heart/test_house.py"]),
-        ("fa2_lab.transformers", "from .api import attention\nimport fa2_lab.tiles", []),
-        ("fa2_lab.tiles", 'if __name__ == "__main__":\n    import fa2_lab.tools.tour', []),
-    ]:
-        assert wrong_arrows(source, module) == wrong
-
-
 # Calls --------------------------------------------------------------------------------------------------------
 
 NAMELESS = ("filter", "get", "getattr", "next", "pop", "slice")  # Python's own, which take no names
@@ -174,43 +157,6 @@ def test_a_class_name_has_one_meaning():
     assert defined_twice(package_modules() | package_modules(PROJECT / "fa2_studio")) == SAME_IDEA
     some = {"a": "class A: ...", "b": "def f():\n    class A: ...", "c": "class B(A): ..."}
     assert defined_twice(some | {"fa2_lab.kernels.ladder.r01": "class B: ..."}) == {"A": {"a", "b"}}
-
-
-# Importing ----------------------------------------------------------------------------------------------------
-
-REFUSING = """
-import sys
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {refused}:
-            raise ImportError(f"{{name}} is refused here")
-sys.meta_path.insert(0, Refuse())
-"""
-
-
-def python(source: str, refused: set[str]) -> str:
-    """Run a source in a fresh interpreter that cannot import some modules; its output."""
-    code = REFUSING.format(refused=refused) + source
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=PROJECT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-ALL_BUT_NUMPY = {"torch", "triton", "matplotlib", "tqdm", "yaml", "scipy", "IPython"}
-
-
-def test_the_package_needs_numpy_alone_and_is_quick():
-    timed = "import time; t = time.process_time(); import fa2_lab; print(time.process_time() - t)"
-    assert min(float(python(timed, ALL_BUT_NUMPY)) for _ in range(3)) < 0.3
-
-
-def test_what_is_not_a_kernel_needs_numpy_alone():
-    alone = {"tiles", "trace", "paper", "glossary", "reference", "machine", "errata"}
-    modules = [name for name in package_modules() if part_of(name) in alone]
-    assert len(modules) > 15
-    python("\n".join(f"import {name}" for name in modules), ALL_BUT_NUMPY)
-    with pytest.raises(AssertionError, match="torch is refused here"):
-        python("import torch", {"torch"})
 
 
 # Packaging ----------------------------------------------------------------------------------------------------

@@ -132,7 +132,13 @@ def test_numpy_alone_gives_the_reference_the_errata_and_the_tour(wheel):
         call = [sys.executable, "-I", "-S", "-c", source, *arguments.split()]
         done = subprocess.run(call, capture_output=True, text=True, cwd=alone, timeout=60)
         assert done.returncode == 0 and words in done.stdout, done.stdout + done.stderr
-    call = [sys.executable, "-I", "-S", "-c", here + "import fa2_lab; fa2_lab.attention"]
+    kinds = ("*.py", "reference/*.py", "machine/*.py", "errata/*.py")
+    files = [file for kind in kinds for file in (alone / "fa2_lab").glob(kind)]
+    modules = [".".join(file.relative_to(alone).with_suffix("").parts) for file in files]
+    names = [name for name in modules if name not in ("fa2_lab.transformers", "fa2_lab.__main__")]
+    assert len(names) > 30
+    every = here + "".join(f"import {name}; " for name in names)
+    call = [sys.executable, "-I", "-S", "-c", every + "fa2_lab.attention"]
     done = subprocess.run(call, capture_output=True, text=True, cwd=alone, timeout=60)
     assert "needs torch, which is not installed: pip install 'fa2-lab[kernels]'" in done.stderr
 

@@ -73,8 +73,3 @@ def test_ctrl_c_ends_with_130_and_leaves_whole_notebooks(book):
     assert process.returncode == 130 and "Traceback" not in errors, errors
     assert os.listdir(book / "out") == ["00_start.ipynb"], "the chapter that was stopped leaves nothing"
     assert printed(book / "out" / "00_start.ipynb") == ["42 []\n"]
-
-
-def test_a_chapter_that_is_not_there_is_refused_with_the_names_of_those_that_are(book, capsys):
-    assert command.main(["book", "77"]) == 2
-    assert f"got '77'; it takes one of {', '.join(CELLS)}" in capsys.readouterr().err
