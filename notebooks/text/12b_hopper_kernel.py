@@ -343,8 +343,9 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 #
 # It is rung 22's, with one addition, `scale`. `factor` is $\tau \log_2 e$. `scale` is the same number, kept for each row,
 # and m is kept already multiplied by it. From $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so a rounded m may be 16 off,
-# and p wrong by $2^{16}$. Such a row gets another `scale`, the power of two below `factor`: products with that one are
-# exact. `raised` also gives α. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
+# and p wrong by a factor of $2^{16}$. Such a row gets another `scale`, the power of two below `factor`: products with that
+# one are exact. `raised` also gives α. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64,
+# 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -397,8 +398,9 @@ read("hopper/forward/softmax.py", "RAISED", begin="mov.f32 $4", end="@!some")
 read("hopper/forward/softmax.py", "mask")
 
 # %% [markdown]
-# The line says `col - (col & 6) < seen - (col & 6)`, with `seen` for `sees.end - first`. The left side is a constant for the
-# compiler, in place of 32 column numbers that each lane would compute or keep. The right side is computed once for a row.
+# The first `where` says `col - (col & 6) < seen - (col & 6)`, with `seen` for `sees.end - first`. The left side is a
+# constant for the compiler, in place of 32 column numbers that each lane would compute or keep. The right side is computed
+# once for a row.
 #
 # **Takeaway.** Sort a formula by what is known when: to the compiler, once a row, or only for each score.
 
