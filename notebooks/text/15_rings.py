@@ -259,10 +259,10 @@ recorded = ring_speed.data()
 show(ring_speed.draw(**recorded, narrow=True))
 
 # %% [markdown]
-# From 32,768 tokens on the ring is faster. What is missing to 4 goes to transfers, which occupy some SMs, and to merges. (An
-# older version was timed: in it a rank computed nothing while the headers travelled.) The cross is four GPUs with contiguous
-# shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a quarter of 5.1: buffers for blocks on their way come on
-# top. The buffers grow up to 32,768 tokens. Beyond, only a few heads travel at a time.
+# From 32,768 tokens on the ring is faster. What is missing to a factor of 4 goes to transfers, which occupy some SMs, and to
+# merges. (An older version was timed: in it a rank computed nothing while the headers travelled.) The cross is four GPUs with
+# contiguous shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a quarter of 5.1: buffers for blocks on their way
+# come on top. The buffers grow up to 32,768 tokens. Beyond, only a few heads travel at a time.
 #
 # `fa2_lab.distributed` runs this ring with torch: NCCL between GPUs, gloo between the processes of a laptop. A user writes
 # this, and starts it with `torchrun --nproc-per-node 4`:

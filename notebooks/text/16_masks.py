@@ -167,8 +167,8 @@ for row in timed:
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
-# Our padded call takes 1.8 to 2.1 times as long: it skips padding keys, but its padding rows look at all real keys, 1.9
-# times the work. We run the kernels of chapters 12b and 13, torch runs those of FA2, which were not written for Hopper.
+# Padded, our call takes 1.8 to 2.1 times as long as packed: it skips padding keys, but its padding rows look at all real keys,
+# 1.9 times the work. We run the kernels of chapters 12b and 13, torch runs those of FA2, which were not written for Hopper.
 #
 # ## A cap on the scores
 #
@@ -262,14 +262,14 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 # In the second, with tiles of 16 keys or more, every tile of the past must be visited and masked: nothing is saved.
 # </details>
 #
-# Two numbers no longer say which tiles to visit. A list always does: for each row block its column blocks' numbers.
+# Two numbers no longer say which tiles to visit. A list always does: for each row block, the numbers of its column blocks.
 # [FlexAttention](https://pytorch.org/blog/flexattention/) works this way. You write a function `mask_mod(b, h, q, kv)`. It
 # is evaluated once for all $N^2$ pairs, and gives for each row block the FULL blocks, and those that need a mask.
 #
 # ## How does a model get all this?
 #
 # `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes this chapter's windows, caps and sinks, and `attention_packed`
-# takes documents by their starts. [Appendix C](C_package.ipynb) gives them to models of Hugging Face's *transformers*: causal
+# takes documents by their starts. A model of Hugging Face's *transformers* ([appendix C](C_package.ipynb)) may ask for causal
 # and bidirectional masks, windows, padding and packed sequences. Any other mask is refused by name: a prefix, too, though
 # it is an interval.
 #

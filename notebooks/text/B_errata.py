@@ -35,8 +35,8 @@ from fa2_studio.book.verdicts import close, verdict
 # exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, cut in the middle. After block 1, $\ell_1 = 4/3$, the raw sum is
 # $o_1 = 8/3$, and the finished output $O_1 = o_1 / \ell_1 = 2$. The factor to the new maximum is $\alpha = 3/8$. Block 2 adds
 # $b_2 = 4$, and the sum is now $\ell_2 = 2$. The right answer is 5/2. Below are Algorithm 1, lines 10 and 12, as printed
-# at ICLR 2024, and five wrong versions. In the tables below they are `fa2-tweak1`, `fa2-two-terms`, `fa2-P-tilde`,
-# `notes-every-loop` and `fa2-inverse`. The last is what the [arXiv version](https://arxiv.org/abs/2307.08691) has in line 10.
+# at ICLR 2024, and five wrong versions. In the collection below the five are `fa2-tweak1`, `fa2-two-terms`,
+# `fa2-P-tilde`, `notes-every-loop` and `fa2-inverse`. The last is line 10 on [arXiv](https://arxiv.org/abs/2307.08691).
 
 # %%
 VERSIONS = {

@@ -95,7 +95,7 @@ else:
 # reads a cache in pages (chapter 14), and `fa2_lab.distributed` has attention over several GPUs (chapter 15).
 #
 # Is a result good enough? In 16 bits no kernel agrees with float64 to the last digit. So take torch's error in the same
-# precision, against float64, as in the last line above: ours may be twice that, and three times for gradients.
+# precision, against float64, as printed above for 16 bits: ours may be twice that, and three times for gradients.
 #
 # ## How do I count an algorithm of my own?
 #
