@@ -219,7 +219,7 @@ def explained_in(term: Term) -> str:
     """Where a reader finds the term explained, in words."""
     if term.explained.startswith("rung"):
         return f"{term.explained} of the ladder: fa2-lab ladder {term.explained[-2:]}"
-    return f"{'chapter' if term.explained.isdigit() else 'appendix'} {term.explained}"
+    return f"{'chapter' if term.explained[:1].isdigit() else 'appendix'} {term.explained}"
 
 
 def close_to(name: str, names: Iterable[str]) -> str:

@@ -137,7 +137,8 @@ def test_glossary(capsys):
     assert command.main(["glossary"]) == 0
     out = capsys.readouterr().out
     assert "线程束" in out and max(map(width, out.splitlines())) <= 80
-    for name, words in dict(warp="线程束", lane="figures/row_reduction.svg", tau="[number, argument]").items():
+    found = dict(warp="线程束", lane="appendix A, figures/row_reduction", tau="[number, argument]", wgmma="chapter 12a")
+    for name, words in found.items():
         assert command.main(["glossary", name]) == 0 and words in capsys.readouterr().out
 
 

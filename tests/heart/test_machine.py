@@ -138,7 +138,17 @@ def test_bytes_are_elements_times_their_width():
     moved = io.traffic("fa1", "forward", tiling, 8)
     wide = ("O", "l", "m")
     assert io.in_bytes("fa1", moved).loads == {t: n * (4 if t in wide else 2) for t, n in moved.loads.items()}
+    back = io.traffic("fa2", "backward", tiling, 8)
+    wide = ("D", "dQ")
+    assert io.in_bytes("fa2", back).stores == {t: n * (4 if t in wide else 2) for t, n in back.stores.items()}
     assert io.at_most(1, moved, io.sizes(tiling, 8)).loads == {t: io.sizes(tiling, 8)[t] for t in moved.loads}
+
+
+def test_a_copy_comes_near_what_the_sheet_says_of_memory_and_not_past_it():
+    for suite in ("paper", "h100"):
+        record = load(suite)
+        chip = chips.named(record.machine["gpu"])
+        assert 0.88 < record.ceilings["copy TB/s"] * 1e12 / chip.hbm_per_second < 0.95
 
 
 def test_refusals():

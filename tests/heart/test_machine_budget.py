@@ -96,6 +96,7 @@ def test_which_sizes_fit_where():
     ):
         assert {size for size, (_, fit) in budget.table(chip, d).items() if fit.ok} == fitting
     assert fits(A100, 128, 128, 128, stages=2, warps=8).shared_bytes == 160 * KiB
+    assert budget.table(RTX_4090, 128)[128, 128][0] == 8  # where neither 4 warps nor 8 fit
 
 
 def test_the_limit_names_what_is_short():
@@ -115,7 +116,8 @@ def test_the_last_byte_counts():
 
 def test_many_warps_have_few_registers_each():
     assert [budget.register_limit(A100, warps) for warps in (1, 4, 8, 12, 16, 32)] == [255, 255, 255, 168, 128, 64]
-    assert fits(H100, 256, 128, 128, stages=1, warps=16).limit == "registers"
+    fit = fits(H100, 256, 128, 128, stages=1, warps=16)  # it runs, but spills
+    assert (fit.limit, fit.blocks_per_sm) == ("registers", 1)
 
 
 def test_blocks_per_sm_by_hand():

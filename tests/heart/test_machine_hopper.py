@@ -50,6 +50,17 @@ def test_units_divide_themselves(manner, ends):
     assert block.busy("tensor") == 1
 
 
+def test_a_unit_with_several_jobs_at_a_time_is_busy_once():
+    block = Block()
+
+    def actor(*jobs):
+        for unit, clocks in jobs:
+            yield block.start(unit, clocks, "x").done()
+
+    block.run({"a": actor(("copy", 10)), "b": actor(("tensor", 2), ("copy", 2), ("copy", 2))})
+    assert (block.busy("copy"), block.busy("tensor")) == (1, 0.2)
+
+
 # Warpgroups of the Hopper kernels -----------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ pytest.importorskip("triton", reason="Triton is not installed here (it exists fo
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
 from fa2_lab.machine.ladder import Rung, blocks, clocks, launch, makespan, speedup, tile_bytes, units
+from fa2_lab.records import load
 
 FULL, CAUSAL = False, True
 COMPILED = {  # programs on an SM, instructions of a tile, exponentials among them: Triton 3.6 for sm_90
@@ -110,8 +111,16 @@ def test_every_rung_has_a_reason():
     assert all(reason.limit and reason.removes and reason.why for reason in reasons.REASONS.values())
 
 
+def test_counters_are_those_of_the_shape_in_the_table():
+    record, name = load("ladder"), "r09_free_loads"  # counted at d 64, too
+    at_128 = next(
+        x for x in record.rows if x.direction == "counters" and (x.problem["rung"], x.problem["d"]) == (name, 128)
+    )
+    assert reasons.counters(record, name) == {what: numbers[0] for what, numbers in at_128.values.items()}
+
+
 def test_a_prediction_misses_by_more_than_a_tenth():
     assert not reasons.Step(1.00, 1.09).misses and reasons.Step(1.00, 1.11).misses
     assert not reasons.Step(1.00, 0.91).misses and reasons.Step(1.00, 0.89).misses
-    assert not reasons.Step(1.50, 1.01, at_most=True).misses and reasons.Step(1.5, 1.7, at_most=True).misses
+    assert [reasons.Step(1.50, x, at_most=True).misses for x in (1.01, 1.60, 1.70)] == [False, False, True]
     assert not reasons.Step(None, 1.5).misses and reasons.Step(1.5, 1.2, at_most=True).prediction == "≤ 1.50"

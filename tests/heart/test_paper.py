@@ -65,7 +65,7 @@ def test_tags_are_read_from_comments_alone():
     assert list(tagged_lines(source)) == [(["FA2.A1.L12"], 2, "x = 1  # FA2.A1.L12")]
     for comment in ("FA2.A1.L4 FA2.A1.L5  (B_r, d)", "(B_r, d)  FA2.A1.L4 FA2.A1.L5", "FA2.A1.L4, FA2.A1.L5"):
         assert list(tagged_lines(f"q = 1  # {comment}")) == [(["FA2.A1.L4", "FA2.A1.L5"], 1, f"q = 1  # {comment}")]
-    assert list(tagged_lines("# FA2.A1.L9\n# and why\n\ny = 2\n")) == [(["FA2.A1.L9"], 4, "y = 2")]
+    assert list(tagged_lines("# FA2.A1.L9\n# and why\n\ny = 2\nz = 3\n")) == [(["FA2.A1.L9"], 4, "y = 2")]
 
 
 @pytest.mark.parametrize("tag", LINES)
@@ -83,6 +83,12 @@ def test_where_finds_a_line_with_its_numpy_its_triton_or_why_there_is_none_and_i
     reasons = {tag, algorithm.tag} & set(paper.NO_TRITON)
     assert bool(found.first_triton) != bool(reasons), "a reason for what is there, or none for what is not"
     assert not found.picture or (PACKAGE.parent / "figures" / f"{found.picture}.svg").is_file()
+
+
+def test_a_line_of_fa1_s_backward_is_shown_the_line_of_fa2_that_computes_the_same():
+    for n, k in paper.IN_FA2.items():
+        codes = [where(tag).first_numpy[0].text for tag in (f"FA1.A4.L{n}", f"FA2.A2.L{k}")]
+        assert len({re.split(r"\W|_", code)[0].lower() for code in codes}) == 1, codes
 
 
 def test_where_reads_first_what_stands_for_the_algorithm():
