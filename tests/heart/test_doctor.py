@@ -8,14 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from fa2_lab.tools import command
+from fa2_lab.kernels import interpreter
+from fa2_lab.tools import command, doctor
 from fa2_lab.tools.doctor import FINE, Machine, advice, interpreted, screen, untested
 
 LAPTOP = Machine("3.12.1", "Linux", "2.3.0", "2.13.0+cpu", "3.8.0")
 H100 = replace(LAPTOP, torch="2.13.0", gpu="NVIDIA H100", capability=9.0, driver="570.1", gpu_node=True)
 
 
-@pytest.mark.parametrize("machine", [LAPTOP, H100, replace(LAPTOP, system="Darwin", triton="")])
+@pytest.mark.parametrize(
+    "machine", [LAPTOP, H100, replace(H100, capability=8.0), replace(LAPTOP, system="Darwin", triton="")]
+)
 def test_where_nothing_is_wrong_it_says_so(machine):
     assert advice(machine) == FINE and screen(machine).endswith(FINE)
 
@@ -62,6 +65,13 @@ def test_this_machine_on_one_screen(capsys):
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 24 and max(map(len, out.splitlines())) <= 120
     assert status == (0 if out.endswith(f"{FINE}\n") else 1)
+
+
+def test_what_the_interpreter_cannot_use_is_found_where_there_is_no_gpu(monkeypatch, capsys):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(interpreter, "GPU_NODES", ())
+    monkeypatch.setattr(doctor, "version", dict(numpy="2.4.0", torch="2.13.0", triton="3.6.0").get)
+    assert command.main(["doctor"]) == 1 and "numpy<2.4" in capsys.readouterr().out
 
 
 def test_the_same_for_a_script():

@@ -1,9 +1,12 @@
 """errata/: every check refuses the printed version and accepts the right one, by numbers."""
 
+import re
+
 import numpy as np
 import pytest
 
 from fa2_lab.errata import ERRATA, SOURCES, Erratum, cases, judge
+from fa2_lab.paper import LINES
 
 every = pytest.mark.parametrize("erratum", ERRATA.values(), ids=ERRATA)
 
@@ -15,6 +18,12 @@ def test_the_check_refuses_the_wrong_version_and_accepts_the_right_one(erratum):
     assert not verdict.wrong_error <= 1e3 * erratum.tolerance, "too close to tell a slip from noise"
     np.testing.assert_array_equal(verdict, judge(erratum))
     assert erratum.source.startswith(tuple(SOURCES)) and all((erratum.claim, erratum.why, erratum.instead))
+
+
+@every
+def test_the_line_that_has_the_slip_names_it(erratum):
+    for paper, algorithm, line in re.findall(r"(FA[12]) paper, [^;F]*Algorithms? (\d).*?, line (\d+)", erratum.source):
+        assert erratum.id in LINES[f"{paper}.A{algorithm}.L{line}"][1].errata
 
 
 def nudged(result, part: int, step: float):
@@ -54,3 +63,4 @@ def test_a_version_that_is_no_better_is_not_told_apart():
 def test_distances():
     assert cases.distance([1.0, 4.0], [2.0, 4.0]) == 0.25 and cases.distance([2.0], [-2.0]) == 2.0
     assert cases.distance(np.ones(3), np.ones(4)) == np.inf
+    assert ERRATA["fa1-block-size"].right() == (44, 22)  # 4Bd + B² + 2B and 8Bd + 2B² + 2B are at most 24,576
