@@ -2,8 +2,8 @@
 
 Three kernels: "forward", and of the backward "columns" (dK, dV) and "rows" (dQ). The entries for Hopper were found by
 measuring on an H200. The others were chosen by compiling (tests/heart/test_compile.py does it again): the largest that
-fit the chip's shared memory and, up to d = 128, spill no register. `fa2-lab tune` measures on the GPU at hand and its
-finds come first.
+fit the chip's shared memory and, up to d = 128, spill no register. `fa2-lab tune` measures on the GPU at hand, and
+prints what is faster there as an entry of these tables.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ import triton
 from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.common.tile import PortableTile
 from fa2_lab.kernels.triton_versions import by_triton, driver
-from fa2_lab.kernels.tuned import finds
 
 
 @dataclass(frozen=True)
@@ -114,20 +113,11 @@ def upcast(Q: torch.Tensor) -> bool:
 
 
 def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
-    """The block sizes of one kernel for tensors like Q: what was tuned here, else the chip family's entry."""
+    """The block sizes of one kernel for tensors like Q: the chip family's entry."""
     fixed: dict[str, Any] = dict(d_pad=padded(Q.shape[-1]), upcast=upcast(Q))
     if interpreter.switched_on():
         return Blocks(*INTERPRETED[kernel], **fixed)
-    if tuned := finds().get(name(kernel, Q, causal)):
-        return Blocks(*tuned, **fixed)
     entry = (FP32 if Q.dtype == torch.float32 else family())[kernel][fixed["d_pad"]]
     if isinstance(entry[0], tuple):
         entry = entry[causal]
     return Blocks(*entry, **fixed)
-
-
-def name(kernel: str, Q: torch.Tensor, causal: bool) -> str:
-    """The name under which tuned sizes are kept: the chip, the kernel, the shape's padded d, the dtype and the mask."""
-    chip = torch.cuda.get_device_name(Q.device) if Q.is_cuda else str(Q.device)
-    dtype, mask = str(Q.dtype).removeprefix("torch."), "causal" if causal else "full"
-    return f"{chip}, {kernel}, d {padded(Q.shape[-1])}, {dtype}, {mask}"

@@ -1,6 +1,7 @@
 """`fa2-lab tune`: search for the best block sizes on a GPU.
 
-The paper tuned by hand and left the search as future work. The kernels pick up what was found at the next call.
+The paper tuned by hand and left the search as future work. What it finds is printed as an entry of kernels/tables.py:
+there the next call takes it, a record's commit names it, and a pull request gives it to others.
 """
 
 import argparse
@@ -11,7 +12,6 @@ from itertools import product
 import torch
 from tqdm import tqdm
 
-from fa2_lab.tools import files
 from fa2_studio.bench.protocol import Timing, measure
 
 KERNELS = ("forward", "rows", "columns")
@@ -36,27 +36,27 @@ def main(argv: list[str]) -> int:
 
 
 def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
-    """Search, and keep and print every result as soon as it is there; after Ctrl-C those so far stay."""
-    from fa2_lab.kernels import tables, tuned
-
-    files.check_writable(tuned.tuned_file().parent, "tune")
+    """Search, and print every result as soon as it is there."""
     jobs = [(d, causal, kernel) for d in ds for causal in (False, True) for kernel in kernels]
     bar = tqdm(jobs, desc="tune", unit="kernel", disable=None)
     for d, causal, kernel in bar:
-        bar.set_postfix_str(f"{kernel} d {d} {'causal' if causal else 'full'}")
+        mask = "causal" if causal else "full"
+        bar.set_postfix_str(f"{kernel} d {d} {mask}")
         tensors = [
             torch.randn(max(1, 16384 // N), max(1, 2048 // d), N, d, device="cuda", dtype=dtype) for _ in range(4)
         ]
         before, best, timings = search(kernel, tensors, causal)
-        name = tables.name(kernel, tensors[0], causal)
-        file = tuned.keep({name: [best.B_r, best.B_c, best.warps, best.stages, best.registers]})
-        tqdm.write(f"{name}: {sizes(best)} {timings[best]:.3f} ms; before {sizes(before)} {timings[before]:.3f} ms")
-    print(f"kept in {file}")
+        found = f"{entry(best)}  # {timings[best]:.3f} ms; before {entry(before)}, {timings[before]:.3f} ms"
+        tqdm.write(f"{kernel}, {mask}, {best.d_pad}: {found}")
+    table = "FP32" if dtype == torch.float32 else "your GPU's family"
+    print(f"fa2_lab/kernels/tables.py has the entries of {table}; where masks differ, a pair (full, causal)")
     return 0
 
 
-def sizes(blocks) -> str:
-    return f"{blocks.B_r}×{blocks.B_c}, {blocks.warps} warps, {blocks.stages} stages:"
+def entry(blocks) -> tuple:
+    """Block sizes as the tables have them: registers and thrift where they are limited."""
+    limits = (blocks.registers, blocks.thrifty) if blocks.registers or blocks.thrifty else ()
+    return blocks.B_r, blocks.B_c, blocks.warps, blocks.stages, *limits
 
 
 def search(kernel: str, tensors: list[torch.Tensor], causal: bool):

@@ -1,6 +1,5 @@
 """The ladder, hardware counters, the search for sizes and the ring, as far as they go without a GPU."""
 
-import json
 from itertools import product
 
 import pytest
@@ -13,7 +12,6 @@ from bench_clock import Clocks  # noqa: E402
 from fa2_lab import records  # noqa: E402
 from fa2_lab.kernels import tables  # noqa: E402
 from fa2_lab.kernels.ladder import BACKWARD, OTHERS, RUNGS, load  # noqa: E402
-from fa2_lab.tools import command as top  # noqa: E402
 from fa2_studio import compiled  # noqa: E402
 from fa2_studio.bench import counters, experiments, ladder, problem, protocol, ring, tune  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
@@ -134,25 +132,6 @@ def test_a_search_runs_the_kernel_that_it_names(kernel, wanted):
     assert max(problem.distance(x, truth[n]) for x, n in zip(found, wanted, strict=True)) < 1e-2
     assert tune.works(make(blocks), found)
     assert not tune.works(make(blocks), [1.03 * x for x in found]), "the search takes what computes the same alone"
-
-
-def test_an_interrupted_search_keeps_what_was_found(monkeypatch, tmp_path):
-    best = tables.Blocks(16, 32, 4, 1, d_pad=64)
-    results = iter([(best, best, {best: 1.5})] * 2)
-
-    def search(kernel, tensors, causal):
-        for result in results:
-            return result
-        raise KeyboardInterrupt
-
-    monkeypatch.setenv("FA2_LAB_TUNED", str(tmp_path / "tuned.json"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "randn", lambda *shape, device, dtype: torch.empty(1, 1, 40, 64, dtype=dtype))
-    monkeypatch.setattr(tables, "name", lambda kernel, Q, causal: f"{kernel} {causal}")
-    monkeypatch.setattr(tune, "search", search)
-    assert top.main(["tune"]) == 130
-    kept = json.loads((tmp_path / "tuned.json").read_text(encoding="utf-8"))
-    assert kept == {"forward False": [16, 32, 4, 1, None], "rows False": [16, 32, 4, 1, None]}
 
 
 # The ring -----------------------------------------------------------------------------------------------------
