@@ -34,7 +34,7 @@ from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import heads as by_heads
 from fa2_lab.tiles import CAUSAL, Tiling
-from fa2_studio.book.hopper import Climb, read
+from fa2_studio.book.hopper import Climb, lines_of, read, show_code
 from fa2_studio.book.orders import judge_copies
 from fa2_studio.book.ring import PAUSE, Ring, run
 from fa2_studio.book.verdicts import close, verdict
@@ -367,7 +367,8 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # `$5` their α, `$10` and `$11` the lane's largest score of each. Here are the test, the vote and the jump:
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/softmax.py", "RAISED", begin="mov.f32 $4", end="@!some")
+raised = "\n".join(lines_of("hopper/forward/softmax.py", "RAISED"))
+show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 
 # %% [markdown]
 # `some` is true if the lane's largest score of either row, times `scale`, lies more than 8 above m. If it is so in no lane
@@ -398,9 +399,8 @@ read("hopper/forward/softmax.py", "RAISED", begin="mov.f32 $4", end="@!some")
 read("hopper/forward/softmax.py", "mask")
 
 # %% [markdown]
-# The first `where` says `col - (col & 6) < seen - (col & 6)`, with `seen` for `sees.end - first`. The left side is a
-# constant for the compiler, in place of 32 column numbers that each lane would compute or keep. The right side is computed
-# once for a row.
+# With `seen` for `sees.end - first`, the first `where` says `col - (col & 6) < seen - (col & 6)`. The left side is a constant
+# for the compiler, in place of 32 column numbers in each lane. The right side is computed once for a row.
 #
 # **Takeaway.** Sort a formula by what is known when: to the compiler, once a row, or only for each score.
 
