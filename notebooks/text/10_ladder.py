@@ -151,9 +151,9 @@ for number, moved in asked.items():
     print(f"{number}{64 * moved / 1e9:18.2f}{dram(number):17.2f}{rate:10.0f}")
 
 # %% [markdown]
-# In three lines the count and the GPU's counter agree. Rung 02 swaps the loops, so that o, $\ell$ and m stay on the chip.
-# In rung 03 each row block has a program of its own. The row blocks of a head run at the same time, and read the same K and
-# V, 2 MiB a head. The first to ask brings a tile into L2, and the others find it there.
+# In the first three lines the count and the GPU's counter agree. Rung 02 swaps the loops, so that o, $\ell$ and m stay on
+# the chip. In rung 03 each row block has a program of its own. The row blocks of a head run at the same time, and read the
+# same K and V, 2 MiB a head. The first to ask brings a tile into L2, and the others find it there.
 
 # %% tags=["hide-input"]
 for heads, row in ((64, full), (8, few)):
@@ -249,8 +249,8 @@ card("11", "tensor cores at work, %")
 # %% [markdown]
 # This is the clearest cause on the ladder: the same work, the same registers, and waits that can be counted.
 # `fa2-lab xray 10 --full --sass` lists `WARPGROUP.DEPBAR` 24 times, 12 in each of the two loops. For rung 11 it lists 4:
-# one in each loop, and one behind each. With one stage nothing runs on, and without a mask the order of the loops gains
-# nothing. (Under it 8%, with as many registers: we do not know why.)
+# one in each loop, and one behind each. With one stage each product is waited for in both orders, and without a mask the
+# order gains nothing. (Under it 8%, with as many registers: we do not know why.)
 #
 # ## From rung 12 on: order, then Hopper
 #

@@ -79,8 +79,7 @@ show(row_reduction.draw(**row_reduction.data()))
 # The filled places are one lane's: 64 numbers in two rows. A row's maximum takes two exchanges.
 #
 # In Triton the compiler decides which thread holds which number. In **Gluon**, a language beneath Triton, you decide:
-# Python again, the same compiler, but a tensor has a *layout* in its type. In code it is `gl` where Triton is `tl`. Four of
-# them:
+# Python again, the same compiler, but a tensor has a *layout* in its type. In code it is `gl`, not `tl`. Four layouts:
 #
 # | layout | of what | in words |
 # | --- | --- | --- |
