@@ -1,10 +1,8 @@
 """The ladder: every rung against float64, on a GPU or in Triton's interpreter; that it makes its change; its rules."""
 
 import ast
-import re
 from collections import Counter
 from importlib.metadata import version
-from itertools import pairwise
 
 import numpy as np
 import oracle
@@ -250,68 +248,6 @@ def test_a_rung_stands_alone_and_names_its_change(rung):
     assert {name.split(".")[0] for name in names} <= {"torch", "triton", "math", "collections", "functools"}
     name, sentence = ladder.change(rung)
     assert name.lower() == rung[4:].replace("_", " ") and sentence.endswith(".")
-
-
-SHAPE = dict(N_q=1000, N_k=1300, heads=5)
-WORDS = {  # what may move from rung to rung, and the word by which a docstring names it
-    "kernels": "kernel", "language": "Gluon", "rows": "rows", "keys": "keys", "warps": "warp", "stages": "stage",
-    "cap": "cap", "programs": "program", "loops": "loop", "consumers": "consumer", "copies": "cop",
-}  # fmt: skip
-
-
-class Noted:
-    """Stands in for a kernel: it notes how it is launched, and does nothing."""
-
-    def __init__(self, kernel, launches):
-        self.names, self.launches = kernel.arg_names, launches
-
-    def __getitem__(self, grid):
-        return lambda *given, **named: self.launches.append((grid, dict(zip(self.names, given)) | named))  # noqa: B905
-
-
-def features(rung, d, monkeypatch):
-    """What a rung's launch and source say of it."""
-    module, launches, text = ladder.load(rung), [], steps.source(rung)
-    for name in [name for name in vars(module) if name.endswith("_kernel")]:
-        monkeypatch.setattr(module, name, Noted(getattr(module, name), launches))
-    sms = type("Properties", (), {"multi_processor_count": 3})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: sms)
-    module.forward(*tensors(d=d, **SHAPE), True)
-    grid, named = launches[-1]
-    consumers = named.get("CONSUMERS", 1)
-    rows = named.get("B_r", 64 * consumers)
-    blocks, heads = -(-SHAPE["N_q"] // rows), SHAPE["heads"]
-    sizes = {blocks: "row blocks", heads: "heads", blocks * heads: "row blocks · heads", 3: "SMs"}
-    programs = [sizes.get(n, n) for n in grid]
-    if "at_once" in named and "SMs" not in programs:
-        programs.append("groups")
-    loops = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.For)]
-    loops = [ast.unparse(x.iter) for x in loops if re.search(r"visit\(|tl\.dot\(|warpgroup_mma\(", ast.unparse(x))]
-    copies = [word for word in ("RAGGED", "K.load(", "async_load", "def producer") if word in text]
-    return dict(
-        kernels=len(launches),
-        language="Gluon" if gluon(rung) else "Triton",
-        rows=rows,
-        keys=named["B_c"] if "B_c" in named else named["K"].block_shape[1],
-        warps=named["num_warps"],
-        stages=named.get("STAGES", named.get("num_stages")),
-        cap=named.get("maxnreg"),
-        programs=programs,
-        loops=len(loops) if gluon(rung) else loops,
-        consumers=consumers,
-        copies=copies,
-    )
-
-
-@pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize(("old", "new"), list(pairwise(ladder.RUNGS)))
-def test_one_thing_moves_or_the_file_names_what_else(old, new, d, monkeypatch):
-    before, after = (features(rung, d, monkeypatch) for rung in (old, new))
-    moved = [name for name in before if before[name] != after[name]]
-    said = ast.get_docstring(ast.parse(steps.source(new)))
-    said = re.sub(r"A ring has.*?waits for\.", "", said, flags=re.DOTALL)  # what every rung with a ring says
-    unsaid = [name for name in moved if WORDS[name] not in said]
-    assert len(moved) <= 1 or not unsaid, {name: (before[name], after[name]) for name in moved}
 
 
 def test_a_rung_is_found_by_its_number():
