@@ -504,8 +504,8 @@ s16 = np.log2(np.e) * np.random.default_rng(16).standard_normal((128, 16, 128))
 print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 
 # %% [markdown]
-# **Predict.** Now m may *lag* by 8: all m stay until some score lies more than 8 above its row's, in powers of 2. Then p is
-# 256 at most. In how many of the 127 tiles does m grow?
+# **Predict.** Now m may *lag* by 8: all m stay until some score lies more than 8 above its row's m, in powers of 2. Then p
+# is 256 at most. In how many of the 127 tiles does m grow?
 #
 # - ☐ in none
 # - ☐ in an eighth as many
@@ -542,7 +542,7 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 # reads it. `shrunk` does the same for o: if α is 1 in all lanes, the warp jumps over 64 products.
 #
 # The price: with an exact maximum the largest p of a row is 1, which is not rounded, and weighs most in O. With a lagging m
-# it may be 14.5, as above. So where a few numbers are outliers, O's rounding error grows a little
+# it may be 14.5, as in the answer above. So where a few numbers are outliers, O's rounding error grows a little
 # (`fa2-lab bench accuracy`). And at d = 64 without a mask the rung loses; we do not know why.
 #
 # ## Rung 23: is there room for a third consumer at d = 128?
