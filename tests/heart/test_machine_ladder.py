@@ -12,20 +12,11 @@ FULL, CAUSAL = False, True
 COMPILED = {  # programs on an SM, instructions of a tile, exponentials among them: Triton 3.6 for sm_90
     128: {
         3: ((2, 688, 38), (2, 717, 38)),
-        4: ((2, 670, 36), (2, 699, 36)),
         5: ((3, 579, 34), (2, 621, 34)),
         6: ((3, 413, 34), (3, 455, 34)),
         7: ((3, 413, 34), (3, 455, 34)),
-        8: ((2, 417, 34), (2, 411, 34)),
-        9: ((2, 362, 34), (2, 361, 34)),
     },
-    64: {
-        3: ((4, 569, 38), (4, 605, 38)),
-        5: ((4, 492, 34), (3, 528, 34)),
-        6: ((4, 326, 34), (3, 363, 34)),
-        7: ((4, 326, 34), (3, 362, 34)),
-        9: ((3, 275, 34), (3, 276, 34)),
-    },
+    64: {7: ((4, 326, 34), (3, 362, 34)), 9: ((3, 275, 34), (3, 276, 34))},
 }
 
 
@@ -62,8 +53,8 @@ def test_the_schedule_by_hand():
 def test_programs_in_launch_order():
     assert blocks(rung(3)._replace(number=2), 2, 256, FULL) == [16, 16]
     assert blocks(rung(3), 2, 256, CAUSAL) == 8 * [4]  # nothing is skipped yet
-    assert blocks(rung(9), 2, 256, CAUSAL) == [1, 2, 3, 4, 1, 2, 3, 4]
-    assert blocks(rung(9)._replace(number=12), 2, 200, CAUSAL) == [4, 4, 3, 3, 2, 2, 1, 1]
+    assert blocks(rung(7), 2, 256, CAUSAL) == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert blocks(rung(7)._replace(number=12), 2, 200, CAUSAL) == [4, 4, 3, 3, 2, 2, 1, 1]
     wide = Rung(18, 1, 400, 66, keys=128, consumers=2)
     assert blocks(wide, 1, 512, CAUSAL) == [4, 3, 2, 1] and blocks(wide, 1, 512, FULL) == 4 * [4]
 
@@ -73,34 +64,12 @@ def test_rung_00_is_bound_by_hbm():
 
 
 @pytest.mark.parametrize(
-    "d, before, after, full, causal",
-    [
-        (128, 3, 4, 1.01, 1.01),
-        (128, 4, 5, 1.21, 1.03),
-        (128, 5, 6, 1.05, 1.23),
-        (128, 6, 7, 1.00, 1.92),
-        (128, 7, 8, 0.86, 0.86),
-        (128, 7, 9, 0.88, 0.88),
-        (64, 3, 5, 1.07, 0.96),
-        (64, 5, 6, 1.11, 1.11),
-        (64, 7, 9, 0.93, 1.06),
-    ],
+    "d, before, after, full, causal", [(128, 5, 6, 1.05, 1.23), (128, 6, 7, 1.00, 1.92), (64, 7, 9, 0.93, 1.06)]
 )
 def test_what_it_predicted(d, before, after, full, causal):
     heads = 8192 // d
     found = [speedup(rung(before, c, d), rung(after, c, d), heads, causal=c) for c in (FULL, CAUSAL)]
     assert found == pytest.approx([full, causal], abs=0.006)
-
-
-def test_a_third_program_and_not_the_arithmetic():
-    two = rung(5, CAUSAL)
-    three = two._replace(programs=3, instructions=622)  # held to 168 registers
-    assert speedup(two, three, 64, causal=CAUSAL) == pytest.approx(1.17, abs=0.01)
-
-
-def test_waves_make_a_saw_over_the_heads():
-    ratios = {heads: speedup(rung(7), rung(9), heads) for heads in (4, 6, 8, 12)}
-    assert ratios[4] > 1 and ratios[6] < 0.7 and ratios[8] > 1.2 and ratios[12] < 0.9
 
 
 # The reasons ------------------------------------------------------------------------------------------------------
