@@ -118,6 +118,7 @@ def test_choice(on_hopper, kind, aligned, enough, asked, chosen, direction, pack
     lengths, cu = (None, [torch.tensor([0, n, 80]) for n in (30, 50)]) if packed else (torch.ones(1), (None, None))
     seed, sinks = (torch.ones(1) if asked == name else None for name in ("dropout", "sinks"))
     options = Options(asked != "right", 0.5)._replace(**ASKED.get(asked, {}))
+    of_way = (options.causal,) if direction == "forward" else ()
 
     def room(name):
         def prepare(*given, sequences=None):
@@ -126,7 +127,7 @@ def test_choice(on_hopper, kind, aligned, enough, asked, chosen, direction, pack
             takes = name == "portable" or kind
             return (lambda *tensors: (name, tensors) if name == "portable" or aligned else None) if takes else None
 
-        return SimpleNamespace(prepare=prepare, enough_work=lambda *_: enough)
+        return SimpleNamespace(prepare=prepare, enough_work=lambda q, k, *causal: enough and causal == of_way)
 
     for name in ("hopper_forward", "hopper_backward"):
         monkeypatch.setattr(choice, name, lambda device: room("hopper") if on_hopper else None)

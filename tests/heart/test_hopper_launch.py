@@ -85,8 +85,9 @@ def test_the_forward_s_windows_have_sizes_of_their_own(options):
     args = forward.prepare_launch(Q, K, K, options, False).arguments
     assert args["SIZES"] == forward_sizes.WINDOW[64] and args["CAUSAL"] is options.causal
     assert (args["left"], args["right"]) == (options.left, options.right)
-    wide = tensors(1, 2, 1, 500, 600, 192)
-    assert forward.prepare(wide[0], wide[1], wide[1], options) is None
+    for d, taken in ((128, True), (192, False)):
+        wide = tensors(1, 2, 1, 500, 600, d)
+        assert (forward.prepare(wide[0], wide[1], wide[1], options) is not None) is taken
     packed = tensors(1, 2, 1, 500, 600, 64, packed=True)
     assert forward.prepare(packed[0], packed[1], packed[1], options, sequences=2) is None
     assert backward.prepare(packed[0], packed[0], packed[1], packed[1], packed[0], options, sequences=2) is None

@@ -3,6 +3,8 @@
 import ast
 from collections import Counter
 from importlib.metadata import version
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import oracle
@@ -13,6 +15,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed here (it 
 import triton.language as tl  # noqa: E402
 
 from fa2_lab.kernels import interpreter, ladder  # noqa: E402
+from fa2_lab.tools import rung as alone  # noqa: E402
 from fa2_lab.tools import steps  # noqa: E402
 
 if interpreter.misfit():
@@ -22,7 +25,7 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 HOPPER = GPU and torch.cuda.get_device_capability() == (9, 0)
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 5e-3, torch.float32: 1e-6}  # of O; the rounding of O itself is in it
-SMALL = [(128, 128, 64, True), (70, 100, 128, True), (100, 37, 64, True), (65, 129, 64, False), (100, 37, 64, False)]
+SMALL = [(128, 128, 64, True), (70, 135, 128, True), (100, 37, 64, True), (65, 129, 64, False), (100, 37, 64, False)]
 LARGE = [(1000, 1000, 64, True), (1000, 1300, 128, True), (1300, 1000, 128, True), (999, 1025, 64, False),
          (1025, 999, 128, False), (1, 2000, 64, True), (100, 37, 64, True), (4096, 4096, 128, True)]  # fmt: skip
 
@@ -250,7 +253,18 @@ def test_a_rung_stands_alone_and_names_its_change(rung):
     assert name.lower() == rung[4:].replace("_", " ") and sentence.endswith(".")
 
 
+def test_a_rung_by_itself_says_what_of_it_is_wrong(monkeypatch, capsys):
+    real, given = ladder.load("08").forward, (100, 37, 64, True)  # whose first rows see no key
+    spoils = {"": lambda O, L: (O, L), "O": lambda O, L: (1.01 * O, L), "L": lambda O, L: (O, L + 0.1)}
+    for wrong, spoil in (spoils | {"empty rows": lambda O, L: (O, L.nan_to_num())}).items():
+        forward = lambda *tensors, spoil=spoil: spoil(*real(*tensors))  # noqa: E731
+        monkeypatch.setattr(ladder, "load", lambda name, forward=forward: SimpleNamespace(forward=forward))
+        alone.check("r08", [given], DEVICE)
+        assert ("WRONG" in capsys.readouterr().out) is bool(wrong), wrong
+
+
 def test_a_rung_is_found_by_its_number():
+    assert find_spec(f"{ladder.__name__}.r08") and find_spec(f"{ladder.__name__}.x23")  # as `python -m` asks for them
     assert {ladder.find(name) for name in ("8", "08", "r08", "R08 ", "r08_two_loops")} == {"r08_two_loops"}
     for wrong in ("99", "", "r", "two", "r08_three_loops"):
         with pytest.raises(ValueError, match=r"rung: got .* it takes r00_standard, "):

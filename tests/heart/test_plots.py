@@ -212,6 +212,7 @@ def test_one_picture_can_be_drawn_alone_and_an_unknown_one_is_named(tmp_path, ca
     assert {f.name for f in tmp_path.rglob("*.*")} == {"visiting_order.svg", "README.md"}
     with pytest.raises(ValueError, match=r"^figure: got sunset; it takes"):
         figures.main(["sunset", "--folder", str(tmp_path)])
+    assert figures.chosen(["poster"]) == []  # no picture of a chapter
 
 
 def test_a_picture_that_is_interrupted_leaves_the_earlier_one_whole(tmp_path, monkeypatch):

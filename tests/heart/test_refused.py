@@ -188,6 +188,8 @@ def test_hopper_s_kernels_that_cannot_be_imported_are_named_once(missing, monkey
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         choice.hopper_kernels(torch.device("cuda", 0))
+    monkeypatch.setattr(forward.host, "multiprocessors", lambda device: 0)  # as it is where the interpreter is on
+    assert choice.hopper_kernels(torch.device("cuda", 0)) == (None, None)
 
 
 def test_what_stands_in_keeps_no_tensor(hopper):

@@ -149,6 +149,7 @@ def test_no_tensor_is_kept_alive(gpu):
 
 OTHER_ORDERS = dict(  # of launchers of a Triton that nobody has seen yet
     moved=lambda x, y, z, *arguments: (*arguments, x, y, z),
+    stream_first=lambda x, y, z, stream, *arguments: (stream, x, y, z, *arguments),
     wrapped=lambda x, y, z, stream, *arguments: (x, y, z, stream, *[[x] for x in arguments]),
     one_more=lambda *arguments: (*arguments[:9], [*arguments[9:], 0]),
 )

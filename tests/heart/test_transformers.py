@@ -172,6 +172,7 @@ CALLS = [  # rows, columns, the first row and the first column
     (1, 9, 2, 0),
     (1, 9, torch.tensor(5), 0),  # as a static cache says it
     (1, 6, torch.tensor(5), 0),
+    (1, 3, torch.tensor(5), 3),  # and that of a window, which forgets
     (1, 4, 7, 4),  # a cache that has forgotten 4
 ]
 FUNCTIONS = dict(
