@@ -25,7 +25,7 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 HOPPER = GPU and torch.cuda.get_device_capability() == (9, 0)
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 5e-3, torch.float32: 1e-6}  # of O; the rounding of O itself is in it
-SMALL = [(128, 128, 64, True), (70, 135, 128, True), (100, 37, 64, True), (65, 129, 64, False), (100, 37, 64, False)]
+SMALL = [(128, 128, 64, True), (65, 66, 128, True), (100, 37, 64, True), (65, 129, 64, False), (100, 37, 64, False)]
 LARGE = [(1000, 1000, 64, True), (1000, 1300, 128, True), (1300, 1000, 128, True), (999, 1025, 64, False),
          (1025, 999, 128, False), (1, 2000, 64, True), (100, 37, 64, True), (4096, 4096, 128, True)]  # fmt: skip
 
