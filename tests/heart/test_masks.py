@@ -38,7 +38,7 @@ def check(shape, dtype=torch.float32, *, sink=False, p=0.0, backend="auto", grad
     return got
 
 
-@pytest.mark.parametrize("window", ((60, 25), (0, 45), (45, None)))
+@pytest.mark.parametrize("window", ((60, 25), (0, 44), (45, None)))
 def test_tiles_between_the_edges_are_not_masked(window, monkeypatch):
     """Windows wider than several tiles, which begin and end within one."""
     sizes = (16, 16, 4, 1)
@@ -53,6 +53,8 @@ def test_rows_that_see_nothing():
     assert (O[:, :, :38] == 0).all() and (L[:, :, :38] == -torch.inf).all() and (dQ[:, :, :38] == 0).all()
     O, L, *_, dsinks = check((1, 2, 1, 60, 20, 16), window=(4, 2), sink=True)
     assert (O[:, :, :38] == 0).all() and torch.isfinite(L).all() and (dsinks != 0).all()
+    (q, k, v, dO), none = tensors(1, 2, 1, 60, 20, 16), torch.full((2,), -torch.inf, device=DEVICE, requires_grad=True)
+    assert not torch.autograd.grad(attention(q, k, v, window=(4, 2), sinks=none), none, dO)[0].any()
 
 
 @pytest.mark.parametrize("bad", (float("nan"), float("inf")))
@@ -83,6 +85,7 @@ def test_a_sink_is_not_scaled(scale):
     S = scale * q.double() @ k.double().mT
     want = torch.logaddexp(torch.logsumexp(S, 3), sinks.double()[None, :, None])
     assert worst(L, want) < 1e-5
+    assert worst(attention(q, k, v, scale=scale), torch.softmax(S, 3) @ v.double()) < 1e-5  # and without a sink
 
 
 def test_sinks_alone_may_want_a_gradient():
