@@ -48,8 +48,8 @@ show(time_and_memory.draw(**time_and_memory.data()))
 
 # %% [markdown]
 # At N = 4,096 our kernel is more than five times as fast as standard attention. With each doubling of N, standard's
-# memory grows about fourfold, until the GPU is full. FA2's and ours double. (FA1's was not measured. bf16 is a number of
-# two bytes, *causal* a word of chapter 04.)
+# memory grows about fourfold, until the GPU is full. FA2's and ours double; FA1's was not measured. (bf16: a number of two
+# bytes. *Causal*: see chapter 04.)
 #
 # FA1 is the slowest. It has the loops of the FA1 paper's Algorithm 1 as printed: one *worker* does a whole *head*, on one
 # processor. (A model does attention many times side by side. Each time is a head.) The upper chart always has 16,384 tokens;
@@ -174,7 +174,7 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # ## What does "less" mean?
 #
 # - The *extra memory* is room for all but Q, K, V and O. (The chart at the top counts O as well.)
-# - What the chip *requests* is all that the SMs load and store.
+# - What the chip *requests* is all that the SMs load from L2 and HBM, or store there.
 # - What *crosses to DRAM* is the part that L2 cannot answer.
 #
 # **Predict.** FA2 keeps 64 queries on chip and loads all keys and values. For the next 64 queries it loads them again. K and
@@ -186,9 +186,10 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 #
 # <details><summary>Answer</summary>
 #
-# **in L2**, which has room for 60 MiB. Shared memory holds one block of keys and values at a time. A head has 64 blocks of
-# queries, so FA2 requests K and V 64 times, and Q and O (2 MiB) once: 130 MiB. Each of the four crosses to DRAM once, 4
-# MiB together: 3%. Standard's S (four bytes a number) and P (two), 96 MiB a head, do not fit in L2: all of it crosses.
+# **in L2**, which has room for 60 MiB. Shared memory holds one block of keys and values at a time. A head has 4,096 / 64 =
+# 64 blocks of queries, so FA2 requests K and V 64 times, and Q and O (2 MiB) once: 130 MiB. Each of the four crosses to
+# DRAM once, 4 MiB together: 3%. Standard's S (four bytes a number) and P (two) do not fit in L2 together: all their 96
+# MiB a head cross, once out and once in.
 # </details>
 
 # %% [markdown]
@@ -202,11 +203,11 @@ show(roofline.draw(**roofline.data("standard", "FA2")))
 # each byte, it feeds b · x FLOPs a second: the height of the line at x. The ring belongs to the line of L2, the dot to that
 # of DRAM.
 #
-# FA2 does 63 FLOPs for each requested byte (the ring), so L2 feeds 9.66 · 63 = 609 TFLOP/s. It does 2,040 for each byte that
-# crosses to DRAM (the dot), so DRAM could feed 9,800. The tensor cores do 989. The smallest, 609, is the height of both
-# marks. The ring lies on the line of L2, so L2 limits FA2 (chapter 04 goes on from here). Standard's ring and dot are one
-# mark, on the line of DRAM. (A small cache in each SM answers some requests before L2, so a real kernel can come out a
-# little above its ring.) "Loaded", "stored" and "moved" always mean requests of the chip.
+# A head takes $4 N^2 d$ = 8.6 billion FLOPs (chapter 01). For 130 MiB that is 63 FLOPs for each requested byte (the ring), so
+# L2 feeds 9.66 · 63 = 609 TFLOP/s. For the 4 MiB that cross to DRAM it is about 2,000 (the dot), so DRAM could feed 9,800.
+# The tensor cores do 989. The smallest, 609, is the height of both marks. The ring lies on the line of L2, so L2 limits FA2
+# (chapter 04 goes on from here). Standard's ring and dot are one mark, on the line of DRAM. "Loaded", "stored" and "moved"
+# always mean requests of the chip.
 
 # %% [markdown]
 # ## What comes next?

@@ -139,8 +139,8 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # The *arithmetic intensity* decides whether the arithmetic or the memory is slower: how many FLOPs are done for each byte
 # that is moved? (The meter counted elements. From here we count bytes.)
 #
-# - FLOPs: each of the two products takes d multiply-adds for each of $N^2$ places, $4N^2 d$ FLOPs together.
-# - Bytes: S has four bytes a number, since the exponential enlarges its rounding errors. P has two, as tensor cores take
+# - FLOPs: $QK^\top$ takes d multiply-adds for each score, $PV$ d for each weight: $4N^2 d$ FLOPs together.
+# - Bytes: S has four bytes a number, since a score that is off by 0.1 makes p off by a tenth. P has two, as tensor cores take
 #   it; it lies between 0 and 1 and tolerates that. Each is stored once and loaded once, 12 bytes for each place.
 #
 # **Predict.** For a product of two large matrices a larger N means more FLOPs for each byte. Here too?
@@ -192,7 +192,7 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
 # Exactly: $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ with respect to $s_j$ is
-# $e^{s_j}$, and so is that of $\Sigma$, because only one of its terms contains $s_j$. The quotient rule gives
+# $e^{s_j}$. That of $\Sigma$ is $e^{s_j}$ too, because only one of its terms contains $s_j$. The quotient rule gives
 # $\partial p_j / \partial s_j = p_j - p_j^2$, and for two different keys $\partial p_j / \partial s_k = -p_j p_k$.
 #
 # For this one row let $dp_j$ and $ds_k$ be the gradients of $\varphi$ with respect to $p_j$ and $s_k$. The score $s_k$
@@ -263,8 +263,8 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 # So we could keep only L: take the queries one after the other, load all keys for L, and load them again, with the
 # values, for p and o. (Appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this.)
 #
-# **Predict.** For N = 512 that holds 512 numbers instead of half a million. How many elements does it move, with d = 64,
-# compared with standard attention?
+# **Predict.** For N = 512 that holds 512 numbers, where S and P are half a million. How many elements does it move, with
+# d = 64, compared with standard attention?
 #
 # - ☐ about a fortieth
 # - ☐ about as many
@@ -273,7 +273,7 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 # <details><summary>Answer</summary>
 #
 # **about 40 times as many.** For each query it loads all keys twice and all values once: $3dN^2 = 192N^2$ elements.
-# Standard attention moves a little more than $4N^2$. Memory held and elements moved are two costs.
+# Standard attention moves $4N^2 + 4Nd = 4.5N^2$. Memory held and elements moved are two costs.
 # </details>
 #
 # What if a whole block of queries shared each load of the keys? Their scores with all keys would not fit on chip. So

@@ -171,8 +171,8 @@ live("softmax")
 #
 # $$\ell = e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b, \qquad o = e^{m_a - m}\, o_a + e^{m_b - m}\, o_b .$$
 #
-# A part with a smaller maximum shrinks. $e^m \ell$ is the plain sum $\sum e^s$ of a part. Multiply the formula by $e^m$: the
-# plain sums are simply added, and so for $o$. Addition does not care about order and grouping, except for rounding. Here
+# A part with a smaller maximum shrinks. $e^m \ell$ is the plain sum $\sum e^s$ of a part. Multiplied by $e^m$, the
+# formula says $e^m \ell = e^{m_a} \ell_a + e^{m_b} \ell_b$, and so for $o$: plain sums are added. Addition does not care about order and grouping, except for rounding. Here
 # three parts of unequal length are joined. S (4 × 12) and V (12 × 2) are random, as in the check of `update`. `merge` is the
 # formula, and `finalize` returns $O = o / \ell$ and L:
 
@@ -205,7 +205,8 @@ show(merge_orders.draw(**merge_orders.data()))
 # <details><summary>Answer</summary>
 #
 # **yes, exactly.** The merge needs only two products: $e^m \ell$, the plain sum $\sum e^s$, and $e^m o$, which is
-# $\sum e^s v$. The first is $e^L$, the second $e^L O$. So $(L, 1, O)$ is a state that stands for $(m, \ell, o)$.
+# $\sum e^s v$. The first is $e^L$, the second $e^L O$. So $(L, 1, O)$ is a state that stands for $(m, \ell, o)$, though L is
+# no maximum: any reference will do.
 # </details>
 
 # %% [markdown]

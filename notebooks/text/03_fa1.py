@@ -88,6 +88,7 @@ check(
     case("three rows meet their first tile. Has each its own maximum, and is o divided in the end?", S, V, 0),
     case("the table above. o arrives divided by ℓ: what undoes that?", four, values, 2),
     case("in row 0 the old maximum is larger than the tile's. Which side must shrink there?", S, V, 3),
+    names=("m", "ℓ", "o"),
 )
 
 # %% [markdown]
@@ -111,8 +112,8 @@ check(
 # %% [markdown]
 # ## Which loop goes outside?
 #
-# FA1 puts the loop over column blocks j outside. It loads one block of keys and values, and takes all row blocks past it.
-# Then it loads the next keys, and all row blocks come again.
+# FA1 puts the loop over column blocks j outside: so each block of keys and values is loaded once, and all row blocks are
+# taken past it. Then come the next keys, and all row blocks again. (Chapter 04 asks whether that is the better way.)
 #
 # One worker does this for a whole head. Its SM has room for the state of one row block, not of all N queries. So after each
 # tile $m$, $\ell$ and $o$ are stored in HBM, and before the next tile of these rows they are loaded again. Find both lines
@@ -188,13 +189,13 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 
 # %% [markdown]
 # FA1's extra memory is 2N numbers, ℓ and m. At d = 64 FA1 requests 77% of standard's elements with 64 keys a block, and
-# 39% with 128, as in chapter 00's table.
+# 39% with 128.
 #
 # Shared memory has room for M elements, an H200's 228 KiB for 116,736 of two bytes. The paper takes $B_r = \min(B_c, d)$
 # and $B_c = \lceil M / 4d \rceil$, 228 keys for d = 128. Then k and v fill half of the room, the scores of a tile at most
-# a quarter, q and o at most half. (That can be slightly too much: the rule is good up to a constant factor.) With $T_c =
-# 4Nd / M$ FA1 requests about $12\,N^2 d^2 / M$ elements. The paper calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$:
-# it grows like this, up to a constant factor. (The paper tried 64 to 512 keys. Beyond 256 the time fell no further.)
+# a quarter, q and o at most half: together up to a quarter too much. The rule is good up to a constant factor. With $T_c =
+# 4Nd / M$ FA1 requests about $12\,N^2 d^2 / M$ elements; the paper calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$.
+# It tried blocks of 64 to 512 keys, and beyond 256 the time fell no further.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show(hbm_traffic.draw(**hbm_traffic.data()))
@@ -220,7 +221,7 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 # %% [markdown]
 # (N = 4,096, 64 heads.) Nearly all that FA1 requests crosses to DRAM, so only the dot is drawn. With one worker a head
 # all 64 heads are at work at once. Their Q takes 1 MiB a head and their O 2 MiB, 192 MiB together, too much for L2's 60.
-# (FA2's workers in chapter 00 share a head: 64 row blocks a head, 132 SMs, so at any time they touch about three heads.)
+# (FA2's workers share a head, as chapter 04 shows; at any time they touch about three heads, and L2 holds those.)
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
@@ -257,10 +258,11 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 # <details><summary>Answer</summary>
 #
 # **one exponential and one division.** The forward pass left the final $m$ and $\ell$ of each row in HBM. With them
-# $p = e^{s - m} / \ell$ is the final probability at once. (Only over a whole row do probabilities sum to 1.)
+# $p = e^{s - m} / \ell$ is the final probability at once. (A softmax over one tile is wrong: only whole rows sum to 1.)
 # </details>
 #
-# That is one product more, $QK^\top$, and nothing of size $N^2$ is stored. By chapter 00's prices that is far cheaper.
+# That is one product more, $QK^\top$, and nothing of size $N^2$ is stored. By chapter 00's prices that is far cheaper
+# than to store P and load it again.
 
 # %% [markdown]
 # ## Recap

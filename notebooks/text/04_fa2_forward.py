@@ -81,8 +81,8 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # ## Who has to wait for whom?
 #
 # There is a better reason for the swap. In FA1 a column block continues from the $o$, $\ell$ and $m$ that the one
-# before has stored. So a head is one long chain, and one worker does it. After the swap a row block needs nothing from
-# another row block: the outer loop is `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a
+# before has stored: a worker with a column block of its own would wait for the one before. Only row blocks need nothing
+# from each other. After the swap they are the outer loop, which is now `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a
 # head. With few heads that is worth far more than a third of the requests (chapter 06).
 
 # %% [markdown]
@@ -90,8 +90,8 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #
 # The next step uses the old $m$, $\ell$ and $o$, and multiplies both sums by the same $\alpha$. It never uses the ratio
 # $o / \ell$. So one division after the last tile gives what a division in every tile would have given. Write $\bar o$ for
-# FA1's divided o; then $o = \ell\,\bar o$. Left is FA1's step with $\beta = 1$, which undoes the old division, adds and
-# divides; right are the raw sums of FA2, with the division that can wait:
+# FA1's divided o; then $o = \ell\,\bar o$. On the left FA1's step (with $\beta = 1$) undoes the old division, adds and
+# divides. On the right are the raw sums of FA2, with the division that can wait:
 #
 # $$\frac{\alpha\,\ell\,\bar o + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
 #
@@ -133,8 +133,8 @@ show(deferred_normalisation.draw(**deferred_normalisation.data()))
 # | exponentials, on special function units (128 · 64 scores, 2 · 128 factors) | 8,448 | 16 | 528 |
 #
 # If all units work at once, the tweak saves nothing: the tensor cores finish last in any case. So it saves between 0 and
-# 8% in this model; a real kernel can gain more, or lose. On an H200 the tweak gained more than a fifth without a mask,
-# and nothing with a causal one. Chapter 10 shows why.
+# 8% in this model. A compiled kernel can differ: on an H200 the tweak gained more than a fifth without a mask, because
+# fewer registers let a third program onto each SM, and nothing with a causal one (chapter 10).
 
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
@@ -210,6 +210,7 @@ check(
     case("a causal mask. Does row 0 see key 1?", 8, 8, CAUSAL),
     case("rows 0 to 3 see no key. Their O must be 0 and L −∞. Which line divides by ℓ?", 8, 4, CAUSAL),
     case("scores near 1,000. Is m subtracted in every tile?", 8, 8, CAUSAL, size=1000),
+    names=("O", "L"),
 )
 
 # %% [markdown]
@@ -248,7 +249,7 @@ show(roofline.draw(**roofline.data("standard", *rows)))
 # (d = 128, N = 4,096.) FA2 does $4 B_r B_c d$ FLOPs for a tile, and requests $2 B_c d$ numbers of two bytes for it. That
 # is $B_r$ FLOPs for each requested byte (the rings). But row blocks that work side by side request the same keys, and L2
 # answers all but the first. To DRAM only Q, K, V and O cross, about once (the dots; an H200's counters saw about 2,100
-# FLOPs for each byte of DRAM). Of FA1's requests nearly all crossed (chapter 03). So the swap helps twice: less is
+# FLOPs for each byte, as the end of O can still be in L2). Of FA1's requests nearly all crossed (chapter 03). So the swap helps twice: less is
 # requested, and little of that crosses. L2 is the next limit, and twice the rows in a block halve what is asked of it.
 # After that come the units of the SM: chapters 07 and 10.
 

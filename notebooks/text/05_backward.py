@@ -121,6 +121,7 @@ check(
     case("2 of 4 queries, 3 of 6 keys. Must the rows of p sum to 1 in a tile?", 4, 6, slice(2, 4), slice(0, 3)),
     case("some scores are hidden. What is e^(−∞)?", 6, 6, slice(0, 3), slice(0, 3), CAUSAL),
     case("rows 0 to 3 see no key, and their L is −∞. What is −∞ − (−∞)?", 8, 4, slice(2, 6), everything, CAUSAL),
+    names=("dq", "dk", "dv"),
 )
 
 # %% [markdown]
@@ -142,8 +143,8 @@ check(
 # ## The loops around it
 #
 # A tile (i, j) adds to $dQ_i$, and to $dK_j$ and $dV_j$. As in chapter 04, what belongs to the outer loop stays on the
-# chip. The rest is loaded for each tile, and a sum that cannot stay is stored after it. The numbers are bytes for each of
-# a block's B · d elements: an input has two, an unfinished sum four. (Tiles are square. L and D are small.)
+# chip. The rest is loaded for each tile, and a sum that cannot stay is stored after it. "q 2" means: q is loaded, two bytes
+# an element; an unfinished sum has four. (Tiles are square. L and D are small.)
 #
 # | outer loop | sums that stay | loaded for each tile | stored for each tile | together |
 # | --- | --- | --- | --- | ---: |
@@ -197,8 +198,8 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 # FA2 gives each column block to a worker of its own: `trace.parallel` in the listing. $dK_j$ and $dV_j$ belong to worker
 # j alone. But all workers add to the same $dQ_i$.
 #
-# **Predict.** Four workers run the line `dQ[rows] = dQ[rows] + dq` for the same rows of dQ, which are 0. They do not wait
-# for each other. What does $dQ_i$ hold at the end?
+# **Predict.** Four workers run the line `dQ[rows] = dQ[rows] + dq` for the same rows. dQ is 0 at first, and they do not
+# wait for each other. What does $dQ_i$ hold at the end?
 #
 # - ☐ the sum of the four parts, in any case
 # - ☐ one of the four parts, in any case
@@ -267,8 +268,8 @@ live("backward")
 show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 
 # %% [markdown]
-# (d = 128, tiles of 64 × 64.) The ring counts dQ as the listing moves it, in and out: a requested byte gets fewer FLOPs
-# than in the forward pass. With atomic adds dQ does not come in, and a byte gets more FLOPs than in the forward pass.
+# (d = 128, tiles of 64 × 64.) The ring counts dQ as the listing moves it, in and out: a requested byte gets 52 FLOPs, in
+# the forward pass 63. With atomic adds dQ does not come in, and a byte gets 10 · 64 / 8 = 80.
 
 # %% [markdown]
 # ## Recap

@@ -35,7 +35,7 @@ from fa2_studio.book.verdicts import close, verdict
 # ## Which iterations may run at the same time?
 #
 # The picture follows figure 2 of the FA2 paper and counts workers from 1. Look at the small squares on the right: each
-# block of O has one writer, and a block of dQ has up to four.
+# block of O has one writer, and up to four workers add into a block of dQ.
 
 # %% tags=["hide-input"]
 show(workers.draw(**workers.data()))
@@ -53,10 +53,10 @@ show(workers.draw(**workers.data()))
 # - FA2's outer loop, backward: almost. Each column block has its own dK and dV, but all of them add into dQ (chapter 05).
 #
 # A model computes several texts at once, its *batch*. Texts and heads are independent in both algorithms. So FA1, as
-# printed, launches batch · heads thread blocks, and FA2 batch · heads · $T_r$.
+# printed, launches batch · heads thread blocks, FA2 batch · heads · $T_r$ forward and batch · heads · $T_c$ backward.
 
 # %% [markdown]
-# ## Six processors
+# ## Who gets the next thread block?
 #
 # In practice the thread blocks wait in a line, in the order of their numbers, and the SM that is free first takes the next
 # one. We may use that for speed, never for the result. We measure time in tiles.
@@ -128,7 +128,7 @@ show(waves.draw(ran, "Each row is an SM. A new grey begins with each of its thre
 #
 # A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more, but every
 # worker loads all of K and V: half the rows, twice the requests. For each $B_r$ the lines print the slowest unit of an H200
-# and its time (d = 128). The tensor cores' time is divided by the share of busy SMs; L2 is shared by all.
+# and its time (d = 128). The tensor cores' time is divided by the share of busy SMs. L2 is shared by all, and few SMs, too, can use its whole speed.
 
 # %% tags=["hide-input"]
 costs = {f"B_r = {B_r}": prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
@@ -141,8 +141,9 @@ show(roofline.draw(**roofline.data(*costs.items())))
 # %% [markdown]
 # At $B_r = 128$ half of the SMs are idle, so its ring hangs below L2's slope and the tensor cores' roof. (DRAM's slope
 # counts for dots only.) $B_r = 64$ fills the chip and doubles the requests. Now L2 is the limit, and the launch is faster.
-# Below 64 the time doubles with the requests. So take the largest row blocks that keep the SMs busy. In the live piece
-# change the heads until the last wave is nearly empty. The still picture is chapter 03's: larger tiles request less.
+# Below 64 the time doubles with the requests. So take the largest row blocks that keep the SMs busy.
+#
+# In the live piece change the heads until the last wave is nearly empty. (The still has no waves: it is chapter 03's.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("tiles")
@@ -163,8 +164,8 @@ live("tiles")
 #
 # <details><summary>Answer</summary>
 #
-# **it gains nothing, or loses.** Thread blocks that share an SM slow each other: a wave of three takes longer than a wave of
-# two, but less than 3/2 as long. 64 heads are 4,096 thread blocks: 16 waves or 11. 8 heads are 512: two waves either way.
+# **it gains nothing, or loses.** 64 heads are 4,096 thread blocks: 16 waves or 11. So a wave of three takes 16 / 11 / 1.2 =
+# 1.2 times as long as one of two: thread blocks that share an SM slow each other. 8 heads are 512: two waves either way.
 # With three places the first takes longer, and in the second a thread block is alone on its SM and nothing hides its waits.
 # Two kernels of chapter 10, r03 (two places) and r05 (three), are such a pair; milliseconds on an H200:
 #
@@ -200,7 +201,7 @@ live("tiles")
 # - ☐ as they come: row by row, head by head
 # - ☐ the heaviest first
 # - ☐ the lightest first
-# - ☐ heavy and light by turns, so that each SM gets both
+# - ☐ heavy and light by turns, 12, 1, 12, 1, 11, 2, …
 #
 # <details><summary>Answer</summary>
 #

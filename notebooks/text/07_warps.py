@@ -60,11 +60,10 @@ print(f"error of o: {np.abs(split_q_tile(q, k, v, 4) - dense).max():.3f}")
 # %% [markdown]
 # ## The other way: cut the keys
 #
-# In the FA1 kernel of 2022 each warp takes two keys and all queries. It has finished scores, but only two of eight columns
-# of S. The FA2 paper calls this *split-K*, where K means the keys. (The split-KV of chapter 06 is among thread blocks.)
-#
-# Two columns are not enough for a softmax. All warps need the maxima before the exponentials, and the sums and the parts
-# of $PV$ after them.
+# In the FA1 kernel of 2022 each warp takes some of the keys, here two, and all queries. It has finished scores, but only two
+# of eight columns of S. The FA2 paper calls this *split-K*, where K means the keys. (Chapter 06's split-KV is among thread
+# blocks.) Two columns are not enough for a softmax. Each warp needs the others' maxima before the exponentials, and the
+# sums and the parts of $PV$ have to be added after them.
 
 
 # %%
@@ -92,7 +91,7 @@ for name, of_warps in published.items():
 # keys, $m_w$, and publishes it with its sums $\ell_w$ and its undivided part $o_w$. Then one exchange puts them together.
 #
 # **Build.** `m`, `l` and `o` have one entry for each warp: maxima, sums and parts, made with the warp's own maximum.
-# Return the finished rows of the tile's output. A row that sees no key gets zeros. (A warp without a visible key in a row
+# Return the finished rows, as if this tile held all keys. A row that sees no key gets zeros. (A warp without a visible key in a row
 # publishes $m_w = -\infty$, $\ell_w = 0$ and $o_w = 0$.)
 
 # %%
@@ -120,7 +119,7 @@ finished = np.where(np.arange(8)[:, None] == 5, 0, dense)
 cases = {
     "all maxima are equal. Are the sums added, and is o divided by them?": (same, safe_softmax(same) @ v),
     "maxima differ. By what must a warp's part shrink?": (S, dense),
-    "scores near 1000. Is anything raised by e to the m?": (1e3 * S, safe_softmax(1e3 * S) @ v),
+    "scores near 1000. Is there an e^m, which overflows?": (1e3 * S, safe_softmax(1e3 * S) @ v),
     "two warps see no key of row 2. Do they leave the others alone?": (hidden, safe_softmax(hidden) @ v),
     "row 5 sees no key at all. What is −∞ − (−∞), and 0 / 0?": (empty, finished),
 }
@@ -173,9 +172,9 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 # %% [markdown]
 # ## Could split-K merge once, at the end?
 #
-# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` run once, after the last. As it is,
-# each warp makes a few rows of its part, publishes them and reuses the registers. A state kept through the loop needs all
-# 128 rows at once: an $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers for each of a warp's 32 threads. A thread has
+# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` run once, after the last. Within
+# one tile a warp can make its part a few rows at a time, publish them and reuse the registers. A state kept through the
+# loop needs all 128 rows at once: an $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers for each of a warp's 32 threads. A thread has
 # at most 255, with one fp32 number in each. Under split-Q the four warps share the rows: 128.
 
 # %% [markdown]
@@ -186,10 +185,10 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
 # - "The tile is there": nobody reads before the copy is complete.
 # - "The tile is free": the next copy, to the same place, waits until everyone has read.
 #
-# Split-K needs three: "the tile is there", one for the maxima, and one for sums and $PV$. (With `exchange` the one for the
-# maxima goes.) After the last one everybody has read K and V, so the tile is free, too. New parts are written only after
-# the next "the tile is there", and a warp arrives there only when it has read the old ones. Without a barrier a GPU
-# computes with whatever is there, and raises no error.
+# Split-K, as listed above, needs three: "the tile is there", one for the maxima, and one for sums and $PV$. (With `exchange`
+# the second goes.) The third also says that all have read K and V. The parts need no fourth: a warp comes to the next "the
+# tile is there" only when it has read the old ones, and new ones are written behind it. Without a barrier a GPU computes
+# with whatever is there, and raises no error.
 #
 # **Predict.** All keys fit in one tile. Which barrier may split-Q leave out then, and which split-K?
 #
@@ -242,8 +241,8 @@ show(roofline.draw(points, [roof], caption, axis, narrow=True))
 # %% [markdown]
 # Under split-K the tensor cores wait for shared memory: 718 · 1,024 / 128 = 5,744 clocks. Under split-Q it needs 1,536, and
 # the tensor cores are the busiest unit. The two test kernels (s00 and s01) are farther apart than the model says for their
-# tile: *bank conflicts* (addresses in the same of 32 slots are served one after the other) and exchanges that the compiler
-# adds can cost time, too.
+# tile: *bank conflicts* (shared memory has 32 banks, and two addresses in one bank are served one after the other) and
+# exchanges that the compiler adds can cost time, too.
 
 # %% [markdown]
 # ## Is there such a cut for the backward pass?
@@ -261,8 +260,8 @@ show(roofline.draw(points, [roof], caption, axis, narrow=True))
 #
 # <details><summary>Answer</summary>
 #
-# **neither.** dV and dK sum over the queries, and dQ over the keys. Owning keys leaves one sum, owning queries two. So it is
-# for the thread blocks of chapter 06.
+# **neither.** dV and dK sum over the queries, and dQ over the keys. Owning keys leaves one sum, owning queries two. So
+# chapter 06's thread blocks own keys.
 # </details>
 
 # %% [markdown]

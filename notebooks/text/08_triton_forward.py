@@ -4,7 +4,7 @@
 # %% [markdown]
 # # 08 · The Triton forward kernel
 #
-# **How do these lines become a GPU kernel?**
+# **How do the lines of Algorithm 1 become a GPU kernel?**
 #
 # Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program that
 # such a worker runs, in *Triton*: Python with blocks of numbers. You say what one thread block does, and the compiler
@@ -90,7 +90,7 @@ for careful in (True, False):
 # ## Where does the next row begin?
 #
 # In memory a tensor is one long line. `load_rows` assumes that the rows of a head lie one after the other, d numbers each.
-# So row r, column c is at r · d + c. (The offset of the first row has 64 bits, because 32 end at 2³¹.) `RAGGED` says that
+# So row r, column c is at r · d + c. (Numbers of 32 bits end at 2³¹, so the offset of the first row has 64.) `RAGGED` says that
 # the block may reach beyond the last row. The picture below shows the way from a program's number to its tile, for d = 4.
 
 # %%
@@ -208,17 +208,16 @@ for name, got, right in zip("OL", run(loop_kernel, Q, K, V, tau, -torch.inf), tr
 # ```
 # </details>
 #
-# A missing row of V is still loaded as zero: what lies behind the end may be NaN, and 0 · NaN is NaN.
+# Even with p = 0 a missing row of V must be loaded as zero: what lies behind the end may be NaN, and 0 · NaN is NaN.
 
 # %% [markdown]
 # ## Which exponential does a GPU have?
 #
-# Its special units compute $2^x$, and $e^x = 2^{x \log_2 e}$. Every score is multiplied by $\tau$ already. So we
-# multiply by $\tau \log_2 e$ (`tau_log2`) instead, and take `exp2`. Then m, too, is $\log_2 e$ times as large as
-# before. The largest score stays the largest.
+# Its special units compute $2^x$, and $e^x = 2^{x \log_2 e}$. So in place of $\tau$ we multiply by $\tau \log_2 e$
+# (`tau_log2`), and take `exp2`. Then m, too, is $\log_2 e$ times as large as before. The largest score stays the largest.
 #
-# The lines of one tile move into a function, `visit`. With `MASKED`, row r sees the first `seen[r]` keys of the tile. `s_ij`
-# stays unscaled. The scale comes with the subtraction, tau_log2 · s − m: one multiply-add a score.
+# The lines of one tile move into a function, `visit`. With `MASKED`, row r sees the first `seen[r]` keys of the tile. The
+# scale is not applied to `s_ij`. It comes with the subtraction, tau_log2 · s − m: one multiply-add a score.
 
 # %%
 LOWEST, LN2 = tl.constexpr(-1.0e30), tl.constexpr(math.log(2))
@@ -256,8 +255,8 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 #
 # Under a causal mask with $N_q \neq N_k$ the last row sees all keys. Row r sees the first $r + 1 + N_k - N_q$ keys, or none
 # if that is negative. `keys_seen` computes it. A row without keys is a trap (chapter 02): its maximum stays at −∞, and
-# −∞ − (−∞) is not a number. Our rungs start m at `LOWEST`, $-10^{30}$, lower than any score. −∞ − (−10³⁰) is −∞, not NaN, so
-# $p = 2^{-\infty} = 0$, and ℓ stays 0.
+# −∞ − (−∞) is not a number. Chapter 04 put 0 in its place in each tile. Our rungs start m at `LOWEST`, $-10^{30}$, and need no
+# line in the loop: −∞ − (−10³⁰) is −∞, so $p = 2^{-\infty} = 0$, and ℓ stays 0.
 
 # %%
 @triton.jit
@@ -269,9 +268,8 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 # %% [markdown]
 # **Build.** Write the kernel for one head: `loop_kernel`, with `visit` in its loop, a causal mask, and rows without keys,
 # which get O = 0 and L = −∞. Yours to use: `load_rows`, `keys_seen`, `visit`, and the constants `LOWEST`, `NEG_INF` (−∞)
-# and `LN2` (ln 2). `keys_seen` counts from key 0, and `visit` from the tile's first key. `tau_log2` is $\tau \log_2 e$. In
-# the check, result 1 is O and result 2 is L. To look at a block, write `print(q_i)` or `breakpoint()` into the kernel:
-# without a GPU it runs as Python.
+# and `LN2` (ln 2). `keys_seen` counts from key 0, and `visit` from the tile's first key. `tau_log2` is $\tau \log_2 e$. To
+# look at a block, write `print(q_i)` or `breakpoint()` into the kernel: without a GPU it runs as Python.
 
 # %%
 @triton.jit
@@ -297,7 +295,7 @@ cases = {
     "45 queries, 70 keys, causal. Is key r + 25 the last that row r sees?": (Q, K, V, True),
     "20 queries, 12 keys, causal: rows 0 to 7 see no key. What are their O and L?": (far, few, few, True),
 }
-check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.items()), tolerance=2e-3)
+check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.items()), tolerance=2e-3, names=("O", "L"))
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -331,8 +329,8 @@ check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.i
 # ## Which tiles need the mask?
 #
 # So far every tile is masked. Chapter 04 sorted the tiles of a row block: FULL ones come first, then DIAGONAL ones, then
-# those to skip. Two borders are enough. Up to `full` every row sees every key. From `last` on no row sees any. `full` is
-# rounded down to whole tiles. So without a causal mask at most one tile lies between them: the ragged one at the end. The
+# those to skip. Two borders, numbers of keys, are enough. Up to `full` every row sees every key. From `last` on no row sees
+# any. `full` is rounded down to whole tiles. So without a causal mask at most one tile lies between them: the ragged one at the end. The
 # first row of a block sees least and decides `full`. The last row sees most and decides `last`.
 
 # %%

@@ -74,7 +74,7 @@ def inputs_of(N_q, N_k, causal):
 # Line numbers are those of Algorithm 2; [the poster](../figures/poster_backward.pdf) has it on one sheet. The
 # forward pass left L. What is missing is $D_i = do_i \cdot o_i$ (line 4), which every tile of the row subtracts (line 14).
 # The smallest kernel of this chapter computes it once. `load_rows` is that of chapter 08 without `RAGGED`, as it always
-# masks; here it is taken from rung b01, with two more.
+# masks; here it is taken from rung b01, with `store_rows` and `of_rows`.
 
 # %%
 b00, b01 = load("b00"), load("b01")
@@ -141,9 +141,9 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 #
 # <details><summary>Answer</summary>
 #
-# **∞.** $e^{198}$ is more than fp32 can hold: its numbers end at $e^{88}$. A smaller P, whose dS stays below 65,504 (the
-# end of fp16), would do no harm: its k is zeros, and its dk and dv are not stored. But ∞ · 0 is NaN, and the whole row of
-# dQ is lost.
+# **∞.** $e^{198}$ is more than fp32 can hold: its numbers end near $e^{88.7}$. In dQ it meets a k of zeros, ∞ · 0 is NaN,
+# and the whole row of dQ is lost. (A P whose dS stays below 65,504, the end of fp16, would do no harm: dk and dv of that
+# key are not stored.)
 # </details>
 #
 # An early FlashAttention-2 had such NaNs: [flash-attention #334](https://github.com/Dao-AILab/flash-attention/issues/334).
@@ -158,7 +158,7 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 #
 # **Build.** Write dK and dV of one head: lines 6 to 14, 16 and 18 of Algorithm 2. Yours to use: `tile`, and
 # `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which is (B, 1), and `store_rows(X, x, first, N, B, d)`. Sums
-# are fp32. The scale τ of dK can wait until the end of the loop. In the check result 1 is dK and result 2 is dV.
+# are fp32. The scale τ of dK can wait until the end of the loop.
 
 # %%
 @triton.jit
@@ -198,7 +198,7 @@ def gradients(case):  # dK and dV in float64
     return tuple(truth(q, k, v, o, l, do, case[2])[1:])
 
 
-check(my_gradients, *(Case(words, case, gradients(case)) for words, case in cases.items()), tolerance=3e-3)
+check(my_gradients, *(Case(words, case, gradients(case)) for words, case in cases.items()), tolerance=3e-3, names=("dK", "dV"))
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -246,8 +246,8 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 
 # %% [markdown]
 # Rung b00 is the column kernel with line 15 in its loop: `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. On a GPU the order of
-# the parts, and so the last bits of dQ, may be another in each run. In the interpreter one program ends before the next
-# begins: even a plain addition would lose nothing there, so look for a race in the code.
+# the parts, and so the last bits of dQ, may differ from run to run. In the interpreter one program ends before the next
+# begins: there no test can find a race, and only reading helps.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 dQ, dK, dV = truth(Q, K, V, O, L, dO)
@@ -300,8 +300,10 @@ compare("dQ", [mine], [dQ])
 # %% [markdown]
 # ## What do the two ways cost?
 #
-# By chapter 05 the SMs send and receive the same in both ways: 8 bytes per tile for each of a block's B · d elements. But
-# for each addition L2 itself must read and write, so for one pass we count 12. Two passes compute seven products, not five:
+# Requests are the same in both ways, 8 bytes per tile for each of a block's B · d elements (chapter 05). But an atomic
+# addition makes L2 read the old sum and write the new one. We assume that this costs L2 as much as a load and a store, so
+# for one pass we count 12. (With 8 the model would put one pass first.) Two passes compute seven products, not five, and
+# the FLOPs in the picture are those of five products in both:
 
 # %% tags=["hide-input"]
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
@@ -320,11 +322,11 @@ picture["caption"] = "Both by five products (H200). A dot: FLOPs per byte that c
 show(roofline.draw(**picture))
 
 # %% [markdown]
-# Two passes do seven products, of which only five count here. So their ceiling is 989 · 5/7 = 707, and they sit at it. Only
-# by chance that is also near L2's slope. By these limits one pass needs 1.41 times as long as two, and the measured times
-# stand in about that ratio, though neither is near its limit. b02, in Gluon (chapter 12a), is for Hopper (H100 and H200):
-# larger tiles add less often (chapter 13). Its one pass is the fastest, but the last bits of dQ vary. The package takes two
-# passes in Triton, and one on Hopper; there `torch.use_deterministic_algorithms(True)` makes the bits repeat.
+# So the ceiling of two passes is 989 · 5/7 = 707, and they sit at it. Only by chance that is also near L2's slope. By these
+# limits one pass needs 1.41 times as long as two, and the measured times stand in about that ratio, though neither is near
+# its limit. b02, in Gluon (chapter 12a), is for Hopper (H100 and H200): larger tiles add less often (chapter 13). Its one
+# pass is the fastest, but the last bits of dQ vary. The package takes two passes in Triton. On Hopper it takes one, and
+# with `torch.use_deterministic_algorithms(True)` its additions keep their order.
 
 # %% [markdown]
 # ## Does a column program's work fit in registers?
@@ -360,7 +362,7 @@ show(roofline.draw(**picture))
 # ```
 # </details>
 #
-# Both rungs were measured so, with 4 warps. Spills are one reason why they take more than twice their limit; the record
+# Both rungs were measured so, with 4 warps. Spills are one reason why they take 2.6 and 2.7 times their limit; the record
 # does not say how much of it. At d = 128 the package's column kernel takes 8 warps on Hopper, and smaller tiles
 # on older GPUs. (Compiled by Triton 3.9; `fa2-lab xray b01 --full` takes yours.)
 

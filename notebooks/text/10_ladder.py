@@ -72,15 +72,16 @@ Markdown("\n".join(climbed.markdown(record)))
 # turn: the way from L2 into shared memory (`path` below), the tensor cores, the *issue slots* (each of the SM's four
 # schedulers starts one instruction a clock), the exponential unit. A second program on the SM does the same, and the two
 # queue. Alone, a program takes $T_1$ clocks for a tile, $D_u$ of them at unit $u$. So a program that arrives at this unit
-# finds the other one there with probability $D_u / T_1$, and then waits $D_u$ clocks more:
+# finds the other one there with probability $D_u / T_1$, and then waits $D_u$ clocks more (simply: its whole time there):
 #
 # $$T_1 = w + \sum_u D_u \qquad T_2 = w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right)$$
 #
 # $T_2$: how long one program takes for a tile when another one is in its way. In that time both finish a tile, so a tile
 # costs $T_2 / 2$. $w$ is a wait that nobody shares. A third program finds two, and so on: this is *mean-value analysis*.
 # $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted to rungs 07 and 09: the speed of the way
-# from L2, and $w$. From rung 10 on $w$ is fitted again, to rungs 11 to 16. So what the model says of rungs 07 to 16 is not
-# blind. What it says of 03 to 06 is, and of 17 to 19. Here is rung 03, and how it would be if a third program fitted:
+# from L2, and $w$. From rung 10 on copies run ahead, so the way from L2 leaves the sum, and $w$ is fitted again, to rungs
+# 11 to 16. So for 07 to 16 the model has seen the answer; for 03 to 06 and 17 to 19 it predicts. Here is rung 03, and how
+# it would be if a third program fitted:
 
 # %%
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -201,7 +202,7 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 
 # %% [markdown]
 # Now three programs fit. So the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 wins back
-# what its second loop loses, as the next section shows. Rung 03 gains far less: at 168 registers it spills.
+# what rung 08's second loop loses (next section). Rung 03 gains far less: at 168 registers it spills.
 #
 # ## Why can saved work lose?
 #
@@ -222,7 +223,7 @@ Markdown(climbed.several(record, r06=issued, r07="", r08=busy, r09=issued))
 show(saw.draw(**saw.data()))
 
 # %% [markdown]
-# Each tooth of the saw is one wave more for the one rung or for the other. 6 heads are 384 programs. Three on each of 132
+# Each step of the line is one wave more for the one rung or for the other. 6 heads are 384 programs. Three on each of 132
 # SMs are 396 places: one wave. Two on each are 264: a full wave, and a second one that is less than half full. With 8 heads
 # it is the other way round: 512 programs nearly fill 264 places twice, and 396 places once and a bit. So a factor belongs
 # to a change *and* to a shape. The model is too high with 8, 16 and 20 heads, at 20 even above 1: it lets all programs of a
@@ -294,9 +295,9 @@ Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16=issue
 #
 # ## When is the chip the limit?
 #
-# The GPU may draw 700 W, and from rung 03 on it draws nearly that (677 W at 03). Power stays at the limit, so the frequency
-# gives way: the more the chip does in a cycle, the fewer cycles it makes in a second (the GHz column). All gains so far are
-# of runs that pause between calls. The GHz and watts are of a run without pauses.
+# The GPU may draw 700 W. Rungs 03, 04, 08 and 09 come near that (677 to 690 W) at the full clock, 1.97 GHz and more. Whatever
+# draws more has to lower the clock: 00, 05 to 07, and all from 10 on (the GHz column, of a run without pauses). All gains
+# so far are of runs that pause between calls. There the clock falls, too, but less.
 #
 # **Predict.** With pauses rung 17 is 0.98 times as fast as rung 16, with half of its bytes from L2. And without a pause?
 #

@@ -74,7 +74,7 @@ if not mine.exists():
 # | how long, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` |
 # | an access outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` |
 # | a race in shared memory (not with the barriers of chapter 12a) | `compute-sanitizer --tool racecheck python mine.py` |
-# | a value | `TRITON_INTERPRET=1 python mine.py`, with a `breakpoint()`, q, k, v on the CPU, a small N and one head |
+# | a value | `TRITON_INTERPRET=1 python mine.py`, with a `breakpoint()`, q, k, v on the CPU, no `synchronize`, a small N and one head |
 #
 # If a kernel is slow, begin with `xray`, then `nsys`, which times kernels, then `ncu`, which reads the hardware's counters.
 # Proton is Triton's own profiler. If it is wrong, begin with the last line. The first two and the last need no GPU. `xray`
@@ -203,9 +203,9 @@ for name in sorted(stalls, key=stalls.get)[:-5:-1]:
 # %% [markdown]
 # *Wait*: a warp waits for its own last instruction, a fixed few clocks. *Barrier*: for the other warps. *Short scoreboard*:
 # for shared memory or the exponential unit. *Long scoreboard*: for data from L2 or DRAM. And a product? Rung 10 waits for
-# 12 a tile, rung 11 for 1, and *barrier* falls. So the wait for a product is counted there (likely: the warps meet behind
-# it). Data is the smallest of the four, but not small. Yet with one stage more, 144 KiB, only one program fits. Chapters
-# 12a and 12b go on.
+# 12 instructions of the tensor cores a tile, rung 11 for 1, and *barrier* falls: so that wait is counted there (likely: the
+# warps meet behind it). A fourth stage would shorten the wait for data, but takes 144 KiB, and then only one program fits.
+# Chapters 12a and 12b go on.
 #
 # ## When do they wait?
 #
@@ -354,7 +354,7 @@ def errors(S, N):
 
 
 S = torch.tensor(np.random.default_rng(0).standard_normal((3, 10)), dtype=torch.float32, device=device)
-fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
+moated = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 
 # %% [markdown]
 # **Predict.** Blocks have 16 places. Which of the three rows are wrong?
@@ -370,7 +370,7 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 #
 # ```python
 # print("errors of L:", errors(S, 10))
-# print("with NaN behind each row:", errors(fenced, 10))
+# print("with NaN behind each row:", errors(moated, 10))
 # ```
 #
 # ```text
@@ -379,7 +379,7 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # ```
 # </details>
 #
-# The tool is a *fence*: put the rows further apart, and fill the gaps with NaN. Now every row that reads too far is NaN. The
+# The tool is a *moat*: put the rows further apart, and fill the gaps with NaN. Now every row that reads too far is NaN. The
 # cure is `mask=tl.arange(0, B) < N`.
 #
 # **Takeaway.** Test at ragged sizes, with NaN behind every end. A wrong number may look healthy; NaN does not.
@@ -422,7 +422,7 @@ verdict("2 programs fit, and 2 with maxnreg=128", fit == [2, 2])
 verdict("16 HGMMA in the line of s", became["as it is"]["HGMMA"] == became["num_stages=1"]["HGMMA"] == 16)
 verdict("TF32 is worse than fp16, and fp32 a thousand times better", error(tf32) > error(np.float16) > 300 * error(np.float32))
 verdict("the kernel in the debugger is right", close(L.cpu(), [np.log(np.exp(np.arange(10.0)).sum())], 1e-6))
-verdict("a fence of NaN catches all rows", all(x != x for x in errors(fenced, 10)))
+verdict("a moat of NaN catches all rows", all(x != x for x in errors(moated, 10)))
 verdict("without it the last row looks right", errors(S, 10)[2] == 0 < min(errors(S, 10)[:2]))
 verdict("rung 11: wait and barrier are the largest stalls", set(sorted(stalls, key=stalls.get)[-2:]) == {"stall: wait", "stall: barrier"})
 verdict("from rung 10 to 11 barrier falls most", max(stalls, key=lambda x: before[x][0] - stalls[x]) == "stall: barrier")

@@ -75,8 +75,8 @@ for chip in (chips.A100, chips.H100):
 show(row_reduction.draw(**row_reduction.data()))
 
 # %% [markdown]
-# The picture is the result of a warpgroup's product, 64 × 128 numbers: 16 rows for each of four warps, a row in four lanes.
-# The filled places are one lane's: 64 numbers in two rows. A row's maximum takes two exchanges.
+# The picture is the result of a warpgroup's product with 64 keys, 64 × 64 numbers: 16 rows for each of four warps, a row in
+# four lanes. The filled places are one lane's: 32 numbers in two rows. A row's maximum takes two exchanges.
 #
 # In Triton the compiler decides which thread holds which number. In **Gluon**, a language beneath Triton, you decide:
 # Python again, the same compiler, but a tensor has a *layout* in its type. In code it is `gl`, not `tl`. Four layouts:
@@ -146,7 +146,7 @@ for arrival in range(5):
 
 # %% [markdown]
 # Look at the first line. Nobody has arrived, and phase 1 counts as over: it looks like the phase before the first one.
-# (Sitting 2 needs that.) In Gluon the barrier is an `mbarrier`: `init` says how many arrivals it expects, `expect` is one
+# (Sitting 2 needs that.) The last line is the next phase 0: who comes a whole round late asks in vain. In Gluon the barrier is an `mbarrier`: `init` says how many arrivals it expects, `expect` is one
 # arrival and announces a copy's bytes, `arrive` is one without bytes, `wait` waits for the end of a phase.
 #
 # A barrier says *when*. It does not say that the copy engine, which reaches shared memory by a way of its own, sees what a
@@ -360,9 +360,9 @@ climb.step("16", "issue slots used, %")
 # <details><summary>Answer</summary>
 #
 # **no: it must take and release them.** *Emptied* now expects an arrival from every consumer. Without one the producer
-# waits for ever: hence the new loop over `range(begin)`. Nor may it release without waiting. A consumer without rows, past
-# the last one, would run round the ring and arrive twice in one phase, once in the other's place, and the tile would be
-# overwritten while that one reads it.
+# waits for ever: hence a new loop in the diff below, over `range(begin)`, the tiles that it does not see. Nor may it release
+# without waiting. A consumer whose rows all lie behind the end could be a round ahead of the other, and release one stage
+# twice. *Emptied* counts to two, takes the second for the other's, and the tile is overwritten while that one reads it.
 # </details>
 
 # %% tags=["nbval-ignore-output"]
@@ -410,13 +410,13 @@ show(timeline.draw(**timeline.data()))
 # %% [markdown]
 # How the hardware divides the tensor cores between two warpgroups is not documented. So the model takes two extremes: they
 # share equally (*Neither*, *Within*), or the first to come is served first (*Between*, *Both*). In *Within* and *Both* a
-# warpgroup looks ahead: it starts the next S before the exponentials of this one.
+# warpgroup looks ahead: it starts the next S before P V of this tile, so that this P V runs under the next exponentials.
 #
 # Compare *Neither* with *Between*, the first panel with the third. In *Neither* both start together, share equally and stay
 # together: both wait for exponentials at the same time, and the tensor cores work 67% of the time. In *Between* they are
 # served one after the other, so they move apart by themselves, and nearly always somebody multiplies: 98%. Rung 19, which
-# does not look ahead, is far from 98%. Its record speaks for equal shares; that of rung 20 will not. If shares are equal,
-# looking ahead helps: *Within* has 97%.
+# does not look ahead, has 61.5%: that speaks for equal shares. If shares are equal, looking ahead helps: *Within* has 97%.
+# (Rung 20 will look ahead and have 75.5%.)
 #
 # ## Rung 20: start the next scores before you need them
 #
@@ -601,8 +601,8 @@ rows = {f"{B_r} rows a tile": cost("FA2", B_r=B_r, B_c=128) for B_r in (64, 192)
 show(roofline.draw(**roofline.data(*rows.items())))
 
 # %% [markdown]
-# With 64 rows L2 sets the pace, if all else is perfect. With 192 the tensor cores do. What rung 23 lacks to the
-# roof is the time in which they idle, and a clock below the 1.83 GHz of the roof.
+# With 64 rows L2 sets the pace, if all else is perfect. With 192 the tensor cores do: 132 SMs · 4,096 FLOPs · 1.83 GHz are
+# 989 TFLOP/s. What rung 23 lacks to the roof is the time in which they idle, and a clock below 1.83 GHz.
 #
 # ## Recap
 #

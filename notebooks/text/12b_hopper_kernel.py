@@ -299,9 +299,9 @@ read(KERNEL, "skip")
 # <details><summary>Answer</summary>
 #
 # **because a barrier remembers one bit, so no phase may go by unseen.** *Filled* tells phase 0 from phase 1, and nothing
-# more. Nothing promises that copies end in order. If a skipped tile of V is late, whoever asks for the next one in its
-# stage finds the right bit of a wrong round, and reads a tile that is not there. Whoever looks at every phase is never
-# more than one behind. (Not the first: n is handed to `take`, which counts nothing. Not the second: this tile of V is freed
+# more. Whoever lets a phase go by can take it for a later one, and read a tile that is not there. Mostly K's next tiles
+# hold a consumer back until V's copy is complete. Behind the last tile of a row block there is no next one. Whoever looks
+# at every phase is never more than one behind. (Not the first: n is handed to `take`, which counts nothing. Not the second: this tile of V is freed
 # by K's *next* release, and the consumer that multiplies with it gives that one only after its P V.)
 # </details>
 
@@ -344,8 +344,8 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # It is rung 22's, with one addition, `scale`. `factor` is $\tau \log_2 e$. `scale` is the same number, kept for each row,
 # and m is kept already multiplied by it. From $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so a rounded m may be 16 off,
 # and p wrong by a factor of $2^{16}$. Such a row gets another `scale`, the power of two below `factor`: products with that
-# one are exact. `raised` also gives α. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64,
-# 4):
+# one are exact. It gives other weights, but at that size one key has all the weight in either. For L, m is multiplied by
+# `factor / scale` at the end. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -379,8 +379,8 @@ show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 # %% [markdown]
 # ## A mask as a test of bits
 #
-# The causal mask hides column `col` of a tile if col ≥ `seen`, where `seen` differs from row to row. Written plainly
-# that is 64 comparisons for each thread, with columns that differ from lane to lane.
+# The causal mask hides column `col` of a tile if col ≥ `seen`, where `seen` differs from row to row. Written plainly, a
+# thread needs 32 column numbers for its comparisons, other ones in each lane.
 #
 # **Predict.** Of each 8 columns a lane holds 2 (12a's first picture). Take `col` apart: `col & 6` keeps its bits for 2
 # and 4, `col & ~6` all others. Which of the two is the same list in every lane?
@@ -451,7 +451,7 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 #
 # ## What did each idea buy?
 #
-# An idea has two prices. As a rung it is added to what was there (12a; d = 128, no mask). In a copy of a finished kernel, an
+# An idea has two worths. As a rung it is added to what was there (12a; d = 128, no mask). In a copy of a finished kernel, an
 # earlier one under Triton 3.6, it is taken out, in several shapes:
 
 # %% tags=["hide-input"]
@@ -471,11 +471,11 @@ for idea, rung in IDEAS.items():
     print(f"{idea:48}{added:>12}   {min(worth):.2f} to {max(worth):.2f}")
 
 # %% [markdown]
-# What an idea saves depends on what else the program waits for. So the two differ, and single prices do not multiply to the
+# What an idea saves depends on what else the program waits for. So the two differ, and single worths do not multiply to the
 # whole. The last three are this chapter's, and worth little. Later ideas were tried on the kernel of today, with Triton
 # 3.9, each with a prediction: how many times as fast, in the mean, and from the worst problem to the best. *Without
-# pauses* calls follow each other, so the clock falls. *Kept*: for how many of the problems. Bytes that *have none* have no
-# register: they spill.
+# pauses* calls follow each other, so the clock falls. *Kept*: for how many of the problems. Bytes that
+# *have none* have no register, so they spill.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 display(Markdown("\n".join(ideas.table("forward"))))
@@ -523,7 +523,7 @@ for (d, causal), ratio in over.items():
 # **Build.** With key lengths a consumer takes V's first tile, to wipe it, before it releases K's. From the next tile on it
 # behaves as `tiles_of`. With one stage the kernel's producer hangs then: V₀ stands behind K₁, and K₁ waits for the release
 # of K₀. Write a producer of one row block that needs only one stage, on the model; the check tries 1, 2 and 3.
-# `yield K.room(n)` waits for room; `yield from K.copy(n)` and `yield from V.copy(n)` copy. V is not released, so `V.room`
+# `yield K.room(n)` waits for room (n = T is allowed); `yield from K.copy(n)` and `yield from V.copy(n)` copy. V is not released, so `V.room`
 # would wait for ever.
 
 # %%

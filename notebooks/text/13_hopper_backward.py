@@ -183,7 +183,7 @@ show(backward_step.draw(**backward_step.data()))
 #
 # **about as long as a step, 2,500 clocks.** Nobody waits for the sum, but a consumer waits for the *place* in shared
 # memory from which its last part is being read: `yield added.done()`. With 5,000 clocks the additions set the pace.
-# (One step of the 50 adds nothing, hence 4,972.)
+# (A little less than 5,000 a step: the ends differ.)
 #
 # ```python
 # for add in (0, 600, 2500, 5000):
@@ -266,12 +266,13 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 # ## The step
 #
 # Compare it with `kernel_order`: at d = 128 under the causal mask the order is the same, line by line. Elsewhere registers
-# do not suffice for it, and `dv_late` starts product 2 after dS. The compiler then waits for dQ before the exponentials:
+# do not suffice for it (at d = 128 because half of V is held), and `dv_late` starts product 2 after dS. Then nobody needs P
+# before dS, and the compiler moves the exponentials down, below the wait for dQ:
 #
 # | | dV's product starts | so in the machine code exponentials run beside |
 # | --- | --- | --- |
 # | d = 128, causal | before dQ is handed over | dQ |
-# | d = 128, no mask, half of V held | after dS | the other consumer's products, after dP |
+# | d = 128, no mask, half of V held | after dS | the other consumer's products: here dP is waited for first |
 # | d = 64 | after dS | dP |
 
 # %% tags=["nbval-ignore-output"]
@@ -366,7 +367,7 @@ for idea in (
 display(Markdown("\n".join(ideas.table("backward"))))
 
 # %% [markdown]
-# None of these was worth keeping. (*The same bits* are explained two sections below.)
+# None of these was worth keeping. (*The same bits* are explained below.)
 #
 # ## Too few column blocks
 #
@@ -423,9 +424,9 @@ display(Markdown("\n".join(ideas.table("backward"))))
 read("hopper/backward/turns.py", "Turns.add", "Turns.pass_on")
 
 # %% [markdown]
-# - The consumer leaves its part, arrives at `handed` and goes on. It calls `wait_for_room`, until the writer has read the
-#   part before, one step later, while products run.
-# - `wait` reads the counter until so many have added, in PTX: `ld.acquire` is read before all that follows, and a fence
+# - The consumer leaves its part, arrives at `handed` and goes on. One step later, while products run, it calls
+#   `wait_for_room`, which lasts until the writer has read that part.
+# - `wait` reads the counter until so many have added, in PTX: the load `ld.acquire` ends before all that follows, and a fence
 #   keeps the copy engine, which reaches memory by another way, from adding before.
 # - `store_wait` says that the part has been *read*: the consumer may write there. `pass_on` waits until the sum has
 #   *arrived*, which is later, and counts. `release`: whoever reads the counter then finds the sum.

@@ -91,8 +91,8 @@ show(roofline.draw(**roofline.data(*points.items())))
 # ## Are eight heads enough?
 #
 # There are 8 K/V heads and 132 SMs. A head has 1,024 tiles of 64 keys. We cut the tiles of a head into *splits*, with a
-# program for each split (split-KV). Only one program fits on an SM: its four *stages*, each with room for a tile of K and
-# V of 32 KiB, take 128 of the 228 KiB of shared memory.
+# program for each split (split-KV). Only one program fits on an SM: its four *stages*, each with room for a tile of K
+# and one of V, together 32 KiB, take 128 of the 228 KiB of shared memory.
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -323,7 +323,7 @@ show(shares.draw(**shares.data()))
 
 # %% [markdown]
 # In a batch every sequence has its own length. With the same number of splits for each, short heads get programs that
-# have nothing to do. So there the package hands out *equal shares*, as Lean Attention does (in matrix products: *stream-K*).
+# have nothing to do. So for unequal lengths the package hands out *equal shares*, as Lean Attention does (in matrix products: *stream-K*).
 # It lays the work of all heads end to end and cuts it into equal pieces. A program may end one head and begin the next.
 #
 # In the picture five heads have 10, 3, 0, 12 and 2 tiles, and a tile bears the number of its program. The beginning of a
@@ -371,11 +371,11 @@ show(programs.draw(**programs.data()))
 # %% [markdown]
 # The dots are measured. The dashed line is a model: after a few microseconds to launch, each program reads at its own
 # speed, but all together no faster than a copy. Beyond 128 programs the dots rise slowly, to 79 µs: there is more to begin
-# and more to merge. The model counts neither. It ends with 512 programs: if a share is fewer than 16 tiles, rounding to
-# whole tiles decides.
+# and more to merge. The model counts a tile's time for each beginning, and no merge. (Its line ends with 512 programs:
+# below 16 tiles a share, rounding to whole tiles decides.)
 #
-# Why is one program so slow? Of its four stages one is in use and three, 96 KiB, are on their way. By *Little's law*, speed
-# = bytes on their way / time on their way. So at one program's speed, a tile is on its way for about two microseconds.
+# How long is a tile on its way? Of a program's four stages one is in use and three, 96 KiB, are on their way. By *Little's
+# law*, speed = bytes on their way / time on their way. At one program's speed that is about two microseconds.
 #
 # *Reading alone* is a kernel that reads as many bytes and keeps nothing. Our decode reaches this share of its speed:
 

@@ -143,7 +143,7 @@ for keys in rows:  # each block, met by all queries
 
 # %% [markdown]
 # Queries stay, so each rank adds up its dQ at home. Keys travel, so the sums dK and dV of a block travel, too, and each rank
-# adds its part. dK of block 0 begins on rank 1 and goes 1 → 2 → 3 → 0: three transfers. Rank 0 adds its own part at home.
+# adds its part. Rank 0 adds its own part at home, so dK of block 0 begins on rank 1 and goes 1 → 2 → 3 → 0: three transfers.
 # The sums travel in fp32: in 2 bytes they would be rounded again on every rank. Forward sends K and V three times, with 2
 # bytes a number. Backward sends K and V again, and dK and dV, with 4 bytes. That is $(2 + 4) / 2$ = three times as much.
 
@@ -200,8 +200,11 @@ show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
 # A number is the rank that the keys come from, an arrow a transfer of K and V. No step changes K and V, so they can travel
-# while it computes. dK and dV cannot leave before a step has added its part. So they travel one step later. Rank 0 in the
-# backward pass. (A number is a block. Its own is computed in two halves, so that there is work while dK and dV come home.)
+# while it computes. dK and dV cannot leave before a step has added its part. So they travel one step later.
+#
+# This is rank 0's backward pass, a step in each column. Block 3 comes from its owner, who keeps his own part at home, so no
+# sum comes with it. Sums of blocks 2 and 1 come one column after their K and V. The own block is computed in two halves of
+# its rows, the second while the own sums come home:
 #
 # | computes | own, first half | 3 | 2 | 1 | own, last half |
 # | --- | --- | --- | --- | --- | --- |
@@ -250,8 +253,8 @@ for name, (flops, link) in speeds.items():
 # <details><summary>Answer</summary>
 #
 # **agreeing, starting transfers and launching kernels.** K and V go round once in 0.66 ms (only 76 GB/s: these transfers
-# are short). Forward and backward send four times as much, 2.6 ms at that speed. And the kernel of a step is over in a few
-# hundredths of a millisecond.
+# are short). Forward and backward send four times as much, 2.6 of the 7.6 ms at that speed. And the kernel of a step is over
+# in a few hundredths of a millisecond. So most is left for the third.
 # </details>
 
 # %% tags=["hide-input"]
@@ -259,10 +262,10 @@ recorded = ring_speed.data()
 show(ring_speed.draw(**recorded, narrow=True))
 
 # %% [markdown]
-# From 32,768 tokens on the ring is faster. What is missing to a factor of 4 goes to transfers, which occupy some SMs, and to
-# merges. (An older version was timed: in it a rank computed nothing while the headers travelled.) The cross is four GPUs with
-# contiguous shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a quarter of 5.1: buffers for blocks on their way
-# come on top. The buffers grow up to 32,768 tokens. Beyond, only a few heads travel at a time.
+# From 32,768 tokens on the ring is faster. What is missing to a factor of 4 goes (likely) to transfers, which occupy some SMs,
+# and to merges. (An older version was timed: in it a rank computed nothing while the headers travelled.) The cross is four
+# GPUs with contiguous shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a quarter of 5.1: buffers for blocks
+# on their way come on top. Beyond 32,768 tokens they grow no more, as only a few heads travel at a time.
 #
 # `fa2_lab.distributed` runs this ring with torch: NCCL between GPUs, gloo between the processes of a laptop. A user writes
 # this, and starts it with `torchrun --nproc-per-node 4`:

@@ -123,8 +123,8 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # ```
 # </details>
 #
-# In a window wider than a tile, tiles at both edges need a mask. If tiles are square, a row block has one on the diagonal and
-# one at the left end, or two there if neither `left` nor `left` + 1 is a multiple of the tile.
+# In a causal window wider than a tile, tiles at both edges need a mask. If tiles are square, a row block has one on the
+# diagonal. At the left end it has one if `left` or `left` + 1 is a multiple of the tile, otherwise two.
 
 # %% [markdown]
 # ## Many documents in one row
@@ -200,11 +200,11 @@ print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 #
 # The weights of a row sum to 1, so a row must attend to something even if nothing fits. Models then put the weight on the
 # first tokens, called *attention sinks* by [Xiao and others](https://arxiv.org/abs/2309.17453). A window takes those tokens
-# away. The model gpt-oss gives each head a learned number instead, the *sink*: one more score in each row's softmax, with
-# no value.
+# away. The model gpt-oss gives each head a learned number in their place, the *sink*: one more score in each row's softmax,
+# with no value.
 #
-# Take the sink as the key that a row meets first. The maximum is then the sink, the sum is $e^{sink - m} = 1$, and there is
-# no value to add. So the loop of chapter 02 only gets another first state: $m$ = sink and $\ell = 1$, where it was
+# Take the sink as the key that a row meets first. Then m is the sink, the sum is $e^{sink - m} = 1$, and there is no
+# value to add. So the loop of chapter 02 only gets another first state: $m$ = sink and $\ell = 1$, where it was
 # $m = -\infty$ and $\ell = 0$. No tile changes. $L$ includes the sink.
 
 # %%
@@ -285,7 +285,7 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 # ## Exercises
 #
 # **Build.** The backward pass walks down a column block, so it asks the other way round: which rows see key `col`?
-# Write `rows_of` for a window (left, right): the first row that sees the key, and the one after the last. For a key that
+# Write `rows_of` for a window (left, right), both numbers: the first row that sees the key, and the one after the last. For a key that
 # no row sees, both are 0.
 #
 # <details><summary>Hint</summary>

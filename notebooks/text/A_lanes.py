@@ -85,7 +85,7 @@ show(row_reduction.draw(**row_reduction.data()))
 # %% [markdown]
 # ## Which warp holds which row?
 #
-# In Triton the compiler chooses. The code between Triton and assembly says what it chose (`fa2-lab xray 11` prints it).
+# A *layout* says which thread holds which number. In Triton the compiler chooses it. The code between Triton and assembly says what it chose (`fa2-lab xray 11` prints it for rung 11).
 # `warpsPerCTA = [4, 1]` means four warps along the rows and one along the keys: split-Q, each warp has rows of its own. (In
 # split-K each has keys of its own. CTA is NVIDIA's word for a thread block.) Below is such a line of our forward kernel for
 # `sm_90`, and what four compilations chose. `versionMajor = 3` is `wgmma`, and `instrShape` a warp's part of one
@@ -130,7 +130,8 @@ for layout in compilations:
 #
 # Shared memory consists of 32 *banks*. Each gives 4 bytes in a step. Neighbouring groups of 4 bytes lie in neighbouring
 # banks, and after bank 31 comes bank 0. On `sm_80` the lanes load K for the tensor cores: a *chunk*, 16 bytes, from each of
-# eight rows at a time. (On `sm_90` the tensor cores themselves read shared memory.) A chunk covers four banks. So eight
+# eight rows at a time: of eight keys the same eight numbers. (On `sm_90` the tensor cores read shared memory, a chunk of each
+# row, too.) A chunk covers four banks. So eight
 # chunks can be read in one step, if they lie in eight different groups of banks.
 #
 # With d = 64 and 2 bytes per number, a row of K has 128 bytes: exactly once around all banks. Call this a *line*. It has
@@ -160,9 +161,9 @@ show(block_budget.draw(**block_budget.data()))
 
 # %% [markdown]
 # If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. A × marks where the
-# compiler spilled. The sum is an estimate, and mostly too low: 32 rows × 128 keys at d = 128 fill all 255 registers, not 120,
-# and spill. 128 × 128 would need 360 with four warps. With eight it is 200 (its cell), and even that spills. Fewer keys a tile
-# help: 128 × 64 with eight warps does not spill. Fewer stages save shared memory and no registers.
+# compiler spilled. The sum is an estimate, and mostly too low. A cell has four warps, or eight if the sum for four is above
+# 255. So 128 × 128 has eight: 200, not 360, and even that spills. 128 × 64 has eight, too, and does not spill. 128 × 32,
+# smaller still, stays at four, because its sum is 216, and does. Fewer stages save shared memory and no registers.
 #
 # If shared memory runs out, the kernel does not run at all: `out of resource: shared memory, Required: 131074, Hardware
 # limit: 101376` was met on an RTX 4090
