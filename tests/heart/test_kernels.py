@@ -47,6 +47,7 @@ def test_hopper_s_kernels_are_for_hopper(capability, here, monkeypatch):
     monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
     assert [x is not None for x in choice.hopper_kernels(torch.device("cuda", 0))] == [here, here]
     assert choice.hopper_kernels(torch.device("cpu")) == (None, None)
+    assert choice.decode.starts_early(torch.device("cuda", 0)) is (capability >= (9, 0))
 
 
 def test_what_the_compiler_and_the_kernels_are_told(monkeypatch):
