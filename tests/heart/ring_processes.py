@@ -62,13 +62,14 @@ def rank_main(rank, world, port, answers, task, arguments):
 # Tasks ---------------------------------------------------------------------------------------------------------
 
 
-def run(inputs, group, *, layout, backend="reference", **options):
+def run(inputs, group, *, layout=None, backend="reference", **options):
     """(O, L, dQ, dK, dV) of whole tensors, by shards; nothing of it may be NaN because nobody wrote it."""
-    q, k, v, dO, dL = (shard(x, group, layout=layout) for x in inputs)
+    cut = dict(layout=layout) if layout else {}  # else all three cut as they do by themselves
+    q, k, v, dO, dL = (shard(x, group, **cut) for x in inputs)
     mine = [x.detach().requires_grad_() for x in (q, k, v)]
-    O, L = ring_attention(*mine, group, layout=layout, return_lse=True, backend=backend, timeout=20.0, **options)
+    O, L = ring_attention(*mine, group, return_lse=True, backend=backend, timeout=20.0, **cut, **options)
     gradients = torch.autograd.grad((O, L), mine, (dO, dL))
-    return [unshard(x, group, layout=layout, timeout=20.0) for x in (O, L, *gradients)]
+    return [unshard(x, group, timeout=20.0, **cut) for x in (O, L, *gradients)]
 
 
 def all_cases(rank, world, cases):
@@ -91,13 +92,12 @@ def meshes(rank, world, inputs):
 
     line = init_device_mesh("cpu", (world,), mesh_dim_names=("context",))
     square = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("data", "context"))
-    options = dict(layout="zigzag", causal=True)
     try:
         ring_attention(*inputs[:3], square)
     except ValueError as error:
         refused = str(error)
     uneven = unshard(torch.full((3, 2 + rank), rank), line, dim=-1, layout="contiguous")
-    return run(inputs, line, **options), run(inputs, square["context"], **options), refused, uneven
+    return run(inputs, line, causal=True), run(inputs, square["context"], causal=True), refused, uneven
 
 
 FAULTS = {  # what rank 1 does otherwise -> what every rank must be told
@@ -164,6 +164,7 @@ def disagreements(rank, world):
     seen, did = watched(), {}
     tasks = {name: lambda c=change: call(**(c if rank == 1 else {})) for name, (change, _) in FAULTS.items()}
     tasks["unshard"] = lambda: unshard(torch.zeros(1, 2, 3 + rank, 4 + (rank == 1)), timeout=20.0)
+    tasks["joined otherwise"] = lambda: unshard(torch.zeros(1, 2, 3), layout=("zigzag", "contiguous")[rank == 1])
     tasks["backward"] = lambda: [call(grad=True), call(grad=True)][rank == 1].sum().backward()
     tasks["kernel"] = kernel_fails
     tasks["afterwards"] = lambda: tuple(call(rows=5 + rank).shape)

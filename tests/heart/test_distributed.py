@@ -148,6 +148,7 @@ def test_unshard_and_backward_look_too_and_the_next_call_is_as_if_nothing_had_be
     for rank in range(3):
         kind, text, _ = told[rank]["unshard"]
         assert kind == "Disagreement" and "other_dimensions: rank 0, 2: [1, 2, 4]; rank 1: [1, 2, 5]" in text
+        assert "layout: rank 0, 2: 'zigzag'; rank 1: 'contiguous'" in told[rank]["joined otherwise"][1]
         kind, text, _ = told[rank]["backward"]
         assert kind == "Disagreement" and re.search(
             r"call: rank 0, 2: '.* call (\d)'; rank 1: '.* call (?!\1)\d'", text
