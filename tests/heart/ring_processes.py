@@ -79,7 +79,7 @@ def all_cases(rank, world, cases):
     for name, (size, inputs, options) in cases.items():
         if rank < size:
             try:
-                with counting() as sent:
+                with counting() as sent, counting():  # one within the other
                     found[name] = dict(results=run(inputs, groups[size], **options), sent=dict(sent))
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
