@@ -30,7 +30,7 @@ def test_where_nothing_is_wrong_it_says_so(machine):
         (replace(LAPTOP, triton=""), "Triton is not installed"),
         (replace(LAPTOP, misfit="install 'triton>=3.6'"), "install 'triton>=3.6'"),
         (replace(H100, gpu="", capability=0.0), "a GPU that torch cannot use"),
-        (replace(H100, asked="1"), "unset TRITON_INTERPRET"),
+        (replace(H100, asked="1", untested="Triton 3.10.0"), "unset TRITON_INTERPRET"),  # the first of two things
         (replace(LAPTOP, asked="0"), "unset it"),
         (replace(H100, gpu="Tesla T4", capability=7.5), "TRITON_INTERPRET=1"),
         (replace(H100, untested="Triton 3.10.0"), "not tested with Triton 3.10.0"),
@@ -38,11 +38,6 @@ def test_where_nothing_is_wrong_it_says_so(machine):
 )
 def test_what_is_wrong_is_said_with_what_to_do(machine, words):
     assert words in advice(machine) and screen(machine).endswith(advice(machine))
-
-
-def test_the_first_of_two_things_is_said():
-    machine = replace(H100, asked="1", untested="Triton 3.10.0")
-    assert "unset TRITON_INTERPRET" in advice(machine)
 
 
 def test_whether_the_interpreter_is_on_and_why():

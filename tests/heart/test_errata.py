@@ -18,10 +18,6 @@ def test_the_check_refuses_the_wrong_version_and_accepts_the_right_one(erratum):
     assert not verdict.wrong_error <= 1e3 * erratum.tolerance, "too close to tell a slip from noise"
     np.testing.assert_array_equal(verdict, judge(erratum))
     assert erratum.source.startswith(tuple(SOURCES)) and all((erratum.claim, erratum.why, erratum.instead))
-
-
-@every
-def test_the_line_that_has_the_slip_names_it(erratum):
     for paper, algorithm, line in re.findall(r"(FA[12]) paper, [^;F]*Algorithms? (\d).*?, line (\d+)", erratum.source):
         assert erratum.id in LINES[f"{paper}.A{algorithm}.L{line}"][1].errata
 

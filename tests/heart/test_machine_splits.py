@@ -55,14 +55,6 @@ def test_the_shapes_of_the_benchmark_on_an_h200():
     assert one_each.makespan == 2049 and grid.schedule(shares.blocks(), 396).makespan == 42
 
 
-def test_unequal_lengths_do_not_matter():
-    uneven = tuple(-(-n // 32) for n in range(1, 8193, 264) for _ in range(8))
-    even = (sum(uneven) // len(uneven),) * len(uneven)
-    for tiles in (uneven, even):
-        assert grid.schedule(Shares(tiles, 264).blocks(), 264).utilisation > 0.98
-    assert grid.schedule(splits.same_splits(uneven, 1), 264).utilisation < 0.6
-
-
 @pytest.mark.parametrize("heads", (0, 8, 237, 238, 256, 264, 300, 2100))
 def test_whole_heads_where_they_fill_the_slots(heads):
     """In nine of ten slots, over all waves: then a head is one split."""
