@@ -89,6 +89,8 @@ class Watched(Block):
 
     def start(self, unit: str, clocks: float, label: str, *more: Callable) -> Job:
         what, _, n = label.rpartition(" ")
+        if what not in NEEDS or not n.isdigit():
+            raise RuntimeError(f"{label!r} is no label: it is one of {', '.join(NEEDS)}, and the step's number")
         both = CONSUMERS if what == "dQ" else (self.actor,)
         needed = [(c, f"{x} {n}") for c in both for x in NEEDS[what].split()]
         if what == "add dQ" and int(n) > 0:

@@ -60,9 +60,9 @@ show(pipes.draw(**pipes.data(["forward"]), narrow=True))
 #
 # | barriers | how many | who arrives | who waits | what it says |
 # | --- | --- | --- | --- | --- |
-# | Q *filled*, *emptied* | one a stage | copy engine; its consumer | its consumer; producer | 64 rows of Q are there; may be overwritten |
-# | K *filled*, *emptied* | one a stage | copy engine; all consumers | all consumers; producer | a tile of K is there; K's tile and V's tile before it may be overwritten |
-# | V *filled* | one a stage | copy engine | all consumers | a tile of V is there |
+# | Q *filled*, *emptied* | one a stage | the producer's copies; its consumer | its consumer; producer | 64 rows of Q are there; may be overwritten |
+# | K *filled*, *emptied* | one a stage | the producer's copies; all consumers | all consumers; producer | a tile of K is there; K's tile and V's tile before it may be overwritten |
+# | V *filled* | one a stage | the producer's copies | all consumers | a tile of V is there |
 # | mailbox *filled*, *emptied* | two | producer; all consumers | all consumers; producer | which row block is next; everybody has read it |
 # | ping-pong | one a consumer | the consumer before it | this consumer | you may start your products |
 
@@ -104,8 +104,8 @@ display(Markdown("\n".join(lines)))
 #
 # ## When is the next row block drawn?
 #
-# The tile scheduler is rung 21's: a number is drawn by an atomic addition in L2. The producer's warp stands still until the
-# number is there. So one could draw the next one early, at the *start* of a row block, and hide that wait.
+# The tile scheduler is rung 21's: a number is drawn by an atomic addition in L2, as late as possible, and the answer may not
+# be there when it is needed. So one could draw the next one early, at the *start* of a row block, and never wait for it.
 #
 # **Predict.** A causal head of 32,768 rows has 256 row blocks for 132 programs, the heavy ones first. What happens if
 # everybody draws early?
@@ -298,10 +298,10 @@ read(KERNEL, "skip")
 #
 # <details><summary>Answer</summary>
 #
-# **because a barrier remembers one bit, so no phase may go by unseen.** *Filled* tells phase 0 from phase 1, and nothing
-# more. Whoever lets a phase go by can take it for a later one, and read a tile that is not there. Mostly K's next tiles
-# hold a consumer back until V's copy is complete. Behind the last tile of a row block there is no next one. Whoever looks
-# at every phase is never more than one behind. (Not the first: n is handed to `take`, which counts nothing. Not the second: this tile of V is freed
+# **because a barrier remembers one bit, so no phase may go by unseen.** The next tile in this stage is V's n + stages. If
+# nobody knows that V's tile n is there, a wait for the later one sees the bit of two phases ago, and goes on too early.
+# Mostly K tells: its tile n + stages + 1 is taken first, and that was copied only after all, also who multiplies with V's
+# tile n, had released K's tile n + 1. But the last tile of V in a row block is taken with no such tile of K before it. (Not the first: n is handed to `take`, which counts nothing. Not the second: this tile of V is freed
 # by K's *next* release, and the consumer that multiplies with it gives that one only after its P V.)
 # </details>
 
@@ -320,7 +320,7 @@ read(KERNEL, "step", begin="s = start_scores")
 # | `warpgroup_mma(p, …)` | S of tile n, P V of tile n − 1 | V's tile |
 # | `pass_on` | both; the next consumer may start its own | – |
 # | `warpgroup_mma_wait(1)` | P V | S |
-# | `softmax_step`, `rounded` | maxima and multiply-adds: P V; exponentials: the other consumers' products | – |
+# | `softmax_step`, `rounded` | under the maxima and multiply-adds P V, under the exponentials nothing of its own | – |
 # | `warpgroup_mma_wait(0)`, which the compiler moves above nearly all exponentials | nothing | P V |
 #
 # `visit` stands around it. It masks the first, rightmost tile if the end is ragged, and after the loop multiplies the
@@ -344,8 +344,8 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # It is rung 22's, with one addition, `scale`. `factor` is $\tau \log_2 e$. `scale` is the same number, kept for each row,
 # and m is kept already multiplied by it. From $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so a rounded m may be 16 off,
 # and p wrong by a factor of $2^{16}$. Such a row gets another `scale`, the power of two below `factor`: products with that
-# one are exact. It gives other weights, but at that size one key has all the weight in either. For L, m is multiplied by
-# `factor / scale` at the end. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
+# one are exact. It gives other weights, but at that size one key, or equal ones, have all of it in either. For L, `visit`
+# multiplies m by `factor / scale` at its end. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -490,7 +490,7 @@ for (d, causal), ratio in over.items():
     print(f"d = {d:3}, {'causal' if causal else 'no mask':8}: {ratio:.2f} times its speed")
 
 # %% [markdown]
-# At d = 64 it has ping-pong, which no rung has. At d = 128 it takes its heads in another order, and that is nearly all.
+# At d = 64 these lengths take the set `IN_TURN`, which has ping-pong; no rung has. At d = 128 it takes its heads in another order, and that is nearly all.
 #
 # **Takeaway.** The price of an idea belongs to the kernel in which it was measured.
 

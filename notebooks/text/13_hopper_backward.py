@@ -58,7 +58,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it ru
 # | --- | --- | --- | --- |
 # | b00 atomics (Algorithm 2) | one | five | every thread, number by number |
 # | b01 two passes (chapter 09) | two | seven | nobody: each row has an owner |
-# | b02 one pass, `hopper/backward` | one | five | the copy engine, tile by tile |
+# | b02 one pass, and this chapter's kernel | one | five | the copy engine, tile by tile |
 #
 # The second pass computes $S$, $dP$ and the exponentials again: two products of seven, and half of the exponentials. One
 # pass saves them. In return it adds a tile of dQ for each tile of scores, 32 KiB in fp32. Somebody else should do that.
@@ -205,9 +205,9 @@ show(backward_step.draw(**backward_step.data()))
 # dQ needs dS of all 128 keys, and each consumer has 64 of them. So each writes its dS into shared memory and arrives at a
 # barrier. When both have arrived, each multiplies its half of dQ, in the next step: with 64 rows half of the d columns,
 # with 128 rows 64 of the rows. Either half is a sum over all 128 keys, so it takes both dS. There is no second barrier that
-# says "I have read it", and two places for dS are enough. Steps n + 1 and n − 1 share a place. Before a consumer writes its
-# dS of step n + 1, it has waited until both have written that of step n. The other one wrote that only after its own dQ of
-# step n − 1 was done.
+# says "I have read it", and two places for dS are enough. Steps n − 1 and n + 1 share a place. The other consumer arrives
+# for step n only after its dQ of step n − 1 is done, which has read that place. And I write dS of step n + 1 only after it
+# has arrived for step n.
 #
 # ## Who makes four billion additions?
 #
@@ -224,8 +224,8 @@ show(pipes.draw(**pipes.data(["backward"]), narrow=True))
 
 # %% [markdown]
 # This is the whole thread block, with 12b's rings and mailbox. A consumer waits for seven things. Five have arrows: the
-# mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$ together), and the other consumer's dS. Two have none: its own
-# products, and the copy engine, which must have read the place for dQ before it is written again.
+# mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$ together), and the other consumer's dS. Two waits have none: for its
+# own products, and until the copy engine has read the place for dQ.
 
 # %% [markdown]
 # ## Sitting 2 · The kernel (17 minutes)
@@ -233,8 +233,8 @@ show(pipes.draw(**pipes.data(["backward"]), narrow=True))
 # ## Three copies, one barrier
 #
 # `Rows` is a ring with two stages. Q, dO and the *starts*, a line of $-L/\tau$ and $-D$, come by three copies and meet at
-# one barrier: one arrival announces the bytes of all three. `start` reads $-L/\tau$ or $-D$, each thread those of the
-# columns that it holds:
+# one barrier: one arrival announces the bytes of all three. `start` reads $-L/\tau$ or $-D$, each thread those of its
+# queries, which are columns of Sᵀ:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/rows.py", "Rows.start")
@@ -265,15 +265,8 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 #
 # ## The step
 #
-# Compare it with `kernel_order`: at d = 128 under the causal mask the order is the same, line by line. Elsewhere registers
-# do not suffice for it (at d = 128 because half of V is held), and `dv_late` starts product 2 after dS. Then nobody needs P
-# before dS, and the compiler moves the exponentials down, below the wait for dQ:
-#
-# | | dV's product starts | so in the machine code exponentials run beside |
-# | --- | --- | --- |
-# | d = 128, causal | before dQ is handed over | dQ |
-# | d = 128, no mask, half of V held | after dS | the other consumer's products: here dP is waited for first |
-# | d = 64 | after dS | dP |
+# Compare it with `kernel_order`: at d = 128 under the causal mask the order is the same, line by line. Elsewhere `dv_late`
+# is on, and product 2 starts after dS:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
@@ -284,9 +277,20 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | `rows.wait` | – | the producer: Q, dO and the starts |
 # | `start_dq`, which begins with a wait at `ds_filled` | S | the other consumer: its dS of the step before |
 # | first `wait(1)` | dQ | S |
-# | `exp2`; `scale` is $\tau \log_2 e$ | dQ in the source; in the machine code see above | – |
+# | `exp2`; `scale` is $\tau \log_2 e$ | dQ in the source; in the machine code see below | – |
 # | second `wait` | dV, unless it starts late | dQ |
 # | `add_dq` | dV | the copy engine: the place is free |
+#
+# Why late? Registers are short at d = 64, and at d = 128 without a mask, where half of V is held. Then P is needed only for
+# dS, and in the machine code `ptxas` moves most exponentials down, below the wait for dQ:
+#
+# | | dV's product starts | most exponentials run beside |
+# | --- | --- | --- |
+# | d = 128, causal | before dQ is handed over | dQ |
+# | d = 64 | after dS | dP |
+# | d = 128, no mask | after dS | the other consumer's products: they lie even below the wait for dP |
+#
+# So without a mask `p` stands in the `deps` of the wait for dQ, which keeps some of them above it: 1% faster.
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="dp = start_dp", off=LATE)
@@ -367,7 +371,7 @@ for idea in (
 display(Markdown("\n".join(ideas.table("backward"))))
 
 # %% [markdown]
-# None of these was worth keeping. (*The same bits* are explained below.)
+# None of these was worth keeping. (*The same bits* and turns: see below, "What do the same bits cost?")
 #
 # ## Too few column blocks
 #
