@@ -77,7 +77,7 @@ def _whole(ax: style.Axes, owners: Owners, row: int, lane: int) -> None:
     style.bars(ax, [(LEFT + c * wide, r * high, wide, high) for r, c in held], _tone(0))
     style.box(ax, LEFT, row * high, WIDE, high, fill="none", linewidth=0.5)
     style.note(ax, LEFT + WIDE + 0.08, (row + 0.5) * high, f"← row {row}")
-    words = f"One wgmma. Filled: lane {lane} of warp {warp}, {len(held)} registers"
+    words = f"One product. Filled: lane {lane} of warp {warp}, {len(held)} registers"
     style.note(ax, 0, -0.14, words, weight="bold")
 
 

@@ -90,8 +90,8 @@ def attention(Q, K, V):  # (N, d) each: one token to a row
 # %% [markdown]
 # In formulas: $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and the output is $O = PV$.
 # Q, K, V and O have N · d numbers each, S and P have N². At N = 8,192 and d = 64 that is 128 times as many. With four bytes
-# a number, S of one head takes 256 MiB. (KiB, MiB and GiB are 2¹⁰, 2²⁰ and 2³⁰ bytes: room. What moves is counted in GB and
-# TB, 10⁹ and 10¹² bytes.)
+# a number, S of one head takes 256 MiB. (KiB, MiB and GiB are 2¹⁰, 2²⁰ and 2³⁰ bytes. Speeds are in GB/s and TB/s, 10⁹ and 10¹²
+# bytes a second.)
 
 # %% [markdown]
 # ## Where can a number be on a GPU?
@@ -114,8 +114,8 @@ show(gpu_map.draw(**gpu_map.data()))
 # | L2 | copies of what came from HBM lately, for all SMs (a *cache*) | 60 MiB |
 # | HBM | large, beside the chip; tensors (arrays) live here; also called *DRAM* | 141 GiB (its sheet says GB) |
 #
-# *On chip* means in registers or shared memory. The 256 MiB of S do not fit there: the shared memory of all SMs together
-# has 29 MiB. A piece of 128 × 128 scores takes 64 KiB (four bytes each) and fits into a single SM.
+# *On chip* means in registers or shared memory. The 256 MiB of S do not fit there: those of all SMs together have 33 and 29
+# MiB. A piece of 128 × 128 scores takes 64 KiB (four bytes each) and fits into a single SM.
 
 # %% [markdown]
 # ## What does each kind of work cost?
@@ -200,14 +200,13 @@ show(roofline.draw(**roofline.data("standard", "FA2")))
 
 # %% [markdown]
 # Both axes are logarithmic. Each slanted line is one memory. If it delivers b bytes a second, and a method does x FLOPs with
-# each byte, it feeds b · x FLOPs a second: the height of the line at x. The ring belongs to the line of L2, the dot to that
-# of DRAM.
+# each byte, it feeds b · x FLOPs a second: the height of the line at x. A ring counts requested bytes, a dot those of DRAM.
 #
-# A head takes $4 N^2 d$ = 8.6 billion FLOPs (chapter 01). For 130 MiB that is 63 FLOPs for each requested byte (the ring), so
-# L2 feeds 9.66 · 63 = 609 TFLOP/s. For the 4 MiB that cross to DRAM it is about 2,000 (the dot), so DRAM could feed 9,800.
-# The tensor cores do 989. The smallest, 609, is the height of both marks. The ring lies on the line of L2, so L2 limits FA2
-# (chapter 04 goes on from here). Standard's ring and dot are one mark, on the line of DRAM. "Loaded", "stored" and "moved"
-# always mean requests of the chip.
+# A head takes $4 N^2 d$ = 8.6 billion FLOPs (chapter 01). For 130 MiB, 136 million bytes, that is 63 FLOPs for each requested
+# byte (the ring), so L2 feeds 9.66 · 63 = 609 TFLOP/s. For the 4 MiB that cross to DRAM, and L (chapter 04), it is 2,040
+# (the dot), so DRAM could feed 9,800. The tensor cores do 989. The smallest, 609, is the height of both marks. Only the
+# ring lies on its line, so L2 limits FA2 (chapter 04 goes on from here). Standard's ring and dot are one mark, on the line
+# of DRAM. "Loaded", "stored" and "moved" always mean requests of the chip.
 
 # %% [markdown]
 # ## What comes next?

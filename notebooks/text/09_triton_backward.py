@@ -142,8 +142,7 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 # <details><summary>Answer</summary>
 #
 # **∞.** $e^{198}$ is more than fp32 can hold: its numbers end near $e^{88.7}$. In dQ it meets a k of zeros, ∞ · 0 is NaN,
-# and the whole row of dQ is lost. (A P whose dS stays below 65,504, the end of fp16, would do no harm: dk and dv of that
-# key are not stored.)
+# and the whole row of dQ is lost. (A finite P does no harm, as long as its dS is below 65,504, where fp16 ends.)
 # </details>
 #
 # An early FlashAttention-2 had such NaNs: [flash-attention #334](https://github.com/Dao-AILab/flash-attention/issues/334).
@@ -189,7 +188,7 @@ cases = {
     "40 queries, 56 keys. Does the loop reach the last row block, and the last program its keys?": (40, 56, False),
     "48 of each, causal. Which row block sees a key block first?": (48, 48, True),
     "12 queries, 44 keys, causal. Can j + N_q − N_k be negative?": (12, 44, True),
-    "20 queries, 12 keys, causal: row 8 is the first to see a key. Does the loop begin there or before?": (20, 12, True),
+    "20 queries, 12 keys, causal: row 8 is the first to see a key. Does the loop begin no later?": (20, 12, True),
 }
 
 
@@ -323,8 +322,8 @@ show(roofline.draw(**picture))
 
 # %% [markdown]
 # So the ceiling of two passes is 989 · 5/7 = 707, and they sit at it. Only by chance that is also near L2's slope. By these
-# limits one pass needs 1.41 times as long as two, and the measured times stand in about that ratio, though neither is near
-# its limit. b02, in Gluon (chapter 12a), is for Hopper (H100 and H200): larger tiles add less often (chapter 13). Its one
+# limits one pass needs 1.41 times as long as two. The measured times stand in about that ratio; that may be chance, as
+# neither is near its limit. b02, in Gluon (chapter 12a), is for Hopper (H100 and H200): larger tiles add less often (chapter 13). Its one
 # pass is the fastest, but the last bits of dQ vary. The package takes two passes in Triton. On Hopper it takes one, and
 # with `torch.use_deterministic_algorithms(True)` its additions keep their order.
 
@@ -362,7 +361,7 @@ show(roofline.draw(**picture))
 # ```
 # </details>
 #
-# Both rungs were measured so, with 4 warps. Spills are one reason why they take 2.6 and 2.7 times their limit; the record
+# Both rungs were measured so, with 4 warps. Spills are one reason why they take 2.7 and 2.6 times their limit; the record
 # does not say how much of it. At d = 128 the package's column kernel takes 8 warps on Hopper, and smaller tiles
 # on older GPUs. (Compiled by Triton 3.9; `fa2-lab xray b01 --full` takes yours.)
 

@@ -77,11 +77,12 @@ Markdown("\n".join(climbed.markdown(record)))
 # $$T_1 = w + \sum_u D_u \qquad T_2 = w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right)$$
 #
 # $T_2$: how long one program takes for a tile when another one is in its way. In that time both finish a tile, so a tile
-# costs $T_2 / 2$. $w$ is a wait that nobody shares. A third program finds two, and so on: this is *mean-value analysis*.
+# costs $T_2 / 2$. $w$ is a wait that nobody shares. A third program finds each of the two at unit $u$ for the share of
+# $T_2$ that they spend there, $D_u (1 + D_u / T_1) / T_2$, and so on: this is *mean-value analysis*.
+#
 # $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted to rungs 07 and 09: the speed of the way
 # from L2, and $w$. From rung 10 on copies run ahead, so the way from L2 leaves the sum, and $w$ is fitted again, to rungs
-# 11 to 16. So for 07 to 16 the model has seen the answer; for 03 to 06 and 17 to 19 it predicts. Here is rung 03, and how
-# it would be if a third program fitted:
+# 11 to 16. All other rungs are predicted. Here is rung 03, and how it would be if a third program fitted:
 
 # %%
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -201,8 +202,8 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
     print(f"rung {number}{', causal' * mask}, at 168 registers: × {gain:.2f}")
 
 # %% [markdown]
-# Now three programs fit. So the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 wins back
-# what rung 08's second loop loses (next section). Rung 03 gains far less: at 168 registers it spills.
+# Now three programs fit. So the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 gains,
+# too. Rung 03 gains far less: at 168 registers it spills.
 #
 # ## Why can saved work lose?
 #
@@ -217,7 +218,8 @@ Markdown(climbed.several(record, r06=issued, r07="", r08=busy, r09=issued))
 # %% [markdown]
 # Read the column *per SM*, programs without a mask/causal. Under the mask, rung 06 lets a third one in, and gains more than
 # its instructions. Rung 08 goes the other way: its second loop is a second copy of the code, whose registers leave room for
-# two, and without a mask a change that saves work loses. How much, depends on the number of heads:
+# two, and without a mask a change that saves work loses. Under it, rung 07 skips half of the tiles and gains only half as
+# much again, for the same reason. How much a third program is worth, depends on the number of heads. Rung 09 over rung 07:
 
 # %% tags=["nbval-ignore-output"]
 show(saw.draw(**saw.data()))
@@ -237,8 +239,8 @@ show(saw.draw(**saw.data()))
 card("10", "stall: long_scoreboard", "tensor cores at work, %")
 
 # %% [markdown]
-# A *stall* of 2 means two clocks of waiting for each issued instruction, the clocks of all warps added. `long_scoreboard`
-# is the wait for L2 or HBM. It falls, as it should. But the gain is smaller than predicted, and the machine code shows why:
+# A *stall* is the clocks that all warps wait, divided by the instructions issued. `long_scoreboard` is the wait for L2 or
+# HBM. It falls, as it should. But the gain is smaller than predicted, and the machine code shows why:
 # 12 waits for products where 2 stood. $QK^\top$ of a tile is 8 instructions of the tensor cores, one for each 16 of d =
 # 128, and PV is 4, one for each 16 of 64 keys. In this order of the two loops NVIDIA's compiler lets none of the 12 run on:
 # it waits behind each. Rung 11 only exchanges the two loops. (The tiles that run ahead need room: 112 KiB of shared memory,
@@ -288,6 +290,8 @@ Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16=issue
 
 # %% [markdown]
 # - 13 takes heads in groups whose keys fit in L2, so DRAM reads what it read before rung 12, or nearly.
+# - 14 has Hopper's copy engine fetch whole tiles: threads compute no addresses. 15 and 16 say so themselves, and give the
+#   copies a warp of their own.
 # - 17 lets 128 rows share each tile of K and V instead of 64. Copies run ahead far enough, so bytes saved gain nothing, as
 #   the model says. 18 has tiles of 128 keys, half as many: waits, maxima and barriers are paid for each tile.
 # - From 20 on the model of queues ends: a warpgroup has two products in flight. What is left is a limit. If the tensor
@@ -349,15 +353,14 @@ show(speed.draw(**speed.data()))
 # These are the FA2 paper's shapes: 16,384 tokens, heads · d = 2,048 (the *hidden size*). `torch flash` is
 # FlashAttention-2 inside torch, `cuDNN` NVIDIA's kernel, FlexAttention PyTorch's compiled attention. `fa2_lab portable` is
 # our plain Triton, for every GPU, and `fa2_lab` what `attention()` chooses on this one. The distance between our two lines
-# is what chapters 12a, 12b and 13 gain. The line marked GEMM is the large matrix product, in this
-# run.
+# is what chapters 12a, 12b and 13 gain. The line marked GEMM is the large matrix product in this run, the forward's roof.
 #
 # **Takeaway.** Being faster than an old kernel on a new chip says little. Compare with the matrix product.
 #
 # ## Recap
 #
 # - A program per row block is worth most: it fills the GPU, and L2 carries K and V.
-# - Next come programs on an SM. Registers, and from rung 10 on shared memory, say how many fit; waves, what it is worth.
+# - Next come programs on an SM. Registers, and from rung 10 on shared memory, say how many fit. Waves say what that is worth.
 # - A copy or a product that runs on is worth more than an instruction saved. Count the waits in the listing.
 # - At the end the chip lowers its clock. There, a gain in cycles is not yet a gain in time.
 #

@@ -146,8 +146,9 @@ for arrival in range(5):
 
 # %% [markdown]
 # Look at the first line. Nobody has arrived, and phase 1 counts as over: it looks like the phase before the first one.
-# (Sitting 2 needs that.) The last line is the next phase 0: who comes a whole round late asks in vain. In Gluon the barrier is an `mbarrier`: `init` says how many arrivals it expects, `expect` is one
-# arrival and announces a copy's bytes, `arrive` is one without bytes, `wait` waits for the end of a phase.
+# (Sitting 2 needs that.) After four arrivals the answers are those of the first line again: who asks only now for the first
+# phase 0 waits for the next. In Gluon the barrier is an `mbarrier`: `init` says how many arrivals it expects, `expect` is
+# one arrival and announces a copy's bytes, `arrive` is one without bytes, `wait` waits for the end of a phase.
 #
 # A barrier says *when*. It does not say that the copy engine, which reaches shared memory by a way of its own, sees what a
 # thread has written: after `init` that takes a **fence**, `fence_async_shared()`. And before a copy goes where a product has
@@ -172,8 +173,8 @@ climb = Climb()
 climb.step("15", "registers", "programs")
 
 # %% [markdown]
-# Tiles come from right to left, so those that need a mask come first. The other `full` tiles (here a number of tiles, in
-# chapter 08 one of keys) need none. Two tiles are on their way before the loop. In step n the copy of tile n + 2 begins,
+# Tiles come from right to left, so those that need a mask come first. `full` counts the tiles at the left that need none (in
+# chapter 08 it counted keys). Two tiles are on their way before the loop. In step n the copy of tile n + 2 begins,
 # into the stage of tile n − 1. `gl.barrier()` makes sure that all 128 threads are done with that one, since one thread
 # starts the copy for all. (It is no `mbarrier`: the threads just wait for each other.) The wait for K names the stage's
 # phase: it changes each time the stages have gone round. `rows_of` drops a stage's leading dimension of 1. `O_LAYOUT` is
@@ -329,7 +330,6 @@ climb.step("16", "issue slots used, %")
 #   warpgroups: four warps are set aside for the producer, although it needs one. Two programs of 256 threads share 65,536
 #   registers: 128 each. The producer's threads keep 24, and their other 104 go to the consumer's: 232.
 #
-#
 # No unit is full: most issue slots stay empty. But a warpgroup takes its own instructions one after the other, so each of
 # them lengthens the way of its tile.
 #
@@ -346,9 +346,9 @@ climb.step("16", "issue slots used, %")
 # | 128 | 128 | 3 | 184 | 160 | too few |
 # | 128 | 64 | 3 | 136 | 160 | rung 23 |
 #
-# An SM has 65,536 / 128 = 512 registers for one thread of every warpgroup together. The producer's keeps 24. Those of n
-# consumers share the rest in steps of 8: (512 − 24) / 3 gives 160, / 2 gives 240. Rung 17 takes two consumers at d = 128
-# and three at d = 64. Tiles still have 64 keys.
+# One thread of each warpgroup: together they have 65,536 / 128 = 512 registers. The producer's keeps 24. Those of n
+# consumers share the rest in steps of 8: (512 − 24) / 3 gives 160, / 2 gives 240. Rung 17 still has tiles of 64 keys, and
+# takes two consumers at d = 128 and three at d = 64. (Three at d = 128 would fit, too: that is rung 23.)
 #
 # **Predict.** Under the causal mask the lower 64 rows see more tiles than the upper ones. May the upper consumer simply
 # leave out the tiles that it does not see?
@@ -361,8 +361,8 @@ climb.step("16", "issue slots used, %")
 #
 # **no: it must take and release them.** *Emptied* now expects an arrival from every consumer. Without one the producer
 # waits for ever: hence a new loop in the diff below, over `range(begin)`, the tiles that it does not see. Nor may it release
-# without waiting. A consumer whose rows all lie behind the end could be a round ahead of the other, and release one stage
-# twice. *Emptied* counts to two, takes the second for the other's, and the tile is overwritten while that one reads it.
+# without waiting. Say A does not wait. It releases stage 0 for this round and again for the next, before B has released it
+# once. *Emptied* has counted two and ends its phase, and the producer overwrites what B still reads.
 # </details>
 
 # %% tags=["nbval-ignore-output"]
@@ -431,11 +431,12 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 #   `warpgroup_mma_wait(1)` scores n are there. At the second wait, with 0, P V is, too: V's tile can go, and o may shrink.
 # - p is a left factor *in registers* of a running product, so the next p goes to other registers: `p_next`.
 #
-# So we write *Within*, and the compiler does not do it. NVIDIA's assembler, `ptxas`, places the second wait *before* nearly
-# all exponentials. They run mostly under the products of the *other* consumer. Why the two move apart now, and did not in
-# rung 19, we do not know. And at d = 64 registers are short, and numbers spill (`fa2-lab xray 20 --d 64 --full`).
+# To start S early gained 16%. To wait late is what we wrote, but NVIDIA's assembler, `ptxas`, places the second wait *before*
+# nearly all exponentials. So they hide as in *Between*, under the products of the *other* consumer. Why the two move apart
+# now, and did not in rung 19, we do not know. (At d = 64 registers are short, and numbers spill: `fa2-lab xray 20 --d 64
+# --full`.)
 #
-# **Takeaway.** Start early, wait late, keep in place what is still being read, and look at what the compiler made of it.
+# **Takeaway.** Start early, keep in place what is still being read, and look at what the compiler made of it.
 #
 # ## Dealt, or drawn?
 #

@@ -335,8 +335,6 @@ read("hopper/backward/sums.py", "add_lines")
 #
 # A row that sees no key has $L = -\infty$, and $-L/\tau$ would be $+\infty$. `before_kernel` writes $-\infty$ for it: S
 # begins there, so p is 0.
-#
-# **Takeaway.** Read a pipelined kernel by its waits, and ask of each whom it is for.
 
 # %% [markdown]
 # ## Sitting 3 · What it costs, and what was reached (31 minutes)

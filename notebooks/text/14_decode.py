@@ -236,7 +236,7 @@ right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 # ```
 # </details>
 #
-# The parts are merged in the order of their numbers. So the same number of splits gives the same bits, every time.
+# The parts are merged in a fixed order. So the same number of splits gives the same bits, every time.
 
 # %% [markdown]
 # ## Where is key 20?
@@ -311,7 +311,7 @@ for b, n in ((0, 37), (2, 48)):
 print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().item())
 
 # %% [markdown]
-# Here three sequences have 37, 0 and 48 keys. Rows of pages that no sequence owns hold NaN. The second sequence has no page,
+# Here three sequences have 37, 0 and 48 keys. Rows of pages in which no key was stored hold NaN. The second sequence has no page,
 # and −1 in the table. A kernel must not load first and mask afterwards: 0 · NaN is NaN. And it must not follow −1 to an
 # address. So all loads carry a mask, the table's as well.
 
@@ -372,7 +372,7 @@ show(programs.draw(**programs.data()))
 # The dots are measured. The dashed line is a model: after a few microseconds to launch, each program reads at its own
 # speed, but all together no faster than a copy. Beyond 128 programs the dots rise slowly, to 79 µs: there is more to begin
 # and more to merge. The model counts a tile's time for each beginning, and no merge. (Its line ends with 512 programs:
-# below 16 tiles a share, rounding to whole tiles decides.)
+# with more, shares have fewer than 16 tiles, and rounding them to whole tiles would decide.)
 #
 # How long is a tile on its way? Of a program's four stages one is in use and three, 96 KiB, are on their way. By *Little's
 # law*, speed = bytes on their way / time on their way. At one program's speed that is about two microseconds.
@@ -402,7 +402,7 @@ for row in sorted(rows, key=lambda row: row.problem["bytes"]):
 # ## Exercises
 #
 # **Build.** Sometimes only finished parts are left, as in chapter 06: for each part w its divided output $O_w$ and its $L_w$.
-# Merge them, and return the row's O and L. A part without keys has L = −∞, and a row may have no other part.
+# Merge them, and return the row's O and L. A part without keys has L = −∞, and all parts of a row may be like that.
 #
 # <details><summary>Hint</summary>
 #
@@ -421,7 +421,8 @@ empty, nothing = (np.vstack([O_w, 0 * O_w[0]]), np.append(L_w, -np.inf)), (0 * O
 check(finished, Case("five parts. Is their plain mean right, if their L differ?", (O_w, L_w), whole),
       Case("one more, without keys. What is its weight?", empty, whole),
       Case("five parts without keys: O = 0, L = −∞. What do you subtract?", nothing, (0 * O_w[0], np.array(-np.inf))),
-      tolerance=2e-3)  # fmt: skip
+      Case("scores near 1,000. What is e^1,000?", (O_w, L_w + 1000), (whole[0], whole[1] + 1000)),
+      tolerance=2e-3, names=("O", "L"))  # fmt: skip
 
 # %% [markdown]
 # <details><summary>A solution</summary>

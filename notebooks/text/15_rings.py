@@ -91,8 +91,6 @@ print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 # There is another way. In an **all-to-all** every rank sends a parcel to every rank. One before attention gives each rank
 # all rows of some heads, and one after it brings the rows of O back (*DeepSpeed Ulysses*; Jacobs and others, 2023). It needs
 # at least one head for each rank.
-#
-# **Takeaway.** Ring attention is FA2's loop over key blocks. The blocks come from a neighbour instead of from HBM.
 
 # %% [markdown]
 # ## Which L does a block need in the backward pass?
@@ -199,12 +197,12 @@ show(zigzag.draw(**zigzag.data()))
 show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
-# A number is the rank that the keys come from, an arrow a transfer of K and V. No step changes K and V, so they can travel
-# while it computes. dK and dV cannot leave before a step has added its part. So they travel one step later.
+# A number is the rank that owns the keys, an arrow a transfer of K and V from the neighbour. No step changes K and V, so they
+# can travel while it computes. dK and dV cannot leave before a step has added its part. So they travel one step later.
 #
-# This is rank 0's backward pass, a step in each column. Block 3 comes from its owner, who keeps his own part at home, so no
-# sum comes with it. Sums of blocks 2 and 1 come one column after their K and V. The own block is computed in two halves of
-# its rows, the second while the own sums come home:
+# This is rank 0's backward pass, a step in each column. What a column lists arrives *while* it computes: K and V for the
+# next column, sums to be added to at the end of this one. (Block 3 comes from its owner, who adds his part at home, so no
+# sum comes with it.) The own block is computed in two halves of its rows, the second while the own sums come home:
 #
 # | computes | own, first half | 3 | 2 | 1 | own, last half |
 # | --- | --- | --- | --- | --- | --- |
@@ -244,7 +242,7 @@ for name, (flops, link) in speeds.items():
 # Four NVIDIA H200, bf16, causal, 16 heads of 128, forward and backward, against one. All lengths still fit on one GPU.
 #
 # **Predict.** With 8,192 tokens a shard has 2,048 rows, too few to hide a transfer. One GPU takes 1.7 ms, four take 7.6 ms.
-# What takes most of these 7.6 ms?
+# K and V go round once in 0.66 ms. What takes most of the 7.6 ms?
 #
 # - ☐ the kernels: small ones leave SMs idle
 # - ☐ the transfers
@@ -252,9 +250,9 @@ for name, (flops, link) in speeds.items():
 #
 # <details><summary>Answer</summary>
 #
-# **agreeing, starting transfers and launching kernels.** K and V go round once in 0.66 ms (only 76 GB/s: these transfers
-# are short). Forward and backward send four times as much, 2.6 of the 7.6 ms at that speed. And the kernel of a step is over
-# in a few hundredths of a millisecond. So most is left for the third.
+# **agreeing, starting transfers and launching kernels.** Forward and backward send four times what K and V are: 4 · 0.66 =
+# 2.6 ms. (That is only 76 GB/s: these transfers are short.) Kernels take about a quarter of one GPU's 1.7 ms, 0.4 ms. That
+# leaves 4.6 ms.
 # </details>
 
 # %% tags=["hide-input"]
@@ -263,7 +261,7 @@ show(ring_speed.draw(**recorded, narrow=True))
 
 # %% [markdown]
 # From 32,768 tokens on the ring is faster. What is missing to a factor of 4 goes (likely) to transfers, which occupy some SMs,
-# and to merges. (An older version was timed: in it a rank computed nothing while the headers travelled.) The cross is four
+# and to merges. (All times are of an older version, in which a rank computed nothing while the headers travelled.) The cross is four
 # GPUs with contiguous shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a quarter of 5.1: buffers for blocks
 # on their way come on top. Beyond 32,768 tokens they grow no more, as only a few heads travel at a time.
 #
@@ -277,8 +275,6 @@ show(ring_speed.draw(**recorded, narrow=True))
 # O = ring_attention(q, k, v, causal=True)  # where attention(q, k, v, causal=True) stood
 # O = unshard(O)  # only for a test: all rows, on every rank
 # ```
-#
-# **Takeaway.** A ring pays when a step takes much longer than starting it.
 
 # %% [markdown]
 # ## Recap
@@ -294,7 +290,8 @@ show(ring_speed.draw(**recorded, narrow=True))
 # **Build.** One of four steps of the backward ring, without a mask. Each argument is a list, an entry for each rank. Rank r
 # calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)`, which returns dQ, dK and dV, with the block that is with it, and
 # adds to the sums dq[r] and dk[r]. Then everybody hands on what travels. Return dq, k, v and dk as the next step finds them.
-# (The check begins with dq and dk of zeros and takes four steps. Here a rank's own part travels, too: dK is sent four times.)
+# (The check begins with dq and dk of zeros and takes four steps. Here a rank's own part travels, too: dK is sent four times.
+# dV travels like dK and is left out.)
 
 # %%
 def ring_step(q, o, lse, do, dq, k, v, dk):

@@ -160,10 +160,10 @@ show(swizzle_xor.draw(**swizzle_xor.data()))
 show(block_budget.draw(**block_budget.data()))
 
 # %% [markdown]
-# If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. A × marks where the
-# compiler spilled. The sum is an estimate, and mostly too low. A cell has four warps, or eight if the sum for four is above
-# 255. So 128 × 128 has eight: 200, not 360, and even that spills. 128 × 64 has eight, too, and does not spill. 128 × 32,
-# smaller still, stays at four, because its sum is 216, and does. Fewer stages save shared memory and no registers.
+# If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. By the sum some cells say
+# so; a × marks where the compiler did. The sum is an estimate, and mostly too low. A cell has four warps, or eight if the
+# sum for four is above 255. So at d = 128, in the right grid, 128 × 128 has eight: 200, not 360, and even that spills. 128
+# × 64 has eight, too, and does not. 128 × 32 stays at four, by its sum of 216, and spills. Fewer stages save no registers.
 #
 # If shared memory runs out, the kernel does not run at all: `out of resource: shared memory, Required: 131074, Hardware
 # limit: 101376` was met on an RTX 4090
