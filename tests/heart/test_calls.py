@@ -171,7 +171,7 @@ OWN = dict(
         ("k", ValueError, lambda x: x[:, [0, 0, 0]]),
         *[("cu_q", TypeError, x) for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)],
         *[("cu_k", TypeError, x) for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)],
-        *[("cu_q", ValueError, x) for x in (lambda x: x[:1], lambda x: x[None], lambda x: x.to("meta"))],
+        *[("cu_q", ValueError, x) for x in (lambda x: x[:1], lambda x: x[:, None], lambda x: x.to("meta"))],
         *[("cu_k", ValueError, x) for x in (lambda x: x[:2], lambda x: torch.cat([x, x[-1:]]))],
         *[("longest", TypeError, x) for x in (True, 2.5, "13")],
         ("longest", ValueError, -1),
@@ -218,6 +218,7 @@ def test_bad_input_is_named_before_any_launch_and_a_good_call_before_opens_no_do
             patch.setattr(launch.Launch, "__call__", None)
             run(**base | {name: bad})
         assert re.match(rf"{name}: got .*; (it|with .* it) takes ", str(refused.value)), (name, bad, refused.value)
+        assert str(refused.value).count("meta") < 2, "it does not take the device that it got"
     assert torch.equal(run(**base), before), "a refused call left something behind"
 
 
@@ -247,8 +248,8 @@ def test_gaps_and_offsets_do_not_matter(call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_head_dimension_of_one(call):
-    """Also with a stride, which then means nothing."""
+def test_the_least_and_the_largest_head_dimension(call):
+    """One also with a stride, which then means nothing."""
 
     def strange(x):
         return x.contiguous().as_strided(x.shape, (*x.contiguous().stride()[:-1], 7))
@@ -258,6 +259,8 @@ def test_a_head_dimension_of_one(call):
     for lay in (torch.clone, strange, lambda x: elsewhere(x, -1)):
         cut = base | {n: lay(base[n][..., :1]) for n in names}
         compare(call, cut, defined(call, cut), lay)
+    wide = base | {n: torch.nn.functional.pad(base[n], (0, 256 - base[n].shape[-1])) for n in names}
+    compare(call, wide, defined(call, wide), 256)
 
 
 # Edges --------------------------------------------------------------------------------------------------------------
