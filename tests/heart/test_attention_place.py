@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import metadata
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from attention_rooms import check, kernels, poisoned  # noqa: F401 (two are fixtures)
 from kernel_truth import DEVICE, NAMES, run, tensors, worst
 
+from fa2_lab.api import checks
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import triton_versions
 
@@ -22,10 +24,14 @@ WORK, WORK_NOT = [("3.6.0", "2.3.5"), ("3.7.1", "2.5.2"), ("3.10.0", "2.5.2")], 
 
 
 @pytest.mark.parametrize("triton, numpy", WORK + WORK_NOT)
-def test_an_interpreter_that_cannot_work_says_what_to_install(triton, numpy):
+def test_an_interpreter_that_cannot_work_says_what_to_install(triton, numpy, monkeypatch):
     sentence = triton_versions.misfit_of(triton, numpy)
     assert (sentence == "") == ((triton, numpy) in WORK)
-    assert not sentence or ("install" in sentence and triton in sentence)
+    monkeypatch.setattr(checks.interpreter, "misfit", lambda: sentence)
+    monkeypatch.setattr(checks.interpreter, "switched_on", lambda: True)
+    with pytest.raises(RuntimeError, match="install") if sentence else nullcontext() as refused:  # nor is it silent
+        checks.runs_on_triton("auto", "cpu")
+    assert not sentence or triton in str(refused.value)
 
 
 FORKING = """import io, json, os, sys, torch, traceback
