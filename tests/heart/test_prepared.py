@@ -202,7 +202,7 @@ def test_a_table_is_looked_at_again_where_more_of_it_is_needed():
 
 
 def test_the_portable_kernels_can_be_asked_for(monkeypatch):
-    """Whoever chooses the kernels is told so, forward and backward, in recorded calls, too."""
+    """Whoever chooses is told so, forward and backward, in recorded calls, too; and of one long sequence."""
     asked, starts = [], 2 * [torch.tensor([0, 40], dtype=torch.int32, device=DEVICE)]
     monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: asked.append(options.portable))
     for backend, portable in (("portable", True), ("triton", False), ("auto", False)):
@@ -215,3 +215,8 @@ def test_the_portable_kernels_can_be_asked_for(monkeypatch):
             torch.compile(call, backend="eager")(*given, backend=backend)
             assert asked == 3 * [portable]
             asked.clear()
+    monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: asked.append(options.one_long))
+    starts = torch.tensor([0, 30, 40], dtype=torch.int32, device=DEVICE)
+    for longest in (None, 30):
+        attention_packed(*packed[:3], starts, starts, longest=longest)
+    assert asked == [False, True]
