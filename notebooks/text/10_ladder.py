@@ -70,15 +70,16 @@ Markdown("\n".join(climbed.markdown(record)))
 #
 # In Triton's rungs a program is a *warpgroup*, four warps with 64 rows. It takes each tile through the units of its SM in
 # turn: the way from L2 into shared memory (`path` below), the tensor cores, the *issue slots* (each of the SM's four
-# schedulers starts one instruction a clock), the exponential unit. A second program on the SM does the same, and the two
-# queue. Alone, a program takes $T_1$ clocks for a tile, $D_u$ of them at unit $u$. So a program that arrives at this unit
-# finds the other one there with probability $D_u / T_1$, and then waits $D_u$ clocks more (simply: its whole time there):
+# schedulers starts one instruction a clock), the exponential unit. Besides, it waits $w$ clocks for nothing that others use.
+# Alone, a program takes $T_1 = w + \sum_u D_u$ clocks for a tile, $D_u$ of them at unit $u$. A second program on the SM
+# does the same, and the two queue. On rung 03 a program stands 1,111 of its 2,753 clocks on the path. So whoever comes there
+# finds the other one with probability 0.40, waits for it, simply for its whole 1,111 clocks, and needs 1.40 · 1,111:
 #
-# $$T_1 = w + \sum_u D_u \qquad T_2 = w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right)$$
+# $$T_2 = w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \qquad
+# T_3 = w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right)$$
 #
-# $T_2$: how long one program takes for a tile when another one is in its way. In that time both finish a tile, so a tile
-# costs $T_2 / 2$. $w$ is a wait that nobody shares. A third program finds each of the two at unit $u$ for the share of
-# $T_2$ that they spend there, $D_u (1 + D_u / T_1) / T_2$, and so on: this is *mean-value analysis*.
+# In $T_2$ clocks both finish a tile, so a tile costs $T_2 / 2$. Of three programs each finds two others, and so on: this is
+# *mean-value analysis*.
 #
 # $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted to rungs 07 and 09: the speed of the way
 # from L2, and $w$. From rung 10 on copies run ahead, so the way from L2 leaves the sum, and $w$ is fitted again, to rungs
@@ -218,8 +219,8 @@ Markdown(climbed.several(record, r06=issued, r07="", r08=busy, r09=issued))
 # %% [markdown]
 # Read the column *per SM*, programs without a mask/causal. Under the mask, rung 06 lets a third one in, and gains more than
 # its instructions. Rung 08 goes the other way: its second loop is a second copy of the code, whose registers leave room for
-# two, and without a mask a change that saves work loses. Under it, rung 07 skips half of the tiles and gains only half as
-# much again, for the same reason. How much a third program is worth, depends on the number of heads. Rung 09 over rung 07:
+# two, and without a mask a change that saves work loses. Under it, rung 07 skips half of the tiles and gains × 1.51, not × 2:
+# a third program no longer fits. How much that costs depends on the number of heads. Rung 09 (two) over rung 07 (three):
 
 # %% tags=["nbval-ignore-output"]
 show(saw.draw(**saw.data()))
@@ -252,8 +253,8 @@ card("11", "tensor cores at work, %")
 # %% [markdown]
 # This is the clearest cause on the ladder: the same work, the same registers, and waits that can be counted.
 # `fa2-lab xray 10 --full --sass` lists `WARPGROUP.DEPBAR` 24 times, 12 in each of the two loops. For rung 11 it lists 4:
-# one in each loop, and one behind each. With one stage each product is waited for in both orders, and without a mask the
-# order gains nothing. (Under it 8%, with as many registers: we do not know why.)
+# one in each loop, and one behind each. (Launched with `num_stages=1`, rung 11 waits for each product, as rung 09 does, and
+# without a mask the order gains nothing. Under it 8%, with as many registers: we do not know why.)
 #
 # ## From rung 12 on: order, then Hopper
 #
@@ -290,8 +291,8 @@ Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16=issue
 
 # %% [markdown]
 # - 13 takes heads in groups whose keys fit in L2, so DRAM reads what it read before rung 12, or nearly.
-# - 14 has Hopper's copy engine fetch whole tiles: threads compute no addresses. 15 and 16 say so themselves, and give the
-#   copies a warp of their own.
+# - 14 has Hopper's copy engine fetch whole tiles: threads compute no addresses. 15 is 14 written in Gluon, where the program
+#   itself starts each copy. 16 gives the copies a warp of their own.
 # - 17 lets 128 rows share each tile of K and V instead of 64. Copies run ahead far enough, so bytes saved gain nothing, as
 #   the model says. 18 has tiles of 128 keys, half as many: waits, maxima and barriers are paid for each tile.
 # - From 20 on the model of queues ends: a warpgroup has two products in flight. What is left is a limit. If the tensor
@@ -299,9 +300,9 @@ Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16=issue
 #
 # ## When is the chip the limit?
 #
-# The GPU may draw 700 W. Rungs 03, 04, 08 and 09 come near that (677 to 690 W) at the full clock, 1.97 GHz and more. Whatever
-# draws more has to lower the clock: 00, 05 to 07, and all from 10 on (the GHz column, of a run without pauses). All gains
-# so far are of runs that pause between calls. There the clock falls, too, but less.
+# The GPU may draw 700 W. Rungs 03, 04, 08 and 09 come near that (677 to 690 W) at the full clock, 1.97 GHz and more. A rung
+# that *would* draw more gets a lower clock, until it draws about as much: 00, 05 to 07, and all from 10 on (the GHz column
+# of the list, of a run without pauses). All gains so far are of runs with pauses. There the clock falls, too, but less.
 #
 # **Predict.** With pauses rung 17 is 0.98 times as fast as rung 16, with half of its bytes from L2. And without a pause?
 #

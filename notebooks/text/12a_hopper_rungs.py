@@ -176,11 +176,11 @@ climb.step("15", "registers", "programs")
 # Tiles come from right to left, so those that need a mask come first. `full` counts the tiles at the left that need none (in
 # chapter 08 it counted keys). Two tiles are on their way before the loop. In step n the copy of tile n + 2 begins,
 # into the stage of tile n − 1. `gl.barrier()` makes sure that all 128 threads are done with that one, since one thread
-# starts the copy for all. (It is no `mbarrier`: the threads just wait for each other.) The wait for K names the stage's
-# phase: it changes each time the stages have gone round. `rows_of` drops a stage's leading dimension of 1. `O_LAYOUT` is
+# starts the copy for all. (It is no `mbarrier`: the threads just wait for each other.) `k_here` and `v_here` are an `mbarrier`
+# for each stage. The wait names the phase, which changes each time the stages have gone round. `rows_of` drops a stage's leading dimension of 1. `O_LAYOUT` is
 # that of o in the table above. `mask` and `softmax` do what chapter 08's `visit` does. `rounded` turns p into 16 bits by
 # *inline assembly*, a line of PTX that rounds two numbers at a time. Left alone, the compiler rounds one by one and
-# sometimes swaps halves afterwards.
+# sometimes swaps them afterwards.
 #
 # The numbers are TFLOP/s at 16,384 tokens and N = 4,096, with the share of FlashAttention-3 in the same run. The rung
 # loses: a tile waits twice for products where Triton waits once, and takes more instructions. What it gains is that every
@@ -355,7 +355,7 @@ climb.step("16", "issue slots used, %")
 #
 # - ☐ no: it must take and release them
 # - ☐ yes: it never reads them
-# - ☐ yes, if it counts them
+# - ☐ yes, if it counts them, so that its next wait names the right phase
 #
 # <details><summary>Answer</summary>
 #
@@ -372,8 +372,8 @@ climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 # %% [markdown]
 # Its number `c` is a constant, so each consumer has code of its own. (`…`: lines that stay; the rung's file has them.)
 #
-# Half of the bytes through L2, and what for? One program fits on an SM now instead of two, so an SM still has two
-# warpgroups that compute. Nobody was waiting for L2 any more: the ring brings tiles early enough.
+# Half of the bytes through L2, and what for? One program fits on an SM now instead of two, so at d = 128 an SM
+# still has two warpgroups that compute. Nobody was waiting for L2 any more: the ring brings tiles early enough.
 #
 # ## Rung 18: long tiles
 #
@@ -416,7 +416,7 @@ show(timeline.draw(**timeline.data()))
 # together: both wait for exponentials at the same time, and the tensor cores work 67% of the time. In *Between* they are
 # served one after the other, so they move apart by themselves, and nearly always somebody multiplies: 98%. Rung 19, which
 # does not look ahead, has 61.5%: that speaks for equal shares. If shares are equal, looking ahead helps: *Within* has 97%.
-# (Rung 20 will look ahead and have 75.5%.)
+# (Rung 20 looks ahead and has 75.5%, but not by *Within*, as we shall see.)
 #
 # ## Rung 20: start the next scores before you need them
 #
@@ -432,9 +432,9 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # - p is a left factor *in registers* of a running product, so the next p goes to other registers: `p_next`.
 #
 # To start S early gained 16%. To wait late is what we wrote, but NVIDIA's assembler, `ptxas`, places the second wait *before*
-# nearly all exponentials. So they hide as in *Between*, under the products of the *other* consumer. Why the two move apart
-# now, and did not in rung 19, we do not know. (At d = 64 registers are short, and numbers spill: `fa2-lab xray 20 --d 64
-# --full`.)
+# nearly all exponentials. So they hide as in *Between*, under the products of the *other* consumer: with an early S the two
+# move apart, and in rung 19 they did not. Why, the record does not say. (At d = 64 registers are short, and numbers spill:
+# `fa2-lab xray 20 --d 64 --full`.)
 #
 # **Takeaway.** Start early, keep in place what is still being read, and look at what the compiler made of it.
 #

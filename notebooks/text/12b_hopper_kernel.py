@@ -84,7 +84,7 @@ SETS = {
     "ALONE": "few row blocks: of 64 rows, so that more SMs are busy",
     "HALF": "short causal rows: the diagonal cuts most tiles",
     "SHORT": "blocks of 192 rows fit badly",
-    "IN_TURN": "long rows",
+    "IN_TURN": "rows from about 1,000 on, causal from about 2,000",
     "WIDE": "long rows: K and V are read once for 192",
 }
 lines = ["| d | set | where | consumers | keys of a tile | stages | ping-pong | O lies apart |", "| --- " * 8 + "|"]
@@ -107,8 +107,8 @@ display(Markdown("\n".join(lines)))
 # The tile scheduler is rung 21's: a number is drawn by an atomic addition in L2, as late as possible, and the answer may not
 # be there when it is needed. So one could draw the next one early, at the *start* of a row block, and never wait for it.
 #
-# **Predict.** A causal head of 32,768 rows has 256 row blocks for 132 programs, the heavy ones first. What happens if
-# everybody draws early?
+# **Predict.** A single causal head of 32,768 rows is cut into 256 blocks of 128, for 132 programs, the heavy ones first. What
+# happens if everybody draws early?
 #
 # - ☐ it is a little faster, because nobody waits for a number
 # - ☐ nothing changes: the same blocks are drawn in the same order
@@ -155,8 +155,9 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 
 # %% [markdown]
 # `new_ring` is chapter 12a's ring, and `ForwardPipes` gives all shared memory one name. (It is an *aggregate*, Gluon's class
-# with typed fields.) Three names are for special calls: `thrifty` sizes save registers, `NEXT_PACKED` is for packed
-# sequences ([chapter 16](16_masks.ipynb)), and with *key lengths* each text of a batch has its own number of real keys.
+# with typed fields.) `thrifty` sizes tell the compiler to save registers. Names for special calls: `NEXT_PACKED` and `cu_q`
+# for packed sequences ([chapter 16](16_masks.ipynb)), `left` for a window, and with *key lengths* each text of a batch has
+# its own number of real keys.
 # The roles start as on the rungs: consumer 0 on the launch's own warps, then the others, with 160 or 240 registers a
 # thread, and the producer with 24.
 #
@@ -300,8 +301,8 @@ read(KERNEL, "skip")
 #
 # **because a barrier remembers one bit, so no phase may go by unseen.** The next tile in this stage is V's n + stages. If
 # nobody knows that V's tile n is there, a wait for the later one sees the bit of two phases ago, and goes on too early.
-# Mostly K tells: its tile n + stages + 1 is taken first, and that was copied only after all, also who multiplies with V's
-# tile n, had released K's tile n + 1. But the last tile of V in a row block is taken with no such tile of K before it. (Not the first: n is handed to `take`, which counts nothing. Not the second: this tile of V is freed
+# Mostly K tells: its tile n + stages + 1 is taken first, and that is copied only after every consumer, also those that
+# multiply V's tile n, has released K's tile n + 1. But a row block's last tile of V is taken with no such tile before it. (Not the first: n is handed to `take`, which counts nothing. Not the second: this tile of V is freed
 # by K's *next* release, and the consumer that multiplies with it gives that one only after its P V.)
 # </details>
 
@@ -342,10 +343,11 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # ## The softmax step
 #
 # It is rung 22's, with one addition, `scale`. `factor` is $\tau \log_2 e$. `scale` is the same number, kept for each row,
-# and m is kept already multiplied by it. From $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so a rounded m may be 16 off,
-# and p wrong by a factor of $2^{16}$. Such a row gets another `scale`, the power of two below `factor`: products with that
-# one are exact. It gives other weights, but at that size one key, or equal ones, have all of it in either. For L, `visit`
-# multiplies m by `factor / scale` at its end. A row lies in four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
+# and m is kept already multiplied by it. From $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so a rounded m may be 16 too
+# small, and p $2^{16}$ times too large. In O that would cancel, but p has 16 bits in its product, and fp16 ends at 65,504.
+# So such a row takes the power of two below `factor` as its `scale`: products with that are exact. (At this size the row's
+# largest score has all the weight, with either. For L, `visit` multiplies m by `factor / scale` at its end.) A row lies in
+# four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -355,9 +357,8 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # - `largest` compares pairs, then four short chains side by side, then their ends. In one long chain each comparison
 #   would wait for the one before.
 # - `raised` lets m lag by 8. Nearly always it changes nothing, and `alpha` is 1.
-# - `p` is one multiply-add and one exponential. The multiply-adds run under P V. An earlier version first multiplied m by
-#   `scale` here, and the compiler put the wait for P V before that. So the multiply-adds came after P V, too: one late
-#   instruction delays everything that needs its result.
+# - `p` is one multiply-add and one exponential. An earlier version first multiplied m by `scale` here: the compiler put the
+#   wait for P V before that, and so the multiply-adds came after P V, too.
 
 # %% [markdown]
 # ## m in assembly
@@ -424,7 +425,7 @@ read(KERNEL, "store", begin="LANES")
 #
 # ## How fast is it?
 #
-# Recorded on the H200: 16,384 tokens, hidden size 2,048, all contestants in one run.
+# Recorded on the H200: N = 4,096, 16,384 tokens, hidden size 2,048, all contestants in one run.
 
 # %% tags=["hide-input"]
 climb = Climb()
@@ -482,7 +483,7 @@ display(Markdown("\n".join(ideas.table("forward"))))
 
 # %% [markdown]
 # Most predictions were too hopeful. An instruction saved, or a barrier, gains nothing where the program waits for something
-# else. New sizes gained where the old ones had been chosen for other shapes. Against the last rung the kernel has
+# else. New sizes gained where the old ones had been chosen for other shapes. How fast the kernel is beside the last rung:
 
 # %% tags=["hide-input"]
 over = {shape: climb.factor("fa2_lab", *shape, old=ladder.RUNGS[-1]) for shape in climb.shapes}
@@ -490,9 +491,8 @@ for (d, causal), ratio in over.items():
     print(f"d = {d:3}, {'causal' if causal else 'no mask':8}: {ratio:.2f} times its speed")
 
 # %% [markdown]
-# At d = 64 these lengths take the set `IN_TURN`, which has ping-pong; no rung has. At d = 128 it takes its heads in another order, and that is nearly all.
-#
-# **Takeaway.** The price of an idea belongs to the kernel in which it was measured.
+# At d = 64 these lengths take the set `IN_TURN`, which has ping-pong; no rung has. At d = 128 nearly all of the difference is
+# that it takes heads in another order.
 
 # %% [markdown]
 # ## The same in 150 lines, and what you cannot say
@@ -514,8 +514,8 @@ for (d, causal), ratio in over.items():
 # ## Recap
 #
 # - If one wait implies another, the other can go. The last tile of a row block needs a second look.
-# - A tile that nobody multiplies must still be taken: a barrier remembers one bit.
-# - One late instruction delays everything that needs its result.
+# - A tile that a consumer does not multiply must still be taken: a barrier remembers one bit.
+# - One late instruction delays all that needs its result. An idea's price belongs to the kernel in which it was measured.
 
 # %% [markdown]
 # ## Exercises

@@ -281,7 +281,7 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | second `wait` | dV, unless it starts late | dQ |
 # | `add_dq` | dV | the copy engine: the place is free |
 #
-# Why late? Registers are short at d = 64, and at d = 128 without a mask, where half of V is held. Then P is needed only for
+# Why late? Registers are short at d = 64, and at d = 128 without a mask, where half of V is held. Then P is first needed for
 # dS, and in the machine code `ptxas` moves most exponentials down, below the wait for dQ:
 #
 # | | dV's product starts | most exponentials run beside |
@@ -290,7 +290,8 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | d = 64 | after dS | dP |
 # | d = 128, no mask | after dS | the other consumer's products: they lie even below the wait for dP |
 #
-# So without a mask `p` stands in the `deps` of the wait for dQ, which keeps some of them above it: 1% faster.
+# (Without a mask `p` stands in the `deps` of the wait for dQ. That does not hold all exponentials above it, as one would
+# expect, but a few more than without: 1% faster.)
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="dp = start_dp", off=LATE)
@@ -360,8 +361,8 @@ for idea in (
     print(f"{idea:40}" + "".join(f"{cell:<6}".rjust(10) for cell in cells))
 
 # %% [markdown]
-# dV after dS gains most at d = 64, where registers are short without it; then come the starting values. (Today, with Triton
-# 3.9, there is room for half of V only if dV starts late, so at d = 128 without a mask it does.) *S and dP started together*
+# dV after dS gains most at d = 64, where registers are short without it; then come the starting values. (At d = 128 without
+# a mask it lost with Triton 3.6. With 3.9 it makes the room for half of V.) *S and dP started together*
 # had dQ of the step before beside them, 224 registers in the table of sitting 1. In a kernel that is full to the last
 # register, an overlap that needs more of them loses. Later ideas were tried on the kernel of today, each with a prediction:
 
@@ -417,7 +418,7 @@ display(Markdown("\n".join(ideas.table("backward"))))
 # | two passes (b01, the portable kernels) | one owner, one order | seven products for five |
 # | turns (FlashAttention-3, this kernel) | all column blocks, in a fixed order | waiting |
 #
-# A **turn** is the right to add next. For each part of dQ there is a counter in global memory: how many have added so far.
+# A **turn** is the right to add next. For each part of dQ there is a counter in HBM: how many have added to it so far.
 # A part is added when the counter says that all before it have added. When its sum has arrived, the counter goes up by one.
 # A warp that waits for a turn can do nothing else, so each consumer has a *writer*, a warp of its own that waits, adds and
 # counts for it:
@@ -449,8 +450,8 @@ read("hopper/backward/turns.py", "Turns.add", "Turns.pass_on")
 #
 # Without a mask all begin at row block 0. There the last column block adds first; the others follow one addition apart, and
 # stay so. **Can this deadlock?** No, with a mask or without. The last column block of each head is handed out first, and at
-# each row block the turn goes from the last to the first. So whoever is waited for was handed out earlier, and is running:
-# only a program that runs draws a number. What both ways cost in the record:
+# each row block the turn goes from the last to the first. So whoever is waited for was handed out earlier, and is running or
+# done: only a program that runs draws a number. What both ways cost in the record:
 
 # %% tags=["hide-input"]
 paper = load("paper")

@@ -42,7 +42,7 @@ from fa2_studio.book.verdicts import close, verdict
 # 2 bytes each. A million tokens ($2^{20}$) make 4 GiB for Q of one layer, and 512 GiB for all four in all layers.
 # Training keeps them for the backward pass. An H200 holds 141 GiB.
 #
-# So we give each GPU a quarter of the tokens. A process with its GPU is called a **rank**, and its part of the sequence a
+# So we give each of four GPUs a quarter of the tokens. A process with its GPU is called a **rank**, and its part of the sequence a
 # **shard**. Only attention notices the cut: a rank has the queries of its own tokens, and needs the keys and values of all.
 # If it gathered all keys of a layer, its memory would again grow with the whole sequence. So it takes them one block at a
 # time. At each step every rank
@@ -260,10 +260,10 @@ recorded = ring_speed.data()
 show(ring_speed.draw(**recorded, narrow=True))
 
 # %% [markdown]
-# From 32,768 tokens on the ring is faster. What is missing to a factor of 4 goes (likely) to transfers, which occupy some SMs,
-# and to merges. (All times are of an older version, in which a rank computed nothing while the headers travelled.) The cross is four
-# GPUs with contiguous shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a quarter of 5.1: buffers for blocks
-# on their way come on top. Beyond 32,768 tokens they grow no more, as only a few heads travel at a time.
+# (All times are of an older version, in which a rank computed nothing while the headers travelled.) From 32,768 tokens on the
+# ring is faster. What is missing to a factor of 4 goes (likely) to transfers, which occupy some SMs, and to merges. The
+# cross is four GPUs with contiguous shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a quarter of 5.1: buffers
+# for blocks on their way come on top. Beyond 32,768 tokens these grow no more, as only a few heads travel at a time.
 #
 # `fa2_lab.distributed` runs this ring with torch: NCCL between GPUs, gloo between the processes of a laptop. A user writes
 # this, and starts it with `torchrun --nproc-per-node 4`:
@@ -280,7 +280,7 @@ show(ring_speed.draw(**recorded, narrow=True))
 # ## Recap
 #
 # - Cut the sequence. Queries stay, keys and values go round, and the parts (O, L) of the blocks are merged.
-# - Under a causal mask contiguous shards leave ranks idle for more than 40% of the time. Zigzag makes the work even.
+# - Under a causal mask contiguous shards waste more than 40% of all ranks' time together. Zigzag makes the work even.
 # - Forward, a causal step hides a transfer from $2 \cdot$ FLOP/s $/$ (bytes/s) rows on, whatever d is.
 # - Backward, the final L makes each block's gradients exact. dK and dV travel with their keys, in fp32.
 
