@@ -83,6 +83,7 @@ SLICE = [
     ((1, 2, 1, 9, 4, 16), torch.float32, True, None),  # more queries than keys
     ((1, 4, 1, 2, 128, 16), torch.float32, True, None),  # the same, by split-KV
     ((1, 4, 4, 1, 64, 13), torch.float16, True, None),  # whole tiles that all rows see
+    ((2, 4, 2, 1, 128, 16), torch.float32, True, [128, 70]),  # but for a length that ends in one
 ]
 
 

@@ -116,6 +116,9 @@ def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
         price = prices.prices(chip).in_flops()
         assert price["dram"] == chip.tensor_flops / chip.hbm_per_second
         assert price["exp"] == pytest.approx(chip.tensor_per_clock / chip.exp_per_clock, rel=0.02)
+    assert prices.measured(A100) == {} and prices.prices(A100).l2 == 5120 * A100.clock_hz  # measured on others
+    assert time.fp32_instructions("fa2", B, 2 * B, d, "backward") == 3 * B * 2 * B + B * d + 2 * B * d
+    assert prices.cost("FA2 backward", N=256, B_r=64, B_c=128, heads=1).workers == 2  # its column blocks
     clocks = time.tile_clocks(H200, B, B, d)
     one_sm = {unit: seconds * H200.clock_hz for unit, seconds in seen.seconds(H200).items()}
     assert one_sm["FP32 units"] == pytest.approx(clocks.fp32)

@@ -86,6 +86,7 @@ def test_counters_are_those_of_the_shape_in_the_table():
         x for x in record.rows if x.direction == "counters" and (x.problem["rung"], x.problem["d"]) == (name, 128)
     )
     assert reasons.counters(record, name) == {what: numbers[0] for what, numbers in at_128.values.items()}
+    assert all(1 < reasons.chip(record, rung)[0] < 2 for rung in ladder.RUNGS)  # GHz
 
 
 def test_a_prediction_misses_by_more_than_a_tenth():

@@ -32,6 +32,6 @@ def test_all_ranks_together_visit_the_tiles_of_one_device(layout, causal):
 def test_zigzag_is_even_and_contiguous_is_not():
     even, uneven = (ring.work([32] * 4, layout, True, 4, 4) for layout in shards.LAYOUTS)
     assert (even == even[0]).all() and ring.balance(even) == 1
-    assert even[0].tolist() == [36, 32, 32, 32]
+    assert even[0].tolist() == [36, 32, 32, 32] and uneven[1].tolist() == [36, 64, 0, 0]  # its own, then rank 0's
     assert uneven.sum(axis=1).tolist() == [36, 100, 164, 228] and ring.balance(uneven) == pytest.approx(528 / 912)
     assert ring.balance(ring.work([32] * 4, "contiguous", False, 4, 4)) == 1

@@ -11,7 +11,7 @@ from fa2_lab.kernels.portable import forward
 from fa2_lab.tools import command
 from fa2_lab.tools.xray import Compiled, lines, loops, names, xray, xray_launches
 from fa2_lab.tools.xray import command as xray_command
-from fa2_lab.tools.xray.compile import reason
+from fa2_lab.tools.xray.compile import full_name, reason
 
 compiled = pytest.mark.beside("xray_worker.py")
 
@@ -115,6 +115,7 @@ def test_what_the_assembler_says_comes_before_what_python_says():
 
 def test_the_command_lists_names(capsys):
     assert xray_command.main([]) == 0 and capsys.readouterr().out.split() == names()
+    assert [full_name(rung) for rung in ("09", "r09", "r09_free_loads")] == 3 * ["r09_free_loads"]
 
 
 @compiled
