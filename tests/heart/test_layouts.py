@@ -41,12 +41,6 @@ LAYOUTS = [
 ]
 
 
-def test_the_128_byte_swizzle_is_an_exclusive_or_of_address_bits():
-    """Address bits 4 to 6 are xored with bits 7 to 9, as CUTLASS writes it: Swizzle<3, 4, 3>."""
-    plain = 2 * Shared(8, 1, 1, 64).offsets((64, 128))
-    assert np.array_equal(2 * Shared(8, 1, 8, 64).offsets((64, 128)), plain ^ (plain >> 7 & 7) << 4)
-
-
 # Against Triton itself ----------------------------------------------------------------------------------------
 
 TRITON = """

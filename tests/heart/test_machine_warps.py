@@ -60,14 +60,11 @@ def test_one_tile_by_hand():
     """8 × 8 tile, d = 4, 4 warps. Written out, so that a change of the model is seen here."""
     Q, K, V = head(8, 8, 4)
     q, k = (scheme(Q, K, V, Tiling(8, 8, 8, 8), 0, 4).shared for scheme in (split_q, split_k))
-    for shared in (q, k):  # Q and the tile are copied in once
-        assert [shared.counts[COPY, "write", name] for name in "QKV"] == [32, 32, 32]
     assert [q.counts[2, "read", name] for name in "QKV"] == [8, 32, 32]  # its rows of Q, all of K and V
     assert not any(op == "write" and warp != COPY for warp, op, _ in q.counts)  # they tell nobody anything
     assert [k.counts[2, "read", name] for name in "QKV"] == [32, 8, 8]  # all of Q, its slice of K and V
     assert [k.counts[2, "write", name] for name in ("max", "sum", "PV")] == [8, 8, 32]
     assert [k.counts[2, "read", name] for name in ("max", "sum", "PV")] == [4 * 8, 4 * 2, 4 * 2 * 4]
-    assert (q.waits.total(), k.waits.total()) == (2, 3)
     assert set(k.waits) == {"the tile is there", "row maxima of all warps", "row sums and P V of all warps"}
 
 
