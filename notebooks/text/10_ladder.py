@@ -70,20 +70,20 @@ Markdown("\n".join(climbed.markdown(record)))
 #
 # In Triton's rungs a program is a *warpgroup*, four warps with 64 rows. It takes each tile through the units of its SM in
 # turn: the way from L2 into shared memory (`path` below), the tensor cores, the *issue slots* (each of the SM's four
-# schedulers starts one instruction a clock), the exponential unit. Besides, it waits $w$ clocks for nothing that others use.
+# schedulers starts one instruction a clock), the exponential unit. $w$ clocks more it waits for what nobody shares.
 # Alone, a program takes $T_1 = w + \sum_u D_u$ clocks for a tile, $D_u$ of them at unit $u$. A second program on the SM
 # does the same, and the two queue. On rung 03 a program stands 1,111 of its 2,753 clocks on the path. So whoever comes there
-# finds the other one with probability 0.40, waits for it, simply for its whole 1,111 clocks, and needs 1.40 · 1,111:
+# finds the other one with probability 0.40 and waits for it (we take its whole 1,111 clocks): 1.40 · 1,111 together.
 #
 # $$T_2 = w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \qquad
 # T_3 = w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right)$$
 #
-# In $T_2$ clocks both finish a tile, so a tile costs $T_2 / 2$. Of three programs each finds two others, and so on: this is
-# *mean-value analysis*.
+# In $T_2$ clocks both finish a tile, so a tile costs $T_2 / 2$. A third finds two others; each stands $D_u (1 + D_u / T_1)$
+# of its $T_2$ clocks at unit $u$. And so on: this is *mean-value analysis*.
 #
 # $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted to rungs 07 and 09: the speed of the way
 # from L2, and $w$. From rung 10 on copies run ahead, so the way from L2 leaves the sum, and $w$ is fitted again, to rungs
-# 11 to 16. All other rungs are predicted. Here is rung 03, and how it would be if a third program fitted:
+# 11 to 16: there *predicted* means fitted. Here is rung 03, and how it would be if a third program fitted:
 
 # %%
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -177,8 +177,8 @@ show(roofline.draw(**roofline.data()))
 # A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM
 # (its *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matrix
 # product (GEMM). Drawn over f they are a *roofline*. They meet at the *ridge*. Rungs 00 to 02 stand left of it, 01 and
-# 02 far below the slope: 64 programs cannot ask for more bytes. From rung 03 on, all are far to the right: ask no
-# longer what DRAM does, but what the tensor cores wait for.
+# 02 far below the slope: 64 programs cannot ask for more bytes. From rung 03 on, all stand to the right (12 just so): ask
+# no longer what DRAM does, but what the tensor cores wait for.
 
 # %% [markdown]
 # ## What did deferring the division buy?
@@ -217,10 +217,10 @@ issued, busy = "issue slots used, %", "tensor cores at work, %"
 Markdown(climbed.several(record, r06=issued, r07="", r08=busy, r09=issued))
 
 # %% [markdown]
-# Read the column *per SM*, programs without a mask/causal. Under the mask, rung 06 lets a third one in, and gains more than
-# its instructions. Rung 08 goes the other way: its second loop is a second copy of the code, whose registers leave room for
-# two, and without a mask a change that saves work loses. Under it, rung 07 skips half of the tiles and gains × 1.51, not × 2:
-# a third program no longer fits. How much that costs depends on the number of heads. Rung 09 (two) over rung 07 (three):
+# Read the column *per SM*, programs without a mask/causal. 06, causal: a third one fits, and gains more than the instructions
+# saved. 07, causal: half of the tiles go, and so does the third program: × 1.51, not × 2. 08, no mask: the second loop, a
+# second copy of the code, takes registers and the third program with them. A change that saves work loses. How much, depends
+# on the number of heads. Rung 09 (two programs) over rung 07 (three), without a mask:
 
 # %% tags=["nbval-ignore-output"]
 show(saw.draw(**saw.data()))
@@ -251,7 +251,7 @@ card("10", "stall: long_scoreboard", "tensor cores at work, %")
 card("11", "tensor cores at work, %")
 
 # %% [markdown]
-# This is the clearest cause on the ladder: the same work, the same registers, and waits that can be counted.
+# This is the clearest cause on the ladder: the same work, nearly, the same registers, and waits that can be counted.
 # `fa2-lab xray 10 --full --sass` lists `WARPGROUP.DEPBAR` 24 times, 12 in each of the two loops. For rung 11 it lists 4:
 # one in each loop, and one behind each. (Launched with `num_stages=1`, rung 11 waits for each product, as rung 09 does, and
 # without a mask the order gains nothing. Under it 8%, with as many registers: we do not know why.)
@@ -272,7 +272,7 @@ card("11", "tensor cores at work, %")
 #
 # **it loses.** 264 programs run at the same time. In rung 11 they are row blocks of some four heads, and find those heads'
 # K and V in L2. In rung 12 they are of all 64 heads, whose K and V do not fit there. So DRAM reads twelve times as much
-# (table below). Those of 8 heads fit.
+# (table below). Programs hardly wait for that, but it takes power, and the clock falls. Those of 8 heads fit.
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
@@ -290,7 +290,7 @@ Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16=issue
                          r19=issued, r20=busy, r21=busy, r22=busy, r23=l2))
 
 # %% [markdown]
-# - 13 takes heads in groups whose keys fit in L2, so DRAM reads what it read before rung 12, or nearly.
+# - 13 takes heads in groups whose keys fit in L2, so DRAM reads half as much again as before rung 12, not twelve times.
 # - 14 has Hopper's copy engine fetch whole tiles: threads compute no addresses. 15 is 14 written in Gluon, where the program
 #   itself starts each copy. 16 gives the copies a warp of their own.
 # - 17 lets 128 rows share each tile of K and V instead of 64. Copies run ahead far enough, so bytes saved gain nothing, as
@@ -354,9 +354,8 @@ show(speed.draw(**speed.data()))
 # These are the FA2 paper's shapes: 16,384 tokens, heads · d = 2,048 (the *hidden size*). `torch flash` is
 # FlashAttention-2 inside torch, `cuDNN` NVIDIA's kernel, FlexAttention PyTorch's compiled attention. `fa2_lab portable` is
 # our plain Triton, for every GPU, and `fa2_lab` what `attention()` chooses on this one. The distance between our two lines
-# is what chapters 12a, 12b and 13 gain. The line marked GEMM is the large matrix product in this run, the forward's roof.
-#
-# **Takeaway.** Being faster than an old kernel on a new chip says little. Compare with the matrix product.
+# is what chapters 12a, 12b and 13 gain. The line marked GEMM is the large matrix product in this run, the roof:
+# to be faster than an old kernel on a new chip says little.
 #
 # ## Recap
 #
@@ -367,7 +366,7 @@ show(speed.draw(**speed.data()))
 #
 # ## Exercises
 #
-# On Hopper, at d = 64, three units are nearly equally busy. For a tile of 64 × 128:
+# On Hopper, at d = 64, three units are about equally busy. For a tile of 64 × 128:
 
 # %% tags=["hide-input"]
 on = model.units(reasons.modelled(last, causal=False, d=64))
@@ -378,7 +377,7 @@ print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp'
 # $0 \le r < 1$. A cubic gives $2^r$, and $n$ goes into the exponent bits. A thread has 64 exponentials a tile. Each one
 # moved saves 8 clocks of the exponential unit and costs 8 issue slots.
 #
-# **Predict.** The busiest unit gains 3% with $f = 1/8$. The kernel was built. What does it gain on an H200?
+# **Predict.** With $f = 1/8$ the busiest unit needs 3% fewer clocks. The kernel was built. What does it gain on an H200?
 #
 # - ☐ nothing, or it loses
 # - ☐ about 3%

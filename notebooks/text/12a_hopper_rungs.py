@@ -106,8 +106,8 @@ show(row_reduction.draw(**row_reduction.data()))
 #
 # `use_acc=False`: the result does not begin with what `zero` holds. `deps` names the values that the wait makes valid.
 # Until then everything that the product reads must stay in place, and the warpgroup may do other work: P V of one tile can
-# run under the exponentials of the next. At d = 128 a product takes 512 clocks, and so do the exponentials. At d = 64 it
-# takes 256, too few to cover them: a second warpgroup will have to fill the hole.
+# run under the exponentials of the next. At d = 128 a product with 128 keys takes 512 clocks, and so do their exponentials.
+# At d = 64 it takes 256, too few to cover them: a second warpgroup will have to fill the hole.
 
 # %%
 show(wgmma.draw(**wgmma.data()))
@@ -348,7 +348,7 @@ climb.step("16", "issue slots used, %")
 #
 # One thread of each warpgroup: together they have 65,536 / 128 = 512 registers. The producer's keeps 24. Those of n
 # consumers share the rest in steps of 8: (512 − 24) / 3 gives 160, / 2 gives 240. Rung 17 still has tiles of 64 keys, and
-# takes two consumers at d = 128 and three at d = 64. (Three at d = 128 would fit, too: that is rung 23.)
+# takes two consumers at d = 128 and three at d = 64. (Three at d = 128 are for rung 23, which has to find shared memory.)
 #
 # **Predict.** Under the causal mask the lower 64 rows see more tiles than the upper ones. May the upper consumer simply
 # leave out the tiles that it does not see?
@@ -374,6 +374,7 @@ climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 #
 # Half of the bytes through L2, and what for? One program fits on an SM now instead of two, so at d = 128 an SM
 # still has two warpgroups that compute. Nobody was waiting for L2 any more: the ring brings tiles early enough.
+# (Without pauses the rung gains 4%, by the clock: chapter 10.)
 #
 # ## Rung 18: long tiles
 #
@@ -408,15 +409,17 @@ climb.step("19", "tensor cores at work, %")
 show(timeline.draw(**timeline.data()))
 
 # %% [markdown]
-# How the hardware divides the tensor cores between two warpgroups is not documented. So the model takes two extremes: they
-# share equally (*Neither*, *Within*), or the first to come is served first (*Between*, *Both*). In *Within* and *Both* a
-# warpgroup looks ahead: it starts the next S before P V of this tile, so that this P V runs under the next exponentials.
+# How the hardware divides the tensor cores between two warpgroups is not documented. So the model takes two extremes. And a
+# warpgroup can look ahead: start the next S before P V of this tile, so that this P V runs under the next exponentials.
 #
-# Compare *Neither* with *Between*, the first panel with the third. In *Neither* both start together, share equally and stay
-# together: both wait for exponentials at the same time, and the tensor cores work 67% of the time. In *Between* they are
-# served one after the other, so they move apart by themselves, and nearly always somebody multiplies: 98%. Rung 19, which
-# does not look ahead, has 61.5%: that speaks for equal shares. If shares are equal, looking ahead helps: *Within* has 97%.
-# (Rung 20 looks ahead and has 75.5%, but not by *Within*, as we shall see.)
+# | the tensor cores work | equal shares | first come, first served |
+# | --- | --- | --- |
+# | without looking ahead | *Neither*, 67% | *Between*, 98% |
+# | looking ahead | *Within*, 97% | *Both*, 100% |
+#
+# In *Neither* both start together and stay together: both wait for exponentials at the same time. In *Between* they move
+# apart by themselves, and nearly always somebody multiplies. Rung 19, which does not look ahead, has 61.5%: equal shares
+# explain it. Rung 20 looks ahead and has 75.5%. No panel explains that, and what the compiler makes of it comes next.
 #
 # ## Rung 20: start the next scores before you need them
 #
@@ -550,6 +553,7 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 #
 # With tiles of 64 keys, s and p are half as wide, and the registers suffice. And shared memory? 64 rows of Q, K, V or O
 # take 16 KiB at d = 128, so 227 KiB have room for 14 such tiles. A stage is K and V: two such tiles at 64 keys, four at 128.
+# (2 · 3: for each of two consumers two places for Q, as the next block's is fetched early, and one for O.)
 #
 # | | Q and O take | left | stages | keys on their way |
 # | --- | ---: | ---: | ---: | ---: |
@@ -569,10 +573,8 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 # than 4 of them for an SM `FEW` keeps to rung 22's sizes. (`APART`: O has room of its own, as it had there.)
 #
 # Copies ran ahead far enough before, so few cycles are saved. All these rungs run at the limit of power (chapter 10), and
-# there busier tensor cores cost clock, as at rung 20. Here they get busier once more, and the clock stays, or nearly: bytes
+# there busier tensor cores cost clock: of rung 20's gain in cycles nearly a third. Here they get busier once more, and the clock stays, or nearly: bytes
 # that do not move leave power for products.
-#
-# **Takeaway.** Near the top count energy as well as cycles: of rung 20's gain in cycles nearly a third went to the clock.
 #
 # ## Where does a fence stand?
 #
