@@ -91,15 +91,18 @@ def test_programs_take_the_blocks_of_some_heads_in_turn():
 
 
 @triton.jit
-def head_kernel(X, at, strides):
-    tl.store(at + tl.program_id(0), tile.head_of(X, strides, tl.program_id(0), tl.program_id(0)).to(tl.int64))
+def pointers_kernel(X, heads, rows, strides):
+    n = tl.program_id(0)
+    tl.store(heads + n, tile.head_of(X, strides, n, n).to(tl.int64))
+    tl.store(rows + 4 * n + tl.arange(0, 4)[:, None], tile.row_pointers(X, 4 * n, strides[0], 4, 1).to(tl.int64))
 
 
-def test_a_head_may_lie_behind_two_to_the_31_elements():
-    X, at = torch.zeros(16, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
-    head_kernel[(4,)](X, at, (2**30, 3 * 2**28))
-    offsets = (at - X.data_ptr()) // X.element_size()
-    assert offsets.tolist() == [n * (2**30 + 3 * 2**28) for n in range(4)]
+def test_a_head_or_a_row_may_lie_behind_two_to_the_31_elements():
+    X, (heads, rows) = torch.zeros(16, device=DEVICE), torch.zeros(2, 16, dtype=torch.int64, device=DEVICE)
+    pointers_kernel[(4,)](X, heads, rows, (2**30, 3 * 2**28))
+    heads, rows = ((x - X.data_ptr()) // X.element_size() for x in (heads[:4], rows))
+    assert heads.tolist() == [n * (2**30 + 3 * 2**28) for n in range(4)]
+    assert rows.tolist() == [n * 2**30 for n in range(16)]
 
 
 @triton.jit

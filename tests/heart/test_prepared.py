@@ -171,7 +171,8 @@ def paged_call(pages=6, page_size=4, N_q=1, window=None, table=None, lengths=Non
 
 def test_a_table_is_looked_at_again_where_pages_or_lengths_are_others(looked):
     table = torch.tensor([[0, 5, 99], [4, 2, 99]], device=DEVICE)  # 99 is behind what the lengths need
-    lengths = torch.tensor([8, 5], device=DEVICE)
+    both = torch.tensor([8, 5, 12], device=DEVICE)
+    lengths, others = both[:2], both[::2]  # in one place, as a new tensor that gets the memory of one that is gone
     for _ in range(3):
         paged_call(table=table, lengths=lengths)
     assert len(looked) == 2
@@ -180,7 +181,7 @@ def test_a_table_is_looked_at_again_where_pages_or_lengths_are_others(looked):
     with pytest.raises(ValueError, match="block_table: got pages from 0 to 99"):  # smaller pages: the third is needed
         paged_call(page_size=3, table=table, lengths=lengths)
     with pytest.raises(ValueError, match="block_table: got pages from 0 to 99"):
-        paged_call(table=table, lengths=torch.tensor([8, 12], device=DEVICE))
+        paged_call(table=table, lengths=others)
     paged_call(table=table, lengths=lengths)
     lengths[1] = 9
     with pytest.raises(ValueError, match="block_table: got pages from 0 to 99"):
