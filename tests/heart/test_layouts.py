@@ -21,13 +21,16 @@ def test_attributes_are_read():
     assert parse(SWIZZLED) == Shared(8, 1, 8)
     assert parse(SWIZZLED.replace("[1, 0]", "[0, 1]")).transposed
     assert parse(NVMMA) == Shared(8, 1, 8, block=64)
-    assert parse(NVMMA.replace("false", "true").replace("128", "32")) == Shared(8, 4, 2, 16, True)
+    narrow = NVMMA.replace("false", "true").replace("128", "32").replace("BitWidth = 16", "BitWidth = 8")
+    assert parse(narrow) == Shared(16, 4, 2, 32, True)
 
 
 @pytest.mark.parametrize("text", ["#blocked", "#ttg.blocked<{order = [1, 0]}>", MMA.replace("Major = 2", "Major = 5")])
 def test_other_layouts_are_refused(text):
     with pytest.raises(ValueError, match=r"^layout: got (#blocked|blocked|nvidia_mma); it takes"):
         parse(text)
+    with pytest.raises(ValueError, match=r"^shape: got \(8, 32\); it takes rows of whole"):
+        Shared(8, 1, 8).offsets((8, 32))
 
 
 LAYOUTS = [

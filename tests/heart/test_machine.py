@@ -1,6 +1,6 @@
 """machine/: chips.py, time.py, prices.py and turns.py, by hand, by what counters saw, and by what says the same."""
 
-from dataclasses import fields
+from dataclasses import astuple, fields
 
 import numpy as np
 import pytest
@@ -14,6 +14,15 @@ from fa2_lab.tiles import Mask, Tiling
 # Chips ----------------------------------------------------------------------------------------------------------
 
 each = pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+# KiB of L1 and shared memory in an SM; the memory's pins and Gbit/s of each; links times GB/s of each, one way
+A_H = [
+    (192, 5120, 3.186, 12 * 25),
+    (256, 5120, 5.234, 18 * 25),
+    (256, 6144, 6.25, 18 * 25),
+    (256, 7680, 7.992, 18 * 50),
+]
+SMALL = [(128, 384, 19.5, 4 * 14.0625), (128, 384, 21, 16 * 2), (128, 384, 18, 16 * 2)]
+AROUND = dict(zip(CHIPS, A_H + SMALL, strict=True))
 
 
 @each
@@ -29,6 +38,9 @@ def test_limits_of_an_sm_hang_together(chip):
     assert chip.warps_per_sm * 32 == chip.threads_per_sm
     assert chip.shared_per_sm - chip.shared_per_block == KiB  # the KiB that the system keeps of each block
     assert chip.registers_per_sm == 65536 and chip.shared_per_clock == 32 * 4
+    L1, pins, rate, link = AROUND[chip.name]
+    assert chip.shared_per_sm == (L1 - 28) * KiB and chip.link_per_second == link * 1e9
+    assert chip.hbm_per_second == pytest.approx(pins * rate / 8 * 1e9, rel=0.001)
 
 
 def test_what_an_exponential_costs():
@@ -60,9 +72,8 @@ def test_one_tile_on_an_a100_by_hand():
     tile = time.tile_clocks(A100, 128, 64, 128)
     assert tile.tensor == 4 * 128 * 64 * 128 / 2048 == 2048
     assert tile.exp == (128 * 64 + 128) / 16 == 520
-    assert (
-        tile.fp32 == (3 * 128 * 64 + 128 * 128 + 2 * 128) / 64 == 644
-    )  # scale and shift, max, sum; α o; α l and m − m
+    # scale and shift, max, sum; α o; α l and m − m
+    assert tile.fp32 == (3 * 128 * 64 + 128 * 128 + 2 * 128) / 64 == 644
     assert tile.shared == 2 * (2 * 64 * 128 + 4 * 2 * 64 * 128 + 128 * 128) / 128 == 1536
     assert (tile.overlapped, tile.serial, tile.busiest) == (2048, 4748, "tensor")
 
@@ -119,6 +130,10 @@ def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
     assert prices.measured(A100) == {} and prices.prices(A100).l2 == 5120 * A100.clock_hz  # measured on others
     assert time.fp32_instructions("fa2", B, 2 * B, d, "backward") == 3 * B * 2 * B + B * d + 2 * B * d
     assert prices.cost("FA2 backward", N=256, B_r=64, B_c=128, heads=1).workers == 2  # its column blocks
+    assert prices.cost("decode", N_q=1, heads=1).workers >= H200.SMs  # its keys are split
+    assert prices.cost("FA2", N=256, heads=1, causal=True).flops == 10 * seen.flops  # tiles of 16
+    many, one = (prices.cost("FA2", N=65536, heads=heads) for heads in (64, 1))  # L2 has room for one head, not for all
+    assert astuple(many) == tuple(64 * n for n in astuple(one))
     clocks = time.tile_clocks(H200, B, B, d)
     one_sm = {unit: seconds * H200.clock_hz for unit, seconds in seen.seconds(H200).items()}
     assert one_sm["FP32 units"] == pytest.approx(clocks.fp32)
@@ -142,11 +157,15 @@ def test_the_slowest_unit_is_the_limit_and_idle_sms_count():
 def test_bytes_are_elements_times_their_width():
     tiling = Tiling(64, 64, 16, 16)
     moved = io.traffic("fa1", "forward", tiling, 8)
-    wide = ("O", "l", "m")
-    assert io.in_bytes("fa1", moved).loads == {t: n * (4 if t in wide else 2) for t, n in moved.loads.items()}
-    back = io.traffic("fa2", "backward", tiling, 8)
-    wide = ("D", "dQ")
-    assert io.in_bytes("fa2", back).stores == {t: n * (4 if t in wide else 2) for t, n in back.stores.items()}
+    sums, passed_on = ("L", "D", "dQ"), ("S", "dP", "dQ")
+    for algorithm, way, wide in (
+        ("fa1", "forward", ("O", "l", "m")),
+        ("fa2", "backward", sums),
+        ("standard", "forward", passed_on),
+        ("standard", "backward", passed_on),
+    ):
+        form = io.traffic(algorithm, way, tiling, 8)
+        assert io.in_bytes(algorithm, form) == form.each(lambda tensor, n, wide=wide: n * (4 if tensor in wide else 2))
     assert io.at_most(1, moved, io.sizes(tiling, 8)).loads == {t: io.sizes(tiling, 8)[t] for t in moved.loads}
 
 
@@ -196,7 +215,7 @@ def test_bad_input_is_named(call, good, wrong):
 
 def test_an_algorithm_that_there_is_not_is_refused():
     for call in (io.traffic, io.operations):
-        with pytest.raises(ValueError, match=r"fa3.*it takes"):
+        with pytest.raises(ValueError, match=r"'fa3', 'forward'; it takes algorithm one of .*fa1, fa2 and direction"):
             call("fa3", "forward", TILING, 4)
     with pytest.raises(ValueError, match="fa3"):
         time.tile_clocks(A100, 64, 64, 64, algorithm="fa3")

@@ -83,10 +83,16 @@ def test_operations_equal_the_meter_kind_by_kind(algorithm, direction, tiling, d
     )
 
 
+# What is on chip at once: blocks of B_r × d and of B_c × d, numbers for each row, tiles.
+HELD = {"forward": (2, 2, 2, 1), "fa1": (4, 4, 3, 2), "fa2": (3, 4, 2, 2)}
+
+
 @pytest.mark.parametrize("algorithm, direction", COUNTED)
 def test_operations_of_one_tile_equal_the_meter_at_every_tile(algorithm, direction):
     tiling = Tiling(11, 9, 4, 3)  # the last row of tiles has 3 rows
-    for (i, j), counts in metered(algorithm, direction, tiling, 5).by_tile().items():
+    trace = metered(algorithm, direction, tiling, 5)
+    assert trace.peak_on_chip == np.dot(HELD.get(direction, HELD[algorithm]), (4 * 5, 3 * 5, 4, 4 * 3))
+    for (i, j), counts in trace.by_tile().items():
         if i is None or j is None:
             continue
         b, c = tiling.visible(i, j).shape

@@ -72,11 +72,21 @@ def test_what_it_predicted(d, before, after, full, causal):
     assert found == pytest.approx([full, causal], abs=0.006)
 
 
+@pytest.mark.parametrize("number", ["07", "09", *range(11, 19)], ids=str)
+def test_it_is_within_a_tenth_of_the_clocks_that_were_counted(number):
+    name = ladder.find(f"{number}")
+    said = launch(reasons.modelled(name, FULL, 128), heads=64)
+    assert said == pytest.approx(reasons.counters(load("ladder"), name)["SM cycles"], rel=0.1)
+    before = ladder.find("00")
+    assert reasons.predicted(before, name, FULL, 128) == reasons.predicted(before, name, FULL, 128, heads=64)
+
+
 # The reasons ------------------------------------------------------------------------------------------------------
 
 
 def test_every_rung_has_a_reason():
     assert list(reasons.REASONS) == [name[1:3] for name in ladder.RUNGS[1:]]
+    assert [number for number, reason in reasons.REASONS.items() if not reason.modelled] == ["20", "21", "22", "23"]
     assert all(reason.limit and reason.removes and reason.why for reason in reasons.REASONS.values())
 
 
@@ -86,6 +96,7 @@ def test_counters_are_those_of_the_shape_in_the_table():
         x for x in record.rows if x.direction == "counters" and (x.problem["rung"], x.problem["d"]) == (name, 128)
     )
     assert reasons.counters(record, name) == {what: numbers[0] for what, numbers in at_128.values.items()}
+    assert reasons.most(record, name, 64) != reasons.most(record, name, 128)
     assert all(1 < reasons.chip(record, rung)[0] < 2 for rung in ladder.RUNGS)  # GHz
 
 

@@ -14,6 +14,7 @@ def test_bytes_by_hand():
     """Four ranks of 8 rows, 2 key heads of 16 in 16 bits: a block of K and V is 8 · 2 · 2 · 16 · 2 = 1024 bytes."""
     assert ring.sent([8] * 4, 0, "forward", kv_heads=2, d=16) == {"K V": 3 * 1024}
     assert ring.sent([8] * 4, 0, "backward", kv_heads=2, d=16) == {"K V": 3 * 1024, "dK dV": 3 * 2048}
+    assert ring.sent([8] * 4, 0, "backward", kv_heads=2, d=16, item=4) == {"K V": 3 * 2048, "dK dV": 3 * 2048}
     assert ring.sent([8], 0, "backward", kv_heads=2, d=16) == {}
     assert ring.sent([8, 4, 2], 0, "forward", kv_heads=2, d=16) == {"K V": (8 + 2) * 128}  # all but the next rank's
 

@@ -42,6 +42,7 @@ def test_the_shapes_of_the_benchmark_on_an_h200():
     """One sequence of 65,536 keys: 8 heads for 396 slots."""
     shares = Shares((2048,) * 8, 396, least_share(4, 128, 32, 2))
     assert (shares.least, shares.share, shares.busy) == (1, 42, 391)
+    assert [block.cost for block in splits.same_splits((5, 1, 0), 3)] == [3, 3, 2, 2, 1]  # none without a tile
     one_each = grid.schedule(splits.same_splits((2048,) * 8, 1), 396)
     assert one_each.makespan == 2049 and grid.schedule(shares.blocks(), 396).makespan == 42
 

@@ -65,6 +65,7 @@ def test_one_tile_by_hand():
     assert [k.counts[2, "read", name] for name in "QKV"] == [32, 8, 8]  # all of Q, its slice of K and V
     assert [k.counts[2, "write", name] for name in ("max", "sum", "PV")] == [8, 8, 32]
     assert [k.counts[2, "read", name] for name in ("max", "sum", "PV")] == [4 * 8, 4 * 2, 4 * 2 * 4]
+    assert warps.tile_bytes("split_k", 8, 8, 4, 4) == 2 * (64 + 128 + 64) + 4 * (32 + 128 + 32 + 32 + 128 + 128)
     assert set(k.waits) == {"the tile is there", "row maxima of all warps", "row sums and P V of all warps"}
 
 
@@ -98,6 +99,6 @@ def test_shared_memory_refuses_each_kind_of_race():
         act[second](1)
     shared.barrier("a test")
     shared.read(0, "x"), shared.read(1, "x")  # reading together is no race
-    for warp in (0, 1):  # but nobody may write what another has read as well
-        with pytest.raises(RaceError):
+    for warp, who in ((0, "warp 0"), (1, "warp 1"), (COPY, "the copy")):  # but nobody may write what others have read
+        with pytest.raises(RaceError, match=f"^{who} writes what another has read"):
             shared.write(warp, "x", 0, 1.0)

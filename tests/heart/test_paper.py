@@ -10,7 +10,9 @@ import pytest
 from fa2_lab import paper
 from fa2_lab.errata import ERRATA
 from fa2_lab.glossary import GLOSSARY, TERMS
+from fa2_lab.machine import io
 from fa2_lab.paper import ALGORITHMS, LINES, PACKAGE, tagged_lines, where
+from fa2_lab.tiles import Tiling
 
 LAST_LINES = {"FA1.A2": 19, "FA1.A3": 6, "FA1.A4": 26, "FA2.A1": 17, "FA2.A2": 20}
 LOOP_ENDS = {"FA1.A2": {17, 18}, "FA1.A4": {23, 25}, "FA2.A1": {11, 16}, "FA2.A2": {17, 19}}
@@ -72,7 +74,7 @@ def test_tags_are_read_from_comments_alone():
 def test_where_finds_a_line_with_its_numpy_its_triton_or_why_there_is_none_and_its_picture(tag):
     algorithm, line = LINES[tag]
     found = where(f" {tag.lower()} ")
-    assert (found.tag, found.line) == (tag, line) and len(str(found).splitlines()) <= 10
+    assert (found.tag, found.line) == (tag, line) and len(str(found).splitlines()) <= 10 and "  #" not in str(found)
     if not line.computes:
         assert not found.numpy + found.triton and "nothing to compute here" in str(found)
         return
@@ -147,3 +149,4 @@ def test_symbols_have_the_shapes_of_a_small_attention():
         shape = GLOSSARY[name].shape
         names = [] if shape == "number" else re.findall(r"\w+", shape)
         assert np.shape(x) == tuple(sizes[n] for n in names), (name, shape)
+    assert io.sizes(Tiling(7, 10, 2, 4), d=3) == {name: x.size for name, x in tensors.items() if name != "tau"}
