@@ -16,6 +16,8 @@ import pytest
 
 from fa2_lab import errata, paper
 from fa2_lab.errata import ERRATA
+from fa2_lab.machine import io
+from fa2_lab.tiles import Tiling
 from fa2_lab.tools import command, tour
 from fa2_lab.tools.tour import FULL, STAGES, Skipped, Stage
 
@@ -41,7 +43,7 @@ def test_the_tour_of_the_numpy_stages(capsys):
     assert tour.tour(NUMPY_STAGES) == 0
     out, err = capsys.readouterr()
     assert f"All {len(NUMPY_STAGES)} stages that ran agree" in out
-    assert out.count(" ok\n") == len(NUMPY_STAGES)
+    assert out.count(" ok\n") == len(NUMPY_STAGES) and "notebooks/00_start.ipynb" in out
     assert max(map(width, out.splitlines())) <= 80
     assert err == "", "no progress bar where nobody watches"
 
@@ -52,7 +54,9 @@ def test_the_table_counts_what_the_meter_counts():
     assert rows["FA2 forward"].hbm == 2 * n * d + n + T_r * 2 * n * d
     assert rows["FA1 forward"].hbm == (n * d + 2 * n) + 2 * n * d + T_c * (3 * n * d + 4 * n)
     assert rows["FA1 forward"].matmul == rows["FA2 forward"].matmul == 4 * n * n * d
-    assert rows["FA1 forward"].other > rows["FA2 forward"].other > n * n
+    forms = (io.operations(name, "forward", Tiling(n, n, tour.B_R, tour.B_C), d) for name in ("fa1", "fa2"))
+    assert [row.other for row in rows.values()] == [form.total() - form["matmul"] for form in forms]
+    assert [tour.short(x) for x in (0, 999, 999_600, 1_234_567)] == ["-", "999", "1M", "1.23M"]
 
 
 def broken(trace):
@@ -123,6 +127,8 @@ def test_errata_as_a_table_and_in_full(capsys):
         assert max(map(width, out.splitlines())) <= 80
         for text in (erratum.source, erratum.claim, erratum.why, erratum.instead, erratum.met):
             assert " ".join(text.split()) in " ".join(out.split()), name
+        tags = ", ".join(tag for tag, (_, line) in paper.LINES.items() if name in line.errata)
+        assert " ".join(out.split()).endswith(f"lines {tags}" if tags else "")
 
 
 def test_an_erratum_whose_check_tells_nothing_apart_fails_the_command(monkeypatch, capsys):
@@ -139,7 +145,9 @@ def test_glossary(capsys):
     assert "线程束" in out and max(map(width, out.splitlines())) <= 80
     found = dict(warp="线程束", lane="appendix A, figures/row_reduction", tau="[number, argument]", wgmma="chapter 12a")
     for name, words in found.items():
-        assert command.main(["glossary", name]) == 0 and words in capsys.readouterr().out
+        assert command.main(["glossary", name]) == 0
+        out = capsys.readouterr().out
+        assert words in out and out.count("→") == 1, "one term alone"
 
 
 @pytest.mark.parametrize("arguments", [["dance"], ["where", "a", "b"], ["--fast"]])

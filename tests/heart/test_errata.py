@@ -60,3 +60,4 @@ def test_distances():
     assert cases.distance([1.0, 4.0], [2.0, 4.0]) == 0.25 and cases.distance([2.0], [-2.0]) == 2.0
     assert cases.distance(np.ones(3), np.ones(4)) == np.inf
     assert ERRATA["fa1-block-size"].right() == (44, 22)  # 4Bd + B² + 2B and 8Bd + 2B² + 2B are at most 24,576
+    assert f" {ERRATA['article-228'].right()} KiB" in f" {ERRATA['article-228'].instead}"

@@ -59,8 +59,6 @@ def test_batch_1_with_32_heads_on_132_sms():
     assert (one.waves, two.waves) == (1, 16)
     assert one.utilisation == pytest.approx(32 / 132) and round(100 * one.utilisation) == 24
     assert two.utilisation == pytest.approx(2048 / (16 * 132)) and round(100 * two.utilisation) == 97
-    assert one.makespan / two.makespan == 4096 / 1024 == 4
-    assert (one.SMs_used, two.SMs_used) == (32, 132)
 
 
 def test_a_second_block_goes_to_another_sm_first():

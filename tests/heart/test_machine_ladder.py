@@ -5,23 +5,16 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
-from fa2_lab.machine.ladder import Rung, blocks, clocks, launch, makespan, speedup, tile_bytes, units
+from fa2_lab.machine.ladder import Rung, blocks, clocks, launch, makespan, tile_bytes, units
 from fa2_lab.records import load
 
 FULL, CAUSAL = False, True
-COMPILED = {  # programs on an SM, instructions of a tile, exponentials among them: Triton 3.6 for sm_90
-    128: {
-        3: ((2, 688, 38), (2, 717, 38)),
-        5: ((3, 579, 34), (2, 621, 34)),
-        6: ((3, 413, 34), (3, 455, 34)),
-        7: ((3, 413, 34), (3, 455, 34)),
-    },
-    64: {7: ((4, 326, 34), (3, 362, 34)), 9: ((3, 275, 34), (3, 276, 34))},
-}
+# Programs on an SM, instructions of a tile, exponentials among them: Triton 3.6 for sm_90, d = 128, without a mask.
+COMPILED = {3: (2, 688, 38), 7: (3, 413, 34)}
 
 
-def rung(number, causal=FULL, d=128):
-    return Rung(number, *COMPILED[d][number][causal], d)
+def rung(number):
+    return Rung(number, *COMPILED[number])
 
 
 def test_the_units_of_a_tile():
@@ -63,20 +56,12 @@ def test_rung_00_is_bound_by_hbm():
     assert launch(Rung(0, 1, 1, 1), heads=64) == pytest.approx(64 * 4096 * (12 * 4096 + 8 * 128) * 1.83e9 / 4.8e12)
 
 
-@pytest.mark.parametrize(
-    "d, before, after, full, causal", [(128, 5, 6, 1.05, 1.23), (128, 6, 7, 1.00, 1.92), (64, 7, 9, 0.93, 1.06)]
-)
-def test_what_it_predicted(d, before, after, full, causal):
-    heads = 8192 // d
-    found = [speedup(rung(before, c, d), rung(after, c, d), heads, causal=c) for c in (FULL, CAUSAL)]
-    assert found == pytest.approx([full, causal], abs=0.006)
-
-
 @pytest.mark.parametrize("number", ["07", "09", *range(11, 19)], ids=str)
 def test_it_is_within_a_tenth_of_the_clocks_that_were_counted(number):
     name = ladder.find(f"{number}")
     said = launch(reasons.modelled(name, FULL, 128), heads=64)
     assert said == pytest.approx(reasons.counters(load("ladder"), name)["SM cycles"], rel=0.1)
+    assert launch(rung(7), 64, causal=CAUSAL) < 0.6 * launch(rung(7), 64)  # it skips tiles
     before = ladder.find("00")
     assert reasons.predicted(before, name, FULL, 128) == reasons.predicted(before, name, FULL, 128, heads=64)
 

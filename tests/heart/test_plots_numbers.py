@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fa2_lab.machine import chips, io
-from fa2_lab.plots import dq_over_time, poster, ring_speed, roofline, speed
+from fa2_lab.plots import poster, ring_speed, roofline, speed
 from fa2_lab.records import load, path_of
 from fa2_lab.reference import fa2
 from fa2_lab.tiles import Tiling
@@ -88,10 +88,6 @@ def test_intervals_are_what_each_mask_lets_through():
 
 
 # Backward, workers, machine -------------------------------------------------------------------------------------
-
-
-def test_a_tile_of_the_backward_takes_five_products():
-    assert io.tile_operations("fa2", "backward", 1, 1, 1)["matmul"] == 2 * dq_over_time.ONE_PASS
 
 
 def test_schedules_by_hand():
