@@ -59,18 +59,18 @@ def everybody(problem: Problem, what: str = "decode") -> Measurement:
 
     def replayed(prepare: Callable[[], Prepared]) -> Prepared:
         call = prepare()
-        return call if what == "decode" or isinstance(call, str) else graph(call).replay
+        return call if what == "decode" or isinstance(call, str) else recorded(call)
 
     return row(problem, what, {name: partial(replayed, prepare) for name, prepare in prepares.items()})
 
 
-def graph(call: Callable) -> torch.cuda.CUDAGraph:
-    """One call, recorded."""
+def recorded(call: Callable) -> Callable:
+    """One call as a graph, to be replayed. It keeps the call: a replay reads the tensors that the call holds."""
     call()
-    made = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(made):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         call()
-    return made
+    return lambda call=call: graph.replay()
 
 
 def host(problem: Problem) -> Measurement:

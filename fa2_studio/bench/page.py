@@ -95,7 +95,8 @@ def medians(run: Record) -> list[str]:
         for name in dict.fromkeys(name for row in rows for name in row.values):
             found = [row.rate(name) if row.flops else row.values[name][0] for row in rows if name in row.values]
             parts.append(f"{name} {short(median(found))}{f' ({len(found)} of {len(rows)})' * (len(found) < len(rows))}")
-        sentences.append(f"Median {direction}, {unit_of(rows[0])}: {', '.join(parts)}.")
+        if parts:
+            sentences.append(f"Median {direction}, {unit_of(rows[0])}: {', '.join(parts)}.")
     if any(row.direction == "loss" for row in run.rows):
         first, *others = run.curves.values()
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)

@@ -149,7 +149,10 @@ def warm_up(call: Callable[[], object], times: int = WARM_UP) -> str:
 
 
 def tried(call: Callable):
-    """What it returns, or in a line why it does not: who fails is named with the reason, and the run goes on."""
+    """What it returns, or in a line why it does not: who fails is named with the reason, and the run goes on.
+
+    Not so where a failure took the GPU from this process: the others could not run, and would be blamed for it.
+    """
     try:
         return call()
     except Missing as why:
@@ -158,6 +161,8 @@ def tried(call: Callable):
         torch.cuda.empty_cache()
         return "out of memory"
     except Exception as failure:
+        if isinstance(failure, torch.AcceleratorError):
+            torch.cuda.synchronize()  # raises the same again if nothing can run any more
         return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
 
 

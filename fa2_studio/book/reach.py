@@ -1,4 +1,4 @@
-"""Where the chapters run: a table of chapters and machines, and copies of the chapters for Colab.
+"""Where the chapters run: a table of chapters and machines, and copies of the chapters for Colab and Kaggle.
 
 `python -m fa2_studio.book.reach` writes the table into TROUBLESHOOTING.md.
 """
@@ -51,12 +51,15 @@ def table() -> str:
     return "\n".join([*lines, "", NOTE])
 
 
-# Colab ----------------------------------------------------------------------------------------------------------
+# Colab and Kaggle -----------------------------------------------------------------------------------------------
 
-FETCH = """# Colab: fetch the project at the commit that this copy was made from
-!git clone -q https://github.com/{repository} /content/fa2_lab && git -C /content/fa2_lab checkout -q {commit}
-%pip install -q --no-deps -e /content/fa2_lab
-%cd -q /content/fa2_lab/notebooks
+FETCH = """# Colab or Kaggle (there Internet must be on): fetch the project at the commit that this copy was made from
+import os
+
+home = next(path for path in ("/kaggle/working", "/content", os.getcwd()) if os.path.isdir(path))
+!git clone -q https://github.com/{repository} {{home}}/fa2_lab && git -C {{home}}/fa2_lab checkout -q {commit}
+%pip install -q --no-deps -e {{home}}/fa2_lab
+%cd -q {{home}}/fa2_lab/notebooks
 """
 PREPARE = """import os
 import subprocess
@@ -84,7 +87,7 @@ chips = subprocess.run(query, shell=True, capture_output=True, text=True).stdout
 if not chips or not chips[0][0].isdigit() or float(chips[0]) < 8:
     # No GPU, or one such as a T4, for which Triton has no tensor cores: everything runs as on a laptop.
     os.environ.update(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")"""
-TAGS = ["nbval-skip", "skip-execution"]  # nothing of this is run by tests
+TAGS = ["nbval-skip", "skip-execution"]
 
 
 def origin() -> tuple[str, str] | None:
@@ -94,11 +97,12 @@ def origin() -> tuple[str, str] | None:
 
 
 def button(chapter: Chapter) -> str:
-    """A link to a chapter's copy for Colab, which pages.yml keeps in a branch of its own."""
+    """Links to a chapter's copy on Colab and Kaggle, which pages.yml keeps in a branch of its own."""
     if origin() is None:
         return ""
-    address = f"https://colab.research.google.com/github/{origin()[0]}/blob/colab/{chapter.name}.ipynb"
-    return f"[Open in Colab]({address})"
+    copy = f"github/{origin()[0]}/blob/colab/{chapter.name}.ipynb"
+    kaggle = f"https://kaggle.com/kernels/welcome?src=https://{copy.replace('github', 'github.com', 1)}"
+    return f"[Open in Colab](https://colab.research.google.com/{copy}) · [Kaggle]({kaggle})"
 
 
 def write_for_colab(folder: Path) -> None:

@@ -59,7 +59,8 @@ live("climb")
 # %% [markdown]
 # The bars are TFLOP/s, forward, with 16 heads at batch 4 (64 in all), N = 4,096, d = 128. We count only FLOPs that the
 # answer needs: $4N^2d$ a head, half if causal. In the still picture a purple bar gains 8% or more, with or without the mask,
-# and a pale one loses: that teaches as much. In a terminal, `fa2-lab ladder 07 08` prints one change on a page.
+# and a pale one loses: that teaches as much. The lines are FlashAttention-3, the kernel of FlashAttention's authors for Hopper.
+# In a terminal, `fa2-lab ladder 07 08` prints one change on a page.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 record = load("ladder")
@@ -177,7 +178,7 @@ show(roofline.draw(**roofline.data()))
 # A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM
 # (its *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matrix
 # product (GEMM). Drawn over f they are a *roofline*. They meet at the *ridge*. Rungs 00 to 02 stand left of it, 01 and
-# 02 far below the slope: 64 programs cannot ask for more bytes. From rung 03 on, all stand to the right (12 just so): ask
+# 02 far below the slope: 64 programs cannot ask for more bytes. From rung 03 on, all stand to the right (12, not drawn, just so): ask
 # no longer what DRAM does, but what the tensor cores wait for.
 
 # %% [markdown]
@@ -312,7 +313,7 @@ Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16=issue
 #
 # <details><summary>Answer</summary>
 #
-# **faster: bytes cost power.** It takes more cycles, and at the limit of power the bytes that do not move buy a higher
+# **faster: bytes cost power.** Rung 17 takes more cycles, and at the limit of power the bytes that do not move buy a higher
 # clock.
 #
 # ```python
@@ -354,8 +355,7 @@ show(speed.draw(**speed.data()))
 # These are the FA2 paper's shapes: 16,384 tokens, heads · d = 2,048 (the *hidden size*). `torch flash` is
 # FlashAttention-2 inside torch, `cuDNN` NVIDIA's kernel, FlexAttention PyTorch's compiled attention. `fa2_lab portable` is
 # our plain Triton, for every GPU, and `fa2_lab` what `attention()` chooses on this one. The distance between our two lines
-# is what chapters 12a, 12b and 13 gain. The line marked GEMM is the large matrix product in this run, the roof:
-# to be faster than an old kernel on a new chip says little.
+# is what chapters 12a, 12b and 13 gain. The line marked GEMM is the large matrix product in this run, the roof.
 #
 # ## Recap
 #
@@ -375,7 +375,7 @@ print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp'
 # %% [markdown]
 # The multiply-add units could take a part $f$ of the exponentials. $2^x = 2^n \cdot 2^r$ with $n = \lfloor x \rfloor$ and
 # $0 \le r < 1$. A cubic gives $2^r$, and $n$ goes into the exponent bits. A thread has 64 exponentials a tile. Each one
-# moved saves 8 clocks of the exponential unit and costs 8 issue slots.
+# moved saves 8 clocks of the exponential unit and costs 8 of the issue slots.
 #
 # **Predict.** With $f = 1/8$ the busiest unit needs 3% fewer clocks. The kernel was built. What does it gain on an H200?
 #

@@ -176,11 +176,11 @@ climb.step("15", "registers", "programs")
 # Tiles come from right to left, so those that need a mask come first. `full` counts the tiles at the left that need none (in
 # chapter 08 it counted keys). Two tiles are on their way before the loop. In step n the copy of tile n + 2 begins,
 # into the stage of tile n − 1. `gl.barrier()` makes sure that all 128 threads are done with that one, since one thread
-# starts the copy for all. (It is no `mbarrier`: the threads just wait for each other.) `k_here` and `v_here` are an `mbarrier`
-# for each stage. The wait names the phase, which changes each time the stages have gone round. `rows_of` drops a stage's leading dimension of 1. `O_LAYOUT` is
-# that of o in the table above. `mask` and `softmax` do what chapter 08's `visit` does. `rounded` turns p into 16 bits by
-# *inline assembly*, a line of PTX that rounds two numbers at a time. Left alone, the compiler rounds one by one and
-# sometimes swaps them afterwards.
+# starts the copy for all. (It is no `mbarrier`: the threads just wait for each other.) `k_here` and `v_here` are an
+# `mbarrier` for each stage. The wait names the phase, which changes each time the stages have gone round. `rows_of` drops
+# a stage's leading dimension of 1. `O_LAYOUT` is that of o in the table above. `mask` and `softmax` do what chapter 08's
+# `visit` does. `rounded` turns p into 16 bits by *inline assembly*, a line of PTX, NVIDIA's portable assembly language,
+# that rounds two numbers at a time. Left alone, the compiler rounds one by one and sometimes swaps them afterwards.
 #
 # The numbers are TFLOP/s at 16,384 tokens and N = 4,096, with the share of FlashAttention-3 in the same run. The rung
 # loses: a tile waits twice for products where Triton waits once, and takes more instructions. What it gains is that every
@@ -435,9 +435,9 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # - p is a left factor *in registers* of a running product, so the next p goes to other registers: `p_next`.
 #
 # To start S early gained 16%. To wait late is what we wrote, but NVIDIA's assembler, `ptxas`, places the second wait *before*
-# nearly all exponentials. So they hide as in *Between*, under the products of the *other* consumer: with an early S the two
-# move apart, and in rung 19 they did not. Why, the record does not say. (At d = 64 registers are short, and numbers spill:
-# `fa2-lab xray 20 --d 64 --full`.)
+# nearly all exponentials. So they hide as in *Between*, part of the way, under the products of the *other* consumer: with an
+# early S the two move apart (less waits at *barrier*, chapter 11), and in rung 19 they did not. So neither extreme is the
+# hardware; why, the record does not say. (At d = 64 numbers spill: `fa2-lab xray 20 --d 64 --full`.)
 #
 # **Takeaway.** Start early, keep in place what is still being read, and look at what the compiler made of it.
 #
@@ -543,7 +543,7 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 # %% [markdown]
 # `by_lanes` looks at 64 × 128 numbers as (64, 16, 4, 2): of each 8 columns each of the 4 lanes holds 2. A sum over the second
 # and the fourth dimension stays inside a lane. `raised`, in which one warp jumps and another does not, is PTX; chapter 12b
-# reads it. `shrunk` does the same for o: if α is 1 in all lanes, the warp jumps over 64 products.
+# reads it. `shrunk` does the same for o: if α is 1 in all lanes, the warp jumps over 64 multiplications a thread.
 #
 # The price: with an exact maximum the largest p of a row is 1, which is not rounded, and weighs most in O. With a lagging m
 # it may be 14.5, as in the answer above. So where a few numbers are outliers, O's rounding error grows a little
@@ -553,7 +553,7 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 #
 # With tiles of 64 keys, s and p are half as wide, and the registers suffice. And shared memory? 64 rows of Q, K, V or O
 # take 16 KiB at d = 128, so 227 KiB have room for 14 such tiles. A stage is K and V: two such tiles at 64 keys, four at 128.
-# (2 · 3: for each of two consumers two places for Q, as the next block's is fetched early, and one for O.)
+# (2 · 3: for each of two consumers two places for Q, as the next block's is fetched early, and one for O. 3 · 1: one for both.)
 #
 # | | Q and O take | left | stages | keys on their way |
 # | --- | ---: | ---: | ---: | ---: |

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -281,15 +282,16 @@ def test_a_record_that_is_submitted_stands_beside_ours_and_one_that_was_touched_
 
 
 @pytest.mark.parametrize(
-    "gpu, missing, commit, why",
+    "gpu, missing, commit, values, why",
     [
-        ("no GPU, x86_64", [], "abc", "a whole run on a GPU"),
-        ("NVIDIA L4", ["x"], "abc", "1 not measured"),
-        ("NVIDIA L4", [], "abc with changes", "committed sources"),
+        ("no GPU, x86_64", [], "abc", {}, "a whole run on a GPU"),
+        ("NVIDIA L4", ["x"], "abc", {}, "1 not measured"),
+        ("NVIDIA L4", [], "abc with changes", {}, "committed sources"),
+        ("NVIDIA L4", [], "abc", dict(values={}), "0 of 1 rows with numbers of ours"),
     ],
 )
-def test_what_others_could_not_repeat_is_not_sealed(tmp_path, gpu, missing, commit, why):
-    bad = suite(contest(), missing=missing)
+def test_what_others_could_not_repeat_is_not_sealed(tmp_path, gpu, missing, commit, values, why):
+    bad = suite(replace(contest(), **values), missing=missing)
     bad.machine = MACHINE | dict(gpu=gpu, commit=commit)
     results.save(bad, tmp_path)
     with pytest.raises(ValueError, match=why):

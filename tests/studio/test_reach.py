@@ -33,7 +33,9 @@ def test_copies_for_colab_fetch_the_project_at_one_commit_first(tmp_path, monkey
         first, *rest = copy.cells
         assert rest == nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4).cells
         assert "github.com/someone/fa2_lab " in first.source and "checkout -q 0123abc\n" in first.source
-        assert reach.button(chapter).endswith(f"/github/someone/fa2_lab/blob/colab/{chapter.name}.ipynb)")
+        copy = f"someone/fa2_lab/blob/colab/{chapter.name}.ipynb)"
+        colab, kaggle = reach.button(chapter).split(" · ")
+        assert colab.endswith(f"google.com/github/{copy}") and kaggle.endswith(f"?src=https://github.com/{copy}")
 
 
 def test_without_a_repository_there_is_no_button_and_no_copy(tmp_path, monkeypatch, capsys):
