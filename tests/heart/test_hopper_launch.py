@@ -65,8 +65,8 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     if causal:  # as many as 16 MiB of L2 hold, 32 MiB where they are long, up to twice that
         least = min(batch * H_kv, max(1, (32 if one >= MiB else 16) * MiB // one))
         assert least <= heads < 2 * least and -(batch * H_kv) % heads <= -(batch * H_kv) % least
-    rows = [described.block_shape[-2] for described in made.descriptors]
-    assert rows == [64, want.B_c, want.B_c, 64]
+    rows = [described.block_shape[-2:] for described in made.descriptors]
+    assert rows == [[n, want.d_pad] for n in (64, want.B_c, want.B_c, 64)]
 
     called, V = [], torch.empty_like(K)
     monkeypatch.setattr(forward, "prepare_launch", lambda *kind: lambda *tensors: called.extend(tensors))
@@ -80,14 +80,18 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
 @pytest.mark.parametrize(
     "options", [Options(False, 0.1, left=3), Options(True, 0.1, left=3), Options(False, 0.1, right=0)]
 )
-def test_the_forward_s_windows_have_sizes_of_their_own(options):
+def test_the_forward_s_windows_have_sizes_of_their_own(options, monkeypatch):
     Q, K = tensors(1, 2, 1, 500, 600, 64)
     args = forward.prepare_launch(Q, K, K, options, False).arguments
     assert args["SIZES"] == forward_sizes.WINDOW[64] and args["CAUSAL"] is options.causal
     assert (args["left"], args["right"]) == (options.left, options.right)
-    for d, taken in ((128, True), (192, False)):
+    for d, taken in ((32, True), (128, True), (192, False)):
         wide = tensors(1, 2, 1, 500, 600, d)
         assert (forward.prepare(wide[0], wide[1], wide[1], options) is not None) is taken
+    told = []
+    monkeypatch.setattr(backward, "Launch", lambda *setting, **arguments: told.append(arguments))
+    backward.prepare(Q, Q, K, K, Q, options)
+    assert (told[1]["CAUSAL"], told[1]["left"], told[1]["right"]) == (options.causal, options.left, options.right)
     packed = tensors(1, 2, 1, 500, 600, 64, packed=True)
     assert forward.prepare(packed[0], packed[1], packed[1], options, sequences=2) is None
     assert backward.prepare(packed[0], packed[0], packed[1], packed[1], packed[0], options, sequences=2) is None
@@ -123,12 +127,13 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
 
     monkeypatch.setattr(backward_sizes, "parts_for", parts_for)
     monkeypatch.setattr(backward, "Launch", launch)
-    L, dO, V, O = (torch.empty_like(x) for x in (Q[..., 0], Q, K, Q))
+    Q, K = (torch.cat([x, x], -1)[..., :d] for x in (Q, K))  # rows with gaps between them, as those of dO
+    L, V, O, dO = *(torch.empty_like(x) for x in (Q[..., 0], K, Q)), Q[:]
     call = backward.prepare(dO, Q, K, V, O, Options(causal, 0.1), given, same_bits, sequences)
     dQ, dK, dV = call(dO, Q, K, V, O, L, "dL", given, "cu_q", "cu_k")
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 
-    (programs, *_), args, (*main, start, sums, dK_at, dV_at, counter, keys, turns, cu_q, cu_k) = called["main"]
+    (programs, _, made), args, (*main, start, sums, dK_at, dV_at, counter, keys, turns, cu_q, cu_k) = called["main"]
     assert all(x is y for x, y in zip(main, (Q, K, V, dO), strict=True)) and keys is given
     assert (cu_q, cu_k) == ("cu_q", "cu_k")
     chosen = args["SIZES"]
@@ -138,6 +143,7 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     assert asked == [(column_blocks, group * ceil(N_q / many / chosen.B_r), SMs, causal, group, chosen.d_pad)]
     assert programs == min(SMs, column_blocks * parts) and counter == "counter"
     assert (args["RAGGED"], args["CAUSAL"], args["group"], args["parts"]) == (ragged, causal, group, parts)
+    assert {x.block_shape[-1] for x in made[:4]} == {chosen.d_pad}
     assert args["heads"] == batch * H_kv * parts >= args["at_once"] >= 1
     assert args["T_r"] * batch * H == row_blocks == len(start) and start.shape[1] == 2 * chosen.B_r
 
@@ -155,10 +161,12 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
         assert begin % tile == 0 and begin + size <= later, "one lies in another's place"
     (cleared, *_), before, given = called["before"]
     assert all(x is y for x, y in zip(given, (O, dO, L, "dL", start, sums, "cu_q"), strict=True))
+    assert (before["O_strides"], before["dO_strides"]) == (backward.strides(O), backward.strides(dO))
     assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * chosen.B_r // 64
     (added, *_), after, (*given, dK_out, dV_out, cu_q, cu_k) = called["after"]
     assert given[0] is sums and given[1] is dQ and (cu_q, cu_k) == ("cu_q", "cu_k")
     assert (dK_out is dK and dV_out is dV) is (parts > 1)
+    assert after["strides"] == tuple(map(backward.strides, (dQ, dK, dV))) and after["N_k"] == N_k
     assert added == 2 * row_blocks + 4 * column_blocks * (parts > 1)
     assert (dK_out is None) is (parts == 1) and after["scale"] == 0.1 and (dV_out is None) is (parts == 1)
 
@@ -169,7 +177,8 @@ def test_what_the_backward_leaves_to_others(monkeypatch):
     monkeypatch.setattr(host, "aligned", lambda *tensors: looked_at.append(tensors))
     given = [torch.empty_like(x) for x in (Q, Q, K, K, Q, Q[..., 0], Q[..., 0])]
     assert backward.prepare(Q, Q, K, K, Q, Options(False, 0.1))(*given, None) is None
-    assert set(map(id, given)) == set(map(id, looked_at[0]))
+    assert forward.prepare(Q, K, K, Options(False, 0.1))(*given[1:4], None) is None
+    assert [set(map(id, x)) for x in looked_at] == [set(map(id, given)), set(map(id, given[1:4]))]
 
 
 def test_half_of_v_is_held_where_registers_are_left():
