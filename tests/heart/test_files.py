@@ -24,12 +24,15 @@ def test_lines_end_everywhere_alike(tmp_path):
     assert files.write(tmp_path / "x", "τ\n").read_bytes() == "τ\n".encode()
 
 
-def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
     files.check_writable(tmp_path / "new", "bench")
     assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"^bench: cannot write into .*file.* \(.+\); nothing was done$"):
         files.check_writable(tmp_path / "file" / "data", "bench")
+    monkeypatch.setattr(os, "replace", lambda *names: os.stat(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match=r"^bench: cannot write into .*new"):
+        files.check_writable(tmp_path / "new", "bench")
 
 
 @pytest.mark.parametrize("arguments", [["bench", "smoke"], ["figures", "waves"], ["book", "02"]], ids=" ".join)

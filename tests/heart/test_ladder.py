@@ -261,6 +261,12 @@ def test_a_rung_by_itself_says_what_of_it_is_wrong(monkeypatch, capsys):
         monkeypatch.setattr(ladder, "load", lambda name, forward=forward: SimpleNamespace(forward=forward))
         alone.check("r08", [given], DEVICE)
         assert ("WRONG" in capsys.readouterr().out) is bool(wrong), wrong
+    kernels = [SimpleNamespace(numbers=dict(registers=n, spills=0, shared=40 * 1024, warps=4)) for n in (32, 128)]
+    monkeypatch.setattr(alone, "xray", lambda *asked, **sizes: kernels)
+    monkeypatch.setattr(alone, "check", lambda *asked: None)
+    monkeypatch.setattr(alone, "compare", lambda *asked: None)
+    alone.alone("r08_two_loops.py")
+    assert capsys.readouterr().out.split()[-4:] == ["128", "0", "40,960", "4"]  # of the kernel that takes most
 
 
 def test_a_rung_is_found_by_its_number():
@@ -274,5 +280,6 @@ def test_a_rung_is_found_by_its_number():
 def test_a_diff_shows_what_moved_and_what_changed():
     shown = steps.diff("02", "03").splitlines()
     assert "-     for i in range(0, N_q, B_r):  # FA2.A1.L3" in shown  # the loop is gone
+    assert shown[1].startswith("  def forward_kernel(")  # what stands right before the first change
     assert any(line.startswith("+     i, head = tl.program_id(0) * B_r, tl.program_id(1)") for line in shown)
     assert "\033[32m+" in steps.diff("02", "03", colours=True) and shown[-1].startswith("      return O, L")

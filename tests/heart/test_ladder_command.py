@@ -104,7 +104,9 @@ def test_one_change_has_cause_prediction_difference_counters_and_what_comes_next
     assert re.search(rf"^measured × +{ratio:.2f} ", printed, re.MULTILINE)
     assert f"{reasons.predicted(before, after, causal=False, d=128):.2f}" in printed
     assert re.search(rf"N 4,096, batch 4, 16 heads, d 128, no mask .* × {ratio:.2f}$", printed, re.MULTILINE)
-    assert "tensor cores at work, %" in printed and "L2 bytes" not in printed, "what did not move is not shown"
+    moved = [("tensor cores at work, %", 16.7, 20.2), ("registers, no mask, d 128", 136, 144)]
+    assert all(re.search(rf"^{what} +{was} +{now}$", printed, re.MULTILINE) for what, was, now in moved)
+    assert "L2 bytes" not in printed, "what did not move is not shown"
     assert printed.rstrip().splitlines()[-1].startswith(f"Next: {page.label(ladder.find('11'))}. ")
     assert command.main(["ladder", "10"]) == 0 and capsys.readouterr().out == printed
     assert command.main(["ladder", "x23"]) == 0 and f"{LAST} → {ladder.find('x23')}" in capsys.readouterr().out

@@ -78,6 +78,7 @@ def test_where_finds_a_line_with_its_numpy_its_triton_or_why_there_is_none_and_i
     if not line.computes:
         assert not found.numpy + found.triton and "nothing to compute here" in str(found)
         return
+    assert all(f"fa2-lab errata {name}" in str(found) for name in line.errata)
     assert [place.file for place in found.first_numpy] == [algorithm.numpy] * len(found.first_numpy) != []
     for place in found.numpy + found.triton + found.notebooks:
         source = (PACKAGE.parent / place.file).read_text(encoding="utf-8")

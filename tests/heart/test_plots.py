@@ -210,6 +210,10 @@ def test_one_picture_can_be_drawn_alone_and_an_unknown_one_is_named(tmp_path, ca
     assert figures.main(["visiting_order", "--folder", str(tmp_path)]) == 0
     assert "1 figures" in capsys.readouterr().out
     assert {f.name for f in tmp_path.rglob("*.*")} == {"visiting_order.svg", "README.md"}
+    wide, narrow = (tmp_path / folder / "visiting_order.svg" for folder in ("", figures.PHONE))
+    assert wide.read_text() != narrow.read_text()
+    assert figures.main(["poster", "--folder", str(tmp_path)]) == 0 and "2 figures" in capsys.readouterr().out
+    assert (tmp_path / "poster_forward.svg").exists() and (tmp_path / "poster_backward.pdf").exists()
     with pytest.raises(ValueError, match=r"^figure: got sunset; it takes"):
         figures.main(["sunset", "--folder", str(tmp_path)])
     assert figures.chosen(["poster"]) == []  # no picture of a chapter

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from fa2_lab.machine import chips, io
+from fa2_lab.machine import chips, io, prices
 from fa2_lab.plots import poster, ring_speed, roofline, speed
 from fa2_lab.records import load, path_of
 from fa2_lab.reference import fa2
@@ -159,6 +159,9 @@ def test_speeds_are_flops_over_the_recorded_time():
     for rung in climbed["rungs"]:
         assert rung.full == next(rate for name, rate in rates.items() if name.startswith(f"r{rung.number}_"))
     assert climbed["peer"][:2] == (climbed["peer"][0], rates[climbed["peer"][0]])
+    seen, asked = roofline.data("FA2"), prices.cost("FA2")
+    assert seen["points"]["FA2"][::2] == (asked.intensity("crossed"), asked.intensity("requested"))
+    assert seen["roofs"][1].bytes == chips.H200.hbm_per_second / 1e12
     assert all(data("roofline")["points"][name][1] == rates[name] for name in data("roofline")["points"])
 
 

@@ -122,8 +122,13 @@ def test_the_command_lists_names(capsys):
 def test_the_command_prints_the_stages_asked_for(launches, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(xray_command, "xray_launches", lambda *x, **sizes: asked.append((x, sizes)) or [[launches[1]]])
-    assert xray_command.main(["portable.forward", "--d", "64", "--ptx", "--num_warps", "8"]) == 0
-    sizes = dict(d=64, N=4096, causal=True, dtype="bfloat16")
+    assert (
+        xray_command.main(
+            ["portable.forward", "--d", "64", "--full", "--dtype", "float16", "--ptx", "--num_warps", "8"]
+        )
+        == 0
+    )
+    sizes = dict(d=64, N=4096, causal=False, dtype="float16")
     assert asked == [(("portable.forward", [dict(num_warps=8)], "sm_90"), sizes)]
     printed = capsys.readouterr().out
     assert re.search(r"^forward_kernel .* 8$", printed, re.MULTILINE)
