@@ -67,17 +67,6 @@ def test_a_second_block_goes_to_another_sm_first():
     assert ran.utilisation == 5 / 8 and ran.SMs_used == 4
 
 
-def test_heaviest_first_shortens_the_causal_tail():
-    """8 heads of 16 causal row blocks on 10 SMs: same work, sooner done, and never worse than the sum of the parts."""
-    tiling = Tiling(16 * 64, 16 * 64, 64, 64, CAUSAL)
-    for direction in ("forward", "backward"):
-        plain, heavy = (schedule(fa2_grid(8, tiling, direction, order), 10) for order in grid.ORDERS)
-        assert plain.work == heavy.work == 8 * 16 * 17 // 2
-        assert heavy.makespan < plain.makespan or direction == "backward"  # backward's rows run heaviest first already
-    costs = [b.cost for b in fa2_grid(8, tiling, "forward", "heaviest first")]
-    assert costs == sorted(costs, reverse=True)
-
-
 def test_grids_launch_head_by_head():
     tiling = Tiling(8, 12, 4, 4, CAUSAL)  # the diagonal ends in the corner: rows see 2 and 3 column blocks
     assert fa1_grid(2, tiling) == [Block(0, None, 6), Block(1, None, 6)]
