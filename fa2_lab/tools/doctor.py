@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -70,7 +71,7 @@ def examine() -> Machine:
     )
     if torch and here["gpu_node"]:  # importing torch takes a second
         here |= graphics()
-    if triton:
+    if number(triton):
         interpreted = asked == "1" or not here.get("gpu")
         here["misfit"] = triton_versions.misfit_of(triton, numpy, interpreted)
     return Machine(**here, kernels=serving(Machine(**here)))
@@ -125,8 +126,8 @@ def serving(machine: Machine) -> dict[str, str]:
 
 
 def number(version: str) -> tuple[int, ...]:
-    """(2, 15) of 2.15.0+cpu."""
-    return tuple(int(part) for part in version.split(".")[:2])
+    """(2, 15) of 2.15.0+cpu; nothing of what is installed without a version."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
