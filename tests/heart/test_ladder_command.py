@@ -129,3 +129,6 @@ def test_without_a_record_it_says_how_to_get_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     assert command.main(["ladder"]) == 2
     assert "fa2_lab bench ladder" in capsys.readouterr().err
+    save(Record("ladder", MACHINE, "by hand", missing=["all"]), tmp_path)  # of a run that ended at once
+    assert command.main(["ladder"]) == 2 and "no row of the table's shape yet" in capsys.readouterr().err
+    assert records.compared_with(("r00_standard", "fa2_lab")) == "fa2_lab"  # where no peer can run
