@@ -27,6 +27,7 @@ WORK, WORK_NOT = [("3.6.0", "2.3.5"), ("3.7.1", "2.5.2"), ("3.10.0", "2.5.2")], 
 def test_an_interpreter_that_cannot_work_says_what_to_install(triton, numpy, monkeypatch):
     sentence = triton_versions.misfit_of(triton, numpy)
     assert (sentence == "") == ((triton, numpy) in WORK)
+    assert (triton_versions.misfit_of(triton, numpy, interpreted=False) == "") == (triton != "3.5.1")
     monkeypatch.setattr(checks.interpreter, "misfit", lambda: sentence)
     monkeypatch.setattr(checks.interpreter, "switched_on", lambda: True)
     with pytest.raises(RuntimeError, match="install") if sentence else nullcontext() as refused:  # nor is it silent

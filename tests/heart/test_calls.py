@@ -161,7 +161,7 @@ OWN = dict(
         *OF_LENGTHS,
         *[("k", ValueError, x) for x in (lambda x: x[:1], lambda x: x[[0, 1, 0]], lambda x: x[:, :, :0])],
         ("k", ValueError, lambda x: x[:, [0, 0, 0]]),
-        ("v", ValueError, lambda x: x[:, :, 1:]),
+        *[("v", ValueError, x) for x in (lambda x: x[:, :, 1:], lambda x: x.transpose(1, 2))],
         *[("dropout_p", ValueError, x) for x in (1.0, -0.1, torch.nan, Fraction(10**20 - 1, 10**20))],
         ("dropout_p", TypeError, "0"),
         ("seed", TypeError, 1.5),

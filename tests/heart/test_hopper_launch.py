@@ -120,10 +120,7 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
         return parts
 
     def launch(kernel, *setting, **arguments):
-        name = (
-            "main" if kernel is backward.backward_kernel else "before" if kernel is backward.before_kernel else "after"
-        )
-        return lambda *tensors: called.update({name: (setting, arguments, tensors)})
+        return lambda *tensors: called.update({kernel.fn.__name__: (setting, arguments, tensors)})
 
     monkeypatch.setattr(backward_sizes, "parts_for", parts_for)
     monkeypatch.setattr(backward, "Launch", launch)
@@ -133,7 +130,8 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     dQ, dK, dV = call(dO, Q, K, V, O, L, "dL", given, "cu_q", "cu_k")
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 
-    (programs, _, made), args, (*main, start, sums, dK_at, dV_at, counter, keys, turns, cu_q, cu_k) = called["main"]
+    (programs, _, made), args, given_to_it = called["backward_kernel"]
+    *main, start, sums, dK_at, dV_at, counter, keys, turns, cu_q, cu_k = given_to_it
     assert all(x is y for x, y in zip(main, (Q, K, V, dO), strict=True)) and keys is given
     assert (cu_q, cu_k) == ("cu_q", "cu_k")
     chosen = args["SIZES"]
@@ -159,11 +157,11 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     assert (turns is None) is not same_bits
     for (begin, size), (later, _) in zip(places, [*places[1:], (sums.numel(), 0)], strict=True):
         assert begin % tile == 0 and begin + size <= later, "one lies in another's place"
-    (cleared, *_), before, given = called["before"]
+    (cleared, *_), before, given = called["before_kernel"]
     assert all(x is y for x, y in zip(given, (O, dO, L, "dL", start, sums, "cu_q"), strict=True))
     assert (before["O_strides"], before["dO_strides"]) == (backward.strides(O), backward.strides(dO))
     assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * chosen.B_r // 64
-    (added, *_), after, (*given, dK_out, dV_out, cu_q, cu_k) = called["after"]
+    (added, *_), after, (*given, dK_out, dV_out, cu_q, cu_k) = called["after_kernel"]
     assert given[0] is sums and given[1] is dQ and (cu_q, cu_k) == ("cu_q", "cu_k")
     assert (dK_out is dK and dV_out is dV) is (parts > 1)
     assert after["strides"] == tuple(map(backward.strides, (dQ, dK, dV))) and after["N_k"] == N_k
@@ -182,14 +180,10 @@ def test_what_the_backward_leaves_to_others(monkeypatch):
 
 
 def test_half_of_v_is_held_where_registers_are_left():
-    for causal, ragged, same_bits in ((False, False, False), (True, False, False), (False, True, False)):
-        chosen = backward_sizes.choose(128, 512, causal, ragged, same_bits)
-        assert chosen.hold_v is not (causal or ragged or same_bits) and chosen.registers == 240
-    assert not backward_sizes.choose(128, 512, False, False, same_bits=True).hold_v
-    assert (
-        backward_sizes.choose(64, 512, False, False).last_first
-        and not backward_sizes.choose(64, 9, False, False, True).last_first
-    )
+    for kind in ((False, False, False), (True, False, False), (False, True, False), (False, False, True)):
+        chosen = backward_sizes.choose(128, 512, *kind)
+        assert chosen.hold_v is not any(kind) and chosen.registers == 240
+    assert [backward_sizes.choose(64, 512, False, False, bits).last_first for bits in (False, True)] == [True, False]
 
 
 def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monkeypatch):

@@ -55,8 +55,9 @@ def test_what_the_compiler_and_the_kernels_are_told(monkeypatch):
     monkeypatch.setattr(tables.interpreter, "switched_on", lambda: False)
     monkeypatch.setattr(tables, "family", lambda: tables.HOPPER)
     Q = torch.empty(2, 3, 130, 128, dtype=torch.float16, device="meta")
-    tiles = [(found.B_r, found.B_c, found.warps) for found in (tables.blocks("rows", Q, c) for c in (False, True))]
-    assert tiles == [(64, 64, 4), (128, 64, 8)]
+    kinds = (Q, False), (Q, True), (Q.float(), True)
+    tiles = [(found.B_r, found.B_c, found.warps) for found in (tables.blocks("rows", *kind) for kind in kinds)]
+    assert tiles == [(64, 64, 4), (128, 64, 8), (32, 16, 4)]
     assert tables.blocks("forward", Q[..., :64], True).compiler_options()["maxnreg"] == 128
     assert "maxnreg" not in tables.blocks("forward", Q, True).compiler_options()
     assert [tables.padded(d) for d in (1, 16, 17, 96, 129)] == [16, 16, 32, 128, 256]

@@ -216,11 +216,8 @@ def test_sequences_one_after_the_other():
     want = masking_utils.sdpa_mask(3, 6, 6, mask_function=mask, allow_is_causal_skip=False)
     seen = ours.interval(3, 6, 6, mask_function=mask)
     assert torch.equal(visible(seen, 3, 6, 6), want[:, 0]) and seen.starts.dtype == torch.int32
-    assert (
-        seen.starts.tolist() == [0, 2, 5, 6, 12, 13, 18]
-        and seen.longest == 6
-        and seen.to("meta").starts.device.type == "meta"
-    )
+    assert seen.starts.tolist() == [0, 2, 5, 6, 12, 13, 18] and seen.longest == 6
+    assert seen.to("meta").starts.device.type == "meta"
     model, (ids, *_) = model_of("Mistral"), tokens()
     places = torch.tensor([[*range(9)], [*range(6), *range(3)]], device=DEVICE)  # at the seam both are sequence 0
     alone = torch.cat([model(part).logits[0] for part in (ids[:1], *ids[1:].split([6, 3], 1))])
