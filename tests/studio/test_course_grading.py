@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -215,6 +216,15 @@ def test_what_is_read_of_a_notebook_whatever_shape_it_has(tmp_path):
     path = write(book, tmp_path)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # some editors begin with a byte-order mark
     assert len(notebooks.read(path)) == len(book["cells"]) - 2
+
+
+def test_an_answer_is_known_by_its_name_or_else_its_id_and_the_first_counts(tmp_path):
+    cells = notebooks.read(write(handed_in(), tmp_path))
+    (mine,) = (cell for cell in cells if cell.name == "merge")
+    without_marks = [replace(cell, name="") for cell in cells]  # as some editors save a notebook
+    for handed in ([*cells, replace(mine, source="a copy")], without_marks):
+        parts, deleted = judge.assemble(source(FIRST), handed)
+        assert [part.source for part in parts if part.name == "merge"] == [mine.source] and not deleted
 
 
 @pytest.mark.parametrize(
