@@ -42,15 +42,6 @@ def test_schedule_equals_a_ticking_clock(costs, SMs, blocks_per_sm):
     assert {p.SM for p in ran.placed} <= set(range(SMs))
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 5))
-def test_equal_blocks_follow_the_formulas(blocks, slots, cost):
-    ran = schedule([Block(n, None, cost) for n in range(blocks)], slots)
-    assert ran.makespan == cost * grid.waves(blocks, slots) == cost * ran.waves
-    assert ran.utilisation == pytest.approx(grid.efficiency(blocks, slots))
-    assert ran.SMs_used == min(blocks, slots)
-
-
 def test_batch_1_with_32_heads_on_132_sms():
     """FA1 launches 32 blocks and leaves three quarters of the chip idle; FA2 launches 2048 and fills 97% of it."""
     tiling = Tiling(8192, 8192, 128, 128)

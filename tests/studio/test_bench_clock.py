@@ -50,6 +50,8 @@ def test_a_time_is_that_of_the_call_without_flush_head_start_and_host(clocks):
     assert found.pop("broken").startswith("IndexError")
     assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=0.5, b=2.0, c=0.01))
     assert len(flushed) == 5 * 3, "once before every call"
+    assert protocol.summary([7.0, 1, 2, 3, 4, 5, 6]) == protocol.Timing(median=4, low=2, high=6)
+    assert contest.refused([0.0, math.nan]).startswith("wrong")
 
 
 def test_contestants_take_turns_and_nobody_always_comes_after_the_same_one(clocks):
@@ -159,6 +161,17 @@ def test_who_loses_the_gpu_ends_the_run_and_blames_nobody_else(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", failing)
     with pytest.raises(torch.AcceleratorError):
         protocol.tried(failing)
+
+
+def test_ceilings_are_work_over_time_and_more_is_overwritten_than_l2_holds(monkeypatch):
+    monkeypatch.setattr(dense, "gemm_call", lambda: ("a product", 6e12))
+    monkeypatch.setattr(dense, "copy_call", lambda: ("a copy", 8e9))
+    times = dict(gemm=protocol.Timing(12, 12, 12), copy=protocol.Timing(2, 2, 2))
+    monkeypatch.setattr(contest, "measure", lambda calls: times)
+    assert contest.ceilings() == {"GEMM TFLOP/s": 500, "copy TB/s": 4}
+    monkeypatch.setattr(protocol, "l2_bytes", lambda: 50)
+    monkeypatch.setattr(torch, "empty", lambda size, **kind: SimpleNamespace(zero_=size))
+    assert protocol.overwriting() > 50
 
 
 def test_memory_is_what_a_second_call_takes_beyond_what_was_there(monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from fa2_lab.reference import naive
 from fa2_lab.tiles import Mask, Tiling
 from fa2_lab.trace import UNWATCHED
-from fa2_studio.book.build import Case, check
+from fa2_studio.book.build import Case, check, difference
 from fa2_studio.book.chapters import NOTEBOOKS, TEXT, written
 from fa2_studio.book.run import read_source
 from fa2_studio.book.steps import fa1_step, tile_gradients
@@ -155,3 +155,4 @@ def test_what_a_check_prints(result, says, capsys):
     check(answer, Case("why?", (x,), (np.ones(2), -np.inf)))
     assert capsys.readouterr().out == f"{says}\n"
     assert x.all()
+    assert difference(np.array([np.inf, 3.0]), np.array([np.inf, 1.0]), 1e-9) == "got 3 at [1], should be 1"

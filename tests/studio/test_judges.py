@@ -24,6 +24,9 @@ def test_right():
 def test_wrong():
     assert ours() is None
 
+def test_without_its_fixture(nowhere):
+    pass
+
 @pytest.mark.skip
 def test_skipped():
     pass
@@ -43,8 +46,8 @@ def test_what_their_tests_say_is_counted(checkout, monkeypatch, capsys):
     monkeypatch.setattr(command, "RECORD", record)
     assert command.main(["cs336", str(checkout), "--record"]) == 1
     counts = command.recorded()["cs336"]
-    assert [counts[kind] for kind in ("passed", "failed", "skipped by themselves")] == [1, 1, 1]
-    assert counts["failures"] == ["test_wrong"] and "test_wrong" in capsys.readouterr().out
+    assert [counts[kind] for kind in ("passed", "failed", "skipped by themselves")] == [1, 2, 1]
+    assert counts["failures"] == ["test_wrong", "test_without_its_fixture"] and "test_wrong" in capsys.readouterr().out
     assert command.main([]) == 0 and "cs336" in capsys.readouterr().out
 
 
