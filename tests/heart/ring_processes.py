@@ -80,7 +80,7 @@ def all_cases(rank, world, cases):
         if rank < size:
             try:
                 with counting() as sent, counting():  # one within the other
-                    found[name] = dict(results=run(inputs, groups[size], **options), sent=dict(sent))
+                    found[name] = dict(results=run(inputs, groups[size], **options), sent=sent)
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
     return found

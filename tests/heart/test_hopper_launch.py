@@ -130,8 +130,8 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     dQ, dK, dV = call(dO, Q, K, V, O, L, "dL", given, "cu_q", "cu_k")
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 
-    (programs, _, made), args, given_to_it = called["backward_kernel"]
-    *main, start, sums, dK_at, dV_at, counter, keys, turns, cu_q, cu_k = given_to_it
+    (programs, _, made), args, handed = called["backward_kernel"]
+    *main, start, sums, dK_at, dV_at, counter, keys, turns, cu_q, cu_k = handed
     assert all(x is y for x, y in zip(main, (Q, K, V, dO), strict=True)) and keys is given
     assert (cu_q, cu_k) == ("cu_q", "cu_k")
     chosen = args["SIZES"]

@@ -11,6 +11,7 @@ from kernel_truth import DEVICE  # before Triton
 
 from fa2_lab.kernels import choice, launch, tables
 from fa2_lab.kernels.common import softmax, tile
+from fa2_lab.kernels.decode.kernel import Cache, DecodeTile, place_of
 from fa2_lab.machine import budget
 
 FAMILIES = dict(hopper=227, ampere=99, blackwell=99, cdna=64, fp32=64)
@@ -92,15 +93,20 @@ def test_programs_take_the_blocks_of_some_heads_in_turn():
 
 
 @triton.jit
-def pointers_kernel(X, heads, rows, strides):
+def pointers_kernel(X, heads, rows, pages, table, strides, paged):
     n = tl.program_id(0)
+    page, _ = place_of(Cache(None, None, table, 4), n * paged.B_c, 64, paged)
+    tl.store(pages + n, page * strides[0])
     tl.store(heads + n, tile.head_of(X, strides, n, n).to(tl.int64))
     tl.store(rows + 4 * n + tl.arange(0, 4)[:, None], tile.row_pointers(X, 4 * n, strides[0], 4, 1).to(tl.int64))
 
 
-def test_a_head_or_a_row_may_lie_behind_two_to_the_31_elements():
-    X, (heads, rows) = torch.zeros(16, device=DEVICE), torch.zeros(2, 16, dtype=torch.int64, device=DEVICE)
-    pointers_kernel[(4,)](X, heads, rows, (2**30, 3 * 2**28))
+def test_heads_rows_and_pages_may_lie_behind_two_to_the_31_elements():
+    X, found = torch.zeros(16, device=DEVICE), torch.zeros(3, 16, dtype=torch.int64, device=DEVICE)
+    heads, rows, pages = found
+    paged = DecodeTile(*map(tl.constexpr, (16, 16, 16, 16, 16, True, False, False, False)))
+    pointers_kernel[(4,)](X, *found, torch.arange(4, dtype=torch.int32, device=DEVICE), (2**30, 3 * 2**28), paged)
+    assert pages[:4].tolist() == [n * 2**30 for n in range(4)]
     heads, rows = ((x - X.data_ptr()) // X.element_size() for x in (heads[:4], rows))
     assert heads.tolist() == [n * (2**30 + 3 * 2**28) for n in range(4)]
     assert rows.tolist() == [n * 2**30 for n in range(16)]
