@@ -47,7 +47,7 @@ def test_batch_1_with_32_heads_on_132_sms():
     tiling = Tiling(8192, 8192, 128, 128)
     one, two = schedule(fa1_grid(32, tiling), 132), schedule(fa2_grid(32, tiling), 132)
     assert (len(one.placed), len(two.placed)) == (32, 2048)
-    assert (one.waves, two.waves) == (1, 16)
+    assert (one.waves, two.waves, grid.waves(264, 132)) == (1, 16, 2)
     assert one.utilisation == pytest.approx(32 / 132) and round(100 * one.utilisation) == 24
     assert two.utilisation == pytest.approx(2048 / (16 * 132)) and round(100 * two.utilisation) == 97
 

@@ -1,8 +1,5 @@
 """A thread block event by event: phases of a barrier, how units divide themselves, and who waits for ever."""
 
-from collections import Counter
-from itertools import pairwise
-
 import pytest
 
 from fa2_lab.machine import asynchrony
@@ -53,15 +50,6 @@ def test_units_divide_themselves(manner, ends):
 
 
 # Warpgroups of the Hopper kernels -----------------------------------------------------------------------------
-
-
-def test_every_tile_has_its_products_and_no_unit_works_on_more_than_it_can():
-    for panel in timeline.data(T=7)["panels"]:
-        kinds = Counter(label.rstrip("0123456789") for _, _, label, _, _ in panel["jobs"])
-        assert kinds == {"S": 14, "PV": 14, "P": 14}
-        spans = sorted((begun, ended) for unit, _, _, begun, ended in panel["jobs"] if unit == "tensor")
-        if timeline.FOUR_WAYS[panel["name"]][1] == IN_ORDER:
-            assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(spans)), "in order means one at a time"
 
 
 @pytest.mark.parametrize("ahead, clocks", [(False, 16 * (2 * 512 + 500)), (True, 512 + 500 + 15 * 2 * 512 + 512)])
