@@ -165,6 +165,7 @@ def disagreements(rank, world):
     tasks = {name: lambda c=change: call(**(c if rank == 1 else {})) for name, (change, _) in FAULTS.items()}
     tasks["unshard"] = lambda: unshard(torch.zeros(1, 2, 3 + rank, 4 + (rank == 1)), timeout=20.0)
     tasks["joined otherwise"] = lambda: unshard(torch.zeros(1, 2, 3), layout=("zigzag", "contiguous")[rank == 1])
+    tasks["as doubles"] = lambda: unshard(torch.zeros(1, 2, 3).to((torch.float32, torch.float64)[rank == 1]))
     tasks["backward"] = lambda: [call(grad=True), call(grad=True)][rank == 1].sum().backward()
     tasks["kernel"] = kernel_fails
     tasks["afterwards"] = lambda: tuple(call(rows=5 + rank).shape)
