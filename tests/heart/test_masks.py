@@ -57,14 +57,15 @@ def test_rows_that_see_nothing():
     assert not torch.autograd.grad(attention(q, k, v, window=(4, 2), sinks=none), none, dO)[0].any()
 
 
-@pytest.mark.parametrize("bad", (float("nan"), float("inf")))
+@pytest.mark.parametrize("bad, lengths", [(torch.nan, None), (torch.inf, None), (torch.nan, [65])])
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_keys_outside_of_every_window_are_not_read(bad, backend):
+def test_keys_outside_of_every_window_are_not_read(bad, lengths, backend):
     """Of 70 keys 30 rows with 9 to the left see the last 39."""
     q, k, v, dO = tensors(1, 2, 1, 30, 70, 16)
     with torch.no_grad():
         k[:, :, :31] = v[:, :, :31] = bad
-    O = attention(q, k, v, causal=True, window=(9, None), backend=backend)
+    lengths = lengths and torch.tensor(lengths, device=DEVICE)
+    O = attention(q, k, v, causal=True, window=(9, None), key_lengths=lengths, backend=backend)
     dQ, dK, dV = torch.autograd.grad(O, (q, k, v), dO)
     assert all(torch.isfinite(x).all() for x in (O, dQ, dK, dV)) and (dK[:, :, :31] == 0).all()
 
