@@ -78,7 +78,9 @@ def test_the_table_has_every_rung_with_prediction_beside_measurement(recorded, c
             assert cells[10] == f"{reason.limit} → {reason.removes}"
             at_most = f"≤{100 / busy(n - 1):.2f}"
             assert (cells[3] == at_most and cells[4] == "-") if not reason.modelled else float(cells[3]) > 0
-    assert row_of(printed, LAST)[:3] == ["-", "-", "-"]
+    assert row_of(printed, LAST)[:3] == ["-", "-", "-"] and f"Measured before rung {LAST[1:3]} stood here" in printed
+    recorded.rows[0].failed[LAST] = "out of memory"
+    assert "Measured before" not in page.setting(recorded)
 
 
 def test_a_prediction_that_misses_has_its_sentence_and_no_other_has(recorded, capsys):

@@ -49,6 +49,7 @@ def test_launch_options_reach_the_compiler_and_no_other_launch(launches):
     assert [n["warps"] for n in (plain, wide, narrow)] == [4, 8, 4]
     assert wide["shared"] < plain["shared"] == narrow["shared"]
     assert narrow["registers"] <= 96 < plain["registers"] and narrow["spills"] > plain["spills"]
+    assert narrow["spills"] == len(re.findall(r"\b(?:LDL|STL)\b", launches[2].stages["sass"]))
 
 
 @compiled
@@ -142,7 +143,9 @@ def test_a_papers_line_down_to_the_machine(found, monkeypatch, capsys):
     assert "has no Triton line" in capsys.readouterr().err
     monkeypatch.setattr(lines, "xray", lambda name, chip: found[f"{name}, {chip}"][0])
     assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_90"]) == 0
-    assert re.search(r"s_ij = .*\n  \w+, sm_90, \d+ instructions: .*HGMMA\.", capsys.readouterr().out)
+    out = capsys.readouterr().out
+    became = re.search(r"s_ij = .*\n  \w+, sm_90, (\d+) instructions: .*HGMMA\.", out)
+    assert f"    … {int(became[1]) - lines.SHOWN} more" in out
 
 
 @compiled

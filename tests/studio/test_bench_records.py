@@ -186,6 +186,8 @@ def test_what_was_measured_without_pauses_has_tables_of_its_own():
     assert "commit abc1234.\nBy hand. Of the" in text and "Without a pause.\nIn the same run: GEMM 791" in text
     assert "| 133 (1.50) |" in text and "| 400 (0.50) |" in text and "1,580, 700" in text
     assert "1 rows were not reached by the last run." in text and "flash_attn: not installed" in text
+    run.sustained[1].machine = dict(triton="3.10")
+    assert run.made().endswith("triton 3.10 or 3.6")
 
 
 def test_it_says_where_we_are_behind_and_by_how_much():
