@@ -5,7 +5,7 @@ from dataclasses import astuple, fields
 import numpy as np
 import pytest
 
-from fa2_lab.machine import budget, chips, grid, io, prices, reasons, ring, splits, time, warps
+from fa2_lab.machine import budget, chips, grid, io, prices, ring, splits, time, warps
 from fa2_lab.machine.chips import A100, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090, KiB
 from fa2_lab.plots import roofline
 from fa2_lab.records import load
@@ -138,10 +138,6 @@ def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
     one_sm = {unit: seconds * H200.clock_hz for unit, seconds in seen.seconds(H200).items()}
     assert one_sm["FP32 units"] == pytest.approx(clocks.fp32)
     assert one_sm["tensor cores"] == pytest.approx(clocks.tensor, rel=0.01)
-
-
-def test_the_ladder_s_flops_are_the_method_s():
-    assert reasons.timed(load("ladder"), causal=False, d=128).flops == prices.cost("FA2", heads=64).flops
 
 
 def test_the_slowest_unit_is_the_limit_and_idle_sms_count():

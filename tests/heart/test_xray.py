@@ -78,6 +78,7 @@ def test_products_and_sums_are_fused_whatever_the_default_is(found):
 def test_another_chip(found):
     ((kernel,),) = found["gfx942"]
     assert kernel.numbers["tensor"] == len(re.findall("v_mfma", kernel.stages["sass"])) > 0
+    assert kernel.numbers["registers"] == int(re.search(r"\.vgpr_count: *(\d+)", kernel.stages["sass"])[1])
 
 
 @pytest.mark.parametrize(
