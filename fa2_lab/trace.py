@@ -180,7 +180,7 @@ UNWATCHED: Any = Unwatched()  # takes the place of a Trace
 class HbmTensor:
     """An array in HBM that tells its meter about every load and store."""
 
-    def __init__(self, name: str, array: np.ndarray, trace: Trace):
+    def __init__(self, name: str, array: np.ndarray, trace: Trace) -> None:
         self.name, self.array, self.trace = name, np.asarray(array), trace
         self.shape, self.dtype = self.array.shape, self.array.dtype
 

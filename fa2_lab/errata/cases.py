@@ -30,7 +30,7 @@ def central_differences(loss: Callable[[np.ndarray], float], X: np.ndarray, h: f
 class Small:
     """Random Q, K, V (N, d) and dO, with the dense answers; the loss is Σ dO ∘ O."""
 
-    def __init__(self, N: int, d: int, tau: float = 0.5, causal: bool = False, seed: int = 0):
+    def __init__(self, N: int, d: int, tau: float = 0.5, causal: bool = False, seed: int = 0) -> None:
         self.N, self.d, self.tau = N, d, tau
         self.Q, self.K, self.V, self.dO = 1.5 * np.random.default_rng(seed).standard_normal((4, N, d))
         self.visible = np.tri(N, dtype=bool) if causal else np.ones((N, N), dtype=bool)
@@ -68,7 +68,7 @@ class Small:
 class TwoBlocks:
     """A case whose keys are cut in two, with the statistics after each half, as in the papers' two-block example."""
 
-    def __init__(self, case: Small, cut: int):
+    def __init__(self, case: Small, cut: int) -> None:
         self.O = case.O
         self.S1, self.S2 = case.S[:, :cut], case.S[:, cut:]
         self.V1, self.V2 = case.V[:cut], case.V[cut:]

@@ -28,7 +28,7 @@ class Launch:
     """
 
     def __init__(
-        self, kernel: Any, grid: int | tuple[int, int, int], options: dict, descriptors: tuple = (), **arguments: Any
+        self, kernel: Any, grid: int | tuple[int, ...], options: dict, descriptors: tuple = (), /, **arguments: Any
     ) -> None:
         if interpreter.switched_on():
             interpreter.say_so()

@@ -31,7 +31,7 @@ class Wait:
 class Barrier:
     """Ends its phase when all expected arrivals are in: 0, 1, 0, 1, … Whoever waits names the phase that must end."""
 
-    def __init__(self, what: str, arrivals: int):
+    def __init__(self, what: str, arrivals: int) -> None:
         self.what, self.expected = what, arrivals
         self.phase, self.missing = 0, arrivals
         self.came: Counter[str] = Counter()  # who has arrived, and how often
@@ -68,7 +68,7 @@ class Job:
 class Block:
     """A thread block: its clock and its jobs."""
 
-    def __init__(self, **manners: str):
+    def __init__(self, **manners: str) -> None:
         self.manners = MANNERS | manners
         self.clock, self.actor = 0.0, ""
         self.running: list[Job] = []

@@ -38,7 +38,7 @@ class RaceError(RuntimeError):
 class SharedMemory:
     """The arrays of one thread block. Counts each access, and refuses those that a missing barrier makes a race."""
 
-    def __init__(self, **shapes: tuple):
+    def __init__(self, **shapes: tuple) -> None:
         self.arrays = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
         self.counts: Counter[tuple] = Counter()  # (warp, "read" or "write", tensor) -> elements
         self.waits: Counter[str] = Counter()  # what the barriers were for -> how many

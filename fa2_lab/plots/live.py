@@ -38,7 +38,7 @@ def about(name: str) -> tuple[str, str]:
 class live:
     """`live("algorithm1")` at the end of a cell; more words go to the still picture's `data`."""
 
-    def __init__(self, name: str, **words: Any):
+    def __init__(self, name: str, **words: Any) -> None:
         if name not in STILLS:
             raise ValueError(f"name: got {name!r}; it takes one of {', '.join(STILLS)}")
         self.name, self.words = name, words

@@ -15,7 +15,7 @@ class show:
     Readers without images get its alternative text.
     """
 
-    def __init__(self, drawn: tuple[Figure, str]):
+    def __init__(self, drawn: tuple[Figure, str]) -> None:
         self.figure, self.alt = drawn
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:

@@ -55,7 +55,7 @@ WIDTHS = (8, 7, 6, 11, 7, 10, 7, 8, 11, 6)
 class Shown:
     """What a table shows of a rung, or of a peer, which has no change."""
 
-    def __init__(self, results: Record, name: str, peer: str):
+    def __init__(self, results: Record, name: str, peer: str) -> None:
         self.change = [reasons.step(results, before(name), name, causal) for causal in MASKS] if climbs(name) else []
         reason = reasons.reason(name) if name in ladder.RUNGS else reasons.NOTHING
         self.limit, self.removes, self.missed = reason.limit, reason.removes, reason.missed

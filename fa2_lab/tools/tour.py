@@ -28,7 +28,7 @@ BLOCKS: dict[str, Any] = dict(B_r=B_R, B_c=B_C)
 class RandomHead:
     """One head of random Q, K, V, dO (N, d), and its answers by the definition: softmax and its Jacobian by rows."""
 
-    def __init__(self, mask: Mask = NO_MASK, dropout: Dropout = NO_DROPOUT, n: int = N, seed: int = 0):
+    def __init__(self, mask: Mask = NO_MASK, dropout: Dropout = NO_DROPOUT, n: int = N, seed: int = 0) -> None:
         self.mask, self.dropout, self.tau = mask, dropout, D_HEAD**-0.5
         self.Q, self.K, self.V, self.dO = np.random.default_rng(seed).standard_normal((4, n, D_HEAD))
         self.Z = np.ones((n, n))

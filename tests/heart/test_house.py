@@ -133,6 +133,26 @@ def test_no_call_passes_an_unnamed_None_or_False():
     ]  # fmt: skip
 
 
+# Annotations --------------------------------------------------------------------------------------------------
+
+
+def unannotated(source: str) -> list[str]:
+    """Functions that lack an annotation and that Python runs: what Triton compiles is decorated."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    plain = [
+        f for f in functions if not any("jit" in x or "constexpr" in x for x in map(ast.unparse, f.decorator_list))
+    ]
+    takes = {f: [*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs, f.args.vararg, f.args.kwarg] for f in plain}
+    lacks = {f: [x.arg for x in takes[f] if x and not x.annotation and x.arg not in ("self", "cls")] for f in plain}
+    return [f.name for f in plain if lacks[f] or not f.returns]
+
+
+def test_every_function_of_the_heart_that_Python_runs_is_annotated():
+    assert {module: found for module, source in package_modules().items() if (found := unannotated(source))} == {}
+    some = "def a(self, x: int, *y) -> int: ...\n@gluon.jit\ndef b(x): ...\nclass C:\n    def c(self): ..."
+    assert unannotated(some) == ["a", "c"]
+
+
 # Names --------------------------------------------------------------------------------------------------------
 
 SAME_IDEA = {  # twice on purpose: models of one idea from two sides, which chapters show by these names

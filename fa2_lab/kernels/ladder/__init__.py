@@ -15,7 +15,9 @@ and dV. b02 is in Gluon.
 
 import ast
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
 from pathlib import Path
@@ -48,6 +50,7 @@ def copied(rung: str) -> ModuleType:
     """A rung's module once more, with kernels of its own: who changes them leaves the rung as it is."""
     ready()
     spec = spec_from_file_location(f"{__name__}.copy_{next(copies)}_of_{find(rung)}", FOLDER / f"{find(rung)}.py")
+    assert spec and spec.loader  # a file that is there has both
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -63,7 +66,8 @@ def ready() -> None:
 
 def change(rung: str) -> tuple[str, str]:
     """A rung's name and its one change, as the first line of its file says: ("two loops", "the mask is applied …")."""
-    first = ast.get_docstring(ast.parse((FOLDER / f"{find(rung)}.py").read_text(encoding="utf-8"))).split("\n")[0]
+    tree = ast.parse((FOLDER / f"{find(rung)}.py").read_text(encoding="utf-8"))
+    first = str(ast.get_docstring(tree)).split("\n")[0]
     name, sentence = first.split(", ", 1)[1].split(": ", 1)
     return name, sentence
 
@@ -72,10 +76,11 @@ class ByNumber:
     """Finds r08_two_loops.py where r08 is asked for, so that `python -m fa2_lab.kernels.ladder.r08` runs it."""
 
     @staticmethod
-    def find_spec(name: str, path=None, target=None):
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         parent, _, short = name.rpartition(".")
         if parent == __name__ and short in {full[:3] for full in RUNGS + OTHERS}:
             return spec_from_file_location(name, FOLDER / f"{find(short)}.py")
+        return None
 
 
 sys.meta_path.append(ByNumber)

@@ -8,6 +8,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 NEG_INF = tl.constexpr(float("-inf"))
 LOG2E = tl.constexpr(1 / math.log(2))
@@ -105,7 +106,7 @@ def rows_kernel(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, d: t
     store_rows(dQ, tau * dq_i, i, N_q, B_r, d)
 
 
-def backward(q, k, v, O, L, dO, causal):
+def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, causal: bool) -> tuple[Tensor, ...]:
     """dQ, dK and dV, each like its tensor; O and L are those of the forward pass."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it

@@ -13,6 +13,7 @@ from collections import namedtuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
@@ -212,7 +213,7 @@ def backward_kernel(Q, K, V, dO, starts, dQ, dK, dV, N_q, N_k, tau, tau_log2, CA
     ], [4, 1], [240, 24])  # fmt: skip
 
 
-def backward(q, k, v, O, L, dO, causal):
+def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, causal: bool) -> tuple[Tensor, ...]:
     """dQ, dK and dV, each like its tensor; O and L are those of the forward pass."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     B_r, types = 8192 // d, {torch.float32: gl.float32, torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
@@ -224,7 +225,7 @@ def backward(q, k, v, O, L, dO, causal):
     dQ = torch.zeros(q.shape, dtype=torch.float32, device=q.device)  # FA2.A2.L3
     dK, dV = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
 
-    def describe(X, rows, columns):
+    def describe(X: Tensor, rows: int, columns: int) -> TensorDescriptor:
         block = [1, rows, columns]  # of (heads, N, d)
         layout = gl.NVMMASharedLayout.get_default_for(block, types[X.dtype])
         return TensorDescriptor.from_tensor(X.view(batch * heads, *X.shape[-2:]), block, layout)

@@ -65,7 +65,7 @@ def output_kernel(P, V, O, N_q, N_k, d: tl.constexpr, B_r: tl.constexpr, B_c: tl
     tl.store(O + at, o_i.to(O.dtype.element_ty), mask=row < N_q)
 
 
-def forward(q, k, v, causal):
+def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it

@@ -79,7 +79,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: t
     tl.store(L + head * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
 
 
-def forward(q, k, v, causal):
+def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it

@@ -248,7 +248,7 @@ def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, at_once, tau_log2, C
                            [4, 4, 1], [160, 160, 24])  # fmt: skip
 
 
-def forward(q, k, v, causal):
+def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)

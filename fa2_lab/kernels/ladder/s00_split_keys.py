@@ -9,6 +9,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 NEG_INF = tl.constexpr(float("-inf"))
 LN2 = tl.constexpr(math.log(2))
@@ -49,7 +50,7 @@ def forward_kernel(Q, K, V, O, L, N, tau_log2, d: tl.constexpr, B_r: tl.constexp
     tl.store(L + i + tl.arange(0, B_r), (m_i + tl.log2(l_i)) * LN2)  # FA2.A1.L13 FA2.A1.L15
 
 
-def forward(q, k, v, causal=False, W=2):
+def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, W: int = 2) -> tuple[Tensor, Tensor]:
     """O and L of q, k, v (batch, heads, N, d): no mask, N a multiple of 64, W warps on a tile of 16·W × 32.
 
     Two warps: with four, the partial sums of split-K no longer fit the registers at d = 64 (sm_90).

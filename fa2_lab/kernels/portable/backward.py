@@ -5,11 +5,13 @@ columns: one program per column block keeps dK_j and dV_j on chip. S and dP are 
 one pass that adds to dQ by atomic adds, is rung b00 of the ladder.)
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
@@ -231,18 +233,23 @@ def rows_kernel(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k, str
     store_rows(dQ, dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
 
 
-def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, seed=None, sinks=None):
+def backward(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, L: Tensor, options: Options,
+             dL: Tensor | None = None, key_lengths: Tensor | None = None, seed: Tensor | None = None,
+             sinks: Tensor | None = None) -> tuple:  # fmt: skip
     """dQ, dK and dV, and dsinks where there are sinks, each like its tensor; dL, the gradient of L, may be None."""
     call = prepare(dO, Q, K, V, O, options)
     return call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks)
 
 
-def prepare(dO, Q, K, V, O, options: Options, sequences=None):
+def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Options,
+            sequences: int | None = None) -> Callable:  # fmt: skip
     """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, and starts)."""
     rows = prepare_rows(dO, Q, K, V, O, options, sequences=sequences)
     columns = prepare_columns(dO, Q, K, V, options, sequences=sequences)
 
-    def call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks=None, cu_q=None, cu_k=None):
+    def call(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, L: Tensor, dL: Tensor | None,
+             key_lengths: Tensor | None, seed: Tensor | None, sinks: Tensor | None = None,
+             cu_q: Tensor | None = None, cu_k: Tensor | None = None) -> tuple:  # fmt: skip
         D, dQ, dK, dV = torch.empty_like(L), torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V)
         with launch.on_device_of(Q):
             rows(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k)
@@ -252,13 +259,14 @@ def prepare(dO, Q, K, V, O, options: Options, sequences=None):
     return call
 
 
-def sink_gradients(sinks, L, D):
+def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
     """A sink's P is exp(sink − L). It has no value, so dP = 0 and dS = −P D, summed over all rows of its head."""
     p = torch.exp(sinks.float()[:, None] - L.nan_to_num())  # not −∞ − (−∞), where a row does not even see its sink
     return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
 
 
-def prepare_rows(dO, Q, K, V, O, options: Options, blocks=None, sequences=None) -> launch.Launch:
+def prepare_rows(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Options,
+                 blocks: tables.Blocks | None = None, sequences: int | None = None) -> launch.Launch:  # fmt: skip
     """D and dQ: one program for each row block of a query head."""
     blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
@@ -269,7 +277,8 @@ def prepare_rows(dO, Q, K, V, O, options: Options, blocks=None, sequences=None) 
     )
 
 
-def prepare_columns(dO, Q, K, V, options: Options, blocks=None, sequences=None) -> launch.Launch:
+def prepare_columns(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
+                    blocks: tables.Blocks | None = None, sequences: int | None = None) -> launch.Launch:  # fmt: skip
     """dK and dV: one program for each column block of a K/V head."""
     blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(

@@ -1,8 +1,11 @@
 """FlashAttention-2, forward: Algorithm 1 of the paper, one program per row block of one head."""
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
@@ -94,12 +97,14 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k, strides,
     tl.store(L + L_h + row, L_i, mask=row < N_q)  # FA2.A1.L15
 
 
-def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None):
+def forward(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
+            seed: Tensor | None = None, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
     """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials."""
     return prepare(Q, K, V, options, key_lengths)(Q, K, V, key_lengths, seed, sinks)
 
 
-def prepare(Q, K, V, options: Options, key_lengths=None, blocks=None, sequences=None):
+def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
+            blocks: tables.Blocks | None = None, sequences: int | None = None) -> Callable:  # fmt: skip
     """forward() for calls of one kind, given (Q, K, V, key_lengths, seed, sinks): a program for each row block.
 
     `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
@@ -115,7 +120,8 @@ def prepare(Q, K, V, options: Options, key_lengths=None, blocks=None, sequences=
         **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q)),
     )
 
-    def call(Q, K, V, key_lengths, seed, sinks=None, cu_q=None, cu_k=None):
+    def call(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None, seed: Tensor | None,
+             sinks: Tensor | None = None, cu_q: Tensor | None = None, cu_k: Tensor | None = None) -> tuple:  # fmt: skip
         O = torch.empty_like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         with launch.on_device_of(Q):

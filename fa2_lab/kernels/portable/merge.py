@@ -4,9 +4,9 @@ Several torch operators would do the same and read and write o several times; he
 part, what is written is the output instead of the state.
 """
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import NEG_INF
@@ -59,7 +59,8 @@ def merge_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: tl.con
         tl.store(head_of(L_out, L_out_strides, bh // H, bh % H) + row, m_new + tl.log(l_i), mask=row < N)
 
 
-def merge(m, l, o, rows: slice, O, L, O_out=None, L_out=None) -> None:
+def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor,
+          O_out: Tensor | None = None, L_out: Tensor | None = None) -> None:  # fmt: skip
     """Take (O, L) into rows of m, l (batch, heads, N) and o (batch, heads, N, d).
 
     With O_out and L_out, views of any strides whose last dimension is contiguous, the part is the last: all rows of the
@@ -73,7 +74,7 @@ def merge(m, l, o, rows: slice, O, L, O_out=None, L_out=None) -> None:
             kernel(m, l, o, L, O, L_out, O_out)
 
 
-def prepare(N: int, first: int, O: torch.Tensor, O_out, L_out) -> launch.Launch:
+def prepare(N: int, first: int, O: Tensor, O_out: Tensor | None, L_out: Tensor | None) -> launch.Launch:
     """merge() of one kind, given (m, l, o, L, O, L_out, O_out)."""
     batch, H, n, d = O.shape
     blocks = triton.cdiv(n if O_out is None else N, ROWS)

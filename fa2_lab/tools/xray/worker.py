@@ -3,8 +3,10 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
@@ -16,19 +18,19 @@ from fa2_lab.tools.xray.lines import by_line
 
 SMs = 132  # of the chip that is not here: persistent kernels ask for it; an H100 and an H200 have so many
 RUN = triton.JITFunction.run
-launched, asked = {}, {}  # the kernels of a call, and what this launch asks of the compiler
+launched, asked = dict[str, Any](), dict[str, Any]()  # the kernels of a call, and what this launch asks of the compiler
 
 
-def compile_only(run):
+def compile_only(run: Callable) -> Callable:
     """Triton's own way to launch a kernel, as far as the compiled kernel, which is kept and not handed back."""
 
-    def compiled(self, *arguments, grid, warmup, **options) -> None:
+    def compiled(self: Any, *arguments: Any, grid: Any, warmup: Any, **options: Any) -> None:
         launched[self.fn.__name__] = run(self, *arguments, grid=grid, warmup=True, **options | asked)
 
     return compiled
 
 
-def call(name: str, q, causal: bool) -> None:
+def call(name: str, q: torch.Tensor, causal: bool) -> None:
     """One call of a rung, of a product's kernels, or of a file's forward."""
     L = torch.empty(q.shape[:3], device=q.device)
     if name == "portable.forward":
@@ -44,7 +46,7 @@ def call(name: str, q, causal: bool) -> None:
         ladder.load(name).forward(q, q, q, causal and name[0] != "s")
 
 
-def read(name: str, kernel) -> dict:
+def read(name: str, kernel: Any) -> dict:
     """What is worth knowing of one compiled kernel."""
     amd = "amdgcn" in kernel.asm
     code = kernel.asm["amdgcn"] if amd else offline.disassembled(kernel.asm["cubin"])
@@ -70,12 +72,15 @@ def main(job: dict) -> list[list[dict]]:
     chip = job["chip"]
     offline.compile_for(chip)
     triton_versions.newest_names()  # a file of one's own may use them, too
-    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=SMs)
+    properties: Any = SimpleNamespace(multi_processor_count=SMs)
+    torch.cuda.get_device_properties = lambda device=None: properties
     triton.JITFunction.run = compile_only(RUN)
     q = torch.empty(4, 16, job["N"], job["d"], dtype=getattr(torch, job["dtype"]), device="meta")
     found = []
     for launch in job["launches"]:
-        launched.clear(), asked.clear(), asked.update(launch)
+        launched.clear()
+        asked.clear()
+        asked.update(launch)
         call(job["name"], q, job["causal"])
         found.append([read(name, kernel) for name, kernel in launched.items()])
     return found

@@ -1,8 +1,11 @@
 """From torch to the three launches of the Hopper backward."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fa2_lab.kernels.common.softmax import base_2
 from fa2_lab.kernels.hopper.backward import sizes
@@ -14,7 +17,8 @@ from fa2_lab.kernels.launch import Launch, on_device_of, programs, shape, stride
 from fa2_lab.kernels.prepared import Options
 
 
-def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False, sequences=None):
+def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Options, key_lengths: Tensor | None = None,
+            same_bits: bool = False, sequences: int | None = None) -> Callable | None:  # fmt: skip
     """What computes dQ, dK and dV for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths); dL may be None.
 
     None for a kind not taken, and from a call for tensors that the copy engine cannot address. Sums are the same bit by
@@ -36,23 +40,26 @@ def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False,
     main = prepare_main(dO, Q, K, V, options, key_lengths, chosen, parts, same_bits, sequences)
     after = prepare_after(Q, K, V, options, chosen, divided, sequences)
 
-    def call(dO, Q, K, V, O, L, dL, key_lengths, cu_q=None, cu_k=None):
+    def call(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, L: Tensor, dL: Tensor | None,
+             key_lengths: Tensor | None, cu_q: Tensor | None = None, cu_k: Tensor | None = None) -> Any:  # fmt: skip
         if not host.aligned(dO, Q, K, V, O, L, dL):
             return None
         dQ, dK, dV = torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V)
         start, sums = (torch.empty(*shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
         columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
+        rounded = (dK, dV) if divided else (None, None)
         turns = sums[lines_of_sums:].view(torch.int32) if same_bits else None
         with on_device_of(Q):
             before(O, dO, L, dL, start, sums, cu_q)
             main(Q, K, V, dO, start, sums, *columns, host.counter_for(Q), key_lengths, turns, cu_q, cu_k)
-            after(sums, dQ, *((dK, dV) if divided else (None, None)), cu_q, cu_k)
+            after(sums, dQ, *rounded, cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
 
     return call
 
 
-def choose(Q, K, options: Options, key_lengths, same_bits: bool, sequences) -> tuple[sizes.BackwardSizes, int]:
+def choose(Q: Tensor, K: Tensor, options: Options, key_lengths: Tensor | None, same_bits: bool,
+           sequences: int | None) -> tuple[sizes.BackwardSizes, int]:  # fmt: skip
     """The sizes, and into how many parts each column block is divided; what suits the causal mask suits windows.
 
     Packed sequences pass for equally long.
@@ -66,12 +73,12 @@ def choose(Q, K, options: Options, key_lengths, same_bits: bool, sequences) -> t
     return chosen, sizes.parts_for(column_blocks, steps, SMs, causal, group, chosen.d_pad)
 
 
-def ragged(K, key_lengths, sequences) -> bool:
+def ragged(K: Tensor, key_lengths: Tensor | None, sequences: int | None) -> bool:
     """Whether a column block may reach past the last key."""
     return key_lengths is not None or sequences is not None or shape(K)[2] % 128 != 0
 
 
-def shapes(Q, K, chosen: sizes.BackwardSizes, sequences=None) -> tuple[tuple[int, int], ...]:
+def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | None) -> tuple[tuple[int, int], ...]:
     """(lines, numbers in each) of what S and dP start from, of the sums of dQ, of those of dK, and of turns.
 
     The last three are whole tiles of 64 rows.
@@ -83,7 +90,8 @@ def shapes(Q, K, chosen: sizes.BackwardSizes, sequences=None) -> tuple[tuple[int
     return (row_blocks, 2 * chosen.B_r), (dQ_sums, 32), (dK_sums, 32), (counters, 32)
 
 
-def prepare_before(dO, Q, O, options: Options, chosen: sizes.BackwardSizes, sums: tuple[int, int], sequences) -> Launch:
+def prepare_before(dO: Tensor, Q: Tensor, O: Tensor, options: Options, chosen: sizes.BackwardSizes,
+                   sums: tuple[int, int], sequences: int | None) -> Launch:  # fmt: skip
     """Clear the sums, and make what S and dP start from: one program for each 64 rows."""
     _, H, N_q, d = shape(Q)
     return Launch(
@@ -94,7 +102,9 @@ def prepare_before(dO, Q, O, options: Options, chosen: sizes.BackwardSizes, sums
     )
 
 
-def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen, parts: int, same_bits: bool, sequences) -> Launch:
+def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
+                 key_lengths: Tensor | None, chosen: sizes.BackwardSizes, parts: int, same_bits: bool,
+                 sequences: int | None) -> Launch:  # fmt: skip
     """dK, dV and the sums of dQ: one program for each SM. With `same_bits` a head's parts run side by side."""
     causal, scale = options.window != (None, None), options.scale
     (batch, H, N_q, d), (_, H_kv, *_) = shape(Q), shape(K)
@@ -123,7 +133,8 @@ def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen, parts: int,
     )
 
 
-def prepare_after(Q, K, V, options: Options, chosen: sizes.BackwardSizes, divided: bool, sequences) -> Launch:
+def prepare_after(Q: Tensor, K: Tensor, V: Tensor, options: Options, chosen: sizes.BackwardSizes, divided: bool,
+                  sequences: int | None) -> Launch:  # fmt: skip
     """dQ from its sums, and dK and dV if they are sums: one program for each consumer's part of a tile."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
@@ -135,7 +146,7 @@ def prepare_after(Q, K, V, options: Options, chosen: sizes.BackwardSizes, divide
     )
 
 
-def enough_work(Q, K) -> bool:
+def enough_work(Q: Tensor, K: Tensor) -> bool:
     """Whether this kernel is the fastest for such a call."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, host.multiprocessors(Q.device))

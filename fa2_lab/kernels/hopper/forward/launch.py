@@ -1,8 +1,10 @@
 """From torch to the launch of the Hopper forward."""
 
 import functools
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from fa2_lab.kernels.common.softmax import base_2
 from fa2_lab.kernels.hopper.forward import sizes
@@ -13,7 +15,8 @@ from fa2_lab.kernels.launch import Launch, on_device_of, programs, shape
 from fa2_lab.kernels.prepared import Options
 
 
-def prepare(Q, K, V, options: Options, key_lengths=None, sequences=None):
+def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
+            sequences: int | None = None) -> Callable | None:  # fmt: skip
     """What computes O like Q, and L in fp32, for calls of one kind, given (Q, K, V, key_lengths).
 
     None for a kind not taken, and from a call for tensors that the copy engine cannot address.
@@ -27,7 +30,8 @@ def prepare(Q, K, V, options: Options, key_lengths=None, sequences=None):
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
     launch = prepare_launch(Q, K, V, options, key_lengths is not None, sequences)
 
-    def call(Q, K, V, key_lengths, cu_q=None, cu_k=None):
+    def call(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None,
+             cu_q: Tensor | None = None, cu_k: Tensor | None = None) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         if not host.aligned(Q, K, V):
             return None
         O = torch.empty_like(Q)
@@ -44,7 +48,7 @@ def windowed(options: Options) -> bool:
     return options.left is not None or options.right is not None
 
 
-def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | None = None) -> Launch:
+def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: bool, sequences: int | None) -> Launch:
     """One program for each SM; `lengths`: whether there are key_lengths.
 
     Packed sequences pass for equally long, or for one where one is known to have most of the work.
@@ -69,7 +73,7 @@ def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | No
     )
 
 
-def enough_work(Q, K, causal: bool) -> bool:
+def enough_work(Q: Tensor, K: Tensor, causal: bool) -> bool:
     """Whether this kernel is the fastest for such a call."""
     (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return sizes.enough_work(d, N_q, N_k, batch * H, host.multiprocessors(Q.device), causal)

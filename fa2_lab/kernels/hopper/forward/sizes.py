@@ -84,7 +84,7 @@ FULL = {  # d: (sizes, tile, start)
 
 # Under the causal mask row blocks differ, and there are no rounds to count. The first line that fits is taken. From
 # N_k = 2 N_q on, without key_lengths, they differ little, and FULL is used.
-CAUSAL = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
+CAUSAL: dict[int, list[tuple]] = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
     64: [
         (2.5, ANY, None, ALONE[64]),
         (ANY, ANY, True, SHORT),
@@ -111,7 +111,7 @@ CAUSAL = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
 
 # Where the portable kernel is faster, because it starts sooner, or at d 32 does without zeros, as long as keys are few.
 # (Timed by hand: the GPU from CUDA graphs.)
-PORTABLE = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
+PORTABLE: dict[int, list[tuple]] = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
     32: [(1, ANY, 2048, 0, ANY, None)],
     64: [
         (1, ANY, 512, 0, 4, None),
@@ -144,7 +144,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
             if per_SM <= most and N_q <= longest and only in (None, lengths)
         )
 
-    def time(candidate) -> float:
+    def time(candidate: tuple) -> float:
         sizes, tile, start = candidate
         rounds, keys = -(-(-(-N_q // sizes.rows) * heads) // SMs), -(-N_k // sizes.B_c) * sizes.B_c
         return rounds * (tile * keys / 128 + start)

@@ -7,6 +7,8 @@ N rows that end before row `end` of the tensor, row i has the coordinates (FAR, 
 FAR · 2^34 elements are nothing. Triton's own triton.tools.ragged_tma does the same.
 """
 
+from collections.abc import Sequence
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -54,7 +56,7 @@ def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> T
     return TensorDescriptor(torch.empty(0), list(shape), [shape[1], 1], list(block), layout)
 
 
-def copyable(shape, strides) -> bool:
+def copyable(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the copy engine can address such a tensor: in whole steps of 16 bytes, no dimension repeated."""
     steps = all(n == 1 or (stride > 0 and stride % 8 == 0) for n, stride in zip(shape[:-1], strides[:-1], strict=True))
     return strides[-1] == 1 and steps and min(shape) > 0

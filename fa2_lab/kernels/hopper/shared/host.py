@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch import Tensor
 
 from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable
@@ -10,7 +11,7 @@ from fa2_lab.kernels.launch import addresses, current_stream
 from fa2_lab.kernels.prepared import prepared
 
 
-def counter_for(X: torch.Tensor) -> torch.Tensor:
+def counter_for(X: Tensor) -> Tensor:
     """Two zeros for the tile scheduler to count in, which it leaves as zeros.
 
     On a stream only one launch runs at a time, so there is one counter for each stream; a CUDA graph gets its own.
@@ -20,7 +21,7 @@ def counter_for(X: torch.Tensor) -> torch.Tensor:
     return prepared(("counter", X.device, current_stream(X)), zeros, X.device)
 
 
-def zeros(device: torch.device) -> torch.Tensor:
+def zeros(device: torch.device) -> Tensor:
     """A new counter."""
     return torch.zeros(2, dtype=torch.int32, device=device)
 
@@ -44,7 +45,7 @@ def multiprocessors(device: torch.device) -> int:
     return properties.multi_processor_count
 
 
-def fits(Q, K, V, key_lengths) -> bool:
+def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
     """Whether tensors of this kind can be taken, if they are aligned and the sizes know their d."""
     return (
         multiprocessors(Q.device) > 0
@@ -56,6 +57,6 @@ def fits(Q, K, V, key_lengths) -> bool:
     )
 
 
-def aligned(*tensors) -> bool:
+def aligned(*tensors: Tensor | None) -> bool:
     """Whether tensors begin where the copy engine can begin."""
     return math.gcd(16, *addresses(tensors)) == 16
