@@ -105,7 +105,8 @@ def interval(
     if room and q_length == 1 and (left is None or left >= keys - 1):
         return row_of_a_cache(size, keys, kv_offset, attention_mask, device)
     seen = padding(attention_mask, kv_offset, keys)
-    return Interval(size, causal, left, None if causal else right, keys, *seen, *sequences)
+    right = None if causal else right
+    return Interval(size, causal, left, right, keys, *seen, *sequences)
 
 
 def row_of_a_cache(
@@ -231,7 +232,7 @@ def without_mask(causal: bool, sliding_window: int | None, size: tuple[int, int,
     if causal and N_q not in (1, N_k):
         raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")
     left = None if sliding_window is None else sliding_window - 1
-    return Interval(size, causal, left, None if causal else left, N_k)
+    return Interval(size, causal, left, right=None if causal else left, keys=N_k)
 
 
 register()

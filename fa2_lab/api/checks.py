@@ -93,7 +93,7 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuse q, k, v of attention_packed() that are of wrong kind or do not go together."""
     takes = "(tokens, heads, d), at least one head and d from 1 to 256"
     for name, x in (("q", q), ("k", k), ("v", v)):
-        check_floats(name, x, 3, takes, None if name == "q" else q)
+        check_floats(name, x, 3, takes, q=None if name == "q" else q)
         if min(x.shape[1:]) < 1 or x.shape[2] > 256:
             raise ValueError(f"{name}: got {described(x)}; it takes {takes}")
     if k.shape[2] != q.shape[2]:
@@ -190,7 +190,7 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ..
     needed = begin < key_lengths[:, None]
     if left is not None:
         needed &= begin + size > key_lengths[:, None] - N_q - left
-    low, high = torch.stack(torch.aminmax(block_table.masked_fill(~needed, 0))).tolist()
+    low, high = torch.stack(torch.aminmax(block_table.masked_fill(~needed, value=0))).tolist()
     if low < 0 or high >= count:
         raise ValueError(f"block_table: got pages from {low} to {high}; it takes 0 to {count - 1}, for {count} pages")
     remember_seen(block_table, limits, key_lengths)

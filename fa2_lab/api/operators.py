@@ -238,7 +238,7 @@ def real_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     padding = col[None, :] < (0 if options.left is None else k.shape[2] - q.shape[2] - options.left)  # (1, N_k)
     if key_lengths is not None:
         padding = padding | (col >= key_lengths[:, None])  # (batch, N_k)
-    k, v = (x.masked_fill(padding[:, None, :, None], 0.0) for x in (k, v))
+    k, v = (x.masked_fill(padding[:, None, :, None], value=0.0) for x in (k, v))
     return k, v
 
 

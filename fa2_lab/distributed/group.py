@@ -71,8 +71,8 @@ class Exchange:
         others = [other for other in range(len(self.every)) if other != rank]
         with losing(group, timeout):
             side: Any = side_group(group, timeout)
-            self.works = [side.recv([self.every[other]], other, 0) for other in others]
-            self.works += [side.send([mine], other, 0) for other in others]
+            self.works = [side.recv([self.every[other]], other, tag=0) for other in others]
+            self.works += [side.send([mine], other, tag=0) for other in others]
 
     def wait(self) -> list[dict]:
         """The headers of all ranks, in order of rank."""

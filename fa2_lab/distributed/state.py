@@ -26,7 +26,7 @@ class State:
             return
         m, l, o = self.m[:, :, rows], self.l[:, :, rows], self.o[:, :, rows]
         m_new = torch.maximum(m, L)
-        finite = m_new.masked_fill(m_new == -torch.inf, 0.0)
+        finite = m_new.masked_fill(m_new == -torch.inf, value=0.0)
         alpha, beta = torch.exp(m - finite), torch.exp(L - finite)
         l.mul_(alpha).add_(beta)
         o.mul_(alpha[..., None]).addcmul_(O, beta[..., None])

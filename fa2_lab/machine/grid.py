@@ -136,7 +136,7 @@ def dealt(costs: Sequence[float], SMs: int) -> Schedule:
     free, placed = [0.0] * SMs, []
     for n, cost in enumerate(costs):
         SM = n % SMs
-        placed.append(Placed(SM, 0, free[SM], free[SM] + cost))
+        placed.append(Placed(SM, slot=0, start=free[SM], end=free[SM] + cost))
         free[SM] += cost
     return Schedule(tuple(placed), SMs, 1)
 

@@ -120,7 +120,7 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
         for SM in range(SMs):
             left[SM] += [n for n in [next(waiting, 0)] if n]
     for SM in range(SMs):
-        look(SM, 0.0)
+        look(SM, now=0.0)
     now = 0.0
     while ends:
         then, SM, planned = heapq.heappop(ends)

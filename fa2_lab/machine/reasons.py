@@ -85,7 +85,7 @@ def step(record: Record, before: str, after: str, causal: bool = False, d: int =
     measured = row.ratio(after, before) if row and {before, after} <= row.values.keys() else None
     if reason(after).modelled:
         return Step(predicted(before, after, causal, d), measured)
-    return Step(None if causal else most(record, before, d), measured, at_most=True)
+    return Step(predicted=None if causal else most(record, before, d), measured=measured, at_most=True)
 
 
 def timed(record: Record, causal: bool, d: int) -> Measurement | None:
@@ -134,7 +134,7 @@ def facts() -> dict[tuple[str, bool, int], dict]:
 def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
     """What the model knows of a rung; None where it is not recorded."""
     if name == ladder.RUNGS[0]:
-        return model.Rung(0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels, which HBM limits
+        return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels, which HBM limits
     row = facts().get((name, causal, d))
     if row is None:
         return None

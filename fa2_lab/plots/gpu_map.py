@@ -28,7 +28,7 @@ def memories(chip: chips.Chip) -> list[Memory]:
     return [
         Memory("registers", 4 * chip.SMs * chip.registers_per_sm, 3 * 4 * chip.fp32_per_clock * clocks),
         Memory("shared memory", chip.SMs * chip.shared_per_sm, chip.shared_per_clock * clocks),
-        Memory("L2", chip.l2_bytes, 1e12 * l2 if l2 else None),
+        Memory("L2", chip.l2_bytes, speed=1e12 * l2 if l2 else None),
         Memory("HBM", chip.hbm_bytes, chip.hbm_per_second),
     ]
 

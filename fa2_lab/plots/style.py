@@ -258,7 +258,7 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
     places = np.reshape(rectangles, (-1, 4))[:, None]
     codes = [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY] * len(places)
-    path = Path((places[..., :2] + places[..., 2:] * corners).reshape(-1, 2), codes or None)
+    path = Path((places[..., :2] + places[..., 2:] * corners).reshape(-1, 2), codes=codes or None)
     return ax.add_patch(PathPatch(path, **dict(facecolor=fill, linewidth=0) | look))
 
 

@@ -10,7 +10,7 @@ from fa2_lab.reference.shards import LAYOUTS, even_lengths, pieces
 def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
     """Who computes which pair of pieces, and the tiles of each rank, counted for one head of real size."""
     owners = {layout: owners_of(ranks, layout) for layout in reversed(LAYOUTS)}
-    tiles = {x: ring.work(even_lengths(N, ranks), x, True, B, B).sum(axis=1).tolist() for x in owners}
+    tiles = {x: ring.work(even_lengths(N, ranks), x, causal=True, B_r=B, B_c=B).sum(axis=1).tolist() for x in owners}
     return dict(owners=owners, tiles=tiles, setting=f"{N:,} tokens on {ranks} ranks, tiles of {B} × {B}, one head")
 
 

@@ -69,7 +69,7 @@ CONTESTS = dict(
     heads=Contest([Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in BOTH for kv in (32, 8, 1)]),
     deterministic=Contest([problem for problem in PAPER if problem.N_q in (2048, 8192)], "deterministic"),
     sweep=Contest(random_grid(), "sweep", repeats=7),
-    masks=Contest([Problem(2, 16, 16, 8192, 8192, d, True, **more) for d in (64, 128) for more in MASKS], "masks"),
+    masks=Contest([Problem(2, 16, 16, 8192, 8192, d, causal=True, **x) for d in (64, 128) for x in MASKS], "masks"),
 )
 
 

@@ -53,5 +53,5 @@ def block(self, node: nodes.math_block) -> None:
 
 def setup(app) -> dict:
     app.add_transform(Callouts)
-    app.add_html_math_renderer("mathml", (inline, None), (block, None))
+    app.add_html_math_renderer("mathml", inline_renderers=(inline, None), block_renderers=(block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

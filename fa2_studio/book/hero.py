@@ -178,8 +178,8 @@ def inputs(Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> str:
         + group("K", cells(levels(K.T), C, KH, 1.2, GX, KY))
         + group("V", cells(levels(V.T), C, KH, 1.2, GX, VY))
         + "".join(text(x, y, letter, "l", MIDDLE) for letter, x, y in letters)
-        + box(GX, GY, SIDE, SIDE, ' fill="url(#e)"', "", 0)
-        + box(OX, GY, 4 * OW, SIDE, ' fill="url(#f)"', "", 0)
+        + box(GX, GY, SIDE, SIDE, ' fill="url(#e)"', kind="", r=0)
+        + box(OX, GY, 4 * OW, SIDE, ' fill="url(#f)"', kind="", r=0)
     )
 
 

@@ -92,7 +92,7 @@ def of_student(student: str, homes: list[Path], assignments: list[Assignment]) -
         mine = [p for p in handed if name in (p.parent.name, p.stem) or name in p.stem]
         mine = [p for p in mine if p.suffix == ".ipynb" or p.stem.startswith(name)]
         mine.sort(key=lambda p, name=name: (p.suffix != ".ipynb", p.stem != name, len(p.stem), str(p)))
-        one = Found(student, assignment, mine[0] if mine else None)
+        one = Found(student, assignment, path=mine[0] if mine else None)
         more = [p.name for p in mine[1:] if p.suffix == ".ipynb"]
         one.remarks += [f"{mine[0].name} was graded, not {', '.join(more)}"] if more else []
         others = ", ".join(p.name for p in handed[:5])

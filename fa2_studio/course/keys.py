@@ -110,7 +110,7 @@ CASES = {"hang": (PIPELINE, HANGS, 0), "race": (PIPELINE, RACES, 1), "wrong": (K
 def slip_of(step: str, seed: int) -> tuple[Path, Slip]:
     """The program of a step and what a seed plants in it."""
     path, slips, more = CASES[step]
-    return path, planted(slips, seed + more if seed else 0)
+    return path, planted(slips, seed=seed + more if seed else 0)
 
 
 def program(step: str, seed: int = 0) -> str:

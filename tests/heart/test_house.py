@@ -114,23 +114,32 @@ def test_no_tag_names_a_line_that_does_not_exist():
 
 # Calls --------------------------------------------------------------------------------------------------------
 
-NAMELESS = ("filter", "get", "getattr", "next", "pop", "slice")  # Python's own, which take no names
+NAMELESS = ("enumerate", "filter", "get", "getattr", "next", "pop", "slice")  # Python's own, which take no names
+SIDED = (ast.BoolOp, ast.IfExp, ast.Starred, ast.Tuple)  # x or None, x if y else None, *(x, None)
+
+
+def constants(passed: ast.expr) -> set[str]:
+    """The constants that an argument is, on any of its sides."""
+    if isinstance(passed, ast.Constant):
+        return {ast.unparse(passed)}
+    sides = [x for x in ast.iter_child_nodes(passed) if x is not getattr(passed, "test", None)]
+    return set().union(*map(constants, sides)) if isinstance(passed, SIDED) else set()
 
 
 def unnamed(source: str) -> list[str]:
-    """Calls that pass None or False without a name; of set_x(False) the name says it. A 0 is a place or an axis."""
+    """Calls that pass None, True or False without a name; of set_x(False) the name says it."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     named = [(ast.unparse(call.func).split(".")[-1], call) for call in calls]
     taken = [call for name, call in named if name not in NAMELESS and not name.startswith("set_")]
-    return [ast.unparse(call) for call in taken if {"None", "False"} & {ast.unparse(x) for x in call.args}]
+    return [ast.unparse(x) for x in taken if {"None", "True", "False"} & set().union(*map(constants, x.args))]
 
 
-def test_no_call_passes_an_unnamed_None_or_False():
+def test_no_call_passes_an_unnamed_None_True_or_False():
     every = package_modules() | package_modules(PROJECT / "fa2_studio")
     assert {module: found for module, source in every.items() if (found := unnamed(source))} == {}
-    assert unnamed("f(None)\na.b(1, False, c=2)\nf(a=None), next(x, None), y.set_z(False), f(x, 0)") == [
-        "f(None)", "a.b(1, False, c=2)",
-    ]  # fmt: skip
+    wrong = ["f(None)", "a.b(1, False, c=2)", "f(True)", "f(x if y else None)", "f(*((x, y) if z else (None, None)))"]
+    right = ["f(a=None)", "next(x, None)", "y.set_z(False)", "f(x, 0)", "f(x == None)", "f(x if None else y)"]
+    assert unnamed("\n".join(wrong + right)) == wrong
 
 
 # Annotations --------------------------------------------------------------------------------------------------

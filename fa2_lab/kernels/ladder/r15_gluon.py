@@ -89,9 +89,9 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     """p in 16 bits as the left operand of a product, two numbers by one instruction."""
     if dtype == gl.bfloat16:
-        p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, True, 2)
+        p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, is_pure=True, pack=2)
     else:
-        p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
+        p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, is_pure=True, pack=2)
     return gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 2))
 
 
@@ -113,7 +113,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl
     k, k_here = room(K, STAGES)
     v, v_here = room(V, STAGES)
     hopper.fence_async_shared()  # the copy engine sees the barriers
-    start(Q, head, i, q, q_here, 0, True)  # FA2.A1.L4
+    start(Q, head, i, q, q_here, n=0, there=True)  # FA2.A1.L4
     for n in gl.static_range(STAGES - 1):
         start(K, head, (T_c - 1 - n) * B_c, k, k_here, n, n < T_c)  # FA2.A1.L7
         start(V, head, (T_c - 1 - n) * B_c, v, v_here, n, n < T_c)  # FA2.A1.L7

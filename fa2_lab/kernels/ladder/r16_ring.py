@@ -109,9 +109,9 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     """p in 16 bits as the left operand of a product, two numbers by one instruction."""
     if dtype == gl.bfloat16:
-        p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, True, 2)
+        p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, is_pure=True, pack=2)
     else:
-        p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
+        p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, is_pure=True, pack=2)
     return gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 2))
 
 

@@ -144,7 +144,7 @@ DONE:
 @gluon.jit
 def raised(m_i, top, limit):
     """m (64, 4). If some `top` of a warp's rows is above its limit, the warp raises m to the largest of the row."""
-    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32, True, 2)
+    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32, is_pure=True, pack=2)
 
 
 @gluon.jit
@@ -163,9 +163,9 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     """p in 16 bits as the left operand of a product, two numbers by one instruction."""
     if dtype == gl.bfloat16:
-        p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, True, 2)
+        p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, is_pure=True, pack=2)
     else:
-        p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
+        p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, is_pure=True, pack=2)
     return gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 2))
 
 
@@ -188,7 +188,7 @@ def shrunk(o_i, alpha):
     """alpha o_i, row by row; most often there is nothing to do."""
     N: gl.constexpr = o_i.shape[1] // 2  # numbers of o in a thread
     x, a = gl.broadcast(by_lanes(o_i), along(alpha, by_lanes(o_i)))
-    x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, True, N)
+    x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, is_pure=True, pack=N)
     return gl.convert_layout(x.reshape([64, 2 * N]), o_i.type.layout)
 
 

@@ -40,7 +40,7 @@ def one_in(every):
 def some_by_fma(x):
     """2^x."""
     registers: gl.constexpr = "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f"
-    return gl.inline_asm_elementwise(one_in(EVERY), registers, [x], gl.float32, True, 8)
+    return gl.inline_asm_elementwise(one_in(EVERY), registers, [x], gl.float32, is_pure=True, pack=8)
 
 
 @gluon.jit

@@ -83,7 +83,7 @@ def same_bits():
     """Torch asks for the same bits in every call. What it adds to that, new memory filled with NaN, is left out."""
     settings = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(mode=True)
     settings.fill_uninitialized_memory = False
     try:
         yield

@@ -9,7 +9,7 @@ import fa2_lab
 def deterministic_if(asked: bool) -> None:
     """Equal bits until the test ends, its backward pass included: there autograd looks at torch's switch again."""
     if asked:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
 
 
 def bounds(window_size: tuple) -> tuple[int | None, int | None] | None:

@@ -48,7 +48,8 @@ def windowed(options: Options) -> bool:
     return options.left is not None or options.right is not None
 
 
-def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: bool, sequences: int | None) -> Launch:
+def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: bool,
+                   sequences: int | None = None) -> Launch:  # fmt: skip
     """One program for each SM; `lengths`: whether there are key_lengths.
 
     Packed sequences pass for equally long, or for one where one is known to have most of the work.

@@ -112,7 +112,7 @@ def raised(m, scale, top, factor):
     """
     factor = gl.full([m.shape[0], m.shape[1]], factor, gl.float32, m.type.layout)
     return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, scale, top, factor],
-                                     (gl.float32, gl.float32, gl.float32), True, 2)  # fmt: skip
+                                     (gl.float32, gl.float32, gl.float32), is_pure=True, pack=2)  # fmt: skip
 
 
 @gluon.constexpr_function
@@ -136,7 +136,8 @@ def shrunk(o, alpha):
     N: gl.constexpr = o.shape[1] // 2  # numbers of o in a thread
     x = by_lanes(o)
     x, a = gl.broadcast(x, along(alpha, x))
-    return as_tile(gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, True, N))
+    x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, is_pure=True, pack=N)
+    return as_tile(x)
 
 
 # Masks and rounding ------------------------------------------------------------------------------------------
@@ -178,6 +179,8 @@ def rounded(p, dtype: gl.constexpr):
     halves: 32 instructions more for a tile, of 465.
     """
     if dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, True, 2)
+        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16,
+                                         is_pure=True, pack=2)  # fmt: skip
     else:
-        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
+        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16,
+                                         is_pure=True, pack=2)  # fmt: skip
