@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-Rows = Any  # the number of a row or of a row block, or an array of such numbers
+RowNumbers = Any  # the number of a row or of a row block, or an array of such numbers
 
 
 class Tile(Enum):
@@ -65,7 +65,7 @@ class Mask:
         if self.allowed.shape != (N_q, N_k):
             raise ValueError(f"mask: got shape {self.allowed.shape}; it takes (N_q, N_k) = {(N_q, N_k)}")
 
-    def interval(self, row: Rows, N_q: int, N_k: int) -> tuple[Rows, Rows]:
+    def interval(self, row: RowNumbers, N_q: int, N_k: int) -> tuple[RowNumbers, RowNumbers]:
         """[first, last): the columns that row `row` sees, before `allowed` (row: int or array). Neither ever falls
         from one row to the next; a row with first = last sees nothing."""
         left, right = self.window or (None, None)
@@ -116,7 +116,7 @@ class Tiling:
         """The keys of column block j."""
         return slice(j * self.B_c, min((j + 1) * self.B_c, self.N_k))
 
-    def interval(self, row: Rows) -> tuple[Rows, Rows]:
+    def interval(self, row: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
         """[first, last): the columns that a row sees."""
         return self.mask.interval(row, self.N_q, self.N_k)
 
@@ -132,7 +132,7 @@ class Tiling:
         """The scores of tile (i, j) with −∞ wherever the mask hides one; those of a FULL tile as they are."""
         return s_ij if self.kind(i, j) is Tile.FULL else np.where(self.visible(i, j), s_ij, -np.inf)
 
-    def blocks(self, i: Rows) -> tuple[Rows, Rows]:
+    def blocks(self, i: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
         """[first, last): the column blocks that row block i meets, before `allowed` (i: int or array)."""
         first, _ = self.interval(i * self.B_r)  # of the top row
         _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # of the bottom row

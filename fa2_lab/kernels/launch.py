@@ -35,9 +35,8 @@ class Launch:
         self.kernel, self.options, self.arguments = kernel, options | FUSED, arguments
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.descriptors = descriptors
-        self.again: Any = (
-            None  # what launches from the second time on; False where Triton does not let itself be passed by
-        )
+        # What launches from the second time on; False where Triton does not let itself be passed by.
+        self.again: Any = None
 
     def __call__(self, *tensors: Any) -> None:
         """Launch by Triton's own call, which compiles; from the second time on past it, at a third of the cost.

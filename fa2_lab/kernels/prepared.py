@@ -2,7 +2,8 @@
 
 A kind is all that checks and choices look at: types, dtypes, devices, shapes, strides and options. Where tensors lie
 and what values they hold are no part of it. PREPARED keeps for each kind what was made for it: who serves the call, and
-its launches with every argument but the pointers. Nothing below this table keeps a table of its own.
+its launches with every argument but the pointers. Below this table only relaunch.py keeps something for each call: for
+each descriptor the last 64 addresses.
 
 A few values are looked at before a launch, such as the range of key_lengths. SEEN keeps which tensors passed, as they
 were then; nothing is written onto the tensors. forget() empties both.

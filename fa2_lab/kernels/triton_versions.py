@@ -2,8 +2,9 @@
 
 The kernels are written with the newest Triton's names, those of its documentation; newest_names() gives them to older
 ones. by_triton() picks what a compiler needs of its own, such as smaller tiles. What is not public, names that begin
-with an underscore and all of triton.runtime, is used in this file and in relaunch.py alone, which only this file
-imports. INSIDE lists it. It may be missing in the next Triton: then a launch is slower, or the portable kernels serve.
+with an underscore and all of triton.runtime, is looked up in this file and in relaunch.py alone; other files take
+`driver` and `relaunch` from here. INSIDE lists it. It may be missing in the next Triton: then a launch is slower, or
+the portable kernels serve.
 """
 
 import os
@@ -150,13 +151,13 @@ def quicken() -> None:
         from triton.runtime import interpreter as inside
 
         replace_all, nothing, builder = inside._patch_lang, inside._LangPatchScope, inside.interpreter_builder
-        rooms, is_builtin = (language, language.core), language.core.is_builtin
+        modules, is_builtin = (language, language.core), language.core.is_builtin
 
         @wraps(replace_all)
         def replace_once(function: Any) -> Any:
             """What undoes the replacements when `function` ends: nothing, where its caller has made them."""
-            seen = [room for room in rooms if any(x is room for x in function.__globals__.values())]
-            first = not seen or any(is_builtin(room.load) for room in seen)  # Triton's own `load` is there still
+            seen = [module for module in modules if any(x is module for x in function.__globals__.values())]
+            first = not seen or any(is_builtin(module.load) for module in seen)  # Triton's own `load` is there still
             return replace_all(function) if first else nothing()
 
         if not builder.options.debug:

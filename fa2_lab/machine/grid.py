@@ -18,7 +18,7 @@ ORDERS = ("rows", "heaviest first")
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockWork:
     """One thread block: which head, which row block (forward) or column block (backward), and its tiles."""
 
     head: int
@@ -87,14 +87,14 @@ def efficiency(blocks: int, slots: int) -> float:
 # The grids --------------------------------------------------------------------------------------------------
 
 
-def fa1_grid(heads: int, tiling: Tiling) -> list[Block]:
+def fa1_grid(heads: int, tiling: Tiling) -> list[BlockWork]:
     """FA1, forward and backward: one block for each (batch, head), all tiles in it, none skipped."""
     check_tiling(tiling)
     whole_number("heads", heads, low=1)
-    return [Block(head, index=None, cost=tiling.T_r * tiling.T_c) for head in range(heads)]
+    return [BlockWork(head, index=None, cost=tiling.T_r * tiling.T_c) for head in range(heads)]
 
 
-def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str = "rows") -> list[Block]:
+def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str = "rows") -> list[BlockWork]:
     """FA2: one block for each head and row block (forward) or column block (backward), skipped tiles left out.
 
     Order "rows" launches as the indices run, head by head; "heaviest first" launches the longest blocks first. Within a
@@ -102,7 +102,7 @@ def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str 
     """
     costs = [int(n) for n in worker_tiles(tiling, direction)]
     whole_number("heads", heads, low=1)
-    blocks = [Block(head, index, cost) for head in range(heads) for index, cost in enumerate(costs)]
+    blocks = [BlockWork(head, index, cost) for head in range(heads) for index, cost in enumerate(costs)]
     if order not in ORDERS:
         raise ValueError(f"order: got {order!r}; it takes one of {', '.join(ORDERS)}")
     return blocks if order == "rows" else sorted(blocks, key=lambda block: -block.cost)
@@ -115,12 +115,12 @@ def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
     return (owners(tiling, direction) >= 0).sum(axis=0)
 
 
-def schedule(blocks: Sequence[Block], SMs: int, blocks_per_sm: int = 1) -> Schedule:
+def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> Schedule:
     """Run blocks in launch order: each takes the slot that is free first, SMs filled one block each before a second."""
     whole_number("SMs", SMs, low=1)
     whole_number("blocks_per_sm", blocks_per_sm, low=1)
     if not blocks:
-        raise ValueError("blocks: got none; it takes at least one Block")
+        raise ValueError("blocks: got none; it takes at least one BlockWork")
     free = [(0.0, slot, SM) for slot in range(blocks_per_sm) for SM in range(SMs)]  # already a heap
     placed = []
     for block in blocks:

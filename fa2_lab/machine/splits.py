@@ -79,19 +79,21 @@ class Shares:
         """Parts that the scratch has room for."""
         return self.programs + len(self.tiles)
 
-    def blocks(self) -> list[grid.Block]:
+    def blocks(self) -> list[grid.BlockWork]:
         """As thread blocks, each as long as its share of the work."""
-        return [grid.Block(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)]
+        return [
+            grid.BlockWork(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)
+        ]
 
 
 # The other ways ---------------------------------------------------------------------------------------------------
 
 
-def same_splits(tiles: Sequence[int], splits: int) -> list[grid.Block]:
+def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
     """Every head in so many splits of nearly equal length, each with a unit to begin it; 1 is a block for each head."""
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
-    return [grid.Block(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]
+    return [grid.BlockWork(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]
 
 
 # Time -------------------------------------------------------------------------------------------------------------

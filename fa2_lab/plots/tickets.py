@@ -10,7 +10,7 @@ def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: i
     tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # of one head, heavy first
     head_by_head = tiles * heads
     side_by_side = [n for n in tiles for _ in range(at_once)] * (heads // at_once)
-    blocks = [grid.Block(0, n, cost) for n, cost in enumerate(side_by_side)]
+    blocks = [grid.BlockWork(0, n, cost) for n, cost in enumerate(side_by_side)]
     SMs = chips.H200.SMs
     ran = {
         "Dealt, head by head": grid.dealt(head_by_head, SMs),

@@ -34,7 +34,7 @@ def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
     return sorted(found.items())
 
 
-Points = list[tuple[int, float]]
+Readings = list[tuple[int, float]]
 LOOKS = {
     "standard": dict(color=style.QUIET, linestyle=":", marker="s"),
     "FA1": dict(color=style.QUIET, linestyle="--", marker="^"),
@@ -45,7 +45,7 @@ NAMES = {"FA1": "FA1 as printed:\none worker a head", "FA2": "FA2 (PyTorch)", "o
 
 
 @style.picture
-def draw(time: dict[str, Points], memory: dict[str, Points], setting: str) -> style.Drawn:
+def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -> style.Drawn:
     """Two charts over N on logarithmic axes: milliseconds above, MiB below; {name: points} for each."""
     (N, slow), (most, full) = time["standard"][-1], memory["standard"][-1]
     faster, less = slow / dict(time["ours"])[N], full / dict(memory["ours"])[most]

@@ -72,11 +72,8 @@ class SoftmaxState:
         return o, L
 
 
-Blocks = Iterable[tuple[np.ndarray, np.ndarray]]  # pairs (s, v) of (B_r, B_c) and (B_c, d)
-
-
-def incremental(blocks: Blocks) -> SoftmaxState:
-    """FlashAttention's way: one state, updated by every block."""
+def incremental(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> SoftmaxState:
+    """FlashAttention's way: one state, updated by every block, a pair (s, v) of (B_r, B_c) and (B_c, d)."""
     state = None
     for s, v in blocks:
         state = (state or SoftmaxState.reset(len(s), v.shape[1])).update(s, v)

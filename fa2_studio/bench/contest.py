@@ -10,14 +10,13 @@ from tqdm import tqdm
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants
 from fa2_studio.bench.peers import dense
-from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
+from fa2_studio.bench.problem import Problem, Several, error, gradient_error, gradients_by_definition, worst
 from fa2_studio.bench.protocol import Timing, measure, tried
 from fa2_studio.bench.results import label
 
 DIRECTIONS = ("forward", "backward")
 TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, x = O, dQ, dK or dV: anything wrong is far above
 
-Tensors = Sequence[torch.Tensor]  # q, k, v and, for a backward, dO
 Prepared = Callable[[], object] | str  # the call to time, or why there is none
 
 # A suite ------------------------------------------------------------------------------------------------------
@@ -94,12 +93,12 @@ def contest(
     return Measurement(where, direction, values, failed, unit, flops=flops, chip=chip)
 
 
-def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Tensors) -> dict[str, Callable]:
+def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Several) -> dict[str, Callable]:
     """What prepares each contestant for a problem and looks whether its answer is right."""
     mask = dict(causal=problem.causal) | problem.mask(tensors[0].device)
     truth = gradients_by_definition(*tensors, **mask) if direction != "forward" else None
 
-    def errors(O: torch.Tensor, gradients: Tensors) -> list[float]:
+    def errors(O: torch.Tensor, gradients: Several) -> list[float]:
         of_gradients = [gradient_error(gradients, truth)] if gradients else []
         return [error(O, *tensors[:3], **mask), *of_gradients]
 
@@ -109,7 +108,7 @@ def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Tenso
     return {name: partial(prepared, name) for name in names}
 
 
-def checked(attention: dense.Attention, tensors: Tensors, direction: str, errors: Callable) -> Prepared:
+def checked(attention: dense.Attend, tensors: Several, direction: str, errors: Callable) -> Prepared:
     """The call to time, or how wrong its answer is: errors(O, gradients), where dO is given with gradients."""
     O, gradients = attention(*tensors[:3]), ()
     if len(tensors) == 4:
@@ -123,7 +122,7 @@ def refused(errors: Sequence[float]) -> str:
     return "" if most <= TOLERANCE else f"wrong: error {most:.1e}"
 
 
-def call_of(attention: dense.Attention, direction: str, tensors: Tensors, O: torch.Tensor | None = None) -> Callable:
+def call_of(attention: dense.Attend, direction: str, tensors: Several, O: torch.Tensor | None = None) -> Callable:
     """The call to time: forward, backward from a kept forward, or both."""
     (q, k, v, *dO), (bare, context) = tensors, dense.apart(attention)
     free = [x.detach() for x in (q, k, v)]  # nothing is kept for a backward

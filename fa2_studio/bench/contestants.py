@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend
 from fa2_studio.bench.peers import dense, flex, packed
 from fa2_studio.bench.problem import Problem
 
-Prepare = Callable[[Problem], dense.Attention]
+Prepare = Callable[[Problem], dense.Attend]
 SAME_BITS = " deterministic"  # behind the name of a contestant that is asked for the same bits in every call
 
 
@@ -68,7 +68,7 @@ def names(*suites: str) -> tuple[str, ...]:
     return tuple(name + mode for name in found for mode in (("", SAME_BITS) if "deterministic" in suites else ("",)))
 
 
-def prepare(name: str, problem: Problem) -> dense.Attention:
+def prepare(name: str, problem: Problem) -> dense.Attend:
     """A contestant's attention; by the same bits in every call where its name asks for them."""
     who = CONTESTANTS[name.removesuffix(SAME_BITS)]
     if name.endswith(SAME_BITS):

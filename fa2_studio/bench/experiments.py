@@ -111,11 +111,11 @@ def forward(name: str) -> Callable:
         setattr(module, constant, type(getattr(module, constant))(asked.changes[constant]))
     launch = {name: value for name, value in asked.changes.items() if name not in constants}
     if launch:
-        module.forward_kernel = Launched(module.forward_kernel, launch)
+        module.forward_kernel = Altered(module.forward_kernel, launch)
     return module.forward
 
 
-class Launched:
+class Altered:
     """Stands in for a kernel: it is launched with other arguments and options."""
 
     def __init__(self, kernel: Any, changes: Mapping[str, Any]) -> None:

@@ -1,8 +1,11 @@
 """One attention problem: its tensors, its FLOPs, and a check that an answer is right."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+
+Several = Sequence[torch.Tensor]  # q, k, v and, for a backward, dO
 
 
 class Missing(Exception):

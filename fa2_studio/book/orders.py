@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 from fa2_lab.machine.asynchrony import Barrier, Block, Job
-from fa2_studio.book.ring import PAUSE, Ring, run
+from fa2_studio.book.ring import PAUSE, RingModel, run
 
 
 def verdict(tried: Callable[[], str]) -> None:
@@ -28,10 +28,10 @@ def judge_copies(copies: Callable, T: int = 4) -> None:
 
 
 def try_copies(copies: Callable, T: int) -> str:
-    if copies(Ring(1, 2), Ring(1, 2), T) is None:
+    if copies(RingModel(1, 2), RingModel(1, 2), T) is None:
         return f"not written yet: {copies.__name__} yields nothing"
     for stages, seed in product((1, 2, 3), range(100)):
-        K, V = Ring(stages, 2, "K"), Ring(stages, 2, "V")
+        K, V = RingModel(stages, 2, "K"), RingModel(stages, 2, "V")
         consumers = {c: wiping(K, V, T, c) for c in CONSUMERS}
         try:
             ended = run({"the producer": well_formed(copies(K, V, T))} | consumers, seed)
@@ -51,7 +51,7 @@ def well_formed(producer: Iterator) -> Iterator[tuple]:
         yield wait
 
 
-def wiping(K: Ring, V: Ring, T: int, me: str) -> Iterator[tuple]:
+def wiping(K: RingModel, V: RingModel, T: int, me: str) -> Iterator[tuple]:
     """A consumer that takes V's first tile before it releases K's."""
 
     def read(ring, n):

@@ -13,7 +13,7 @@ from fa2_lab.machine.asynchrony import Barrier
 PAUSE = (Barrier("nothing", 1), 1, "")  # over at once: somebody else may go first
 
 
-class Ring:
+class RingModel:
     """Stages for tiles, and two barriers for each."""
 
     def __init__(self, stages: int, consumers: int, name: str = "the ring"):
@@ -65,7 +65,7 @@ def run(actors: dict, seed: int) -> str:
 
 def try_out(consumer: Callable, seed: int, stages: int = 2, consumers: int = 3, T: int = 6) -> tuple[str, list]:
     """A producer of T tiles and some consumers: how it ended, and what each consumer has read."""
-    ring, seen = Ring(stages, consumers), [[] for _ in range(consumers)]
+    ring, seen = RingModel(stages, consumers), [[] for _ in range(consumers)]
     actors = {f"consumer {c}": consumer(ring, T, c, seen) for c in range(consumers)}
     actors["producer"] = (wait for n in range(T) for wait in ring.fill(n))
     return run(actors, seed), seen

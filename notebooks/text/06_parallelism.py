@@ -71,7 +71,7 @@ def schedule(SMs, costs):
 
 # %% tags=["hide-input"]
 def timetable(SMs, costs):
-    return grid.schedule([grid.Block(0, None, cost) for cost in costs], SMs)
+    return grid.schedule([grid.BlockWork(0, None, cost) for cost in costs], SMs)
 
 
 def ends(SMs, costs):

@@ -36,7 +36,7 @@ from fa2_lab.reference import heads as by_heads
 from fa2_lab.tiles import CAUSAL, Tiling
 from fa2_studio.book.hopper import Climb, lines_of, read, show_code
 from fa2_studio.book.orders import judge_copies
-from fa2_studio.book.ring import PAUSE, Ring, run
+from fa2_studio.book.ring import PAUSE, RingModel, run
 from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]
@@ -124,7 +124,7 @@ display(Markdown("\n".join(lines)))
 # ```python
 # long = Tiling(32768, 32768, 128, 128, CAUSAL)
 # one_head = [len(long.visited_cols(i)) for i in reversed(range(long.T_r))]
-# blocks = [grid.Block(0, n, cost) for n, cost in enumerate(one_head)]
+# blocks = [grid.BlockWork(0, n, cost) for n, cost in enumerate(one_head)]
 # for name, ran in (("early", grid.dealt(one_head, 132)), ("late", grid.schedule(blocks, 132))):
 #     print(f"drawn {name}: {ran.makespan / (sum(one_head) / 132):.2f} of an even share")
 # for heads in (", one head", ""):
@@ -171,7 +171,7 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 # | K's tile n | K's tile n − stages | itself | yes, for this copy |
 # | V's tile n − 1 | V's tile n − 1 − stages | K's tile n − stages | yes, one line earlier |
 #
-# Here is that protocol on 12a's model. `Ring(2, 2)` has two stages and two consumers. `room` waits for an empty stage,
+# Here is that protocol on 12a's model. `RingModel(2, 2)` has two stages and two consumers. `room` waits for an empty stage,
 # `copy` fills it, and `take` and `release` are 12a's. Consumers release K only. The producer waits before those tiles of V
 # that `careful` names, counted in their row block.
 
@@ -209,7 +209,7 @@ def tiles_of(K, V, T, blocks, seen):  # a consumer
 def wrong(careful, orders=500):
     failed = 0
     for seed in range(orders):
-        K, V, seen = Ring(2, 2), Ring(2, 2), ([], [])
+        K, V, seen = RingModel(2, 2), RingModel(2, 2), ([], [])
         consumers = {c: tiles_of(K, V, 4, 2, seen[c]) for c in range(2)}
         run({"producer": copies(K, V, 4, 2, careful)} | consumers, seed)
         failed += any(tiles != list(range(8)) for tiles in seen)

@@ -182,8 +182,8 @@ class Mailbox:
         pass
 
 
-class Told(Mailbox):
-    """What is told of row blocks; K lies where it was filled last, and no stage is filled again."""
+class Shown(Mailbox):
+    """What consumers see of row blocks; K lies where it was filled last, and no stage is filled again."""
 
     def __init__(self, names, k):
         super().__init__(names)
@@ -299,7 +299,7 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, at_once=1,
         added, mailbox, nothing = [], Mailbox(rows.NEXT_IN_TURN.value), SimpleNamespace(fill=lambda *_: None)
         turns, sizes = SimpleNamespace(USED=True), SimpleNamespace(last_first=False)
         pipes = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, turns=turns, sizes=sizes)
-        pipes.rows = SimpleNamespace(fill=lambda *told, added=added: added.append(told[-2:]))
+        pipes.rows = SimpleNamespace(fill=lambda *shown, added=added: added.append(shown[-2:]))
         blocks = scheduler(T_c, batch * 2 * parts, at_once * parts, only=number)
         backward.producer(Q, None, None, None, None, pipes, blocks, place, T_r, parts)
         if parts > 1 and added:
@@ -336,7 +336,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     pipes = SimpleNamespace(k=Ring(), v=Ring(), sizes=sizes, mailbox=Mailbox(rows.NEXT_IN_TURN.value), ds_filled=None)
     pipes.dq, pipes.shown = Held(), {}
     stages = {name: Stages() for name in ("q", "do", "starts", "filled", "emptied")}
-    pipes.rows = made(rows.Rows, dict(stages, told=Told(rows.TOLD_IN_TURN.value, pipes.k), B_r=B_r))
+    pipes.rows = made(rows.Rows, dict(stages, shown=Shown(rows.SHOWN_IN_TURN.value, pipes.k), B_r=B_r))
     pipes.rows.tiles = lambda n: (stages["q"].kept[n][0], stages["do"].kept[n][0])
     pipes.rows.start = lambda n, which: stages["starts"].kept[n][0][None, which]
     pipes.rows.wait = pipes.rows.release = lambda n: None

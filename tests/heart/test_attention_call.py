@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from attention_rooms import kernels, poisoned  # noqa: F401 (fixtures)
+from attention_cases import kernels, poisoned  # noqa: F401 (fixtures)
 from kernel_truth import DEVICE, dense, judge, run, tensors, worst
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -10,7 +10,7 @@ from importlib import metadata
 
 import pytest
 import torch
-from attention_rooms import check, kernels, poisoned  # noqa: F401 (two are fixtures)
+from attention_cases import check, kernels, poisoned  # noqa: F401 (two are fixtures)
 from kernel_truth import DEVICE, NAMES, run, tensors, worst
 
 from fa2_lab.api import checks

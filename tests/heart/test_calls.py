@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from attention_rooms import kernels, poisoned  # noqa: F401 (fixtures)
+from attention_cases import kernels, poisoned  # noqa: F401 (fixtures)
 from kernel_truth import DEVICE, dense, dense_packed, elsewhere, worst
 
 import fa2_lab.api.paged  # and its operator

@@ -377,7 +377,7 @@ def test_a_hopper_gets_its_entry_of_the_table(case, d, page, entry, registers, m
         K = torch.empty(900, page, 8, d, device="meta", dtype=dtype)
         table, lengths = torch.empty(1, 300, device="meta"), torch.empty(1, device="meta")
     made = plan.prepare(Q, K, K, Options(causal=False, scale=0.1), lengths, table)
-    want = plan.Entry(*plan.HOPPER[entry][d])
+    want = plan.Entry(*plan.FOR_HOPPER[entry][d])
     stages = want.stages + (2 if page and want.stages > 2 else 0)
     options = dict(num_warps=want.warps, num_stages=stages, maxnreg=registers)
     assert made.read.options | options == made.read.options and made.read.arguments["tile"].B_c.value == want.B_c

@@ -1,6 +1,7 @@
-"""The house rules: imports run down and form no circle, tags name lines that exist, packaging is as the README says."""
+"""The house rules: arrows, tags, calls, annotations and names; and packaging is as the README says."""
 
 import ast
+import re
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -13,7 +14,7 @@ from fa2_lab.paper import LINES, TAG
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGE = PROJECT / "fa2_lab"
 
-# A folder imports from lower floors, never from its own floor or above. The heart ends with __init__.
+# A folder imports from lower floors, never from another on its own floor or above. `import fa2_lab` ends with __init__.
 FLOORS = {
     "tiles": 1,
     "trace": 1,
@@ -164,28 +165,38 @@ def test_every_function_of_the_heart_that_Python_runs_is_annotated():
 
 # Names --------------------------------------------------------------------------------------------------------
 
-SAME_IDEA = {  # twice on purpose: models of one idea from two sides, which chapters show by these names
-    "Block": {"fa2_lab.machine.grid", "fa2_lab.machine.asynchrony"},  # a thread block: its work, and its clock
-    "Ring": {"fa2_lab.kernels.hopper.shared.pipeline", "fa2_studio.book.ring"},  # and its model, event by event
-}
+
+def types_of(source: str) -> set[str]:
+    """Classes, and at the top of the file names for types: Rows = tuple[int, int]."""
+    tree = ast.parse(source)
+    named = [
+        x for x in tree.body if isinstance(x, ast.Assign) and isinstance(x.value, (ast.Name, ast.Subscript, ast.BinOp))
+    ]
+    names = {ast.unparse(target) for node in named for target in node.targets}
+    classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return classes | {name for name in names if re.fullmatch(r"([A-Z][a-z]+)+", name)}
 
 
 def defined_twice(sources: dict[str, str]) -> dict[str, set[str]]:
-    """{class: modules} of class names that several modules define; rungs may repeat each other and the kernels."""
+    """{type: modules} of those that several modules define; rungs may repeat each other and the kernels."""
     where: dict[str, set[str]] = {}
     for module, source in sources.items():
-        if module.startswith("fa2_lab.kernels.ladder."):
-            continue
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ClassDef):
-                where.setdefault(node.name, set()).add(module)
+        if not module.startswith("fa2_lab.kernels.ladder."):
+            for name in types_of(source):
+                where.setdefault(name, set()).add(module)
     return {name: modules for name, modules in where.items() if len(modules) > 1}
 
 
-def test_a_class_name_has_one_meaning():
-    assert defined_twice(package_modules() | package_modules(PROJECT / "fa2_studio")) == SAME_IDEA
-    some = {"a": "class A: ...", "b": "def f():\n    class A: ...", "c": "class B(A): ..."}
-    assert defined_twice(some | {"fa2_lab.kernels.ladder.r01": "class B: ..."}) == {"A": {"a", "b"}}
+def test_the_name_of_a_type_has_one_meaning():
+    assert defined_twice(package_modules() | package_modules(PROJECT / "fa2_studio")) == {}
+    some = {
+        "a": "class A: ...",
+        "b": "def f():\n    class A: ...",
+        "c": "class B(A): ...",
+        "d": "Ab = list[A]\nMiB = 2",
+    }
+    some |= {"e": "class Ab: ...\nMiB = 2**20", "fa2_lab.kernels.ladder.r01": "class B: ..."}
+    assert defined_twice(some) == {"A": {"a", "b"}, "Ab": {"d", "e"}}
 
 
 # Packaging ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""machine/: chips.py, time.py, prices.py and turns.py, by hand, by what counters saw, and by what says the same."""
+"""machine/: chips.py, time.py and prices.py, by hand, by what counters saw, and by what says the same."""
 
 from dataclasses import astuple, fields
 
@@ -179,7 +179,7 @@ CALLS = [  # a call, good arguments, and wrong ones for each
     (budget.fits, dict(chip=H100, **TILE, stages=2, warps=4, itemsize=2, kernel="forward"),
      dict(chip=["H100"], B_r=[0], B_c=[64.0], d=[-1], stages=[0], warps=[33], itemsize=[0], kernel=["sideways"])),
     (grid.waves, dict(blocks=4, slots=4), dict(blocks=[0], slots=[1.5])),
-    (grid.schedule, dict(blocks=[grid.Block(0, None, 1)], SMs=1, blocks_per_sm=1),
+    (grid.schedule, dict(blocks=[grid.BlockWork(0, None, 1)], SMs=1, blocks_per_sm=1),
      dict(blocks=[[]], SMs=[0], blocks_per_sm=[0])),
     (grid.fa1_grid, dict(heads=1, tiling=TILING), dict(heads=[0], tiling=[(8, 8)])),
     (grid.fa2_grid, dict(heads=1, tiling=TILING), dict(tiling=[(8, 8)], direction=["sideways"], order=["random"])),

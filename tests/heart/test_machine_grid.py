@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fa2_lab.machine import grid
-from fa2_lab.machine.grid import Block, fa1_grid, fa2_grid, schedule
+from fa2_lab.machine.grid import BlockWork, fa1_grid, fa2_grid, schedule
 from fa2_lab.reference import fa2
 from fa2_lab.tiles import CAUSAL, Mask, Tiling
 from fa2_lab.trace import Trace
@@ -31,7 +31,7 @@ def ticking_clock(costs, slots):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=25), st.integers(1, 4), st.integers(1, 3))
 def test_schedule_equals_a_ticking_clock(costs, SMs, blocks_per_sm):
-    ran = schedule([Block(0, n, cost) for n, cost in enumerate(costs)], SMs, blocks_per_sm)
+    ran = schedule([BlockWork(0, n, cost) for n, cost in enumerate(costs)], SMs, blocks_per_sm)
     expected = ticking_clock(costs, SMs * blocks_per_sm)
     assert [(p.start, p.end) for p in ran.placed] == expected
     assert ran.makespan == max(end for _, end in expected) and ran.work == sum(costs)
@@ -53,16 +53,16 @@ def test_batch_1_with_32_heads_on_132_sms():
 
 
 def test_a_second_block_goes_to_another_sm_first():
-    ran = schedule([Block(n, None, 1) for n in range(5)], 4, blocks_per_sm=2)
+    ran = schedule([BlockWork(n, None, 1) for n in range(5)], 4, blocks_per_sm=2)
     assert [(p.SM, p.slot) for p in ran.placed] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]
     assert ran.utilisation == 5 / 8 and ran.SMs_used == 4
 
 
 def test_grids_launch_head_by_head():
     tiling = Tiling(8, 12, 4, 4, CAUSAL)  # the diagonal ends in the corner: rows see 2 and 3 column blocks
-    assert fa1_grid(2, tiling) == [Block(0, None, 6), Block(1, None, 6)]
-    assert fa2_grid(2, tiling) == [Block(0, 0, 2), Block(0, 1, 3), Block(1, 0, 2), Block(1, 1, 3)]
-    assert fa2_grid(1, tiling, "backward") == [Block(0, 0, 2), Block(0, 1, 2), Block(0, 2, 1)]
+    assert fa1_grid(2, tiling) == [BlockWork(0, None, 6), BlockWork(1, None, 6)]
+    assert fa2_grid(2, tiling) == [BlockWork(0, 0, 2), BlockWork(0, 1, 3), BlockWork(1, 0, 2), BlockWork(1, 1, 3)]
+    assert fa2_grid(1, tiling, "backward") == [BlockWork(0, 0, 2), BlockWork(0, 1, 2), BlockWork(0, 2, 1)]
 
 
 # Owners and collisions ------------------------------------------------------------------------------------------

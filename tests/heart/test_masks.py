@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_rooms import kernels, poisoned  # noqa: F401 (two are fixtures)
+from attention_cases import kernels, poisoned  # noqa: F401 (two are fixtures)
 from decode_checks import paged
 from kernel_truth import ALLOWED, DEVICE, dense, tensors, worst
 

@@ -75,8 +75,8 @@ def installed(wheel) -> dict:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     with ZipFile(wheel) as archive:
         names = archive.namelist()
-    rooms = {name.split("/")[0] for name in names}
-    assert rooms == {"fa2_lab", next(name for name in rooms if name.endswith(".dist-info"))}
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"fa2_lab", next(name for name in tops if name.endswith(".dist-info"))}
     written = {path.relative_to(PROJECT).as_posix() for path in (PROJECT / "fa2_lab").rglob("*.py")}
     assert written == {name for name in names if name.endswith(".py")}
     assert {"fa2_lab/py.typed", "fa2_lab/data/bench_ladder.json", "fa2_lab/machine/reasons.md"} <= set(names)

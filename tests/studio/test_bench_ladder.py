@@ -48,7 +48,7 @@ def test_every_experiment_is_asked_beside_what_it_is_compared_with():
 
 def test_an_experiment_changes_its_launch_and_leaves_its_rung():
     given = []
-    asked = experiments.Launched(Kernel(given), dict(at_once=3, num_stages=2))
+    asked = experiments.Altered(Kernel(given), dict(at_once=3, num_stages=2))
     asked[(7,)]("q", 5, 16, num_stages=1, num_warps=4)
     assert given == [((7,), ("q", 5, 3), dict(num_stages=2, num_warps=4))]
     changed = experiments.forward("22 that always raises m")

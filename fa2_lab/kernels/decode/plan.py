@@ -144,9 +144,9 @@ class Entry(NamedTuple):
 
 # {case: {d_pad: Entry}}; blocks_of() takes the first case that applies and has this d. Hopper's entries are the fastest
 # of those that were timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB on their way to each SM
-# are best. That all entries fit, `python -m pytest tests/test_compile.py` says: no register spills, and an SM holds as
-# many programs as stand here.
-HOPPER: dict[str, dict[int, tuple]] = {
+# are best. That all entries fit, `python -m pytest tests/heart/test_compile.py` says: no register spills, and an SM
+# holds as many programs as stand here.
+FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
     "64 rows": {16: (64, 4, 5, 2), 32: (64, 4, 5, 2), 64: (64, 4, 4, 2), 128: (32, 4, 4, 2), 256: (16, 4, 4, 2)},
@@ -156,16 +156,15 @@ HOPPER: dict[str, dict[int, tuple]] = {
     "pages": {128: (32, 4, 4, 2)} if tables.TIGHT else {},
     "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
 }
-AMPERE: dict[
-    str, dict[int, tuple]
-] = {  # and every other GPU by NVIDIA: all of it fits into the 99 KiB of the small ones
+# Every other GPU by NVIDIA, too: all of it fits into the 99 KiB of the small ones.
+FOR_AMPERE: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
-    "fp32": HOPPER["fp32"],
+    "fp32": FOR_HOPPER["fp32"],
     "64 rows": {d: (16, 4, 3, 2) for d in (16, 32, 64, 128, 256)},
     "any": {16: (128, 4, 3, 2), 32: (128, 4, 3, 2), 64: (64, 4, 3, 2), 128: (32, 4, 3, 2), 256: (16, 4, 3, 2)},
 }
-BLACKWELL = AMPERE | {"64 rows": AMPERE["64 rows"] | {128: (32, 8, 3, 1)}}  # with 4 warps, registers spill
-CDNA = {  # AMD's MI300 family
+FOR_BLACKWELL = FOR_AMPERE | {"64 rows": FOR_AMPERE["64 rows"] | {128: (32, 8, 3, 1)}}  # with 4 warps, registers spill
+FOR_CDNA = {  # AMD's MI300 family
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 2, 2) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2) for d in (16, 32, 64, 128, 256)},
     "64 rows": {16: (64, 4, 2, 2), 32: (64, 4, 2, 2), 64: (32, 4, 2, 2), 128: (16, 4, 2, 2), 256: (16, 4, 2, 2)},
@@ -181,9 +180,9 @@ def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
     if interpreter.switched_on():
         SMs, found, registers = 1, INTERPRETED, None
     else:
-        SMs, table = multiprocessors(Q.device), family()
+        SMs, table = multiprocessors(Q.device), entries()
         found = next(Entry(*table[case][d_pad]) for case in cases(Q, shape, SMs, B_r) if d_pad in table.get(case, ()))
-        registers = None if table is CDNA else found.registers
+        registers = None if table is FOR_CDNA else found.registers
     stages = found.stages + PAGED * (shape.page > 0 and found.stages > 2)
     fixed: dict[str, Any] = dict(registers=registers, d_pad=d_pad, upcast=tables.upcast(Q))
     return tables.Blocks(B_r, found.B_c, found.warps, stages, **fixed), SMs * found.per_SM
@@ -191,7 +190,7 @@ def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
 
 def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
     """The cases of the tables that apply, in their order."""
-    usual = Entry(*family()["any"][tables.padded(shape.d)])
+    usual = Entry(*entries()["any"][tables.padded(shape.d)])
     heads, few, fp32 = shape.equal_heads, B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, triton.cdiv(shape.N_k, usual.B_c))
     applies = {
@@ -207,11 +206,11 @@ def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
     return [case for case in applies if applies[case]]
 
 
-def family() -> dict:
+def entries() -> dict:
     """The table for the GPU that the current driver speaks to."""
     theirs = tables.family()
-    ours = ((tables.HOPPER, HOPPER), (tables.BLACKWELL, BLACKWELL), (tables.CDNA, CDNA))
-    return next((table for sizes, table in ours if sizes is theirs), AMPERE)
+    ours = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
+    return next((table for sizes, table in ours if sizes is theirs), FOR_AMPERE)
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -11,10 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fa2_studio.bench.problem import Missing, Problem, here
 
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def ours(problem: Problem, backend: str = "auto") -> Attention:
+def ours(problem: Problem, backend: str = "auto") -> Attend:
     """What attention() chooses for these tensors on this machine, or one of its backends."""
     from fa2_lab.api.attention import attention
 
@@ -24,7 +24,7 @@ def ours(problem: Problem, backend: str = "auto") -> Attention:
     return partial(attention, causal=problem.causal, backend=backend, **asked)
 
 
-def plain(problem: Problem) -> Attention:
+def plain(problem: Problem) -> Attend:
     """Torch's own operations with the N × N matrices; it aligns the causal mask as we do."""
     group, d = problem.heads // problem.kv_heads, problem.d
     hidden = torch.ones(problem.N_q, problem.N_k, dtype=torch.bool).triu(problem.N_k - problem.N_q + 1)
@@ -38,10 +38,10 @@ def plain(problem: Problem) -> Attention:
     return call
 
 
-def sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
+def sdpa(backend: SDPBackend) -> Callable[[Problem], Attend]:
     """torch's scaled_dot_product_attention held to one backend."""
 
-    def prepare(problem: Problem) -> Attention:
+    def prepare(problem: Problem) -> Attend:
         if problem.causal and problem.N_q != problem.N_k:
             raise Missing("its causal diagonal starts in the top left corner")
         if problem.mask("cpu"):
@@ -92,7 +92,7 @@ def same_bits():
         settings.fill_uninitialized_memory = before[1]
 
 
-def deterministic(prepare: Callable[[Problem], Attention]) -> Callable[[Problem], Attention]:
+def deterministic(prepare: Callable[[Problem], Attend]) -> Callable[[Problem], Attend]:
     """A contestant that is asked for the same bits in every call, forward and backward."""
     return lambda problem: Within(prepare(problem), same_bits)
 
@@ -115,10 +115,10 @@ def heads_first(output: torch.Tensor | tuple) -> torch.Tensor:
     return O_of(output).transpose(1, 2)
 
 
-def package(module: str, **options) -> Callable[[Problem], Attention]:
+def package(module: str, **options) -> Callable[[Problem], Attend]:
     """One of Dao's packages, which take (batch, N, heads, d) and may return L beside O."""
 
-    def prepare(problem: Problem) -> Attention:
+    def prepare(problem: Problem) -> Attend:
         if problem.sinks:
             raise Missing("it takes no sinks")
         asked = dict(options)
@@ -145,7 +145,7 @@ def refuse_unbuilt(**asked: bool) -> None:
             raise Missing(f"built without {feature.lower()}")
 
 
-def flash3_cache(problem: Problem) -> Attention:
+def flash3_cache(problem: Problem) -> Attend:
     """FlashAttention-3's way to decode; its cache, (batch, N, heads, d), is laid out once."""
     function, kept = function_of("flash_attn_interface", "flash_attn_with_kvcache"), {}
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from fa2_studio.bench.peers.dense import Attention
+from fa2_studio.bench.peers.dense import Attend
 from fa2_studio.bench.problem import Problem, here
 
 
@@ -40,7 +40,7 @@ def listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tiles.sum(dim=1, dtype=torch.int32)[None, None], order.int()[None, None]
 
 
-def flex(problem: Problem) -> Attention:
+def flex(problem: Problem) -> Attend:
     """torch's FlexAttention, compiled, with a block mask where causal.
 
     A softcap is a function of the score; a sink is applied by what it takes from each row's sum.

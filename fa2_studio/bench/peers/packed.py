@@ -7,18 +7,17 @@ from typing import NamedTuple
 
 import torch
 
-from fa2_studio.bench.peers.dense import Attention, O_of, function_of
-from fa2_studio.bench.problem import Missing
+from fa2_studio.bench.peers.dense import Attend, O_of, function_of
+from fa2_studio.bench.problem import Missing, Several
 
-Tensors = Sequence[torch.Tensor]  # q, k, v and dO as (tokens, heads, d)
 MOST_ROWS = 2**18  # of a padded call: 1 GiB for each tensor of the suite, and there are more than ten
 
 
 class Packed(NamedTuple):
     """A call, its q, k, v and dO, and what takes the last sequence out of a tensor of theirs, as (1, heads, N, d)."""
 
-    attention: Attention
-    tensors: Tensors
+    attention: Attend
+    tensors: Several
     last: Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -27,7 +26,7 @@ def padded(x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(x.split(list(lengths)), batch_first=True).transpose(1, 2).contiguous()
 
 
-def with_padding(lengths: Sequence[int], tensors: Tensors) -> Packed:
+def with_padding(lengths: Sequence[int], tensors: Several) -> Packed:
     """attention() with key_lengths."""
     from fa2_lab.api.attention import attention
 
@@ -39,7 +38,7 @@ def with_padding(lengths: Sequence[int], tensors: Tensors) -> Packed:
     return Packed(call, [padded(x, lengths) for x in tensors], lambda x: x[-1:, :, : lengths[-1]])
 
 
-def by_starts(function: Callable, lengths: Sequence[int], tensors: Tensors, *more: int, **options) -> Packed:
+def by_starts(function: Callable, lengths: Sequence[int], tensors: Several, *more: int, **options) -> Packed:
     """A call that takes where each sequence begins, for q and for k, and maybe the longest length of each."""
     starts = torch.tensor([0, *lengths], device=tensors[0].device).cumsum(0).int()
 
@@ -49,23 +48,23 @@ def by_starts(function: Callable, lengths: Sequence[int], tensors: Tensors, *mor
     return Packed(call, tensors, lambda x: x[-lengths[-1] :].transpose(0, 1)[None])
 
 
-def ours(lengths: Sequence[int], tensors: Tensors) -> Packed:
+def ours(lengths: Sequence[int], tensors: Several) -> Packed:
     """attention_packed()."""
     function = function_of("fa2_lab.api.packed", "attention_packed")
     return by_starts(function, lengths, tensors, causal=True, longest=max(lengths))
 
 
-def package(module: str) -> Callable[[Sequence[int], Tensors], Packed]:
+def package(module: str) -> Callable[[Sequence[int], Several], Packed]:
     """One of Dao's packages."""
 
-    def prepare(lengths: Sequence[int], tensors: Tensors) -> Packed:
+    def prepare(lengths: Sequence[int], tensors: Several) -> Packed:
         function, longest = function_of(module, "flash_attn_varlen_func"), max(lengths)
         return by_starts(function, lengths, tensors, longest, longest, causal=True)
 
     return prepare
 
 
-def by_torch(lengths: Sequence[int], tensors: Tensors) -> Packed:
+def by_torch(lengths: Sequence[int], tensors: Several) -> Packed:
     """torch's own, whose argument for the causal mask has had two names."""
     function, longest = function_of("torch.nn.attention.varlen", "varlen_attn"), max(lengths)
     old = "is_causal" in inspect.signature(function).parameters

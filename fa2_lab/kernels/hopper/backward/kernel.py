@@ -21,8 +21,8 @@ from fa2_lab.kernels.hopper.backward.rows import (
     CONSUMERS,
     NEXT,
     NEXT_IN_TURN,
-    TOLD,
-    TOLD_IN_TURN,
+    SHOWN,
+    SHOWN_IN_TURN,
     Rows,
     interval,
     new_rows,
@@ -333,7 +333,7 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
     dq = gl.allocate_shared_memory(gl.float32, part, sums.layout)
     k, v = new_ring(K, 2, CONSUMERS), new_ring(V, 1, CONSUMERS)
     ds_filled = barriers(1, CONSUMERS).index(0)
-    rows = new_rows(Q, dO, starts, TOLD_IN_TURN if IN_TURN else TOLD)
+    rows = new_rows(Q, dO, starts, SHOWN_IN_TURN if IN_TURN else SHOWN)
     READERS: gl.constexpr = 2 * CONSUMERS if IN_TURN else CONSUMERS
     mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN and dK.dtype == gl.float32 else NEXT, READERS)
     pipes = BackwardPipes(k, v, rows, ds, ds_filled, dq, mailbox, turns, SIZES)

@@ -20,9 +20,9 @@ COLS = gl.constexpr(64)  # of one consumer
 NEXT = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that there are none
     ("steps", "batch", "head", "col", "unmasked_from", "seen_from", "length", "number")
 )
-TOLD = gl.constexpr(("row", "number", "k_stage"))  # of a row block
+SHOWN = gl.constexpr(("row", "number", "k_stage"))  # of a row block
 NEXT_IN_TURN = gl.constexpr((*NEXT.value, "turn", "place"))  # where dK and dV are added in turn: see turns.py
-TOLD_IN_TURN = gl.constexpr((*TOLD.value, "turn"))  # and where dQ is
+SHOWN_IN_TURN = gl.constexpr((*SHOWN.value, "turn"))  # and where dQ is
 
 
 @triton.aggregate
@@ -62,13 +62,13 @@ def first_rows(c: gl.constexpr, r, mailbox, geometry):
 class Rows:
     """A ring of two stages for row blocks: tiles of Q and dO, and for each row what S and dP start from (sums.py).
 
-    compute-sanitizer's racecheck names what is `told` here: it does not see that barriers in memory order anything.
+    compute-sanitizer's racecheck names what is `shown` here: it does not see that barriers in memory order anything.
     """
 
     q: gl.shared_memory_descriptor  # (2, …, B_r, d)
     do: gl.shared_memory_descriptor
     starts: gl.shared_memory_descriptor  # (2, 1, 2 · B_r)
-    told: Numbers  # of the last four row blocks
+    shown: Numbers  # of the last four row blocks
     filled: gl.shared_memory_descriptor
     emptied: gl.shared_memory_descriptor
     B_r: gl.constexpr
@@ -79,7 +79,7 @@ class Rows:
         stage = n & 1
         filled = self.filled.index(stage)
         mbarrier.wait(self.emptied.index(stage), (n >> 1 & 1) ^ 1)
-        self.told.write(n, (i * self.B_r, number, k_stage, turn))
+        self.shown.write(n, (i * self.B_r, number, k_stage, turn))
         all_threads()
         mbarrier.expect(filled, Q.block_type.nbytes + dO.block_type.nbytes + starts.block_type.nbytes)
         at = tile_at(Q, batch, head, i * self.B_r, N_q)
@@ -108,22 +108,22 @@ class Rows:
     @gluon.jit
     def first(self, n):
         """Consumer: the first row's index in its head."""
-        return self.told.read(n, "row")
+        return self.shown.read(n, "row")
 
     @gluon.jit
     def number(self, n):
         """Consumer: the number among all row blocks, still known when the next row block is under way."""
-        return self.told.read(n, "number")
+        return self.shown.read(n, "number")
 
     @gluon.jit
     def turn(self, n):
         """Consumer: how many others add to this row block of dQ before."""
-        return self.told.read(n, "turn")
+        return self.shown.read(n, "turn")
 
     @gluon.jit
     def k_stage(self, n):
         """Consumer: in which stage K is. K's addresses, if they were kept instead, would take 14 registers."""
-        return self.told.read(n, "k_stage")
+        return self.shown.read(n, "k_stage")
 
     @gluon.jit
     def release(self, n):
@@ -132,10 +132,10 @@ class Rows:
 
 
 @gluon.jit
-def new_rows(Q, dO, starts, told: gl.constexpr):
+def new_rows(Q, dO, starts, shown: gl.constexpr):
     """Two empty stages for tiles as the descriptors say."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, several(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, several(2, Q.block_shape), dO.layout)
     start = gl.allocate_shared_memory(gl.float32, [2, 1, 2 * B_r], starts.layout)
-    return Rows(q, do, start, new_numbers(told, 4), barriers(2, 1), barriers(2, CONSUMERS), B_r)
+    return Rows(q, do, start, new_numbers(shown, 4), barriers(2, 1), barriers(2, CONSUMERS), B_r)

@@ -6,12 +6,12 @@ from kernel_truth import GPU, dense, dense_for, judge, poison, run
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import choice
-from fa2_lab.kernels.portable import backward as backward_room
-from fa2_lab.kernels.portable import forward as forward_room
+from fa2_lab.kernels.portable import backward as portable_backward
+from fa2_lab.kernels.portable import forward as portable_forward
 
 HOPPER = choice.hopper_forward(torch.device("cuda", 0)) if GPU else None
-ROOMS = [forward_room, backward_room]
-ROOMS += [HOPPER, choice.hopper_backward(torch.device("cuda", 0))] if HOPPER else []
+MODULES = [portable_forward, portable_backward]
+MODULES += [HOPPER, choice.hopper_backward(torch.device("cuda", 0))] if HOPPER else []
 
 
 @pytest.fixture(autouse=True, params=["portable", "chosen"] if HOPPER else ["portable"])
@@ -21,16 +21,14 @@ def kernels(request, monkeypatch):
         monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: False)
         monkeypatch.setattr(choice.decode, "is_decode", lambda q, k: False)
     else:
-        for room in (HOPPER, choice.hopper_backward(torch.device("cuda", 0))):
-            monkeypatch.setattr(
-                room, "enough_work", lambda *_: True
-            )  # also where there is so little work that it would not
+        for module in (HOPPER, choice.hopper_backward(torch.device("cuda", 0))):
+            monkeypatch.setattr(module, "enough_work", lambda *_: True)  # also where there is so little that it is not
     return request.param
 
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    poison(monkeypatch, *ROOMS)
+    poison(monkeypatch, *MODULES)
 
 
 def check(q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, rough=False) -> tuple:
