@@ -29,16 +29,8 @@ def is_decode(Q: Tensor, K: Tensor) -> bool:
     return Q.shape[2] <= 16 and (rows <= 16 or (rows <= MOST_ROWS and K.shape[2] >= 2048))
 
 
-def decode(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    options: Options,
-    key_lengths: Tensor | None = None,
-    table: Tensor | None = None,
-    programs: int | None = None,
-    sinks: Tensor | None = None,
-) -> Any:
+def decode(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
+           table: Tensor | None = None, programs: int | None = None, sinks: Tensor | None = None) -> Any:  # fmt: skip
     """O like Q, and L (batch, heads, N_q): attention of a few queries, whose result does not depend on how it is split.
 
     With a table (batch, width), K and V are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
@@ -84,15 +76,8 @@ class Decode:
         return O, L
 
 
-def prepare(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    options: Options,
-    key_lengths: Tensor | None = None,
-    table: Tensor | None = None,
-    programs: int | None = None,
-) -> Decode:
+def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
+            table: Tensor | None = None, programs: int | None = None) -> Decode:  # fmt: skip
     """decode() for calls of one kind: sizes, programs, and what the kernels are compiled for."""
     shape = shape_of(Q, K, table, one_length=key_lengths is None)
     blocks, at_once = blocks_of(Q, shape)
