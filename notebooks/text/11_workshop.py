@@ -205,7 +205,6 @@ for name in sorted(stalls, key=stalls.get)[:-5:-1]:
 # for shared memory or the exponential unit. *Long scoreboard*: for data from L2 or DRAM. And a product? Rung 10 waits for
 # 12 instructions of the tensor cores a tile, rung 11 for 1, and *barrier* falls: so that wait is counted there (likely: the
 # warps meet behind it). A fourth stage would shorten the wait for data, but takes 144 KiB, and then only one program fits.
-# Chapters 12a and 12b go on.
 #
 # ## When do they wait?
 #
