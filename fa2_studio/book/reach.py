@@ -100,9 +100,9 @@ def button(chapter: Chapter) -> str:
     """Links to a chapter's copy on Colab and Kaggle, which pages.yml keeps in a branch of its own."""
     if origin() is None:
         return ""
-    copy = f"github/{origin()[0]}/blob/colab/{chapter.name}.ipynb"
-    kaggle = f"https://kaggle.com/kernels/welcome?src=https://{copy.replace('github', 'github.com', 1)}"
-    return f"[Open in Colab](https://colab.research.google.com/{copy}) · [Kaggle]({kaggle})"
+    copy = f"{origin()[0]}/blob/colab/{chapter.name}.ipynb"
+    kaggle = f"https://kaggle.com/kernels/welcome?src=https://github.com/{copy}"
+    return f"[Open in Colab](https://colab.research.google.com/github/{copy}) · [Kaggle]({kaggle})"
 
 
 def write_for_colab(folder: Path) -> None:

@@ -76,8 +76,8 @@ Markdown("\n".join(climbed.markdown(record)))
 # does the same, and the two queue. On rung 03 a program stands 1,111 of its 2,753 clocks on the path. So whoever comes there
 # finds the other one with probability 0.40 and waits for it (we take its whole 1,111 clocks): 1.40 · 1,111 together.
 #
-# $$T_2 = w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \qquad
-# T_3 = w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right)$$
+# $$\begin{aligned} T_2 &= w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \\
+# T_3 &= w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right) \end{aligned}$$
 #
 # In $T_2$ clocks both finish a tile, so a tile costs $T_2 / 2$. A third finds two others; each stands $D_u (1 + D_u / T_1)$
 # of its $T_2$ clocks at unit $u$. And so on: this is *mean-value analysis*.
