@@ -1,7 +1,7 @@
 """How things are timed by CUDA events: rested, with pauses and an empty L2, or sustained, a second without a pause.
 
 Both begin with a warm-up. Rested, the contestants take turns in each repetition, so that drift hits them alike;
-sustained, one follows the other.
+sustained, one follows the other. As called, a few in a row, the host's time counts where it is longer than the GPU's.
 """
 
 import random
@@ -38,7 +38,11 @@ SUSTAINED = (
     f"pieces of {1e3 * CHUNK:g} ms without the first {SETTLE:g} s; nothing is done to the L2 cache; SM clock and power "
     "are medians of what nvidia-smi read meanwhile; each result is checked before it is timed"
 )
-TURNS, BEFORE, IN_A_ROW = 15, 5, 20
+TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
+CALLED = (
+    f"CUDA events around {IN_A_ROW} calls in a row, with what the host takes between them; median of {FEW} such "
+    "turns, contestants in turn; torch's backend is chosen before; each result is checked before it is timed"
+)
 HOST_PROTOCOL = (
     f"microseconds on the host until a warm call returns: mean of {IN_A_ROW} in a row after {BEFORE} that do not "
     f"count, median of {TURNS} such turns, contestants in turn; torch's backend is chosen outside of the clock; each "
@@ -117,6 +121,17 @@ def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
     settled = [piece / many for piece, after in zip(pieces, accumulate(pieces), strict=True) if after > 1e3 * SETTLE]
     timing = summary(settled) if len(settled) > 1 else summary([piece / many for piece in pieces])
     return replace(timing, chip=tuple(meter.between(begun + SETTLE, ended)))
+
+
+def called(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
+    """A Timing for each call as a program makes it, again and again, or the reason why there is none."""
+    failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
+    times = {name: [] for name in calls if name not in failed}
+    for name in FEW * list(times):
+        bare, context = apart(calls[name])
+        with context():
+            times[name].append(milliseconds(bare, IN_A_ROW))
+    return failed | {name: summary(taken) for name, taken in times.items()}
 
 
 def mark() -> torch.cuda.Event:

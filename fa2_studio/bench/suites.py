@@ -17,10 +17,10 @@ from fa2_studio.bench.results import machine
 BOTH = (False, True)  # without a mask, and causal
 
 
-def random_grid(count: int = 200, seed: int = 2603) -> list[Problem]:
+def random_grid(count: int = 200, seed: int = 2611) -> list[Problem]:
     """Shapes that no size was chosen for: batch, heads, groups, N with tails, d, mask.
 
-    They are drawn once and for all. (Sizes were chosen by some of those of seed 2307.)
+    They are drawn once and for all. (Sizes were chosen by those of seeds 77, 2603 and 4711.)
     """
     draw, problems = random.Random(seed), []
 
@@ -74,14 +74,16 @@ CONTESTS = dict(
 
 
 def contests(suite: str, sustained: bool = False) -> Plan:
-    """Everybody on every problem of a grid, rested, or the fastest peers sustained."""
+    """Everybody on every problem of a grid, rested; or the fastest peers sustained, on random shapes as called."""
     problems, who, repeats = CONTESTS[suite]
     names = contestants.names("sustained" if sustained else who)
     compile_ahead(problems, names)
-    timing = protocol.sustain if sustained else partial(protocol.measure, repeats=repeats)
+    called = protocol.called, protocol.CALLED
+    without_pause, told = called if suite == "sweep" else (protocol.sustain, protocol.SUSTAINED)
+    timing = without_pause if sustained else partial(protocol.measure, repeats=repeats)
     jobs = [partial(row, problem, direction, names, timing) for problem in problems for direction in DIRECTIONS]
     if sustained:
-        return Plan(Record(suite, machine(), protocol="", sustained_protocol=protocol.SUSTAINED), sustained=jobs)
+        return Plan(Record(suite, machine(), protocol="", sustained_protocol=told), sustained=jobs)
     return Plan(Record(suite, machine(), protocol.rested(repeats), ceilings()), jobs)
 
 

@@ -1,5 +1,6 @@
 """What Hopper's kernels are launched with, on tensors without data: grids, heads at once, RAGGED, and room for sums."""
 
+from itertools import product
 from math import ceil, log
 from types import SimpleNamespace
 
@@ -214,9 +215,9 @@ def test_a_hopper_is_known_by_its_capability(change, found, monkeypatch):
 
 
 def test_shapes_that_fill_the_chip_alike_have_no_few_heads_left_over():
-    """Causal heads side by side: as many as fill the SMs about once, four at least."""
-    for blocks, heads in ((64, 64), (16, 128), (11, 32), (25, 16), (1, 999)):
-        n = backward_sizes.at_once(blocks, heads, SMs, True)
-        least = min(heads, max(4, ceil(0.8 * SMs / blocks)))
+    """Causal heads side by side: as many as fill the SMs about once, eight at least, or four of large groups."""
+    for (blocks, heads), group in product(((64, 64), (16, 128), (11, 32), (25, 16), (1, 999)), (1, 2, 3)):
+        n = backward_sizes.at_once(blocks, heads, SMs, True, group)
+        least = min(heads, max(4 if group > 2 else 8, ceil(0.8 * SMs / blocks)))
         assert least <= n < 2 * least and -heads % n == min(-heads % k for k in range(least, 2 * least))
-    assert backward_sizes.at_once(32, 64, SMs, False) == 1
+    assert backward_sizes.at_once(32, 64, SMs, False, 1) == 1

@@ -118,6 +118,12 @@ def test_the_readings_reach_the_row(clocks):
     assert row.ratio("fa2_lab", "cuDNN") == pytest.approx(2.0) and row.rate("fa2_lab") == pytest.approx(1.0)
 
 
+def test_as_called_a_time_is_the_hosts_where_that_is_longer(clocks):
+    found = protocol.called(calls_of(clocks, [], a=1.0, b=0.05) | dict(broken=lambda: [][0]))
+    assert found.pop("broken").startswith("IndexError")
+    assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=1.0, b=0.2), rel=0.02)
+
+
 # The host, memory, ceilings -----------------------------------------------------------------------------------
 
 

@@ -121,7 +121,7 @@ def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
     if same_bits:
         at_once = parts * sizes.at_once_in_turn(-(-N_q // many), d, H // H_kv)
     else:
-        at_once = sizes.at_once(-(-column_blocks // (batch * H_kv * many)), heads, SMs, causal)
+        at_once = sizes.at_once(-(-column_blocks // (batch * H_kv * many)), heads, SMs, causal, H // H_kv)
     return Launch(
         backward_kernel,
         min(SMs, column_blocks * parts),

@@ -1,7 +1,7 @@
 """The sizes of one launch of the Hopper backward, which are fastest where, and where to leave a call to other kernels.
 
-Sizes and prices were fitted to times: on an H200 to those of `fa2-lab bench paper` and `heads`, on an H100 to those of
-some random shapes (`bench sweep` with its earlier seed, 2307), and in PORTABLE to times taken by hand.
+Sizes and prices were fitted to times on an H200: of the paper's grid and of 510 random shapes, as those of `fa2-lab
+bench sweep`, in more and in fewer parts, with Triton 3.9; in PORTABLE to times taken by hand.
 """
 
 import math
@@ -45,24 +45,24 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
     dk_late is 2 to 7% faster under the causal mask, at d 128 from 2,049 rows on only, and 2 to 4% slower without it;
     since Triton 3.9 it is up to 4% slower everywhere.
     hold_v, 16 registers, is 1 to 4% faster at d 128; with a mask, or where all add in turn, there are not that many.
-    last_first is 1 to 2% faster at d 64 where sequences are long, and up to 6% slower at d 128 where they are short.
+    last_first is 1 to 5% faster at d 64 where sequences are long, and up to 6% slower at d 128 where they are short.
+    Where all add in turn, an order of instructions that spills nothing is 1 to 3% slower than one that spills up to 48
+    bytes of a thread.
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not same_bits)
-        return BackwardSizes(128, 64, **order, thrifty=TIGHT and (same_bits or not causal))
+        return BackwardSizes(128, 64, **order, thrifty=TIGHT and not (same_bits and causal))
     hold_v = not (causal or ragged or same_bits)
     late = causal and N_q > 2048 and not TIGHT
-    thrifty = TIGHT and same_bits
-    return BackwardSizes(
-        64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False, thrifty=thrifty
-    )
+    return BackwardSizes(64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False)
 
 
 # Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
 # At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. At d 32 this kernel multiplies as many zeros as numbers,
 # and is still faster from 2,049 keys on, with Triton 3.9 by 1.03 to 2.1 times.
-# With grouped heads it is always taken. (Timed with 128 to 1,024 keys and 4 to 32 heads, at d 32 to 16,384 keys and 512
-# heads: the GPU from CUDA graphs, the host by its clock.)
+# With grouped heads it is always taken, and where keys are so few that the portable ones, which do not divide them,
+# keep few SMs busy: with three heads, 20,945 rows and 448 keys it is 4 times as fast. (Timed with 128 to 1,024 keys and
+# 4 to 32 heads, at d 32 to 16,384 keys and 512 heads: the GPU from CUDA graphs, the host by its clock.)
 PORTABLE = {32: (2048, math.inf), 64: (512, 2), 96: (256, 1), 128: (256, 1)}  # d: (N_k, 64-row blocks an SM) up to
 
 
@@ -70,13 +70,15 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
     """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     keys, most = PORTABLE.get(d, (0, 0))
-    return grouped or N_k > keys or per_SM > most
+    little = N_k <= keys and per_SM <= most and N_q <= 4 * N_k
+    half_empty = N_k <= 64 and 2 * heads >= SMs  # of 128 keys in a block; portable ones are 1.2 to 1.4 times as fast
+    return grouped or not (little or half_empty)
 
 
 # Column blocks divided among programs: what it costs, in the time of one step, which is one row block.
-ENDS = 3  # to begin a part and to end it
-SUMS, SUMS_PER_COLUMN = 2, 1 / 2048  # to add up dK and dV in HBM, and for each column block and each of d_pad
-UNEVEN = 1 / 10  # of the longest part is lost at the end under the causal mask, where parts differ
+ENDS = {64: 1, 128: 3}  # to begin a part and to end it, by d_pad
+SUMS, SUMS_PER_COLUMN = 2, 1 / 4096  # to add up dK and dV in HBM, and for each column block and each of d_pad
+UNEVEN = 1 / 5  # of the longest part is lost at the end under the causal mask, where parts differ
 DRIFT = 1.09  # times as long, where causal parts of more than four query heads drift apart: no two read the same Q
 
 
@@ -88,24 +90,24 @@ def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int
     """
 
     def time(parts: int) -> float:
-        rounds, longest = column_blocks * parts / SMs, steps / parts
+        rounds, longest, ends = column_blocks * parts / SMs, steps / parts, ENDS[d_pad]
         sums = SUMS + column_blocks * d_pad * SUMS_PER_COLUMN if parts > 1 else 0
         if causal:
             drift = DRIFT if group > 4 * parts else 1
-            return max(rounds * (longest / 2 + ENDS) + longest * UNEVEN, longest + ENDS) * drift + sums
-        return math.ceil(rounds) * (longest + ENDS) + sums
+            return max(rounds * (longest / 2 + ends) + longest * UNEVEN, longest + ends) * drift + sums
+        return math.ceil(rounds) * (longest + ends) + sums
 
     return min((2**n for n in range(9) if 2**n <= steps), key=time)
 
 
-def at_once(blocks: int, heads: int, SMs: int, causal: bool) -> int:
+def at_once(blocks: int, heads: int, SMs: int, causal: bool, group: int) -> int:
     """How many of all `heads` to run at a time, each with so many column blocks; a part of a K/V head counts as a head.
 
     Without a mask one: then programs side by side read the same rows, and what they add to stays in L2. Causal blocks
-    take different times, and heads that fill the SMs about once, four at least, level that out. evenly() may take up to
-    twice as many. There Q, dO and the sums begin to leave L2: up to 10% slower, and with still more heads up to 40%.
+    take different times, and heads that fill the SMs about once, eight at least, or four of large groups, level that out.
+    evenly() may take up to twice as many. There Q, dO and the sums begin to leave L2: up to 10% slower, and with still more heads up to 40%.
     """
-    return evenly(heads, max(4, math.ceil(0.8 * SMs / blocks))) if causal else 1
+    return evenly(heads, max(4 if group > 2 else 8, math.ceil(0.8 * SMs / blocks))) if causal else 1
 
 
 def at_once_in_turn(N_q: int, d: int, group: int) -> int:

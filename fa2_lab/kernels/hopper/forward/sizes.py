@@ -1,15 +1,15 @@
 """The sizes of one launch of the Hopper forward, which are fastest where, and where to leave a call to other kernels.
 
-The numbers in these tables were fitted to times: on an H200 to those of `fa2-lab bench paper` and `heads`, on an H100
-to those of some random shapes, and in PORTABLE to times taken by hand. `per_SM` is always the number of blocks of 64
-rows, in all heads, for each SM.
+The numbers in these tables were fitted to times on an H200 with Triton 3.9, in CUDA graphs or queues: of the paper's
+grid, and of 510 random shapes, as those of `fa2-lab bench sweep`, by all of these sizes. `per_SM` is always
+the number of blocks of 64 rows, in all heads, for each SM.
 """
 
 from dataclasses import dataclass, replace
 
 from fa2_lab.kernels.hopper.shared.host import evenly
 from fa2_lab.kernels.launch import MiB
-from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT
+from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT, padded
 
 ANY = float("inf")
 DIMENSIONS = (32, 64, 96, 128, 192, 256)  # 32 is filled up with zeros, and has the sizes of 64
@@ -43,15 +43,13 @@ class ForwardSizes:
         return dict(num_warps=4) | (FEWER_REGISTERS if self.thrifty and self.d_pad < 256 else {})
 
 
-# Sizes by d. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
+# Sizes by d_pad. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
 USUAL = {
     64: ForwardSizes(128, consumers=3, stages=4, d_pad=64),
-    96: ForwardSizes(128, consumers=2, stages=2),
     128: ForwardSizes(128, consumers=2, stages=2),
-    192: ForwardSizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, thrifty=TIGHT),
     256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, thrifty=TIGHT),
 }
-ALONE = {d: replace(sizes, consumers=1) for d, sizes in USUAL.items()}
+ALONE = {d_pad: replace(sizes, consumers=1) for d_pad, sizes in USUAL.items()}
 # Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles. And for short rows
 # without a mask that fill whole tiles badly.
 HALF = {64: ForwardSizes(64, consumers=3, stages=8, d_pad=64), 128: ForwardSizes(64, consumers=2, stages=4)}
@@ -64,83 +62,70 @@ IN_TURN = replace(USUAL[64], ping_pong=True)
 WIDE = ForwardSizes(64, consumers=3, stages=5, O_apart=False)
 # With a window tiles of 64 keys, too, for both edges cut through some. Its mask takes registers, which are not there
 # beyond d 128.
-WINDOW = {64: HALF[64], 96: WIDE, 128: WIDE}
+WINDOW = {64: HALF[64], 128: WIDE}
 
 # Without a mask all row blocks take the same time, tile · keys / 128 + start, with the keys of whole tiles, and run in
 # rounds, one block to an SM. The unit is 128 keys with two consumers.
-FULL = {  # d: (sizes, tile, start)
-    64: [
-        (USUAL[64], 1.3, 0.1),
-        (ALONE[64], 0.75, 0.0),
-        (HALF[64], 1.25, 0.55),
-        (SHORT, 1.0, 0.0),
-        (IN_TURN, 1.175, 0.75),
-    ],
-    96: [(USUAL[96], 1.0, 1.0), (ALONE[96], 0.75, 0.45), (HALF[128], 1.03, 1.0), (WIDE, 1.41, 2.8)],
-    128: [(USUAL[128], 1.0, 1.0), (ALONE[128], 0.75, 0.45), (HALF[128], 1.03, 1.0), (WIDE, 1.41, 2.8)],
-    192: [(USUAL[192], 1.0, 1.0), (ALONE[192], 0.75, 0.45)],
+FULL = {  # d_pad: (sizes, tile, start)
+    64: [(ALONE[64], 0.75, 0.0), (HALF[64], 1.25, 0.58), (SHORT, 1.14, 0.0), (IN_TURN, 1.18, 0.86)],
+    128: [(USUAL[128], 1.0, 1.0), (ALONE[128], 0.75, 0.45), (HALF[128], 1.03, 1.0), (WIDE, 1.33, 2.26)],
     256: [(USUAL[256], 1.0, 1.0), (ALONE[256], 0.75, 0.45)],
 }
 
 # Under the causal mask row blocks differ, and there are no rounds to count. The first line that fits is taken. From
 # N_k = 2 N_q on, without key_lengths, they differ little, and FULL is used.
-CAUSAL: dict[int, list[tuple]] = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
+CAUSAL: dict[int, list[tuple]] = {  # d_pad: (per_SM up to, N_q up to, with key_lengths or without, sizes)
     64: [
         (2.5, ANY, None, ALONE[64]),
         (ANY, ANY, True, SHORT),
         (ANY, 256, None, SHORT_HALF),
-        (ANY, 768, None, HALF[64]),
-        (10, 2048, None, SHORT),
+        (4.2, ANY, None, SHORT),
         (ANY, 2048, None, HALF[64]),
-        (4.6, ANY, None, SHORT),
         (ANY, ANY, None, replace(IN_TURN, thrifty=TIGHT)),
     ],
-    96: [(2.3, ANY, None, ALONE[96]), (ANY, ANY, None, USUAL[96])],
     128: [
-        (2.3, 1024, None, replace(HALF[128], consumers=1)),
-        (2.3, ANY, None, ALONE[128]),
-        (ANY, 512, False, HALF[128]),
-        (ANY, 2047, None, USUAL[128]),
+        (2.4, 512, None, replace(HALF[128], consumers=1)),
+        (2.4, ANY, None, ALONE[128]),
+        (ANY, 1024, False, HALF[128]),
         (ANY, ANY, True, USUAL[128]),
-        (8, ANY, None, USUAL[128]),
+        (9, ANY, None, USUAL[128]),
         (ANY, ANY, None, WIDE),
     ],
-    192: [(1.5, ANY, None, ALONE[192]), (ANY, ANY, None, USUAL[192])],
     256: [(2.3, ANY, None, ALONE[256]), (ANY, ANY, None, USUAL[256])],
 }
 
 # Where the portable kernel is faster, because it starts sooner, or at d 32 does without zeros, as long as keys are few.
-# (Timed by hand: the GPU from CUDA graphs.)
 PORTABLE: dict[int, list[tuple]] = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
-    32: [(1, ANY, 2048, 0, ANY, None)],
+    32: [(1, ANY, 3400, 0, ANY, None)],
     64: [
         (1, ANY, 512, 0, 4, None),
-        (1, 511, ANY, 1, 4, None),
+        (1, 511, 2048, 1, 4, None),
         (1, 64, 511, 0, 32, None),
-        (1, 64, ANY, 1, 32, None),
-        (129, 192, 511, 0, 32, False),
-        (129, 192, ANY, 1, 32, False),
+        (1, 64, 2048, 1, 32, None),
     ],
     96: [(1, ANY, 255, 0, 2, None), (1, ANY, 384, 0, 1, None)],
     128: [(1, ANY, 255, 0, 2, None), (1, ANY, 512, 0, 0.5, None)],
-    192: [],
-    256: [],
 }
+
+
+def d_padded(d: int) -> int:
+    """The columns of a tile: of d, and zeros."""
+    return max(64, padded(d))
 
 
 def choose_for_window(d: int, causal: bool) -> ForwardSizes:
     """The sizes with a window. Beyond d 64 one without a bound on the right would spill."""
-    return replace(WINDOW[max(d, 64)], thrifty=TIGHT and d > 64 and not causal)
+    return replace(WINDOW[d_padded(d)], thrifty=TIGHT and d > 64 and not causal)
 
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
     """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
-    d = max(d, 64)
+    d_pad = d_padded(d)
     if causal and (lengths or N_k < 2 * N_q):
         per_SM = -(-N_q // 64) * heads / SMs
         return next(
             sizes
-            for most, longest, only, sizes in CAUSAL[d]
+            for most, longest, only, sizes in CAUSAL[d_pad]
             if per_SM <= most and N_q <= longest and only in (None, lengths)
         )
 
@@ -149,16 +134,16 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
         rounds, keys = -(-(-(-N_q // sizes.rows) * heads) // SMs), -(-N_k // sizes.B_c) * sizes.B_c
         return rounds * (tile * keys / 128 + start)
 
-    found = min((row for row in FULL[d] if not (lengths and row[0] == WIDE)), key=time)[0]
+    found = min((row for row in FULL[d_pad] if not (lengths and row[0] == WIDE)), key=time)[0]
     return replace(found, thrifty=TIGHT) if causal and found == IN_TURN else found  # the mask takes registers, too
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool) -> bool:
     """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
-    return d in PORTABLE and not any(
+    return d in DIMENSIONS and not any(
         low <= N_q <= high and N_k <= keys and few < per_SM <= most and only in (None, causal)
-        for low, high, keys, few, most, only in PORTABLE[d]
+        for low, high, keys, few, most, only in PORTABLE.get(d, ())
     )
 
 
@@ -166,10 +151,10 @@ def heads_at_once(N_k: int, d: int, heads: int, causal: bool) -> int:
     """How many of all heads of K and V to have in use at a time.
 
     Without a mask one: then programs side by side read the same K and V. Causal row blocks take different times, which
-    more heads level out: as many as 16 MiB of L2 hold, 32 MiB where rows are long, and up to twice that by
+    more heads level out: as many as 11 MiB of L2 hold, 21 MiB where rows are long, and up to twice that by
     evenly().
     """
     if not causal:
         return 1
     one = 4 * N_k * d
-    return evenly(heads, max(1, (32 if one >= MiB else 16) * MiB // one))
+    return evenly(heads, max(1, (21 if one >= MiB else 11) * MiB // one))
