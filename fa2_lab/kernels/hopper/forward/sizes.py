@@ -73,7 +73,7 @@ FULL = {  # d_pad: (sizes, tile, start)
 }
 
 # Under the causal mask row blocks differ, and there are no rounds to count. The first line that fits is taken. From
-# N_k = 2 N_q on, without key_lengths, they differ little, and FULL is used.
+# N_k = 1.5 N_q on, without key_lengths, they differ little, and FULL is used.
 CAUSAL: dict[int, list[tuple]] = {  # d_pad: (per_SM up to, N_q up to, with key_lengths or without, sizes)
     64: [
         (2.5, ANY, None, ALONE[64]),
@@ -121,7 +121,7 @@ def choose_for_window(d: int, causal: bool) -> ForwardSizes:
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
     """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
     d_pad = d_padded(d)
-    if causal and (lengths or N_k < 2 * N_q):
+    if causal and (lengths or 2 * N_k < 3 * N_q):
         per_SM = -(-N_q // 64) * heads / SMs
         return next(
             sizes
