@@ -51,7 +51,7 @@ def data(*methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chip
         unit, seconds = asked.limit(chip)
         height = asked.flops / seconds / 1e12
         points[PRINTED.get(name, name)] = (asked.intensity("crossed"), height, asked.intensity("requested"))
-        words.append(f"{name}: {height:.0f} TFLOP/s, set by {unit}")
+        words.append(f"{name}: at most {height:.0f} TFLOP/s, by {unit}")
     apart = any(requested < 0.95 * crossed for crossed, _, requested in points.values())
     dots = "A dot: FLOPs per byte that crosses to DRAM" + ("; a ring: per byte requested." if apart else ".")
     caption = f"{'; '.join(words)} ({chip.name}). {dots}"

@@ -15,8 +15,7 @@
 # - say where a GPU keeps numbers, and what each kind of work costs,
 # - read a roofline, the picture in which this book compares costs.
 #
-# *Time: 25 minutes with the exercise. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy's
-# arrays.*
+# *Time: 25 minutes with the exercise. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy's arrays.*
 #
 # A question marked **Predict** has its answer folded below it. Choose first, then open it.
 
@@ -39,9 +38,9 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## How much is there to win?
 #
-# A text is a row of N tokens: words, or pieces of words. Attention compares every token of a text with every other.
-# Four programs do it here on one GPU. *Standard* does one step after the other. *FA1* and *FA2* are FlashAttention of
-# 2022 and FlashAttention-2 of 2023. *Ours* is the last kernel of this book.
+# A text is a row of N tokens: words, or pieces of words. Attention compares every token of a text with every other. Four
+# programs do it here on one GPU. *Standard* stores the result of each step in the GPU's memory. *FA1* and *FA2* are
+# FlashAttention of 2022 and FlashAttention-2 of 2023. *Ours* is the last kernel of this book.
 
 # %% tags=["hide-input"]
 show(time_and_memory.draw(**time_and_memory.data()))
@@ -53,9 +52,9 @@ show(time_and_memory.draw(**time_and_memory.data()))
 #
 # FA1 is the slowest. It has the loops of the FA1 paper's Algorithm 1 as printed: one *worker* does a whole *head*, on one
 # processor. (A model does attention many times side by side. Each time is a head.) The upper chart always has 16,384 tokens;
-# at N = 4,096 they are 4 texts. With 16 heads each they keep 64 of the GPU's 132 processors busy. The rest idles, which
-# costs up to a factor of 2. Chapter 03 explains the other causes, and why the kernel of FA1's authors was two to four times
-# as fast as standard attention.
+# at N = 4,096 they are 4 texts. With 16 heads each they keep 64 of the GPU's 132 processors busy, at 16,384 only 16. The rest
+# idles, which costs up to a factor of 2, or there 8. Chapter 03 explains the other causes, and why the kernel of FA1's authors
+# was two to four times as fast as standard attention.
 
 # %% [markdown]
 # ## What does attention compute?
@@ -88,10 +87,9 @@ def attention(Q, K, V):  # (N, d) each: one token to a row
 # </details>
 
 # %% [markdown]
-# In formulas: $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and the output is $O = PV$.
-# Q, K, V and O have N · d numbers each, S and P have N². At N = 8,192 and d = 64 that is 128 times as many. With four bytes
-# a number, S of one head takes 256 MiB. (KiB, MiB and GiB are 2¹⁰, 2²⁰ and 2³⁰ bytes. Speeds are in GB/s and TB/s, 10⁹ and 10¹²
-# bytes a second.)
+# In formulas: $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and the output is $O = PV$. Q, K, V and O have N
+# · d numbers each, S and P have N². At N = 8,192 and d = 64 that is 128 times as many. With four bytes a number, S of one head
+# takes 256 MiB. (KiB, MiB and GiB are 2¹⁰, 2²⁰ and 2³⁰ bytes. Speeds are in GB/s and TB/s, 10⁹ and 10¹² bytes a second.)
 
 # %% [markdown]
 # ## Where can a number be on a GPU?
@@ -174,7 +172,7 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # ## What does "less" mean?
 #
 # - The *extra memory* is room for all but Q, K, V and O. (The chart at the top counts O as well.)
-# - What the chip *requests* is all that the SMs load from L2 and HBM, or store there.
+# - What the chip *requests* is all that the SMs load from L2 and HBM, or store there: "loaded" and "stored" mean this.
 # - What *crosses to DRAM* is the part that L2 cannot answer.
 #
 # **Predict.** FA2 keeps 64 queries on chip and loads all keys and values. For the next 64 queries it loads them again. K and
@@ -193,7 +191,7 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # </details>
 
 # %% [markdown]
-# How long must it take, then? All units can work at once, and the slowest sets the pace. The *roofline* draws that:
+# How fast can it be, then? All units can work at once, and the slowest sets the pace. The *roofline* draws that limit:
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA2")))
@@ -203,10 +201,10 @@ show(roofline.draw(**roofline.data("standard", "FA2")))
 # each byte, it feeds b · x FLOPs a second: the height of the line at x. A ring counts requested bytes, a dot those of DRAM.
 #
 # A head takes $4 N^2 d$ = 8.6 billion FLOPs (chapter 01). For 130 MiB, 136 million bytes, that is 63 FLOPs for each requested
-# byte (the ring), so L2 feeds 9.66 · 63 = 609 TFLOP/s. For the 4 MiB that cross to DRAM, and L (chapter 04), it is 2,040
-# (the dot), so DRAM could feed 9,800. The tensor cores do 989. The smallest, 609, is the height of both marks. Only the
-# ring lies on its line, so L2 limits FA2 (chapter 04 goes on from here). Standard's ring and dot are one mark, on the line
-# of DRAM. "Loaded", "stored" and "moved" always mean requests of the chip.
+# byte (the ring), so L2 feeds 9.66 · 63 = 609 TFLOP/s. For the 4 MiB that cross to DRAM, and one number a row, it is
+# 2,040 (the dot), so DRAM could feed 9,800. The tensor cores do 989. The smallest, 609, is the height of both marks. Only the
+# ring lies on its line, so L2 sets FA2's limit. In the first chart FA2 reaches 58% of it (chapter 04 goes on from here), and
+# standard 67% of its own, 201. Standard's ring and dot are one mark, on the line of DRAM.
 
 # %% [markdown]
 # ## What comes next?
@@ -297,6 +295,8 @@ verdict("of FA2's requests 3% cross to DRAM", round(few.crossed / few.requested,
 per_byte, speeds = [few.intensity("requested"), few.intensity("crossed")], [prices(chip).l2, prices(chip).dram]
 fed = [round(x * speed / 1e12) for x, speed in zip(per_byte, speeds, strict=True)]
 verdict("FA2: L2 can feed 609 TFLOP/s, DRAM 9,800", (fed[0], round(fed[1], -2)) == (609, 9800))
+reached = [round(256 * N**2 * 128 / time[name][N] / limit / 1e7) for name, limit in (("FA2", 609), ("standard", 201))]
+verdict("FA2 reaches 58% of its limit, standard 67%", reached == [58, 67])
 verdict("to compute twice is 13 times as cheap", round(8 * prices(chip).in_flops()["dram"] / (2 * 64)) == 13)
 N, d, B = 8192, 64, 128  # of the table of changes
 tiling, size = Tiling(N, N, B, B), io.sizes(Tiling(N, N, B, B), d)

@@ -57,10 +57,10 @@ from fa2_studio.book.verdicts import close, verdict
 live("climb")
 
 # %% [markdown]
-# The bars are TFLOP/s, forward, with 16 heads at batch 4 (64 in all), N = 4,096, d = 128. We count only FLOPs that the
-# answer needs: $4N^2d$ a head, half if causal. In the still picture a purple bar gains 8% or more, with or without the mask,
-# and a pale one loses: that teaches as much. The lines are FlashAttention-3, the kernel of FlashAttention's authors for Hopper.
-# In a terminal, `fa2-lab ladder 07 08` prints one change on a page.
+# The bars are TFLOP/s, forward, with 16 heads at batch 4 (64 in all), N = 4,096, d = 128. We count only FLOPs that the answer
+# needs: $4N^2d$ a head, half if causal. In the still picture a purple bar gains 8% or more, with or without the mask, and a
+# pale one loses: that teaches as much. The lines are FlashAttention-3, the kernel of FlashAttention's authors for Hopper. In a
+# terminal, `fa2-lab ladder 07 08` prints one change on a page.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 record = load("ladder")
@@ -71,10 +71,10 @@ Markdown("\n".join(climbed.markdown(record)))
 #
 # In Triton's rungs a program is a *warpgroup*, four warps with 64 rows. It takes each tile through the units of its SM in
 # turn: the way from L2 into shared memory (`path` below), the tensor cores, the *issue slots* (each of the SM's four
-# schedulers starts one instruction a clock), the exponential unit. $w$ clocks more it waits for what nobody shares.
-# Alone, a program takes $T_1 = w + \sum_u D_u$ clocks for a tile, $D_u$ of them at unit $u$. A second program on the SM
-# does the same, and the two queue. On rung 03 a program stands 1,111 of its 2,753 clocks on the path. So whoever comes there
-# finds the other one with probability 0.40 and waits for it (we take its whole 1,111 clocks): 1.40 · 1,111 together.
+# schedulers starts one instruction a clock), the exponential unit. It also waits $w$ clocks that no other program makes
+# longer. Alone, a program takes $T_1 = w + \sum_u D_u$ clocks for a tile, $D_u$ of them at unit $u$. A second program on the
+# SM does the same, and the two queue. On rung 03 a program stands 1,111 of its 2,753 clocks on the path. So whoever comes
+# there finds the other one with probability 0.40 and waits for it (we take its whole 1,111 clocks): 1.40 · 1,111 together.
 #
 # $$\begin{aligned} T_2 &= w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \\
 # T_3 &= w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right) \end{aligned}$$
@@ -175,26 +175,25 @@ for heads, row in ((64, full), (8, few)):
 show(roofline.draw(**roofline.data()))
 
 # %% [markdown]
-# A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM
-# (its *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matrix
-# product (GEMM). Drawn over f they are a *roofline*. They meet at the *ridge*. Rungs 00 to 02 stand left of it, 01 and
-# 02 far below the slope: 64 programs cannot ask for more bytes. From rung 03 on, all stand to the right (12, not drawn, just so): ask
+# A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM (its
+# *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matrix product
+# (GEMM). Drawn over f they are a *roofline*. They meet at the *ridge*. Rungs 00 to 02 stand left of it, 01 and 02 far below
+# the slope: 64 programs cannot ask for more bytes. From rung 03 on, all stand to the right (12, not drawn, only barely): ask
 # no longer what DRAM does, but what the tensor cores wait for.
 
 # %% [markdown]
 # ## What did deferring the division buy?
 #
-# FA2's first tweak: divide once, at the end. By chapter 04's count of operations it may gain 8% at most. To see what
-# gains, it was split in two. Rung 04 computes p against the new maximum, and still divides in every tile. Rung 05 defers
-# the division.
+# FA2's first tweak: divide once, at the end. By chapter 04's count of operations it may gain 8% at most. To see what gains, it
+# was split in two. Rung 04 computes p against the new maximum, and still divides in every tile. Rung 05 defers the division.
 
 # %% tags=["hide-input"]
 card("05", "tensor cores at work, %")
 
 # %% [markdown]
-# Rungs 03 and 04 scale P V before they add it, so the product needs a place of its own beside o: 64 registers. In rung 05
-# the tensor cores add it where o lies. The registers count, not the operations. Under the mask the same change gains
-# nothing: it leaves 174 registers, a few too many for a third program.
+# Rungs 03 and 04 scale P V before they add it, so the product needs a place of its own beside o: 64 registers, of which 50 are
+# saved. In rung 05 the tensor cores add it where o lies. The registers count, not the operations. Under the mask the same
+# change gains nothing: it leaves 174 registers, a few too many for a third program.
 #
 # A launch argument, `maxnreg=168`, forces the compiler to use at most 168 registers. It saves no instruction:
 
@@ -241,21 +240,21 @@ show(saw.draw(**saw.data()))
 card("10", "stall: long_scoreboard", "tensor cores at work, %")
 
 # %% [markdown]
-# A *stall* is the clocks that all warps wait, divided by the instructions issued. `long_scoreboard` is the wait for L2 or
-# HBM. It falls, as it should. But the gain is smaller than predicted, and the machine code shows why:
-# 12 waits for products where 2 stood. $QK^\top$ of a tile is 8 instructions of the tensor cores, one for each 16 of d =
-# 128, and PV is 4, one for each 16 of 64 keys. In this order of the two loops NVIDIA's compiler lets none of the 12 run on:
-# it waits behind each. Rung 11 only exchanges the two loops. (The tiles that run ahead need room: 112 KiB of shared memory,
-# 113 with the system's, of an SM's 228. So two programs fit, however few registers they have.)
+# A *stall* is the clocks that all warps wait, divided by the instructions issued. `long_scoreboard` is the wait for L2 or HBM.
+# It falls, as it should. But the gain is smaller than predicted, and the machine code shows why: 12 waits for products, one
+# behind each instruction, where 2 stood. $QK^\top$ of a tile is 8 instructions of the tensor cores, one for each 16 of d =
+# 128, and PV is 4, one for each 16 of 64 keys. In this order of the two loops NVIDIA's compiler lets none of the 12 run on;
+# why the order matters to it, we do not know. Rung 11 only exchanges the two loops. (The tiles that run ahead need room: 112
+# KiB of shared memory, 113 with the system's, of an SM's 228. So two programs fit, however few registers they have.)
 
 # %% tags=["hide-input"]
 card("11", "tensor cores at work, %")
 
 # %% [markdown]
-# This is the clearest cause on the ladder: the same work, nearly, the same registers, and waits that can be counted.
-# `fa2-lab xray 10 --full --sass` lists `WARPGROUP.DEPBAR` 24 times, 12 in each of the two loops. For rung 11 it lists 4:
-# one in each loop, and one behind each. (Launched with `num_stages=1`, rung 11 waits for each product, as rung 09 does, and
-# without a mask the order gains nothing. Under it 8%, with as many registers: we do not know why.)
+# This is the clearest cause on the ladder: the same work, nearly, the same registers, and waits that can be counted. `fa2-lab
+# xray 10 --full --sass` lists `WARPGROUP.DEPBAR` 24 times, 12 in each of the two loops. For rung 11 it lists 4: one in each
+# loop, and one behind each. (Launched with `num_stages=1`, rung 11 waits twice, once a product, as rung 09 does, and without a
+# mask the order gains nothing. Under it 8%, with as many registers: we do not know why.)
 #
 # ## From rung 12 on: order, then Hopper
 #
@@ -273,7 +272,7 @@ card("11", "tensor cores at work, %")
 #
 # **it loses.** 264 programs run at the same time. In rung 11 they are row blocks of some four heads, and find those heads'
 # K and V in L2. In rung 12 they are of all 64 heads, whose K and V do not fit there. So DRAM reads twelve times as much
-# (table below). Programs hardly wait for that, but it takes power, and the clock falls. Those of 8 heads fit.
+# (table below). Programs hardly wait for that, but it takes power, and the clock falls. K and V of only 8 heads fit in L2:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
@@ -366,7 +365,7 @@ show(speed.draw(**speed.data()))
 #
 # ## Exercises
 #
-# On Hopper, at d = 64, three units are about equally busy. For a tile of 64 × 128:
+# On Hopper, at d = 64, three units are nearly equally busy. For a tile of 64 × 128:
 
 # %% tags=["hide-input"]
 on = model.units(reasons.modelled(last, causal=False, d=64))
@@ -460,7 +459,7 @@ verdict("rung 12 loses: the cycles of rung 11, more bytes, a lower clock", abs(i
         and count("12", l2) > 1.3 * count("11", l2) and chip[ladder.find("12")][0] < chip[ladder.find("11")][0] - 0.1)
 verdict("rung 17 halves the bytes from L2, nearly, and gains little; 18 leaves them, and gains more",
         count("17", l2) < 0.65 * count("16", l2) and factor("17", full) < 1.05 < factor("18", full) - 0.03)
-verdict("rung 23 keeps the tensor cores busy, the clock falls, and more is gained in cycles than in time",
+verdict("rung 23: more is gained in cycles than in time since rung 17, at rung 22's clock, below rung 03's",
         count("23", busy) > 75 and chip[last][0] < chip[ladder.find("03")][0] - 0.05
         and chip[last][0] > 0.98 * chip[ladder.find("22")][0] and in_cycles(first, last) > full.ratio(last, first))
 

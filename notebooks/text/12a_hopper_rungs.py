@@ -13,14 +13,13 @@
 #
 # After this notebook you can
 #
-# - say who waits for whom in a Hopper kernel, and what happens if one wait, release or fence is forgotten,
+# - say who waits for whom in a Hopper kernel, and what happens if one wait or release is forgotten,
 # - work out how many warpgroups, rows and stages fit on an SM,
 # - write a small kernel in Gluon, and compile it for an H100 that need not be here.
 #
-# *Time: 95 minutes, in four sittings. You need a Triton kernel that you have read
-# ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and lanes (a *lane* is one of a warp's 32 threads), layouts
-# and banks: [appendix A](A_lanes.ipynb), 25 minutes more. No CUDA. Hardware: any laptop with Linux. Numbers were measured
-# on an NVIDIA H200 in bf16.*
+# *Time: 95 minutes, in four sittings. You need a Triton kernel that you have read ([08](08_triton_forward.ipynb)), [the
+# ladder](10_ladder.ipynb), and lanes (a *lane* is one of a warp's 32 threads), layouts and banks: [appendix A](A_lanes.ipynb),
+# 25 minutes more. No CUDA. Hardware: any laptop with Linux. Numbers were measured on an NVIDIA H200 in bf16.*
 
 # %%
 import runpy
@@ -378,8 +377,9 @@ climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 #
 # ## Rung 18: long tiles
 #
-# One ring now serves both consumers, so at d = 128 shared memory has room for tiles of 128 keys: Q, 2 · 16, and three
-# stages of 64 KiB are 224 of 227 KiB. Rung 16 had 113 for each program. (Registers sufficed: 184 of 232.) The change:
+# One ring now serves both consumers, so at d = 128 shared memory has room for tiles of 128 keys: Q, 2 · 16, and three stages
+# of 64 KiB are 224 of 227 KiB. In rung 16 a program had 113 KiB, too few for them, though registers sufficed: 184 of 232. The
+# change:
 
 # %% tags=["nbval-ignore-output"]
 change("17", "18", "SIZES")
@@ -418,8 +418,8 @@ show(timeline.draw(**timeline.data()))
 # | looking ahead | *Within*, 97% | *Both*, 100% |
 #
 # In *Neither* both start together and stay together: both wait for exponentials at the same time. In *Between* they move
-# apart by themselves, and nearly always somebody multiplies. Rung 19, which does not look ahead, has 61.5%: equal shares
-# explain it. Rung 20 looks ahead and has 75.5%. No panel explains that, and what the compiler makes of it comes next.
+# apart by themselves, and nearly always somebody multiplies. Rung 19, which does not look ahead, has 61.5%, nearly as with
+# equal shares. Rung 20 looks ahead and has 75.5%, as in no panel. What the compiler makes of it comes next.
 #
 # ## Rung 20: start the next scores before you need them
 #
@@ -435,9 +435,9 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # - p is a left factor *in registers* of a running product, so the next p goes to other registers: `p_next`.
 #
 # To start S early gained 16%. To wait late is what we wrote, but NVIDIA's assembler, `ptxas`, places the second wait *before*
-# nearly all exponentials. So they hide as in *Between*, part of the way, under the products of the *other* consumer: with an
-# early S the two move apart (less waits at *barrier*, chapter 11), and in rung 19 they did not. So neither extreme is the
-# hardware; why, the record does not say. (At d = 64 numbers spill: `fa2-lab xray 20 --d 64 --full`.)
+# nearly all exponentials. So rung 20 hides nothing under its own P V. With an early S the two consumers move apart, part of
+# the way to *Between*, and exponentials hide under the products of the *other* one; in rung 19 they did not. Why only then,
+# the record does not say. (At d = 64 numbers spill: `fa2-lab xray 20 --d 64 --full`.)
 #
 # **Takeaway.** Start early, keep in place what is still being read, and look at what the compiler made of it.
 #
@@ -546,14 +546,14 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 # reads it. `shrunk` does the same for o: if α is 1 in all lanes, the warp jumps over 64 multiplications a thread.
 #
 # The price: with an exact maximum the largest p of a row is 1, which is not rounded, and weighs most in O. With a lagging m
-# it may be 14.5, as in the answer above. So where a few numbers are outliers, O's rounding error grows a little
-# (`fa2-lab bench accuracy`). And at d = 64 without a mask the rung loses; we do not know why.
+# it may be 14.5, as in the answer above, and is rounded. O's rounding error grows a little, most where few keys have nearly
+# all the weight (`fa2-lab bench accuracy`). And at d = 64 without a mask the rung loses; we do not know why.
 #
 # ## Rung 23: is there room for a third consumer at d = 128?
 #
-# With tiles of 64 keys, s and p are half as wide, and the registers suffice. And shared memory? 64 rows of Q, K, V or O
-# take 16 KiB at d = 128, so 227 KiB have room for 14 such tiles. A stage is K and V: two such tiles at 64 keys, four at 128.
-# (2 · 3: for each of two consumers two places for Q, as the next block's is fetched early, and one for O. 3 · 1: one for both.)
+# With tiles of 64 keys, s and p are half as wide, and the registers suffice. And shared memory? 64 rows of Q, K, V or O take
+# 16 KiB at d = 128, so 227 KiB have room for 14 such tiles. A stage is K and V: two such tiles at 64 keys, four at 128. (2 ·
+# 3: for each of two consumers two places for Q, as the next block's is fetched early, and one for O. 3 · 1: one for both.)
 #
 # | | Q and O take | left | stages | keys on their way |
 # | --- | ---: | ---: | ---: | ---: |
@@ -573,8 +573,8 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 # than 4 of them for an SM `FEW` keeps to rung 22's sizes. (`APART`: O has room of its own, as it had there.)
 #
 # Copies ran ahead far enough before, so few cycles are saved. All these rungs run at the limit of power (chapter 10), and
-# there busier tensor cores cost clock: of rung 20's gain in cycles nearly a third. Here they get busier once more, and the clock stays, or nearly: bytes
-# that do not move leave power for products.
+# there busier tensor cores cost clock: of rung 20's gain in cycles nearly a third. Here they get busier once more, and the
+# clock stays, or nearly: bytes that do not move leave power for products.
 #
 # ## Where does a fence stand?
 #

@@ -72,9 +72,9 @@ show(pipes.draw(**pipes.data(["forward"]), narrow=True))
 # One program for each SM, or fewer if there are fewer row blocks. A program stays and draws its work. The host prepares,
 # once for each kind of call, what [`launch.py`](../fa2_lab/kernels/hopper/forward/launch.py) then launches: a descriptor
 # for each tensor, and $\tau \log_2 e$, so that exp becomes a power of 2. Without a mask heads run one after the other, so
-# that all programs read the same K and V from L2.
+# that all programs read the same K and V from L2; under it as many side by side as L2 holds.
 #
-# `sizes.choose` picks one of a few sets of sizes, by rules that were fitted to times on an H200 and an H100:
+# `sizes.choose` picks one of a few sets of sizes, by rules that were fitted to times on an H200:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from fa2_lab.kernels.hopper.forward import sizes
@@ -112,11 +112,11 @@ display(Markdown("\n".join(lines)))
 #
 # - ☐ it is a little faster, because nobody waits for a number
 # - ☐ nothing changes: the same blocks are drawn in the same order
-# - ☐ it takes about half as long again
+# - ☐ it takes about 1.5 times as long
 #
 # <details><summary>Answer</summary>
 #
-# **it takes about half as long again.** Program p begins with block p, and all draw their second block at once, at the
+# **it takes about 1.5 times as long.** Program p begins with block p, and all draw their second block at once, at the
 # very start. So it is a fixed share, as if dealt out beforehand: program 0 gets 256 + 124 = 380 tiles, where the mean is
 # 249. That is the model below, for one head. The H200's record agrees. With many heads a program takes many blocks,
 # and one that was drawn early matters little.
@@ -155,11 +155,10 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 
 # %% [markdown]
 # `new_ring` is chapter 12a's ring, and `ForwardPipes` gives all shared memory one name. (It is an *aggregate*, Gluon's class
-# with typed fields.) `thrifty` sizes tell the compiler to save registers. Names for special calls: `NEXT_PACKED` and `cu_q`
-# for packed sequences ([chapter 16](16_masks.ipynb)), `left` for a window, and with *key lengths* each text of a batch has
-# its own number of real keys.
-# The roles start as on the rungs: consumer 0 on the launch's own warps, then the others, with 160 or 240 registers a
-# thread, and the producer with 24.
+# with typed fields.) Where registers do not suffice, `thrifty` asks the compiler for another order. Names for special calls:
+# `NEXT_PACKED` and `cu_q` for packed sequences ([chapter 16](16_masks.ipynb)), `left` for a window, and with *key lengths*
+# each text of a batch has its own number of real keys. The roles start as on the rungs: consumer 0 on the launch's own warps,
+# then the others, with 160 or 240 registers a thread, and the producer with 24.
 #
 # ## Why does V have no releases?
 #
@@ -301,9 +300,10 @@ read(KERNEL, "skip")
 #
 # **because a barrier remembers one bit, so no phase may go by unseen.** The next tile in this stage is V's n + stages. If
 # nobody knows that V's tile n is there, a wait for the later one sees the bit of two phases ago, and goes on too early.
-# Mostly K tells: its tile n + stages + 1 is taken first, and that is copied only after every consumer, also those that
-# multiply V's tile n, has released K's tile n + 1. But a row block's last tile of V is taken with no such tile before it. (Not the first: n is handed to `take`, which counts nothing. Not the second: this tile of V is freed
-# by K's *next* release, and the consumer that multiplies with it gives that one only after its P V.)
+# Usually K's tile n + stages + 1 has been taken by then. It lies where K's tile n + 1 lay, which all had released, and so
+# were done with V's tile n. Only at a row block's last tile K has no such tile. (Not the first: n is handed to `take`, which
+# counts nothing. Not the second: K's *next* release frees this tile of V, and who multiplies with it gives that one after
+# its P V.) The model above makes one copy after the other, so it does not show this.
 # </details>
 
 # %% [markdown]
@@ -345,9 +345,9 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # It is rung 22's, with one addition, `scale`. `factor` is $\tau \log_2 e$. `scale` is the same number, kept for each row,
 # and m is kept already multiplied by it. From $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so a rounded m may be 16 too
 # small, and p $2^{16}$ times too large. In O that would cancel, but p has 16 bits in its product, and fp16 ends at 65,504.
-# So such a row takes the power of two below `factor` as its `scale`: products with that are exact. (At this size the row's
-# largest score has all the weight, with either. For L, `visit` multiplies m by `factor / scale` at its end.) A row lies in
-# four lanes, and m, `scale` and ℓ are kept once for each lane, as (64, 4):
+# So `raised` gives such a row the power of two below `factor` as its `scale`: products with that are exact. (Two scores of
+# this size that differ do so by 16 or more: the largest has all the weight, with either factor. For L, `visit` multiplies m
+# by `factor / scale` at its end.) A row lies in four lanes; m, `scale` and ℓ are kept once for each, as (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -457,7 +457,7 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 
 # %% tags=["hide-input"]
 IDEAS = {
-    "P V of the tile before under the exponentials": "20",
+    "S started before P V of the tile before": "20",
     "programs that stay on their SM": "21",
     "m may lag by 8 behind the maximum": "22",
     "192 rows a block, tiles of 64 keys": "23",
@@ -483,7 +483,8 @@ display(Markdown("\n".join(ideas.table("forward"))))
 
 # %% [markdown]
 # Most predictions were too hopeful. An instruction saved, or a barrier, gains nothing where the program waits for something
-# else. New sizes gained where the old ones had been chosen for other shapes. How fast the kernel is beside the last rung:
+# else. (*In a CUDA graph*: where calls are recorded once and replayed.) New sizes gained where the old ones had been chosen
+# for other shapes. How fast the kernel is beside the last rung:
 
 # %% tags=["hide-input"]
 over = {shape: climb.factor("fa2_lab", *shape, old=ladder.RUNGS[-1]) for shape in climb.shapes}
@@ -515,15 +516,15 @@ for (d, causal), ratio in over.items():
 #
 # - If one wait implies another, the other can go. The last tile of a row block needs a second look.
 # - A tile that a consumer does not multiply must still be taken: a barrier remembers one bit.
-# - One late instruction delays all that needs its result. An idea's price belongs to the kernel in which it was measured.
+# - What an idea gains belongs to the kernel in which it was measured.
 
 # %% [markdown]
 # ## Exercises
 #
 # **Build.** With key lengths a consumer takes V's first tile, to wipe it, before it releases K's. From the next tile on it
-# behaves as `tiles_of`. With one stage the kernel's producer hangs then: V₀ stands behind K₁, and K₁ waits for the release
-# of K₀. Write a producer of one row block that needs only one stage, on the model; the check tries 1, 2 and 3.
-# `yield K.room(n)` waits for room (n = T is allowed); `yield from K.copy(n)` and `yield from V.copy(n)` copy. V is not released, so `V.room`
+# behaves as `tiles_of`. With one stage the kernel's producer hangs then: V₀ stands behind K₁, and K₁ waits for the release of
+# K₀. Write a producer of one row block that needs only one stage, on the model; the check tries 1, 2 and 3. `yield K.room(n)`
+# waits for room (n = T is allowed); `yield from K.copy(n)` and `yield from V.copy(n)` copy. V is not released, so `V.room`
 # would wait for ever.
 
 # %%

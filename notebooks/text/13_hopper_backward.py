@@ -61,7 +61,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it ru
 # | b02 one pass, and this chapter's kernel | one | five | the copy engine, tile by tile |
 #
 # The second pass computes $S$, $dP$ and the exponentials again: two products of seven, and half of the exponentials. One
-# pass saves them. In return it adds a tile of dQ for each tile of scores, 32 KiB in fp32. Somebody else should do that.
+# pass saves them. In return it adds a tile of dQ for each tile of scores, in fp32. Somebody else should do that.
 #
 # ## One step, in plain code
 #
@@ -103,8 +103,8 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
 # | d = 128, $B_r$ = 128 | 128 | 256 | 256 | 320 |
 #
 # At d = 128 row blocks of 128 rows take too many registers, so they have 64; at d = 64 they have 128. Even then everything
-# at once leaves 16 registers for all else. So registers decide the order of a step: $S$ stands beside dQ of the row block
-# before, dQ leaves, and only then $dP$ begins.
+# at once leaves 16 registers for all else. So registers decide the order of a step: $S$, $dP$ and dQ must not all be there.
+# In the kernel $S$ stands beside dQ of the row block before, dQ leaves, and then $dP$ begins.
 #
 # ## The same step, with its waits
 #
@@ -125,8 +125,7 @@ def one_by_one(block, ds_filled, T, add=600):
         yield block.start("copy", add, f"add dQ {n}").done()
 
 # %% [markdown]
-# And the kernel's order at d = 128 under the mask. dQ of a step is multiplied in the *next* step, beside the
-# exponentials:
+# And the kernel's order at d = 128 under the mask. dQ of a step is multiplied in the *next* step, beside the exponentials:
 
 # %%
 def kernel_order(block, ds_filled, T, add=600):
@@ -165,7 +164,7 @@ for way in (one_by_one, kernel_order):
     print(f"{way.__name__:12}: {took:5,.0f} clocks a step, {busy}")
 
 # %% [markdown]
-# Both consumers share the tensor cores equally, as 12a's record suggests. One by one, they wait for exponentials, dS and
+# We let both consumers share the tensor cores equally, as in 12a. One by one, they wait for exponentials, dS and
 # additions at the same time. In the kernel's order dQ hides the exponentials, and the next products hide the addition:
 
 # %%
@@ -206,8 +205,8 @@ show(backward_step.draw(**backward_step.data()))
 # barrier. When both have arrived, each multiplies its half of dQ, in the next step: with 64 rows half of the d columns,
 # with 128 rows 64 of the rows. Either half is a sum over all 128 keys, so it takes both dS. There is no second barrier that
 # says "I have read it", and two places for dS are enough. Steps n − 1 and n + 1 share a place. The other consumer arrives
-# for step n only after its dQ of step n − 1 is done, which has read that place. And I write dS of step n + 1 only after it
-# has arrived for step n.
+# for step n only after its dQ of step n − 1 is done, which has read that place. And I write dS of step n + 1 only after the
+# other has arrived for step n.
 #
 # ## Who makes four billion additions?
 #
@@ -281,17 +280,16 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | second `wait` | dV, unless it starts late | dQ |
 # | `add_dq` | dV | the copy engine: the place is free |
 #
-# Why late? Registers are short at d = 64, and at d = 128 without a mask, where half of V is held. Then P is first needed for
-# dS, and in the machine code `ptxas` moves most exponentials down, below the wait for dQ:
+# Why does dV's product start late? At d = 64 registers are short, and at d = 128 without a mask, where half of V is held; P
+# takes fewer if dS, not dV, needs it first. Then `ptxas` moves most exponentials down, below the wait for dQ:
 #
 # | | dV's product starts | most exponentials run beside |
 # | --- | --- | --- |
 # | d = 128, causal | before dQ is handed over | dQ |
 # | d = 64 | after dS | dP |
-# | d = 128, no mask | after dS | the other consumer's products: they lie even below the wait for dP |
+# | d = 128, no mask | after dS | the other consumer's products: these exponentials lie even below the wait for dP |
 #
-# (Without a mask `p` stands in the `deps` of the wait for dQ. That does not hold all exponentials above it, as one would
-# expect, but a few more than without: 1% faster.)
+# (Without a mask `p` stands in the `deps` of the wait for dQ. That holds a few more exponentials above it: 1% faster.)
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="dp = start_dp", off=LATE)
@@ -371,7 +369,8 @@ display(Markdown("\n".join(ideas.table("backward"))))
 
 # %% [markdown]
 # One was worth keeping. Its order of instructions is faster although some numbers find no register and *spill*, into slower
-# memory: 48 bytes of a thread at most. (*The same bits* and turns: see below, "What do the same bits cost?")
+# memory: 48 bytes of a thread at most. (*The same bits*: see below, "What do the same bits cost?". *In a CUDA graph*: where
+# calls are recorded once and replayed. *Heads at a time*: so many are worked on side by side, which L2 must hold.)
 #
 # ## Too few column blocks
 #
@@ -518,7 +517,7 @@ show(roofline.draw(**picture))
 
 # %% [markdown]
 # The model kept the tensor cores busy all the time, and here are 635 of 989 TFLOP/s. Even a large matrix product reaches
-# 792 on this GPU, whose power sets its clock. And the model has three units and nothing else: no masks and no rounding,
+# only 792 on this GPU, whose power sets its clock. And the model has three units and nothing else: no masks and no rounding,
 # no way of dS and dQ through shared memory, no beginning and end of a column block.
 
 # %% [markdown]

@@ -6,10 +6,9 @@
 #
 # **One query, a long cache: who does the work?**
 #
-# A model that writes a text makes one token at a time. Its query attends to the keys of everything so far, the *KV
-# cache*. Chapter 06 met this case: one row block, a few heads, a hundred idle SMs. Here we write the kernel in Triton: split,
-# then merge, then pages. The ideas are those of Flash-Decoding (splits), PagedAttention (pages) and Lean Attention (equal
-# shares).
+# A model that writes a text makes one token at a time. Its query attends to the keys of everything so far, the *KV cache*.
+# Chapter 06 met this case: one row block, a few heads, a hundred idle SMs. Here we write the kernel in Triton: split, then
+# merge, then pages. The ideas are those of Flash-Decoding (splits), PagedAttention (pages) and Lean Attention (equal shares).
 #
 # After this notebook you can
 #
@@ -91,8 +90,8 @@ show(roofline.draw(**roofline.data(*points.items())))
 # ## Are eight heads enough?
 #
 # There are 8 K/V heads and 132 SMs. A head has 1,024 tiles of 64 keys. We cut the tiles of a head into *splits*, with a
-# program for each split (split-KV). Only one program fits on an SM: its four *stages*, each with room for a tile of K
-# and one of V, together 32 KiB, take 128 of the 228 KiB of shared memory.
+# program for each split (split-KV). Only one program of the package fits on an SM: its four *stages*, each with room for a
+# tile of K and one of V, together 32 KiB, take 128 of the 228 KiB of shared memory.
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -102,8 +101,8 @@ for n in (1, 16, 17, 33):
 
 # %% [markdown]
 # Time is counted in tiles, and each program takes one tile's time more to begin. With 16 splits the 128 programs just fit.
-# With 17 there are 136: the last four start a second wave. 33 splits make two full waves, end no earlier and leave more to
-# merge. (This is a model. The last section has what was measured, though not with 17 splits.)
+# With 17 there are 136: the last four start a second wave. 33 splits make two full waves, end no earlier than 16 and leave
+# twice as many parts. (This is a model. The last section has what was measured.)
 
 # %% [markdown]
 # ## What does a split leave behind?
@@ -311,9 +310,9 @@ for b, n in ((0, 37), (2, 48)):
 print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().item())
 
 # %% [markdown]
-# Here three sequences have 37, 0 and 48 keys. Rows of pages in which no key was stored hold NaN. The second sequence has no page,
-# and −1 in the table. A kernel must not load first and mask afterwards: 0 · NaN is NaN. And it must not follow −1 to an
-# address. So all loads carry a mask, the table's as well.
+# Here three sequences have 37, 0 and 48 keys. The unused rows of the pages hold NaN. The second sequence has no page, and −1
+# in the table, which nobody reads: its loop has no step. A kernel must not load first and mask afterwards: 0 · NaN is NaN. The
+# mask of the table matters where a tile spans several pages and the last is missing: then −1 is not followed to an address.
 
 # %% [markdown]
 # ## What if lengths differ?
@@ -322,9 +321,10 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 show(shares.draw(**shares.data()))
 
 # %% [markdown]
-# In a batch every sequence has its own length. With the same number of splits for each, short heads get programs that
-# have nothing to do. So for unequal lengths the package hands out *equal shares*, as Lean Attention does (in matrix products: *stream-K*).
-# It lays the work of all heads end to end and cuts it into equal pieces. A program may end one head and begin the next.
+# In a batch every sequence has its own length. With the same number of splits for each, short heads get programs that have
+# nothing to do. So for unequal lengths the package hands out *equal shares*, as Lean Attention does (in matrix products:
+# *stream-K*). It lays the work of all heads end to end and cuts it into equal pieces. A program may end one head and begin the
+# next.
 #
 # In the picture five heads have 10, 3, 0, 12 and 2 tiles, and a tile bears the number of its program. The beginning of a
 # head counts as one more unit of work. Going on with a head is free. So there are 27 + 5 = 32 units, 8 for each of four
@@ -371,8 +371,8 @@ show(programs.draw(**programs.data()))
 # %% [markdown]
 # The dots are measured. The dashed line is a model: after a few microseconds to launch, each program reads at its own
 # speed, but all together no faster than a copy. Beyond 128 programs the dots rise slowly, to 79 µs: there is more to begin
-# and more to merge. The model counts a tile's time for each beginning, and no merge. (Its line ends with 512 programs:
-# with more, shares have fewer than 16 tiles, and rounding them to whole tiles would decide.)
+# and more to merge. The model counts a tile's time for each beginning, and no merge. (It is drawn up to 512
+# programs, where a share is 16 tiles. Beyond, rounding to whole tiles would distort it.)
 #
 # How long is a tile on its way? Of a program's four stages one is in use and three, 96 KiB, are on their way. By *Little's
 # law*, speed = bytes on their way / time on their way. At one program's speed that is about two microseconds.

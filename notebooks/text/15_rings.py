@@ -42,10 +42,10 @@ from fa2_studio.book.verdicts import close, verdict
 # 2 bytes each. A million tokens ($2^{20}$) make 4 GiB for Q of one layer, and 512 GiB for all four in all layers.
 # Training keeps them for the backward pass. An H200 holds 141 GiB.
 #
-# So we give each of four GPUs a quarter of the tokens. A process with its GPU is called a **rank**, and its part of the sequence a
-# **shard**. Only attention notices the cut: a rank has the queries of its own tokens, and needs the keys and values of all.
-# If it gathered all keys of a layer, its memory would again grow with the whole sequence. So it takes them one block at a
-# time. At each step every rank
+# So we give each of four GPUs a quarter of the tokens. A process with its GPU is called a **rank**, and its part of the
+# sequence a **shard**. Only attention notices the cut: a rank has the queries of its own tokens, and needs the keys and values
+# of all. If it gathered all keys of a layer, its memory would again grow with the whole sequence. So it takes them one block
+# at a time. At each step every rank
 #
 # 1. computes with the block of K and V that it holds,
 # 2. hands the block to its neighbour on the right, and gets one from the left.
@@ -168,7 +168,7 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 #
 # ## Which cut is fair?
 #
-# **Predict.** Which cut gives all ranks equal work, without a mask in most steps?
+# **Predict.** Which cut gives all ranks equal work, and needs a mask for a rank's own block alone?
 #
 # - ☐ rank r has rows r, r + 4, r + 8, …
 # - ☐ 8 pieces: rank r has pieces r and 7 − r
@@ -185,10 +185,10 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 show(zigzag.draw(**zigzag.data()))
 
 # %% [markdown]
-# Each number is the rank that computes this part of the scores. (57% on the left was 58% above, because N is larger here.)
-# The cut on the right is called *zigzag*. When a block comes by, there are two cases. If it is a later rank's, the back half
-# of the rows here sees all its keys. If it is an earlier rank's, all rows here see the front half of its keys. So each such
-# step is one kernel call without a mask, on half of the square. Only a rank's own block is causal.
+# Each number is the rank that computes this part of the scores.
+# The cut on the right is called *zigzag*. When a block comes by, there are two cases. Keys of a later rank: only our
+# back piece of rows sees them, and all of them. Keys of an earlier rank: all our rows see the front piece, none the back. So
+# each such step is one kernel call without a mask, on half of the square. Only a rank's own block is causal.
 
 # %% [markdown]
 # ## What travels while a rank computes?
@@ -200,9 +200,9 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # A number is the rank that owns the keys, an arrow a transfer of K and V from the neighbour. No step changes K and V, so they
 # can travel while it computes. dK and dV cannot leave before a step has added its part. So they travel one step later.
 #
-# This is rank 0's backward pass, a step in each column. What a column lists arrives *while* it computes: K and V for the
-# next column, sums to be added to at the end of this one. (Block 3 comes from its owner, who adds his part at home, so no
-# sum comes with it.) The own block is computed in two halves of its rows, the second while the own sums come home:
+# This is rank 0's backward pass, a step in each column. While it computes with block 2, K and V of block 1 arrive for the next
+# step, and the sum of block 2, to which rank 0 adds its part at the end. (Block 3 comes from its owner, who adds his part at
+# home, so no sum comes with it.) The own block is computed in two halves of its rows, the second while the own sums come home:
 #
 # | computes | own, first half | 3 | 2 | 1 | own, last half |
 # | --- | --- | --- | --- | --- | --- |
@@ -219,10 +219,10 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # hide their transfers. Both times are equal at $n = 2 \cdot$ FLOP/s $/$ (bytes/s): neither d nor the number of heads is in
 # it. (If four query heads share a K/V head, a quarter of these rows is enough.)
 #
-# In the table, *link* is the cable between GPUs: NVLink, or on the RTX 4090 the computer's ordinary bus. The first three
-# lines take half of the peak FLOP/s and the link's speed from the data sheets, in one direction. The last is measured with
-# torch's transfers, four ranks at once. The transfers move 138 GB/s each over a link of 450, and the kernel does 636
-# TFLOP/s, not 495. So the last line needs four times as many rows as the H100's.
+# In the table, *link* is the cable between GPUs: NVLink, or on the RTX 4090 the computer's ordinary bus. The first three lines
+# take half of the peak FLOP/s and the link's speed from the data sheets, in one direction. The last is measured with torch's
+# transfers, four ranks at once. The transfers move 138 GB/s each over a link of 450 (why, the record does not say), and the
+# kernel does 636 TFLOP/s, not 495. So the last line needs four times as many rows as the H100's.
 
 # %% tags=["hide-input"]
 def smallest(flops, link):  # rows; FLOP/s, bytes a second in one direction
@@ -241,8 +241,9 @@ for name, (flops, link) in speeds.items():
 #
 # Four NVIDIA H200, bf16, causal, 16 heads of 128, forward and backward, against one. All lengths still fit on one GPU.
 #
-# **Predict.** With 8,192 tokens a shard has 2,048 rows, too few to hide a transfer. One GPU takes 1.7 ms, four take 7.6 ms.
-# K and V go round once in 0.66 ms. What takes most of the 7.6 ms?
+# **Predict.** With 8,192 tokens a shard has 2,048 rows, too few to hide a transfer. One GPU takes 1.7 ms, four take 7.6 ms, in
+# an older version, where a rank computed nothing while headers travelled. K and V go round once in 0.66 ms. What takes most of
+# the 7.6 ms?
 #
 # - ☐ the kernels: small ones leave SMs idle
 # - ☐ the transfers
@@ -260,7 +261,7 @@ recorded = ring_speed.data()
 show(ring_speed.draw(**recorded, narrow=True))
 
 # %% [markdown]
-# (All times are of an older version, in which a rank computed nothing while the headers travelled.) From 32,768 tokens on the
+# From 32,768 tokens on the
 # ring is faster. What is missing to a factor of 4 goes (likely) to transfers, which occupy some SMs, and to merges. The
 # cross is four GPUs with contiguous shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a quarter of 5.1: buffers
 # for blocks on their way come on top. Beyond 32,768 tokens these grow no more, as only a few heads travel at a time.

@@ -85,11 +85,11 @@ show(row_reduction.draw(**row_reduction.data()))
 # %% [markdown]
 # ## Which warp holds which row?
 #
-# A *layout* says which thread holds which number. In Triton the compiler chooses it. The code between Triton and assembly says what it chose (`fa2-lab xray 11` prints it for rung 11).
-# `warpsPerCTA = [4, 1]` means four warps along the rows and one along the keys: split-Q, each warp has rows of its own. (In
-# split-K each has keys of its own. CTA is NVIDIA's word for a thread block.) Below is such a line of our forward kernel for
-# `sm_90`, and what four compilations chose. `versionMajor = 3` is `wgmma`, and `instrShape` a warp's part of one
-# instruction: 16 rows, 64 keys, a sum over 16 of d.
+# A *layout* says which thread holds which number. In Triton the compiler chooses it. `fa2-lab xray 11` prints what it chose
+# for a kernel of chapter 10. `warpsPerCTA = [4, 1]` means four warps along the rows and one along the keys: split-Q, each warp
+# has rows of its own. (In split-K each has keys of its own. CTA is NVIDIA's word for a thread block.) Below is such a line of
+# our forward kernel for `sm_90`, and what four compilations chose. `versionMajor = 3` is `wgmma`, and `instrShape` a warp's
+# part of one instruction: 16 rows, 64 keys, a sum over 16 of d.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 compilations = recorded("layouts")["layouts"]
@@ -128,15 +128,15 @@ for layout in compilations:
 # %% [markdown]
 # ## Why is K scrambled in shared memory?
 #
-# Shared memory consists of 32 *banks*. Each gives 4 bytes in a step. Neighbouring groups of 4 bytes lie in neighbouring
-# banks, and after bank 31 comes bank 0. On `sm_80` the lanes load K for the tensor cores: a *chunk*, 16 bytes, from each of
-# eight rows at a time: of eight keys the same eight numbers. (On `sm_90` the tensor cores read shared memory, a chunk of each
-# row, too.) A chunk covers four banks. So eight
-# chunks can be read in one step, if they lie in eight different groups of banks.
+# Shared memory consists of 32 *banks*. Each gives 4 bytes in a step. Neighbouring groups of 4 bytes lie in neighbouring banks,
+# and after bank 31 comes bank 0. On `sm_80` the lanes load K for the tensor cores, at a time 16 bytes (a *chunk*, 8 numbers)
+# of each of eight rows: columns 0 to 7, say, of eight keys. (On `sm_90` the tensor cores read shared memory, a chunk of each
+# row, too.) A chunk covers four banks. So eight chunks can be read in one step, if they lie in eight different groups of
+# banks.
 #
-# With d = 64 and 2 bytes per number, a row of K has 128 bytes: exactly once around all banks. Call this a *line*. It has
-# eight places for chunks, 0 to 7. Let the rows lie one after the other. Then chunk 2 of every row begins at the same bank.
-# All eight want the same group, and wait for each other, a *bank conflict*: eight steps instead of one.
+# With d = 64 and 2 bytes per number, a row of K has 128 bytes, exactly once around all banks: a *line*. (With d = 128, two.)
+# It has eight places for chunks, 0 to 7. Let the rows lie one after the other. Then chunk 2 of every row begins at the same
+# bank. All eight want the same group, and wait for each other, a *bank conflict*: eight steps instead of one.
 #
 # The remedy is called a *swizzle*: row r keeps its chunk c at place $c \oplus (r \bmod 8)$, where $\oplus$ is XOR. The row is
 # still complete. But the same chunk of eight rows now lies at eight different places:
@@ -160,10 +160,10 @@ show(swizzle_xor.draw(**swizzle_xor.data()))
 show(block_budget.draw(**block_budget.data()))
 
 # %% [markdown]
-# If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. By the sum some cells say
-# so; a × marks where the compiler did. The sum is an estimate, and mostly too low. A cell has four warps, or eight if the
-# sum for four is above 255. So at d = 128, in the right grid, 128 × 128 has eight: 200, not 360, and even that spills. 128
-# × 64 has eight, too, and does not. 128 × 32 stays at four, by its sum of 216, and spills. Fewer stages save no registers.
+# If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. *Spills* stands in a cell
+# whose sum is above 255, a × where the compiled kernel did spill. The sum is an estimate, and mostly too low. A cell has four
+# warps, or eight where four will not do. So at d = 128, in the right grid, 128 × 128 has eight: 200, not 360, and even that
+# spills. 128 × 64 has eight, too, and does not. 128 × 32 stays at four, by its sum of 216, and spills.
 #
 # If shared memory runs out, the kernel does not run at all: `out of resource: shared memory, Required: 131074, Hardware
 # limit: 101376` was met on an RTX 4090
