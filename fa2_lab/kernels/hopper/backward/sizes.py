@@ -104,8 +104,9 @@ def at_once(blocks: int, heads: int, SMs: int, causal: bool, group: int) -> int:
     """How many of all `heads` to run at a time, each with so many column blocks; a part of a K/V head counts as a head.
 
     Without a mask one: then programs side by side read the same rows, and what they add to stays in L2. Causal blocks
-    take different times, and heads that fill the SMs about once, eight at least, or four of large groups, level that out.
-    evenly() may take up to twice as many. There Q, dO and the sums begin to leave L2: up to 10% slower, and with still more heads up to 40%.
+    take different times, and heads that fill the SMs about once, eight at least, or four of large groups, level that
+    out. evenly() may take up to twice as many. There Q, dO and the sums begin to leave L2: up to 10% slower, and with
+    still more heads up to 40%.
     """
     return evenly(heads, max(4 if group > 2 else 8, math.ceil(0.8 * SMs / blocks))) if causal else 1
 
