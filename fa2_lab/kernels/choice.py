@@ -46,7 +46,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
         return served("decode", decode.prepare(q, k, v, options, key_lengths), last)
     hopper = hopper_forward(q.device) if for_hopper(options, sinks) else None
     own = None
-    if hopper is not None and hopper.enough_work(q, k, options.causal):
+    if hopper is not None and hopper.enough_work(q, k):
         own = hopper.prepare(q, k, v, options, key_lengths, sequences(cu_q))
     if own is None:
         return prepare_portable(tensors, options)

@@ -115,7 +115,7 @@ def serving(machine: Machine) -> dict[str, str]:
         q = torch.empty(1, 16, 4096, d, dtype=torch.bfloat16, device="cuda")
         forward, backward = choice.hopper_forward(q.device), choice.hopper_backward(q.device)
         own = dict(
-            forward=forward is not None and forward.enough_work(q, q, causal=True),
+            forward=forward is not None and forward.enough_work(q, q),
             backward=backward is not None and backward.enough_work(q, q),
         )
         served[str(d)] = ", ".join(f"{way} {'by Hopper' if mine else 'portable'}" for way, mine in own.items())

@@ -82,9 +82,8 @@ from fa2_lab.kernels.hopper.forward import sizes
 SETS = {
     "USUAL": "if nothing speaks for another",
     "ALONE": "few row blocks: of 64 rows, so that more SMs are busy",
-    "HALF": "short causal rows: the diagonal cuts most tiles",
+    "HALF": "short rows: under the causal mask the diagonal cuts most tiles",
     "SHORT": "blocks of 192 rows fit badly",
-    "IN_TURN": "rows from about 1,000 on, causal from about 2,000",
     "WIDE": "long rows: K and V are read once for 192",
 }
 lines = ["| d | set | where | consumers | keys of a tile | stages | ping-pong | O lies apart |", "| --- " * 8 + "|"]
@@ -492,7 +491,7 @@ for (d, causal), ratio in over.items():
     print(f"d = {d:3}, {'causal' if causal else 'no mask':8}: {ratio:.2f} times its speed")
 
 # %% [markdown]
-# At d = 64 these lengths take the set `IN_TURN`, which has ping-pong; no rung has. At d = 128 nearly all of the difference is
+# At d = 64 these lengths take the set `USUAL`, which has ping-pong; no rung has. At d = 128 nearly all of the difference is
 # that it takes heads in another order.
 
 # %% [markdown]

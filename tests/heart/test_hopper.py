@@ -118,7 +118,7 @@ def test_choice(on_hopper, kind, aligned, enough, asked, chosen, direction, pack
     lengths, cu = (None, [torch.tensor([0, n, 80]) for n in (30, 50)]) if packed else (torch.ones(1), (None, None))
     seed, sinks = (torch.ones(1) if asked == name else None for name in ("dropout", "sinks"))
     options = Options(asked != "right", 0.5)._replace(**ASKED.get(asked, {}))
-    of_way, kinds = ((options.causal,), (lengths,)) if direction == "forward" else ((), (lengths, asked == "same bits"))
+    kinds = (lengths,) if direction == "forward" else (lengths, asked == "same bits")
 
     def room(name):
         def prepare(*given, sequences=None):
@@ -127,7 +127,7 @@ def test_choice(on_hopper, kind, aligned, enough, asked, chosen, direction, pack
             takes = name == "portable" or kind
             return (lambda *tensors: (name, tensors) if name == "portable" or aligned else None) if takes else None
 
-        return SimpleNamespace(prepare=prepare, enough_work=lambda q, k, *causal: enough and causal == of_way)
+        return SimpleNamespace(prepare=prepare, enough_work=lambda q, k: enough)
 
     for name in ("hopper_forward", "hopper_backward"):
         monkeypatch.setattr(choice, name, lambda device: room("hopper") if on_hopper else None)
@@ -145,31 +145,30 @@ def test_choice(on_hopper, kind, aligned, enough, asked, chosen, direction, pack
     assert name == chosen and all(a is b for a, b in zip(found, want, strict=True))
 
 
-ENOUGH = [(64, 511, 513, True, 528), (64, 512, 512, False, 528), (64, 192, 192, False, 528), (64, 192, 192, True, 528)]
-ENOUGH += [(64, 64, 64, True, 4224), (64, 256, 64, False, 528), (64, 2048, 128, False, 528), (64, 512, 513, True, 0)]
-ENOUGH += [(96, 64, 255, False, 264), (128, 64, 255, True, 264), (128, 64, 256, True, 66), (128, 512, 512, False, 66)]
-ENOUGH += [(96, 64, 384, True, 132), (96, 64, 385, True, 0), (128, 64, 513, True, 0), (256, 64, 1, False, 0)]
-ENOUGH += [(64, 1024, 1024, False, 0), (64, 2048, 2048, True, 0), (32, 2048, 3401, False, 0), (32, 3401, 3401, True, 0)]
+ENOUGH = [(64, 511, 513, 528), (64, 511, 2048, 528), (64, 511, 2049, 0), (64, 512, 512, 528), (64, 512, 513, 0)]
+ENOUGH += [(64, 64, 64, 4224), (64, 64, 2048, 4224), (64, 64, 2049, 0), (64, 65, 64, 528), (64, 2048, 128, 528)]
+ENOUGH += [(96, 64, 255, 264), (96, 64, 256, 132), (96, 64, 384, 132), (96, 64, 385, 0), (256, 64, 1, 0)]
+ENOUGH += [(128, 64, 255, 264), (128, 64, 256, 66), (128, 512, 512, 66), (128, 64, 513, 0), (32, 2048, 3401, 0)]
 
 
-@pytest.mark.parametrize("d, N_q, N_k, causal, most", ENOUGH)
-def test_where_there_is_enough_work(d, N_q, N_k, causal, most, some_hopper):
+@pytest.mark.parametrize("d, N_q, N_k, most", ENOUGH)
+def test_where_there_is_enough_work(d, N_q, N_k, most, some_hopper):
     """More than so many blocks of 64 rows."""
     K = torch.empty(1, 1, N_k, d, device="meta")
     heads = most // -(-N_q // 64)
-    assert not most or not some_hopper.enough_work(torch.empty(heads, 1, N_q, d, device="meta"), K, causal)
-    assert some_hopper.enough_work(torch.empty(heads + 1, 1, N_q, d, device="meta"), K, causal)
+    assert not most or not some_hopper.enough_work(torch.empty(heads, 1, N_q, d, device="meta"), K)
+    assert some_hopper.enough_work(torch.empty(heads + 1, 1, N_q, d, device="meta"), K)
 
 
 def test_little_work_is_enough_at_d_64_where_there_are_many_keys(some_hopper):
     Q, more, K = (torch.empty(1, H, N, 64, device="meta") for H, N in ((132, 64), (133, 64), (1, 513)))
-    assert some_hopper.enough_work(Q, K, False) and not some_hopper.enough_work(more, K, False)
-    assert not some_hopper.enough_work(Q, K[:, :, :512], False)
+    assert some_hopper.enough_work(Q, K) and not some_hopper.enough_work(more, K)
+    assert not some_hopper.enough_work(Q, K[:, :, :512])
 
 
 def test_at_d_32_there_is_never_enough_where_keys_are_few(some_hopper):
-    Q, K = torch.empty(16, 16, 4096, 32, device="meta"), torch.empty(16, 16, 2048, 32, device="meta")
-    assert some_hopper.enough_work(Q, Q, True) and not some_hopper.enough_work(Q, K, False)
+    Q, K = torch.empty(16, 16, 4096, 32, device="meta"), torch.empty(16, 16, 3400, 32, device="meta")
+    assert some_hopper.enough_work(Q, Q) and not some_hopper.enough_work(Q, K)
 
 
 @pytest.mark.parametrize("d, N_q, N_k, heads, causal, lengths, consumers, B_c", [
@@ -180,24 +179,30 @@ def test_at_d_32_there_is_never_enough_where_keys_are_few(some_hopper):
     (128, 8192, 8192, 3, False, False, 3, 64),  # 129 blocks of 192 rows: one round
     (128, 8192, 8192, 3, False, True, 2, 128),
     (128, 32768, 32768, 1, False, False, 2, 128),  # 171 blocks of 192 rows: two rounds, as with 128
-    (128, 4096, 4096, 4, True, False, 1, 128),  # 1.9 blocks of 64 rows to an SM
+    (128, 513, 513, 34, True, False, 1, 128),  # 2.3 blocks of 64 rows to an SM
     (128, 4096, 4096, 5, True, False, 2, 128),  # 2.4
     (192, 4096, 4096, 4, True, False, 1, 64),  # 1.9
     (192, 4096, 4096, 5, True, False, 2, 64),
-    (128, 512, 512, 512, True, False, 2, 64),
-    (128, 2048, 2048, 64, True, False, 3, 64),
+    (256, 8192, 8192, 1, False, False, 1, 64),
+    (256, 8192, 8192, 2, False, False, 2, 64),
+    (128, 1024, 1024, 512, True, False, 2, 64),
+    (128, 1025, 1025, 64, True, False, 2, 128),  # 8.2
+    (128, 1025, 1025, 72, True, False, 3, 64),  # 9.3
+    (128, 512, 512, 512, True, True, 2, 128),
     (128, 2048, 2048, 64, True, True, 2, 128),
     (96, 4096, 4096, 64, True, False, 3, 64),
     (96, 800, 800, 64, True, False, 2, 64),
-    (64, 512, 512, 1024, True, False, 3, 64),
+    (64, 257, 257, 1024, True, False, 3, 64),
     (64, 512, 512, 1024, True, True, 2, 128),
     (64, 256, 256, 1024, True, False, 2, 64),
-    (64, 768, 768, 64, True, False, 3, 64),  # 256 blocks of 192 rows: two rounds
+    (64, 2048, 2048, 64, True, False, 3, 64),
     (64, 768, 768, 64, False, False, 3, 128),
-    (128, 512, 512, 16, True, False, 1, 64),
+    (128, 512, 512, 39, True, False, 1, 64),  # 2.4
+    (128, 512, 512, 40, True, False, 2, 64),
     (64, 4096, 4096, 5, True, False, 1, 128),  # 2.4
     (64, 4096, 4096, 6, True, False, 2, 128),  # 2.9
-    (64, 4096, 4096, 10, True, False, 3, 128),  # 4.8
+    (64, 2049, 2049, 20, True, False, 3, 128),  # 5.0
+    (64, 8192, 8192, 1, False, False, 1, 128),
     (64, 384, 384, 512, False, False, 3, 64),
     (64, 1024, 1024, 512, False, False, 3, 128),
     (32, 4096, 4096, 10, True, False, 3, 128),  # as at d 64

@@ -16,7 +16,7 @@ from fa2_lab.kernels.hopper.forward import launch as forward  # noqa: E402
 from fa2_lab.kernels.hopper.forward import sizes as forward_sizes  # noqa: E402
 from fa2_lab.kernels.prepared import Options  # noqa: E402
 
-SMs, MiB = 132, 2**20
+SMs = 132
 
 
 @pytest.fixture(autouse=True)
@@ -60,12 +60,7 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     assert args["RAGGED"] is (lengths or sequences is not None or N_k % want.B_c != 0)
     assert (args["CAUSAL"], args["group"], args["sequences"], args["left"]) == (causal, group, sequences, None)
     assert args["factor"] == pytest.approx(0.1 / log(2))
-    one = 4 * ceil(N_k / many) * d  # bytes of K and V of a head
-    heads = args["at_once"] // group
-    assert args["at_once"] == group * heads and (heads == 1 if not causal else heads <= batch * H_kv)
-    if causal:  # as many as 16 MiB of L2 hold, 32 MiB where they are long, up to twice that
-        least = min(batch * H_kv, max(1, (32 if one >= MiB else 16) * MiB // one))
-        assert least <= heads < 2 * least and -(batch * H_kv) % heads <= -(batch * H_kv) % least
+    assert args["at_once"] == group * forward_sizes.heads_at_once(ceil(N_k / many), d, batch * H_kv, causal)
     rows = [described.block_shape[-2:] for described in made.descriptors]
     assert rows == [[n, want.d_pad] for n in (64, want.B_c, want.B_c, 64)]
 
@@ -212,6 +207,13 @@ def test_a_hopper_is_known_by_its_capability(change, found, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", change.get("hip"))
     monkeypatch.setattr(host.interpreter, "switched_on", lambda: change.get("interpreted", False))
     assert host.multiprocessors(torch.device("cpu" if "cpu" in change else "cuda")) == found
+
+
+def test_as_many_heads_at_once_as_l2_holds():
+    """K and V of 11 MiB, or of 21 where those of one head are 1 MiB or more; or some more, if none are left over."""
+    for N_k, heads, at_once in ((1024, 4400, 44), (4095, 2100, 12), (4096, 2100, 21), (10**6, 7, 1)):
+        assert forward_sizes.heads_at_once(N_k, 64, heads, True) == at_once
+        assert forward_sizes.heads_at_once(N_k, 64, heads, False) == 1
 
 
 def test_shapes_that_fill_the_chip_alike_have_no_few_heads_left_over():

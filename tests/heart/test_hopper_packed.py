@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from compile_worker import kinds
 from hopper_gpu import check, computed
 from kernel_truth import DEVICE, NAMES, dense_packed, hopper, judge, worst  # before Triton
 from slices import once
@@ -143,7 +144,7 @@ def test_all_add_in_one_order_and_nobody_waits_for_ever(n_q, n_k, monkeypatch):
 
 
 @pytest.mark.parametrize("d, causal, plan", (
-    (64, True, "IN_TURN"), (64, False, "IN_TURN"), (128, True, "WIDE"), (128, False, "WIDE"), (256, True, "USUAL"),
+    (64, True, "USUAL"), (64, False, "USUAL"), (128, True, "WIDE"), (128, False, "WIDE"), (256, True, "USUAL"),
 ))  # fmt: skip
 def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan, monkeypatch):
     """Sixteen of 3,000 rows; and all of d is there."""
@@ -213,8 +214,7 @@ def test_packed(d):
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_every_plan_of_the_forward(d, monkeypatch):
-    plans = dict.fromkeys([*(row[0] for row in forward.sizes.FULL[d]), *(row[-1] for row in forward.sizes.CAUSAL[d])])
-    for plan, causal in product(plans, (False, True)):
+    for plan, causal in product(dict.fromkeys(sizes for sizes, *_ in kinds(d)), (False, True)):
         monkeypatch.setattr(forward.sizes, "choose", lambda *_, plan=plan: plan)
         check_packed(*MANY[-1], causal, d, torch.bfloat16)
 

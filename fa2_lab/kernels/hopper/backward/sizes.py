@@ -46,8 +46,8 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
     since Triton 3.9 it is up to 4% slower everywhere.
     hold_v, 16 registers, is 1 to 4% faster at d 128; with a mask, or where all add in turn, there are not that many.
     last_first is 1 to 5% faster at d 64 where sequences are long, and up to 6% slower at d 128 where they are short.
-    Where all add in turn, an order of instructions that spills nothing is 1 to 3% slower than one that spills up to 48
-    bytes of a thread.
+    Where all add in turn, at d 128 or under the causal mask, an order of instructions that spills nothing is 1 to 3%
+    slower than one that spills up to 48 bytes of a thread.
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not same_bits)

@@ -74,7 +74,7 @@ def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: b
     )
 
 
-def enough_work(Q: Tensor, K: Tensor, causal: bool) -> bool:
+def enough_work(Q: Tensor, K: Tensor) -> bool:
     """Whether this kernel is the fastest for such a call."""
     (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
-    return sizes.enough_work(d, N_q, N_k, batch * H, host.multiprocessors(Q.device), causal)
+    return sizes.enough_work(d, N_q, N_k, batch * H, host.multiprocessors(Q.device))

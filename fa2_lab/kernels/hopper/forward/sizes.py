@@ -1,8 +1,8 @@
 """The sizes of one launch of the Hopper forward, which are fastest where, and where to leave a call to other kernels.
 
 The numbers in these tables were fitted to times on an H200 with Triton 3.9, in CUDA graphs or queues: of the paper's
-grid, and of 510 random shapes, as those of `fa2-lab bench sweep`, by all of these sizes. `per_SM` is always
-the number of blocks of 64 rows, in all heads, for each SM.
+grid, and of 510 random shapes, as those of `fa2-lab bench sweep`, by all of these sizes. `per_SM` is always the number
+of blocks of 64 rows, in all heads, for each SM.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT, padded
 
 ANY = float("inf")
-DIMENSIONS = (32, 64, 96, 128, 192, 256)  # 32 is filled up with zeros, and has the sizes of 64
+DIMENSIONS = (32, 64, 96, 128, 192, 256)  # with zeros they become 64, 128 or 256: see d_padded()
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,17 @@ class ForwardSizes:
 
 # Sizes by d_pad. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
 USUAL = {
-    64: ForwardSizes(128, consumers=3, stages=4, d_pad=64),
+    64: ForwardSizes(128, consumers=3, stages=4, d_pad=64, ping_pong=True),
     128: ForwardSizes(128, consumers=2, stages=2),
     256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, thrifty=TIGHT),
 }
-ALONE = {d_pad: replace(sizes, consumers=1) for d_pad, sizes in USUAL.items()}
-# Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles. And for short rows
-# without a mask that fill whole tiles badly.
+ALONE = {d_pad: replace(sizes, consumers=1, ping_pong=False) for d_pad, sizes in USUAL.items()}
+# Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles. And for rows without a
+# mask that fill whole tiles badly or, at d 64, are so short that a sooner start counts.
 HALF = {64: ForwardSizes(64, consumers=3, stages=8, d_pad=64), 128: ForwardSizes(64, consumers=2, stages=4)}
-# For d 64, where blocks of 192 rows fit badly; and with half as many keys a tile.
+# For d 64, where blocks of 192 rows fit badly, and for causal rows with key_lengths. And with half as many keys a tile.
 SHORT = ForwardSizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 SHORT_HALF = replace(SHORT, B_c=64, stages=6)
-# For d 64, where rows are long.
-IN_TURN = replace(USUAL[64], ping_pong=True)
 # For d 96 and 128, where rows are long: K and V are read once for 192 of them.
 WIDE = ForwardSizes(64, consumers=3, stages=5, O_apart=False)
 # With a window tiles of 64 keys, too, for both edges cut through some. Its mask takes registers, which are not there
@@ -65,9 +63,9 @@ WIDE = ForwardSizes(64, consumers=3, stages=5, O_apart=False)
 WINDOW = {64: HALF[64], 128: WIDE}
 
 # Without a mask all row blocks take the same time, tile · keys / 128 + start, with the keys of whole tiles, and run in
-# rounds, one block to an SM. The unit is 128 keys with two consumers.
+# rounds, one block to an SM. Only what is of one d_pad is compared.
 FULL = {  # d_pad: (sizes, tile, start)
-    64: [(ALONE[64], 0.75, 0.0), (HALF[64], 1.25, 0.58), (SHORT, 1.14, 0.0), (IN_TURN, 1.18, 0.86)],
+    64: [(ALONE[64], 0.75, 0.0), (HALF[64], 1.25, 0.58), (SHORT, 1.14, 0.0), (USUAL[64], 1.18, 0.86)],
     128: [(USUAL[128], 1.0, 1.0), (ALONE[128], 0.75, 0.45), (HALF[128], 1.03, 1.0), (WIDE, 1.33, 2.26)],
     256: [(USUAL[256], 1.0, 1.0), (ALONE[256], 0.75, 0.45)],
 }
@@ -81,7 +79,7 @@ CAUSAL: dict[int, list[tuple]] = {  # d_pad: (per_SM up to, N_q up to, with key_
         (ANY, 256, None, SHORT_HALF),
         (4.2, ANY, None, SHORT),
         (ANY, 2048, None, HALF[64]),
-        (ANY, ANY, None, replace(IN_TURN, thrifty=TIGHT)),
+        (ANY, ANY, None, USUAL[64]),
     ],
     128: [
         (2.4, 512, None, replace(HALF[128], consumers=1)),
@@ -95,16 +93,11 @@ CAUSAL: dict[int, list[tuple]] = {  # d_pad: (per_SM up to, N_q up to, with key_
 }
 
 # Where the portable kernel is faster, because it starts sooner, or at d 32 does without zeros, as long as keys are few.
-PORTABLE: dict[int, list[tuple]] = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
-    32: [(1, ANY, 3400, 0, ANY, None)],
-    64: [
-        (1, ANY, 512, 0, 4, None),
-        (1, 511, 2048, 1, 4, None),
-        (1, 64, 511, 0, 32, None),
-        (1, 64, 2048, 1, 32, None),
-    ],
-    96: [(1, ANY, 255, 0, 2, None), (1, ANY, 384, 0, 1, None)],
-    128: [(1, ANY, 255, 0, 2, None), (1, ANY, 512, 0, 0.5, None)],
+PORTABLE: dict[int, list[tuple]] = {  # d: (N_q up to, N_k up to, per_SM above, per_SM up to)
+    32: [(ANY, 3400, 0, ANY)],
+    64: [(ANY, 512, 0, 4), (511, 2048, 1, 4), (64, 2048, 1, 32)],
+    96: [(ANY, 255, 0, 2), (ANY, 384, 0, 1)],
+    128: [(ANY, 255, 0, 2), (ANY, 512, 0, 0.5)],
 }
 
 
@@ -120,30 +113,29 @@ def choose_for_window(d: int, causal: bool) -> ForwardSizes:
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
     """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
-    d_pad = d_padded(d)
+    d_pad, per_SM = d_padded(d), -(-N_q // 64) * heads / SMs
+
+    def time(row: tuple) -> float:
+        sizes, tile, start = row
+        rounds, keys = -(-(-(-N_q // sizes.rows) * heads) // SMs), -(-N_k // sizes.B_c) * sizes.B_c
+        return rounds * (tile * keys / 128 + start)
+
     if causal and (lengths or 2 * N_k < 3 * N_q):
-        per_SM = -(-N_q // 64) * heads / SMs
-        return next(
+        found = next(
             sizes
             for most, longest, only, sizes in CAUSAL[d_pad]
             if per_SM <= most and N_q <= longest and only in (None, lengths)
         )
-
-    def time(candidate: tuple) -> float:
-        sizes, tile, start = candidate
-        rounds, keys = -(-(-(-N_q // sizes.rows) * heads) // SMs), -(-N_k // sizes.B_c) * sizes.B_c
-        return rounds * (tile * keys / 128 + start)
-
-    found = min((row for row in FULL[d_pad] if not (lengths and row[0] == WIDE)), key=time)[0]
-    return replace(found, thrifty=TIGHT) if causal and found == IN_TURN else found  # the mask takes registers, too
+    else:
+        found = min((row for row in FULL[d_pad] if not (lengths and row[0] == WIDE)), key=time)[0]
+    return replace(found, thrifty=TIGHT) if causal and found == USUAL[64] else found  # the mask takes registers, too
 
 
-def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool) -> bool:
+def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
     """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
-    return d in DIMENSIONS and not any(
-        low <= N_q <= high and N_k <= keys and few < per_SM <= most and only in (None, causal)
-        for low, high, keys, few, most, only in PORTABLE.get(d, ())
+    return not any(
+        N_q <= longest and N_k <= keys and few < per_SM <= most for longest, keys, few, most in PORTABLE.get(d, ())
     )
 
 
@@ -151,8 +143,8 @@ def heads_at_once(N_k: int, d: int, heads: int, causal: bool) -> int:
     """How many of all heads of K and V to have in use at a time.
 
     Without a mask one: then programs side by side read the same K and V. Causal row blocks take different times, which
-    more heads level out: as many as 11 MiB of L2 hold, 21 MiB where rows are long, and up to twice that by
-    evenly().
+    more heads level out: as many as 11 MiB of L2 hold, or 21 MiB where one takes 1 MiB or more. evenly() may take
+    up to twice as many.
     """
     if not causal:
         return 1
