@@ -26,7 +26,6 @@ class Contestant:
     decode: Prepare | None = None  # where it is not its dense call
     packed: Callable | None = None
     distribution: str = ""  # the installed package whose version a record names
-    spoken: str = ""  # in a sentence, where it is not the name
     compiles: bool = False  # for seconds at each shape, so before anything is timed
 
 
@@ -43,9 +42,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "fa2_lab padded": Contestant(packed=packed.with_padding),
     "fa2_lab reference": Contestant(partial(dense.ours, backend="reference"), "smoke"),
     "torch": Contestant(dense.plain, "smoke"),
-    "torch flash": Contestant(
-        dense.sdpa(SDPBackend.FLASH_ATTENTION), "grid deterministic decode train", spoken="torch's FlashAttention-2"
-    ),
+    "torch flash": Contestant(dense.sdpa(SDPBackend.FLASH_ATTENTION), "grid deterministic decode train"),
     "cuDNN": Contestant(dense.sdpa(SDPBackend.CUDNN_ATTENTION), EVERYWHERE),
     "torch math": Contestant(dense.sdpa(SDPBackend.MATH), "memory train"),
     "torch varlen_attn": Contestant(packed=packed.by_torch),

@@ -41,11 +41,6 @@ def run() -> Plan:
     return Plan(Record("decode", machine(), PROTOCOL, copy, curves=by_programs(grid()[2])), jobs)
 
 
-def cache_bytes(problem: Problem) -> int:
-    """Keys and values of a problem."""
-    return 2 * problem.batch * problem.kv_heads * problem.N_k * problem.d * getattr(torch, problem.dtype).itemsize
-
-
 # Rows -----------------------------------------------------------------------------------------------------------
 
 
@@ -75,8 +70,7 @@ def recorded(call: Callable) -> Callable:
 
 def host(problem: Problem) -> Measurement:
     """How long an eager call keeps the host busy."""
-    names = [name for name in contestants.names("decode") if contestants.CONTESTANTS[name].decode is None]
-    found = suites.row(problem, "forward", names, protocol.host, "µs")
+    found = suites.row(problem, "forward", contestants.names("decode"), protocol.host, "µs")
     return replace(found, problem=described(problem), direction="host")
 
 
@@ -126,7 +120,9 @@ def row(problem: Problem, what: str, prepares: dict[str, Callable[[], Prepared]]
 
 
 def described(problem: Problem) -> dict:
-    return problem.as_dict() | dict(bytes=cache_bytes(problem))
+    """Its fields, and the bytes of its keys and values."""
+    numbers = 2 * problem.batch * problem.kv_heads * problem.N_k * problem.d
+    return problem.as_dict() | dict(bytes=numbers * getattr(torch, problem.dtype).itemsize)
 
 
 def by_programs(problem: Problem) -> dict[str, list[float]]:

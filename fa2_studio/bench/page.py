@@ -1,5 +1,6 @@
 """Recorded runs as Markdown: RESULTS.md, every table, and the README's generated parts; nothing in them is typed."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,30 +15,27 @@ from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
 
 MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # the README's parts
-LEAD = """# Results
-
-Written by `python -m fa2_lab bench --results` from the records in [figures/data](figures/data); with `--all` it prints
-every row of them, as `results.html` does on the site. `python -m fa2_lab bench SUITE` measures a suite on your GPU.
-
-`fa2_lab` is what `attention()` chooses on that GPU; `fa2_lab portable` are the plain Triton kernels for every GPU.
-A ratio compares two contestants of one run. Above 1, `fa2_lab` is faster, or needs less. Medians are over all rows."""
+LEAD = Path(__file__).with_name("results.md")  # how to read the page, and how everybody is called
 CHIP = "MHz, W"
+BEHIND = ("faster", "suite", "on rows", "at worst", "where")
+REPETITIONS = r"median of \d+ repetitions"
 NO_RATIO = ("nats", "count", "µs on the host")
-NO_CONTEST = ("ideas", "memory", "train", "accuracy", "deterministic")
+TIMES = ("ms", "µs", "µs per token")
 NO_MEDIANS = ("ladder", "ideas")  # whose rows are of many kinds
 
 
 def results_page(folder: Path | None = None) -> str:
     """RESULTS.md: who is faster where, then a summary of every record."""
     runs = recorded(folder)
-    contests = [view for run in runs if run.suite not in NO_CONTEST for view in views(run)]
-    fastest = contestants.peers(contestants.names("sustained"))
-    lines = [LEAD, "", "## Who is faster, and where", "", *standings(contests)]
-    lines += ["", " ".join(behind(contests, peer) for peer in fastest)]
-    lines += others(folder)
+    contests = [view for run in runs for view in views(run)]
+    peers = peers_in(row for view in contests for row in view.rows)
+    slower = [line for peer in peers for line in behind(contests, peer)]
+    lines = [LEAD.read_text(encoding="utf-8"), *standings(contests), "", "## Where it is behind", ""]
+    lines += table(BEHIND, slower) + others(folder)
+    told: dict[str, str] = {}
     for run in runs:
         link = f"[All numbers](figures/data/{path_of(run.suite).name})."
-        lines += [*heading(run), " ".join([*medians(run), *how(run), link])]
+        lines += [*heading(run), " ".join([*medians(run), *how(run, told), link])]
     return "\n".join(lines) + "\n"
 
 
@@ -48,7 +46,7 @@ def full_page(folder: Path | None = None) -> str:
 
 def others(folder: Path | None) -> list[str]:
     """What others measured, and what their tests said."""
-    gpus = ["", "## GPU by GPU", "", "The paper's grid, as it was measured here and by others.", ""]
+    gpus = ["", "## GPU by GPU", "", "The paper's grid, with pauses, here and where somebody else has measured it.", ""]
     return [*gpus, *submitted.gpus(folder), "", "## Judged by others", "", *judged()]
 
 
@@ -87,16 +85,17 @@ def heading(run: Record) -> list[str]:
 
 
 def medians(run: Record) -> list[str]:
-    """For each direction every contestant's median over its rows, and how far loss curves are apart."""
+    """For each direction medians over the rows on which everybody has a number, and how far loss curves are apart."""
     sentences = []
     for direction in dict.fromkeys(row.direction for row in run.rows if run.suite not in NO_MEDIANS):
         rows = [row for row in run.rows if row.direction == direction]
-        parts = []
-        for name in dict.fromkeys(name for row in rows for name in row.values):
-            found = [row.rate(name) if row.flops else row.values[name][0] for row in rows if name in row.values]
-            parts.append(f"{name} {short(median(found))}{f' ({len(found)} of {len(rows)})' * (len(found) < len(rows))}")
-        if parts:
-            sentences.append(f"Median {direction}, {unit_of(rows[0])}: {', '.join(parts)}.")
+        names = dict.fromkeys(name for row in rows for name in row.values)
+        shared = [row for row in rows if names and names.keys() <= row.values.keys()]
+        if shared:
+            which = f" over the {len(shared)} of {len(rows)} rows that all have" * (len(shared) < len(rows))
+            found = {name: [row.rate(name) if row.flops else row.values[name][0] for row in shared] for name in names}
+            parts = ", ".join(f"{name} {short(median(numbers))}" for name, numbers in found.items())
+            sentences.append(f"Median {direction}{which}, {unit_of(rows[0])}: {parts}.")
     if any(row.direction == "loss" for row in run.rows):
         first, *others = run.curves.values()
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)
@@ -104,15 +103,18 @@ def medians(run: Record) -> list[str]:
     return sentences
 
 
-def how(run: Record) -> list[str]:
-    """What made a record, its protocols and ceilings; who writes it; who has no number, and why."""
+def how(run: Record, told: dict[str, str] | None = None) -> list[str]:
+    """What made a record, its protocols, if not told under a suite, and ceilings; who has no number, and why."""
+    told = {} if told is None else told
     form = "{gpu}, torch {torch}, triton {triton}, cuDNN {cudnn}, driver {driver}"
     peers = [f"{name} {version}" for name, version in run.machine.get("peers", {}).items()]
     lines = [f"Measured on {', '.join([form.format(**run.machine), *peers, code(run)])}."]
     for view in views(run):
         reach = spread(view.rows)
         within = f" Of the repetitions, the middle half lies within {reach}." if reach else ""
-        lines.append(f"{view.protocol[:1].upper()}{view.protocol[1:]}.{within}")
+        first = told.setdefault(re.sub(REPETITIONS, "", view.protocol), view.suite)
+        same = ", ".join([f"Timed as {first}", *re.findall(REPETITIONS, view.protocol)])
+        lines.append(f"{same if first != view.suite else view.protocol[:1].upper() + view.protocol[1:]}.{within}")
     if run.ceilings:
         parts = (f"{name.split()[0]} {value:.3g} {name.split()[1]}" for name, value in run.ceilings.items())
         lines.append(f"In the same run: {', '.join(parts)}.")
@@ -123,17 +125,22 @@ def how(run: Record) -> list[str]:
 
 
 def views(run: Record) -> list[Record]:
-    """The rows of each protocol that has any, as records of their own; those without pauses say so in their name."""
-    sustained = dict(suite=f"{run.suite}, sustained", protocol=run.sustained_protocol, rows=run.sustained)
+    """The rows of each protocol that has any, as records of their own; those of the second say which in their name."""
+    sustained = dict(suite=f"{run.suite}, {second_way(run)}", protocol=run.sustained_protocol, rows=run.sustained)
     both = replace(run, sustained=[]), replace(run, sustained=[], **sustained)
     return [view for view in both if view.rows] or [both[0]]
+
+
+def second_way(run: Record) -> str:
+    """How `--sustained` times a suite."""
+    return "as called" if run.suite == "sweep" else "sustained"
 
 
 def code(run: Record) -> str:
     """The commit, or the fingerprint of the sources, which says so itself; and what was measured with another."""
     commit = run.machine["commit"]
     apart: dict[str, dict[str, None]] = {}
-    for kind, rows in (("", run.rows), ("sustained ", run.sustained)):
+    for kind, rows in (("", run.rows), (f"{second_way(run)} ", run.sustained)):
         for row in rows:
             if row.machine:
                 apart.setdefault(versions(dict(commit=commit) | row.machine), {})[kind + row.direction] = None
@@ -188,13 +195,11 @@ def rows_table(rows: list[Measurement], unit: str) -> list[str]:
     kept = [row.chip if unit == CHIP else row.values for row in rows]
     names = list(dict.fromkeys(name for numbers in kept for name in numbers))
     columns = [unit, "N", "batch", "heads", "d", "mask", *(ladder.NAMES.get(name, name) for name in names)]
-    cell_of = chip_cell if unit == CHIP else cell
-    return table(columns, ([*shape_of(row), *(cell_of(row, name) for name in names)] for row in rows))
-
-
-def chip_cell(row: Measurement, name: str) -> str:
-    """SM clock and power of one contestant."""
-    return ", ".join(f"{x:,.0f}" for x in row.chip.get(name, ())) or "–"
+    if unit == CHIP:
+        cells = [[", ".join(f"{x:,.0f}" for x in row.chip.get(name, ())) or "–" for name in names] for row in rows]
+    else:
+        cells = [[cell(row, name) for name in names] for row in rows]
+    return table(columns, [shape_of(row) + more for row, more in zip(rows, cells, strict=True)])
 
 
 def cell(row: Measurement, name: str) -> str:
@@ -207,28 +212,27 @@ def cell(row: Measurement, name: str) -> str:
 
 
 def standings(runs: list[Record]) -> list[str]:
-    """Suite, direction, which of us; for each peer on how many rows we are faster, and the range."""
-    peers = peers_in([row for run in runs for row in run.rows])
+    """Suite, direction; for each peer on how many rows we are faster, and how far the ratios reach."""
+    peers = [peer for peer in peers_in(row for run in runs for row in run.rows) if peer != "torch math"]
+
+    def standing(found: list[float]) -> str:
+        ahead = sum(x > 1 for x in found)
+        return f"{ahead} of {len(found)}, {near(min(found))} to {near(max(found))}" if found else "–"
+
     lines = []
     for run in runs:
         for direction in dict.fromkeys(row.direction for row in run.rows):
             rows = [row for row in run.rows if row.direction == direction]
-            for us in ("fa2_lab", "fa2_lab portable"):
-                cells = [standing(ratios(rows, us, peer)) for peer in peers]
+            for of in ("", " portable") if run.suite == "paper" else ("",):
+                cells = [standing(ratios(rows, f"fa2_lab{of}", peer)) for peer in peers]
                 if set(cells) != {"–"}:
-                    lines.append([run.suite, gpu_of(run), direction, us, *cells])
-    return table(["suite", "GPU", "direction", "", *(f"over {peer}" for peer in peers)], lines)
+                    lines.append([run.suite + of, direction, *cells])
+    return table(["suite", "direction", *(f"than {peer}" for peer in peers)], lines)
 
 
-def standing(found: list[float]) -> str:
-    """Of the ratios, how many are above 1, and how far they reach."""
-    ahead = sum(x > 1 for x in found)
-    return f"ahead on {ahead} of {len(found)}, {min(found):.2f} to {max(found):.2f}" if found else "–"
-
-
-def gpu_of(run: Record) -> str:
-    """H100, H200, …"""
-    return run.machine["gpu"].removeprefix("NVIDIA ").split()[0]
+def near(ratio: float) -> str:
+    """A ratio in two digits, in three where two would not say on which side of 1 it is."""
+    return f"{ratio:.3f}" if f"{ratio:.2f}" == "1.00" else f"{ratio:.2f}"
 
 
 def judged() -> list[str]:
@@ -251,51 +255,57 @@ def peers_in(rows: Iterable[Measurement]) -> list[str]:
 
 
 def ratios(rows: Iterable[Measurement], us: str, peer: str) -> list[float]:
-    """Our speed over a peer's wherever both have a number."""
-    return [row.ratio(us, peer) for row in rows if {us, peer} <= row.values.keys()]
+    """Our speed over a peer's wherever both have a time."""
+    return [row.ratio(us, peer) for row in rows if row.unit in TIMES and {us, peer} <= row.values.keys()]
 
 
 def losses(rows: Iterable[Measurement], peer: str) -> list[tuple[float, Measurement]]:
     """Where a peer is faster than fa2_lab, the worst first."""
-    both = [(row.ratio("fa2_lab", peer), row) for row in rows if {"fa2_lab", peer} <= row.values.keys()]
+    both = [(ratio, row) for row in rows for ratio in ratios([row], "fa2_lab", peer)]
     return sorted((pair for pair in both if pair[0] < 1), key=lambda pair: pair[0])
 
 
-def behind(runs: list[Record], peer: str) -> str:
-    """On how many rows of each suite a peer is faster than fa2_lab, and where by most."""
-    parts = []
+def behind(runs: list[Record], peer: str) -> list[list[str]]:
+    """The suites in which a peer is faster than fa2_lab on a row: on how many, and where by most."""
+    lines = []
     for run in runs:
         if slower := losses(run.rows, peer):
             worst, row = slower[0]
             count = f"{len(slower)} of {len(ratios(run.rows, 'fa2_lab', peer))}"
-            parts.append(f"{run.suite} {count}, at worst {worst:.2f} ({label(row)})")
-    return f"Behind {peer}: {'; '.join(parts)}." if parts else f"It is behind {peer} nowhere."
+            lines.append([peer, run.suite, count, near(worst), label(row)])
+    return lines
 
 
 # The README's sentences ---------------------------------------------------------------------------------------
 
 
-def sentence(run: Record) -> str:
-    """On how many rows of the paper's grid we are ahead of whom, and by how much in the geometric mean."""
-    rows = run.rows + run.sustained
-    peers = {peer: ratios(rows, "fa2_lab", peer) for peer in peers_in(rows)}
-    lost = [behind([replace(run, rows=rows)], peer) for peer in peers if losses(rows, peer)]
-    parts = [
-        f"{spoken(peer)} on {sum(x > 1 for x in found)} of {len(found)} rows (× {geometric_mean(found):.2f})"
-        for peer, found in peers.items()
-    ]
-    sentences = [
-        f"On an {gpu_of(run)} ({code(run)}), `fa2_lab.attention` is faster than {listed(parts)} of the "
-        f"FlashAttention-2 paper's grid, forward and backward; in brackets the geometric mean of the ratios.",
-        *(["What is timed with pauses and without counts as two rows."] if run.sustained else []),
-        *lost,
-        "[RESULTS.md](RESULTS.md) has every suite.",
-    ]
-    return " ".join(sentences)
+def sentence(*runs: Record) -> str:
+    """For each grid and way of timing, on how many rows we are ahead of whom, and by how much in the geometric mean."""
+    where = (
+        f"On an {runs[0].machine['gpu']} ({code(runs[0])}), forward and backward: the rows on which `attention()` is "
+    )
+    means = "faster, and in brackets the geometric mean of the ratios. Rested is the kernels alone, sustained without "
+    lines = [f"{where}{means}pauses, as called with the host's time; torch flash is FlashAttention-2.", ""]
+    for run in runs:
+        what = re.split("[:,]", SUITES[run.suite].what)[0]
+        for view, way in zip(views(run), ("rested", second_way(run)), strict=False):
+            found = {peer: ratios(view.rows, "fa2_lab", peer) for peer in peers_in(view.rows)}
+            parts = [
+                f"{peer} on {sum(x > 1 for x in each)} of {len(each)} (× {geometric_mean(each):.2f})"
+                for peer, each in found.items()
+            ]
+            lines.append(f"- {what[0].upper()}{what[1:]}, {way}: {listed(parts)}.")
+    lines[-1] += by_the_host(runs[-1], "cuDNN")
+    return "\n".join([*lines, "", "[RESULTS.md](RESULTS.md) says how others are called, and where it is behind."])
 
 
-def spoken(peer: str) -> str:
-    return contestants.CONTESTANTS[peer].spoken or peer
+def by_the_host(run: Record, peer: str) -> str:
+    """On how many of the rows on which a peer is ahead as called our kernels alone are faster, so the host decides."""
+    alone = {(repr(row.problem), row.direction): row for row in run.rows}
+    slower = [alone[repr(row.problem), row.direction] for _, row in losses(run.sustained, peer)]
+    faster = sum(row.ratio("fa2_lab", peer) > 1 for row in slower)
+    words = f" Of the {len(slower)} rows on which {peer} is ahead as called, our kernels alone are faster on {faster}"
+    return f"{words}: short calls, on which our host code takes longer than {peer}'s." if slower else ""
 
 
 def listed(parts: list[str]) -> str:
@@ -304,17 +314,15 @@ def listed(parts: list[str]) -> str:
 
 
 def verdict() -> str:
-    """What other projects' tests found, and on which machine."""
-    parts: dict[str, list[str]] = {}
-    for name, counts in judges.recorded().items():
-        gpu, passed = counts["gpu"].removeprefix("NVIDIA "), counts.get("passed", 0)
-        where = "On a laptop, in Triton's interpreter" if gpu.startswith("no GPU") else f"On an {gpu}"
-        parts.setdefault(where, []).append(
-            f"{JUDGES[name].title}, {passed:,} of {passed + counts.get('failed', 0):,} pass"
-        )
-    found = [f"{where}: {'; '.join(suites)}." for where, suites in parts.items()]
-    what = "Other projects' own tests run on these calls, of large suites a sample."
-    return " ".join([what, *found, "[What was left out, and why](RESULTS.md#judged-by-others)."])
+    """What other projects' tests found, and on which machines."""
+    found = judges.recorded()
+    machines = " and ".join(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in found.values()}))
+    passed = (
+        f"{JUDGES[name].title}, {counts.get('passed', 0):,} of {counts.get('passed', 0) + counts.get('failed', 0):,}"
+        for name, counts in found.items()
+    )
+    what = f"Other projects' own tests, of large suites a sample, pass on these calls ({machines})"
+    return f"{what}: {'; '.join(passed)}. [What was left out, and why](RESULTS.md#judged-by-others)."
 
 
 # Writing ------------------------------------------------------------------------------------------------------
@@ -338,4 +346,4 @@ def write() -> None:
     readme = (root / "README.md").read_text(encoding="utf-8")
     readme = renewed(readme, "ladder", ladder.claim(load("ladder")) + ".")
     readme = renewed(readme, "judged", verdict())
-    files.write(root / "README.md", renewed(readme, "speed", sentence(load("paper"))))
+    files.write(root / "README.md", renewed(readme, "speed", sentence(load("paper"), load("sweep"))))

@@ -111,13 +111,6 @@ def of_head(head: int, sinks: torch.Tensor | None, mask: dict) -> dict:
     return mask if sinks is None else mask | dict(sink=sinks[head].double())
 
 
-@torch.no_grad()
-def rows_by_definition(q, k, v, causal: bool, sinks=None, rows: int = FEW, **mask) -> torch.Tensor:
-    """The last rows of the last head's output, in float64."""
-    q, k, v = q[-1, -1, -rows:].double(), k[-1, -1].double(), v[-1, -1].double()
-    return definition(q, k, v, last=len(k) - len(q), causal=causal, **of_head(-1, sinks, mask))
-
-
 def gradients_by_definition(q, k, v, dO, causal: bool, sinks=None, few: int = FEW, **mask) -> tuple[torch.Tensor, ...]:
     """In float64: dQ of the last head's last rows, dK and dV of the last key head's first keys, which most rows see."""
     group, chunk = q.shape[1] // k.shape[1], max(few, MOST // k.shape[2])
@@ -133,10 +126,11 @@ def gradients_by_definition(q, k, v, dO, causal: bool, sinks=None, few: int = FE
     return dQ[-few:], dK, dV
 
 
-def error(O: torch.Tensor, q, k, v, causal: bool, **mask) -> float:
-    """‖O − truth‖ / ‖truth‖ over the rows that were worked out."""
-    truth = rows_by_definition(q.detach(), k.detach(), v.detach(), causal, **mask)
-    return distance(O.detach()[-1, -1, -len(truth) :], truth)
+def error(O: torch.Tensor, q, k, v, causal: bool, sinks=None, **mask) -> float:
+    """‖O − truth‖ / ‖truth‖ over the last rows of the last head, the truth in float64."""
+    O, q = (x.detach()[-1, -1, -FEW:] for x in (O, q))
+    q, k, v = q.double(), k.detach()[-1, -1].double(), v.detach()[-1, -1].double()
+    return distance(O, definition(q, k, v, last=len(k) - len(q), causal=causal, **of_head(-1, sinks, mask)))
 
 
 def gradient_error(gradients, truth) -> float:

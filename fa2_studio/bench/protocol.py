@@ -34,14 +34,14 @@ def rested(repeats: int) -> str:
 PROTOCOL = rested(REPEATS)
 SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is timed at once, of what does not count
 SUSTAINED = (
-    f"CUDA events; each contestant in turn for at least {SECONDS:g} s without a pause, as in training; median over "
+    f"CUDA events; each contestant for at least {SECONDS:g} s without a pause, in an order drawn anew; median over "
     f"pieces of {1e3 * CHUNK:g} ms without the first {SETTLE:g} s; nothing is done to the L2 cache; SM clock and power "
     "are medians of what nvidia-smi read meanwhile; each result is checked before it is timed"
 )
 TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
 CALLED = (
-    f"CUDA events around {IN_A_ROW} calls in a row, with what the host takes between them; median of {FEW} such "
-    "turns, contestants in turn; torch's backend is chosen before; each result is checked before it is timed"
+    f"CUDA events around {IN_A_ROW} calls in a row, with what the host takes between them; median of {FEW} turns, in "
+    "an order drawn anew; torch's backend is chosen before; each result is checked before it is timed"
 )
 HOST_PROTOCOL = (
     f"microseconds on the host until a warm call returns: mean of {IN_A_ROW} in a row after {BEFORE} that do not "
@@ -77,32 +77,35 @@ def reading() -> Callable[[], object]:
 def measure(
     calls: dict[str, Callable[[], object]], repeats: int = REPEATS, flushing: Callable = overwriting
 ) -> dict[str, Timing | str]:
-    """A Timing for each call, or the reason why there is none.
-
-    The order of the turns is drawn anew for each repetition: after somebody who takes little power the clock is higher.
-    """
+    """A Timing for each call, or the reason why there is none."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     names = [name for name in calls if name not in failed]
     flush = flushing()
     events = {name: [] for name in names}
-    for turn in range(repeats):
-        for name in random.Random(turn).sample(names, len(names)):
-            flush()
-            torch.cuda._sleep(HEAD_START)
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            calls[name]()
-            end.record()
-            events[name].append((start, end))
+    for name in drawn(names, repeats):
+        flush()
+        torch.cuda._sleep(HEAD_START)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        calls[name]()
+        end.record()
+        events[name].append((start, end))
     torch.cuda.synchronize()
     return failed | {name: summary([a.elapsed_time(b) for a, b in pairs]) for name, pairs in events.items()}
+
+
+def drawn(names: list[str], turns: int) -> list[str]:
+    """Everybody once in each turn, in an order drawn anew: after a pause or little power the clock is higher."""
+    return [name for turn in range(turns) for name in random.Random(turn).sample(names, len(names))]
 
 
 def sustain(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
     """A Timing for each call, or the reason why there is none: each runs for seconds before the next one begins."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     with Meter() as meter:
-        return {name: failed.get(name) or without_pause(call, meter) for name, call in calls.items()}
+        order = random.sample([*calls], len(calls))
+        found = {name: failed.get(name) or without_pause(calls[name], meter) for name in order}
+    return {name: found[name] for name in calls}
 
 
 def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
@@ -127,7 +130,7 @@ def called(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
     """A Timing for each call as a program makes it, again and again, or the reason why there is none."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     times = {name: [] for name in calls if name not in failed}
-    for name in FEW * list(times):
+    for name in drawn([*times], FEW):
         bare, context = apart(calls[name])
         with context():
             times[name].append(milliseconds(bare, IN_A_ROW))

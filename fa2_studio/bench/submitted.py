@@ -13,7 +13,7 @@ from fa2_studio.bench.results import table
 
 WANTED = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that kernels are compiled for, and that nobody has measured
 PEERS = ("torch flash", "cuDNN", "FlashAttention-3")
-HOW = "measured by nobody yet: [CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) says how"
+HOW = "\nNobody has measured these yet: {}. [CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) says how."
 AGAIN = "`fa2-lab bench paper --folder mine`, then `fa2-lab bench submit --folder mine`"
 
 
@@ -77,8 +77,8 @@ def gpus(folder: Path | None = None) -> list[str]:
             about = f"{by}, {run.machine['commit']}, triton {run.machine['triton']}"
             lines.append([run.machine["gpu"], about, direction, rate, *over])
     seen = " ".join(run.machine["gpu"] for run, _ in runs)
-    lines += [[gpu, HOW, *["–"] * (len(columns) - 2)] for gpu in WANTED if not re.search(rf"\b{gpu}", seen)]
-    return table(columns, lines) + refused
+    wanted = [gpu for gpu in WANTED if not re.search(rf"\b{gpu}", seen)]
+    return [*table(columns, lines), *([HOW.format(", ".join(wanted))] if wanted else []), *refused]
 
 
 def middle(found: list[float], places: int = 2) -> str:

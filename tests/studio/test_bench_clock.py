@@ -75,11 +75,12 @@ class NoMeter(nullcontext):
 
 
 @pytest.mark.parametrize("ms", [0.3, 70.0, 900.0])
-def test_a_sustained_time_is_that_of_the_call_and_takes_at_least_a_second(ms, clocks):
+def test_a_sustained_time_is_that_of_the_call_and_takes_at_least_a_second(ms, clocks, monkeypatch):
     order = []
+    monkeypatch.setattr(protocol.random, "sample", lambda names, count: names[::-1])  # b has the first turn
     found = protocol.sustain(calls_of(clocks, order, a=ms, b=2 * ms))
     assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=ms, b=2 * ms))
-    assert found["a"].chip == (1500.0, 690.0)
+    assert found["a"].chip == (1500.0, 690.0) and [*found] == ["a", "b"] and order[2 * protocol.WARM_UP] == "b"
     for name, length in (("a", ms), ("b", 2 * ms)):
         assert 1.0 <= order.count(name) * length / 1e3 < 2.5 + 12 * length / 1e3
 

@@ -53,7 +53,9 @@ def test_the_line_of_the_paper_and_its_code_are_what_where_finds():
 
 def test_what_the_records_say_is_renewed():
     computed = dict(
-        ladder=f"{ladder.claim(load('ladder'))}.", speed=page.sentence(load("paper")), judged=page.verdict()
+        ladder=f"{ladder.claim(load('ladder'))}.",
+        speed=page.sentence(load("paper"), load("sweep")),
+        judged=page.verdict(),
     )
     for part, sentence in computed.items():
         assert page.renewed(text(), part, sentence) == text(), "run `python -m fa2_lab bench --results`"

@@ -43,7 +43,7 @@ def sdpa(backend: SDPBackend) -> Callable[[Problem], Attend]:
 
     def prepare(problem: Problem) -> Attend:
         if problem.causal and problem.N_q != problem.N_k:
-            raise Missing("its causal diagonal starts in the top left corner")
+            raise Missing("through torch its causal diagonal starts in the top left corner")
         if problem.mask("cpu"):
             raise Missing("it takes the causal mask alone")
         grouped = problem.heads != problem.kv_heads
@@ -127,7 +127,8 @@ def package(module: str, **options) -> Callable[[Problem], Attend]:
         if problem.softcap is not None:
             asked["softcap"] = float(problem.softcap)
         if module == "flash_attn_interface":
-            refuse_unbuilt(FP16=problem.dtype == "float16", SOFTCAP="softcap" in asked)
+            d_96 = 64 < problem.d <= 96  # built without it, the slower kernels for d 128 would take its place
+            refuse_unbuilt(FP16=problem.dtype == "float16", SOFTCAP="softcap" in asked, HDIM96=d_96)
         function = partial(function_of(module, "flash_attn_func"), causal=problem.causal, **asked)
         return lambda q, k, v: heads_first(function(*(x.transpose(1, 2) for x in (q, k, v))))
 
