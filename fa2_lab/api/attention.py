@@ -111,7 +111,8 @@ def by_reference(q: Tensor, k: Tensor, v: Tensor, options: Options, sinks: Tenso
         masks: dict[str, Any] = dict(window=options.window, softcap=options.softcap, sinks=sinks, scale=options.scale)
         return attention(q, k, v, **masks, return_lse=True, backend="reference")
     unseen = q.new_full(q.shape[1:2], -torch.inf, dtype=torch.float32) if sinks is None else sinks.float()
-    return torch.zeros_like(q), unseen[None, :, None].expand(q.shape[:3])
+    nothing = q.masked_fill(torch.ones_like(q, dtype=torch.bool), value=0.0)  # with gradients of 0 where q wants some
+    return nothing, unseen[None, :, None].expand(q.shape[:3])
 
 
 def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[tuple | None, Any]:

@@ -32,7 +32,7 @@ def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | 
         raise TypeError(f"{name}: got {type(x).__name__}; it takes a torch.Tensor")
     if x.dtype not in DTYPES:
         raise TypeError(f"{name}: got {x.dtype}; it takes float16, bfloat16 or float32")
-    if x.dim() != dimensions or x.layout != torch.strided:
+    if x.is_nested or x.dim() != dimensions or x.layout != torch.strided:
         raise ValueError(f"{name}: got {described(x)}; it takes {takes}")
     if q is not None and x.dtype != q.dtype:
         raise TypeError(f"{name}: got {x.dtype}; it takes q's dtype, {q.dtype}")
@@ -65,6 +65,8 @@ def check_heads(name: str, kv_heads: int, heads: int) -> None:
 
 def described(x: Tensor) -> str:
     """A tensor's shape in words, or its layout where it is no ordinary tensor."""
+    if x.is_nested:
+        return "a nested tensor"
     return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 from weakref import ref
 
-from torch import Tensor
+from torch import Tensor, contiguous_format
 
 PREPARED: dict = {}
 MOST = 4096
@@ -89,8 +89,8 @@ def rows_contiguous(x: Tensor) -> Tensor: ...
 @overload
 def rows_contiguous(x: Tensor | None) -> Tensor | None: ...
 def rows_contiguous(x: Tensor | None) -> Tensor | None:
-    """x, copied where its last dimension is not contiguous."""
-    return x.contiguous() if x is not None and has_gaps(x) else x
+    """x, copied where its last dimension is not contiguous: contiguous() would leave one without elements as it is."""
+    return x.clone(memory_format=contiguous_format) if x is not None and has_gaps(x) else x
 
 
 # Values that were looked at -----------------------------------------------------------------------------------
