@@ -52,6 +52,11 @@ class Interval(masking_utils.BlockMask):
         """As that of a tensor."""
         return self.size
 
+    @property
+    def ndim(self) -> int:
+        """As that of a tensor; GPT-2 asks for it."""
+        return len(self.size)
+
     def contiguous(self) -> "Interval":
         """Itself; `generate` asks for it."""
         return self
@@ -197,6 +202,9 @@ def attend(
     for name in REFUSED:
         if more.get(name) is not None and more[name] is not False:
             raise ValueError(f"{name}: got {type(more[name]).__name__}; attn_implementation='fa2_lab' takes none")
+    if torch.is_autocast_enabled(query.device.type):  # what torch's own call does, of whatever dtypes they came
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (x.to(dtype) for x in (query, key, value))
     seen = attention_mask
     if seen is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

@@ -124,6 +124,26 @@ def test_greedy_tokens_are_eager_s(family, cache):
     assert found[0] == found[1] and len(found[0][0]) == 7
 
 
+def test_gpt_2_asks_a_mask_of_a_static_cache_for_its_dimensions():
+    ids, *_ = tokens()
+    made = []
+    for implementation in ("eager", "fa2_lab"):
+        torch.manual_seed(0)
+        config = transformers.GPT2Config(vocab_size=48, n_embd=32, n_layer=1, n_head=2, eos_token_id=None)
+        model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation=implementation).to(DEVICE).eval()
+        given = dict(max_new_tokens=4, do_sample=False, pad_token_id=0, cache_implementation="static")
+        made.append(model.generate(ids, **given).tolist())
+    assert made[0] == made[1]
+
+
+def test_autocast():
+    """Rotary embeddings leave q and k in fp32 beside a v in bf16: as torch's own call, ours casts all three."""
+    q, k, v = torch.randn(3, 1, 2, 4, 16, device=DEVICE)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        O, _ = ours.attend(None, q, k, v.bfloat16(), None, is_causal=True)
+    assert torch.equal(O.transpose(1, 2), fa2_lab.attention(*(x.bfloat16() for x in (q, k, v)), causal=True))
+
+
 @pytest.mark.parametrize("family, graphs", [("Llama", 1), ("Gemma2", 2)])  # once its window is full, it is another
 def test_generation_is_compiled_once(family, graphs):
     """As `generate` compiles a model with a static cache on a GPU: as one graph, which serves all steps."""
