@@ -307,7 +307,7 @@ def runs_on_triton(backend: str, device: str) -> bool:
     elif device != "cpu" or (torch.cuda.is_available() and not interpreter.switched_on()):
         why = f"q is on {device}, and the Triton kernels run on this machine's GPU"
     elif not interpreter.switched_on():
-        why = "Triton came first, so its interpreter is off: import fa2_lab.kernels before it or set TRITON_INTERPRET=1"
+        why = "Triton's interpreter is off: import fa2_lab.kernels before triton, or set TRITON_INTERPRET=1"
     else:
         why = interpreter.misfit()
         must = bool(why)

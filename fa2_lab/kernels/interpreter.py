@@ -12,7 +12,7 @@ ONE_AT_A_TIME = RLock()  # the interpreter keeps what it is doing in global vari
 
 def decide(gpu: bool | None = None) -> None:
     """Switch Triton's interpreter on where there is no GPU, unless the user or an earlier import has settled it."""
-    if "triton" in sys.modules or "TRITON_INTERPRET" in os.environ:
+    if "triton" in sys.modules or os.environ.get("TRITON_INTERPRET"):
         return
     if gpu is None:
         gpu = any(Path(node).exists() for node in GPU_NODES)

@@ -55,6 +55,7 @@ def main(argv: list[str]) -> int:
 def examine() -> Machine:
     """Look at this machine. TRITON_INTERPRET is read first: importing the kernels may set it."""
     asked = os.environ.get("TRITON_INTERPRET", "")
+    asked = "1" if asked.lower() in ("true", "on", "yes", "y") else asked  # as Triton reads it
     from fa2_lab.kernels import triton_versions
     from fa2_lab.kernels.interpreter import GPU_NODES
 
@@ -102,7 +103,8 @@ def graphics() -> dict:
 
 def serving(machine: Machine) -> dict[str, str]:
     """Which kernels serve a causal call in bf16, 16 heads and N = 4,096, for d 64 and 128."""
-    if not (machine.torch and machine.triton) or machine.misfit:
+    forbidden = not machine.gpu and machine.asked not in ("", "1")
+    if not (machine.torch and machine.triton) or machine.misfit or forbidden:
         return dict.fromkeys(("64", "128"), "the NumPy reference")
     if not machine.gpu or machine.asked == "1":
         return dict.fromkeys(("64", "128"), "portable, in the interpreter")

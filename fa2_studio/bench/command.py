@@ -34,6 +34,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--part", action="append", choices=PARTS, help="ladder: only this; repeatable")
     parser.add_argument("--beside", type=Path, metavar="FILE.py", help="ladder: time its forward(q, k, v, causal), too")
     options = parser.parse_args(argv)
+    if options.results and not options.all and (options.folder or options.suite):
+        raise ValueError("results: got a suite or a folder, too; without --all it takes neither")
     if options.results:
         from fa2_studio.bench import page
 

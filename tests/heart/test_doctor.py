@@ -75,6 +75,14 @@ def test_what_the_interpreter_cannot_use_is_found_where_there_is_no_gpu(monkeypa
     )
 
 
+def test_the_interpreter_is_on_or_forbidden_as_triton_reads_the_variable(monkeypatch):
+    monkeypatch.setattr(interpreter, "GPU_NODES", ())
+    for value, kernels in (("True", "portable, in the interpreter"), ("0", "the NumPy reference")):
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        machine = replace(doctor.examine(), untested="")
+        assert set(machine.kernels.values()) == {kernels} and (advice(machine) == FINE) == (value == "True")
+
+
 def test_the_same_for_a_script():
     """In a process of its own, as importing the kernels sets what the command reads first."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
