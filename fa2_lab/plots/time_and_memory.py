@@ -19,7 +19,7 @@ def data() -> dict:
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}
     held = {name: points(memory, contestant, whole=False) for name, contestant in MEMORY.items()}
     setting = f"{grid.made()}; forward, 16 heads, d = {d}. Time: the number of tokens stays {TOKENS:,}, cut into texts"
-    setting += " of N, without a mask. Memory: one text, causal"
+    setting += " of N, without a mask; standard: rung 00. Memory: one text, causal; standard: torch's own, in float32"
     return dict(time=time, memory=held, setting=setting)
 
 

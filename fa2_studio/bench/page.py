@@ -26,28 +26,26 @@ NO_MEDIANS = ("ladder", "ideas")  # whose rows are of many kinds
 
 def results_page(folder: Path | None = None) -> str:
     """RESULTS.md: who is faster where, then a summary of every record."""
-    runs = recorded(folder)
-    contests = [view for run in runs for view in views(run)]
-    peers = peers_in(row for view in contests for row in view.rows)
-    slower = [line for peer in peers for line in behind(contests, peer)]
-    lines = [LEAD.read_text(encoding="utf-8"), *standings(contests), "", "## Where it is behind", ""]
-    lines += table(BEHIND, slower) + others(folder)
-    told: dict[str, str] = {}
-    for run in runs:
+    lines, told = front(folder), {}
+    for run in recorded(folder):
         link = f"[All numbers](figures/data/{path_of(run.suite).name})."
         lines += [*heading(run), " ".join([*medians(run), *how(run, told), link])]
     return "\n".join(lines) + "\n"
 
 
 def full_page(folder: Path | None = None) -> str:
-    """Every row of every record."""
-    return "\n".join(["# Every result", *others(folder), *map(tables, recorded(folder))]) + "\n"
+    """The same, with every row of every record."""
+    return "\n".join([*front(folder), *map(tables, recorded(folder))]) + "\n"
 
 
-def others(folder: Path | None) -> list[str]:
-    """What others measured, and what their tests said."""
-    gpus = ["", "## GPU by GPU", "", "The paper's grid, with pauses, here and where somebody else has measured it.", ""]
-    return [*gpus, *submitted.gpus(folder), "", "## Judged by others", "", *judged()]
+def front(folder: Path | None) -> list[str]:
+    """How to read the page; who is faster where; what others measured, and what their tests said."""
+    runs = [view for run in recorded(folder) for view in views(run)]
+    slower = [line for peer in peers_in(row for run in runs for row in run.rows) for line in behind(runs, peer)]
+    lines = [LEAD.read_text(encoding="utf-8"), *standings(runs), "", "## Where it is behind", ""]
+    lines += [*table(BEHIND, slower), "", "## GPU by GPU", ""]
+    lines += ["The paper's grid, rested, here and where somebody else has measured it.", "", *submitted.gpus(folder)]
+    return [*lines, "", "## Judged by others", "", *judged()]
 
 
 def tables(run: Record) -> str:
