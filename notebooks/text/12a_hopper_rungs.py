@@ -8,8 +8,8 @@
 #
 # FA2 was written for the A100. On NVIDIA's *Hopper* chips, the H100 and the H200, products run while the program goes on,
 # one thread can copy a whole tile, and warps can hand registers to each other. Here is the **machine**, as models that run
-# here, and the **rungs** 15 to 23 that use it, each as the lines that change and what they bought. [Chapter
-# 12b](12b_hopper_kernel.ipynb) reads the kernel that comes out.
+# here, and the **rungs** 15 to 23 that use it, each as the lines that change and what they bought. The producer warp and the
+# early S are from FlashAttention-3 (2024). [Chapter 12b](12b_hopper_kernel.ipynb) reads the kernel that comes out.
 #
 # After this notebook you can
 #

@@ -328,8 +328,8 @@ read(KERNEL, "step", begin="s = start_scores")
 #
 # ## Who multiplies first?
 #
-# **Ping-pong** lets consumers start their products in turn: one multiplies while another exponentiates. That
-# is the order of *Between* and *Both* in 12a's timeline. It takes one barrier for each consumer:
+# **Ping-pong** (FlashAttention-3) lets consumers start their products in turn: one multiplies while another exponentiates.
+# That is the order of *Between* and *Both* in 12a's timeline. It takes one barrier for each consumer:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")

@@ -216,7 +216,7 @@ show(backward_step.draw(**backward_step.data()))
 #
 # In b00 threads made these additions one by one. Hopper's copy engine can add, too. A **bulk reduction** is a bulk copy in
 # the other direction that adds: one thread names a tile in shared memory and an address of dQ's sums, and goes on. L2 does
-# the additions. The sums of a head, 8 MiB, stay there; without a mask one head runs after the other.
+# the additions, as in FlashAttention-3. The sums of a head, 8 MiB, stay there; without a mask one head runs after the other.
 
 # %%
 show(pipes.draw(**pipes.data(["backward"]), narrow=True))

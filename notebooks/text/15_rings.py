@@ -185,10 +185,10 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 show(zigzag.draw(**zigzag.data()))
 
 # %% [markdown]
-# Each number is the rank that computes this part of the scores.
-# The cut on the right is called *zigzag*. When a block comes by, there are two cases. Keys of a later rank: only our
-# back piece of rows sees them, and all of them. Keys of an earlier rank: all our rows see the front piece, none the back. So
-# each such step is one kernel call without a mask, on half of the square. Only a rank's own block is causal.
+# Each number is the rank that computes this part of the scores. The cut on the right, *zigzag*, is that of
+# ring-flash-attention and of Llama 3. When a block comes by, there are two cases. Keys of a later rank: only our back piece of
+# rows sees them, and all of them. Keys of an earlier rank: all our rows see the front piece, none the back. So each such step
+# is one kernel call without a mask, on half of the square. Only a rank's own block is causal.
 
 # %% [markdown]
 # ## What travels while a rank computes?
