@@ -3,8 +3,9 @@ import triton.language as tl
 
 
 @triton.jit
-def kernel(Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
-    """O and L of several heads, one after the other in memory: program (i, h) has row block i of head h."""
+def kernel(Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr,
+           B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
+    """Heads lie one after the other: program (i, h) has row block i of head h."""
     first, head, e = tl.program_id(0) * B_r, tl.program_id(1), tl.arange(0, d)
     row = first + tl.arange(0, B_r)
     at_row, real = (head * N_q + row[:, None]) * d + e[None, :], (row < N_q)[:, None]
@@ -17,7 +18,8 @@ def kernel(Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.constexpr
         end = tl.minimum(N_k, tl.maximum(0, first + B_r + N_k - N_q))
     for j in range(0, end, B_c):
         col = j + tl.arange(0, B_c)
-        at_col, there = (head * N_k + col[:, None]) * d + e[None, :], (col < N_k)[:, None]
+        there = (col < N_k)[:, None]
+        at_col = (head * N_k + col[:, None]) * d + e[None, :]
         k = tl.load(K + at_col, mask=there, other=0.0)
         v = tl.load(V + at_col, mask=there, other=0.0)
         seen = real & (col < N_k)[None, :]
@@ -33,4 +35,5 @@ def kernel(Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.constexpr
     empty = l == 0.0
     l = tl.where(empty, 1.0, l)
     tl.store(O + at_row, o / l[:, None], mask=real)
-    tl.store(L + head * N_q + row, tl.where(empty, float("-inf"), m + tl.log(l)), mask=row < N_q)
+    L_i = tl.where(empty, float("-inf"), m + tl.log(l))
+    tl.store(L + head * N_q + row, L_i, mask=row < N_q)

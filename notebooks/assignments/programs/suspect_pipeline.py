@@ -4,7 +4,7 @@ from fa2_lab.machine.asynchrony import Barrier, Block
 
 
 def pipeline(Q, K, V, causal, consumers, stages, copy, scores, softmax, values):
-    """O of one head and the clocks it took: a producer copies tiles of 4 keys into a ring, consumers share the rows."""
+    """O and the clocks it took: a producer copies tiles, consumers share the rows."""
     block, B_c = Block(), 4
     tiles, B_r = len(K) // B_c, len(Q) // consumers
     ring = [(np.full((B_c, Q.shape[1]), np.nan),) * 2 for _ in range(stages)]
@@ -16,7 +16,8 @@ def pipeline(Q, K, V, causal, consumers, stages, copy, scores, softmax, values):
         for n in range(tiles):
             stage, phase = n % stages, n // stages & 1
             yield emptied[stage].over(phase ^ 1)
-            block.start("copy", copy, f"tile {n}", lambda n=n, stage=stage: arrive(n, stage))
+            block.start("copy", copy, f"tile {n}",
+                        lambda n=n, stage=stage: arrive(n, stage))
 
     def arrive(n, stage):
         ring[stage] = K[n * B_c : (n + 1) * B_c], V[n * B_c : (n + 1) * B_c]
@@ -31,17 +32,21 @@ def pipeline(Q, K, V, causal, consumers, stages, copy, scores, softmax, values):
             if causal and col[0] > row[-1] + len(K) - len(Q):
                 emptied[stage].arrive(block.actor)
                 continue
-            qk = block.start("tensor", scores, f"Q Kᵀ {n}", lambda stage=stage: Q[row] @ ring[stage][0].T)
+            qk = block.start("tensor", scores, f"Q Kᵀ {n}",
+                             lambda stage=stage: Q[row] @ ring[stage][0].T)
             yield qk.done()
-            s = np.where(causal & (col > row[:, None] + len(K) - len(Q)), -np.inf, qk.result)
+            hidden = causal & (col > row[:, None] + len(K) - len(Q))
+            s = np.where(hidden, -np.inf, qk.result)
             m_new = np.maximum(m, s.max(axis=1))
             p, alpha = np.exp(s - m_new[:, None]), np.exp(m - m_new)
             yield block.start("exp", softmax, f"softmax {n}").done()
-            pv = block.start("tensor", values, f"P V {n}", lambda stage=stage, p=p: p @ ring[stage][1])
+            pv = block.start("tensor", values, f"P V {n}",
+                             lambda stage=stage, p=p: p @ ring[stage][1])
             yield pv.done()
             emptied[stage].arrive(block.actor)
             o, l, m = alpha[:, None] * o + pv.result, alpha * l + p.sum(axis=1), m_new
         O[row] = o / l[:, None]
 
-    block.run({"producer": producer()} | {f"consumer {c}": consumer(c) for c in range(consumers)})
+    consuming = {f"consumer {c}": consumer(c) for c in range(consumers)}
+    block.run({"producer": producer()} | consuming)
     return O, block.clock

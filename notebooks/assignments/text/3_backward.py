@@ -157,7 +157,7 @@ report += check.grouped(grouped, seed=304)
 
 # %% solution="dropped"
 def dropped(q_i, k_j, v_j, do_i, L_i, D_i, kept, p, tau):
-    """(o, dq, dk, dv) of one tile; kept (b, c) is False where a probability is dropped, p is how often that is."""
+    """(o, dq, dk, dv) of one tile; kept (b, c) is False where a probability is dropped."""
     ### BEGIN SOLUTION
     z = kept / (1 - p)
     p_ij = np.exp(tau * (q_i @ k_j.T) - L_i[:, None])

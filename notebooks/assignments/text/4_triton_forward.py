@@ -20,7 +20,7 @@
 # %% locked="setup"
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels run in Python, where a meter can count
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels run in Python
 
 import triton
 import triton.language as tl
@@ -38,7 +38,8 @@ from checks import triton_steps as check
 
 # %% solution="one_tile"
 @triton.jit
-def one_tile(Q, K, V, O, scale_log2, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
+def one_tile(Q, K, V, O, scale_log2,
+             B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
     ### BEGIN SOLUTION
     row, col, e = tl.arange(0, B_r), tl.arange(0, B_c), tl.arange(0, d)
     q = tl.load(Q + row[:, None] * d + e[None, :])
@@ -62,7 +63,8 @@ report += check.one_tile(one_tile, [check.Case(16, 16, 64, 16, 16, size=2.0, see
 
 # %% solution="loop"
 @triton.jit
-def loop(Q, K, V, O, L, N_k, scale_log2, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
+def loop(Q, K, V, O, L, N_k, scale_log2,
+         B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
     ### BEGIN SOLUTION
     row, e = tl.program_id(0) * B_r + tl.arange(0, B_r), tl.arange(0, d)
     q = tl.load(Q + row[:, None] * d + e[None, :])
@@ -96,7 +98,8 @@ report += check.loop(loop, [check.Case(48, 32, 16, 16, 32, seed=402, tau=0.3)], 
 
 # %% solution="full"
 @triton.jit
-def full(Q, K, V, O, L, N_q, N_k, scale_log2, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
+def full(Q, K, V, O, L, N_q, N_k, scale_log2, CAUSAL: tl.constexpr,
+         B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
     ### BEGIN SOLUTION
     first = tl.program_id(0) * B_r
     row, e = first + tl.arange(0, B_r), tl.arange(0, d)

@@ -38,7 +38,8 @@ heads, N, d, B_r, B_c = 32, 4096, 128, 128, 64
 
 # %% solution="by_hand"
 def by_hand():
-    """Return {"thread blocks": …, "waves on an A100": …, "KiB of shared memory": …, "MiB moved": …}."""
+    """Return {"thread blocks": …, "waves on an A100": …,
+    "KiB of shared memory": …, "MiB moved": …}."""
     ### BEGIN SOLUTION
     return {
         "thread blocks": heads * N // B_r,

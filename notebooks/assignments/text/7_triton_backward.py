@@ -24,7 +24,7 @@
 # %% locked="setup"
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels run in Python, where a meter can count
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels run in Python
 
 import triton
 import triton.language as tl
@@ -60,7 +60,8 @@ report += check.row_dots(row_dots, [check.Case(33, 33, 16, 16, 16, seed=701, tau
 
 # %% solution="tile"
 @triton.jit
-def tile(Q, K, V, dO, L, D, dQ, dK, dV, tau, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
+def tile(Q, K, V, dO, L, D, dQ, dK, dV, tau,
+         B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
     ### BEGIN SOLUTION
     row, col, e = tl.arange(0, B_r), tl.arange(0, B_c), tl.arange(0, d)
     at_row, at_col = row[:, None] * d + e[None, :], col[:, None] * d + e[None, :]
@@ -89,9 +90,8 @@ report += check.tile(tile, [check.Case(16, 16, 64, 16, 16, size=2.0, seed=702, t
 
 # %% solution="columns"
 @triton.jit
-def columns(
-    Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr
-):
+def columns(Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr,
+            B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
     ### BEGIN SOLUTION
     first = tl.program_id(0) * B_c
     col, e = first + tl.arange(0, B_c), tl.arange(0, d)
@@ -131,7 +131,8 @@ report += check.columns(columns, [("hidden", case) for case in hidden], seed=0)
 
 # %% solution="rows"
 @triton.jit
-def rows(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
+def rows(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr,
+         B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
     ### BEGIN SOLUTION
     first = tl.program_id(0) * B_r
     row, e = first + tl.arange(0, B_r), tl.arange(0, d)
@@ -169,9 +170,8 @@ report += check.rows(rows, [("hidden", case) for case in hidden], seed=0)
 
 # %% solution="one_pass"
 @triton.jit
-def one_pass(
-    Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr
-):
+def one_pass(Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr,
+             B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
     ### BEGIN SOLUTION
     first = tl.program_id(0) * B_c
     col, e = first + tl.arange(0, B_c), tl.arange(0, d)

@@ -76,11 +76,12 @@ from checks import detective as check
 
 # %%
 rows = np.random.default_rng(0).standard_normal((24, 4))
-print("clocks:", pipeline(rows, rows[:4], rows[:4], False, 2, 2, copy=600, scores=256, softmax=512, values=256)[1])
+usual = dict(copy=600, scores=256, softmax=512, values=256)
+print("clocks:", pipeline(rows, rows[:4], rows[:4], False, 2, 2, **usual)[1])
 
 # %% solution="hang"
 def hang():
-    """The line, its cause, what mends it, a run that hangs, a run with at least two tiles that does not."""
+    """Line, cause, mend, a run that hangs, one of at least two tiles that does not."""
     ### BEGIN SOLUTION
     return dict(
         line='emptied = [Barrier(f"stage {s} emptied", consumers + 1) for s in range(stages)]',
@@ -107,7 +108,7 @@ report += keys.named("hang", hang, seed=0)
 
 # %% solution="race"
 def race():
-    """The line, its cause, what mends it, a run whose O is wrong, a run with at least two tiles whose O is right."""
+    """Line, cause, mend, a run that is wrong, one of at least two tiles that is right."""
     ### BEGIN SOLUTION
     return dict(
         line="emptied[stage].arrive(block.actor)",
@@ -139,7 +140,7 @@ report += keys.named("race", race, seed=0)
 
 # %% solution="wrong"
 def wrong():
-    """The line, its cause, what mends it, sizes for which O is wrong, sizes for which it is right."""
+    """Line, cause, mend, sizes for which O is wrong, sizes for which it is right."""
     ### BEGIN SOLUTION
     return dict(
         line="seen = real & (col <= N_k)[None, :]",

@@ -29,7 +29,7 @@
 # %% locked="setup"
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels run in Python, where a meter can count
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels run in Python
 
 import torch  # noqa: F401 — rung 03's forward uses it
 import triton
@@ -55,10 +55,9 @@ from checks import climb as check
 
 # %% solution="kernel"
 @triton.jit
-def climbed(
-    Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr
-):
-    """One program computes B_r rows of one head: O, and L, the natural logarithm of each row's sum of exponentials."""
+def climbed(Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr,
+            d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
+    """B_r rows of one head: O, and L, the natural log of a row's sum of exponentials."""
     ### BEGIN SOLUTION
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     Q, K, V = Q + head * N_q * d, K + head * N_k * d, V + head * N_k * d
@@ -114,7 +113,7 @@ def take(o, l, m, q, k, v, seen, tau_log2, MASKED: tl.constexpr):
 
 # %% solution="sizes"
 def sizes(d):
-    """B_r and B_c: powers of two from 16 to 256; num_warps: 1, 2, 4 or 8; num_stages: 1 to 8."""
+    """B_r, B_c: powers of two, 16 to 256; num_warps: 1, 2, 4 or 8; num_stages: 1 to 8."""
     ### BEGIN SOLUTION
     return dict(B_r=64, B_c=64, num_warps=4, num_stages=3)
 
