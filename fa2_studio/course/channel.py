@@ -53,6 +53,8 @@ def _packed(value, refer):
         return int(value) if abs(value) < 2**63 else {"opaque": "int of more than 63 bits"}
     if value is None or isinstance(value, (bool, str)) or type(value) is float:
         return value
+    if not refer and hasattr(value, "__array__") and not isinstance(value, np.generic):  # such as a tensor of torch
+        value = np.asarray(value)
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in NUMBERS:
         axes = np.argsort([-abs(step) for step in value.strides], kind="stable").tolist()
         data = np.asarray(value).transpose(axes).tobytes()  # the layout stays: it may be what a kernel trips over

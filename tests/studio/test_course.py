@@ -11,7 +11,7 @@ import numpy as np
 from checks import guard
 from checks.cells import described
 from course_play import outcome as played
-from course_wrong import GAINS, SLIPS, WRONG
+from course_wrong import GAINS, SLIPS, UNUSUAL, WRONG
 
 from fa2_lab.kernels import interpreter
 from fa2_studio.course import notebooks, seeds
@@ -156,6 +156,12 @@ def test_a_slip_is_named(number, pairs, hint):
     steps = {"1": ["update", "merge", "finalize"], "2": ["kind", "row_block"]}[number]
     _, printed = played(steps_alone(with_answer(name, list(pairs), list(pairs.values())), steps))
     assert re.search(rf"hint +.*{re.escape(hint)}", printed), printed
+
+
+@pytest.mark.parametrize(("number", "right", "otherwise"), UNUSUAL)
+def test_what_is_right_in_another_way_has_full_marks(number, right, otherwise):
+    points, printed = played(with_answer(notebooks.named(number).name, right, otherwise))
+    assert points == notebooks.steps(source(notebooks.named(number))), printed
 
 
 @pytest.mark.parametrize("name", GAINS)

@@ -56,8 +56,8 @@ def lawful(function: ast.FunctionDef, known: set[str]) -> None:
             what = f"the name {node.id!r}"
         if what or own & PLAIN:
             raise NotAllowed(
-                f"{function.name} uses {what or sorted(own & PLAIN)}: a kernel knows tl, its arguments, numbers, and "
-                "other functions under @triton.jit"
+                f"{function.name} uses {what or sorted(own & PLAIN)}: a kernel knows what this Triton has "
+                "in tl, its arguments, numbers, and other functions under @triton.jit"
             )
 
 

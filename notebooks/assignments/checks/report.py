@@ -104,6 +104,8 @@ def words_of(error: BaseException) -> tuple[str, str]:
 # Comparing ------------------------------------------------------------------------------------------------------
 
 
+ROUNDED_BY = 1e-5  # of the largest entry: float32 is as near, and so is a small number that was added
+ROUNDED = "Right to five digits: is something rounded to float32, or a small number added so that nothing is 0?"
 NAN = "NaN comes from −inf − (−inf), from 0 / 0 or from 0 · inf: which of them can happen here?"
 
 
@@ -121,8 +123,10 @@ def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=N
     if far.any():
         at = tuple(int(x) for x in np.argwhere(far)[0])
         label = f"{name}[{', '.join(map(str, at))}]" if at else name
-        expected, came = (f"{label} = {number(x[at])}" for x in (want, got))
-        hint = slip_of(got, want, slips, 10 * tolerance * size) or hint or (NAN if np.isnan(got[at]) else "")
+        expected, came = (f"{label} = {number}" for number in numbers(want[at], got[at]))
+        is_near = np.allclose(got, want, rtol=0.0, atol=ROUNDED_BY * size)
+        hint = slip_of(got, want, slips, 10 * tolerance * size) or (ROUNDED if is_near else hint)
+        hint = hint or (NAN if np.isnan(got[at]) else "")
         where = place(at) if place and at else f"row {at[0]}" if at else ""
         count = f"; {int(far.sum())} of {far.size} entries differ" if far.size > 1 else ""
         raise Failed(expected, came, where + count, hint)
@@ -163,9 +167,10 @@ def parts(name: str, got, count: int, hint: str = "") -> tuple:
     return tuple(got)
 
 
-def number(x) -> str:
-    """A number short enough to read, exact enough to tell apart."""
-    return f"{float(x):.6g}"
+def numbers(a, b) -> list[str]:
+    """Two numbers, short enough to read, exact enough to tell apart."""
+    short, long = ([f"{float(x):.{digits}g}" for x in (a, b)] for digits in (6, 15))
+    return short if short[0] != short[1] else long
 
 
 def tile_place(B_r: int, row: str = "row"):

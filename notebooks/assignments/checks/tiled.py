@@ -120,11 +120,11 @@ def forward(report: Report, function, seed: int = 0) -> None:
             check_result(run(function, case), case)
 
 
-def check_result(ran: Run, case: Case) -> None:
+def check_result(ran: Run, case: Case, hint: str = "") -> None:
     """What was stored, against the dense result."""
     for name, want in zip("OL", truth.forward(case), strict=True):
         got = ran.outputs[name]
-        hint = "The outputs started as NaN: was this row stored?" if np.isnan(got).any() else ""
+        hint = "The outputs started as NaN: was this row stored?" if np.isnan(got).any() else hint
         place = tile_place(case.B_r)
         equal(name, got, want, place=place, hint=hint, slips=lambda name=name: slips.of_rows(case, name))
 
@@ -141,7 +141,7 @@ def traffic(report: Report, function, cases=tuple(METERED)) -> None:
 
 
 MORE = "Is a block loaded more than once, or for a tile that no row sees?"
-LESS = "The chip holds one block at a time: is more than a block loaded at once, or something read without indexing?"
+LESS = "The chip holds one block at a time: is more kept there, or something read without indexing, or never loaded?"
 
 
 def check_moved(ran: Run, form, tensors: tuple, may_move_less: str = "") -> None:
@@ -187,7 +187,7 @@ def operations(report: Report, function, cases=tuple(METERED)) -> None:
         exponentials, other = ops["exp"] + io.rows_visited(cut), io.not_matmul(ops) + io.scores_visited(cut) + rows
         limits = {
             "matmul FLOPs": (ops["matmul"], ops["matmul"], "Two products for each tile, by @."),
-            "exponentials": (ops["exp"], exponentials, "One for each score, one for each row and tile."),
+            "exponentials": (io.scores_visited(cut), exponentials, "One for each score, one for each row and tile."),
             "divisions": (1, case.N_q + rows, "FA1 divides in every tile. When is one division enough?"),
             "everything else": (1, other, "What multiplies a whole block in every tile? Only α has to."),
         }
@@ -265,5 +265,5 @@ def hold_little(report: Report, function, is_asked: bool = True) -> None:
 def correct(function, case: Case) -> Run:
     """A metered run whose counts mean something: its result is right."""
     ran = run(function, case)
-    check_result(ran, case)
+    check_result(ran, case, "What is counted has to be right first: look at steps 2 and 3.")
     return ran

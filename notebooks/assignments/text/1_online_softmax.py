@@ -16,7 +16,8 @@
 # **How it is graded.** Each step is checked on its own; parts of a step give parts of its points. A check that fails says
 # what it expected, what came, where the two first differ, and gives a hint. When your work is graded, more cases run than
 # you see here. A slip costs once: where a later step uses an earlier one that is wrong, it is tried again with a right one.
-# Cells you add are yours; the locked ones are put back as they were. A step has 60 seconds. To run all checks at once:
+# Arrays are float64, and so are right results: float32 on the way loses points. Cells you add are yours; the locked ones are
+# put back as they were. A step has 60 seconds. To run all checks at once:
 # `python -m checks 1_online_softmax.ipynb`.
 #
 # **Off limits.** You may use NumPy. While your work is graded, `fa2_lab` is not there (its checks do nothing, everything
@@ -138,5 +139,7 @@ def _usual(a, b):
 
 
 swapped = lambda a, b: check.right_merge((b[0], *a[1:]), (a[0], *b[1:]))  # noqa: E731
+higher = lambda a, b: tuple(x + (n == 0) for n, x in enumerate(check.right_merge(a, b)))  # noqa: E731
 wrong = {"averages two outputs": _averages, "drops the lighter side": _heavier, "swaps the two factors": swapped}
+wrong["gives a maximum that is too large, and with it L"] = higher
 report = check.own_test(test_merge, wrong, {"the usual merge": _usual})

@@ -116,7 +116,7 @@ def fits(chip, B_r, B_c, d, stages, warps):
 
 # %% test="fits" points=3
 report = check.fits(fits)
-report += check.fits(fits, [(CHIPS["L40S"], (128, 64), 96), (CHIPS["GeForce RTX 3090"], (64, 128), 128)])
+report += check.fits(fits, [(CHIPS["H100 SXM"], (128, 128), 176), (CHIPS["GeForce RTX 3090"], (64, 128), 128)])
 
 # %% [markdown]
 # ## 5. The choice
