@@ -21,6 +21,7 @@ MASKED_P = "tl.where(seen, tl.exp(s - L_i[:, None]), 0.0)"
 UNMASKED = """p = P
         ds = p * (tl.dot(do, v.T, input_precision="ieee") - D_i[:, None])
         dq"""
+V_T = "dp = tl.dot(do, v.T"
 RACE = """        dq = tl.load(dQ + at_row, mask=real, other=0.0)
         tl.store(dQ + at_row, dq + tau * tl.dot(ds, k, input_precision="ieee"), mask=real)"""
 EXCHANGE = """        dq = tl.atomic_add(dQ + at_row, 0.0, mask=real) + tau * tl.dot(ds, k, input_precision="ieee")
@@ -140,11 +141,12 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      ["its score is −inf"]),
     (SEVENTH, "tl.sum(o * do, 1)", "tl.sum(o, 1)", {"row_dots": 0.0}, ["NOT YET N_q 64", "sum over d of dO times O"]),
     (SEVENTH, "tl.exp(s - tl.load(L", "tl.exp2(s - tl.load(L", {"tile": 0.0}, ["hint exp2 of a natural score"]),
+    (SEVENTH, V_T + ', input_precision="ieee")\n    ds', V_T + ")\n    ds", {"tile": 0.0}, ["came in tf32"]),
     (SEVENTH, "tau * tl.dot(ds.T, q", "tl.dot(ds.T, q", {"tile": 2.67}, ["came dK[0, 0] = ", "hint τ is missing"]),
     (SEVENTH, NO_D, NO_D.replace("(dp - D_i[:, None])", "dp"), {"columns": 0.0}, ["hint D is missing: dS"]),
     (SEVENTH, "dq += tl.dot", "dq = tl.dot", {"rows": 0.0}, ["Only the last column block's part is here"]),
     (SEVENTH, UNMASKED.replace("P", MASKED_P), UNMASKED.replace("P", "tl.exp(s - L_i[:, None])"), {"rows": 0.9},
-     ["NOT YET all scores near −100", "It was stored, and is NaN: memory behind the end is, and 0 · ∞"]),
+     ["NOT YET all scores near −100", "Stored, and NaN: memory behind the end is, and 0 · ∞"]),
     (SEVENTH, "tl.store(dV + at_col, tl.dot(p.T, do, input_precision=\"ieee\"))", "pass", {"tile": 2.67},
      ["came dV[0, 0] = nan", "The outputs start as NaN: was this row stored?"]),
     (SEVENTH, "tl.store(dQ + at_row, tau * dq, mask=real)", "tl.store(dQ + at_row, tau * dq)", {"rows": 0.6},
@@ -163,6 +165,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (EIGHTH, SERIAL.replace(WAITS, ""), SERIAL, {"race": 4.0}, ["clocks", "Copies and products must still overlap"]),
     (EIGHTH, "hides=dict(copy=600)", "hides=dict(tiles=1)", {"race": 4.0}, ["expected at least two tiles of keys"]),
     (EIGHTH, '"(col < N_k)[None, :]")', '"(col < N_k - 1)[None, :]")', {"wrong": 4.0}, ["came a wrong answer"]),
+    (EIGHTH, '"(col < N_k)[None, :]")', '"(col < N_k + N_k % 2)[None, :]")', {"wrong": 4.0}, ["'N_k': 61"]),
     (EIGHTH, "hides=dict(N_q=40, N_k=48)", "hides=dict(N_q=40, N_k=47)", {"wrong": 4.0},
      ["with {'heads': 2, 'N_q': 40"]),
     (NINTH, "num_stages=3", "num_stages=1", {"compiled": 3.75}, ["came none: every load is waited for"]),

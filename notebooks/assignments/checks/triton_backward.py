@@ -79,7 +79,7 @@ def compare(names: tuple[str, ...], got: dict, meter: dict, given: dict, case: C
     for name in names:
         hint = ""
         if np.isnan(got[name]).any():
-            hint = "It was stored, and is NaN: memory behind the end is, and 0 · ∞. Mask loads with other=0.0, and p."
+            hint = "Stored, and NaN: memory behind the end is, and 0 · ∞, if L = −∞. Mask loads with other=0.0, and p."
             if meter["stores"][name] + meter["adds"][name] < want[name].size:
                 hint = "The outputs start as NaN: was this row stored?"
         place = tile_place(case.B_r) if name == "dQ" else tile_place(case.B_c, "key")

@@ -15,8 +15,8 @@
 # *Time: 6 to 8 hours. Before this: assignments 3 and 4, chapter 09. Hardware: Linux, for Triton; a GPU is not needed.*
 #
 # **How it is graded.** Your kernels run in Triton's interpreter on one head, fp32, and are held to float64. A meter counts what
-# they load, store, add and multiply. Memory behind the end of every input is NaN; outputs start as NaN. Rows are contiguous:
-# row r of Q starts at `Q + r * d`. Block sizes and d are powers of two of at least 16. The signatures stay as they are.
+# they load, store, add and multiply; products are in full fp32. Memory behind the end of every input is NaN; outputs start as
+# NaN. Rows are contiguous: row r of Q starts at `Q + r * d`. Block sizes and d are powers of two of at least 16. The signatures stay as they are.
 #
 # **Off limits:** all of `fa2_lab`, torch's and other libraries' attention.
 # Everything in NumPy, torch and Triton that is not attention is yours.
