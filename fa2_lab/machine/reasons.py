@@ -125,7 +125,8 @@ def facts() -> dict[tuple[str, bool, int], dict]:
     """What the compiler made of each rung: {(rung, causal, d): its numbers}.
 
     Each has the numbers of COMPILED, keys and consumers. registers: of a thread that multiplies. programs: on an SM at
-    the same time. instructions, exponentials, waits and keys: of the loop without a mask, for one tile.
+    the same time. instructions, exponentials, waits and keys: of the loop without a mask, for one tile, and not of the
+    backward's rungs.
     """
     rows = (recorded("rungs") or {}).get("rungs", [])
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}

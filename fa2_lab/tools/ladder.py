@@ -265,8 +265,8 @@ def numbers(results: Record, old: str, new: str) -> str:
     for d, causal in ((D, False), (D, True), (64, False)):
         facts = [reasons.facts().get((name, causal, d)) for name in (old, new)]
         if all(facts):
-            a, b = ({name: row[name] for name in reasons.COMPILED} for row in facts if row)
-            text += [f"{f'{n}, {MASKS[causal]}, d {d}':48}{a[n]:>8}{b[n]:>8}" for n in a if a[n] != b[n]]
+            a, b = ({name: row[name] for name in reasons.COMPILED if name in row} for row in facts if row)
+            text += [f"{f'{n}, {MASKS[causal]}, d {d}':48}{a[n]:>8}{b[n]:>8}" for n in a if n in b and a[n] != b[n]]
     counted = [reasons.counters(results, name) for name in (old, new)]
     a, b = counted
     text += [f"{n:48}{short(a[n]):>8}{short(b[n]):>8}" for n in a if n in b and differ(a[n], b[n])]
