@@ -111,6 +111,7 @@ def test_a_launch_option_that_does_not_exist_is_refused(option, value):
 def test_what_the_assembler_says_comes_before_what_python_says():
     said = "Traceback\nptxas fatal   : Register allocation failed\n\nRepro command: ptxas a.ptx\n"
     assert reason(said) == "ptxas fatal   : Register allocation failed"
+    assert reason(said.replace("ptxas", "ptxas-blackwell")).startswith("ptxas-blackwell fatal   : Register")  # from 3.9
     assert reason("Traceback\nValueError: no\n") == "ValueError: no" and reason("") == "no reason was given"
     assert reason("Error: at 2:4:\n    m = gl.max(s)\n        ^") == "it stops at `m = gl.max(s)`"
 

@@ -77,7 +77,7 @@ def reason(complaint: str) -> str:
     lines = complaint.strip().splitlines() or ["no reason was given"]
     if lines[-1].strip() == "^":  # Triton shows a line of the kernel and no words
         lines.append(f"it stops at `{lines[-2].strip()}`")
-    return next((line for line in lines if line.startswith("ptxas fatal")), lines[-1])
+    return next((line for line in lines if line.startswith("ptxas") and " fatal " in line), lines[-1])
 
 
 def full_name(name: str) -> str:
