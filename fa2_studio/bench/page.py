@@ -210,12 +210,19 @@ def cell(row: Measurement, name: str) -> str:
 
 
 def standings(runs: list[Record]) -> list[str]:
-    """Suite, direction; for each peer on how many rows we are faster, and how far the ratios reach."""
-    peers = [peer for peer in peers_in(row for run in runs for row in run.rows) if peer != "torch math"]
+    """Suite, direction; for each peer on how many rows we are faster, and how far the ratios reach.
+
+    Who takes part most often comes first: the last columns of a page may be out of sight.
+    """
+    everything = [row for run in runs for row in run.rows]
+    peers = [peer for peer in peers_in(everything) if peer != "torch math"]
+    peers.sort(key=lambda peer: -sum(peer in row.values for row in everything))
 
     def standing(found: list[float]) -> str:
-        ahead = sum(x > 1 for x in found)
-        return f"{ahead} of {len(found)}, {near(min(found))} to {near(max(found))}" if found else "–"
+        if not found:
+            return "–"
+        ahead = f"{sum(x > 1 for x in found)} of {len(found)}"
+        return f"{ahead}<br>{near(min(found))} to {near(max(found))}".replace(" ", "&nbsp;")  # two lines, and no more
 
     lines = []
     for run in runs:
