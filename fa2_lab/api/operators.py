@@ -218,7 +218,7 @@ def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
     """What the ladder takes, besides arrays of four dimensions."""
     given: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
     given["dropout_p"] = options.dropout_p
-    if options.left is not None or options.right is not None:
+    if options.windowed:
         given["window"] = options.left, options.right
     if tensors.seed is not None:
         given["seed"] = int(tensors.seed) % 2**64

@@ -47,6 +47,11 @@ class Options(NamedTuple):
     reference: bool = False  # by the NumPy ladder
 
     @property
+    def windowed(self) -> bool:
+        """Whether rows are bounded by more than the causal mask."""
+        return self.left is not None or self.right is not None
+
+    @property
     def window(self) -> tuple[int | None, int | None]:
         """(left, right) of the diagonal: the causal mask is right = 0."""
         return self.left, 0 if self.causal else self.right

@@ -255,7 +255,7 @@ def described(Q, K, lengths, window, B_r, B_c, starts=None):
     (_, H, N_q, _), (_, H_kv, N_k, _) = ((1, Q[1], Q[0], 0), (1, K[1], K[0], 0)) if starts else (Q, K)
     left, right = window
     sizes = dict(N_q=N_q, N_k=N_k, H=H, group=H // H_kv, B_r=B_r, B_c=B_c, left=left, right=right or 0)
-    flags = dict(KEYS=lengths is not None, RAGGED=True, CAUSAL=right is not None, key_lengths=None)
+    flags = dict(RAGGED=True, CAUSAL=right is not None, key_lengths=lengths)
     cu_q, cu_k = map(Pointer, starts) if starts else (None, None)
     many = dict(cu_q=cu_q, cu_k=cu_k, sequences=len(starts[0]) - 1 if starts else None)
     one = made(GEOMETRY, sizes | flags | many)
@@ -274,7 +274,8 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
     place = described(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
     O, L = np.full(Q.shape, np.nan), np.full(Q.shape[1::-1] if starts else Q.shape[:3], np.nan)
     d, heads = Q.shape[-1], L.size // place.N_q
-    pipes = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), consumers=consumers, O_APART=True, THRIFTY=True, d=d)
+    sizes = SimpleNamespace(consumers=consumers, O_apart=True, thrifty=True, d_pad=d)
+    pipes = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), sizes=sizes)
     pipes.mailbox = Mailbox((forward.NEXT_PACKED if starts else forward.NEXT).value)
     pipes.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)
     pipes.o, turns, blocks = SimpleNamespace(index=lambda c: Held()), [], blocks_of(place.N_q, place, place.B_r)

@@ -158,7 +158,7 @@ def take(c: gl.constexpr, r, pipes, geometry):
     v = pipes.v.take(r).slice(c * COLS, COLS, 0)
     # Each consumer wipes its own 64 rows of K. For dQ it reads the other's, too, but only once that one has arrived at
     # ds_filled, after it has wiped them and fenced.
-    if geometry.KEYS:
+    if geometry.key_lengths is not None:
         real = pipes.mailbox.read(r, "length") - pipes.mailbox.read(r, "col") - c * COLS
         wipe(k, real)
         wipe(v, real)
@@ -293,7 +293,7 @@ def writer(c: gl.constexpr, sums, pipes):
     while steps > 0:
         pipes.mailbox.release(r)
         for m in range(n, n + steps):
-            pipes.turns.add(c, m, pipes.rows, sums, pipes.dq.index(c), CONSUMERS)
+            pipes.turns.add(c, m, pipes.rows, sums, pipes.dq.index(c))
         n += steps
         r += 1
         steps = receive(r, pipes.mailbox)
@@ -313,20 +313,17 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
     None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None, cu_q and cu_k are their starts.
     Whole numbers come one by one: those in a tuple Triton would specialise, and compile the kernel anew for many.
     """
-    KEYS: gl.constexpr = key_lengths is not None
     COLUMNS: gl.constexpr = CONSUMERS * COLS
     _, heads_q, N_q = shape_of(Q)
     _, _, N_k = shape_of(K)
-    key_lengths = key_lengths if KEYS else counter
     BOUNDED: gl.constexpr = CAUSAL or right is not None
     right = 0 if right is None else right
     geometry = Geometry(
-        N_q, N_k, heads_q, group, key_lengths, KEYS, RAGGED, BOUNDED, right, left, SIZES.B_r, COLUMNS, cu_q, cu_k,
-        sequences
+        N_q, N_k, heads_q, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.B_r, COLUMNS, cu_q, cu_k, sequences
     )  # fmt: skip
     IN_TURN: gl.constexpr = turns is not None
     scheduler = Scheduler(counter, block_count(N_k, sequences, COLUMNS), heads, at_once, IN_TURN)
-    turns = new_turns(turns if IN_TURN else counter, CONSUMERS, IN_TURN)
+    turns = new_turns(turns)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, SIZES.B_r], Q.dtype)
     ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, SIZES.B_r], DS)
     part: gl.constexpr = [CONSUMERS, sums.block_shape[0], sums.block_shape[1]]
@@ -338,6 +335,7 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
     mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN and dK.dtype == gl.float32 else NEXT, READERS)
     pipes = BackwardPipes(k, v, rows, ds, ds_filled, dq, mailbox, turns, SIZES)
     fence_async_shared()  # the copy engine must see the barriers
+    # A thread of a consumer has 240 registers, any other 24.
     copies = Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts
     if IN_TURN:
         gl.warp_specialize(
@@ -349,7 +347,7 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
                 (writer, (gl.constexpr(1), sums, pipes)),
             ],
             [4, 1, 1, 1],
-            [SIZES.registers, 24, 24, 24],
+            [240, 24, 24, 24],
         )
     else:
         gl.warp_specialize(
@@ -359,5 +357,5 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
                 (producer, copies),
             ],
             [4, 1],
-            [SIZES.registers, 24],
+            [240, 24],
         )

@@ -29,7 +29,7 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
         return None
     if not host.fits(Q, K, V, key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
-    if sequences and (options.left is not None or options.right is not None):
+    if sequences and options.windowed:
         return None  # of a packed sequence consumers are told too little for a window
     chosen, parts = choose(Q, K, options, key_lengths, same_bits, sequences)
     starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen, sequences)

@@ -25,7 +25,6 @@ class BackwardSizes:
     dk_late: bool  # dK's product starts in the next step, not at the end of its own
     hold_v: bool  # half of V stays in registers
     last_first: bool  # row blocks from the last to the first; the last is seen by all column blocks of a head
-    registers: int = 240  # of a consumer thread
     thrifty: bool = False  # whether the compiler must do with fewer registers than it would
 
     @property

@@ -15,6 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from fa2_lab.kernels.hopper.backward.rows import CONSUMERS
 from fa2_lab.kernels.hopper.backward.sums import as_held
 from fa2_lab.kernels.hopper.shared.mailbox import all_threads
 from fa2_lab.kernels.hopper.shared.pipeline import barriers
@@ -36,10 +37,10 @@ IN_MEMORY = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 class Turns:
     """Counters, all 0 at first: for each consumer's part of a row block, then for its part of a column block.
 
-    Without USED nobody waits, and nobody reads the counters.
+    Without USED nobody waits, and there are no counters.
     """
 
-    counters: gl.tensor  # pointer
+    counters: gl.tensor | gl.constexpr  # pointer, or None
     handed: gl.shared_memory_descriptor  # two barriers a consumer: a part of dQ lies there, and it has been read
     USED: gl.constexpr
 
@@ -58,7 +59,7 @@ class Turns:
             mbarrier.wait(self.handed.index(2 * c + 1), (n & 1) ^ 1)
 
     @gluon.jit
-    def add(self, c: gl.constexpr, n, rows, sums, place, CONSUMERS: gl.constexpr):
+    def add(self, c: gl.constexpr, n, rows, sums, place):
         """Writer: have consumer c's part of the n-th row block added when it is its turn."""
         mbarrier.wait(self.handed.index(2 * c), n & 1)
         number, turn = rows.number(n) * CONSUMERS + c, rows.turn(n)
@@ -84,6 +85,7 @@ class Turns:
 
 
 @gluon.jit
-def new_turns(counters, consumers: gl.constexpr, USED: gl.constexpr):
-    """Turns of so many consumers and their writers."""
-    return Turns(counters, barriers(2 * consumers, 1, USED), USED)
+def new_turns(counters):
+    """Turns of all consumers and their writers."""
+    USED: gl.constexpr = counters is not None
+    return Turns(counters, barriers(2 * CONSUMERS, 1, USED), USED)

@@ -39,7 +39,7 @@ OPAQUE = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
 
 @triton.aggregate
 class ForwardPipes:
-    """The shared memory of one thread block."""
+    """The shared memory of one thread block, and the sizes of the launch."""
 
     q: Ring  # two stages for each consumer, so that the next row block's Q comes early; one where O waits in it
     k: Ring
@@ -47,10 +47,7 @@ class ForwardPipes:
     o: gl.shared_memory_descriptor  # (consumers, …, 64, d): where O waits for its copy to HBM
     ping_pong: PingPong
     mailbox: Mailbox
-    consumers: gl.constexpr
-    O_APART: gl.constexpr  # whether O waits in a place of its own, or in Q's
-    THRIFTY: gl.constexpr  # whether registers are so few that Q's addresses are computed for every tile
-    d: gl.constexpr
+    sizes: gl.constexpr
 
 
 # The producer warp ------------------------------------------------------------------------------------------
@@ -62,6 +59,7 @@ def producer(Q, K, V, pipes, scheduler, geometry):
 
     Consumers release V's tile with the next one of K; so what K's copy has waited for frees the stage of V's, too.
     """
+    CONSUMERS: gl.constexpr = pipes.sizes.consumers
     n = 0  # tiles of K, and of V, so far
     r = 0  # row blocks so far
     t = scheduler.first()
@@ -75,8 +73,8 @@ def producer(Q, K, V, pipes, scheduler, geometry):
             first = here.first_tile(row, end)
             T_c = end - first
             pipes.k.fill(n, K, k_batch, kv_head, (end - 1) * here.B_c, here.N_k)  # FA2.A1.L7
-            for c in gl.static_range(pipes.consumers):
-                pipes.q.fill(r * pipes.consumers + c, Q, batch, head, row + c * ROWS, here.N_q)  # FA2.A1.L4
+            for c in gl.static_range(CONSUMERS):
+                pipes.q.fill(r * CONSUMERS + c, Q, batch, head, row + c * ROWS, here.N_q)  # FA2.A1.L4
             for j in range(1, T_c):
                 pipes.k.fill(n + j, K, k_batch, kv_head, (end - 1 - j) * here.B_c, here.N_k)  # FA2.A1.L7
                 pipes.v.fill(n + j - 1, V, k_batch, kv_head, (end - j) * here.B_c, here.N_k)  # FA2.A1.L7
@@ -111,7 +109,7 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, factor):
         end, first = gl.where(row < here.N_q, here.tiles(row, ROWS, length), begin), begin
         if here.left is not None:
             first = gl.where(row < here.N_q, here.first_tile(row, end), begin)
-        q_tile = r * pipes.consumers + c
+        q_tile = r * pipes.sizes.consumers + c
         q = pipes.q.take(q_tile)
         for j in range(last - end):  # tiles that only lower rows see, or all where these rows lie below the last
             skip(c, n + j, pipes)
@@ -124,7 +122,7 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, factor):
                 for j in range(last - first, last - begin):  # tiles that only upper rows see
                     skip(c, n + j, pipes)
             store(O, L, o, m, l, pipes.o.index(c), batch, head, at, there)
-        if end == first or not pipes.O_APART:
+        if end == first or not pipes.sizes.O_apart:
             tma.store_wait(0)
             pipes.q.release(q_tile)
         n += last - begin
@@ -160,9 +158,9 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
     """All tiles of 64 rows, from right to left: o (64, d), m and l (64, 4)."""
     B_c: gl.constexpr = geometry.B_c
     sees = interval(row, length, geometry)
-    o = gl.zeros([ROWS, pipes.d], gl.float32, accumulator(pipes.d))  # FA2.A1.L5
+    o = gl.zeros([ROWS, pipes.sizes.d_pad], gl.float32, accumulator(pipes.sizes.d_pad))  # FA2.A1.L5
 
-    if geometry.KEYS:  # waits for V before K is released: needs two stages, see forward_kernel()
+    if geometry.key_lengths is not None:  # waits for V before K is released: needs two stages, see forward_kernel()
         wipe(pipes.v.take(n), length - (end - 1) * B_c)
     s = start_scores(c, n, q, pipes)
     pipes.ping_pong.pass_on(c)
@@ -172,12 +170,12 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
         s = mask(s, sees, (end - 1) * B_c)
     m, scale, l = first_state(s, factor)  # FA2.A1.L5
     p, m, scale, l, _ = softmax_step(s, m, scale, l, factor)
-    p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
+    p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.sizes.d_pad)
 
     T_c = end - first
     for j in range(1, T_c):  # FA2.A1.L6
         o, m, scale, l, p = step(c, n + j, o, m, scale, l, p, q, sees, end - 1 - j, pipes, geometry, factor)
-    if pipes.O_APART:  # the next row block's Q may come
+    if pipes.sizes.O_apart:  # the next row block's Q may come
         pipes.q.release(q_tile)
 
     if geometry.left is not None:  # no row sees a key before the first row's first
@@ -226,7 +224,7 @@ def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, fac
         if sees.cuts(j):
             s = mask(s, sees, j * geometry.B_c)
     p_next, m, scale, l, alpha = softmax_step(s, m, scale, l, factor)
-    p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
+    p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.sizes.d_pad)
     # The compiler moves this wait up: maxima and multiply-adds run under P V, exponentials after it. Tied to p_next, so
     # that it stays down here, everything is 1 to 3% slower.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
@@ -241,7 +239,7 @@ def start_scores(c: gl.constexpr, n, q, pipes):
     B_c: gl.constexpr = k.shape[0]
     zero = gl.zeros([ROWS, B_c], gl.float32, accumulator(B_c))
     pipes.ping_pong.wait(c, n)
-    if pipes.THRIFTY:
+    if pipes.sizes.thrifty:
         q = anew(q)
     return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
 
@@ -278,17 +276,14 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, l
     left and right are a window's, or None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None,
     cu_q and cu_k are their starts.
     """
-    KEYS: gl.constexpr = key_lengths is not None
     CONSUMERS: gl.constexpr = SIZES.consumers
     PRODUCER: gl.constexpr = 24 if sequences is None else 32  # its registers: to search for a sequence takes more
     batch, H, N_q = shape_of(Q)
     _, _, N_k = shape_of(K)
-    key_lengths = key_lengths if KEYS else L
     BOUNDED: gl.constexpr = CAUSAL or right is not None
     right = 0 if right is None else right
     geometry = Geometry(
-        N_q, N_k, H, group, key_lengths, KEYS, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c, cu_q, cu_k,
-        sequences
+        N_q, N_k, H, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c, cu_q, cu_k, sequences
     )  # fmt: skip
     scheduler = Scheduler(counter, block_count(N_q, sequences, SIZES.rows), batch * H, at_once, DRAWN=False)
     q = new_ring(Q, CONSUMERS * (2 if SIZES.O_apart else 1), 1)
@@ -302,7 +297,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, l
     v = new_ring(V, SIZES.stages, CONSUMERS, RELEASED=False)  # K's releases tell of it
     ping_pong = new_ping_pong(CONSUMERS, SIZES.ping_pong)
     mailbox = new_mailbox(NEXT if sequences is None else NEXT_PACKED, CONSUMERS)
-    pipes = ForwardPipes(q, k, v, o, ping_pong, mailbox, CONSUMERS, SIZES.O_apart, SIZES.thrifty, K.block_shape[-1])
+    pipes = ForwardPipes(q, k, v, o, ping_pong, mailbox, SIZES)
     fence_async_shared()  # the copy engine must see the barriers
     copies = (Q, K, V, pipes, scheduler, geometry)
     first = (0, O, L, pipes, geometry, factor)

@@ -24,7 +24,7 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
     """
     if Q.shape[-1] not in sizes.DIMENSIONS or not host.fits(Q, K, V, key_lengths):
         return None
-    if windowed(options) and (sequences or Q.shape[-1] > 128):
+    if options.windowed and (sequences or Q.shape[-1] > 128):
         return None
     (batch, H, N_q, _), device = shape(Q), Q.device
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
@@ -43,11 +43,6 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
     return call
 
 
-def windowed(options: Options) -> bool:
-    """Whether rows are bounded by more than the causal mask."""
-    return options.left is not None or options.right is not None
-
-
 def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: bool,
                    sequences: int | None = None) -> Launch:  # fmt: skip
     """One program for each SM; `lengths`: whether there are key_lengths.
@@ -58,7 +53,7 @@ def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: b
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     SMs, group, O = host.multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
     ragged = lengths or sequences is not None
-    if windowed(options):
+    if options.windowed:
         chosen = sizes.choose_for_window(d, causal)
     else:
         chosen = sizes.choose(d, -(-N_q // many), -(-N_k // many), many * batch * H, SMs, causal, lengths)

@@ -58,9 +58,6 @@ SHORT = ForwardSizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 SHORT_HALF = replace(SHORT, B_c=64, stages=6)
 # For d 96 and 128, where rows are long: K and V are read once for 192 of them.
 WIDE = ForwardSizes(64, consumers=3, stages=5, O_apart=False)
-# With a window tiles of 64 keys, too, for both edges cut through some. Its mask takes registers, which are not there
-# beyond d 128.
-WINDOW = {64: HALF[64], 128: WIDE}
 
 # Without a mask all row blocks take the same time, tile · keys / 128 + start, with the keys of whole tiles, and run in
 # rounds, one block to an SM. Only what is of one d_pad is compared.
@@ -107,8 +104,11 @@ def d_padded(d: int) -> int:
 
 
 def choose_for_window(d: int, causal: bool) -> ForwardSizes:
-    """The sizes with a window. Beyond d 64 one without a bound on the right would spill."""
-    return replace(WINDOW[d_padded(d)], thrifty=TIGHT and d > 64 and not causal)
+    """The sizes with a window, up to d 128: tiles of 64 keys, for both its edges cut through some.
+
+    Its mask takes registers. Beyond d 128 there are not enough, and beyond d 64 one that is not causal would spill.
+    """
+    return HALF[64] if d <= 64 else replace(WIDE, thrifty=TIGHT and not causal)
 
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:

@@ -76,8 +76,7 @@ class Geometry:
     N_k: gl.tensor
     H: gl.tensor  # query heads of one batch entry
     group: gl.tensor  # query heads to one head of K and V
-    key_lengths: gl.tensor  # pointer to (batch,) integers; without KEYS nobody reads it
-    KEYS: gl.constexpr  # whether there are key_lengths
+    key_lengths: gl.tensor | gl.constexpr  # pointer to (batch,) integers; or None
     RAGGED: gl.constexpr  # whether a block of keys may reach past the last key
     CAUSAL: gl.constexpr  # whether the interval ends `right` keys after the diagonal, else with the last key
     right: gl.tensor | gl.constexpr
@@ -95,8 +94,8 @@ class Geometry:
             return self
         else:
             return Geometry(
-                N_q, N_k, self.H, self.group, self.key_lengths, self.KEYS, self.RAGGED, self.CAUSAL, self.right,
-                self.left, self.B_r, self.B_c, self.cu_q, self.cu_k, self.sequences
+                N_q, N_k, self.H, self.group, self.key_lengths, self.RAGGED, self.CAUSAL, self.right, self.left,
+                self.B_r, self.B_c, self.cu_q, self.cu_k, self.sequences
             )  # fmt: skip
 
     @gluon.jit
@@ -149,10 +148,7 @@ class Geometry:
     @gluon.jit
     def length(self, batch):
         """How many keys of this batch entry are real."""
-        if self.KEYS:
-            return length_of(self.key_lengths, batch, self.N_k)
-        else:
-            return self.N_k
+        return length_of(self.key_lengths, batch, self.N_k)
 
     @gluon.jit
     def seen(self, row, length):
@@ -194,7 +190,7 @@ class Geometry:
         i = 0
         if self.CAUSAL:
             i = gl.maximum(self.seen_from(col), 0) // self.B_r
-        if self.KEYS:
+        if self.key_lengths is not None:
             i = gl.where(col >= length, gl.cdiv(self.N_q, self.B_r) - 1, i)
         return i
 
@@ -205,14 +201,14 @@ class Geometry:
         if self.left is not None:
             row = gl.minimum(gl.maximum(self.unseen_from(col + self.B_c - 1), 1), self.N_q)
             end = gl.cdiv(row, self.B_r)
-            if self.KEYS:
+            if self.key_lengths is not None:
                 end = gl.where(col >= length, T_r, end)
         return end
 
     @gluon.jit
     def last_column_block(self, i, length):
         """The last column block that visits row block i; the last row block is visited by all."""
-        if self.KEYS:
+        if self.key_lengths is not None:
             length = gl.where((i + 1) * self.B_r >= self.N_q, self.N_k, length)
         return gl.cdiv(self.seen((i + 1) * self.B_r - 1, length), self.B_c) - 1
 
