@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 from triton.errors import TritonError
 
+from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.decode import plan as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
@@ -148,15 +149,15 @@ def hopper_backward(device: torch.device) -> ModuleType | None:
 
 
 def hopper_kernels(device: torch.device) -> tuple[ModuleType | None, ModuleType | None]:
-    """Hopper's forward and backward; None for what this GPU or this Triton does not have."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    """Hopper's forward and backward; None for what this GPU or this Triton does not have. The interpreter runs none."""
+    if device.type != "cuda" or torch.version.hip or interpreter.switched_on():
+        return None, None
+    if torch.cuda.get_device_capability(device) != (9, 0):
         return None, None
     try:
         from fa2_lab.kernels.hopper.forward import launch as forward
     except (ImportError, AttributeError) as error:
         warn_once("Hopper's forward", error)
-        return None, None
-    if not forward.host.multiprocessors(device):
         return None, None
     try:
         from fa2_lab.kernels.hopper.backward import launch as backward

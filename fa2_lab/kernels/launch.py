@@ -101,7 +101,7 @@ def sizes(Q: torch.Tensor, K: torch.Tensor, of: torch.Tensor, streamed: torch.Te
     """The sizes that kernels take as they are. Programs belong to the heads `of` one tensor and stream two like one."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(of)
     found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
-    return found | dict(heads_at_once=heads_at_once(streamed, 8))
+    return found | dict(heads_at_once=heads_at_once(streamed))
 
 
 def window(options: Any) -> tuple:
@@ -109,10 +109,15 @@ def window(options: Any) -> tuple:
     return options.left, triton.language.constexpr(0) if options.causal else options.right
 
 
-def heads_at_once(X: torch.Tensor, megabytes: int) -> int:
-    """How many heads to run side by side, so that what they stream (two tensors like X) stays in the L2 cache."""
+def heads_at_once(X: torch.Tensor) -> int:
+    """How many heads to run side by side, so that what they stream, two tensors like X, stays in 8 MiB of L2."""
     _, _, N, d = shape(X)
-    return max(1, megabytes * MiB // (2 * max(1, N) * d * X.element_size()))
+    return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))
+
+
+def multiprocessors(device: torch.device) -> int:
+    """SMs of a GPU; of one that is not here, an H100's."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def dropout(p: float) -> tuple[int, float]:

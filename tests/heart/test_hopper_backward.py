@@ -15,7 +15,6 @@ from fa2_lab import attention
 from fa2_lab.kernels import choice
 from fa2_lab.kernels.hopper.backward import launch, sizes, sums
 from fa2_lab.kernels.hopper.forward import launch as forward
-from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.prepared import Options
 
 D, LENGTHS = (32, 64, 96, 128), (None, torch.int64, torch.uint8)
@@ -51,24 +50,17 @@ def test_sums_are_put_in_order(W, monkeypatch):
     assert torch.equal(sums.in_order.fn(held.flatten(), W), x)
 
 
-@pytest.fixture
-def some_hopper(monkeypatch):
-    """As if every device were one."""
-    monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
-    return launch
-
-
 TAKEN = [{}, dict(d=96), dict(d=128), dict(scale=2.0**-60)]
 NOT_TAKEN = [dict(d=192), dict(d=80), dict(dtype=torch.float32), dict(scale=0.0), dict(scale=2.0**-61)]
 NOT_TAKEN += [dict(dO_strides=(6400, 3200, 1, 50)), dict(dO_strides=(0, 3200, 64, 1))]
 
 
 @pytest.mark.parametrize("change, fine", [*((x, True) for x in TAKEN), *((x, False) for x in NOT_TAKEN)], ids=str)
-def test_what_it_takes(change, fine, some_hopper):
+def test_what_it_takes(change, fine):
     d, dtype, scale = change.get("d", 64), change.get("dtype", torch.float16), change.get("scale", 0.1)
     Q, K = (torch.empty(2, *shape, d, dtype=dtype, device="meta") for shape in ((2, 50), (1, 70)))
     dO = torch.empty_strided(Q.shape, change.get("dO_strides", Q.stride()), dtype=dtype, device="meta")
-    assert (some_hopper.prepare(dO, Q, K, K, Q, Options(True, scale)) is not None) is fine
+    assert (launch.prepare(dO, Q, K, K, Q, Options(True, scale)) is not None) is fine
 
 
 SMALL = [(64, 4, 128, 264), (64, 4, 512, 264), (96, 4, 256, 132), (128, 4, 256, 132)]
@@ -77,30 +69,30 @@ LARGE += [(32, 1, 128, 0), (32, 4, 2049, 0)]
 
 
 @pytest.mark.parametrize("d, kv_heads, N_k, most", [*SMALL, *LARGE])
-def test_where_there_is_enough_work(d, kv_heads, N_k, most, some_hopper):
+def test_where_there_is_enough_work(d, kv_heads, N_k, most):
     """More than so many blocks of 64 rows."""
     K = torch.empty(1, kv_heads, N_k, d, device="meta")
-    assert some_hopper.enough_work(torch.empty(most // 4 + 1, 4, 64, d, device="meta"), K)
-    assert not most or not some_hopper.enough_work(torch.empty(most // 4, 4, 64, d, device="meta"), K)
+    assert launch.enough_work(torch.empty(most // 4 + 1, 4, 64, d, device="meta"), K)
+    assert not most or not launch.enough_work(torch.empty(most // 4, 4, 64, d, device="meta"), K)
 
 
-def test_few_keys_of_many_rows_are_divided(some_hopper):
+def test_few_keys_of_many_rows_are_divided():
     """The portable kernels would have two programs."""
     Q, more, K = (torch.empty(1, 1, N, 64, device="meta") for N in (512, 513, 128))
-    assert some_hopper.enough_work(more, K) and not some_hopper.enough_work(Q, K)
+    assert launch.enough_work(more, K) and not launch.enough_work(Q, K)
 
 
-def test_of_64_keys_half_a_block_would_be_empty(some_hopper):
+def test_of_64_keys_half_a_block_would_be_empty():
     Q, few, K, more = (
         torch.empty(1, H, N, 128, device="meta") for H, N in ((66, 4000), (65, 4000), (66, 64), (66, 65))
     )
-    assert some_hopper.enough_work(few, K[:, 1:]) and some_hopper.enough_work(Q, more)
-    assert not some_hopper.enough_work(Q, K) and some_hopper.enough_work(Q, K[:, :33])
+    assert launch.enough_work(few, K[:, 1:]) and launch.enough_work(Q, more)
+    assert not launch.enough_work(Q, K) and launch.enough_work(Q, K[:, :33])
 
 
-def test_at_d_32_there_is_never_enough_where_keys_are_few(some_hopper):
+def test_at_d_32_there_is_never_enough_where_keys_are_few():
     Q, K = torch.empty(16, 16, 4096, 32, device="meta"), torch.empty(16, 16, 2048, 32, device="meta")
-    assert some_hopper.enough_work(Q, Q) and not some_hopper.enough_work(Q, K)
+    assert launch.enough_work(Q, Q) and not launch.enough_work(Q, K)
 
 
 def test_parts():
@@ -113,6 +105,8 @@ def test_parts():
     for group, parts in ((4, 1), (8, 2)):  # 64 K/V heads of 3,584 keys: enough for all SMs, but causal parts drift
         assert sizes.parts_for(64 * 28, group * 56, 132, True, group, 128) == parts
         assert sizes.parts_for(64 * 28, group * 56, 132, False, group, 128) == 1
+    for blocks, steps, group, d, parts in ((40, 20, 4, 64, 8), (103, 1648, 8, 128, 16), (1920, 480, 4, 64, 2)):
+        assert sizes.parts_for(blocks, steps, 132, True, group, d) == parts
     for d, parts in ((64, 4), (128, 1)):  # short: the sums of dK and dV cost more, or at d 64 less, than is saved
         assert sizes.parts_for(8 * 17, 17, 132, False, 1, d) == parts
 

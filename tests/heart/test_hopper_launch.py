@@ -2,7 +2,6 @@
 
 from itertools import product
 from math import ceil, log
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,14 +14,14 @@ from fa2_lab.kernels.hopper.backward import sizes as backward_sizes  # noqa: E40
 from fa2_lab.kernels.hopper.forward import launch as forward  # noqa: E402
 from fa2_lab.kernels.hopper.forward import sizes as forward_sizes  # noqa: E402
 from fa2_lab.kernels.prepared import Options  # noqa: E402
+from fa2_lab.kernels.tables import TIGHT  # noqa: E402
 
 SMs = 132
 
 
 @pytest.fixture(autouse=True)
 def some_hopper(monkeypatch):
-    """As if tensors without data were on a GPU of 132 SMs; launches keep what they are called with."""
-    monkeypatch.setattr(host, "multiprocessors", lambda device: SMs)
+    """As if tensors without data were on a GPU; launches keep what they are called with."""
     monkeypatch.setattr(host, "aligned", lambda *tensors: True)
     monkeypatch.setattr(host, "counter_for", lambda X: "counter")
 
@@ -175,11 +174,21 @@ def test_what_the_backward_leaves_to_others(monkeypatch):
     assert [set(map(id, x)) for x in looked_at] == [set(map(id, given)), set(map(id, given[1:4]))]
 
 
-def test_half_of_v_is_held_where_registers_are_left():
-    for kind in ((False, False, False), (True, False, False), (False, True, False), (False, False, True)):
-        chosen = backward_sizes.choose(128, 512, *kind)
-        assert chosen.hold_v is not any(kind)
-    assert [backward_sizes.choose(64, 512, False, False, bits).last_first for bits in (False, True)] == [True, False]
+def test_the_order_of_a_step_is_what_is_fastest_where():
+    """dv_late, dk_late, hold_v, last_first and thrifty, of d, N_q, causal, ragged and same_bits."""
+    for kind, want in {
+        (64, 512, False, True, False): (True, False, False, True, TIGHT),
+        (64, 512, True, False, False): (True, not TIGHT, False, True, TIGHT),
+        (64, 512, False, False, True): (True, False, False, False, TIGHT),
+        (64, 512, True, False, True): (True, not TIGHT, False, False, False),
+        (128, 4096, False, False, False): (TIGHT, False, True, False, False),
+        (128, 2049, True, False, False): (False, not TIGHT, False, False, False),
+        (128, 2048, True, False, False): 5 * (False,),
+        (128, 2048, False, True, False): 5 * (False,),
+        (128, 2048, False, False, True): 5 * (False,),
+    }.items():
+        x = backward_sizes.choose(*kind)
+        assert (x.dv_late, x.dk_late, x.hold_v, x.last_first, x.thrifty) == want, kind
 
 
 def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monkeypatch):
@@ -194,19 +203,6 @@ def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monk
     assert host.counter_for(X) is not first
     stream[0], capturing[0] = 7, True
     assert host.counter_for(X) is not first and host.counter_for(X) is not host.counter_for(X)
-
-
-@pytest.mark.parametrize("change, found", [
-    ({}, 114), (dict(major=10), 0), (dict(minor=1), 0), (dict(hip="6.0"), 0), (dict(interpreted=True), 0),
-    (dict(cpu=True), 0),
-])  # fmt: skip
-def test_a_hopper_is_known_by_its_capability(change, found, monkeypatch):
-    monkeypatch.undo()
-    gpu = SimpleNamespace(**dict(major=9, minor=0, multi_processor_count=114) | change)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    monkeypatch.setattr(torch.version, "hip", change.get("hip"))
-    monkeypatch.setattr(host.interpreter, "switched_on", lambda: change.get("interpreted", False))
-    assert host.multiprocessors(torch.device("cpu" if "cpu" in change else "cuda")) == found
 
 
 def test_as_many_heads_at_once_as_l2_holds():

@@ -146,9 +146,8 @@ def test_all_add_in_one_order_and_nobody_waits_for_ever(n_q, n_k, monkeypatch):
 @pytest.mark.parametrize("d, causal, plan", (
     (64, True, "USUAL"), (64, False, "USUAL"), (128, True, "WIDE"), (128, False, "WIDE"), (256, True, "USUAL"),
 ))  # fmt: skip
-def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan, monkeypatch):
+def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan):
     """Sixteen of 3,000 rows; and all of d is there."""
-    monkeypatch.setattr(forward.host, "multiprocessors", lambda device: 132)
     q = torch.empty(16 * 3000, 2048 // d, d, dtype=torch.float16, device="meta")
     chosen = forward.prepare_launch(q, q, q, Options(causal, 0.1), False, 16).arguments["SIZES"]
     named = forward.sizes.USUAL[d] if plan == "USUAL" else getattr(forward.sizes, plan)
@@ -156,9 +155,8 @@ def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan, mon
 
 
 @pytest.mark.parametrize("d", (64, 128))
-def test_one_long_sequence_among_short_ones_changes_sizes_alone(d, monkeypatch):
+def test_one_long_sequence_among_short_ones_changes_sizes_alone(d):
     """Sixty of 100 rows and one of 16,384: the sizes of a long one, and all else as without the hint."""
-    monkeypatch.setattr(forward.host, "multiprocessors", lambda device: 132)
     q = torch.empty(22384, 2048 // d, d, dtype=torch.float16, device="meta")
     short, long = (
         forward.prepare_launch(q, q, q, Options(True, 0.1, one_long=hint), False, 61).arguments

@@ -41,14 +41,19 @@ def test_each_chip_has_its_family(backend, arch, table, monkeypatch):
     assert tables.family() is getattr(tables, table)
 
 
-@pytest.mark.parametrize("capability, here", [((8, 0), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)])
-def test_hopper_s_kernels_are_for_hopper(capability, here, monkeypatch):
-    host = pytest.importorskip("fa2_lab.kernels.hopper.forward.launch", reason="this Triton's Gluon is too old").host
+@pytest.mark.parametrize("capability, hip, interpreted", [
+    ((9, 0), None, False), ((8, 0), None, False), ((10, 0), None, False), ((12, 0), None, False),
+    ((9, 0), "6.0", False), ((9, 0), None, True),
+])  # fmt: skip
+def test_hopper_s_kernels_are_for_hopper(capability, hip, interpreted, monkeypatch):
+    pytest.importorskip("fa2_lab.kernels.hopper.forward.launch", reason="this Triton's Gluon is too old")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(choice.interpreter, "switched_on", lambda: interpreted)
+    here = capability == (9, 0) and not hip and not interpreted
     assert [x is not None for x in choice.hopper_kernels(torch.device("cuda", 0))] == [here, here]
     assert choice.hopper_kernels(torch.device("cpu")) == (None, None)
-    assert choice.decode.starts_early(torch.device("cuda", 0)) is (capability >= (9, 0))
+    assert choice.decode.starts_early(torch.device("cuda", 0)) is (capability >= (9, 0) and not hip)
 
 
 def test_what_the_compiler_and_the_kernels_are_told(monkeypatch):
@@ -69,9 +74,9 @@ def test_what_the_compiler_and_the_kernels_are_told(monkeypatch):
 
 def test_heads_at_once_stream_no_more_than_is_given():
     """K and V of a head of 1024 rows, d 64, fp16 are 256 KiB together."""
-    assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, dtype=torch.float16, device="meta"), 8) == 32
-    assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, device="meta"), 8) == 16
-    assert launch.heads_at_once(torch.empty(1, 1, 2**20, 256, device="meta"), 8) == 1
+    assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, dtype=torch.float16, device="meta")) == 32
+    assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, device="meta")) == 16
+    assert launch.heads_at_once(torch.empty(1, 1, 2**20, 256, device="meta")) == 1
 
 
 # Where programs and heads lie ---------------------------------------------------------------------------------

@@ -176,10 +176,8 @@ def fail_for(real, *names):
 @pytest.mark.parametrize("missing", ("forward", "backward"))
 def test_hopper_s_kernels_that_cannot_be_imported_are_named_once(missing, monkeypatch):
     pytest.importorskip("fa2_lab.kernels.hopper.forward.launch", reason="this Triton's Gluon is too old")
-    from fa2_lab.kernels.hopper.forward import launch as forward
-
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(forward.host, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(choice.interpreter, "switched_on", lambda: False)
     monkeypatch.setitem(sys.modules, f"fa2_lab.kernels.hopper.{missing}", None)
     monkeypatch.delitem(sys.modules, f"fa2_lab.kernels.hopper.{missing}.launch", raising=False)
     with pytest.warns(RuntimeWarning, match=f"cannot compile Hopper's {missing}"):
@@ -188,8 +186,6 @@ def test_hopper_s_kernels_that_cannot_be_imported_are_named_once(missing, monkey
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         choice.hopper_kernels(torch.device("cuda", 0))
-    monkeypatch.setattr(forward.host, "multiprocessors", lambda device: 0)  # as it is where the interpreter is on
-    assert choice.hopper_kernels(torch.device("cuda", 0)) == (None, None)
 
 
 def test_what_stands_in_keeps_no_tensor(hopper):

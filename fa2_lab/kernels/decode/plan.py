@@ -165,7 +165,7 @@ def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
     if interpreter.switched_on():
         SMs, found, registers = 1, INTERPRETED, None
     else:
-        SMs, table = multiprocessors(Q.device), entries()
+        SMs, table = launch.multiprocessors(Q.device), entries()
         found = next(Entry(*table[case][d_pad]) for case in cases(Q, shape, SMs, B_r) if d_pad in table.get(case, ()))
         registers = None if table is FOR_CDNA else found.registers
     stages = found.stages + PAGED * (shape.page > 0 and found.stages > 2)
@@ -196,11 +196,6 @@ def entries() -> dict:
     theirs = tables.family()
     ours = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
     return next((table for sizes, table in ours if sizes is theirs), FOR_AMPERE)
-
-
-def multiprocessors(device: torch.device) -> int:
-    """SMs of a GPU; of one that is not here, an H100's."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def starts_early(device: torch.device) -> bool:

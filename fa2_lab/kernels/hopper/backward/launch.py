@@ -13,7 +13,7 @@ from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.backward.sums import after_kernel, before_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
-from fa2_lab.kernels.launch import Launch, on_device_of, programs, shape, strides
+from fa2_lab.kernels.launch import Launch, multiprocessors, on_device_of, programs, shape, strides
 from fa2_lab.kernels.prepared import Options
 
 
@@ -69,7 +69,7 @@ def choose(Q: Tensor, K: Tensor, options: Options, key_lengths: Tensor | None, s
     N_q = -(-N_q // (sequences or 1))
     chosen = sizes.choose(d, N_q, causal, ragged(K, key_lengths, sequences), same_bits)
     column_blocks, group = programs(K, 128, sequences), H // H_kv
-    steps, SMs = group * -(-N_q // chosen.B_r), host.multiprocessors(Q.device)
+    steps, SMs = group * -(-N_q // chosen.B_r), multiprocessors(Q.device)
     return chosen, sizes.parts_for(column_blocks, steps, SMs, causal, group, chosen.d_pad)
 
 
@@ -116,7 +116,7 @@ def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
         columns = tuple(describe(torch.empty_like(X, device="meta"), 64) for X in (K, V))
     sums = lines(starts, (1, 2 * chosen.B_r)), lines(dQ_sums, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
-    SMs, column_blocks = host.multiprocessors(Q.device), programs(K, 128, sequences)
+    SMs, column_blocks = multiprocessors(Q.device), programs(K, 128, sequences)
     many = sequences or 1
     if same_bits:
         at_once = parts * sizes.at_once_in_turn(-(-N_q // many), d, H // H_kv)
@@ -149,4 +149,4 @@ def prepare_after(Q: Tensor, K: Tensor, V: Tensor, options: Options, chosen: siz
 def enough_work(Q: Tensor, K: Tensor) -> bool:
     """Whether this kernel is the fastest for such a call."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
-    return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, host.multiprocessors(Q.device))
+    return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, multiprocessors(Q.device))

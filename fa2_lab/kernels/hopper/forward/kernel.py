@@ -157,8 +157,9 @@ def skip(c: gl.constexpr, n, pipes):
 def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, factor):
     """All tiles of 64 rows, from right to left: o (64, d), m and l (64, 4)."""
     B_c: gl.constexpr = geometry.B_c
+    d: gl.constexpr = pipes.sizes.d_pad
     sees = interval(row, length, geometry)
-    o = gl.zeros([ROWS, pipes.sizes.d_pad], gl.float32, accumulator(pipes.sizes.d_pad))  # FA2.A1.L5
+    o = gl.zeros([ROWS, d], gl.float32, accumulator(d))  # FA2.A1.L5
 
     if geometry.key_lengths is not None:  # waits for V before K is released: needs two stages, see forward_kernel()
         wipe(pipes.v.take(n), length - (end - 1) * B_c)
@@ -170,7 +171,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
         s = mask(s, sees, (end - 1) * B_c)
     m, scale, l = first_state(s, factor)  # FA2.A1.L5
     p, m, scale, l, _ = softmax_step(s, m, scale, l, factor)
-    p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.sizes.d_pad)
+    p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, d)
 
     T_c = end - first
     for j in range(1, T_c):  # FA2.A1.L6

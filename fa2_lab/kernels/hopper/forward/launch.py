@@ -11,7 +11,7 @@ from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
-from fa2_lab.kernels.launch import Launch, on_device_of, programs, shape
+from fa2_lab.kernels.launch import Launch, multiprocessors, on_device_of, programs, shape
 from fa2_lab.kernels.prepared import Options
 
 
@@ -51,7 +51,7 @@ def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: b
     """
     causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
-    SMs, group, O = host.multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
+    SMs, group, O = multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
     ragged = lengths or sequences is not None
     if options.windowed:
         chosen = sizes.choose_for_window(d, causal)
@@ -72,4 +72,4 @@ def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: b
 def enough_work(Q: Tensor, K: Tensor) -> bool:
     """Whether this kernel is the fastest for such a call."""
     (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
-    return sizes.enough_work(d, N_q, N_k, batch * H, host.multiprocessors(Q.device))
+    return sizes.enough_work(d, N_q, N_k, batch * H, multiprocessors(Q.device))

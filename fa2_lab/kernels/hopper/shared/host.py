@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable
 from fa2_lab.kernels.launch import addresses, current_stream
 from fa2_lab.kernels.prepared import prepared
@@ -35,21 +34,10 @@ def evenly(heads: int, least: int) -> int:
     return min(range(least, 2 * least), key=lambda n: -heads % n)
 
 
-def multiprocessors(device: torch.device) -> int:
-    """How many SMs a GPU has; 0 if it is no Hopper, or the kernels were made for the interpreter."""
-    if device.type != "cuda":
-        return 0
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip or (properties.major, properties.minor) != (9, 0) or interpreter.switched_on():
-        return 0
-    return properties.multi_processor_count
-
-
 def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
     """Whether tensors of this kind can be taken, if they are aligned and the sizes know their d."""
     return (
-        multiprocessors(Q.device) > 0
-        and Q.dtype in HALVES
+        Q.dtype in HALVES
         and Q.dtype == K.dtype == V.dtype
         and K.shape == V.shape
         and all(copyable(X.shape, X.stride()) for X in (Q, K, V))
