@@ -39,7 +39,7 @@ CASES = [  # batch, H, H_kv, N_q, N_k, d, causal, with key_lengths, packed seque
     ((3, 16, 4, 4096, 4096, 128), True, False, None),
     ((8, 16, 4, 8192, 8192, 64), True, False, None),
     ((1, 4, 2, 1024, 1024, 128), False, False, 4),  # rows in whole tiles: a sequence need not be
-    ((1, 4, 1, 1024, 1024, 64), True, False, 2),
+    ((1, 40, 20, 1024, 1024, 64), True, False, 2),
     ((1, 2, 2, 64, 128, 32), False, False, None),
 ]
 
@@ -87,6 +87,8 @@ def test_the_forward_s_windows_have_sizes_of_their_own(options, monkeypatch):
     monkeypatch.setattr(backward, "Launch", lambda *setting, **arguments: told.append(arguments))
     backward.prepare(Q, Q, K, K, Q, options)
     assert (told[1]["CAUSAL"], told[1]["left"], told[1]["right"]) == (options.causal, options.left, options.right)
+    assert told[1]["at_once"] == told[1]["heads"] > 1, "as under the causal mask"
+    assert not backward.choose(*tensors(1, 2, 1, 500, 640, 128), options, None, False, None)[0].hold_v
     packed = tensors(1, 2, 1, 500, 600, 64, packed=True)
     assert forward.prepare(packed[0], packed[1], packed[1], options, sequences=2) is None
     assert backward.prepare(packed[0], packed[0], packed[1], packed[1], packed[0], options, sequences=2) is None
@@ -137,7 +139,12 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     assert programs == min(SMs, column_blocks * parts) and counter == "counter"
     assert (args["RAGGED"], args["CAUSAL"], args["group"], args["parts"]) == (ragged, causal, group, parts)
     assert {x.block_shape[-1] for x in made[:4]} == {chosen.d_pad}
-    assert args["heads"] == batch * H_kv * parts >= args["at_once"] >= 1
+    if same_bits:
+        at_once = parts * backward_sizes.at_once_in_turn(ceil(N_q / many), d, group)
+    else:
+        blocks = ceil(column_blocks / (batch * H_kv * many))
+        at_once = backward_sizes.at_once(blocks, batch * H_kv * parts, SMs, causal, group)
+    assert args["heads"] == batch * H_kv * parts and args["at_once"] == min(args["heads"], at_once)
     assert args["T_r"] * batch * H == row_blocks == len(start) and start.shape[1] == 2 * chosen.B_r
 
     tile = 64 * chosen.d_pad  # numbers of 64 rows

@@ -54,6 +54,8 @@ def test_hopper_s_kernels_are_for_hopper(capability, hip, interpreted, monkeypat
     assert [x is not None for x in choice.hopper_kernels(torch.device("cuda", 0))] == [here, here]
     assert choice.hopper_kernels(torch.device("cpu")) == (None, None)
     assert choice.decode.starts_early(torch.device("cuda", 0)) is (capability >= (9, 0) and not hip)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=114))
+    assert [launch.multiprocessors(torch.device(name)) for name in ("cuda", "meta")] == [114, 132]
 
 
 def test_what_the_compiler_and_the_kernels_are_told(monkeypatch):

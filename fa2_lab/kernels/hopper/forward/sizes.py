@@ -106,7 +106,8 @@ def d_padded(d: int) -> int:
 def choose_for_window(d: int, causal: bool) -> ForwardSizes:
     """The sizes with a window, up to d 128: tiles of 64 keys, for both its edges cut through some.
 
-    Its mask takes registers. Beyond d 128 there are not enough, and beyond d 64 one that is not causal would spill.
+    Its mask takes registers: beyond d 128 there are not enough, and beyond d 64 some without a bound on the right would
+    spill. A bound that is not the causal mask's is not told apart.
     """
     return HALF[64] if d <= 64 else replace(WIDE, thrifty=TIGHT and not causal)
 
