@@ -59,9 +59,10 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
 # Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
 # At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. At d 32 this kernel multiplies as many zeros as numbers,
 # and is still faster from 2,049 keys on, with Triton 3.9 by 1.03 to 2.1 times.
-# With grouped heads it is always taken, and where keys are so few that the portable ones, which do not divide them,
-# keep few SMs busy: with three heads, 20,945 rows and 448 keys it is 4 times as fast. (Timed with 128 to 1,024 keys and
-# 4 to 32 heads, at d 32 to 16,384 keys and 512 heads: the GPU from CUDA graphs, the host by its clock.)
+# With grouped heads it is always taken, and where there are more than four rows to a key: the portable ones do not
+# divide keys, and would keep few SMs busy. With three heads, 20,945 rows and 448 keys it is 4 times as fast. (Timed
+# with 128 to 1,024 keys and 4 to 32 heads, at d 32 to 16,384 keys and 512 heads: the GPU from CUDA graphs, the host by
+# its clock.)
 PORTABLE = {32: (2048, math.inf), 64: (512, 2), 96: (256, 1), 128: (256, 1)}  # d: (N_k, 64-row blocks an SM) up to
 
 
