@@ -15,11 +15,11 @@ from .probes import NotAllowed
 PLAIN = {"range", "min", "max", "float", "int", "bool", "abs", "len", "tl", "triton"}  # names that every kernel may use
 OWN = {"torch", "forward"}  # names of the program itself
 SEALED = {"handle", "data", "value", "fn"}  # attributes that lead out of Triton's language
-LAWFUL = (  # all that a kernel is written in
+LAWFUL = (  # no f-string and no `is`: what they give differs between Triton's interpreter and its compiler
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Pass, ast.Return, ast.Assert,
     ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Call, ast.keyword,
-    ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.JoinedStr, ast.FormattedValue, ast.arguments,
-    ast.arg, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+    ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.arguments, ast.arg, ast.expr_context, ast.operator,
+    ast.unaryop, ast.boolop, ast.cmpop,
 )  # fmt: skip
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n"
 
@@ -64,6 +64,8 @@ def lawful(function: ast.FunctionDef, known: set[str]) -> None:
 def leads_out(node: ast.AST, is_inner: bool) -> bool:
     """Whether a name or an attribute leads out of Triton's language. Its modules tl and tl.math are open, for what is
     called and for types; they are no values. `is_inner`: an attribute of the node is asked for, not the node."""
+    if isinstance(node, ast.Compare):
+        return any(isinstance(operator, (ast.Is, ast.IsNot)) for operator in node.ops)
     if isinstance(node, ast.Name):
         return node.id in ("tl", "triton") and not is_inner
     if not isinstance(node, ast.Attribute):
