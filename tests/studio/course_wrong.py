@@ -183,7 +183,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (NINTH, "return dict(B_r=64", "return dict(B_r=48", {"right": 0.0}, ["expected B_r: one of 16, 32", "came 48"]),
     (NINTH, EMPTY, f"    np.exp(l)\n{EMPTY}", {"right": 0.0}, ["climbed uses the name 'np'"]),
     (NINTH, EMPTY, f'    if f"{{d:05}}" == "64":\n        l = l\n{EMPTY}', {"right": 0.0}, ["climbed uses", "d:05"]),
-    (NINTH, EMPTY, f"    if tl.constexpr(3) is 3:\n        l = l\n{EMPTY}", {"right": 0.0}, ["uses 'tl.constexpr(3) is"]),
+    (NINTH, EMPTY, f"    if tl.constexpr(3) is 3:\n        l = l\n{EMPTY}", {"right": 0.0}, ["'tl.constexpr(3) is"]),
     (NINTH, EXP2, POLYNOMIAL, {"compiled": 0.0}, ["two products and an exponential for each score in each loop"]),
     ("1_online_softmax", "np.exp(m - base)", "np.exp(m - bass)", {"update": 0.0, "merge": 3.0}, SLIP),
     ("2_forward", "    N_q = len(Q)\n", DENSE, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
