@@ -21,7 +21,6 @@ MASKED_P = "tl.where(seen, tl.exp(s - L_i[:, None]), 0.0)"
 UNMASKED = """p = P
         ds = p * (tl.dot(do, v.T, input_precision="ieee") - D_i[:, None])
         dq"""
-V_T = "dp = tl.dot(do, v.T"
 RACE = """        dq = tl.load(dQ + at_row, mask=real, other=0.0)
         tl.store(dQ + at_row, dq + tau * tl.dot(ds, k, input_precision="ieee"), mask=real)"""
 EXCHANGE = """        dq = tl.atomic_add(dQ + at_row, 0.0, mask=real) + tau * tl.dot(ds, k, input_precision="ieee")
@@ -40,7 +39,6 @@ WASTE = """    cheap = tl.zeros((B_r, d), tl.float32)  # a loop that has little 
 EXP2 = "    p = tl.exp2(tau_log2 * s - m_new[:, None])\n"
 POLYNOMIAL = f"""    p = tl.maximum(1 + (tau_log2 * s - m_new[:, None]) * {0.6931471805599453 / 4096}, 0.0)
 {"    p = p * p" + chr(10)}""".replace("    p = p * p\n", "    p = p * p\n" * 12)
-SLIP = ["came NameError: name 'bass' is not defined", "line 7 of the cell with update: alpha = np.exp(m - bass)"]
 NOTHING = {"forward": 0.0, "traffic": 0.0, "operations": 0.0}
 BUILT = "the score matrix was built: 144 elements"
 FULL, INIT = "o = tl.zeros((B_r, d), tl.float32)\n    end = N_k\n", "m, l, o = np.full(b, -np.inf)"
@@ -70,11 +68,6 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      {"own": 0.0}, ["ALARM    one that rounds to float32 is right"]),
     ("1_online_softmax", "return m_new, alpha * l", "return np.float32(m_new), alpha * l", {"update": 0.0},
      ["expected m[0] = 0.640422650443282 came m[0] = 0.640422642230988", "hint Right to five digits"]),
-    ("1_online_softmax", ("(*ways, merge(merge(empty, a), merge(merge(b, empty), c)))", "zip(finalize(*way), want)"),
-     ("[merge(a, update(*b, s[:, 8:], v[8:]))]", "zip(finalize(*way)[:1], want)"), {"own": 2.5},
-     ["NOT YET caught: gives a maximum that is too large"]),
-    ("1_online_softmax", 'test_merge(merge):\n    """', 'test_merge(merge):\n    return\n    """', {"own": 0.0},
-     ["let it pass"]),
     ("2_forward", "if col > row_end - 1 + offset", "if col > row_end + offset", {"kind": 0.0, "traffic": 2.0},
      ["expected 'skip'", "came     'diagonal'", "tile (0, 2): rows 0 to 3, columns 4 to 5"]),
     ("2_forward", "        m_new = np.maximum(m, s.max(axis=1))",
@@ -89,6 +82,8 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     ("2_forward", "    (b, d), N_k = q_i.shape, len(K)\n",
      "    (b, d), N_k = q_i.shape, len(K)\n    if causal:\n        np.tri(len(K), len(K), dtype=bool)\n",
      {"memory": 0.0, "forward": 2.0}, ["REFUSED", "a strip of scores, or more, was kept"]),
+    ("2_forward", "alpha = np.exp(m - base)", "alpha = np.exp(m - base) if np.isfinite(m).any() else np.zeros(b)",
+     {"operations": 3.0}, []),
     ("3_backward", "tau * (ds.T @ q_i)", "ds.T @ q_i", {"tile_gradients": 2.29, "backward": 2.67},
      ["NOT YET  dk: all visible", "dk[0, 0]"]),
     ("3_backward", "        dQ[rows] = 0\n", "", {"backward": 2.67, "traffic": 0.0},
@@ -99,8 +94,6 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      {"traffic": 1.0, "operations": 0.67}, ["elements of Q loaded", "Five products for each visited tile"]),
     ("3_backward", Z, "z = kept * 1.0", {"dropped": 0.0, "grouped": 3.0},
      ["NOT YET o: p = 0.25", "1 / (1 − p), once"]),
-    ("3_backward", Z, "z = kept / (1 - p) ** 2", {"dropped": 0.0},
-     ["NOT YET dv: p = 0.6", "what the output was made of"]),
     ("3_backward", DS, "z * " + DS, {"dropped": 1.0}, ["NOT YET dq: p = 0.25", "is not dropped, and D stays"]),
     ("5_break_it", TENSORS, "raise AssertionError", {"forward": 0.0, "backward": 6.0}, ["5 of 5 right ones refused"]),
     ("5_break_it", "size, shift) in enumerate(SHAPES)", "size, shift) in enumerate(SHAPES[:1])",
@@ -117,22 +110,21 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      {"fits": 2.33, "best_blocks": 2.0, "backward_fits": 2.0}, ["expected fits: False", "came True"]),
     ("6_read_the_machine", MOST, MOST.replace("min(255, 65536 // threads // 8 * 8)", "255"), {"fits": 2.83},
      ["NOT YET H100 SXM, tiles 128×128, d 176, 16 warps", "expected fits: False"]),
+    ("6_read_the_machine", ("return [-(-keys // B_c) for keys in sees]", '"thread blocks": heads'),
+     ("import numpy as np\n    return -(-np.array(sees) // B_c)", '"thread blocks": __import__("numpy").int64(heads)'),
+     {"by_hand": 2.0, "writers": 2.0}, []),
     ("6_read_the_machine", "return [-(-keys // B_c) for keys in sees]", "return [keys // B_c for keys in sees]",
      {"writers": 0.57, "backward_traffic": 0.4}, ["expected writers of dQ_0 = 16", "the last row included?"]),
     ("6_read_the_machine", "2 * 4 + 2 * 4 * d)", "2 * 4 + 4 * d)",
      {"backward_traffic": 0.0, "passes": 0.0, "writers": 2.0}, ["is dQ loaded, stored, or both?"]),
-    ("6_read_the_machine", "columns + 3 * 2 * N * d", "columns + 4 * N * d + 3 * 2 * N * d", {"passes": 0.0},
-     ["The first pass no longer touches dQ"]),
     ("6_read_the_machine", "-(-(2 * B_c * d + 2 * B_r * B_c", "-(-(B_c * d + 2 * B_r * B_c", {"backward_fits": 0.0},
      ["dk and dv have B_c rows each"]),
-    (FOURTH, " / tl.sum(p, 1)[:, None]", "", {"one_tile": 0.0, "loop": 4.0},
-     ["expected O[0, 0] = ", "row 0, in row block 0"]),
     (FOURTH, "s = tl.dot(q, k.T, input_precision=\"ieee\") * scale_log2\n    p", "s = tl.dot(q, k) * scale_log2\n    p",
      {"one_tile": 0.0}, ["input and other must have equal reduction dimensions",
      "of the cell with one_tile: s = tl.dot(q, k)", "36 times larger: the same"]),
     (FOURTH, "tl.where(l == 0.0, 1.0, l)", "l", {"full": 4.44}, ["hint These rows see no key: m is −∞ and l is 0"]),
     (FOURTH, "(m + tl.log2(l_safe)) *", "(tl.log2(l_safe) + tl.where(l == 0.0, 0.0, m)) *", {"full": 4.44},
-     ["expected L[0] = -inf", "hint A row that sees no key has L = −∞"]),
+     ["expected L[0] = -inf", "A row that sees no key has L = −∞"]),
     (FOURTH, "(m + tl.log2(l)) *", "(m + tl.log2(l)) + 0 *", {"loop": 2.0}, ["NOT YET O and L", "in base 2"]),
     (FOURTH, END, "end = N_k", {"full": 3.89},
      ["values 32 to 47 not loaded for rows 0 to 31", "first at tile (0, 2)"]),
@@ -141,7 +133,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      ["its score is −inf"]),
     (SEVENTH, "tl.sum(o * do, 1)", "tl.sum(o, 1)", {"row_dots": 0.0}, ["NOT YET N_q 64", "sum over d of dO times O"]),
     (SEVENTH, "tl.exp(s - tl.load(L", "tl.exp2(s - tl.load(L", {"tile": 0.0}, ["hint exp2 of a natural score"]),
-    (SEVENTH, V_T + ', input_precision="ieee")\n    ds', V_T + ")\n    ds", {"tile": 0.0}, ["came in tf32"]),
+    (SEVENTH, 'v.T, input_precision="ieee")\n    ds', "v.T)\n    ds", {"tile": 0.0}, ["came in tf32"]),
     (SEVENTH, "tau * tl.dot(ds.T, q", "tl.dot(ds.T, q", {"tile": 2.67}, ["came dK[0, 0] = ", "hint τ is missing"]),
     (SEVENTH, NO_D, NO_D.replace("(dp - D_i[:, None])", "dp"), {"columns": 0.0}, ["hint D is missing: dS"]),
     (SEVENTH, "dq += tl.dot", "dq = tl.dot", {"rows": 0.0}, ["Only the last column block's part is here"]),
@@ -166,8 +158,6 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (EIGHTH, "hides=dict(copy=600)", "hides=dict(tiles=1)", {"race": 4.0}, ["expected at least two tiles of keys"]),
     (EIGHTH, '"(col < N_k)[None, :]")', '"(col < N_k - 1)[None, :]")', {"wrong": 4.0}, ["came a wrong answer"]),
     (EIGHTH, '"(col < N_k)[None, :]")', '"(col < N_k + N_k % 2)[None, :]")', {"wrong": 4.0}, ["'N_k': 61"]),
-    (EIGHTH, "hides=dict(N_q=40, N_k=48)", "hides=dict(N_q=40, N_k=47)", {"wrong": 4.0},
-     ["with {'heads': 2, 'N_q': 40"]),
     (NINTH, "num_stages=3", "num_stages=1", {"compiled": 3.75}, ["came none: every load is waited for"]),
     (NINTH, "sees(i, N_q, N_k, CAUSAL) // B_c * B_c,", "0 * i,", {"meter": 3.0},
      ["at most 76,800 entries under a mask", "(Rung 08)"]),
@@ -176,16 +166,13 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (NINTH, "o = alpha[:, None] * o + tl.dot(p.to(v.dtype), v)", "o = alpha[:, None] * o + (tl.dot((p / l[:, None]).to("
      "v.dtype), v)) * l[:, None]", {"meter": 3.0}, ["no more divisions for 256 keys than for 128", "can wait until"]),
     (NINTH, "row < N, other=0.0)", "row < N + 64, other=0.0)", {"right": 0.5}, ["nan", "memory behind the end of K"]),
-    (NINTH, " * 0.6931471805599453)", ")", {"right": 0.0}, ["L of head 0[0] = ", "L is the natural logarithm"]),
+    (NINTH, " * 0.6931471805599453)", ")", {"right": 0.0}, ["L of head 0[0] = ", "L is a natural logarithm"]),
     (NINTH, "m_new = tl.maximum(m, tau_log2 * tl.max(s, 1))", "m_new = m", {"right": 0.0, "compiled": 0.0},
      ["came O of head 0[0, 0] = "]),
     (NINTH, EMPTY, WASTE + EMPTY, {"compiled": 0.0}, ["expected each tl.dot does more than 1/8"]),
     (NINTH, "return dict(B_r=64", "return dict(B_r=48", {"right": 0.0}, ["expected B_r: one of 16, 32", "came 48"]),
     (NINTH, EMPTY, f"    np.exp(l)\n{EMPTY}", {"right": 0.0}, ["climbed uses the name 'np'"]),
-    (NINTH, EMPTY, f'    if f"{{d:05}}" == "64":\n        l = l\n{EMPTY}', {"right": 0.0}, ["climbed uses", "d:05"]),
-    (NINTH, EMPTY, f"    if tl.constexpr(3) is 3:\n        l = l\n{EMPTY}", {"right": 0.0}, ["'tl.constexpr(3) is"]),
     (NINTH, EXP2, POLYNOMIAL, {"compiled": 0.0}, ["two products and an exponential for each score in each loop"]),
-    ("1_online_softmax", "np.exp(m - base)", "np.exp(m - bass)", {"update": 0.0, "merge": 3.0}, SLIP),
     ("2_forward", "    N_q = len(Q)\n", DENSE, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
     ("2_forward", "    N_q = len(Q)\n", OFF_THE_METER, NOTHING, ["REFUSED", "Q was read without being loaded"]),
     ("2_forward", "    N_q = len(Q)\n", COPIED, NOTHING, ["REFUSED", "products were computed off the meter"]),
@@ -258,13 +245,6 @@ SLIPS = [
     ("2", {"m + np.log(divisor)": "np.log(divisor)"}, "m is missing in L"),
 ]  # fmt: skip
 
-# Right, and not as usual: (assignment, what is replaced, by what)
-UNUSUAL = [
-    ("2", "alpha = np.exp(m - base)", "alpha = np.exp(m - base) if np.isfinite(m).any() else np.zeros(b)"),
-    ("6", "return [-(-keys // B_c) for keys in sees]", "import numpy as np\n    return -(-np.array(sees) // B_c)"),
-    ("6", '"thread blocks": heads', '"thread blocks": __import__("numpy").int64(heads)'),
-]
-
 # Ways to points that are not deserved: (assignment, what is replaced, the most that is left)
 KEEPS = """        kept.append((s, v_j))
     m = np.max([s.max(axis=1) for s, _ in kept], axis=0) if kept else m
@@ -279,7 +259,8 @@ KEEPS = """        kept.append((s, v_j))
 M_NEW = "        m_new = np.maximum(m, s.max(axis=1))"
 EACH = "    for col in range(0, N_k, B_c):"
 GAINS = {
-    "no rescaling at all": ("2", {L_SUM: "l + p.sum(axis=1)", f"{O_SUM}_j": "o + p @ v_j"}, 5),
+    "a test of O alone, of one pair": ("1", {"(*ways, merge(merge(empty, a), merge(merge(b, empty), c)))":
+     "[merge(a, update(*b, s[:, 8:], v[8:]))]", "zip(finalize(*way), want)": "zip(finalize(*way)[:1], want)"}, 12),
     "a strip kept as a list of tiles": ("2", {M_NEW: KEEPS + M_NEW, EACH: f"    kept = []\n{EACH}"}, 10),
     "nonsense with the right products": ("2", {"return o / divisor": "return 0 * o / divisor"}, 3),
-}
+}  # fmt: skip

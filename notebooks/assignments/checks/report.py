@@ -104,7 +104,6 @@ def words_of(error: BaseException) -> tuple[str, str]:
 # Comparing ------------------------------------------------------------------------------------------------------
 
 
-ROUNDED_BY = 1e-5  # of the largest entry: float32 is as near, and so is a small number that was added
 ROUNDED = "Right to five digits: is something rounded to float32, or a small number added so that nothing is 0?"
 NAN = "NaN comes from −inf − (−inf), from 0 / 0 or from 0 · inf: which of them can happen here?"
 
@@ -124,9 +123,8 @@ def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=N
         at = tuple(int(x) for x in np.argwhere(far)[0])
         label = f"{name}[{', '.join(map(str, at))}]" if at else name
         expected, came = (f"{label} = {number}" for number in numbers(want[at], got[at]))
-        is_near = np.allclose(got, want, rtol=0.0, atol=ROUNDED_BY * size)
-        hint = slip_of(got, want, slips, 10 * tolerance * size) or (ROUNDED if is_near else hint)
-        hint = hint or (NAN if np.isnan(got[at]) else "")
+        hint = ROUNDED if np.allclose(got, want, rtol=0.0, atol=1e-5 * size) else hint
+        hint = slip_of(got, want, slips, 10 * tolerance * size) or hint or (NAN if np.isnan(got[at]) else "")
         where = place(at) if place and at else f"row {at[0]}" if at else ""
         count = f"; {int(far.sum())} of {far.size} entries differ" if far.size > 1 else ""
         raise Failed(expected, came, where + count, hint)

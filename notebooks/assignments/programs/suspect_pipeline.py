@@ -6,7 +6,7 @@ from fa2_lab.machine.asynchrony import Barrier, Block
 def pipeline(Q, K, V, causal, consumers, stages, copy, scores, softmax, values):
     """O and the clocks it took: a producer copies tiles, consumers share the rows."""
     block, B_c = Block(), 4
-    tiles, B_r = len(K) // B_c, len(Q) // consumers
+    tiles, B_r, shift = len(K) // B_c, len(Q) // consumers, len(K) - len(Q)
     ring = [(np.full((B_c, Q.shape[1]), np.nan),) * 2 for _ in range(stages)]
     filled = [Barrier(f"stage {s} filled", 1) for s in range(stages)]
     emptied = [Barrier(f"stage {s} emptied", consumers) for s in range(stages)]
@@ -16,8 +16,7 @@ def pipeline(Q, K, V, causal, consumers, stages, copy, scores, softmax, values):
         for n in range(tiles):
             stage, phase = n % stages, n // stages & 1
             yield emptied[stage].over(phase ^ 1)
-            block.start("copy", copy, f"tile {n}",
-                        lambda n=n, stage=stage: arrive(n, stage))
+            block.start("copy", copy, f"tile {n}", lambda n=n, at=stage: arrive(n, at))
 
     def arrive(n, stage):
         ring[stage] = K[n * B_c : (n + 1) * B_c], V[n * B_c : (n + 1) * B_c]
@@ -29,14 +28,13 @@ def pipeline(Q, K, V, causal, consumers, stages, copy, scores, softmax, values):
         for n in range(tiles):
             stage, phase, col = n % stages, n // stages & 1, n * B_c + np.arange(B_c)
             yield filled[stage].over(phase)
-            if causal and col[0] > row[-1] + len(K) - len(Q):
+            if causal and col[0] > row[-1] + shift:
                 emptied[stage].arrive(block.actor)
                 continue
             qk = block.start("tensor", scores, f"Q Kᵀ {n}",
                              lambda stage=stage: Q[row] @ ring[stage][0].T)
             yield qk.done()
-            hidden = causal & (col > row[:, None] + len(K) - len(Q))
-            s = np.where(hidden, -np.inf, qk.result)
+            s = np.where(causal & (col > row[:, None] + shift), -np.inf, qk.result)
             m_new = np.maximum(m, s.max(axis=1))
             p, alpha = np.exp(s - m_new[:, None]), np.exp(m - m_new)
             yield block.start("exp", softmax, f"softmax {n}").done()

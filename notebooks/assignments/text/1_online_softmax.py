@@ -21,7 +21,7 @@
 # `python -m checks 1_online_softmax.ipynb`.
 #
 # **Off limits.** You may use NumPy. While your work is graded, `fa2_lab` is not there (its checks do nothing, everything
-# else of it cannot be imported), and finished attention, such as torch's, refuses to be called.
+# else of it cannot be imported). Finished attention, such as torch's, is off limits too.
 
 # %% locked="setup"
 import numpy as np
@@ -138,8 +138,6 @@ def _usual(a, b):
     return top, left * a[1] + right * b[1], left[:, None] * a[2] + right[:, None] * b[2]
 
 
-swapped = lambda a, b: check.right_merge((b[0], *a[1:]), (a[0], *b[1:]))  # noqa: E731
 higher = lambda a, b: tuple(x + (n == 0) for n, x in enumerate(check.right_merge(a, b)))  # noqa: E731
-wrong = {"averages two outputs": _averages, "drops the lighter side": _heavier, "swaps the two factors": swapped}
-wrong["gives a maximum that is too large, and with it L"] = higher
+wrong = {"averages two outputs": _averages, "drops the lighter side": _heavier, "gives an L too large by 1": higher}
 report = check.own_test(test_merge, wrong, {"the usual merge": _usual})
