@@ -5,7 +5,7 @@
 
 transformers describes a mask by a function of a row and a column. Here it is read, once for all layers, for the
 interval of columns that a row sees: causal, sliding windows, padding on either side, sequences one after the other as
-position_ids tell them apart. Grouped heads, sinks, softcap and a cache need nothing more. What is no such interval is
+position_ids or cu_seq_lens_q tell them apart. Grouped heads, sinks, softcap and a cache need nothing more. What is no such interval is
 refused by its name. Where padding lies and sequences begin is looked up once for each call of the model, which waits
 for the GPU.
 
@@ -45,17 +45,13 @@ class Interval(masking_utils.BlockMask):
     starts: Tensor | None = None  # where sequences begin among the rows of all entries, as attention_packed() has it
     longest: int | None = None  # and how many rows the longest of them has
 
+    ndim = 4  # GPT-2 asks for it, as of a tensor
     __str__ = object.__str__
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """As that of a tensor."""
         return self.size
-
-    @property
-    def ndim(self) -> int:
-        """As that of a tensor; GPT-2 asks for it."""
-        return len(self.size)
 
     def contiguous(self) -> "Interval":
         """Itself; `generate` asks for it."""
@@ -212,6 +208,9 @@ def attend(
     elif not isinstance(seen, Interval):
         what = described(seen) if isinstance(seen, Tensor) else type(seen).__name__
         raise ValueError(f"attention_mask: got {what}, made elsewhere; {TAKES}")
+    starts = more.get("cu_seq_lens_q")  # what FlashAttention is told of sequences; position_ids and padding come first
+    if starts is not None and seen.starts is seen.first is seen.lengths is None:
+        seen = replace(seen, starts=starts.int())
     window = None if seen.left is None and seen.right is None else (seen.left, seen.right)
     options: dict[str, Any] = dict(causal=seen.causal, window=window, softcap=softcap, sinks=s_aux, scale=scaling)
     if seen.starts is not None:

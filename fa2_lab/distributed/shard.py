@@ -18,7 +18,7 @@ def shard(
     Whatever belongs to the sequence is cut alike: token ids and targets with dim=1, positions of a rotary embedding
     with shard(torch.arange(N), mesh, dim=0).
     """
-    group, dim = ranks.process_group(mesh), check_dim(x, dim)
+    group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1)
     lengths = shards.even_lengths(x.shape[dim], dist.get_world_size(group))
     places = shards.pieces(lengths, layout)[dist.get_rank(group)]
     return torch.cat([x.narrow(dim, place.start, shards.size(place)) for place in places], dim)
@@ -34,7 +34,7 @@ def unshard(
     timeout: float = 300.0,
 ) -> Tensor:
     """The whole tensor on every rank, from the parts that they hold; without a gradient. Parts may differ in length."""
-    group, dim = ranks.process_group(mesh), check_dim(x, dim)
+    group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1) % x.dim()
     shards.check_layout(layout)
     rest = [n for at, n in enumerate(x.shape) if at != dim]
     header = dict(call="unshard", dtype=str(x.dtype), other_dimensions=rest, dim=dim, layout=layout)
@@ -45,13 +45,6 @@ def unshard(
     every = [torch.empty_like(mine) for _ in lengths]
     dist.all_gather(every, mine, group=group)
     return joined(every, lengths, layout).movedim(0, dim).contiguous()
-
-
-def check_dim(x: Tensor, dim: int) -> int:
-    """Refuse what is no tensor, and a dimension that it lacks; returns the dimension counted from the front."""
-    if not isinstance(x, Tensor) or x.dim() == 0:
-        raise TypeError(f"x: got {type(x).__name__}; it takes a torch.Tensor of at least one dimension")
-    return whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1) % x.dim()
 
 
 def joined(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:

@@ -232,7 +232,3 @@ def close_to(name: str, names: Iterable[str]) -> str:
 def paragraph(title: str, text: str) -> str:
     """A titled paragraph, 78 columns wide."""
     return fill(text, 78, initial_indent=f"{title:8}", subsequent_indent=" " * 8, break_on_hyphens=False)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -319,8 +319,7 @@ def test_sinks_of_minus_infinity_and_sequences_without_keys(call, backend):
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 def test_packed_rows_may_all_be_gone_also_where_a_gradient_comes(backend):
     """A tensor without elements calls itself contiguous in any strides, as those of the gradient of a sum."""
-    q = torch.empty(0, 4, 32, device=DEVICE, requires_grad=True)
-    k = torch.randn(9, 2, 16, device=DEVICE)
+    q, k = torch.empty(0, 4, 32, device=DEVICE, requires_grad=True), torch.randn(9, 2, 16, device=DEVICE)
     O = fa2_lab.attention_packed(q[..., ::2], k, k, whole(0, 0), whole(0, 9), backend=backend)
     O.sum().backward()
     assert O.shape == (0, 4, 16) and q.grad.shape == q.shape

@@ -127,11 +127,9 @@ def test_bad_input_is_one_sentence(recorded, asked, says, capsys):
     assert says in error and error.count("\n") == 1
 
 
-def test_every_file_of_the_ladder_has_its_page(capsys):
-    """From the kept record: of the backward's rungs it has fewer numbers."""
-    for name in (*ladder.RUNGS, *ladder.SIDE, *ladder.BACKWARD, *ladder.OTHERS):
-        assert command.main(["ladder", name]) == 0
-    assert command.main(["ladder", "b00", "05"]) == 0
+def test_rungs_of_the_backward_have_their_page_too(capsys):
+    """Of them the kept record has fewer numbers."""
+    assert command.main(["ladder", "b00"]) == command.main(["ladder", "b00", "05"]) == 0
 
 
 def test_without_a_record_it_says_how_to_get_one(tmp_path, monkeypatch, capsys):

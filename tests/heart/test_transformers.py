@@ -124,24 +124,19 @@ def test_greedy_tokens_are_eager_s(family, cache):
     assert found[0] == found[1] and len(found[0][0]) == 7
 
 
-def test_gpt_2_asks_a_mask_of_a_static_cache_for_its_dimensions():
-    ids, *_ = tokens()
-    made = []
-    for implementation in ("eager", "fa2_lab"):
-        torch.manual_seed(0)
-        config = transformers.GPT2Config(vocab_size=48, n_embd=32, n_layer=1, n_head=2, eos_token_id=None)
-        model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation=implementation).to(DEVICE).eval()
-        given = dict(max_new_tokens=4, do_sample=False, pad_token_id=0, cache_implementation="static")
-        made.append(model.generate(ids, **given).tolist())
-    assert made[0] == made[1]
-
-
 def test_autocast():
     """Rotary embeddings leave q and k in fp32 beside a v in bf16: as torch's own call, ours casts all three."""
     q, k, v = torch.randn(3, 1, 2, 4, 16, device=DEVICE)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         O, _ = ours.attend(None, q, k, v.bfloat16(), None, is_causal=True)
     assert torch.equal(O.transpose(1, 2), fa2_lab.attention(*(x.bfloat16() for x in (q, k, v)), causal=True))
+
+
+def test_sequences_are_heeded_as_flash_attention_is_told_of_them():
+    q, starts = torch.randn(1, 2, 5, 16, device=DEVICE), torch.tensor([0, 2, 5], device=DEVICE)
+    O, _ = ours.attend(None, q, q, q, None, is_causal=True, cu_seq_lens_q=starts, max_length_q=3)
+    alone = [fa2_lab.attention(x, x, x, causal=True) for x in (q[:, :, :2], q[:, :, 2:])]
+    assert worst(O.transpose(1, 2), torch.cat(alone, 2)) < 1e-5
 
 
 @pytest.mark.parametrize("family, graphs", [("Llama", 1), ("Gemma2", 2)])  # once its window is full, it is another
@@ -224,6 +219,7 @@ def test_a_mask_is_taken_back_and_moved():
     """What transformers and accelerate do with it, besides handing it on; lengths go where the layer is."""
     seen = ours.interval(2, 1, 9, torch.tensor(5))
     assert isinstance(seen, masking_utils.BlockMask) and seen.shape == (2, 1, 1, 9) and seen.contiguous() is seen
+    assert seen.ndim == 4
     moved = seen.to("meta", non_blocking=True)
     assert (moved.lengths.device.type, moved.keys, seen.lengths.tolist()) == ("meta", 9, [6, 6])
     assert str(moved).startswith("Interval(size=(2, 1, 1, 9), causal=False")
