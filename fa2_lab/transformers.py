@@ -5,9 +5,9 @@
 
 transformers describes a mask by a function of a row and a column. Here it is read, once for all layers, for the
 interval of columns that a row sees: causal, sliding windows, padding on either side, sequences one after the other as
-position_ids or cu_seq_lens_q tell them apart. Grouped heads, sinks, softcap and a cache need nothing more. What is no such interval is
-refused by its name. Where padding lies and sequences begin is looked up once for each call of the model, which waits
-for the GPU.
+position_ids or cu_seq_lens_q tell them apart. Grouped heads, sinks, softcap and a cache need nothing more. What is no
+such interval is refused by its name. Where padding lies and sequences begin is looked up once for each call of the
+model, which waits for the GPU.
 
 With a static cache `generate` makes the mask before it calls the model, and on a GPU it compiles the model: there one
 row sees the whole cache, and how much of it is filled is a tensor, so that no step compiles anew.

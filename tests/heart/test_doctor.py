@@ -46,6 +46,7 @@ def test_whether_the_interpreter_is_on_and_why():
     assert interpreted(replace(H100, asked="1")) == "on: TRITON_INTERPRET=1 is set"
     assert interpreted(replace(LAPTOP, asked="0")) == "off: TRITON_INTERPRET=0 is set"
     assert interpreted(replace(LAPTOP, triton="")) == "off: Triton is not installed"
+    assert doctor.serving(replace(LAPTOP, asked="0"))["64"] == "the NumPy reference"
 
 
 def test_versions_are_compared_as_numbers():
@@ -73,14 +74,6 @@ def test_what_the_interpreter_cannot_use_is_found_where_there_is_no_gpu(monkeypa
         and "the NumPy reference" in out
         and "sm_90, driver unknown" in screen(replace(H100, driver=""))
     )
-
-
-def test_the_interpreter_is_on_or_forbidden_as_triton_reads_the_variable(monkeypatch):
-    monkeypatch.setattr(interpreter, "GPU_NODES", ())
-    for value, kernels in (("True", "portable, in the interpreter"), ("0", "the NumPy reference")):
-        monkeypatch.setenv("TRITON_INTERPRET", value)
-        machine = replace(doctor.examine(), untested="")
-        assert set(machine.kernels.values()) == {kernels} and (advice(machine) == FINE) == (value == "True")
 
 
 def test_the_same_for_a_script():
