@@ -78,8 +78,10 @@ def test_where_there_is_enough_work(d, kv_heads, N_k, most):
 
 def test_few_keys_of_many_rows_are_divided():
     """The portable kernels would have two programs."""
-    Q, more, K = (torch.empty(1, 1, N, 64, device="meta") for N in (512, 513, 128))
+    Q, more, K = (torch.empty(1, 1, N, 64, device="meta") for N in (1024, 1025, 128))
     assert launch.enough_work(more, K) and not launch.enough_work(Q, K)
+    Q, few, K = (torch.empty(1, H, N, 32, device="meta") for H, N in ((33, 9000), (32, 9000), (33, 128)))
+    assert launch.enough_work(few, K[:, 1:]) and not launch.enough_work(Q, K)
 
 
 def test_of_64_keys_half_a_block_would_be_empty():

@@ -59,10 +59,10 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
 # Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
 # At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. At d 32 this kernel multiplies as many zeros as numbers,
 # and is still faster from 2,049 keys on, with Triton 3.9 by 1.03 to 2.1 times.
-# With grouped heads it is always taken, and where there are more than four rows to a key: the portable ones do not
-# divide keys, and would keep few SMs busy. With three heads, 20,945 rows and 448 keys it is 4 times as fast. (Timed
-# with 128 to 1,024 keys and 4 to 32 heads, at d 32 to 16,384 keys and 512 heads: the GPU from CUDA graphs, the host by
-# its clock.)
+# With grouped heads it is always taken, and for many rows with so few keys, in all heads, that the portable ones, a
+# program for 64 keys at most, keep few SMs busy: with three heads, 20,945 rows and 448 keys it is 4 times as fast.
+# (Timed with 128 to 1,024 keys and 4 to 32 heads, at d 32 to 16,384 keys and 512 heads: the GPU from CUDA graphs, the
+# host by its clock.)
 PORTABLE = {32: (2048, math.inf), 64: (512, 2), 96: (256, 1), 128: (256, 1)}  # d: (N_k, 64-row blocks an SM) up to
 
 
@@ -70,7 +70,8 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
     """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     keys, most = PORTABLE.get(d, (0, 0))
-    little = N_k <= keys and per_SM <= most and N_q <= 4 * N_k
+    busy = 2 * -(-N_k // 64) * heads >= SMs
+    little = N_k <= keys and per_SM <= most and (busy or N_q <= max(1024, 4 * N_k))
     half_empty = N_k <= 64 and 2 * heads >= SMs  # of 128 keys in a block; portable ones are 1.2 to 1.4 times as fast
     return grouped or not (little or half_empty)
 
