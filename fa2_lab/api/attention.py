@@ -1,21 +1,6 @@
 """The public call. A new kind of call is checked and prepared; those after it go to its kernels at once.
 
-How it differs from torch.nn.functional.scaled_dot_product_attention:
-
-    torch                        here
-    is_causal, top left          causal, bottom right: row r sees columns c ≤ r + N_k − N_q; the same where N_q = N_k
-    enable_gqa=True              nothing to say: k and v may have fewer heads, if their number divides q's
-    attn_mask                    key_lengths (batch,): keys from there on are padding; window=(left, right) around the
-                                 diagonal; other masks are not taken
-    no such things               softcap, sinks
-    rows that see no key: NaN    O = 0, L = −inf, gradients 0
-    d of v may differ            q, k and v share one d, from 1 to 256
-    fp32 may use TF32            fp32 is computed as IEEE fp32
-    dropout from a global state  dropout from (seed, batch, head, row, column); seed=None draws a new seed
-    no logsumexp                 return_lse=True gives (O, L), L in fp32, and gradients flow through both
-    autocast casts q, k and v    q, k and v are taken as they are
-    torch.func, forward mode     refused: gradients are those of .backward() and torch.autograd.grad
-    gradients' last bits vary    only on Hopper, and not under torch.use_deterministic_algorithms(True)
+How it differs from torch.nn.functional.scaled_dot_product_attention is listed in TROUBLESHOOTING.md.
 
 Where |scores| pass about 10⁶, L in fp32 is too coarse to find P again: O stays right, gradients are not to be trusted.
 """
