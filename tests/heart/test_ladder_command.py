@@ -127,11 +127,6 @@ def test_bad_input_is_one_sentence(recorded, asked, says, capsys):
     assert says in error and error.count("\n") == 1
 
 
-def test_rungs_of_the_backward_have_their_page_too(capsys):
-    """Of them the kept record has fewer numbers."""
-    assert command.main(["ladder", "b00"]) == command.main(["ladder", "b00", "05"]) == 0
-
-
 def test_without_a_record_it_says_how_to_get_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     assert command.main(["ladder"]) == 2

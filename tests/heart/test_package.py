@@ -98,6 +98,7 @@ def test_every_public_call_works_from_the_wheel(installed):
         ("glossary warp", "线程束"),
         ("ladder", "TFLOP/s"),
         ("ladder 10", "pipelined"),
+        ("ladder b00", "atomics"),
         ("figures climb --folder figures", ""),
         ("doctor", "fa2_lab"),
         ("xray --help", "usage"),

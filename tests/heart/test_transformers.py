@@ -124,19 +124,13 @@ def test_greedy_tokens_are_eager_s(family, cache):
     assert found[0] == found[1] and len(found[0][0]) == 7
 
 
-def test_autocast():
+def test_autocast_and_sequences_that_flash_attention_is_told_of():
     """Rotary embeddings leave q and k in fp32 beside a v in bf16: as torch's own call, ours casts all three."""
-    q, k, v = torch.randn(3, 1, 2, 4, 16, device=DEVICE)
-    with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        O, _ = ours.attend(None, q, k, v.bfloat16(), None, is_causal=True)
-    assert torch.equal(O.transpose(1, 2), fa2_lab.attention(*(x.bfloat16() for x in (q, k, v)), causal=True))
-
-
-def test_sequences_are_heeded_as_flash_attention_is_told_of_them():
     q, starts = torch.randn(1, 2, 5, 16, device=DEVICE), torch.tensor([0, 2, 5], device=DEVICE)
-    O, _ = ours.attend(None, q, q, q, None, is_causal=True, cu_seq_lens_q=starts, max_length_q=3)
-    alone = [fa2_lab.attention(x, x, x, causal=True) for x in (q[:, :, :2], q[:, :, 2:])]
-    assert worst(O.transpose(1, 2), torch.cat(alone, 2)) < 1e-5
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        O, _ = ours.attend(None, q, q, q.bfloat16(), None, is_causal=True, cu_seq_lens_q=starts)
+    alone = [fa2_lab.attention(x, x, x, causal=True) for x in (q[:, :, :2].bfloat16(), q[:, :, 2:].bfloat16())]
+    assert worst(O.transpose(1, 2), torch.cat(alone, 2)) < 0.01
 
 
 @pytest.mark.parametrize("family, graphs", [("Llama", 1), ("Gemma2", 2)])  # once its window is full, it is another
