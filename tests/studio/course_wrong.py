@@ -1,6 +1,5 @@
 """Wrong answers to the assignments, each a change of the right one: the points it keeps, and what the checks say."""
 
-Z, DS = "z = kept / (1 - p)", "p_ij * (z * (do_i @ v_j.T)"
 DENSE = """    S = tau * (Q[:] @ K[:].T)
     P = np.exp(S - S.max(axis=1, keepdims=True))
     O[:], L[:] = P @ V[:] / P.sum(axis=1, keepdims=True), 0
@@ -92,9 +91,9 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      ["NOT YET  dk: 4 query", "head 0, row 0"]),
     ("3_backward", "            if causal and col > rows.stop - 1 + N_k - N_q:\n                continue\n", "",
      {"traffic": 1.0, "operations": 0.67}, ["elements of Q loaded", "Five products for each visited tile"]),
-    ("3_backward", Z, "z = kept * 1.0", {"dropped": 0.0, "grouped": 3.0},
+    ("3_backward", "z = kept / (1 - p)", "z = kept * 1.0", {"dropped": 0.0, "grouped": 3.0},
      ["NOT YET o: p = 0.25", "1 / (1 − p), once"]),
-    ("3_backward", DS, "z * " + DS, {"dropped": 1.0}, ["NOT YET dq: p = 0.25", "is not dropped, and D stays"]),
+    ("3_backward", "p_ij * (z * (do_i @ v_j.T)", "z * p_ij * (z * (do_i @ v_j.T)", {"dropped": 1.0}, ["NOT YET dq: p = 0.25", "is not dropped, and D stays"]),
     ("5_break_it", TENSORS, "raise AssertionError", {"forward": 0.0, "backward": 6.0}, ["5 of 5 right ones refused"]),
     ("5_break_it", "size, shift) in enumerate(SHAPES)", "size, shift) in enumerate(SHAPES[:1])",
      {"forward": 3.0, "backward": 6.0},
