@@ -93,7 +93,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      {"traffic": 1.0, "operations": 0.67}, ["elements of Q loaded", "Five products for each visited tile"]),
     ("3_backward", "z = kept / (1 - p)", "z = kept * 1.0", {"dropped": 0.0, "grouped": 3.0},
      ["NOT YET o: p = 0.25", "1 / (1 − p), once"]),
-    ("3_backward", "(z * (do_i", "z * (z * (do_i", {"dropped": 1.0}, ["NOT YET dq: p = 0.25", "is not dropped, and D stays"]),
+    ("3_backward", "(z * (do_i", "z * (z * (do_i", {"dropped": 1.0}, ["NOT YET dq: p", "is not dropped, and D stays"]),
     ("5_break_it", TENSORS, "raise AssertionError", {"forward": 0.0, "backward": 6.0}, ["5 of 5 right ones refused"]),
     ("5_break_it", "size, shift) in enumerate(SHAPES)", "size, shift) in enumerate(SHAPES[:1])",
      {"forward": 3.0, "backward": 6.0},
