@@ -140,19 +140,6 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(words, message):
 # Suites -------------------------------------------------------------------------------------------------------
 
 
-def test_the_papers_grid():
-    paper = suites.CONTESTS["paper"].grid
-    assert len(set(paper)) == 2 * 2 * 6 and {p.batch * p.N_q for p in paper} == {16384}
-    assert all(p.heads * p.d == 2048 and p.heads == p.kv_heads for p in paper)
-
-
-def test_two_hundred_shapes_are_the_same_each_time_and_can_be_measured():
-    grid = suites.CONTESTS["sweep"].grid
-    assert grid == suites.random_grid() and len(set(grid)) == 200
-    assert {p.d for p in grid} == {32, 64, 96, 128} and 20 < sum(p.N_q != p.N_k for p in grid) < 80
-    assert all(p.heads % p.kv_heads == 0 and (p.N_q <= p.N_k or not p.causal) for p in grid)
-
-
 def test_smoke_checks_ragged_grouped_and_causal_problems_without_a_gpu(monkeypatch):
     assert any(p.N_q != p.N_k and p.N_q % 32 and p.kv_heads < p.heads and p.causal for p in suites.SMOKE)
     doubled = contestants.Contestant(lambda problem: lambda q, k, v: 2 * dense.plain(problem)(q, k, v))
