@@ -347,7 +347,6 @@ def forward(Q=ONE, K=ONE, V=ONE, **options):
         (lambda: forward(sink="1"), f"sink: got '1'; {NUMBER}, or None for no sink"),
         (lambda: forward(Q=ONE[:0]), "Q: got shape (0, 3); it takes 2 dimensions, none of them empty"),
         (lambda: forward(tau=np.nan), "scale: got nan; it takes a finite number of at least 0"),
-        (lambda: forward(B_c=2.5), "B_c: got 2.5; it takes a whole number of at least 1"),
         (lambda: fa1.forward(ONE, ONE, ONE, M=0), "M: got 0; it takes a whole number of at least 1"),
         (lambda: fa1.block_sizes(8, 0), "d: got 0; it takes a whole number of at least 1"),
         (lambda: fa1.forward(ONE, ONE, ONE, B_c=2), "M=None, B_r=None, B_c=2; it takes M alone, or B_r and B_c"),
