@@ -113,7 +113,10 @@ def test_what_the_assembler_says_comes_before_what_python_says():
     assert reason(said) == "ptxas fatal   : Register allocation failed"
     assert reason(said.replace("ptxas", "ptxas-blackwell")).startswith("ptxas-blackwell fatal   : Register")  # from 3.9
     assert reason("Traceback\nValueError: no\n") == "ValueError: no" and reason("") == "no reason was given"
-    assert reason("Error: at 2:4:\n    m = gl.max(s)\n        ^") == "it stops at `m = gl.max(s)`"
+    stops = "Error: at 2:4:\n    m = gl.max(s)\n        ^"
+    assert reason(stops) == "it stops at `m = gl.max(s)`"
+    cause, call = "AttributeError('no max')", stops.replace("m = gl.max(s)", "m = visit(s)")
+    assert reason("\n".join((stops, cause, "", call))) == f"{cause}; it stops at `m = gl.max(s)`"
 
 
 def test_the_command_lists_names(capsys):

@@ -13,6 +13,8 @@ def main(argv: list[str]) -> int:
     sizes = dict(d=arguments.d, N=arguments.N, causal=not arguments.full, dtype=arguments.dtype)
     launch = {option: getattr(arguments, option) for option in OPTIONS if getattr(arguments, option) is not None}
     (compiled,) = xray_launches(arguments.name, [launch], arguments.chip, **sizes)
+    if not compiled:
+        raise ValueError(f"name: got {arguments.name}; its forward launches no kernel of Triton's")
     asked = [stage for stage in STAGES if getattr(arguments, stage)]
     print(table(compiled))
     for kernel in compiled:

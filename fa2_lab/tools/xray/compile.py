@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -73,10 +74,12 @@ def xray_launches(
 
 
 def reason(complaint: str) -> str:
-    """The line that says why: the assembler's own where it refused, else the last one, or the kernel's line."""
+    """The line that says why: the assembler's own where it refused, else the last one, or the first cause and where."""
     lines = complaint.strip().splitlines() or ["no reason was given"]
-    if lines[-1].strip() == "^":  # Triton shows a line of the kernel and no words
-        lines.append(f"it stops at `{lines[-2].strip()}`")
+    if lines[-1].strip() == "^":  # Triton ends with a line of the kernel and no words; the first cause stands above
+        words = [line for line in lines if re.match(r"\w+Error[:(]", line)][:1]
+        place = next(n for n, line in enumerate(lines) if line.strip() == "^") - 1
+        lines.append("; ".join([*words, f"it stops at `{lines[place].strip()}`"]))
     return next((line for line in lines if line.startswith("ptxas") and " fatal " in line), lines[-1])
 
 
