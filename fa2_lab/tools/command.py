@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
                     f"there is no {argv[0]!r} here; in a checkout, {INSTALL} adds bench, book, course and others"
                 )
             arguments = parser().parse_args(argv)
-            return arguments.run(arguments)
+            return run_command(lambda: arguments.run, arguments)
         finally:
             sys.stdout.flush()
     except Refused as refusal:
@@ -65,8 +65,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
-def run_command(main: Callable[[], Callable], argv: list[str]) -> int:
-    """Run a command that has a main(argv); a ValueError is its way to say that an argument makes no sense."""
+def run_command(main: Callable[[], Callable], argv: list[str] | argparse.Namespace) -> int:
+    """Run a command; a ValueError is its way to say that an argument makes no sense."""
     try:
         return main()(argv) or 0
     except ValueError as refusal:
@@ -156,15 +156,12 @@ def show_where(arguments: argparse.Namespace) -> int:
             "\n".join(f"{a.tag}  {a.title} ({a.source}), lines 1 to {len(a.lines)}" for a in paper.ALGORITHMS.values())
         )
         return 0
-    try:
-        found = paper.ALGORITHMS[name] if name in paper.ALGORITHMS else paper.where(name)
-        print(found.full() if arguments.all and isinstance(found, paper.Whereabouts) else found)
-        if arguments.sass:
-            from fa2_lab.tools.xray.lines import sass_of
+    found = paper.ALGORITHMS[name] if name in paper.ALGORITHMS else paper.where(name)
+    print(found.full() if arguments.all and isinstance(found, paper.Whereabouts) else found)
+    if arguments.sass:
+        from fa2_lab.tools.xray.lines import sass_of
 
-            print("\n" + sass_of(name, arguments.chip))
-    except ValueError as unknown:
-        raise Refused(unknown) from unknown
+        print("\n" + sass_of(name, arguments.chip))
     return 0
 
 

@@ -120,13 +120,6 @@ def test_one_change_has_cause_prediction_difference_counters_and_what_comes_next
     assert capsys.readouterr().out.endswith("\nnot recorded yet: `fa2-lab bench ladder` measures it on a GPU\n")
 
 
-@pytest.mark.parametrize("asked, says", [(["99"], "rung: got '99'"), (["07", "08", "09"], "rungs: got 3")])
-def test_bad_input_is_one_sentence(recorded, asked, says, capsys):
-    assert command.main(["ladder", *asked]) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
-
-
 def test_without_a_record_it_says_how_to_get_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     assert command.main(["ladder"]) == 2
