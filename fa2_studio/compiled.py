@@ -178,4 +178,6 @@ def layouts_of(job: dict) -> dict:
 
 
 if __name__ == "__main__":
-    record_rungs() if sys.argv[1:] == ["ladder"] else record()
+    if sys.argv[1:] not in ([], ["ladder"]):
+        raise SystemExit(__doc__)
+    record_rungs() if sys.argv[1:] else record()

@@ -22,17 +22,20 @@ class Reason(NamedTuple):
     modelled: bool = True  # predicted by fa2_lab.machine.ladder; if not, only a limit follows from the counters
 
 
-NOTHING = Reason("", "", "", "Nothing comes before this rung: it is where the climb begins.")
+NOTHING = Reason("", "", "", "fa2_lab/machine/reasons.md says nothing of this rung yet.")
 
 
 def read(page: str) -> dict[str, Reason]:
     """The reasons of reasons.md, by the rungs' numbers."""
     found = {}
     for part in page.split("\n## ")[1:]:
-        head, why, *fields = filter(None, part.split("\n"))
-        (number, cause), said = head.split(" · "), dict(line[2:].split(": ", 1) for line in fields)
-        modelled = "predicted" not in said
-        found[number] = Reason(cause, said["before"], said["goes"], why, said.get("missed", UNKNOWN), modelled)
+        try:
+            head, why, *fields = filter(None, part.split("\n"))
+            (number, cause), said = head.split(" · "), dict(line[2:].split(": ", 1) for line in fields)
+            modelled = "predicted" not in said
+            found[number] = Reason(cause, said["before"], said["goes"], why, said.get("missed", UNKNOWN), modelled)
+        except (KeyError, ValueError) as wrong:
+            raise ValueError(f"reasons.md: got {part!r}; it takes what stands under the other rungs") from wrong
     return found
 
 

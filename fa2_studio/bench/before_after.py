@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
     if argv == ["--measure"]:
         print(json.dumps(measure()))
         return 0
-    if len(argv) != 1:
+    if len(argv) != 1 or argv[0].startswith("-"):
         raise SystemExit(__doc__)
     import torch
 
@@ -101,7 +101,9 @@ def main(argv: list[str]) -> int:
     if Path(argv[0]).is_dir():
         return run([ROOT], [Path(argv[0]).resolve(), ROOT])
     with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "-C", ROOT, "archive", argv[0], "fa2_lab"], capture_output=True, check=True)
+        archive = subprocess.run(["git", "-C", ROOT, "archive", argv[0], "fa2_lab"], capture_output=True)
+        if archive.returncode:
+            raise SystemExit(f"before_after: got {argv[0]}; it takes a commit or a folder: {archive.stderr.decode()}")
         subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)
         return run([Path(folder), ROOT], [ROOT])
 

@@ -14,8 +14,8 @@ from fa2_studio.bench.registry import PARTS, SUITES
 MORE = """
 submit         seal the paper's grid that lies in --folder for a pull request: another GPU beside ours
 
-python -m fa2_studio.bench.before_after FOLDER
-                the same calls with the installed Triton and with the one in a folder"""
+python -m fa2_studio.bench.before_after REV or FOLDER
+                the same calls with that commit's package and this one, or with the Triton in a folder and this one"""
 
 
 def main(argv: list[str]) -> int:

@@ -68,7 +68,9 @@ def change(rung: str) -> tuple[str, str]:
     """A rung's name and its one change, as the first line of its file says: ("two loops", "the mask is applied …")."""
     tree = ast.parse((FOLDER / f"{find(rung)}.py").read_text(encoding="utf-8"))
     first = str(ast.get_docstring(tree)).split("\n")[0]
-    name, sentence = first.split(", ", 1)[1].split(": ", 1)
+    name, _, sentence = first.partition(", ")[2].partition(": ")
+    if not sentence:
+        raise ValueError(f"{rung}: got {first!r} in its first line; it takes 'Rung 07, its name: its one change'")
     return name, sentence
 
 
