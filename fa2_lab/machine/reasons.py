@@ -22,7 +22,8 @@ class Reason(NamedTuple):
     modelled: bool = True  # predicted by fa2_lab.machine.ladder; if not, only a limit follows from the counters
 
 
-NOTHING = Reason("", "", "", "fa2_lab/machine/reasons.md says nothing of this rung yet.")
+NOTHING = Reason("", "", "", "Nothing comes before this rung: it is where the climb begins.")
+UNWRITTEN = Reason("", "", "", "fa2_lab/machine/reasons.md says nothing of this rung yet.")
 
 
 def read(page: str) -> dict[str, Reason]:
@@ -44,7 +45,8 @@ REASONS = read(Path(__file__).with_name("reasons.md").read_text(encoding="utf-8"
 
 def reason(rung: str) -> Reason:
     """Why a rung is there."""
-    return REASONS.get(ladder.find(rung)[1:3], NOTHING)
+    number = ladder.find(rung)[1:3]
+    return REASONS.get(number, NOTHING if number == "00" else UNWRITTEN)
 
 
 # Predicted and measured -----------------------------------------------------------------------------------------
