@@ -214,6 +214,9 @@ def requirements() -> list[Requirement]:
 def test_the_package_sets_lower_bounds_only():
     operators = {r.name: {spec.operator for spec in r.specifier} for r in requirements()}
     assert operators and all(used == {">="} for used in operators.values()), operators
+    project = pyproject()["project"]
+    assert [Requirement(line).name for line in project["dependencies"]] == ["numpy"], "of itself it needs no more"
+    assert {"kernels", "plots", "transformers", "dev"} <= set(project["optional-dependencies"])
     triton = next(r for r in requirements() if r.name == "triton")
     assert triton.marker.evaluate({"platform_system": "Linux"}) and not triton.marker.evaluate(
         {"platform_system": "Darwin"}
