@@ -48,7 +48,7 @@ def draw(panels: dict[tuple, dict], gemm: float, setting: str) -> style.Drawn:
         ax.axhline(gemm, color=style.QUIET, linewidth=0.8, zorder=0)
         for name, curve in curves.items():
             ax.plot(*zip(*curve, strict=True), label=name, markersize=3.5, **dict(linewidth=1.2) | LOOKS[name])
-        ax.set_title(f"{direction}, d = {d}, {'causal' if causal else 'full'}")
+        ax.set_title(f"{direction}, d {d}, {'causal' if causal else 'full'}")
     style.note(axes[0][0], 512, 0.98 * gemm, "GEMM", va="top", color=style.QUIET)
     lengths = sorted({N for curves in panels.values() for curve in curves.values() for N, _ in curve})
     axes[0][0].set(xscale="log", ylim=(0, 1.08 * gemm), yticks=[0, 250, 500, 750])

@@ -4,7 +4,7 @@ from fa2_lab.machine import warps
 from fa2_lab.plots import style
 
 
-def data(B_r: int = 128, B_c: int = 128, d: int = 64, W: int = 4) -> dict:
+def data(B_r: int = 128, B_c: int = 64, d: int = 128, W: int = 4) -> dict:
     """The bytes that one tile moves through shared memory under either scheme."""
     accesses = {scheme: warps.tile_accesses(scheme, B_r, B_c, d, W) for scheme in NAMES}
     moved = {scheme: {key: n * warps.BYTES[key[1]] for key, n in counts.items()} for scheme, counts in accesses.items()}
@@ -29,8 +29,8 @@ def draw(B_r: int, B_c: int, d: int, W: int, moved: dict) -> style.Drawn:
         _operands(ax, scheme, W)
         ax.set_xlabel(f"{cost[scheme]} through shared memory,\n{warps.BARRIERS[scheme]} barriers a tile")
     alt = (
-        f"Left, split-K: all {W} warps read Q; Kᵀ, S and V are cut into a slice for each warp, and each ends with a"
-        f" partial O of full size, to be added up. Right, split-Q: Q, S and O are cut into rows for each warp, all"
+        f"Split-K: all {W} warps read Q; Kᵀ, S and V are cut into a slice for each warp, and each ends with a"
+        f" partial O of full size, to be added up. Split-Q: Q, S and O are cut into rows for each warp, all"
         f" warps read K and V, and nothing is added. Per tile split-K moves {cost['split_k']}, of"
         f" which {kib(_partials(moved['split_k']))} are partial results, with {warps.BARRIERS['split_k']} barriers;"
         f" split-Q {cost['split_q']}, none of them partial, with {warps.BARRIERS['split_q']} barriers."

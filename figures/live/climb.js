@@ -19,7 +19,7 @@ const loses = (k) => k > 0 && ratio(k) < 0.99;
 
 function title() {
   const [first, last] = [percent(share(0)), percent(share(rungs.length - 1))];
-  return `From ${first} to ${last} of ${peers[0].name} in ${rungs.length - 1} changes`;
+  return `From ${first} to ${last} of ${peers[0].name.replace("-", "\u2011")} in ${rungs.length - 1} changes`;
 }
 
 /** What the change bought in this shape: within 1% we call it nothing. */

@@ -169,7 +169,7 @@ live("softmax")
 # Let two workers take one half of the keys each. Each ends with its own $(m, \ell, o)$. To join them, bring both to the
 # larger maximum $m = \max(m_a, m_b)$ and add:
 #
-# $$\ell = e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b, \qquad o = e^{m_a - m}\, o_a + e^{m_b - m}\, o_b .$$
+# $$\begin{aligned} \ell &= e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b \\ o &= e^{m_a - m}\, o_a + e^{m_b - m}\, o_b \end{aligned}$$
 #
 # A part with a smaller maximum shrinks. $e^m \ell$ is the plain sum $\sum e^s$ of a part. Multiplied by $e^m$, the
 # formula says $e^m \ell = e^{m_a} \ell_a + e^{m_b} \ell_b$, and so for $o$: plain sums are added. Addition does not care about order and grouping, except for rounding. Here
@@ -177,7 +177,7 @@ live("softmax")
 # formula, and `finalize` returns $O = o / \ell$ and L:
 
 # %%
-empty = SoftmaxState.reset(4, 2)  # 4 rows that have seen no key, d = 2; each part starts here
+empty = SoftmaxState.reset(4, 2)  # 4 rows, no key seen, d = 2: where each part starts
 plain = safe_softmax(S) @ V
 cuts = slice(0, 5), slice(5, 6), slice(6, 12)
 parts = [empty.update(S[:, keys], V[keys]) for keys in cuts]

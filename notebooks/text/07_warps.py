@@ -167,7 +167,7 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # The picture is the paper's figure 3:
 
 # %% tags=["hide-input"]
-show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128), narrow=True))
+show(warp_split.draw(**warp_split.data(), narrow=True))
 
 # %% [markdown]
 # ## Could split-K merge once, at the end?
