@@ -217,7 +217,6 @@ REFUSED = {
     "book 99": "it takes",
     "course bundle --only 99": "assignment: got '99'",
     "xray nonsense": "it takes",
-    "ladder 99": "rung: got '99'",
     "ladder 07 08 09": "rungs: got 3",
     "bench nonsense": "it takes",
 }

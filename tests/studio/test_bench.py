@@ -122,7 +122,6 @@ def test_without_a_gpu_the_command_says_where_recorded_results_are(monkeypatch):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["slow"], r"^suite: got slow; it takes smoke, paper, "),
         (["smoke", "slow", "fast"], r"^suite: got slow, fast; it takes smoke, paper, "),
         ([], r"^suite: got none; it takes smoke, paper, "),
         (["paper", "small", "--sustained"], r"^suite: got paper, small; with --sustained it takes paper, nvidia, "),
