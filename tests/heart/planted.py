@@ -93,6 +93,8 @@ def main(parts: list[str]) -> int:
             import_module(name)
 
     planted = [fault for fault in faults() if not parts or fault.part in parts]
+    if {*parts} - {fault.part for fault in planted}:
+        raise SystemExit(f"part: got {', '.join(parts)}; it takes {', '.join(sorted({x.part for x in faults()}))}")
     with tempfile.TemporaryDirectory() as folder:
         copy, unseen = Path(folder), []
         for name in COPIED:

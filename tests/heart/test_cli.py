@@ -218,7 +218,6 @@ REFUSED = {
     "course bundle --only 99": "assignment: got '99'",
     "xray nonsense": "it takes",
     "ladder 07 08 09": "rungs: got 3",
-    "bench nonsense": "it takes",
 }
 
 
