@@ -198,8 +198,8 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # For this one row let $dp_j$ and $ds_k$ be the gradients of $\varphi$ with respect to $p_j$ and $s_k$. The score $s_k$
 # changes every weight, so by the chain rule its gradient is a sum over all of them:
 #
-# $$ds_k = \sum_j dp_j\, \frac{\partial p_j}{\partial s_k} = p_k\, dp_k - p_k \sum_j p_j\, dp_j = p_k\,(dp_k - D), \qquad
-# D = \sum_j p_j\, dp_j .$$
+# $$\begin{aligned} ds_k &= \sum_j dp_j\, \frac{\partial p_j}{\partial s_k} = p_k\, dp_k - p_k \sum_j p_j\, dp_j \\
+# &= p_k\,(dp_k - D), \quad D = \sum_j p_j\, dp_j . \end{aligned}$$
 #
 # Query 0 has p = (1/4, 1/2, 1/4), and for $\varphi = O_{00}$ its dp is (8, 2, 0). So $D = 8/4 + 2/2 = 3$, which is $O_{00}$,
 # and ds = (5/4, −1/2, −3/4).

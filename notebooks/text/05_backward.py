@@ -74,7 +74,7 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # The lines of chapter 01:
 #
-# $$dV = P^\top dO \qquad dP = dO\,V^\top \qquad dS = P \circ (dP - D) \qquad dQ = \tau\,dS\,K \qquad dK = \tau\,dS^\top Q$$
+# $$\begin{aligned} dV &= P^\top dO \\ dP &= dO\,V^\top \\ dS &= P \circ (dP - D) \\ dQ &= \tau\,dS\,K \\ dK &= \tau\,dS^\top Q \end{aligned}$$
 #
 # The algorithms differ in where they take P and D from:
 #
