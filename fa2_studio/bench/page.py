@@ -299,7 +299,8 @@ def sentence(*runs: Record) -> str:
                 f"{peer} on {sum(x > 1 for x in each)} of {len(each)} (× {geometric_mean(each):.2f})"
                 for peer, each in found.items()
             ]
-            lines.append(f"- {what[0].upper()}{what[1:]}, {way}: {listed(parts)}.")
+            first = ", fa2_lab timed first in each row" * ("fa2_lab first" in view.protocol)
+            lines.append(f"- {what[0].upper()}{what[1:]}, {way}{first}: {listed(parts)}.")
     lines[-1] += by_the_host(runs[-1], "cuDNN")
     return "\n".join([*lines, "", "[RESULTS.md](RESULTS.md) says how others are called, and where it is behind."])
 

@@ -53,7 +53,7 @@ show(time_and_memory.draw(**time_and_memory.data()))
 # FA1 is the slowest. It has the loops of the FA1 paper's Algorithm 1 as printed: one *worker* does a whole *head*, on one
 # processor. (A model does attention many times side by side. Each time is a head.) The upper chart always has 16,384 tokens;
 # at N = 4,096 they are 4 texts. With 16 heads each they keep 64 of the GPU's 132 processors busy, at 16,384 only 16. The rest
-# idles, which costs up to a factor of 2, or there 8. Chapter 03 explains the other causes, and why the kernel of FA1's authors
+# idles, which costs up to a factor of 2, at 16,384 of 8. Chapter 03 explains the other causes, and why the kernel of FA1's authors
 # was two to four times as fast as standard attention.
 
 # %% [markdown]

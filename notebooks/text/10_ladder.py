@@ -272,7 +272,7 @@ card("11", "tensor cores at work, %")
 #
 # **it loses.** 264 programs run at the same time. In rung 11 they are row blocks of some four heads, and find those heads'
 # K and V in L2. In rung 12 they are of all 64 heads, whose K and V do not fit there. So DRAM reads twelve times as much
-# (table below). Programs hardly wait for that, but it takes power, and the clock falls. K and V of only 8 heads fit in L2:
+# (table below). Programs hardly wait for that, but it takes power, and the clock falls. With 8 heads in all, K and V fit in L2:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]

@@ -280,8 +280,9 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | second `wait` | dV, unless it starts late | dQ |
 # | `add_dq` | dV | the copy engine: the place is free |
 #
-# Why does dV's product start late? At d = 64 registers are short, and at d = 128 without a mask, where half of V is held; P
-# takes fewer if dS, not dV, needs it first. Then `ptxas` moves most exponentials down, below the wait for dQ:
+# Why does dV's product start late? So that its operand, P in 16 bits, is not held beside P while dP runs. Registers are short
+# at d = 64, and at d = 128 without a mask, where half of V is held. P is then first needed for dS, and `ptxas` moves most
+# exponentials down, below the wait for dQ:
 #
 # | | dV's product starts | most exponentials run beside |
 # | --- | --- | --- |

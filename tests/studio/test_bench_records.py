@@ -217,9 +217,10 @@ def test_medians_are_of_the_rows_on_which_everybody_has_a_number_and_say_how_man
     assert losses.endswith("nats: fa2_lab 2.68, cuDNN 2.5.") and apart.endswith("further apart than 0.0025.")
 
 
-def test_the_page_is_that_of_the_recorded_runs(capsys):
+def test_the_page_is_that_of_the_recorded_runs_and_short(capsys):
     text = (files.ROOT / "RESULTS.md").read_text(encoding="utf-8")
     assert text == page.results_page(), "run `fa2-lab bench --results`"
+    assert len(text.splitlines()) <= 250
     assert command.main(["bench", "--results", "--all"][1:]) == 0
     everything = capsys.readouterr().out
     rows = sum(len(run.rows) + len(run.sustained) for run in page.recorded())

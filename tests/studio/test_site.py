@@ -222,6 +222,7 @@ def test_ten_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapter
         assert not page.links and all(load.startswith("data:") for load in page.loads), deck.name
         answers = [re.search("<aside>.*", part, re.DOTALL) for part in text.split("<section") if "Predict." in part]
         assert answers and all(answer and len(answer[0]) > 60 for answer in answers), "the notes have the answer"
+        assert text.count("<section") <= 45, "more than a lecture has time for"
         for chapter in (c for c in written() if c.number in chapters and not chapters[c.number]):
             for cell in notebook(chapter).cells:
                 shown = "".join(o.get("data", {}).get("text/html", "") for o in cell.get("outputs", []))

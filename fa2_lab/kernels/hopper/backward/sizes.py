@@ -1,7 +1,7 @@
 """The sizes of one launch of the Hopper backward, which are fastest where, and where to leave a call to other kernels.
 
-Sizes and prices were fitted to times on an H200: of the paper's grid and of 510 random shapes, as those of `fa2-lab
-bench sweep`, in more and in fewer parts, with Triton 3.9; in PORTABLE to times taken by hand.
+Sizes and prices were fitted to times on an H200 with Triton 3.9: of the paper's grid, and of 510 random shapes as those
+of `fa2-lab bench sweep`, in more and in fewer parts. PORTABLE has older ones, too.
 """
 
 import math
@@ -70,7 +70,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
     """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     keys, most = PORTABLE.get(d, (0, 0))
-    busy = 2 * -(-N_k // 64) * heads >= SMs
+    busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
     little = N_k <= keys and per_SM <= most and (busy or N_q <= max(1024, 4 * N_k))
     half_empty = N_k <= 64 and 2 * heads >= SMs  # of 128 keys in a block; portable ones are 1.2 to 1.4 times as fast
     return grouped or not (little or half_empty)
