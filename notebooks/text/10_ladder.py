@@ -243,9 +243,9 @@ card("10", "stall: long_scoreboard", "tensor cores at work, %")
 # A *stall* is the clocks that all warps wait, divided by the instructions issued. `long_scoreboard` is the wait for L2 or HBM.
 # It falls, as it should. But the gain is smaller than predicted, and the machine code shows why: 12 waits for products, one
 # behind each instruction, where 2 stood. $QK^\top$ of a tile is 8 instructions of the tensor cores, one for each 16 of d =
-# 128, and PV is 4, one for each 16 of 64 keys. In this order of the two loops NVIDIA's compiler lets none of the 12 run on;
-# why the order matters to it, we do not know. Rung 11 only exchanges the two loops. (The tiles that run ahead need room: 112
-# KiB of shared memory, 113 with the system's, of an SM's 228. So two programs fit, however few registers they have.)
+# 128, and PV is 4, one for each 16 of 64 keys. In this order of the two loops NVIDIA's compiler lets none of the 12 run on.
+# Why the order matters to it, the next card guesses. Rung 11 only exchanges the two loops. (The tiles that run ahead need
+# room: 112 KiB of shared memory, 113 with the system's, of an SM's 228. So two programs fit, however few registers they have.)
 
 # %% tags=["hide-input"]
 card("11", "tensor cores at work, %")
@@ -253,8 +253,8 @@ card("11", "tensor cores at work, %")
 # %% [markdown]
 # This is the clearest cause on the ladder: the same work, nearly, the same registers, and waits that can be counted. `fa2-lab
 # xray 10 --full --sass` lists `WARPGROUP.DEPBAR` 24 times, 12 in each of the two loops. For rung 11 it lists 4: one in each
-# loop, and one behind each. (Launched with `num_stages=1`, rung 11 waits twice, once a product, as rung 09 does, and without a
-# mask the order gains nothing. Under it 8%, with as many registers: we do not know why.)
+# loop, and one after each has ended. (Launched with `num_stages=1`, rung 11 waits twice, once a product, as rung 09 does, and
+# without a mask the order gains nothing. Under it 8%, with as many registers: we do not know why.)
 #
 # ## From rung 12 on: order, then Hopper
 #
@@ -272,7 +272,8 @@ card("11", "tensor cores at work, %")
 #
 # **it loses.** 264 programs run at the same time. In rung 11 they are row blocks of some four heads, and find those heads'
 # K and V in L2. In rung 12 they are of all 64 heads, whose K and V do not fit there. So DRAM reads twelve times as much
-# (table below). Programs hardly wait for that, but it takes power, and the clock falls. With 8 heads in all, K and V fit in L2:
+# (table below). Programs hardly wait for that, but it takes power, and the clock falls. Under the mask heavy blocks
+# no longer run last: with 64 heads that makes up for it. With 8 heads in all K and V fit in L2, and the gain is left alone:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]

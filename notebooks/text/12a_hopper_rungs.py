@@ -418,8 +418,8 @@ show(timeline.draw(**timeline.data()))
 # | looking ahead | *Within*, 97% | *Both*, 100% |
 #
 # In *Neither* both start together and stay together: both wait for exponentials at the same time. In *Between* they move
-# apart by themselves, and nearly always somebody multiplies. Rung 19, which does not look ahead, has 61.5%, nearly as with
-# equal shares. Rung 20 looks ahead and has 75.5%, as in no panel. What the compiler makes of it comes next.
+# apart by themselves, and nearly always somebody multiplies. Rung 19, which does not look ahead, has 61.5%, rung 20, which
+# does, 75.5%. The panels leave out all other instructions, so a rung lies below its panel. What the compiler makes comes next.
 #
 # ## Rung 20: start the next scores before you need them
 #
@@ -435,9 +435,9 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # - p is a left factor *in registers* of a running product, so the next p goes to other registers: `p_next`.
 #
 # To start S early gained 16%. To wait late is what we wrote, but NVIDIA's assembler, `ptxas`, places the second wait *before*
-# nearly all exponentials. So rung 20 hides nothing under its own P V. With an early S the two consumers move apart, part of
-# the way to *Between*, and exponentials hide under the products of the *other* one; in rung 19 they did not. Why only then,
-# the record does not say. (At d = 64 numbers spill: `fa2-lab xray 20 --d 64 --full`.)
+# nearly all exponentials. So rung 20 hides nothing under its own P V. What it gains must be that the *other* consumer
+# multiplies meanwhile, as in *Between*: that is inferred, nobody saw it. Why not already in rung 19, the record does not
+# say. (At d = 64 numbers spill: `fa2-lab xray 20 --d 64 --full`.)
 #
 # **Takeaway.** Start early, keep in place what is still being read, and look at what the compiler made of it.
 #
@@ -611,7 +611,7 @@ show(roofline.draw(**roofline.data(*rows.items())))
 #
 # - Products and copies are started, not called. What they use must stay in place until they have been waited for.
 # - A barrier counts arrivals and flips one bit. A stage has two: filled and emptied.
-# - Sharing tiles made room; long tiles made speed. Exponentials hide, here mostly under the other warpgroup's products.
+# - Sharing tiles made room; long tiles made speed. Exponentials hide, here (likely) under the other warpgroup's products.
 # - Row blocks are drawn when they are needed. m may lag, and lanes seldom have to talk. Near the top power decides.
 #
 # ## Exercises

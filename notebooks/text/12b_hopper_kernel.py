@@ -297,12 +297,13 @@ read(KERNEL, "skip")
 #
 # <details><summary>Answer</summary>
 #
-# **because a barrier remembers one bit, so no phase may go by unseen.** The next tile in this stage is V's n + stages. If
-# nobody knows that V's tile n is there, a wait for the later one sees the bit of two phases ago, and goes on too early.
-# Usually K's tile n + stages + 1 has been taken by then. It lies where K's tile n + 1 lay, which all had released, and so
-# were done with V's tile n. Only at a row block's last tile K has no such tile. (Not the first: n is handed to `take`, which
-# counts nothing. Not the second: K's *next* release frees this tile of V, and who multiplies with it gives that one after
-# its P V.) The model above makes one copy after the other, so it does not show this.
+# **because a barrier remembers one bit, so no phase may go by unseen.** The next tile in this stage is V's n + stages. Say V's
+# tile n is still under way when this consumer waits for that one: the barrier shows the bit of tile n − stages, the same, and
+# the wait ends too early. Mostly this cannot be, for the consumer has taken K's tile n + stages + 1 before. It lies where K's
+# n + 1 lay, which all had released, and so had multiplied with V's n. But at a row block's last tile there is no such K. (Not
+# the first: n is handed to `take`, which counts nothing. Not the second: K's *next* release frees this tile of V, and who
+# multiplies with it gives that release only after its P V.) The model above makes one copy after the other, so it does not
+# show this.
 # </details>
 
 # %% [markdown]
@@ -341,12 +342,13 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 #
 # ## The softmax step
 #
-# It is rung 22's, with one addition, `scale`. `factor` is $\tau \log_2 e$. `scale` is the same number, kept for each row,
-# and m is kept already multiplied by it. From $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so a rounded m may be 16 too
-# small, and p $2^{16}$ times too large. In O that would cancel, but p has 16 bits in its product, and fp16 ends at 65,504.
-# So `raised` gives such a row the power of two below `factor` as its `scale`: products with that are exact. (Two scores of
-# this size that differ do so by 16 or more: the largest has all the weight, with either factor. For L, `visit` multiplies m
-# by `factor / scale` at its end.) A row lies in four lanes; m, `scale` and ℓ are kept once for each, as (64, 4):
+# It is rung 22's, with one addition, `scale`. `factor` is $\tau \log_2 e$. `scale` begins as the same number, kept for each
+# row, and m is kept already multiplied by it, and rounded; the multiply-add `scale * x - m` does not round its product. From
+# $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so m may be 16 too small, and p $2^{16}$ times too large. In O that would
+# cancel, but p has 16 bits in its product, and fp16 ends at 65,504. So `raised` gives such a row the power of two below
+# `factor` as its `scale`: products with that are exact. (Two such scores that differ do so, times `scale`, by 16 or more: the
+# largest has all the weight, with either factor. For L, `visit` multiplies m by `factor / scale` at its end.) A row lies in
+# four lanes; m, `scale` and ℓ are kept once for each, as (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -473,7 +475,7 @@ for idea, rung in IDEAS.items():
 # %% [markdown]
 # What an idea saves depends on what else the program waits for. So the two differ, and single worths do not multiply to the
 # whole. The last three are this chapter's, and worth little. Later ideas were tried on the kernel of today, with Triton
-# 3.9, each with a prediction: how many times as fast, in the mean, and from the worst problem to the best. *Without
+# 3.9, each with a prediction. *Measured*: how many times as fast, in the mean (from the worst problem to the best). *Without
 # pauses* calls follow each other, so the clock falls. *Kept*: for how many of the problems. Bytes that
 # *have none* have no register, so they spill.
 

@@ -280,9 +280,9 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | second `wait` | dV, unless it starts late | dQ |
 # | `add_dq` | dV | the copy engine: the place is free |
 #
-# Why does dV's product start late? So that its operand, P in 16 bits, is not held beside P while dP runs. Registers are short
-# at d = 64, and at d = 128 without a mask, where half of V is held. P is then first needed for dS, and `ptxas` moves most
-# exponentials down, below the wait for dQ:
+# Why does dV's product start late? P in fp32 is needed until dS. An early product of dV would also hold P in 16 bits while dP
+# runs: at d = 64 that makes 192 + 32 registers of 240, at d = 128 192 + 16, and with half of V 16 more. There dV waits. P is
+# then first needed for dS, and `ptxas` moves most exponentials down, below the wait for dQ:
 #
 # | | dV's product starts | most exponentials run beside |
 # | --- | --- | --- |
@@ -290,7 +290,7 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | d = 64 | after dS | dP |
 # | d = 128, no mask | after dS | the other consumer's products: these exponentials lie even below the wait for dP |
 #
-# (Without a mask `p` stands in the `deps` of the wait for dQ. That holds a few more exponentials above it: 1% faster.)
+# (Without a mask `p` stands in the `deps` of the wait for dQ. `ptxas` moves most below it all the same, but fewer: 1% faster.)
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="dp = start_dp", off=LATE)
@@ -369,9 +369,9 @@ for idea in (
 display(Markdown("\n".join(ideas.table("backward"))))
 
 # %% [markdown]
-# One was worth keeping. Its order of instructions is faster although some numbers find no register and *spill*, into slower
-# memory: 48 bytes of a thread at most. (*The same bits*: see below, "What do the same bits cost?". *In a CUDA graph*: where
-# calls are recorded once and replayed. *Heads at a time*: so many are worked on side by side, which L2 must hold.)
+# One was kept, and only for calls that ask for *the same bits* (see below, "What do the same bits cost?"): another order of
+# instructions, faster although up to 48 bytes of a thread find no register and *spill* into slower memory. (*In a CUDA graph*:
+# where calls are recorded once and replayed. *Heads of 8 MiB*: of so many, side by side, L2 must hold Q and dO.)
 #
 # ## Too few column blocks
 #

@@ -311,8 +311,8 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 
 # %% [markdown]
 # Here three sequences have 37, 0 and 48 keys. The unused rows of the pages hold NaN. The second sequence has no page, and −1
-# in the table, which nobody reads: its loop has no step. A kernel must not load first and mask afterwards: 0 · NaN is NaN. The
-# mask of the table matters where a tile spans several pages and the last is missing: then −1 is not followed to an address.
+# in the table, which nobody reads: its loop has no step. A weight of 0 does not help, as 0 · NaN is NaN: so unused rows must
+# not be loaded. The mask of the table matters where a tile spans several pages: its last keys may lie past the table's end.
 
 # %% [markdown]
 # ## What if lengths differ?

@@ -186,9 +186,10 @@ show(zigzag.draw(**zigzag.data()))
 
 # %% [markdown]
 # Each number is the rank that computes this part of the scores. The cut on the right, *zigzag*, is that of
-# ring-flash-attention and of Llama 3. When a block comes by, there are two cases. Keys of a later rank: only our back piece of
-# rows sees them, and all of them. Keys of an earlier rank: all our rows see the front piece, none the back. So each such step
-# is one kernel call without a mask, on half of the square. Only a rank's own block is causal.
+# ring-flash-attention and of Llama 3. When a block comes by, there are two cases. Rank 1 has a front piece, 1, and a back
+# piece,
+# 6. Keys of a later rank, say pieces 2 and 5: rows 6 see both, rows 1 none. Of an earlier one, 0 and 7: all rows see 0, none 7.
+# So each such step is one kernel call without a mask, on half of the square. Only a rank's own block is causal.
 
 # %% [markdown]
 # ## What travels while a rank computes?
@@ -200,9 +201,10 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # A number is the rank that owns the keys, an arrow a transfer of K and V from the neighbour. No step changes K and V, so they
 # can travel while it computes. dK and dV cannot leave before a step has added its part. So they travel one step later.
 #
-# This is rank 0's backward pass, a step in each column. While it computes with block 2, K and V of block 1 arrive for the next
-# step, and the sum of block 2, to which rank 0 adds its part at the end. (Block 3 comes from its owner, who adds his part at
-# home, so no sum comes with it.) The own block is computed in two halves of its rows, the second while the own sums come home:
+# This is rank 0's backward pass, a step in each column. While it computes with block 2, two things arrive: K and V of block 1,
+# for the next step, and the sum that rank 3 began for block 2, to which rank 0 adds its part at the end. (Block 3 comes from
+# its owner, who adds his part at home, so no sum comes with it.) The own block is computed in two halves of its rows, the
+# second while the own sums come home:
 #
 # | computes | own, first half | 3 | 2 | 1 | own, last half |
 # | --- | --- | --- | --- | --- | --- |
@@ -253,7 +255,7 @@ for name, (flops, link) in speeds.items():
 #
 # **agreeing, starting transfers and launching kernels.** Forward and backward send four times what K and V are: 4 · 0.66 =
 # 2.6 ms. (That is only 76 GB/s: these transfers are short.) Kernels take about a quarter of one GPU's 1.7 ms, 0.4 ms. That
-# leaves 4.6 ms.
+# leaves 4.6 ms, and more than 4 if small kernels are half as fast.
 # </details>
 
 # %% tags=["hide-input"]

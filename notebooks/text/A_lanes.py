@@ -160,10 +160,10 @@ show(swizzle_xor.draw(**swizzle_xor.data()))
 show(block_budget.draw(**block_budget.data()))
 
 # %% [markdown]
-# If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. *Spills* stands in a cell
-# whose sum is above 255, a × where the compiled kernel did spill. The sum is an estimate, and mostly too low. A cell has four
-# warps, or eight where four will not do. So at d = 128, in the right grid, 128 × 128 has eight: 200, not 360, and even that
-# spills. 128 × 64 has eight, too, and does not. 128 × 32 stays at four, by its sum of 216, and spills.
+# If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. The word *spills* in a
+# cell is the estimate's: a sum above 255. A × is the compiler's. They differ, for the sum is mostly too low. A cell has four
+# warps, or eight where four will not do. At d = 128, in the right grid, 128 × 128 has eight: 200 registers, not 360, and even
+# so it spills. 128 × 64 has eight, too, and does not. 128 × 32 stays at four, with 216, and spills.
 #
 # If shared memory runs out, the kernel does not run at all: `out of resource: shared memory, Required: 131074, Hardware
 # limit: 101376` was met on an RTX 4090
