@@ -78,6 +78,7 @@ def by_python(monkeypatch) -> None:
         stand_ins |= dict(NO_ROW=2**30, LN2=np.log(2), accumulator=lambda columns: None, wipe=wipe, matrix=lambda x: x)
         stand_ins |= dict(warpgroup_mma=multiply, warpgroup_mma_wait=wait, as_operand=lambda x, *_: x, anew=lambda x: x)
         stand_ins |= dict(several=lambda n, block: [n, *block], fence_async_shared=lambda: None, FAR=far)
+        stand_ins |= dict(gdc_wait=lambda: None)
         stand_ins |= dict(tma=COPY_ENGINE, mbarrier=NOTHING, all_threads=lambda: None, **STAND_INS.get(module, {}))
         for name, x in stand_ins.items():
             if hasattr(module, name):

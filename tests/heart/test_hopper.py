@@ -173,8 +173,8 @@ def test_at_d_32_there_is_never_enough_where_keys_are_few():
     (128, 32768, 32768, 1, False, False, 2, 128),  # 171 blocks of 192 rows: two rounds, as with 128
     (128, 513, 513, 34, True, False, 1, 128),  # 2.3 blocks of 64 rows to an SM
     (128, 4096, 4096, 5, True, False, 2, 128),  # 2.4
-    (192, 4096, 4096, 4, True, False, 1, 64),  # 1.9
-    (192, 4096, 4096, 5, True, False, 2, 64),
+    (192, 4096, 4096, 3, True, False, 1, 64),  # 1.5
+    (192, 4096, 4096, 4, True, False, 2, 64),
     (256, 8192, 8192, 1, False, False, 1, 64),
     (256, 8192, 8192, 2, False, False, 2, 64),
     (128, 1024, 1024, 512, True, False, 2, 64),
@@ -222,7 +222,8 @@ def test_no_few_heads_are_left_over(heads, least, at_once):
 
 def test_sizes_fit():
     """Registers and shared memory as the chip has them, counted from the sizes."""
-    assert set(sizes.FULL) == set(sizes.CAUSAL) == set(sizes.USUAL) == set(map(sizes.d_padded, sizes.DIMENSIONS))
+    assert set(sizes.FULL) == set(sizes.CAUSAL) - {192} == set(sizes.USUAL)
+    assert set(sizes.USUAL) == set(map(sizes.d_padded, sizes.DIMENSIONS))
     assert all(size.thrifty is TIGHT for size, causal, _ in kinds(64) if causal and size.ping_pong and size.stages == 4)
     for size in {size for d in sizes.USUAL for size, *_ in kinds(d)}:
         assert 128 * (size.registers * size.consumers + 32) <= 65536

@@ -35,6 +35,7 @@ def test_fits_and_spills_next_to_nothing(rows, jobs):
         assert row["shared"] <= 227 * 1024, row
         assert (row["hgmma"] > 0) == (row["kernel"] == "backward_kernel"), row
         assert row["hmma"] == 0 and not row["waits"] and not row["early"] and not row["idle"], row
+        assert row["pdl"] == row["awaits"] == (row["kernel"] != "before_kernel"), row
 
 
 @pytest.mark.parametrize("W", (64, 128))
@@ -78,7 +79,7 @@ def test_where_there_is_enough_work(d, kv_heads, N_k, most):
 
 def test_few_keys_of_many_rows_are_divided():
     """The portable kernels would have two programs."""
-    Q, more, K = (torch.empty(1, 1, N, 64, device="meta") for N in (1024, 1025, 128))
+    Q, more, K = (torch.empty(1, 1, N, 64, device="meta") for N in (2048, 2049, 128))
     assert launch.enough_work(more, K) and not launch.enough_work(Q, K)
     Q, few, K = (torch.empty(1, H, N, 32, device="meta") for H, N in ((33, 9000), (32, 9000), (33, 128)))
     assert launch.enough_work(few, K[:, 1:]) and not launch.enough_work(Q, K)

@@ -12,6 +12,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fa2_lab.kernels.common.constants import LN2
 from fa2_lab.kernels.common.tile import block_count
@@ -97,6 +98,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
             keys = gl.where(here.N_q > 0, here.N_k, 0)  # what a packed sequence without rows has come as zeros
             pipes.k.fill(r, K, k_batch, head, col, keys)  # FA2.A2.L6
             pipes.v.fill(r, V, k_batch, head, col, keys)  # FA2.A2.L6
+            gdc_wait()  # until the kernel before has ended: what follows reads what it wrote, and adds to its zeros
             for m in range(begin, end):
                 q_head = head * geometry.group + m // seen
                 i = first + (seen - 1 - m % seen if pipes.sizes.last_first else m % seen)
@@ -335,6 +337,7 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
     mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN and dK.dtype == gl.float32 else NEXT, READERS)
     pipes = BackwardPipes(k, v, rows, ds, ds_filled, dq, mailbox, turns, SIZES)
     fence_async_shared()  # the copy engine must see the barriers
+    gdc_launch_dependents()  # the kernel after may come to SMs that have nothing left to do; it waits by itself
     # A thread of a consumer has 240 registers, any other 24.
     copies = Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts
     if IN_TURN:

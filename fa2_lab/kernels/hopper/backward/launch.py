@@ -16,6 +16,8 @@ from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, line
 from fa2_lab.kernels.launch import Launch, multiprocessors, on_device_of, programs, shape, strides
 from fa2_lab.kernels.prepared import Options
 
+EARLY = dict(launch_pdl=True)  # a kernel may start while the one before it still runs, and waits for it by itself
+
 
 def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Options, key_lengths: Tensor | None = None,
             same_bits: bool = False, sequences: int | None = None) -> Callable | None:  # fmt: skip
@@ -125,7 +127,7 @@ def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
     return Launch(
         backward_kernel,
         min(SMs, column_blocks * parts),
-        chosen.options,
+        chosen.options | EARLY,
         (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
         **dict(group=H // H_kv, T_r=starts[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
         **dict(at_once=min(heads, at_once), left=options.left, right=options.right, scale=base_2(scale)),
@@ -140,7 +142,7 @@ def prepare_after(Q: Tensor, K: Tensor, V: Tensor, options: Options, chosen: siz
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
     apart = tuple(strides(torch.empty_like(X, device="meta")) for X in (Q, K, V))
     return Launch(
-        *(after_kernel, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1)),
+        *(after_kernel, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | EARLY),
         **dict(strides=apart, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),
         **dict(scale=options.scale, d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
     )

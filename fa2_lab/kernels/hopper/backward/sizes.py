@@ -60,18 +60,23 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
 # At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. At d 32 this kernel multiplies as many zeros as numbers,
 # and is still faster from 2,049 keys on, with Triton 3.9 by 1.03 to 2.1 times.
 # With grouped heads it is always taken, and for many rows with so few keys, in all heads, that the portable ones, a
-# program for 64 keys at most, keep few SMs busy: with three heads, 20,945 rows and 448 keys it is 4 times as fast.
-# (Timed with 128 to 1,024 keys and 4 to 32 heads, at d 32 to 16,384 keys and 512 heads: the GPU from CUDA graphs, the
+# program for 64 keys at most, keep few SMs busy: each walks over all rows, and takes longer than three launches.
+# (Timed with 128 to 1,024 keys and 1 to 32 heads, at d 32 to 16,384 keys and 512 heads: the GPU from CUDA graphs, the
 # host by its clock.)
-PORTABLE = {32: (2048, math.inf), 64: (512, 2), 96: (256, 1), 128: (256, 1)}  # d: (N_k, 64-row blocks an SM) up to
+PORTABLE = {  # d: (N_k, 64-row blocks an SM, and rows where few SMs are busy) up to
+    32: (2048, math.inf, 2048),
+    64: (512, 2, 2048),
+    96: (256, 1, 700),
+    128: (256, 1, 700),
+}
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
     """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
-    keys, most = PORTABLE.get(d, (0, 0))
+    keys, most, rows = PORTABLE.get(d, (0, 0, 0))
     busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
-    little = N_k <= keys and per_SM <= most and (busy or N_q <= max(1024, 4 * N_k))
+    little = N_k <= keys and per_SM <= most and (busy or N_q <= rows)
     half_empty = N_k <= 64 and 2 * heads >= SMs  # of 128 keys in a block; portable ones are 1.2 to 1.4 times as fast
     return grouped or not (little or half_empty)
 

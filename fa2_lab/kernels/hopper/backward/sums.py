@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
 from fa2_lab.kernels.common.tile import block_count, head_of, load_rows, packed_block, store_rows
@@ -63,6 +64,7 @@ def before_kernel(O, dO, L, dL, starts, sums, cu_q, O_strides, dO_strides, H, N_
 
     So the tensor cores subtract. A row that sees no key, or lies past the end, starts from −∞: its P is 0.
     """
+    gdc_launch_dependents()  # the next kernel may come to SMs that have nothing left to do; it waits by itself
     PARTS: tl.constexpr = B_r // 64
     T_r = block_count(N_q, sequences, B_r)
     number, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
@@ -98,6 +100,7 @@ def before_kernel(O, dO, L, dL, starts, sums, cu_q, O_strides, dO_strides, H, N_
 def after_kernel(sums, dQ, dK, dV, cu_q, cu_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale, d: tl.constexpr,
                  d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """One tile of dQ, or of dK and dV if they are given: its sum in order, scaled, in half precision."""
+    gdc_wait()  # until all has been added
     T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)
     dQ_strides, dK_strides, dV_strides = strides
     row_tiles, column_tiles = 2 * T_r * batch * H, 2 * T_c * batch * H_kv

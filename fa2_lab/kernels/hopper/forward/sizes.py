@@ -69,7 +69,7 @@ FULL = {  # d_pad: (sizes, tile, start)
 
 # Under the causal mask row blocks differ, and there are no rounds to count. The first line that fits is taken. From
 # N_k = 1.5 N_q on, without key_lengths, they differ little, and FULL is used.
-CAUSAL: dict[int, list[tuple]] = {  # d_pad: (per_SM up to, N_q up to, with key_lengths or without, sizes)
+CAUSAL: dict[int, list[tuple]] = {  # d up to: (per_SM up to, N_q up to, with key_lengths or without, sizes)
     64: [
         (2.5, ANY, None, ALONE[64]),
         (ANY, ANY, True, SHORT),
@@ -86,6 +86,7 @@ CAUSAL: dict[int, list[tuple]] = {  # d_pad: (per_SM up to, N_q up to, with key_
         (9, ANY, None, USUAL[128]),
         (ANY, ANY, None, WIDE),
     ],
+    192: [(1.5, ANY, None, ALONE[256]), (ANY, ANY, None, USUAL[256])],
     256: [(2.3, ANY, None, ALONE[256]), (ANY, ANY, None, USUAL[256])],
 }
 
@@ -124,7 +125,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
     if causal and (lengths or 2 * N_k < 3 * N_q):
         found = next(
             sizes
-            for most, longest, only, sizes in CAUSAL[d_pad]
+            for most, longest, only, sizes in CAUSAL[min(width for width in CAUSAL if d <= width)]
             if per_SM <= most and N_q <= longest and only in (None, lengths)
         )
     else:
