@@ -333,8 +333,9 @@ read("hopper/backward/sums.py", "add_lines")
 # | `backward_kernel` | one for each SM | the one pass; writes dK and dV, adds to dQ's sums |
 # | `after_kernel` | one for each part of a tile | reads the sums, puts them in order, times $\tau$, 16 bits |
 #
-# A row that sees no key has $L = -\infty$, and $-L/\tau$ would be $+\infty$. `before_kernel` writes $-\infty$ for it: S
-# begins there, so p is 0.
+# The second may start while the first still runs, the third while the second does. Before a kernel reads what the one before
+# it wrote, `gdc_wait` waits until that one has ended. A row that sees no key has $L = -\infty$, and $-L/\tau$ would be
+# $+\infty$. `before_kernel` writes $-\infty$ for it: S begins there, so p is 0.
 
 # %% [markdown]
 # ## Sitting 3 · What it costs, and what was reached (31 minutes)

@@ -186,10 +186,9 @@ show(zigzag.draw(**zigzag.data()))
 
 # %% [markdown]
 # Each number is the rank that computes this part of the scores. The cut on the right, *zigzag*, is that of
-# ring-flash-attention and of Llama 3. When a block comes by, there are two cases. Rank 1 has a front piece, 1, and a back
-# piece,
-# 6. Keys of a later rank, say pieces 2 and 5: rows 6 see both, rows 1 none. Of an earlier one, 0 and 7: all rows see 0, none 7.
-# So each such step is one kernel call without a mask, on half of the square. Only a rank's own block is causal.
+# ring-flash-attention and of Llama 3. Rank 1 has a front piece, 1, and a back piece, 6. When a block comes by, there are two
+# cases. Keys of a later rank, say pieces 2 and 5: rows 6 see both, rows 1 none. Of an earlier one, 0 and 7: all rows see 0,
+# none 7. So each such step is one kernel call without a mask, on half of the square. Only a rank's own block is causal.
 
 # %% [markdown]
 # ## What travels while a rank computes?

@@ -13,10 +13,8 @@ from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.backward.sums import after_kernel, before_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
-from fa2_lab.kernels.launch import Launch, multiprocessors, on_device_of, programs, shape, strides
+from fa2_lab.kernels.launch import EARLY, Launch, multiprocessors, on_device_of, programs, shape, strides
 from fa2_lab.kernels.prepared import Options
-
-EARLY = dict(launch_pdl=True)  # a kernel may start while the one before it still runs, and waits for it by itself
 
 
 def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Options, key_lengths: Tensor | None = None,

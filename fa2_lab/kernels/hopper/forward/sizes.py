@@ -1,8 +1,8 @@
 """The sizes of one launch of the Hopper forward, which are fastest where, and where to leave a call to other kernels.
 
 The numbers in these tables were fitted to times on an H200 with Triton 3.9: of the paper's grid and of 510 random
-shapes, as those of `fa2-lab bench sweep`, each by all sets of sizes. Those for d 192 and 256 are older. `per_SM` is
-always the number of blocks of 64 rows, in all heads, for each SM.
+shapes, as those of `fa2-lab bench sweep`, each by all sets of sizes. Those for d 192 and 256 come from fewer. `per_SM`
+is always the number of blocks of 64 rows, in all heads, for each SM.
 """
 
 from dataclasses import dataclass, replace
