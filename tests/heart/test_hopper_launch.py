@@ -143,7 +143,8 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
         at_once = parts * backward_sizes.at_once_in_turn(ceil(N_q / many), d, group)
     else:
         blocks = ceil(column_blocks / (batch * H_kv * many))
-        at_once = backward_sizes.at_once(blocks, batch * H_kv * parts, SMs, causal, group)
+        bytes_each = ceil(N_q / (many * parts)) * group * 4 * (d + chosen.d_pad)
+        at_once = backward_sizes.at_once(blocks, batch * H_kv * parts, SMs, causal, group, bytes_each)
     assert args["heads"] == batch * H_kv * parts and args["at_once"] == min(args["heads"], at_once)
     assert args["T_r"] * batch * H == row_blocks == len(start) and start.shape[1] == 2 * chosen.B_r
 
@@ -220,9 +221,12 @@ def test_as_many_heads_at_once_as_l2_holds():
 
 
 def test_shapes_that_fill_the_chip_alike_have_no_few_heads_left_over():
-    """Causal heads side by side: as many as fill the SMs about once, eight at least, or four of large groups."""
+    """Causal heads side by side: as many as fill the SMs about once; eight at least, fewer where L2 holds fewer, or
+    four of large groups."""
+    each = {2**10: 8, 2**22: 8, 2**23: 4, 2**24: 2, 2**30: 2}  # bytes of a head: how many at least
     for (blocks, heads), group in product(((64, 64), (16, 128), (11, 32), (25, 16), (1, 999)), (1, 2, 3)):
-        n = backward_sizes.at_once(blocks, heads, SMs, True, group)
-        least = min(heads, max(4 if group > 2 else 8, ceil(0.8 * SMs / blocks)))
-        assert least <= n < 2 * least and -heads % n == min(-heads % k for k in range(least, 2 * least))
-    assert backward_sizes.at_once(32, 64, SMs, False, 1) == 1
+        for bytes_each, most in each.items():
+            n = backward_sizes.at_once(blocks, heads, SMs, True, group, bytes_each)
+            least = min(heads, max(4 if group > 2 else most, ceil(0.8 * SMs / blocks)))
+            assert least <= n < 2 * least and -heads % n == min(-heads % k for k in range(least, 2 * least))
+    assert backward_sizes.at_once(32, 64, SMs, False, 1, 1) == 1

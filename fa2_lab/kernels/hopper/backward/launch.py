@@ -121,7 +121,9 @@ def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
     if same_bits:
         at_once = parts * sizes.at_once_in_turn(-(-N_q // many), d, H // H_kv)
     else:
-        at_once = sizes.at_once(-(-column_blocks // (batch * H_kv * many)), heads, SMs, causal, H // H_kv)
+        rows = 1 if options.windowed else -(-N_q // (many * parts))  # that are in use together
+        bytes_each = rows * (H // H_kv) * 4 * (d + chosen.d_pad)  # of Q, dO and the sums of dQ
+        at_once = sizes.at_once(-(-column_blocks // (batch * H_kv * many)), heads, SMs, causal, H // H_kv, bytes_each)
     return Launch(
         backward_kernel,
         min(SMs, column_blocks * parts),

@@ -106,15 +106,16 @@ def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int
     return min((2**n for n in range(9) if 2**n <= steps), key=time)
 
 
-def at_once(blocks: int, heads: int, SMs: int, causal: bool, group: int) -> int:
+def at_once(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_each: int) -> int:
     """How many of all `heads` to run at a time, each with so many column blocks; a part of a K/V head counts as a head.
 
     Without a mask one: then programs side by side read the same rows, and what they add to stays in L2. Causal blocks
-    take different times, and heads that fill the SMs about once, eight at least, or four of large groups, level that
-    out. evenly() may take up to twice as many. There Q, dO and the sums begin to leave L2: up to 10% slower, and with
-    still more heads up to 40%.
+    take different times, and heads that fill the SMs about once level that out, and eight at least: fewer, of two or
+    more, where Q, dO and the sums of eight, `bytes_each` for each head, take more than 32 MiB of L2, and four of large
+    groups. evenly() may take up to twice as many. Beyond that it is up to 10% slower, with still more heads up to 40%.
     """
-    return evenly(heads, max(4 if group > 2 else 8, math.ceil(0.8 * SMs / blocks))) if causal else 1
+    least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_each))
+    return evenly(heads, max(least, math.ceil(0.8 * SMs / blocks))) if causal else 1
 
 
 def at_once_in_turn(N_q: int, d: int, group: int) -> int:
