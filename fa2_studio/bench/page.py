@@ -290,7 +290,8 @@ def sentence(*runs: Record) -> str:
         f"On an {runs[0].machine['gpu']} ({code(runs[0])}), forward and backward: the rows on which `attention()` is "
     )
     means = "faster, and in brackets the geometric mean of the ratios. Rested is the kernels alone, sustained without "
-    lines = [f"{where}{means}pauses, as called a few in a row, both with the host's time; torch flash is FlashAttention-2.", ""]
+    ways = "pauses, as called a few in a row, both with the host's time; torch flash is FlashAttention-2."
+    lines = [f"{where}{means}{ways}", ""]
     for run in runs:
         what = re.split("[:,]", SUITES[run.suite].what)[0]
         for view, way in zip(views(run), ("rested", second_way(run)), strict=False):
