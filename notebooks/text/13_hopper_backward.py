@@ -85,8 +85,8 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
 #   `p` and `ds` are computed in registers, and in products 2 and 4 they stand on the left. Only product 5 needs `ds`
 #   turned around, so `ds` goes through shared memory, once.
 # - **Why does `s` begin at $-L/\tau$ and `dp` at $-D$?** A product adds to what is in the accumulator. So the tensor cores
-#   subtract for us. A masked score begins at $-\infty$, a masked dP at $-D$ all the same: with a second $-\infty$,
-#   $P \circ dP$ would be $0 \cdot (-\infty)$, which is NaN.
+#   subtract for us. A masked score begins at $-\infty$, so its P is 0. Its dP begins at $-D$ as all others do: with
+#   $-\infty$ there, too, $P \circ dP$ would be $0 \cdot (-\infty)$, which is NaN.
 # - **Who owns what?** dV and dK sum over rows: the column block keeps them to the end. dQ sums over keys: every column
 #   block adds to it.
 #
@@ -94,7 +94,7 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
 #
 # Two consumer warpgroups share the column block. Each owns 64 of its keys, and has 128 threads with up to 240 registers
 # each. dK and dV stay in registers for the whole column block. A row block of $B_r$ rows needs $S$ and $dP$ (64 × $B_r$
-# each) and half of its dQ; the other consumer multiplies the other half. In fp32 that is, for a thread:
+# each) and half of its dQ; the other consumer multiplies the other half. All in fp32 that is, for a thread:
 #
 # | | dK and dV | with S and dQ | with P and dP | all at once |
 # | --- | ---: | ---: | ---: | ---: |
@@ -216,7 +216,8 @@ show(backward_step.draw(**backward_step.data()))
 #
 # In b00 threads made these additions one by one. Hopper's copy engine can add, too. A **bulk reduction** is a bulk copy in
 # the other direction that adds: one thread names a tile in shared memory and an address of dQ's sums, and goes on. L2 does
-# the additions, as in FlashAttention-3. The sums of a head, 8 MiB, stay there; without a mask one head runs after the other.
+# the additions, as in FlashAttention-3. The sums of a head, 8 MiB, stay there: without a mask one head runs after the other,
+# with one as many side by side as L2 holds.
 
 # %%
 show(pipes.draw(**pipes.data(["backward"]), narrow=True))
@@ -240,8 +241,7 @@ read("hopper/backward/rows.py", "Rows.start")
 
 # %% [markdown]
 # The producer, one warp, announces column blocks and starts copies. Of each query head of the group it copies the row blocks
-# that see these columns. If none does, the column block still goes through one row block, so that its dK and dV are
-# written, as zeros.
+# that see these columns.
 #
 # ## A consumer's column block
 #
@@ -278,19 +278,18 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | first `wait(1)` | dQ | S |
 # | `exp2`; `scale` is $\tau \log_2 e$ | dQ in the source; in the machine code see below | – |
 # | second `wait` | dV, unless it starts late | dQ |
-# | `add_dq` | dV | the copy engine: the place is free |
+# | `add_dq` | dV, unless it starts late | the copy engine: the place is free |
 #
 # Why does dV's product start late? P in fp32 is needed until dS. An early product of dV would also hold P in 16 bits while dP
-# runs: at d = 64 that makes 192 + 32 registers of 240, at d = 128 192 + 16, and with half of V 16 more. There dV waits. P is
-# then first needed for dS, and `ptxas` moves most exponentials down, below the wait for dQ:
+# runs: at d = 64 that makes 192 + 32 = 224 registers of 240, at d = 128 with half of V 192 + 16 + 16 = 224. That leaves too
+# few for the rest, so dV waits; under the mask at d = 128 it is 208, and dV starts early. Where dV waits, P is first needed
+# for dS, and `ptxas` moves most exponentials down, below the wait for dQ:
 #
 # | | dV's product starts | most exponentials run beside |
 # | --- | --- | --- |
 # | d = 128, causal | before dQ is handed over | dQ |
 # | d = 64 | after dS | dP |
 # | d = 128, no mask | after dS | the other consumer's products: these exponentials lie even below the wait for dP |
-#
-# (Without a mask `p` stands in the `deps` of the wait for dQ. `ptxas` moves most below it all the same, but fewer: 1% faster.)
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="dp = start_dp", off=LATE)
@@ -331,11 +330,14 @@ read("hopper/backward/sums.py", "add_lines")
 # | --- | --- | --- |
 # | `before_kernel` | one for 64 rows | clears all sums; D = rowsum(dO ∘ O); writes $-L/\tau$ and $-D$ |
 # | `backward_kernel` | one for each SM | the one pass; writes dK and dV, adds to dQ's sums |
-# | `after_kernel` | one for each part of a tile | reads the sums, puts them in order, times $\tau$, 16 bits |
+# | `after_kernel` | one for each consumer's part of a tile | reads the sums, puts them in order, times $\tau$, 16 bits |
 #
-# The second may start while the first still runs, the third while the second does. Before a kernel reads what the one before
-# it wrote, `gdc_wait` waits until that one has ended. A row that sees no key has $L = -\infty$, and $-L/\tau$ would be
-# $+\infty$. `before_kernel` writes $-\infty$ for it: S begins there, so p is 0.
+# A launch takes a few µs, so each kernel is launched before the one before it has ended (*an early start*). Its programs take
+# SMs as these come free, make their barriers, and stop at `gdc_wait` until the *whole* kernel before has ended. Only then
+# do they touch what it wrote. So beginnings overlap, and no work does.
+#
+# A row that sees no key has $L = -\infty$, and $-L/\tau$ would be $+\infty$. `before_kernel` writes $-\infty$ for it: S
+# begins there, so p is 0.
 
 # %% [markdown]
 # ## Sitting 3 · What it costs, and what was reached (31 minutes)
@@ -361,10 +363,10 @@ for idea in (
     print(f"{idea:40}" + "".join(f"{cell:<6}".rjust(10) for cell in cells))
 
 # %% [markdown]
-# dV after dS gains most at d = 64, where registers are short without it; then come the starting values. (At d = 128 without
-# a mask it lost with Triton 3.6. With 3.9 it makes the room for half of V.) *S and dP started together*
-# had dQ of the step before beside them, 224 registers in the table of sitting 1. In a kernel that is full to the last
-# register, an overlap that needs more of them loses. Later ideas were tried on the kernel of today, each with a prediction:
+# dV after dS gains most at d = 64, where registers are short without it; then come the starting values. *S and dP started
+# together* had dQ of the step before beside them, 224 registers in the table of sitting 1. In a kernel that is full to the
+# last register, an overlap that needs more of them loses. Later ideas were tried on the kernel of today, each with a
+# prediction:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 display(Markdown("\n".join(ideas.table("backward"))))
@@ -372,8 +374,8 @@ display(Markdown("\n".join(ideas.table("backward"))))
 # %% [markdown]
 # Three were kept: the early start of sitting 2, which counts where rows are few; fewer heads at once, which counts where rows
 # are many and nothing pauses; and, for calls that ask for *the same bits* (see below, "What do the same bits cost?"), another
-# order of instructions, faster although up to 48 bytes of a thread find no register and *spill* into slower memory. (*In a
-# CUDA graph*: where calls are recorded once and replayed. *Heads of 8 MiB*: of so many, side by side, L2 must hold Q and dO.)
+# order of instructions, faster although up to 48 bytes of a thread find no register and *spill* into slower memory. (*Heads
+# of 8 MiB*: so many heads run side by side as have 8 MiB of Q and dO together.)
 #
 # ## Too few column blocks
 #
@@ -519,9 +521,10 @@ picture["caption"] = picture["caption"].replace("per byte requested", "per byte 
 show(roofline.draw(**picture))
 
 # %% [markdown]
-# The model kept the tensor cores busy all the time, and here are 639 of 989 TFLOP/s. Even a large matrix product reaches
-# only 802 on this GPU, whose power sets its clock. And the model has three units and nothing else: no masks and no rounding,
-# no way of dS and dQ through shared memory, no beginning and end of a column block.
+# The model kept the tensor cores busy all the time, in the order of the causal mask; without one, as here, exponentials come
+# later, and 639 of 989 TFLOP/s are reached. Even a large matrix product reaches only 802 on this GPU, whose power sets its
+# clock. And the model has three units and nothing else: no rounding, no way of dS and dQ through shared memory, no beginning
+# and end of a column block.
 
 # %% [markdown]
 # ## Recap
@@ -536,10 +539,10 @@ show(roofline.draw(**picture))
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** S and dP do not need each other. Write `my_order`: start both at once, then let the exponentials run beside
-# dP. dQ stays in its own step, and only its addition runs on. Keep the labels of `kernel_order`; the check refuses work
-# whose operands need not be there. Is it as fast as `kernel_order`? The model has no registers, so count them as in sitting
-# 1: how many does a thread need at once at d = 128, and how many if dQ of the step before runs beside S and dP?
+# **Build.** S and dP do not need each other. Write `my_order`: start both at once, then let the exponentials run beside dP. dQ
+# stays in its own step, and only its addition runs on. Keep the labels of `kernel_order`; the check refuses work that starts
+# before its operands are there. Is it as fast as `kernel_order`? The model has no registers, so count them as in sitting 1:
+# how many does a thread need at once at d = 128, and how many if dQ of the step before runs beside S and dP?
 
 # %%
 def my_order(block, ds_filled, T, add=600):
