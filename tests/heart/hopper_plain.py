@@ -78,7 +78,7 @@ def by_python(monkeypatch) -> None:
         stand_ins |= dict(NO_ROW=2**30, LN2=np.log(2), accumulator=lambda columns: None, wipe=wipe, matrix=lambda x: x)
         stand_ins |= dict(warpgroup_mma=multiply, warpgroup_mma_wait=wait, as_operand=lambda x, *_: x, anew=lambda x: x)
         stand_ins |= dict(several=lambda n, block: [n, *block], fence_async_shared=lambda: None, FAR=far)
-        stand_ins |= dict(gdc_wait=lambda: None)
+        stand_ins |= dict(gdc_wait=COPY_ENGINE.others_end)
         stand_ins |= dict(tma=COPY_ENGINE, mbarrier=NOTHING, all_threads=lambda: None, **STAND_INS.get(module, {}))
         for name, x in stand_ins.items():
             if hasattr(module, name):
@@ -86,9 +86,13 @@ def by_python(monkeypatch) -> None:
 
 
 class CopyEngine:
-    """It copies at once, but reads shared memory until somebody has waited for that."""
+    """It copies at once, but reads shared memory until somebody has waited for that; what the kernel before writes is
+    there for those who have waited for its end."""
 
-    reading = False
+    reading = waited = False
+
+    def others_end(self):
+        self.waited = True
 
     def store_wait(self, n):
         self.reading = False
@@ -98,6 +102,7 @@ class CopyEngine:
         self.reading = True
 
     def async_load(self, X, at, filled, stage):
+        assert self.waited
         stage.append(X.fetch(at))
 
     def async_atomic_add(self, sums, at, place):
@@ -287,6 +292,7 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
         turns.clear()
         forward.consumer(c, O_told, Pointer(L.reshape(-1)), pipes, place, d**-0.5 / np.log(2))
         assert turns == list(range(len(pipes.k.filled))) and pipes.k.released == len(turns) == len(pipes.v.filled)
+        assert not COPY_ENGINE.reading
     return O, L
 
 
@@ -347,6 +353,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     blocks = scheduler(T_c, heads * parts, parts)
     pipes.turns = at_any_time = SimpleNamespace(USED=turns, wait_for_room=lambda c, n: None)
     starting = SimpleNamespace(block_type=Described.block_type, fetch=lambda at, x=starting: x[at[0]])
+    COPY_ENGINE.waited = False
     backward.producer(Q, K, V, dO, starting, pipes, blocks, place, T_r, Whole(parts))
     for pipes.again in (False, True):
         for x in (dK, dV):
@@ -358,6 +365,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
             dQ_sums = SimpleNamespace(numbers=all_sums[0])
             pipes.turns = Handed(2 * sizes.W) if turns else at_any_time
             backward.consumer(c, dK_told, dV_told, dQ_sums, pipes, place, d**-0.5 / np.log(2))
+            assert not COPY_ENGINE.reading
             if turns:
                 pipes.turns.written(c, dQ_sums, pipes)
     return dK, dV, all_sums

@@ -210,7 +210,7 @@ SIDES = st.none() | st.integers(0, 40)
     softcap=st.sampled_from([None, 2.0]),
 )
 @hypothesis.example(1, (1, 1), 1, 90, (0, 0), None, False, None, 6, 64, True, None)
-@hypothesis.example(1, (1, 1), 4, 90, (40, 0), None, False, None, 4, 64, True, None)  # begins inside the first split
+@hypothesis.example(1, (2, 2), 4, 90, (40, 0), None, False, None, 4, 64, True, None)  # begins inside the first split
 @hypothesis.example(2, (2, 2), 1, 80, (10, 0), None, False, None, 4, 64, False, None)  # whole heads, whole tiles
 @hypothesis.example(2, (4, 1), 5, 88, (23, None), None, False, None, 4, 16, True, None)
 @hypothesis.example(2, (2, 2), 1, 90, (40, 0), None, False, 2, 4, 64, False, None)  # shares that end within a head

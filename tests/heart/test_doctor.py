@@ -52,7 +52,7 @@ def test_whether_the_interpreter_is_on_and_why():
 def test_versions_are_compared_as_numbers():
     assert untested("2.11.0+cpu", "3.9.1", ("3.8.0", "3.9.0")) == ""
     assert untested("2.13.0", "3.10.0", ("3.1.0", "3.9.0")) == "Triton 3.10.0"
-    assert untested("2.10.1", "", ()) == "torch 2.10.1"
+    assert (untested("2.10.1", "", ()), untested("99.0", "", ())) == ("torch 2.10.1", "torch 99.0")
     assert untested("", "", ()) == "" and untested("unknown", "", ()) == "torch unknown"  # of a build without metadata
 
 

@@ -132,8 +132,9 @@ def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
     assert prices.cost("FA2 backward", N=256, B_r=64, B_c=128, heads=1).workers == 2  # its column blocks
     assert prices.cost("decode", N_q=1, heads=1).workers >= H200.SMs  # its keys are split
     assert prices.cost("FA2", N=256, heads=1, causal=True).flops == 10 * seen.flops  # tiles of 16
-    many, one = (prices.cost("FA2", N=65536, heads=heads) for heads in (64, 1))  # L2 has room for one head, not for all
-    assert astuple(many) == tuple(64 * n for n in astuple(one))
+    for N in (65536, 2**18):  # L2 has room for one head, not for all; for none
+        many, one = (prices.cost("FA2", N=N, heads=heads) for heads in (64, 1))
+        assert astuple(many) == tuple(64 * n for n in astuple(one))
     clocks = time.tile_clocks(H200, B, B, d)
     one_sm = {unit: seconds * H200.clock_hz for unit, seconds in seen.seconds(H200).items()}
     assert one_sm["FP32 units"] == pytest.approx(clocks.fp32)
