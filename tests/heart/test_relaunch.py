@@ -135,7 +135,9 @@ def test_the_driver_is_handed_the_same_as_by_tritons_own_call(kind, described, g
         again(12, moved)
     finally:
         hooks[1].remove(print)
+    again(12, moved)
     assert gpu.seen[2] == [None if x is hooks[0] else x for x in theirs], "a profiler's hook is called"
+    assert gpu.seen[3] == mine, "and once it has gone it is not"
 
 
 def test_no_tensor_is_kept_alive(gpu):

@@ -131,6 +131,8 @@ def test_autocast_and_sequences_that_flash_attention_is_told_of():
         O, _ = ours.attend(None, q, q, q.bfloat16(), None, is_causal=True, cu_seq_lens_q=starts)
     alone = [fa2_lab.attention(x, x, x, causal=True) for x in (q[:, :, :2].bfloat16(), q[:, :, 2:].bfloat16())]
     assert worst(O.transpose(1, 2), torch.cat(alone, 2)) < 0.01
+    padded = ours.Interval((1, 1, 5, 5), causal=True, left=None, right=None, keys=5, first=[1])  # padding comes first
+    assert torch.equal(*(ours.attend(None, q, q, q, padded, cu_seq_lens_q=x)[0] for x in (None, starts)))
 
 
 @pytest.mark.parametrize("family, graphs", [("Llama", 1), ("Gemma2", 2)])  # once its window is full, it is another
