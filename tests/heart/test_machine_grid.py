@@ -46,6 +46,7 @@ def test_a_second_block_goes_to_another_sm_first():
     ran = schedule([BlockWork(n, None, 1) for n in range(5)], 4, blocks_per_sm=2)
     assert [(p.SM, p.slot) for p in ran.placed] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]
     assert ran.utilisation == 5 / 8 and ran.SMs_used == 4
+    assert schedule([BlockWork(0, None, 0)], 4).utilisation == 0  # its mask leaves no tile
 
 
 def test_grids_launch_head_by_head():
