@@ -83,9 +83,10 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
 def check_by_python(n_q, n_k, causal, d=64, B_c=64, consumers=2, heads=(4, 2), parts=1, planted=None, behind=0):
     """Rows behind the last start are of no sequence. One sequence may hold NaN, which no other may get to see."""
     draw, starts = np.random.default_rng(len(n_q) + sum(n_q)), (ends(n_q), ends(n_k))
-    Q, dO = draw.standard_normal((2, starts[0][-1] + behind, heads[0], 8))
+    width = 8 if d == 64 else 128  # half of dQ is the second consumer's
+    Q, dO = draw.standard_normal((2, starts[0][-1] + behind, heads[0], width))
     dL = draw.standard_normal((heads[0], len(Q)))
-    K, V = draw.standard_normal((2, starts[1][-1] + behind, heads[1], 8))
+    K, V = draw.standard_normal((2, starts[1][-1] + behind, heads[1], width))
     cu = map(torch.tensor, starts)
     given = [torch.from_numpy(x.copy()) for x in (Q, K, V, dO)]
     O, L, *gradients = dense_packed(*given, *cu, dL=torch.from_numpy(dL), causal=causal)
