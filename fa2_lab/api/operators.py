@@ -50,7 +50,7 @@ def compute(kind: tuple | None, tensors: Tensors, options: Options, return_lse: 
     as_it_comes = q is tensors.q
     tensors = tensors._replace(q=q)
     if traced(*tensors[:3]):
-        O, L = torch.ops.fa2_lab.forward(*tensors, *options)
+        O, L = torch.ops.fa2_lab.forward(*tensors, *options._replace(recorded=True))
         return (O, L) if return_lse else O
     call = Call(tensors, options, return_lse)
     if kind is not None and as_it_comes:  # what is prepared takes q as it comes
@@ -115,7 +115,7 @@ def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor
     if dO is None and dL is None:
         return (None,) * 4
     if torch.is_grad_enabled() or traced(dO, dL):
-        found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options)
+        found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options._replace(recorded=True))
     else:
         O, L, *tensors = ctx.saved_tensors
         found = backward(dO, dL, O, L, tensors, ctx.options)
@@ -127,7 +127,7 @@ def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? key_lengths, Tensor? seed, Tensor? sinks, Tensor? cu_q, Tensor? cu_k"
 OPTIONS = (
     "bool causal, float scale, float dropout_p=0.0, int? left=None, int? right=None, float? softcap=None, "
-    "bool portable=False, bool one_long=False, bool reference=False"
+    "bool portable=False, bool one_long=False, bool reference=False, bool recorded=False"
 )
 
 

@@ -49,8 +49,7 @@ class Launch:
         """
         at = addresses(tensors)
         usual = self.descriptors or math.gcd(16, *at) == 16
-        if usual and self.again:
-            self.again(current_stream(tensors[0]), at)
+        if usual and self.again and self.again(current_stream(tensors[0]), at):
             return
         described = len(self.descriptors)
         given = *map(described_at, self.descriptors, tensors), *tensors[described:]
@@ -104,7 +103,7 @@ def sizes(Q: torch.Tensor, K: torch.Tensor, of: torch.Tensor, streamed: torch.Te
     """The sizes that kernels take as they are. Programs belong to the heads `of` one tensor and stream two like one."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(of)
     found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
-    return found | dict(heads_at_once=heads_at_once(streamed))
+    return found | dict(heads_at_once=min(batch * heads, heads_at_once(streamed)))
 
 
 def window(options: Any) -> tuple:

@@ -45,6 +45,7 @@ class Options(NamedTuple):
     portable: bool = False  # by the portable kernels on Hopper, too
     one_long: bool = False  # of packed sequences one has most of the work
     reference: bool = False  # by the NumPy ladder
+    recorded: bool = False  # as an operator: torch may put all memory of the call into a CUDA graph
 
     @property
     def windowed(self) -> bool:

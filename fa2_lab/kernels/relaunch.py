@@ -13,12 +13,14 @@ handed all this differs between versions, and is found out.
 
 import copy
 import functools
-import inspect
+import types
 from operator import is_
 from typing import Any
 
 from triton import knobs
 from triton.runtime import driver
+
+NOWHERE = 0, 1, 1  # a grid without programs
 
 
 def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, described: int = 0, pointers: int = 0) -> Any:
@@ -28,7 +30,7 @@ def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, described: i
     """
     try:
         return Relaunch(compiled, grid, stream, arguments, described, pointers)
-    except (AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError):
+    except Exception:
         return None  # this Triton is another inside
 
 
@@ -38,41 +40,58 @@ class Relaunch:
     def __init__(self, compiled: Any, grid: Any, stream: Any, arguments: Any, described: int, pointers: int) -> None:
         self.compiled = compiled  # while it lives, the GPU keeps its code
         arguments = [*arguments, *[None] * (len(compiled.src.fn.arg_names) - len(arguments))]
-        handed = handed_over(compiled, grid, stream, arguments)
+        handed = handed_over(compiled, stream, arguments)
         self.listed = as_given(handed[-1], arguments)  # since Triton 3.7 the kernel's own arguments are one
         base, own = (handed[:-1], handed[-1]) if self.listed else (handed[: -len(arguments)], handed[-len(arguments) :])
         scratch = compiled.metadata.global_scratch_size + compiled.metadata.profile_scratch_size  # of this launch alone
-        if scratch or not as_given(own, arguments) or base[:4] != [*grid, stream]:
+        if scratch or not as_given(own, arguments) or base[:4] != [*NOWHERE, stream]:
             raise ValueError("an unknown order of arguments")
-        self.launcher = innermost(compiled.run.launch, described)
-        self.hooks = [(at, x) for at, x in enumerate(base) if type(x).__name__ == "HookChain"]
+        self.hooks = [x for x in base if type(x).__name__ == "HookChain"]
+        self.base = [*grid, *(None if type(x).__name__ == "HookChain" else x for x in base[3:])]
         self.encode = [*map(encoder, own[:described], compiled.metadata.tensordesc_meta if described else ())]
-        self.base = [None if type(x).__name__ == "HookChain" else x for x in base]
         self.rest = [*map(plain, own[described + pointers :])]  # and no tensor is kept alive
+        self.launcher = compiled.run.launch
+        if described:
+            self.launcher, seen = taken_apart(compiled.run.launch, handed)
+            theirs = seen[-1] if self.listed else seen[len(base) :]
+            mine = self.own([*(X.base.data_ptr() for X in own[:described]), *[0] * pointers])
+            others = pointers + len(self.rest)
+            if len(mine) != len(theirs) or not all(map(alike, mine[:-others], theirs)):
+                raise ValueError("descriptors are taken apart in another way")
 
-    def __call__(self, stream: Any, addresses: Any) -> None:
+    def __call__(self, stream: Any, addresses: Any) -> bool:
+        """Whether it was launched: where a profiler has a hook, Triton's own call must tell it of the launch."""
+        for hook in self.hooks:
+            if hook.calls:
+                return False
         base = self.base.copy()
         base[3] = stream
-        for at, hook in self.hooks:
-            if hook.calls:  # a profiler's; to call none of them takes a microsecond
-                base[at] = hook
+        own = self.own(addresses)
+        if self.listed:
+            self.launcher(*base, own)
+        else:
+            self.launcher(*base, *own)
+        return True
+
+    def own(self, addresses: Any) -> list:
+        """The kernel's own arguments."""
         own = []
         for encode, address in zip(self.encode, addresses):  # noqa: B905  (strict costs time)
             own += encode(address)
         own += addresses[len(self.encode) :]
         own += self.rest
-        if self.listed:
-            self.launcher(*base, own)
-        else:
-            self.launcher(*base, *own)
+        return own
 
 
-def handed_over(compiled: Any, grid: Any, stream: Any, arguments: list) -> list:
-    """What Triton would hand to its `launch` for these arguments: a copy of what calls it is given a list instead."""
+def handed_over(compiled: Any, stream: Any, arguments: list) -> list:
+    """What Triton would hand to its `launch` for these arguments: a copy of what calls it is given a list instead.
+
+    If the next Triton has another way to its driver, this is a launch of no program.
+    """
     run, seen = copy.copy(compiled.run), []
     run.launch = lambda *everything: seen.extend(everything)
     beside = None, knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook  # the launch has no metadata
-    run(*grid, stream, compiled.function, compiled.packed_metadata, *beside, *arguments)
+    run(*NOWHERE, stream, compiled.function, compiled.packed_metadata, *beside, *arguments)
     return seen
 
 
@@ -86,9 +105,19 @@ def plain(x: Any) -> Any:
     return tuple(map(plain, x)) if isinstance(x, tuple) else x
 
 
-def innermost(launch: Any, described: int) -> Any:
-    """The driver's function in C, which takes no descriptors."""
-    return inspect.getclosurevars(launch).nonlocals["launcher"] if described else launch
+def taken_apart(launch: Any, handed: list) -> tuple[Any, list]:
+    """The driver's function in C below `launch`, which takes no descriptors, and what it would be handed."""
+    seen: list = []
+    cells = dict(zip(launch.__code__.co_freevars, launch.__closure__, strict=True))
+    recording = cells | dict(launcher=types.CellType(lambda *everything: seen.extend(everything)))
+    like = launch.__code__, launch.__globals__, launch.__name__, launch.__defaults__, tuple(recording.values())
+    types.FunctionType(*like)(*handed)
+    return cells["launcher"].cell_contents, seen
+
+
+def alike(mine: Any, theirs: Any) -> bool:
+    """Whether both are the same number, or what the copy engine is told, which does not compare."""
+    return mine == theirs or (type(mine) is type(theirs) and not isinstance(mine, (int, float, tuple)))
 
 
 def encoder(described: Any, meta: Any) -> Any:

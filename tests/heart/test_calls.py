@@ -404,6 +404,23 @@ def test_in_a_cuda_graph(call):
 
 
 @pytest.mark.gpu
+def test_compiled_into_cuda_graphs_by_torch_itself():
+    """Nothing that is allocated in order to warm up may be kept: its memory is the graph's."""
+
+    def f(q, k, v):
+        return torch.autograd.grad(fa2_lab.attention(q, k, v, causal=True).float().sin().sum(), (q, k, v))
+
+    given = [torch.randn(2, 8, 2048, 64, dtype=torch.bfloat16, device=DEVICE, requires_grad=True) for _ in range(3)]
+    want, compiled = f(*given), torch.compile(fa2_lab.attention, mode="reduce-overhead")
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        O = compiled(*given, causal=True)
+        got = torch.autograd.grad(O.float().sin().sum(), given)
+        assert all(worst(a, b) < 1e-2 * b.abs().max().item() for a, b in zip(got, want, strict=True))
+    torch._dynamo.reset()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("call", CALLS[:2])
 def test_nothing_waits_for_the_gpu(call):
     base = arguments_of(call)

@@ -1,7 +1,7 @@
 """What Hopper's kernels are launched with, on tensors without data: grids, heads at once, RAGGED, and room for sums."""
 
 from itertools import product
-from math import ceil, log
+from math import ceil, exp, log
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ SMs = 132
 def some_hopper(monkeypatch):
     """As if tensors without data were on a GPU; launches keep what they are called with."""
     monkeypatch.setattr(host, "aligned", lambda *tensors: True)
-    monkeypatch.setattr(host, "counter_for", lambda X: "counter")
+    monkeypatch.setattr(host, "counter_for", lambda X, recorded: "its own" if recorded else "counter")
 
 
 def tensors(batch, H, H_kv, N_q, N_k, d, packed=False):
@@ -66,9 +66,10 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     called, V = [], torch.empty_like(K)
     monkeypatch.setattr(forward, "prepare_launch", lambda *kind: lambda *tensors: called.extend(tensors))
     given = torch.empty(batch, device="meta", dtype=torch.int32) if lengths else None
-    O, L = forward.prepare(Q, K, V, Options(causal, 0.1), given, sequences)(Q, K, V, given, "cu_q", "cu_k")
+    options = Options(causal, 0.1, recorded=causal)
+    O, L = forward.prepare(Q, K, V, options, given, sequences)(Q, K, V, given, "cu_q", "cu_k")
     assert O.shape == Q.shape and L.shape == ((batch, H, N_q) if sequences is None else (H, N_q))
-    want = Q, K, V, O, L, "counter", given, "cu_q", "cu_k"
+    want = Q, K, V, O, L, "its own" if causal else "counter", given, "cu_q", "cu_k"
     assert all(x is y for x, y in zip(called, want, strict=True))
 
 
@@ -123,7 +124,7 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     monkeypatch.setattr(backward, "Launch", launch)
     Q, K = (torch.cat([x, x], -1)[..., :d] for x in (Q, K))  # rows with gaps between them, as those of dO
     L, V, O, dO = *(torch.empty_like(x) for x in (Q[..., 0], K, Q)), Q[:]
-    call = backward.prepare(dO, Q, K, V, O, Options(causal, 0.1), given, same_bits, sequences)
+    call = backward.prepare(dO, Q, K, V, O, Options(causal, 0.1, recorded=causal), given, same_bits, sequences)
     dQ, dK, dV = call(dO, Q, K, V, O, L, "dL", given, "cu_q", "cu_k")
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 
@@ -136,8 +137,9 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     assert chosen == backward_sizes.choose(d, ceil(N_q / many), causal, ragged, same_bits)
     row_blocks, column_blocks = by_hand(Q, K, chosen, sequences, batch)
     assert asked == [(column_blocks, group * ceil(N_q / many / chosen.B_r), SMs, causal, group, chosen.d_pad)]
-    assert programs == min(SMs, column_blocks * parts) and counter == "counter"
+    assert programs == min(SMs, column_blocks * parts) and counter == ("its own" if causal else "counter")
     assert (args["RAGGED"], args["CAUSAL"], args["group"], args["parts"]) == (ragged, causal, group, parts)
+    assert 2 ** args["scale"] == pytest.approx(exp(0.1))
     assert {x.block_shape[-1] for x in made[:4]} == {chosen.d_pad}
     if same_bits:
         at_once = parts * backward_sizes.at_once_in_turn(ceil(N_q / many), d, group)
@@ -205,12 +207,13 @@ def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monk
     monkeypatch.setattr(host, "current_stream", lambda X: stream[0])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     X = torch.empty(1)
-    first = host.counter_for(X)
-    assert first.tolist() == [0, 0] and first.dtype == torch.int32 and host.counter_for(X) is first
+    first, kept = host.counter_for(X, False), lambda: host.counter_for(X, False)
+    assert first.tolist() == [0, 0] and first.dtype == torch.int32 and kept() is first
+    assert host.counter_for(X, True) is not first, "one that torch may record belongs to the graph, warm-up and all"
     stream[0] = 8
-    assert host.counter_for(X) is not first
+    assert kept() is not first
     stream[0], capturing[0] = 7, True
-    assert host.counter_for(X) is not first and host.counter_for(X) is not host.counter_for(X)
+    assert kept() is not first and kept() is not kept()
 
 
 def test_as_many_heads_at_once_as_l2_holds():

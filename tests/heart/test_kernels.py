@@ -79,6 +79,8 @@ def test_heads_at_once_stream_no_more_than_is_given():
     assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, dtype=torch.float16, device="meta")) == 32
     assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, device="meta")) == 16
     assert launch.heads_at_once(torch.empty(1, 1, 2**20, 256, device="meta")) == 1
+    Q, K = (torch.empty(1, 8, N, 16, dtype=torch.float16, device="meta") for N in (2**21 + 64, 1))
+    assert launch.sizes(Q, K, Q, K, None)["heads_at_once"] == 8  # times all blocks of a head it must fit 32 bits
 
 
 # Where programs and heads lie ---------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ def test_a_launch_passes_triton_by_only_where_it_would_not_compile_anew(describe
 
     def relaunch(made, grid, stream, everything, described, pointers):
         tried.append((grid, stream, everything[pointers + described :], described, pointers))
-        return None if declines else lambda stream, at: again.append((stream, at))
+        return None if declines else lambda stream, at: again.append((stream, at)) or True
 
     monkeypatch.setattr(launch.triton.compiler, "CompiledKernel", Made)
     monkeypatch.setattr(launch, "current_stream", lambda X: 7)

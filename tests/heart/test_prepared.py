@@ -205,16 +205,16 @@ def test_a_table_is_looked_at_again_where_more_of_it_is_needed():
 def test_the_portable_kernels_can_be_asked_for(monkeypatch):
     """Whoever chooses is told so, forward and backward, in recorded calls, too; and of one long sequence."""
     asked, starts = [], 2 * [torch.tensor([0, 40], dtype=torch.int32, device=DEVICE)]
-    monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: asked.append(options.portable))
+    monkeypatch.setattr(choice, "for_hopper", lambda options, _: asked.append((options.portable, options.recorded)))
     for backend, portable in (("portable", True), ("triton", False), ("auto", False)):
         dense = [torch.randn(1, 2, 40, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
         packed = [*(x.detach()[0].transpose(0, 1).requires_grad_() for x in dense), *starts]
         for call, given in ((attention, dense), (attention_packed, packed)):
             call(*given, backend=backend).sum().backward()
-            assert asked == [portable, portable]
+            assert asked == [(portable, False), (portable, False)]
             prepared.forget()
             torch.compile(call, backend="eager")(*given, backend=backend)
-            assert asked == 3 * [portable]
+            assert asked[2:] == [(portable, True)]
             asked.clear()
     monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: asked.append(options.one_long))
     starts = torch.tensor([0, 30, 40], dtype=torch.int32, device=DEVICE)

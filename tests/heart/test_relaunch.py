@@ -123,21 +123,20 @@ def test_the_driver_is_handed_the_same_as_by_tritons_own_call(kind, described, g
     assert not gpu.seen, "nothing is launched in order to write it down"
 
     moved = [*(256 * n for n in range(described)), 160, 0, 320]
-    again(12, moved)
+    assert again(12, moved)
     hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     there = *(Descriptor(256 * n) for n in range(described)), 160, 0, 320, *REST
     run(7, 1, 1, 12, made.function, made.packed_metadata, None, *hooks, *there)
     mine, theirs = gpu.seen
     assert mine == [None if any(x is hook for hook in hooks) else x for x in theirs]
 
-    hooks[1].add(print)
-    try:
-        again(12, moved)
-    finally:
-        hooks[1].remove(print)
-    again(12, moved)
-    assert gpu.seen[2] == [None if x is hooks[0] else x for x in theirs], "a profiler's hook is called"
-    assert gpu.seen[3] == mine, "and once it has gone it is not"
+    for hook in hooks:
+        hook.add(print)
+        try:
+            assert not again(12, moved) and len(gpu.seen) == 2, "a profiler is told by Triton's own call"
+        finally:
+            hook.remove(print)
+    assert again(12, moved) and gpu.seen[2] == mine
 
 
 def test_no_tensor_is_kept_alive(gpu):
@@ -160,14 +159,34 @@ OTHER_ORDERS = dict(  # of launchers of a Triton that nobody has seen yet
 @pytest.mark.parametrize("order", OTHER_ORDERS)
 @pytest.mark.parametrize("name", ("launch", "start"))
 def test_another_triton_inside_is_declined(order, name, gpu):
+    grids = []
+
     class Other:
-        def __call__(self, *arguments):
-            getattr(self, name)(*OTHER_ORDERS[order](*arguments))
+        def __call__(self, x, y, z, *arguments):
+            grids.append((x, y, z))
+            getattr(self, name)(*OTHER_ORDERS[order](x, y, z, *arguments))
 
     run = Other()
     setattr(run, name, gpu.launch)
     made = Compiled(run, [*"abcdefg"])
     assert relaunch.relaunch(made, (7, 1, 1), 11, (*POINTERS, *REST), 0, len(POINTERS)) is None
+    assert grids == [(0, 1, 1)], "nothing may run twice, whoever launches it"
+
+
+@pytest.mark.parametrize("change", ("one more", "one less", "told more"))
+def test_descriptors_of_another_triton_are_declined(change, gpu, monkeypatch):
+    """They are compared before they are used: the driver would read what is missing from its stack."""
+    usual, changed = nvidia.make_tensordesc_arg, {"one more": lambda x: [*x, 0], "one less": lambda x: [*x[:-1]]}
+    if change in changed:
+        monkeypatch.setattr(nvidia, "make_tensordesc_arg", lambda *x, **y: changed[change](usual(*x, **y)))
+    else:
+        told = lambda a, b, c, d, e, f, g, h, one_more: a  # noqa: E731
+        monkeypatch.setattr(gpu, "fill_tma_descriptor_tiled", told)
+        monkeypatch.setattr(gpu, "fill_tma_descriptor", told)
+        monkeypatch.setattr(nvidia, "make_tensordesc_arg", lambda x, meta, **_: [told(*range(9)), *x.shape, *x.strides])
+    made = Compiled(installed(gpu.launch, 1, 8), [*"abcdefgh"], 1)
+    given = Descriptor(64), *POINTERS, *REST
+    assert relaunch.relaunch(made, (7, 1, 1), 11, given, 1, len(POINTERS)) is None
 
 
 def test_descriptors_that_are_taken_apart_elsewhere_are_declined(gpu):

@@ -50,8 +50,9 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
         rounded = (dK, dV) if divided else (None, None)
         turns = sums[lines_of_sums:].view(torch.int32) if same_bits else None
         with on_device_of(Q):
+            counter = host.counter_for(Q, options.recorded)  # now: the three kernels follow each other without a gap
             before(O, dO, L, dL, start, sums, cu_q)
-            main(Q, K, V, dO, start, sums, *columns, host.counter_for(Q), key_lengths, turns, cu_q, cu_k)
+            main(Q, K, V, dO, start, sums, *columns, counter, key_lengths, turns, cu_q, cu_k)
             after(sums, dQ, *rounded, cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
 

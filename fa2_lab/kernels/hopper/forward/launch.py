@@ -37,7 +37,7 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
         O = torch.empty_like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         with on_device_of(Q):
-            launch(Q, K, V, O, L, host.counter_for(Q), key_lengths, cu_q, cu_k)
+            launch(Q, K, V, O, L, host.counter_for(Q, options.recorded), key_lengths, cu_q, cu_k)
         return O, L  # FA2.A1.L17
 
     return call
