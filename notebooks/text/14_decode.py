@@ -51,7 +51,7 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # warns once
 # ## What does one token cost?
 #
 # Take one layer of a large model: 32 query heads with d = 128, and 8 K/V heads, each shared by a *group* of four query
-# heads. The text has 65,536 tokens so far. Each K/V head has as many keys and values, in numbers of two bytes. All of
+# heads. The text has 65,536 tokens so far, so each K/V head has 65,536 keys and values of d numbers, two bytes each. All of
 # them are read once for the next token. On an H200:
 
 # %%
@@ -91,7 +91,7 @@ show(roofline.draw(**roofline.data(*points.items())))
 #
 # There are 8 K/V heads and 132 SMs. A head has 1,024 tiles of 64 keys. We cut the tiles of a head into *splits*, with a
 # program for each split (split-KV). Only one program of the package fits on an SM: its four *stages*, each with room for a
-# tile of K and one of V, together 32 KiB, take 128 of the 228 KiB of shared memory.
+# tile of K and one of V, together 32 KiB, take 128 KiB, more than half of the shared memory.
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -101,14 +101,14 @@ for n in (1, 16, 17, 33):
 
 # %% [markdown]
 # Time is counted in tiles, and each program takes one tile's time more to begin. With 16 splits the 128 programs just fit.
-# With 17 there are 136: the last four start a second wave. 33 splits make two full waves, end no earlier than 16 and leave
-# twice as many parts. (This is a model. The last section has what was measured.)
+# With 17 there are 136: the last four start a second wave. 33 splits make two full waves, and end no earlier than 16. (In
+# this model a program reads equally fast whoever reads beside it. The last section has what was measured.)
 
 # %% [markdown]
 # ## What does a split leave behind?
 #
 # Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` of chapter
-# 08: row r of a tile sees its first `seen[r]` keys, here all before `last`. No split divides: it leaves $o$, m and $\ell$
+# 08: row r of a tile sees its first `seen[r]` keys, here as many in all rows. No split divides: it leaves $o$, m and $\ell$
 # as they are, and the merge divides once. The d + 2 numbers of a row are a *part*. (As in chapter 08, m is a scaled score
 # times $\log_2 e$.) `tl.num_programs(0)` is the number of splits.
 
@@ -312,7 +312,7 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 # %% [markdown]
 # Here three sequences have 37, 0 and 48 keys. The unused rows of the pages hold NaN. The second sequence has no page, and −1
 # in the table, which nobody reads: its loop has no step. A weight of 0 does not help, as 0 · NaN is NaN: so unused rows must
-# not be loaded. The mask of the table matters where a tile spans several pages: its last keys may lie past the table's end.
+# not be loaded. (The table has a mask for tiles longer than a page, whose last keys may lie past the table's end.)
 
 # %% [markdown]
 # ## What if lengths differ?
@@ -322,18 +322,19 @@ show(shares.draw(**shares.data()))
 
 # %% [markdown]
 # In a batch every sequence has its own length. With the same number of splits for each, short heads get programs that have
-# nothing to do. So for unequal lengths the package hands out *equal shares*, as Lean Attention does (in matrix products:
-# *stream-K*). It lays the work of all heads end to end and cuts it into equal pieces. A program may end one head and begin the
-# next.
+# nothing to do. So for unequal lengths the package hands out *equal shares* (*stream-K*), as Lean Attention does. It lays the
+# work of all heads end to end and cuts it into equal pieces. A program may end one head and begin the next.
 #
-# In the picture five heads have 10, 3, 0, 12 and 2 tiles, and a tile bears the number of its program. The beginning of a
-# head counts as one more unit of work. Going on with a head is free. So there are 27 + 5 = 32 units, 8 for each of four
-# programs. Only heads 0 and 3 are read by two programs, and only these two are merged.
+# In the picture five heads have 10, 3, 0, 12 and 2 tiles, and a tile bears the number of its program. To share the work out, a
+# tile counts as one unit, and each head as one more, even the empty one: somebody must write its O. (With equal splits, above,
+# each program was charged one.) So there are 27 + 5 = 32 units, 8 for each of four programs. Only heads 0 and 3 are read by
+# two programs, and only these two are merged.
 
 # %% [markdown]
 # ## How near is the limit?
 #
-# Now the package's kernel, on the cache of the first section.
+# Now the package's kernel, on the cache of the first section. *Reading alone* is a kernel that reads as many bytes and keeps
+# nothing.
 
 # %% tags=["hide-input"]
 record = load("decode")
@@ -371,13 +372,12 @@ show(programs.draw(**programs.data()))
 # %% [markdown]
 # The dots are measured. The dashed line is a model: after a few microseconds to launch, each program reads at its own
 # speed, but all together no faster than a copy. Beyond 128 programs the dots rise slowly, to 79 µs: there is more to begin
-# and more to merge. The model counts a tile's time for each beginning, and no merge. (It is drawn up to 512
-# programs, where a share is 16 tiles. Beyond, rounding to whole tiles would distort it.)
+# and more to merge. The model counts a tile's time to begin each head, and no merge.
 #
 # How long is a tile on its way? Of a program's four stages one is in use and three, 96 KiB, are on their way. By *Little's
 # law*, speed = bytes on their way / time on their way. At one program's speed that is about two microseconds.
 #
-# *Reading alone* is a kernel that reads as many bytes and keeps nothing. Our decode reaches this share of its speed:
+# Our decode reaches this share of the speed of reading alone:
 
 # %% tags=["hide-input"]
 rows = [row for row in record.rows if row.direction == "decode"]

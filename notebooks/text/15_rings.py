@@ -168,7 +168,9 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 #
 # ## Which cut is fair?
 #
-# **Predict.** Which cut gives all ranks equal work, and needs a mask for a rank's own block alone?
+# Nobody begins a step before its block has come. So the work must be equal in each step, not only in sum.
+#
+# **Predict.** Which cut gives all ranks equal work, and needs a mask only where a rank meets its own block?
 #
 # - ☐ rank r has rows r, r + 4, r + 8, …
 # - ☐ 8 pieces: rank r has pieces r and 7 − r
@@ -178,7 +180,8 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 #
 # **8 pieces: rank r has pieces r and 7 − r.** Early rows have little work and late rows much, and each rank has some of
 # both. Dealing rows out one by one (*striped attention*; Brandon and others, 2023) is nearly even, too, but every step
-# needs a causal mask. With pieces r and r + 4, rank 3 has pieces 3 and 7: the one with most work in each half.
+# needs a causal mask: row 4, of rank 0, sees row 1 of rank 1, but not its row 5. With pieces r and r + 4, rank 3 has pieces 3
+# and 7: the one with most work in each half.
 # </details>
 
 # %% tags=["hide-input"]
@@ -186,9 +189,10 @@ show(zigzag.draw(**zigzag.data()))
 
 # %% [markdown]
 # Each number is the rank that computes this part of the scores. The cut on the right, *zigzag*, is that of
-# ring-flash-attention and of Llama 3. Rank 1 has a front piece, 1, and a back piece, 6. When a block comes by, there are two
-# cases. Keys of a later rank, say pieces 2 and 5: rows 6 see both, rows 1 none. Of an earlier one, 0 and 7: all rows see 0,
-# none 7. So each such step is one kernel call without a mask, on half of the square. Only a rank's own block is causal.
+# ring-flash-attention and of Llama 3. Rank 1 has a front piece, 1, and a back piece, 6 (counted from 0). When a block comes
+# by, there are two cases. Keys of a later rank, say pieces 2 and 5: the rows of piece 6 see both, those of piece 1 none. Of an
+# earlier one, 0 and 7: all rows see 0, none 7. So each such step is one kernel call without a mask, on half of the square.
+# Only a rank's own block is causal. In the tiles counted above every rank has 36 in its own step and 32 in each other.
 
 # %% [markdown]
 # ## What travels while a rank computes?
@@ -202,7 +206,7 @@ show(ring_schedule.draw(**ring_schedule.data()))
 #
 # This is rank 0's backward pass, a step in each column. While it computes with block 2, two things arrive: K and V of block 1,
 # for the next step, and the sum that rank 3 began for block 2, to which rank 0 adds its part at the end. (Block 3 comes from
-# its owner, who adds his part at home, so no sum comes with it.) The own block is computed in two halves of its rows, the
+# its owner, who adds his part at home, so no sum comes with it.) The own block is computed in two halves of its queries, the
 # second while the own sums come home:
 #
 # | computes | own, first half | 3 | 2 | 1 | own, last half |
@@ -210,19 +214,16 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # | K and V arrive | 3 | 2 | 1 | | |
 # | dK and dV arrive | | | 2 | 1 | 0 |
 #
-# The ranks must agree, too: a ring hangs if one sends 100 rows and its neighbour waits for 101. So before any transfer each
-# rank sends all others a *header* with its number of rows and its options. If they do not fit, all stop with one message.
-#
 # ## Do the cables keep up?
 #
 # A transfer that ends before the computation beside it costs no time. Let a shard have n rows. Per head, a step of the
 # causal forward computes $2n^2d$ FLOPs (half of a square) and sends $4nd$ bytes (K and V, 2 bytes a number). So long shards
 # hide their transfers. Both times are equal at $n = 2 \cdot$ FLOP/s $/$ (bytes/s): neither d nor the number of heads is in
-# it. (If four query heads share a K/V head, a quarter of these rows is enough.)
+# it. (Backward sends three times as much for 2.5 times the FLOPs: it takes a fifth more rows.)
 #
 # In the table, *link* is the cable between GPUs: NVLink, or on the RTX 4090 the computer's ordinary bus. The first three lines
 # take half of the peak FLOP/s and the link's speed from the data sheets, in one direction. The last is measured with torch's
-# transfers, four ranks at once. The transfers move 138 GB/s each over a link of 450 (why, the record does not say), and the
+# transfers, four ranks at once. The transfers move 138 GB/s each over a link of 450, and the
 # kernel does 636 TFLOP/s, not 495. So the last line needs four times as many rows as the H100's.
 
 # %% tags=["hide-input"]
@@ -240,11 +241,14 @@ for name, (flops, link) in speeds.items():
 # %% [markdown]
 # ## What do four GPUs gain?
 #
+# The ranks must agree, too: a ring hangs if one sends 100 rows and its neighbour waits for 101. So before any transfer each
+# rank sends all others a *header* with its number of rows and its options. If they do not fit, all stop with one message.
+#
 # Four NVIDIA H200, bf16, causal, 16 heads of 128, forward and backward, against one. All lengths still fit on one GPU.
 #
 # **Predict.** With 8,192 tokens a shard has 2,048 rows, too few to hide a transfer. One GPU takes 1.7 ms, four take 7.6 ms, in
-# an older version, where a rank computed nothing while headers travelled. K and V go round once in 0.66 ms. What takes most of
-# the 7.6 ms?
+# an older version (also in the chart below), where a rank computed nothing while headers travelled. K and V go round once in
+# 0.66 ms. What takes most of the 7.6 ms?
 #
 # - ☐ the kernels: small ones leave SMs idle
 # - ☐ the transfers
@@ -252,9 +256,9 @@ for name, (flops, link) in speeds.items():
 #
 # <details><summary>Answer</summary>
 #
-# **agreeing, starting transfers and launching kernels.** Forward and backward send four times what K and V are: 4 · 0.66 =
-# 2.6 ms. (That is only 76 GB/s: these transfers are short.) Kernels take about a quarter of one GPU's 1.7 ms, 0.4 ms. That
-# leaves 4.6 ms, and more than 4 if small kernels are half as fast.
+# **agreeing, starting transfers and launching kernels.** Forward sends K and V round once, and backward three times as much: 4
+# · 0.66 = 2.6 ms. (That is only 76 GB/s: these transfers are short.) Kernels take about a quarter of one GPU's 1.7 ms, 0.4 ms.
+# That leaves 4.6 ms, and more than 4 if small kernels are half as fast.
 # </details>
 
 # %% tags=["hide-input"]
@@ -262,10 +266,9 @@ recorded = ring_speed.data()
 show(ring_speed.draw(**recorded, narrow=True))
 
 # %% [markdown]
-# From 32,768 tokens on the
-# ring is faster. What is missing to a factor of 4 goes (likely) to transfers, which occupy some SMs, and to merges. The
-# cross is four GPUs with contiguous shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a quarter of 5.1: buffers
-# for blocks on their way come on top. Beyond 32,768 tokens these grow no more, as only a few heads travel at a time.
+# From 32,768 tokens on the ring is faster. What is missing to a factor of 4 goes (likely) to transfers, which occupy some SMs,
+# and to merges. The cross is four GPUs with contiguous shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a
+# quarter of 5.1: buffers for blocks on their way come on top.
 #
 # `fa2_lab.distributed` runs this ring with torch: NCCL between GPUs, gloo between the processes of a laptop. A user writes
 # this, and starts it with `torchrun --nproc-per-node 4`:
