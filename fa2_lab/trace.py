@@ -28,24 +28,11 @@ class Event(NamedTuple):
     j: int | None
 
 
-class Operation(NamedTuple):
-    """One NumPy operation on chip. `operands` are the numbers of the steps that made or loaded what it works on."""
-
-    kind: str  # matmul, exp, add, multiply, divide, maximum, log
-    operations: int
-    shape: tuple[int, ...]  # of what it makes
-    operands: tuple[int, ...]
-    worker: tuple
-    i: int | None
-    j: int | None
-
-
 class Trace:
     """Watches one run of an algorithm. It may count; it never changes a result."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.steps: list[Event | Operation] = []  # events and operations in the order in which they happened
         self.work: Counter[tuple] = Counter()  # (worker, i, j, kind) -> operations
         self.peak_on_chip = 0  # elements that must be on chip at once, as the algorithm declares with hold()
         self.largest_on_chip = 0  # elements of the largest array that was ever computed on chip
@@ -139,24 +126,20 @@ class Trace:
 
     def _record(self, op: str, tensor: str, elements: int) -> None:
         self.events.append(Event(op, tensor, elements, *self._here()))
-        self.steps.append(self.events[-1])
 
-    def _count(self, ufunc: np.ufunc, method: str, inputs: list, result: Any, operands: tuple[int, ...]) -> bool:
+    def _count(self, ufunc: np.ufunc, method: str, inputs: list, result: Any) -> None:
         """Count one operation, if it is arithmetic."""
         self.largest_on_chip = max(self.largest_on_chip, np.size(result))
         name = ufunc.__name__
         if name == "matmul":
             kind, n = "matmul", 2 * np.size(result) * inputs[0].shape[-1]
         elif np.asarray(result).dtype == bool:
-            return False  # comparisons are not arithmetic
+            return  # comparisons are not arithmetic
         elif method == "reduce":
             kind, n = KIND_OF_UFUNC.get(name, name), np.size(inputs[0]) - np.size(result)
         else:
             kind, n = "exp" if name in EXPONENTIALS else KIND_OF_UFUNC.get(name, name), np.size(result)
-        where = (*self._here(), kind)
-        self.work[where] += n
-        self.steps.append(Operation(kind, n, np.shape(result), operands, *self._here()))
-        return True
+        self.work[(*self._here(), kind)] += n
 
 
 class Unwatched:
@@ -187,7 +170,7 @@ class HbmTensor:
     def __getitem__(self, where: Any) -> "OnChip":
         block = np.array(self.array[where])
         self.trace._record("load", self.name, block.size)
-        return _on_chip(block, self.trace, len(self.trace.steps) - 1)
+        return _on_chip(block, self.trace)
 
     def __setitem__(self, where: Any, value: Any) -> None:
         self.array[where] = value
@@ -204,10 +187,9 @@ class OnChip(np.ndarray):
     """An array that was loaded from HBM or computed from one; arithmetic on it is counted."""
 
     trace: Any = None  # the Trace that counts; ndarray has a method of this name
-    step: int | None = None  # the number of the step that loaded or made it
 
     def __array_finalize__(self, parent: Any) -> None:
-        self.trace, self.step = getattr(parent, "trace", None), getattr(parent, "step", None)
+        self.trace = getattr(parent, "trace", None)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
         trace = next(x.trace for x in (*inputs, *(out or ())) if isinstance(x, OnChip))
@@ -215,26 +197,22 @@ class OnChip(np.ndarray):
         if out is not None:
             kwargs["out"] = tuple(_plain(x) for x in out)
         result = getattr(ufunc, method)(*plain, **kwargs)
-        operands = tuple(x.step for x in inputs if isinstance(x, OnChip) and x.step is not None)
-        if trace is None or not trace._count(ufunc, method, plain, result, operands):
-            return _on_chip(result, trace)
-        return _on_chip(result, trace, len(trace.steps) - 1)
+        if trace is not None:
+            trace._count(ufunc, method, plain, result)
+        return _on_chip(result, trace)
 
     def __array_function__(self, function: Callable, types: Any, args: Any, kwargs: Any) -> Any:
         if function.__name__ in NOT_COUNTABLE:
             raise TypeError(f"the meter cannot count numpy.{function.__name__}: write matrix products with @")
-        made = super().__array_function__(function, types, args, kwargs)
-        values = () if function.__name__.endswith("_like") else args  # zeros_like takes a shape, not the numbers
-        steps = [x.step for x in values if isinstance(x, OnChip) and x.step is not None]
-        return _on_chip(_plain(made), self.trace, max(steps, default=None))
+        return _on_chip(_plain(super().__array_function__(function, types, args, kwargs)), self.trace)
 
 
 def _plain(x: Any) -> Any:
     return x.view(np.ndarray) if isinstance(x, OnChip) else x
 
 
-def _on_chip(x: Any, trace: Trace | None, step: int | None = None) -> Any:
+def _on_chip(x: Any, trace: Trace | None) -> Any:
     if type(x) is np.ndarray:
         x = x.view(OnChip)
-        x.trace, x.step = trace, step
+        x.trace = trace
     return x

@@ -26,7 +26,7 @@ class Watched(HbmTensor):
     def __getitem__(self, where) -> OnChip:
         block = np.array(self.hbm.load(_plain_index(where)))
         self.trace._record("load", self.name, block.size)
-        return _on_chip(block, self.trace, len(self.trace.steps) - 1)
+        return _on_chip(block, self.trace)
 
     def __setitem__(self, where, value) -> None:
         self.hbm.store(_plain_index(where), np.array(_plain(value), dtype=np.float64))
