@@ -91,10 +91,10 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
         begin, end = steps * part // parts, steps * (part + 1) // parts
         if begin < end:
             full, seen_from = here.unmasked_from(col, length), here.seen_from(col)
-            number = bh * scheduler.blocks + block
-            turn = gl.minimum(part, begin)  # each part before this one that is not empty adds to the same dK and dV
-            place = row_blocks + number  # its counter, behind those of all row blocks
-            pipes.mailbox.send(r, (end - begin, k_batch, head, col, full, seen_from, length, number, turn, place))
+            column = bh * scheduler.blocks + block
+            before_it = gl.minimum(part, begin)  # parts that are not empty, and add to the same dK and dV
+            place = row_blocks + column  # its counter, behind those of all row blocks
+            pipes.mailbox.send(r, (end - begin, k_batch, head, col, full, seen_from, length, column, before_it, place))
             keys = gl.where(here.N_q > 0, here.N_k, 0)  # what a packed sequence without rows has come as zeros
             pipes.k.fill(r, K, k_batch, head, col, keys)  # FA2.A2.L6
             pipes.v.fill(r, V, k_batch, head, col, keys)  # FA2.A2.L6

@@ -20,7 +20,7 @@ class Numbers:
 
     @gluon.jit
     def write(self, n, values):
-        """Set n, its numbers in the order of their names."""
+        """Set n, its numbers in the order of their names; those beyond are left out."""
         for i in gl.static_range(len(self.names)):
             place = self.memory.index((n & (self.stages - 1)) * width(self.names) + i)
             place.store(gl.full([1], values[i], gl.int32, one(gl.num_warps())))
