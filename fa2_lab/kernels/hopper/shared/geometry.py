@@ -116,8 +116,8 @@ class Geometry:
 
     @gluon.jit
     def column_block(self, block, batch, T_r):
-        """A column block's number, its batch entry in K and in Q, where this entry's row blocks begin in a head, how many
-        they are, and its geometry.
+        """A column block's number, its batch entry in K and in Q, where this entry's row blocks begin in a head, how
+        many they are, and its geometry.
 
         Packed sequences as in row_block(): one without rows has one row block all the same, which makes dK and dV
         zeros; a block that there is not has none.
