@@ -179,7 +179,8 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 # </details>
 
 # %% tags=["hide-input"]
-print(model.work(quarters, "zigzag", causal=True, B_r=4, B_c=4))
+for rank, counts in enumerate(model.work(quarters, "zigzag", causal=True, B_r=4, B_c=4)):
+    print(f"zigzag, rank {rank}:  {'  '.join(f'{n:3}' for n in counts)}")
 show(zigzag.draw(**zigzag.data()))
 
 # %% [markdown]
