@@ -19,7 +19,7 @@ CONTESTS = {
     "long": "one sequence of up to 262,144 tokens",
     "heads": "grouped heads",
     "deterministic": "gradients with the same bits in every call, beside the fast ones",
-    "sweep": "200 random shapes that no size was chosen for, beside cuDNN and FlashAttention-3",
+    "sweep": "200 random shapes, beside cuDNN and FlashAttention-3",
     "masks": "a window, a softcap and sinks under the causal mask; FLOPs are those of the keys that rows see",
 }
 SUITES = {"smoke": Suite("suites:smoke", "no GPU needed: small problems checked, in Triton's interpreter", gpu=False)}

@@ -39,7 +39,8 @@ show(visiting_order.draw(**visiting_order.data()))
 
 # %% [markdown]
 # Above is FA1, as in chapter 03. It goes down the columns: k and v stay, and all that belongs to a query comes and goes.
-# Below, the loops are swapped. A row block's $m$, $\ell$ and $o$ begin on the chip, stay for all tiles, and leave once.
+# Below, the loops are swapped, as P. Tillet first did in Triton (so the paper says, section 3.2). A row block's $m$, $\ell$
+# and $o$ begin on the chip, stay for all tiles, and leave once.
 #
 # In code, the loops are swapped and the lines with a comment moved. `tiling.rows(i)` and `tiling.cols(j)` are a block's rows
 # and columns. A loop over `trace.serial` runs pass by pass; the passes over `trace.parallel` may run at the same time.
@@ -80,10 +81,10 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # %% [markdown]
 # ## Who has to wait for whom?
 #
-# There is a better reason for the swap. In FA1 a column block continues from the $o$, $\ell$ and $m$ that the one
-# before has stored: a worker with a column block of its own would wait for the one before. Only row blocks need nothing
-# from each other. After the swap they are the outer loop, which is now `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a
-# head. With few heads that is worth far more than a third of the requests (chapter 06).
+# There is a better reason for the swap. In FA1 a column block continues from the $o$, $\ell$ and $m$ that the one before has
+# stored: a worker with a column block of its own would wait for the one before. Only row blocks need nothing from each other.
+# After the swap they are the outer loop, which is now `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can
+# share a head. With few heads that is worth far more than a third of the requests (chapter 06).
 
 # %% [markdown]
 # ## Why can the division wait?
@@ -246,11 +247,11 @@ rows = [(f"FA2, {B} × {B}", cost("FA2", B_r=B, B_c=B)) for B in (64, 128)]
 show(roofline.draw(**roofline.data("standard", *rows)))
 
 # %% [markdown]
-# (d = 128, N = 4,096.) FA2 does $4 B_r B_c d$ FLOPs for a tile, and requests $2 B_c d$ numbers of two bytes for it. That
-# is $B_r$ FLOPs for each requested byte (the rings). But row blocks that work side by side request the same keys, and L2
-# answers all but the first. To DRAM only Q, K, V and O cross, about once (the dots; an H200's counters saw about 2,100
-# FLOPs for each byte, as the end of O can still be in L2). Of FA1's requests nearly all crossed (chapter 03). So the swap helps twice: less is
-# requested, and little of that crosses. L2 is the next limit, and twice the rows in a block halve what is asked of it.
+# (d = 128, N = 4,096.) FA2 does $4 B_r B_c d$ FLOPs for a tile, and requests $2 B_c d$ numbers of two bytes for it. That is
+# $B_r$ FLOPs for each requested byte (the rings). But row blocks that work side by side request the same keys, and L2 answers
+# all but the first. To DRAM only Q, K, V and O cross, about once (the dots; an H200's counters saw about 2,100 FLOPs for each
+# byte, as the end of O can still be in L2). Of FA1's requests nearly all crossed (chapter 03). So the swap helps twice: less
+# is requested, and little of that crosses. L2 is the next limit, and twice the rows in a block halve what is asked of it.
 # After that come the units of the SM: chapters 07 and 10.
 
 # %% [markdown]

@@ -338,7 +338,8 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # %% [markdown]
 # Consumer 0's barrier gets an arrival in advance, or nobody could begin. Whoever skips a tile must still pass on, as
 # `skip` does. Ping-pong costs a wait for each tile. At d = 64, where exponentials take as long as both products, the kernel
-# became 0.99 to 1.07 times as fast by it; at d = 128, where they take half as long, 0.99 times.
+# became 0.99 to 1.07 times as fast by it; at d = 128, where they take half as long, 0.99 times. (With many more keys than rows
+# it is on there, too, under the mask: see the table of ideas.)
 #
 # ## The softmax step
 #

@@ -198,11 +198,11 @@ def test_it_says_where_we_are_behind_and_by_how_much():
 
 def test_the_readmes_list_keeps_ways_of_timing_apart_and_says_where_the_host_decides():
     run = suite(both(cuDNN=2.0), both(causal=True, cuDNN=9.0), both(d=64, cuDNN=4.0, direction="backward"))
-    alone = "rested: cuDNN on 2 of 3 (× 2.08)."
+    alone = "rested, commit abc1234: cuDNN on 2 of 3 (× 2.00)."
     assert page.sentence(run).split("\n")[2].endswith(alone), "as fast is not faster"
     run.sustained = [both(cuDNN=1.0), both(causal=True, cuDNN=1.5), both(d=64, cuDNN=4.0, direction="backward")]
     lines = page.sentence(run).split("\n")
-    assert lines[2].endswith(alone) and "sustained: cuDNN on 1 of 3 (× 0.91)." in lines[3]
+    assert lines[2].endswith(alone) and "cuDNN on 1 of 3 (× 0.75)." in lines[3]
     assert "Of the 2 rows on which cuDNN is ahead as called, our kernels alone are faster on 1:" in lines[3]
 
 

@@ -6,7 +6,7 @@ each lane, as (64, 4). m is the same in all four lanes. l is a lane's own sum; t
 m need not be the maximum. Whatever stands in its place cancels out of O and L; it only has to keep p from overflowing.
 So m lags: it follows when some score in a warp's rows lies more than 8 above it, in powers of two. Until then p is at
 most 256, and o need not be rescaled. The price, by `fa2-lab bench accuracy` on an H200 in bf16: beside kernels with the
-exact maximum the error of O is 3 to 4% larger, and 10 to 14% where one number in a thousand is an outlier. For with the
+exact maximum the error of O is 3 to 4% larger, and 10 to 17% where one number in a thousand is an outlier. For with the
 exact maximum a row's largest p is 1, which is not rounded.
 
 p = 2^(factor · s − m) is one multiply-add and one exponential. Nothing else stands between m and the multiply-adds, so
