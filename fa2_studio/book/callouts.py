@@ -1,5 +1,6 @@
 """The Sphinx extension of the site: Predict and Takeaway as callouts, formulas as MathML."""
 
+import re
 from xml.etree import ElementTree
 
 from docutils import nodes
@@ -25,6 +26,20 @@ class Callouts(SphinxTransform):
                 callout += paragraph
 
 
+class Signs(SphinxTransform):
+    """A comma goes with the formula before it: browsers would let it begin the next line."""
+
+    default_priority = 400
+
+    def apply(self) -> None:
+        for formula in self.document.findall(nodes.math):
+            line, after = formula.parent, formula.parent.index(formula) + 1
+            text = line[after] if after < len(line) else None
+            if isinstance(text, nodes.Text) and (sign := re.match(r"[.,:;?!)]+", text)):
+                formula["sign"] = sign[0]
+                line[after] = nodes.Text(text[sign.end() :])
+
+
 def mathml(tex: str, display: str) -> str:
     """A formula as MathML. Indices are lowered by hand: a browser without a font for mathematics would not."""
     text = tex2mathml(tex).replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "", 1)
@@ -42,7 +57,9 @@ def mathml(tex: str, display: str) -> str:
 
 
 def inline(self, node: nodes.math) -> None:
-    self.body.append(mathml(node.astext(), "inline"))
+    sign = node.get("sign", "")
+    formula = mathml(node.astext(), "inline") + sign
+    self.body.append(f'<span class="whole">{formula}</span>' if sign else formula)
     raise nodes.SkipNode
 
 
@@ -53,5 +70,6 @@ def block(self, node: nodes.math_block) -> None:
 
 def setup(app) -> dict:
     app.add_transform(Callouts)
+    app.add_transform(Signs)
     app.add_html_math_renderer("mathml", inline_renderers=(inline, None), block_renderers=(block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

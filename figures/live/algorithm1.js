@@ -82,9 +82,9 @@ function measure() {
   const width = stage.clientWidth;
   const wide = width >= 560;
   const [tick, gap] = [18, wide ? 12 : 8];
-  const columns = wide ? N + 0.85 * d + 3.15 + 1.2 * d : N + 0.9 * d;
+  const columns = wide ? N + 0.85 * d + 3.15 + 1.2 * d : N + d;
   const c = Math.floor((width - tick - (wide ? 2 * gap : gap)) / columns);
-  const [qw, kh] = [Math.floor(c * (wide ? 0.85 : 0.9)), Math.max(21, Math.floor(c * 0.56))];
+  const [qw, kh] = [wide ? Math.floor(0.85 * c) : c, Math.max(21, Math.floor(c * 0.56))];
   const [xs, y0] = [tick + d * qw + gap, 16];
   const ys = y0 + 2 * d * kh + 14;
   return {
@@ -442,6 +442,11 @@ $("undo").onclick = () => {
 const product = ({ a, b }) => dot(data.q[a], data.k[b]) / Math.sqrt(d);
 const value = (at) => (at.kind === "s" ? product(at) + (bias ? bias[at.a][at.b] : 0) : data[at.kind][at.a][at.b]);
 
+/** The sentences stay with the row that the reader changes. */
+function choose({ kind, a }) {
+  if (["s", "q"].includes(kind)) chosen = a - run[transport.t].rows[0];
+}
+
 function nudge(at, x) {
   const next = Math.min(9, Math.max(-9, x));
   if (at.kind === "s") {
@@ -456,6 +461,7 @@ stage.addEventListener("keydown", (e) => {
   const change = { ArrowUp: 0.1, ArrowDown: -0.1 }[e.key];
   if (!e.target.at || !change) return;
   e.preventDefault();
+  choose(e.target.at);
   nudge(e.target.at, value(e.target.at) + change);
 });
 stage.addEventListener("pointerdown", (e) => {
@@ -466,7 +472,7 @@ stage.addEventListener("pointerdown", (e) => {
   cell.setPointerCapture(e.pointerId);
   cell.classList.add("held");
   const start = { y: e.clientY, x: value(cell.at) };
-  if (["s", "q"].includes(cell.at.kind)) chosen = cell.at.a - run[transport.t].rows[0];
+  choose(cell.at);
   cell.onpointermove = (f) => nudge(cell.at, start.x + (start.y - f.clientY) / 40);
   cell.onpointerup = cell.onpointercancel = () => {
     cell.onpointermove = null;

@@ -133,6 +133,9 @@ class Transport {
     parent.append(this.slider, this.count);
     this.slider.oninput = () => this.jump(Number(this.slider.value));
     addEventListener("keydown", (e) => this.key(e));
+    addEventListener("click", ({ detail, target }) => {
+      if (detail && target.matches("[type=radio], [type=checkbox]")) target.blur(); // so that ← and → step on
+    });
   }
 
   /** A run with so many steps; t stays where it is, if there is such a step. */

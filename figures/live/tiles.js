@@ -65,10 +65,9 @@ function misfit({ ok, scarce, over, limit, registers }, chip) {
 
 function verdict({ moved, winner, ok, scarce }) {
   const others = Object.keys(moved).filter((name) => name !== winner);
-  const times = others.map((name) => `${(moved[name] / moved[winner]).toFixed(1)} times as much as ${NAMES[name]}`);
   const less = others.map((name) => `${NAMES[name]} moves ${(moved[name] / moved[winner]).toFixed(1)} times as much`);
   const blocked = ok || scarce === "registers" ? "" : " But this tile cannot run here.";
-  return times.length ? `${NAMES[winner]} moves least: ${less.join(", ")}.${blocked}` : "";
+  return `${NAMES[winner]} moves least: ${less.join(", ")}.${blocked}`;
 }
 
 function drawTraffic({ moved, winner, flops }, chip) {

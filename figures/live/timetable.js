@@ -5,7 +5,7 @@ const set = { SMs: 8, heads: 2, blocks: 12, causal: true, algorithm: "fa2", dire
 const form = $("settings");
 const stage = $("stage");
 const LIMITS = { SMs: [1, 32], heads: [1, 16], blocks: [1, 32] };
-const LABELS = { SMs: "SMs", heads: "heads", blocks: "blocks of rows" };
+const LABELS = { SMs: "SMs", heads: "heads", blocks: "row blocks" };
 const SHADES = [["#586a7e", "#fff"], ["#93a1ae", "#222"], ["#38506b", "#fff"], ["#b4bec8", "#222"]]; // prettier-ignore
 let table = null;
 
@@ -18,12 +18,10 @@ form.innerHTML = [
 ].join(""); // prettier-ignore
 const transport = new Transport($("transport"), { draw, dwell: () => 140 });
 
-const tiling = () => ({ N_q: set.blocks, N_k: set.blocks, B_r: 1, B_c: 1, causal: set.causal });
-const scheduled = (order) => timetable(programs(set.heads, tiling(), { ...set, order }), set.SMs);
-
 function prepare() {
   for (const [name, [low, high]] of Object.entries(LIMITS)) whole(LABELS[name], set[name], low, high);
-  table = scheduled(set.order);
+  const tiling = { N_q: set.blocks, N_k: set.blocks, B_r: 1, B_c: 1, causal: set.causal };
+  table = timetable(programs(set.heads, tiling, set), set.SMs);
   transport.length(table.makespan + 1);
 }
 
@@ -51,7 +49,7 @@ function draw(t) {
 function drawProgram(p, t, { left, top, lane, unit }) {
   if (!p.cost) return;
   const x = left + p.start * unit;
-  const state = t >= p.end ? "done" : t > p.start ? "running" : t === 0 || t <= p.start ? "ahead" : "";
+  const state = t >= p.end ? "done" : t > p.start ? "running" : "ahead";
   const look = `program ${state}`;
   const e = shape(stage, "rect", {
     x,
@@ -82,14 +80,12 @@ function words(t) {
   const idle = set.SMs - new Set(table.placed.filter((p) => p.start <= t && t < p.end).map((p) => p.SM)).size;
   const end = `The last thread block ends at ${table.makespan}; SMs work ${percent(table.busy)} of the time until then.`;
   const now =
-    t === table.last || !running ? end : `At ${t}: ${running} run, ${waiting} wait, ${idle} SMs are idle. ${end}`;
+    t === table.last || !running ? end : `At ${t}: ${running} run, ${waiting} wait, ${idle} of ${set.SMs} SMs idle. ${end}`;
   write($("say"), now);
   stage.setAttribute("aria-label", `${set.SMs} SMs. ${now}`);
-  const other = ["rows", "heaviest first"].map((order) => scheduled(order).makespan);
   const fewest = Math.ceil(table.placed.reduce((x, p) => x + p.cost, 0) / set.SMs);
-  const orders = set.algorithm === "fa2" ? `As they come they end at ${other[0]}, heaviest first at ${other[1]}; ` : "";
   $("note").textContent =
-    `${orders}${orders ? "if" : "If"} the work could be cut anywhere it would be ${fewest}. Shades are heads, numbers are blocks. One thread block at a time on an SM.`;
+    `If the work could be cut anywhere, it would end at ${fewest}. A shade is a head, a number a row block (backward: a column block). One thread block at a time on an SM.`;
 }
 
 follow(form, set, () => {

@@ -155,7 +155,7 @@ live("algorithm1", names=["FA1"])
 # %% [markdown]
 # **In the live piece** choose FA1 and step through two column blocks. S never leaves the chip. But follow $m$, $\ell$ and
 # $o$ of one query: filled is on the chip, outlined is in HBM. They come and go at every tile. **In the still picture**
-# (N = 12, d = 4) each mark on the right is one load or store. Together they move 936 elements.
+# (on GitHub, N = 12 and d = 4) each mark on the right is one load or store. Together they move 936 elements.
 #
 # There are $T_c = \lceil N / B_c \rceil$ column blocks (rounded up). So FA1's forward moves
 #
@@ -263,6 +263,12 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 #
 # That is one product more, $QK^\top$, and nothing of size $N^2$ is stored. By chapter 00's prices that is far cheaper
 # than to store P and load it again.
+#
+# <details><summary>If you train with dropout: how is its mask not stored?</summary>
+#
+# *Dropout* sets entries of P to 0 by chance, and the backward pass must drop the same ones. Storing $N^2$ bits would
+# cost the memory that we have just saved. So each random number is computed anew, from a seed, its row and its column.
+# </details>
 
 # %% [markdown]
 # ## Recap
@@ -272,18 +278,10 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 # - The chip requests about $N^2 (3d + 4) / B_c$ elements: less than standard if a block has enough keys.
 # - Backward: $p = e^{s - m} / \ell$, tile by tile.
 #
-# <details><summary>If you train with dropout: how is its mask not stored?</summary>
-#
-# *Dropout* sets entries of P to 0 by chance, and the backward pass must drop the same ones. Storing $N^2$ bits would
-# cost the memory that we have just saved. So each random number is computed anew, from a seed, its row and its column.
-# </details>
-#
 # After the next chapter [assignment 2](assignments/2_forward.ipynb) goes further, from FA1 to FA2.
 
 # %% [markdown]
 # ## Checks
-#
-# The functions of this notebook against the package, and the text against the record.
 
 # %% tags=["hide-input"]
 verdict("fa1_forward here = fa1.forward", all(map(close, (O, l, m), fa1.forward(Q, K, V, B_r=4, B_c=2, tau=tau))))

@@ -25,17 +25,13 @@ from fa2_lab.plots import roofline, waves, workers
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
-from fa2_lab.reference import fa2
-from fa2_lab.reference.naive import safe_softmax
-from fa2_lab.tiles import CAUSAL
 from fa2_studio.book.build import Case, check
-from fa2_studio.book.verdicts import close, verdict
+from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
 # ## Which iterations may run at the same time?
 #
-# The picture follows figure 2 of the FA2 paper and counts workers from 1. Look at the small squares on the right: each
-# block of O has one writer, and up to four workers add into a block of dQ.
+# Each shade is a worker. The small squares say who writes a block: one worker for O, up to four for dQ.
 
 # %% tags=["hide-input"]
 show(workers.draw(**workers.data()))
@@ -127,8 +123,9 @@ show(waves.draw(ran, "Each row is an SM. A new grey begins with each of its thre
 # ## Why not make row blocks much smaller?
 #
 # A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more, but every
-# worker loads all of K and V: half the rows, twice the requests. For each $B_r$ the lines print the slowest unit of an H200
-# and its time (d = 128). The tensor cores' time is divided by the share of busy SMs. L2 is shared by all, and few SMs, too, can use its whole speed.
+# worker loads all of K and V: half the rows, twice the requests. For each $B_r$ the lines print the slowest unit of an
+# H200 and its time (d = 128). The tensor cores' time is divided by the share of busy SMs. L2's is not: half of the SMs,
+# too, can use its whole speed.
 
 # %% tags=["hide-input"]
 costs = {f"B_r = {B_r}": prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
@@ -143,7 +140,7 @@ show(roofline.draw(**roofline.data(*costs.items())))
 # counts for dots only.) $B_r = 64$ fills the chip and doubles the requests. Now L2 is the limit, and the launch is faster.
 # Below 64 the time doubles with the requests. So take the largest row blocks that keep the SMs busy.
 #
-# In the live piece change the heads until the last wave is nearly empty. (The still has no waves: it is chapter 03's.)
+# In the live piece change the heads until the last wave is nearly empty. (The still picture, on GitHub, is chapter 03's.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("tiles")
@@ -209,8 +206,9 @@ live("tiles")
 # that starts late ends late, and the others wait for it. If it starts first, light ones fill the gaps at the end.
 # </details>
 #
-# The live piece begins with this case. Choose the SMs, the heads, the mask and the order, and look at the right end, where
-# some SMs have nothing left to do. In the still picture (132 SMs, 32 heads of 16 row blocks) compare the two lower panels.
+# The live piece begins with this case. Choose the SMs, the heads, the mask and the order, and look at the right end,
+# where some SMs have nothing left to do. In the still picture (on GitHub, 132 SMs, 32 heads of 16 row blocks) compare
+# the two lower panels.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("timetable")
@@ -227,15 +225,8 @@ live("timetable")
 
 # %% [markdown]
 # ## Checks
-#
-# The package against dense attention, and numbers of the text.
 
 # %% tags=["hide-input"]
-rng = np.random.default_rng(4)
-Q, K, V = rng.standard_normal((3, 13, 4))
-S = np.where(np.tri(13, dtype=bool), Q @ K.T / 2, -np.inf)
-parts, _ = fa2.forward_split_keys(Q, K, V, splits=3, B_r=4, B_c=2, mask=CAUSAL)
-verdict("split keys, merged = dense, causal and ragged", close(parts, safe_softmax(S) @ V))
 verdict("waves on 264 and 396 places", [grid.waves(n, p * 132) for n in (512, 4096) for p in (2, 3)] == [2, 2, 16, 11])
 light = sorted([*range(1, 13)] * 2)
 turns = np.array([light[::-1], light])[:, :12].T.ravel()
