@@ -5,7 +5,6 @@ const { chips } = window.LIVE;
 const set = { GPU: "H200", N: 8192, d: 128, B_r: 128, B_c: 64, heads: 16, warps: 8, stages: 2, causal: false };
 const form = $("settings");
 const LABELS = { N: "N (tokens)", d: "d", B_r: "B<sub>r</sub>", B_c: "B<sub>c</sub>", heads: "batch × heads" };
-const STEPS = { N: 128, d: 16, B_r: 16, B_c: 16, heads: 1 };
 
 form.innerHTML = [
   `<label class="field"><span>GPU</span><select name="GPU">${Object.keys(chips)
@@ -128,7 +127,7 @@ function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chi
 /** The next power of two up or down: what a tile can be; ↑ and ↓ in a field go there. */
 form.addEventListener("keydown", (e) => {
   const { name, value } = e.target;
-  if (!(name in STEPS) || !["ArrowUp", "ArrowDown"].includes(e.key)) return;
+  if (!(name in LABELS) || !["ArrowUp", "ArrowDown"].includes(e.key)) return;
   e.preventDefault();
   const power =
     e.key === "ArrowUp" ? Math.floor(Math.log2(Number(value) || 1)) + 1 : Math.ceil(Math.log2(Number(value) || 1)) - 1;

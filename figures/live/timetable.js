@@ -50,13 +50,12 @@ function drawProgram(p, t, { left, top, lane, unit }) {
   if (!p.cost) return;
   const x = left + p.start * unit;
   const state = t >= p.end ? "done" : t > p.start ? "running" : "ahead";
-  const look = `program ${state}`;
   const e = shape(stage, "rect", {
     x,
     y: top + p.SM * lane,
     width: Math.max(1, p.cost * unit - 1),
     height: lane - 2,
-    class: look,
+    class: `program ${state}`,
     fill: SHADES[p.head % 4][0],
   });
   const what =
