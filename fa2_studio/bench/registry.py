@@ -41,6 +41,6 @@ SUITES |= {
     "ring": Suite("ring:run", "one sequence over several GPUs: torchrun --nproc-per-node 4 -m fa2_lab bench ring"),
 }
 OTHERS = {  # records that no command writes; each says how it was made
-    "h100": "the paper's grid on an H100, beside FlashAttention-4",
+    "h100": "the paper's grid on an H100",
     "ideas": "ideas for the Hopper kernels and decode, each with and without it, measured on an earlier version",
 }

@@ -17,7 +17,7 @@ from fa2_studio.bench.results import machine
 BOTH = (False, True)  # without a mask, and causal
 
 
-def random_grid(count: int = 200, seed: int = 2611) -> list[Problem]:
+def random_grid(count: int = 200, seed: int = 2811) -> list[Problem]:
     """Random shapes: batch, heads, groups, N with tails, d, mask.
 
     They are drawn once and for all. (Sizes were chosen by those of seeds 77, 2603 and 4711, and after the record of
