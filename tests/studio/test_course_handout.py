@@ -18,7 +18,7 @@ from checks.report import Failed
 from course_class import FIRST, handed_in, write
 from course_play import outcome as played
 
-from fa2_studio.course import command, keys, notebooks, seeds
+from fa2_studio.course import box, command, keys, notebooks, seeds
 from fa2_studio.course.notebooks import FOLDER, HIDDEN, PROJECT, SOLUTION, grade_id, is_solution, source
 
 ASSIGNMENTS = {a.name: a for a in notebooks.ASSIGNMENTS}
@@ -294,6 +294,8 @@ def test_what_a_kernel_needs_of_triton_is_lawful():
 
 def test_a_gradescope_package_grades_as_the_platform_lays_it_out(tmp_path):
     """source/ unpacked, submission/, results/: the score, and for each step what the checks said, hints included."""
+    if os.getuid() == 0 and not box.other_user("user", Path(sys.prefix)):
+        pytest.skip("no other user can read this Python, and the platform's container grades as another one")
     assert command.main(["gradescope", str(tmp_path / "made"), "--only", "1"]) == 0
     home = tmp_path / "autograder"
     with zipfile.ZipFile(tmp_path / "made" / f"{FIRST.name}.zip") as archive:
