@@ -220,8 +220,8 @@ show(ring_schedule.draw(**ring_schedule.data()))
 #
 # In the table, *link* is the cable between GPUs: NVLink, or on the RTX 4090 the computer's ordinary bus. The first three lines
 # take half of the peak FLOP/s and the link's speed from the data sheets, in one direction. The last is measured with torch's
-# transfers, four ranks at once: each moves 138 GB/s over a link of 450, and the kernel does 636 TFLOP/s, not 495. So the last
-# line needs four times as many rows as the H100's.
+# transfers, four ranks at once: each moves 131 GB/s over a link of 450, and the kernel does 708 TFLOP/s, not 495. So the last
+# line needs five times as many rows as the H100's.
 
 # %% tags=["hide-input"]
 def smallest(flops, link):  # rows; FLOP/s, bytes a second in one direction
@@ -241,9 +241,8 @@ for name, (flops, link) in speeds.items():
 # Four NVIDIA H200, bf16, causal, 16 heads of 128, forward and backward, against one. All lengths still fit on one GPU. Before
 # any transfer each rank sends all others a *header*: its number of rows and its options. If they do not fit, all ranks stop.
 #
-# **Predict.** With 8,192 tokens a shard has 2,048 rows, too few to hide a transfer. One GPU takes 1.7 ms, four take 7.6 ms, in
-# an older version, that of the chart below, where a rank computed nothing while headers travelled. K and V go round once in
-# 0.66 ms. What takes most of the 7.6 ms?
+# **Predict.** With 8,192 tokens a shard has 2,048 rows, too few to hide a transfer. One GPU takes 1.6 ms, four take 7.1 ms. K
+# and V go round once in 0.72 ms. What takes most of the 7.1 ms?
 #
 # - ☐ the kernels: small ones leave SMs idle
 # - ☐ the transfers
@@ -252,8 +251,8 @@ for name, (flops, link) in speeds.items():
 # <details><summary>Answer</summary>
 #
 # **agreeing, starting transfers and launching kernels.** Forward sends K and V round once, and backward three times as much: 4
-# · 0.66 = 2.6 ms. (That is only 76 GB/s: these transfers are short.) Kernels take about a quarter of one GPU's 1.7 ms, 0.4 ms.
-# That leaves 4.6 ms, and more than 4 if small kernels are half as fast.
+# · 0.72 = 2.9 ms. (That is only 69 GB/s: these transfers are short.) Kernels take about a quarter of one GPU's 1.6 ms, 0.4 ms.
+# That leaves 3.8 ms, and more than 3 if small kernels are half as fast.
 # </details>
 
 # %% tags=["hide-input"]
@@ -349,12 +348,12 @@ verdict("faster from 32,768 on, nearly 4 at last", min(s[32768] for s in speed.v
 flops, link = speeds["H200, as recorded"]
 least = smallest(flops, link) / smallest(chips.H200.tensor_flops / 2, chips.H200.link_per_second)
 reached = round(link / 1e9), round(flops / 1e12), round(least)
-verdict("138 of 450 GB/s and 636 TFLOP/s: 4 times the rows", reached == (138, 636, 4))
+verdict("131 of 450 GB/s and 708 TFLOP/s: 5 times the rows", reached == (131, 708, 5))
 short = {r.direction: r.values["4 GPUs"][0] for r in load("ring").rows if r.problem["N_q"] == 8192}
 once, took = short["K V once round"], short["both"]
-verdict("0.66 ms once, 2.6 of 7.6 ms", (round(once, 2), round(4 * once, 1), round(took, 1)) == (0.66, 2.6, 7.6))
-verdict("one GPU takes 1.7 ms", round(took * speed[4][8192], 1) == 1.7)
-verdict("short transfers: 76 GB/s", round(ring_speed.reached(load("ring"), N=8192)[1] / 1e9) == 76)
+verdict("0.72 ms once, 2.9 of 7.1 ms", (round(once, 2), round(4 * once, 1), round(took, 1)) == (0.72, 2.9, 7.1))
+verdict("one GPU takes 1.6 ms", round(took * speed[4][8192], 1) == 1.6)
+verdict("short transfers: 69 GB/s", round(ring_speed.reached(load("ring"), N=8192)[1] / 1e9) == 69)
 mib = {r.problem["N_q"]: r.values for r in load("ring").rows if r.direction == "peak memory"}
 verdict("2.0 and 5.1 GiB", [round(mib[131072][n][0] / 1024, 1) for n in ("4 GPUs", "1 GPU")] == [2.0, 5.1])
 
