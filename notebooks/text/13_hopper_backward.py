@@ -507,10 +507,9 @@ for name, peer, asked in (
     print("over {:42} {:.2f} in the mean, from {:.2f} to {:.2f}".format(name, *mean_ratio(asked, peer)))
 
 # %% [markdown]
-# On one long sequence FlashAttention-4 is ahead by a few percent, FlashAttention-3 hardly.
-# [RESULTS.md](../RESULTS.md) has all versions. On the roofline an addition to dQ is charged 8 bytes, as in
-# chapter 09: L2 reads and writes. Column blocks of 128 keys add half as often as those of 64 there, and L2 could nearly
-# keep up with the tensor cores:
+# On one long sequence FlashAttention-4 is ahead by a few percent, FlashAttention-3 hardly. [RESULTS.md](../RESULTS.md) has all
+# versions. On the roofline an addition to dQ is charged 8 bytes, as in chapter 09: L2 reads and writes. Column blocks of 128
+# keys add half as often as those of 64 there, and L2 could nearly keep up with the tensor cores:
 
 # %% tags=["hide-input"]
 asked = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
