@@ -123,22 +123,25 @@ show(waves.draw(ran, "Each row is an SM. A new grey begins with each of its thre
 # ## Why not make row blocks much smaller?
 #
 # A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more, but every
-# worker loads all of K and V: half the rows, twice the requests. For each $B_r$ the lines print the slowest unit of an
-# H200 and its time (d = 128). The tensor cores' time is divided by the share of busy SMs. L2's is not: half of the SMs,
-# too, can use its whole speed.
+# worker loads all of K and V, so half the rows mean twice the requests. For each $B_r$ the lines print the time of the two
+# slowest units of an H200 (d = 128). An idle SM's tensor cores do nothing, so their time is divided by the share of busy
+# SMs. For L2 we print two times, because nobody has measured here how much of L2's speed half of the SMs can draw. The
+# shorter time assumes all of it, and the longer one assumes that each SM draws only its share.
 
 # %% tags=["hide-input"]
 costs = {f"B_r = {B_r}": prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
 for name, cost in costs.items():
-    busy, (unit, seconds) = grid.efficiency(cost.workers, chips.H200.SMs), cost.limit(chips.H200)
+    busy, seconds = min(1, cost.workers / chips.H200.SMs), cost.seconds(chips.H200)
+    cores, l2 = (1e6 * seconds[unit] for unit in ("tensor cores", "L2"))
     moved = f"{cost.requested / 1e6:.0f} MB requested"
-    print(f"{name}: {cost.workers} workers, busy {busy:.0%}, {moved}, {1e6 * seconds:.0f} µs by {unit}")
+    print(f"{name}: {cost.workers} workers, {moved}; tensor cores {cores:.0f} µs, L2 {l2:.0f} to {l2 / busy:.0f} µs")
 show(roofline.draw(**roofline.data(*costs.items())))
 
 # %% [markdown]
 # At $B_r = 128$ half of the SMs are idle, so its ring hangs below L2's slope and the tensor cores' roof. (DRAM's slope
-# counts for dots only.) $B_r = 64$ fills the chip and doubles the requests. Now L2 is the limit, and the launch is faster.
-# Below 64 the time doubles with the requests. So take the largest row blocks that keep the SMs busy.
+# counts for dots only.) Whichever of L2's two times is right, the tensor cores end last here. $B_r = 64$ keeps nearly all
+# SMs busy and doubles the requests. Now L2 is the limit, and the launch is faster. Below 64, the time doubles with the
+# requests. So take the largest row blocks that keep the SMs busy.
 #
 # In the live piece change the heads until the last wave is nearly empty. (The still picture, on GitHub, is chapter 03's.)
 
@@ -153,7 +156,8 @@ live("tiles")
 # blocks / places⌉ waves.
 #
 # **Predict.** A change frees registers, so that three thread blocks fit on an SM in place of two. With 64 heads of 64 row
-# blocks the kernel gets 1.2 times as fast. How does its speed change with 8 heads?
+# blocks the kernel gets 1.2 times as fast. A thread block that has its SM to itself takes nine tenths of the time that it
+# takes beside one other. How does the kernel's speed change with 8 heads?
 #
 # - ☐ it gets 1.2 times as fast, too
 # - ☐ it gets faster, but by less
@@ -161,10 +165,13 @@ live("tiles")
 #
 # <details><summary>Answer</summary>
 #
-# **it gains nothing, or loses.** 64 heads are 4,096 thread blocks: 16 waves or 11. So a wave of three takes 16 / 11 / 1.2 =
-# 1.2 times as long as one of two: thread blocks that share an SM slow each other. 8 heads are 512: two waves either way.
-# With three places the first takes longer, and in the second a thread block is alone on its SM and nothing hides its waits.
-# Two kernels of chapter 10, r03 (two places) and r05 (three), are such a pair; milliseconds on an H200:
+# **it gains nothing, or loses.** 64 heads are 4,096 thread blocks, which take 16 waves of 264 or 11 waves of 396. So a wave
+# of three takes 16 / 11 / 1.2 = 1.2 times as long as a wave of two, because thread blocks that share an SM slow each other.
+# Call the time of a wave of two $T_2$. 8 heads are 512 thread blocks, which take two waves either way. With two places,
+# they end after $2\,T_2$. With three, the first wave takes $1.2\,T_2$, and in the second each thread block is alone on its
+# SM, where nothing hides its waits. It takes $T_1 = 0.9\,T_2$, so the launch ends after $2.1\,T_2$. The change would gain
+# only if $T_1$ were less than $0.8\,T_2$, that is, if one neighbour slowed a thread block by more than a quarter. Two kernels
+# of chapter 10, r03 (two places) and r05 (three), are such a pair. Here are their milliseconds on an H200:
 #
 # ```python
 # for row in load("ladder").rows:

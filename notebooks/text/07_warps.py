@@ -203,7 +203,11 @@ show(warp_split.draw(**warp_split.data(), narrow=True))
 # </details>
 #
 # Real kernels have room in shared memory for two or more tiles, called *stages*. The next copy goes to another stage while
-# this tile is in use. Then warps seldom wait, but each stage still needs its two barriers.
+# this tile is in use, so warps seldom wait. With several stages, one barrier per tile can be enough. A warp that has passed
+# "tile n is there" has read tile n − 1, and so has every other warp. If the next copy starts only after this barrier and
+# goes into the stage of tile n − 1, nobody overwrites what is still being read, and "the tile is free" needs no barrier of
+# its own. Loops written by hand often do this. The loops that Triton pipelines have two: `fa2-lab xray 10 --full --d 64
+# --chip sm_80 --sass` prints `BAR.SYNC` twice in each loop.
 
 # %% [markdown]
 # ## What is it worth?

@@ -361,9 +361,10 @@ show(roofline.draw(**picture))
 # ```
 # </details>
 #
-# Both rungs were measured so, with 4 warps. Spills are one reason why they take 2.7 and 2.6 times their limit; the record
-# does not say how much of it. At d = 128 the package's column kernel takes 8 warps on Hopper, and smaller tiles
-# on older GPUs. (Compiled by Triton 3.9; `fa2-lab xray b01 --full` takes yours.)
+# A spill here is an instruction in the code that stores such a value or loads it again. Both rungs were measured so, with 4
+# warps, and they take 2.7 and 2.6 times their limit. The spills may be one of the reasons. Whether they are, only a run
+# without spills could show, and none has been recorded. At d = 128, the package's column kernel takes 8 warps on Hopper,
+# and smaller tiles on older GPUs. These numbers are from Triton 3.9. To see yours, run `fa2-lab xray b01 --full`.
 
 # %% [markdown]
 # ## Recap

@@ -301,9 +301,11 @@ Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16=issue
 #
 # ## When is the chip the limit?
 #
-# The GPU may draw 700 W. Rungs 03, 04, 08 and 09 come near that (677 to 690 W) at the full clock, 1.97 GHz and more. A rung
-# that *would* draw more gets a lower clock, until it draws about as much: 00, 05 to 07, and all from 10 on (the GHz column
-# of the list, of a run without pauses). All gains so far are of runs with pauses. There the clock falls, too, but less.
+# The GPU may draw 700 W. While a rung runs without a pause, `nvidia-smi` reads its clock and its power. Rungs 03, 04, 08 and
+# 09 draw 677 to 690 W at 1.97 GHz and more, which is the full clock. Rungs 00, 05 to 07, and all from 10 on run at a lower
+# clock, and all of these but rung 00 draw 678 to 701 W. A GPU lowers its clock when it would otherwise draw too much, so
+# power is the likely reason. These readings do not prove it, though, because rung 05 has a lower clock than rung 09 and
+# draws 10 W less. All gains so far are of runs with pauses. There the clock falls as well, but less.
 #
 # **Predict.** With pauses rung 17 is 0.98 times as fast as rung 16, with half of its bytes from L2. And without a pause?
 #
@@ -456,6 +458,10 @@ verdict("shared memory holds two programs from rung 10 on, up to rung 16",
         all(227 * 1024 // held(n, what="shared") == 2 for n in ("10", "11", "12", "13", "14", "15", "16")))
 verdict("without a pause rung 17 gains, with a higher clock", steady.ratio(*pair("17")[::-1]) > 1.02
         and chip[ladder.find("17")][0] > chip[ladder.find("16")][0] + 0.1 and factor("17", full) < 1)
+full_clock, lower = ([chip[ladder.find(n)] for n in numbers] for numbers in (
+    ("03", "04", "08", "09"), ("05", "06", "07", *(f"{n:02}" for n in range(10, 24)))))  # fmt: skip
+verdict("677 to 690 W at 1.97 GHz and more; 678 to 701 W at a lower clock", [round(x) for _, watts in (zip(*full_clock), zip(*lower))
+        for x in (min(watts), max(watts))] == [677, 690, 678, 701] and max(lower)[0] < 1.86 < 1.96 < min(full_clock)[0])
 verdict("rung 12 loses: the cycles of rung 11, more bytes, a lower clock", abs(in_cycles(*pair("12")) - 1) < 0.04 and factor("12", full) < 0.95
         and count("12", l2) > 1.3 * count("11", l2) and chip[ladder.find("12")][0] < chip[ladder.find("11")][0] - 0.1)
 verdict("rung 17 halves the bytes from L2, nearly, and gains little; 18 leaves them, and gains more",

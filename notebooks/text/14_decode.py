@@ -84,7 +84,8 @@ show(roofline.draw(**roofline.data(*points.items())))
 # %% [markdown]
 # Decode stands far down on the slope of DRAM. The group helps: its four queries lie one below the other in memory, so they
 # can be four rows of *one* tile, and each key is read once for all of them. A program for each query head, as on the ladder,
-# would ask for it four times. (`tl.dot` takes 16 rows at least, so twelve rows are zeros. The tensor cores have the time.)
+# would ask for it four times. The tensor cores multiply at least 16 rows at a time, so the kernel below makes a tile of 16
+# rows, of which twelve are zeros. They cost nothing here, because the tensor cores have the time.
 
 # %% [markdown]
 # ## Are eight heads enough?
@@ -375,8 +376,11 @@ show(programs.draw(**programs.data()))
 # speed, but all together no faster than a copy. Beyond 128 programs the dots rise slowly, to 80 µs: there is more to begin
 # and more to merge. The model counts a tile's time to begin each head, and no merge.
 #
-# How long is a tile on its way? Of a program's four stages one is in use and three, 96 KiB, are on their way. By *Little's
-# law*, speed = bytes on their way / time on their way. At one program's speed that is about two microseconds.
+# How long is a tile on its way? This time is called the *latency* of a load. Of a program's four stages one is in use and
+# three, 96 KiB, are on their way. *Little's law* says that speed = bytes on their way / latency. With 96 KiB and the speed
+# of one program among eight it gives a latency of about two microseconds. The dashed line is drawn with that number, so it
+# passes the first dot by construction, and only the rest of it, up to the bend, is a prediction. If the law holds, a program
+# with 2, 3 or 6 stages reads 1/3, 2/3 or 5/3 as fast as one with 4, as long as it alone sets the pace.
 #
 # Our decode reaches this share of the speed of reading alone:
 

@@ -250,9 +250,11 @@ for name, (flops, link) in speeds.items():
 #
 # <details><summary>Answer</summary>
 #
-# **agreeing, starting transfers and launching kernels.** Forward sends K and V round once, and backward three times as much: 4
-# · 0.72 = 2.9 ms. (That is only 69 GB/s: these transfers are short.) Kernels take about a quarter of one GPU's 1.6 ms, 0.4 ms.
-# That leaves 3.8 ms, and more than 3 if small kernels are half as fast.
+# **agreeing, starting transfers and launching kernels.** This is a subtraction, not a timeline. Forward sends K and V round
+# once, and backward sends three times as much, so all transfers together take 4 · 0.72 = 2.9 ms. That is only 69 GB/s,
+# because these transfers are short. Kernels take about a quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer
+# hides under a kernel, 3.8 ms are left. They are still more than 3 ms if such small kernels are half as fast. The record
+# does not show how these milliseconds are divided, nor whether transfers slow each other down beside kernels.
 # </details>
 
 # %% tags=["hide-input"]

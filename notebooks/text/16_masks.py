@@ -264,7 +264,9 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 #
 # Two numbers no longer say which tiles to visit. A list always does: for each row block, the numbers of its column blocks.
 # [FlexAttention](https://pytorch.org/blog/flexattention/) works this way. You write a function `mask_mod(b, h, q, kv)`. It
-# is evaluated once for all $N^2$ pairs, and gives for each row block the FULL blocks, and those that need a mask.
+# is evaluated ahead of the kernel for all $N^2$ pairs, which gives for each row block the list of its FULL blocks and the
+# list of those that need a mask. In the blocks that need one, the kernel evaluates it again for every score, because the
+# lists only name the blocks. The FULL blocks skip it.
 #
 # ## How does a model get all this?
 #
