@@ -26,7 +26,7 @@ class Measurement:
     failed: dict[str, str] = field(default_factory=dict)
     unit: str = "ms"
     flops: float = 0.0
-    chip: dict[str, list[float]] = field(default_factory=dict)  # name -> SM clock in MHz, power in watts
+    chip: dict[str, list[float]] = field(default_factory=dict)  # name -> MHz, watts, 1 if power held the clock down
     machine: dict = field(default_factory=dict)  # what of the record's machine was another, such as its commit
 
     def rate(self, name: str) -> float:

@@ -162,7 +162,7 @@ def chip(record: Record, name: str) -> tuple[float, ...]:
     """
     for row in record.sustained:
         if name in row.chip and (row.problem["d"], row.problem["causal"]) == (128, False):
-            clock, watts = row.chip[name]
+            clock, watts = row.chip[name][:2]
             return clock / 1e3, watts
     main, cycles = timed(record, causal=False, d=128), counters(record, name).get("SM cycles")
     return (cycles / main.values[name][0] / 1e6,) if main and cycles and name in main.values else ()

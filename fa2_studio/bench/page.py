@@ -194,10 +194,15 @@ def rows_table(rows: list[Measurement], unit: str) -> list[str]:
     names = list(dict.fromkeys(name for numbers in kept for name in numbers))
     columns = [unit, "N", "batch", "heads", "d", "mask", *(ladder.NAMES.get(name, name) for name in names)]
     if unit == CHIP:
-        cells = [[", ".join(f"{x:,.0f}" for x in row.chip.get(name, ())) or "–" for name in names] for row in rows]
+        cells = [[clock_and_power(*row.chip.get(name, ())) for name in names] for row in rows]
     else:
         cells = [[cell(row, name) for name in names] for row in rows]
     return table(columns, [shape_of(row) + more for row, more in zip(rows, cells, strict=True)])
+
+
+def clock_and_power(clock: float = 0.0, watts: float = 0.0, capped: float = 0.0) -> str:
+    """MHz and watts of one contestant, and whether the power limit held the clock down."""
+    return f"{clock:,.0f}, {watts:,.0f}{', at the power limit' * bool(capped)}" if clock else "–"
 
 
 def cell(row: Measurement, name: str) -> str:

@@ -1,4 +1,4 @@
-"""SM clock and power of the GPU, read beside a measurement by a process of nvidia-smi."""
+"""SM clock and power of the GPU, and whether power held the clock down, read beside a measurement by nvidia-smi."""
 
 import statistics
 import subprocess
@@ -7,13 +7,14 @@ import time
 from contextlib import suppress
 
 EVERY = 100  # milliseconds from reading to reading
+POWER_CAP = 0x4  # the driver's bit for a clock that is held down because the power limit is reached
 
 
 class Meter:
     """While it is open, a thread notes what nvidia-smi says; without nvidia-smi it notes nothing."""
 
     def __init__(self, command: list[str] | None = None):
-        self.command, self.process, self.noted = command, None, []  # noted: seconds, MHz, watts
+        self.command, self.process, self.noted = command, None, []  # noted: seconds, MHz, watts, 0 or 1
 
     def __enter__(self) -> "Meter":
         with suppress(OSError):
@@ -27,15 +28,19 @@ class Meter:
             self.process.wait()
 
     def listen(self) -> None:
-        """Note every line that holds two numbers."""
+        """Note every line that holds clock, power and the reasons for a lower clock."""
         for line in self.process.stdout:
             with suppress(ValueError):
-                clock, watts = map(float, line.split(","))
-                self.noted.append((time.perf_counter(), clock, watts))
+                clock, watts, why = line.split(",")
+                capped = bool(int(why, 16) & POWER_CAP)
+                self.noted.append((time.perf_counter(), float(clock), float(watts), float(capped)))
 
     def between(self, first: float, last: float) -> list[float]:
-        """Median MHz and watts from one time of `time.perf_counter` to another; empty where nothing was noted."""
-        found = [(clock, watts) for when, clock, watts in list(self.noted) if first <= when <= last]
+        """Medians from one time of `time.perf_counter` to another; empty if nothing was noted.
+
+        They are the clock in MHz, the power in watts, and 1 if the power limit held the clock down.
+        """
+        found = [reading for when, *reading in list(self.noted) if first <= when <= last]
         return [statistics.median(kind) for kind in zip(*found, strict=True)]
 
 
@@ -44,5 +49,5 @@ def smi() -> list[str]:
     import torch
 
     gpu = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    query = ["--query-gpu=clocks.sm,power.draw.instant", "--format=csv,noheader,nounits"]
+    query = ["--query-gpu=clocks.sm,power.draw.instant,clocks_event_reasons.active", "--format=csv,noheader,nounits"]
     return ["nvidia-smi", "-i", gpu, *query, "-lms", str(EVERY)]

@@ -35,8 +35,9 @@ PROTOCOL = rested(REPEATS)
 SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is timed at once, of what does not count
 SUSTAINED = (
     f"CUDA events; each contestant for at least {SECONDS:g} s without a pause, in an order drawn anew; median over "
-    f"pieces of {1e3 * CHUNK:g} ms without the first {SETTLE:g} s; nothing is done to the L2 cache; SM clock and power "
-    "are medians of what nvidia-smi read meanwhile; each result is checked before it is timed"
+    f"pieces of {1e3 * CHUNK:g} ms without the first {SETTLE:g} s; nothing is done to the L2 cache; SM clock, power and "
+    "whether the power limit held the clock down are medians of what nvidia-smi read meanwhile; each result is checked "
+    "before it is timed"
 )
 TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
 CALLED = (
@@ -57,7 +58,7 @@ class Timing:
     median: float
     low: float
     high: float
-    chip: tuple[float, ...] = ()  # SM clock in MHz and power in watts meanwhile, where they were read
+    chip: tuple[float, ...] = ()  # meanwhile: MHz, watts, and 1 if the power limit held the clock down
 
     def numbers(self, scale: float = 1.0) -> list[float]:
         """As a record keeps them."""

@@ -99,13 +99,13 @@ def test_the_gpu_never_waits_for_the_host_and_what_is_cold_does_not_count(clocks
     assert len(counted) > 15 and counted == pytest.approx([1.2] * len(counted)) and clocks.idle - before < 2e-3
 
 
-def test_clock_and_power_are_medians_of_what_was_read_meanwhile():
-    lines = "printf '1500, 600\\n[N/A], 3\\n1700, 690.5\\n1600, 650\\n'; sleep 30"
+def test_clock_power_and_its_limit_are_medians_of_what_was_read_meanwhile():
+    lines = "printf '1500, 600, 0x1\\n[N/A], 3, 0x0\\n1700, 690.5, 0x5\\n1600, 650, 0x4\\n'; sleep 30"
     with Meter(["bash", "-c", lines]) as meter:
         begun = time.perf_counter()
         while len(meter.noted) < 3 and time.perf_counter() < begun + 10:
             time.sleep(0.01)
-        assert meter.between(begun - 10, begun + 10) == [1600.0, 650.0]
+        assert meter.between(begun - 10, begun + 10) == [1600.0, 650.0, 1.0]
         assert meter.between(begun + 10, begun + 20) == []
     assert meter.process.returncode is not None, "nothing is left behind"
     with Meter(["no-such-program"]) as meter:
