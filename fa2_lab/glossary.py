@@ -49,7 +49,7 @@ d | 00 | number | - | head dimension: the length of a query, a key, a value | �
 WORDS = """
 # The map of a GPU
 HBM | 00 | - | high-bandwidth memory: the GPU's main memory, large and far away | 高带宽显存
-DRAM | 00 | - | the kind of memory that HBM is made of; what crosses to it can be counted by the GPU | 动态随机存储器
+DRAM | 00 | - | the kind of memory that HBM is made of; the GPU can count the bytes that reach it | 动态随机存储器
 L2 | 00 | - | a cache between HBM and all SMs: it keeps what came from HBM lately | 二级缓存
 SRAM | 00 | - | fast memory on the chip; in these papers the shared memory | 片上静态存储
 shared memory | 00 | - | the part of an SM's SRAM that a thread block's warps read and write together | 共享内存
@@ -83,9 +83,9 @@ multiply-add | 00 | - | a · b + c in one instruction | 乘加
 fusion | 00 | - | several steps in one kernel; what lies between them stays on chip | 算子融合
 matmul | 00 | - | matrix product; a FLOP is one addition or one multiplication in it | 矩阵乘法
 extra memory | 00 | - | what an algorithm must hold beyond its inputs and outputs | 额外显存
-request | 00 | - | an element that the chip asks for, wherever it is found; what the meter counts | 访存请求
+request | 04 | - | an element that an SM loads or stores, whether L2 or DRAM holds it | 访存请求
 arithmetic intensity | 01 | - | FLOPs done for each byte that moves | 计算强度
-IO complexity | 03 | - | elements moved between HBM and the chip, as a function of N, d and M | 访存复杂度
+IO complexity | 03 | - | elements loaded from HBM and stored there, as a function of N, d and M, without a cache | 访存复杂度
 # The workshop
 launch option | 11 | - | what a launch asks of the compiler: warps, stages, registers | 启动选项
 PTX | 11 | - | NVIDIA's portable assembly language, which Triton writes | 并行线程执行汇编
@@ -94,7 +94,7 @@ issue slot | 10 | - | a clock in which one of an SM's four schedulers starts one
 mean-value analysis | 10 | saw | how long workers wait at units that they share, from what each finds there on average |
     均值分析
 occupancy | 11 | - | the share of an SM's places for warps that are taken | 占用率
-roofline | 00 | roofline | what memory and arithmetic units allow at most, by FLOPs per byte | 屋顶线模型
+roofline | 04 | roofline | what memory and arithmetic units allow at most, by FLOPs per byte | 屋顶线模型
 stall | 11 | - | a warp cannot issue its next instruction; the hardware counts for which reason | 停顿
 deadlock | 12a | - | a closed chain of workers, each of which waits for the next | 死锁
 autotuner | 11 | - | a program that times many launches and keeps the fastest | 自动调优器

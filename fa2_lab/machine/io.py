@@ -1,7 +1,9 @@
-"""Exact HBM traffic and operation counts of standard attention, FA1 and FA2: not Θ(…), but every element.
+"""Exact counts of what standard attention, FA1 and FA2 load, store and compute: not Θ(…), but every element.
 
 All forms take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and count one head.
-The meter in `fa2_lab.trace` counts the same while the algorithm runs; both must agree to the element.
+The meter in `fa2_lab.trace` counts the same while the algorithm runs, and both must agree to the element.
+`requests` differs from it only for standard attention, whose matrix products load their operands once per tile of the
+result. How much of all this reaches DRAM depends on L2, which prices.cost takes into account.
 """
 
 from collections import Counter
@@ -10,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa2_lab.tiles import Tiling, whole_number
+from fa2_lab.tiles import Tiling, cdiv, whole_number
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Elements moved between HBM and the chip, tensor by tensor."""
+    """Elements loaded and stored, tensor by tensor."""
 
     loads: dict[str, int]
     stores: dict[str, int]
@@ -135,6 +137,28 @@ FORMS = {
 def traffic(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
     """The form of that name, for tables and pictures that go through all of them."""
     return _known(FORMS, algorithm, direction)(tiling, d)
+
+
+GEMM_TILE = 128  # rows, and columns, of the result that one thread block of a matrix product computes
+PRODUCTS = {  # of standard attention: left operand, right operand, rows and columns of the result
+    "forward": [("Q", "K", "N_q", "N_k"), ("P", "V", "N_q", "d")],
+    "backward": [("P", "dO", "N_k", "d"), ("dO", "V", "N_q", "N_k"), ("dS", "K", "N_q", "d"), ("dS", "Q", "N_k", "d")],
+}
+
+
+def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
+    """What the SMs load and store. A product loads its left operand for each column of tiles of its result, its right
+    operand for each row of tiles, so standard attention loads Q, K and V many times. FA1 and FA2 count their own tiles.
+    """
+    moved = traffic(algorithm, direction, tiling, d)
+    if algorithm != "standard":
+        return moved
+    loads, size = Counter(moved.loads), sizes(tiling, d)
+    tiles = {name: cdiv(n, GEMM_TILE) for name, n in (("N_q", tiling.N_q), ("N_k", tiling.N_k), ("d", d))}
+    for left, right, rows, columns in PRODUCTS[direction]:
+        loads[left] += (tiles[columns] - 1) * size[left]
+        loads[right] += (tiles[rows] - 1) * size[right]
+    return Traffic(dict(loads), moved.stores)
 
 
 def sizes(tiling: Tiling, d: int) -> dict[str, int]:

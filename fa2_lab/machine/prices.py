@@ -63,7 +63,7 @@ class Cost:
     instructions: int  # neither a matrix product nor an exponential
     exponentials: int
     requested: int  # bytes that the SMs load and store
-    crossed: int  # bytes of these that cross to DRAM
+    crossed: int  # bytes of these that reach DRAM, because L2 does not hold them
     workers: int  # thread blocks that can work at the same time
 
     def seconds(self, chip: Chip) -> dict[str, float]:
@@ -88,7 +88,7 @@ class Cost:
         return slowest, seconds[slowest]
 
     def intensity(self, place: str) -> float:
-        """FLOPs for each byte that is "requested" or has "crossed"."""
+        """FLOPs per byte that is "requested" or has "crossed" to DRAM."""
         return self.flops / getattr(self, place)
 
 
@@ -117,7 +117,8 @@ def cost(
 ) -> Cost:
     """What `heads` heads of N_q queries and N keys ask for, counted by machine/io; N_q = N if not given.
 
-    Standard attention stores S and P; its operations are those of one tile as large as S. Decode splits the keys, so
+    Standard attention stores S and P. Its operations are those of one tile as large as S. Its products request Q, K and
+    V once per tile of their results, but L2 answers all of these requests except the first. Decode splits the keys, so
     it has work for every SM.
     """
     if method not in METHODS:
@@ -125,7 +126,8 @@ def cost(
     whole_number("heads", heads, low=1)
     algorithm, direction = METHODS[method]
     tiling = Tiling(N if N_q is None else N_q, N, B_r, B_c, Mask(causal=causal))
-    moved, workers = io.traffic(algorithm, direction, tiling, d), workers_of(method, tiling, chip)
+    asked, workers = io.requests(algorithm, direction, tiling, d), workers_of(method, tiling, chip)
+    moved = io.traffic(algorithm, direction, tiling, d)
     crossed = io.at_most(passes(algorithm, tiling, d, moved, workers, heads, chip), moved, io.sizes(tiling, d))
     if algorithm == "standard":
         algorithm, tiling = "fa2", Tiling(tiling.N_q, N, tiling.N_q, N)
@@ -136,7 +138,7 @@ def cost(
         flops=heads * ops["matmul"],
         instructions=round(heads * instructions),
         exponentials=heads * ops["exp"],
-        requested=heads * io.in_bytes(METHODS[method][0], moved).total,
+        requested=heads * io.in_bytes(METHODS[method][0], asked).total,
         crossed=heads * io.in_bytes(METHODS[method][0], crossed).total,
         workers=heads * workers,
     )

@@ -29,8 +29,9 @@ BACKWARD = {
 }
 COUNTS = {
     r"$4 N^2 d$ forward, $10 N^2 d$ backward": "FLOPs; a multiply-add is two; causal: half",
-    r"$4 N^2 + 4 N d$": "elements requested by standard attention",
-    r"$2 N d\,(1 + N / B_r)$ and $N$ for $L$": "by FA2; once each crosses to DRAM, if L2 has room",
+    r"$N^2 (4 + 3 d / 128) + N d$": r"elements that standard attention requests; $4 N^2 + 4 N d$ reach DRAM",
+    r"$N^2 (3 d + 4) / B_c + N (3 d + 2)$": "FA1; all reach DRAM, if L2 cannot hold Q and O of all heads",
+    r"$N^2\, 2 d / B_r + N (2 d + 1)$": r"FA2; $N (4 d + 1)$ reach DRAM, if L2 can hold K and V of a head",
 }
 NAMES = {
     "fp32": "another add or multiply-add",

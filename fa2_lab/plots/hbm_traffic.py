@@ -1,4 +1,4 @@
-"""HBM traffic of standard attention, FA1 and FA2: over the sequence length, and over the size of the on-chip memory."""
+"""What standard attention, FA1 and FA2 load and store: over the sequence length, and over the on-chip memory."""
 
 from fa2_lab.machine import chips, io
 from fa2_lab.plots import style
@@ -24,8 +24,8 @@ def block_sizes(name: str, M: int, d: int) -> dict[str, int]:
 
 
 def moved(name: str, N: int, M: int, d: int) -> int:
-    """Elements that the forward of one head moves, in closed form."""
-    return io.traffic(name.lower(), "forward", Tiling(N, N, **block_sizes(name, M, d)), d).total
+    """Elements that the forward of one head loads and stores, in closed form."""
+    return io.requests(name.lower(), "forward", Tiling(N, N, **block_sizes(name, M, d)), d).total
 
 
 Points = list[tuple[int, int]]  # (N or M, elements moved)

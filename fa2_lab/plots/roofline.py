@@ -1,4 +1,4 @@
-"""The roofline of a GPU: how fast a method can be at most, by the bytes that it asks for and those that cross to DRAM.
+"""The roofline of a GPU: how fast a method can be at most, by the bytes that it requests and those that reach DRAM.
 
     show(roofline.draw(**roofline.data("standard", "FA1", "FA2", B_r=128)))    methods, with any word of prices.cost
     own = prices.cost("decode", N=8192, N_q=8)
@@ -53,7 +53,7 @@ def data(*methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chip
         points[PRINTED.get(name, name)] = (asked.intensity("crossed"), height, asked.intensity("requested"))
         words.append(f"{name}: at most {height:.0f} TFLOP/s, by {unit}")
     apart = any(requested < 0.95 * crossed for crossed, _, requested in points.values())
-    dots = "A dot: FLOPs per byte that crosses to DRAM" + ("; a ring: per byte requested." if apart else ".")
+    dots = "A dot: FLOPs per byte that reaches DRAM" + ("; a ring: per byte requested." if apart else ".")
     caption = f"{'; '.join(words)} ({chip.name}). {dots}"
     return dict(points=points, roofs=roofs, caption=caption, xlabel="FLOPs per byte", narrow=True)
 
@@ -94,7 +94,7 @@ def named(rung: str) -> str:
 
 # The picture ----------------------------------------------------------------------------------------------------
 
-Point = list[float]  # FLOPs per byte that crosses, TFLOP/s; of a method also FLOPs per byte requested
+Point = list[float]  # FLOPs per byte that reaches DRAM, TFLOP/s; of a method also FLOPs per byte requested
 LINE = 0.2  # inches from one line of words to the next
 
 
@@ -102,7 +102,7 @@ LINE = 0.2  # inches from one line of words to the next
 def draw(points: dict[str, Point], roofs: list[Roof], caption: str, xlabel: str, height: float = 2.6) -> style.Drawn:
     """TFLOP/s over FLOPs per byte, on logarithmic axes.
 
-    points: {name: (FLOPs per byte that crosses to DRAM, TFLOP/s)}, a dot; a third number, FLOPs per byte requested, is
+    points: {name: (FLOPs per byte that reaches DRAM, TFLOP/s)}, a dot; a third number, FLOPs per byte requested, is
     a ring at the same height.
     """
     figure, ax = style.new_figure(height, caption)

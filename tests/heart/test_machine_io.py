@@ -68,6 +68,27 @@ def test_traffic_equals_the_meter_tensor_by_tensor(algorithm, direction, tiling,
     assert form.total == trace.hbm_elements
 
 
+def walked(rows, inner, columns):
+    """Elements that a product loads of its two operands, one tile of its result after the other."""
+    left = right = 0
+    for i in range(0, rows, io.GEMM_TILE):
+        for j in range(0, columns, io.GEMM_TILE):
+            left += len(range(rows)[i : i + io.GEMM_TILE]) * inner
+            right += inner * len(range(columns)[j : j + io.GEMM_TILE])
+    return np.array([left, right])
+
+
+@pytest.mark.parametrize("N_q, N_k, d", [(512, 512, 128), (300, 200, 64), (129, 1, 256)])
+def test_standard_attention_requests_what_its_products_load(N_q, N_k, d):
+    q, k, s = N_q * d, N_k * d, N_q * N_k
+    scores, output = walked(N_q, d, N_k), walked(N_q, N_k, d)
+    asked = io.requests("standard", "forward", Tiling(N_q, N_k, 64, 64), d)
+    assert asked.total == (scores + output).sum() + s + (s + s + q)  # softmax loads S; S, P and O are stored
+    dv, dp, dq, dk = walked(N_k, N_q, d), walked(N_q, d, N_k), walked(N_q, N_k, d), walked(N_k, N_q, d)
+    asked = io.requests("standard", "backward", Tiling(N_q, N_k, 64, 64), d)
+    assert asked.total == (dv + dp + dq + dk).sum() + (s + s) + (2 * s + q + 2 * k)  # softmax's loads P and dP
+
+
 @settings(max_examples=40, deadline=None)
 @given(tilings(), st.integers(1, 4))
 @pytest.mark.parametrize("algorithm, direction", COUNTED)
