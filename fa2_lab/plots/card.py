@@ -29,9 +29,9 @@ BACKWARD = {
 }
 COUNTS = {
     r"$4 N^2 d$ forward, $10 N^2 d$ backward": "FLOPs; a multiply-add is two; causal: half",
-    r"$N^2 (4 + 3 d / 128) + N d$": r"elements that standard attention requests; $4 N^2 + 4 N d$ reach DRAM",
-    r"$N^2 (3 d + 4) / B_c + N (3 d + 2)$": "FA1; all reach DRAM, if L2 cannot hold Q and O of all heads",
-    r"$N^2\, 2 d / B_r + N (2 d + 1)$": r"FA2; $N (4 d + 1)$ reach DRAM, if L2 can hold K and V of a head",
+    r"$N^2 (4 + 3 d / 128) + N d$": r"elements by standard; $4 N^2 + 4 N d$ reach DRAM",
+    r"$N^2 (3 d + 4) / B_c + N (3 d + 2)$": "by FA1; with many heads all reach DRAM",
+    r"$N^2\, 2 d / B_r + N (2 d + 1)$": r"by FA2; $N (4 d + 1)$ reach DRAM, if L2 has room",
 }
 NAMES = {
     "fp32": "another add or multiply-add",
@@ -56,7 +56,7 @@ def data(name: str = "H200") -> dict:
         "Shapes": SHAPES,
         "Forward": FORWARD,
         "Backward": BACKWARD,
-        "Counts, one head": COUNTS,
+        "Counts, one head; elements are those that SMs request": COUNTS,
         f"Prices in FLOPs of the tensor cores, {chip.name}": priced,
         "64 heads, N = 4,096, d = 128, tiles 64 × 64": limits,
     }

@@ -13,7 +13,7 @@
 #
 # - write attention down, and say which two of its matrices cause all the trouble,
 # - say where a GPU keeps numbers, and what each kind of work costs,
-# - read a roofline, the picture in which this book compares costs.
+# - estimate whether it is cheaper to store a number or to compute it again.
 #
 # *Time: 25 minutes with the exercise. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy's arrays.*
 #
@@ -27,7 +27,7 @@ from fa2_lab.machine import chips, grid, io
 from fa2_lab.machine.prices import cost, prices
 from fa2_lab.machine.time import fp32_instructions
 from fa2_lab.machine.warps import tile_bytes
-from fa2_lab.plots import gpu_map, roofline, time_and_memory
+from fa2_lab.plots import gpu_map, time_and_memory
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
@@ -109,7 +109,8 @@ show(gpu_map.draw(**gpu_map.data()))
 # | --- | --- | --- |
 # | registers | numbers that one thread is working with | 256 KiB in each SM |
 # | shared memory | for all warps of a thread block (papers: SRAM) | 228 KiB in each SM |
-# | L2 | copies of what came from HBM lately, for all SMs (a *cache*) | 60 MiB |
+# | L1 | copies of what this SM loaded lately (a *cache*), in the rest of the same memory | 28 KiB or more in each SM |
+# | L2 | copies of what came from HBM lately, for all SMs (a cache, too) | 60 MiB |
 # | HBM | large, beside the chip; tensors (arrays) live here; also called *DRAM* | 141 GiB (its sheet says GB) |
 #
 # *On chip* means in registers or shared memory. The 256 MiB of S do not fit there: those of all SMs together have 33 and 29
@@ -166,45 +167,7 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 
 # %% [markdown]
 # FlashAttention is the same sum in another order, not an approximation. Approximate attention (sparse, low-rank, linear)
-# leaves scores out or replaces softmax, and gives another answer.
-
-# %% [markdown]
-# ## What does "less" mean?
-#
-# - The *extra memory* is room for all but Q, K, V and O. (The chart at the top counts O as well.)
-# - What the chip *requests* is all that the SMs load from L2 and HBM, or store there: "loaded" and "stored" mean this.
-# - What *crosses to DRAM* is the part that L2 cannot answer.
-#
-# **Predict.** FA2 keeps 64 queries on chip and loads all keys and values. For the next 64 queries it loads them again. K and
-# V of a head take 2 MiB (N = 4,096, d = 128, two bytes a number). Where are they found the second time?
-#
-# - ☐ in shared memory
-# - ☐ in L2
-# - ☐ in HBM
-#
-# <details><summary>Answer</summary>
-#
-# **in L2**, which has room for 60 MiB. Shared memory holds one block of keys and values at a time. A head has 4,096 / 64 =
-# 64 blocks of queries, so FA2 requests K and V 64 times, and Q and O (2 MiB) once: 130 MiB. Each of the four crosses to
-# DRAM once, 4 MiB together: 3%. Standard's S (four bytes a number) and P (two) do not fit in L2 together: all their 96
-# MiB a head cross, once out and once in.
-# </details>
-
-# %% [markdown]
-# How fast can it be, then? All units can work at once, and the slowest sets the pace. The *roofline* draws that limit:
-
-# %% tags=["hide-input"]
-show(roofline.draw(**roofline.data("standard", "FA2")))
-
-# %% [markdown]
-# Both axes are logarithmic. Each slanted line is one memory. If it delivers b bytes a second, and a method does x FLOPs with
-# each byte, it feeds b · x FLOPs a second: the height of the line at x. A ring counts requested bytes, a dot those of DRAM.
-#
-# A head takes $4 N^2 d$ = 8.6 billion FLOPs (chapter 01). For 130 MiB, 136 million bytes, that is 63 FLOPs for each requested
-# byte (the ring), so L2, 9.66 TB/s, feeds 9.66 · 63 = 609 TFLOP/s. For the 4 MiB that cross to DRAM, and one number a row, it
-# is 2,040 (the dot), so DRAM could feed 9,800. The tensor cores do 989. The smallest, 609, is the height of both marks. Only
-# the ring lies on its line, so L2 sets the limit of FA2 with 64 queries. A roofline is only a limit, and other blocks have
-# others: with 128 queries FA2 requests half as much. Standard's ring and dot are one mark, on the line of DRAM.
+# leaves scores out, joins keys or replaces softmax, so it gives another answer.
 
 # %% [markdown]
 # ## What comes next?
@@ -219,13 +182,13 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
 # %% [markdown]
 # <details><summary>What each change saves (to be read after chapter 07, which explains the last of its words)</summary>
 #
-# With N = 8,192, d = 64 and tiles of 128 × 128:
+# With N = 8,192, d = 64, 32 heads and tiles of 128 × 128:
 #
 # | | change | less of what | times |
 # | --- | --- | --- | ---: |
 # | 02 | a row of softmax is finished block by block | numbers of a row kept | 124 |
-# | 03 | tiles; S and P never leave the chip | elements requested | 2.6 |
-# | 04 | o, ℓ and m stay on the chip until they are done | elements requested | 1.5 |
+# | 03 | tiles; S and P never leave the chip | bytes that reach DRAM | 2.3 |
+# | 04 | o, ℓ and m stay on the chip until they are done | bytes that reach DRAM | 82 |
 # | | division after the last tile, not in each | instructions on FP32 units in a tile | 1.2 |
 # | | L = m + log ℓ instead of m and ℓ | numbers of a row stored | 2.0 |
 # | | causal tiles above the diagonal are skipped | tiles visited | 2.0 |
@@ -244,7 +207,7 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
 #
 # - Attention is a weighted mean of values. S and P have N² numbers and are only steps on the way.
 # - Products of matrices (*matmuls*) are cheap; moving numbers and taking exponentials is expensive.
-# - A method takes the time of its slowest unit.
+# - All units can work at the same time, so a method takes at least the time of the unit that ends last.
 # - FA1 and FA2 compute the same numbers in tiles, in one kernel, and never hold all of S.
 
 # %% [markdown]
@@ -290,15 +253,10 @@ verdict("ours is more than five times as fast as standard", 5 < time["standard"]
 verdict("FA1 is the slowest", max(time, key=lambda name: time[name][N]) == "FA1")
 growth = [memory[name][4 * N] / memory[name][2 * N] for name in ("standard", "FA2", "ours")]
 verdict("memory at twice the N: fourfold, double, double", [round(x, 1) for x in growth] == [3.9, 2.0, 2.0])
-few = cost("FA2")
-verdict("of FA2's requests 3% cross to DRAM", round(few.crossed / few.requested, 2) == 0.03)
-per_byte, speeds = [few.intensity("requested"), few.intensity("crossed")], [prices(chip).l2, prices(chip).dram]
-fed = [round(x * speed / 1e12) for x, speed in zip(per_byte, speeds, strict=True)]
-verdict("FA2: L2 can feed 609 TFLOP/s, DRAM 9,800", (fed[0], round(fed[1], -2)) == (609, 9800))
 verdict("to compute twice is 13 times as cheap", round(8 * prices(chip).in_flops()["dram"] / (2 * 64)) == 13)
 N, d, B = 8192, 64, 128  # of the table of changes
 tiling, size = Tiling(N, N, B, B), io.sizes(Tiling(N, N, B, B), d)
-standard, one, two = (io.traffic(name, "forward", tiling, d).total for name in ("standard", "fa1", "fa2"))
+standard, one, two = (cost(name, N=N, d=d, B_r=B, B_c=B, heads=32).crossed for name in ("standard", "FA1", "FA2"))
 work = [fp32_instructions(name, B, B, d) for name in ("fa1", "fa2")]
 tiles, skipped = tiling.T_r * tiling.T_c, Tiling(N, N, B, B, CAUSAL).counts()[Tile.SKIP]
 busy = [grid.schedule(blocks(32, tiling), chips.H100.SMs).utilisation for blocks in (grid.fa1_grid, grid.fa2_grid)]
@@ -306,7 +264,7 @@ shared = [tile_bytes(scheme, B, B, d, W=4) for scheme in ("split_k", "split_q")]
 kept = size["O"] + size["L"]
 factors = [N / (d + 2), standard / one, one / two, work[0] / work[1], (size["l"] + size["m"]) / size["L"]]
 factors += [tiles / (tiles - skipped), size["P"] / kept, (1 - busy[0]) / (1 - busy[1]), shared[0] / shared[1]]
-written = [124, 2.6, 1.5, 1.2, 2.0, 2.0, 126, 25, 2.3]
+written = [124, 2.3, 82, 1.2, 2.0, 2.0, 126, 25, 2.3]
 verdict("the nine factors of the table", [round(x, 1 if x < 10 else None) for x in factors] == written)
 
 # %% [markdown] tags=["navigation"]

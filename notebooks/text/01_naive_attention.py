@@ -130,8 +130,9 @@ for tensor in "QKSPVO":
 print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
-# S goes out and comes back, and so does P: 4 · 64 elements. Q, K and V come in and O goes out: 4 · 32 more. For long
-# texts all of these requests cross to DRAM (chapter 00).
+# S goes out and comes back, and so does P: 4 · 64 elements. Q, K and V come in and O goes out: 4 · 32 more. In a long
+# text all of these reach DRAM, because S and P have no room in L2. (A kernel on a GPU loads Q, K and V in pieces, and some
+# pieces many times. But these are small enough for L2, so each of the three still comes from DRAM once; chapter 04.)
 
 # %% [markdown]
 # ## Is that much?
@@ -158,7 +159,7 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # %% [markdown]
 # So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it a little less: 42 for d = 128 and N = 4,096.)
 # By the prices of chapter 00 an H200 could do 206 FLOPs for each byte from HBM. So standard attention reaches at most about
-# a fifth of its speed, as the roofline of chapter 00 shows.
+# a fifth of its speed.
 
 # %% [markdown]
 # ## Backwards through a product
@@ -261,7 +262,8 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
 # So we could keep only L: take the queries one after the other, load all keys for L, and load them again, with the
-# values, for p and o. (Appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this.)
+# values, for p and o. (Appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this. Its $L_i$ is
+# the plain sum $\sum_j e^{S_{ij}}$, without the logarithm.)
 #
 # **Predict.** For N = 512 that holds 512 numbers, where S and P are half a million. How many elements does it move, with
 # d = 64, compared with standard attention?

@@ -174,7 +174,7 @@ live("softmax")
 # A part with a smaller maximum shrinks. $e^m \ell$ is the plain sum $\sum e^s$ of a part. Multiplied by $e^m$, the
 # formula says $e^m \ell = e^{m_a} \ell_a + e^{m_b} \ell_b$, and so for $o$: plain sums are added. Addition does not care about order and grouping, except for rounding. Here
 # three parts of unequal length are joined. S (4 × 12) and V (12 × 2) are random, as in the check of `update`. `merge` is the
-# formula, and `finalize` returns $O = o / \ell$ and L:
+# formula (and, if both parts are still empty, uses 0 in place of m = −∞, as `update` does), and `finalize` returns $O = o / \ell$ and L:
 
 # %%
 empty = SoftmaxState.reset(4, 2)  # 4 rows, no key seen, d = 2: where each part starts

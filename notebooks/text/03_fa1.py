@@ -13,7 +13,7 @@
 # After this notebook you can
 #
 # - write FA1's step, and say why its two loops send unfinished answers to HBM and back,
-# - count what FA1 requests, and say how the size of a block decides it,
+# - count what FA1 loads and stores, and say how the size of a block decides it,
 # - explain how the backward pass gets P back.
 #
 # *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [02 · Online softmax](02_online_softmax.ipynb).*
@@ -21,9 +21,9 @@
 # %% tags=["hide-input"]
 import numpy as np
 
-from fa2_lab.machine import io
-from fa2_lab.machine.prices import cost
-from fa2_lab.plots import hbm_traffic, roofline, time_and_memory
+from fa2_lab.machine import chips, io
+from fa2_lab.machine.prices import cost, prices
+from fa2_lab.plots import hbm_traffic, time_and_memory
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, naive
@@ -174,7 +174,7 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # %% [markdown]
 # ## Is that less than standard attention?
 #
-# **Predict.** FA1 never sends S or P to HBM. When does it request less than standard attention?
+# **Predict.** FA1 never sends S or P to HBM. When do fewer bytes reach DRAM than in standard attention?
 #
 # - ☐ always, since S and P were nearly all of it
 # - ☐ if the text is long enough
@@ -183,45 +183,42 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # <details><summary>Answer</summary>
 #
 # **if a block has enough keys.** Queries and unfinished answers travel in place of S and P: about $N^2 (3d + 4) / B_c$
-# elements, since $T_c = N / B_c$, against $4N^2$. Both grow with $N^2$, so N does not matter. FA1 needs more than
-# (3d + 4) / 4 keys in a block, 49 for d = 64.
+# elements, since $T_c = N / B_c$, against $4N^2$. In bytes that is $N^2 (10d + 16) / B_c$ against $12N^2$, because q has two
+# bytes per number, and an unfinished o, ℓ and m have four. Both grow with $N^2$, so N does not matter. FA1 needs
+# more than (10d + 16) / 12 keys in a block, 55 for d = 64 and 108 for d = 128.
 # </details>
 
 # %% [markdown]
-# FA1's extra memory is 2N numbers, ℓ and m. At d = 64 FA1 requests 77% of standard's elements with 64 keys a block, and
-# 39% with 128.
+# FA1's extra memory is 2N numbers, ℓ and m. At d = 64, 85% of standard attention's bytes reach DRAM with 64 keys per
+# block, and 43% with 128.
 #
 # Shared memory has room for M elements, an H200's 228 KiB for 116,736 of two bytes. The paper takes $B_r = \min(B_c, d)$
-# and $B_c = \lceil M / 4d \rceil$, 228 keys for d = 128. Then k and v fill half of the room, the scores of a tile at most
-# a quarter, q and o at most half: together up to a quarter too much. The rule is good up to a constant factor. With $T_c =
-# 4Nd / M$ FA1 requests about $12\,N^2 d^2 / M$ elements; the paper calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$.
+# and $B_c = \lceil M / 4d \rceil$, 228 keys for d = 128. Then k and v fill half of the room, the scores, of four bytes,
+# the other half, and q and o as much as 42% more, so not everything fits. The rule is good up to a constant factor. With $T_c =
+# 4Nd / M$ FA1 loads and stores about $12\,N^2 d^2 / M$ elements; the paper calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$.
 # It tried blocks of 64 to 512 keys, and beyond 256 the time fell no further.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
-# In the first chart all three methods rise as $N^2$. Only the floor does not: each of Q, K, V and O once. In the second N
-# is fixed: with little room on the chip, FA1 is above standard attention. (Upright lines: the room on two GPUs.)
+# The charts count what the SMs load and store, wherever it is found. (Standard attention's products load their operands
+# in tiles of 128 × 128; chapter 04.) In the first chart all three methods rise as $N^2$. Only the floor does not: each of Q, K,
+# V and O once. In the second N is fixed: with little room on the chip, FA1 is above standard attention. (Upright lines: the
+# room on two GPUs.)
 
 # %% [markdown]
 # ## What still travels?
 #
 # S and P stay on the chip. Of the 3Nd + 4N elements for each column block about two thirds are unfinished answers.
 #
-# With 64 keys a block FA1 was ahead at d = 64. At d = 128 it is behind: q and o are twice as wide, so it requests 1.5
-# times standard's elements. In bytes it is 1.7 times, since an unfinished o has four bytes a number (two would round it at
-# every tile). For each query and each block of 64 keys q comes in, o comes in and o goes out: 128 · (2 + 4 + 4) = 1,280
-# bytes, 20 for each of 64 scores. (ℓ and m, in and out, are 16 bytes more.) Standard moves 12 for each score. On the
-# roofline of chapter 00 FA1 lies below standard attention:
-
-# %% tags=["hide-input"]
-show(roofline.draw(**roofline.data("standard", "FA1")))
-
-# %% [markdown]
-# (N = 4,096, 64 heads.) Nearly all that FA1 requests crosses to DRAM, so only the dot is drawn. With one worker a head
-# all 64 heads are at work at once. Their Q takes 1 MiB a head and their O 2 MiB, 192 MiB together, too much for L2's 60.
-# (FA2's workers share a head, as chapter 04 shows; at any time they touch about three heads, and L2 holds those.)
+# With 64 keys a block FA1 is ahead at d = 64. At d = 128 it is behind, because q and o are twice as wide: 1.7 times as many
+# bytes reach DRAM as in standard attention. For each query and each block of 64 keys q comes in, o comes in and o goes out:
+# 128 · (2 + 4 + 4) = 1,280 bytes, 20 for each of 64 scores. (ℓ and m, in and out, are 16 bytes more. An unfinished o has
+# four bytes a number, because two would round it at every tile.) Standard attention has 12 for each score.
+#
+# Why does L2 not help? With one worker a head, all heads are at work at once: at N = 4,096 and 64 heads their Q takes 1 MiB a
+# head and their O 2 MiB. That is 192 MiB together, too much for L2's 60, so nearly all that FA1 loads and stores reaches DRAM.
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
@@ -242,7 +239,7 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 #   keys is stored four times. Ours is the simplest Triton. It has Algorithm 1's loops and division, but 64 keys a
 #   block, where the paper's rule would give 228.
 #
-# At N = 4,096 ours takes about four times as long as standard attention. It requests 1.7 times the bytes, half of the SMs
+# At N = 4,096 ours takes about four times as long as standard attention. 1.7 times the bytes reach DRAM, half of the SMs
 # idle cost up to another 2, and the simple code does the rest. So FA1 needs many heads and large blocks.
 
 # %% [markdown]
@@ -261,13 +258,15 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 # $p = e^{s - m} / \ell$ is the final probability at once. (A softmax over one tile is wrong: only whole rows sum to 1.)
 # </details>
 #
-# That is one product more, $QK^\top$, and nothing of size $N^2$ is stored. By chapter 00's prices that is far cheaper
-# than to store P and load it again.
+# That is one product more, $QK^\top$, and nothing of size $N^2$ is stored. By chapter 00's prices a score takes 2d FLOPs, an
+# exponential (256) and a subtraction (32): 416 for d = 64 and 544 for d = 128. To store P in two bytes and load it again
+# takes 824, which is 2.0 and 1.5 times as much. If all units work at the same time, 256 stand against 824.
 #
 # <details><summary>If you train with dropout: how is its mask not stored?</summary>
 #
 # *Dropout* sets entries of P to 0 by chance, and the backward pass must drop the same ones. Storing $N^2$ bits would
-# cost the memory that we have just saved. So each random number is computed anew, from a seed, its row and its column.
+# take a sixteenth of P's memory, which still grows with $N^2$. So each random number is computed again, from a seed, its
+# row and its column.
 # </details>
 
 # %% [markdown]
@@ -275,7 +274,7 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 #
 # - FA1 computes one tile of S at a time, uses it and throws it away. Nothing of size $N^2$ reaches HBM.
 # - Keys outside, queries inside. $o$, divided by $\ell$ at every step, travels with $\ell$ and $m$ for each column block.
-# - The chip requests about $N^2 (3d + 4) / B_c$ elements: less than standard if a block has enough keys.
+# - About $N^2 (3d + 4) / B_c$ elements reach DRAM: less than in standard attention if a block has enough keys.
 # - Backward: $p = e^{s - m} / \ell$, tile by tile.
 #
 # After the next chapter [assignment 2](assignments/2_forward.ipynb) goes further, from FA1 to FA2.
@@ -288,10 +287,18 @@ verdict("fa1_forward here = fa1.forward", all(map(close, (O, l, m), fa1.forward(
 verdict("the formula = io.fa1_forward", formula == io.fa1_forward(Tiling(8, 8, 4, 2), 4).total)
 slow = {name: dict(points) for name, points in time_and_memory.data()["time"].items()}
 verdict("FA1 takes about four times standard's time", 3.5 < slow["FA1"][4096] / slow["standard"][4096] < 4.5)
-verdict("1.7 times the bytes", round(cost("FA1").requested / cost("standard").requested, 1) == 1.7)
-tilings = [Tiling(4096, 4096, 64, B_c) for B_c in (64, 128)]
-FA1, standard = ([io.traffic(name, "forward", t, 64).total for t in tilings] for name in ("fa1", "standard"))
-verdict("77% and 39% of standard's requests", [round(x / y, 2) for x, y in zip(FA1, standard, strict=True)] == [0.77, 0.39])
+verdict("1.7 times the bytes reach DRAM", round(cost("FA1").crossed / cost("standard").crossed, 1) == 1.7)
+share = [round(cost("FA1", d=64, B_c=B_c).crossed / cost("standard", d=64).crossed, 2) for B_c in (64, 128)]
+verdict("85% and 43% of standard attention's bytes", share == [0.85, 0.43])
+verdict("99% of what FA1 loads and stores reaches DRAM", cost("FA1").crossed > 0.99 * cost("FA1").requested)
+needed = [(10 * d + 16) / 12 for d in (64, 128)]
+verdict("FA1 needs 55 and 108 keys in a block", [int(np.ceil(x)) for x in needed] == [55, 108])
+B_c, B_r, d = 228, 128, 128
+held = 2 * 2 * B_c * d + 4 * B_r * B_c + (2 + 4) * B_r * d
+verdict("the paper's blocks need 42% more than there is", round(held / (228 * 1024), 2) == 1.42)
+price = prices(chips.H200).in_flops()
+again, stored = [round(2 * d + price["exp"] + price["fp32"]) for d in (64, 128)], 4 * price["dram"]
+verdict("computed again 416 or 544, stored and loaded 824", again == [416, 544] and stored == 824.5)
 
 # %% [markdown] tags=["navigation"]
 # [← Online softmax](02_online_softmax.ipynb) · [The map](00_start.ipynb) · [FlashAttention-2, forward →](04_fa2_forward.ipynb)

@@ -19,8 +19,9 @@
 
 # %% tags=["hide-input"]
 import numpy as np
+from IPython.display import Markdown
 
-from fa2_lab.machine import chips, io, time
+from fa2_lab.machine import chips, io, reasons, time
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots import causal_tiles, deferred_normalisation, roofline, visiting_order
 from fa2_lab.plots.show import show
@@ -65,7 +66,7 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #
 # In the picture the swap saves more than half. But there the tiles are small and not square.
 #
-# **Predict.** Take square tiles and a long text. How many of the elements that FA1 requests does the swap save?
+# **Predict.** Take square tiles and a long text. How many of the elements that FA1 loads and stores does the swap save?
 #
 # - ☐ nearly all: what is left grows with N, not N²
 # - ☐ two thirds: unfinished answers no longer travel
@@ -74,7 +75,7 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # <details><summary>Answer</summary>
 #
 # **a third.** For a tile of B × B, FA1 loads q and o and stores o: $3Bd$ elements. FA2 loads k and v instead: $2Bd$. Every
-# tile still requests something, so both grow with $N^2$. (In bytes the swap saves three fifths: FA1's unfinished o has
+# tile still loads something, so both grow with $N^2$. (In bytes the swap saves three fifths: FA1's unfinished o has
 # four bytes a number; q, k and v have two.)
 # </details>
 
@@ -84,7 +85,7 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # There is a better reason for the swap. In FA1 a column block continues from the $o$, $\ell$ and $m$ that the one before has
 # stored: a worker with a column block of its own would wait for the one before. Only row blocks need nothing from each other.
 # After the swap they are the outer loop, which is now `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can
-# share a head. With few heads that is worth far more than a third of the requests (chapter 06).
+# share a head. With few heads that is worth far more than a third of the elements (chapter 06).
 
 # %% [markdown]
 # ## Why can the division wait?
@@ -153,7 +154,7 @@ show(causal_tiles.draw(**causal_tiles.data()))
 #
 # FA1 as printed computes and masks all tiles. For FA2 `tiling.visited_cols(i)` lists the column blocks of row block i
 # that are not SKIP, and `tiling.hide(s, i, j)` returns s with −∞ where the mask hides a score. (A score of 0 would get a
-# weight, $e^{0 - m}$.) Two corners tell the kind of a tile, before anything is loaded:
+# weight, $e^{0 - m}$.) A FULL tile needs no mask, so `hide` returns it as it came. Two corners tell the kind of a tile, before anything is loaded:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -217,6 +218,8 @@ check(
 # %% [markdown]
 # <details><summary>A solution: the whole of Algorithm 1, with the paper's lines</summary>
 #
+# The paper's Algorithm 1 has neither the scale $\tau$ nor a mask: `tau`, `visited_cols` and `hide` are additions.
+#
 # ```python
 # def forward(Q, K, V, tiling):
 #     tau = 1 / np.sqrt(Q.shape[1])
@@ -240,29 +243,151 @@ check(
 # [The poster](../figures/poster_forward.pdf) has these lines beside the paper's.
 
 # %% [markdown]
-# ## What limits it now?
+# ## What does all this cost?
+#
+# So far the meter has counted what a loop loads and stores, wherever the GPU finds it. We call these elements *requests*.
+# Between the SMs and HBM, however, there is L2 (chapter 00). L2 answers a request for bytes that it still holds, and only the
+# other requests *reach DRAM*. A requested byte costs about 102 FLOPs of the tensor cores, because it passes L2. A byte that
+# also reaches DRAM costs about 206. So we need two numbers for each method, and then we can compare times.
+#
+# **What is requested?** For one head with N queries and N keys, without a mask:
+#
+# | | elements requested in the forward pass | per score, if N is large |
+# | --- | --- | --- |
+# | standard attention | $4N^2 + \frac{3d}{128} N^2 + Nd$ | $4 + 3d/128$ |
+# | FA1 | $T_c\,(3Nd + 4N) + 3Nd + 2N$ | $(3d + 4)/B_c$ |
+# | FA2 | $T_r \cdot 2Nd + 2Nd + N$ | $2d/B_r$ |
+#
+# The term with 128 is new. Chapter 01 loaded Q, K and V once, as if a whole product took place on the chip. A real *GEMM*
+# (general matrix multiplication, a kernel for one product) cuts its result into tiles, usually of 128 × 128. For each tile it
+# loads the matching rows of the left operand and columns of the right one, 128 · d elements each. Q and K are loaded in
+# this way for the tiles of S, and V for the tiles of O, so each of the three costs d/128 elements per score. (P is
+# still loaded once, because a tile of O is as wide as O, if d is at most 128.)
+#
+# In bytes, S and all that FA1 carries through HBM unfinished (o, $\ell$ and m) have four bytes per element, and the others
+# have two. That makes $12 + 6d/128$ bytes per score for standard attention, $(10d + 16)/B_c$ for FA1, and $4d/B_r$ for FA2.
+
+# %% [markdown]
+# **What does L2 answer?** It answers a repeated load if everything that the workers of this moment load again and again has
+# room in it: 60 MiB on an H200.
+#
+# **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries it loads them again. K
+# and V of a head take 2 MiB (N = 4,096, d = 128, two bytes per number). Where are they found the second time?
+#
+# - ☐ in shared memory
+# - ☐ in L2
+# - ☐ in HBM
+#
+# <details><summary>Answer</summary>
+#
+# **in L2.** Shared memory has room for one block of keys and values at a time, but L2 has room for the K and V of many
+# heads. A head has 4,096 / 64 = 64 row blocks, so FA2 requests K and V 64 times, and Q and O (2 MiB) once. Together these are
+# 130 MiB per head. Only 4 MiB of them reach DRAM, which is 3%, because each of the four tensors comes from there, or goes
+# there, once.
+# </details>
+#
+# The three methods differ in what they load again, and in how many heads are at work at the same time (here 64 heads,
+# N = 4,096, d = 128):
+#
+# | | loaded again and again | at work at a time | reaches DRAM |
+# | --- | --- | --- | --- |
+# | standard | Q, K and V, 3 MiB per head | tiles of a few heads: has room | each of Q, K, V and O once, but S and P (96 MiB per head) out and in: 12 bytes per score |
+# | FA1 | Q and unfinished O, 3 MiB per head | all 64 heads, one worker each: 192 MiB have no room | all requests |
+# | FA2 | K and V, 2 MiB per head | 132 workers, so about three heads: has room | each of Q, K, V and O once: 8 bytes per element of Q |
+
+# %% [markdown]
+# **Which unit ends last?** Each time below is what one unit of an H200 needs at full speed. All units can work at the same
+# time, so a method takes *at least* the time of the unit that ends last. The last two columns were measured, with simple
+# kernels of this book in tiles of 64 × 64 (rungs 00, 01 and 03 of chapter 10):
+
+# %% tags=["hide-input"]
+record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r03_row_blocks"}
+took, moved = reasons.timed(record, causal=False, d=128), roofline.counted(record, 128)
+settings = {name: cost(name) for name in rungs} | {"FA2, 128 × 128": cost("FA2", B_r=128, B_c=128)}
+table = [
+    "| | requested | reaches DRAM | tensor cores | exponentials | L2 | DRAM | ends last | time, measured | DRAM, measured |",
+    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: |",
+]
+for name, asked in settings.items():
+    ms = {unit: f"{1e3 * seconds:.2f} ms" for unit, seconds in asked.seconds(chips.H200).items()}
+    bytes_ = [f"{n / 1e9:.1f} GB" for n in (asked.requested, asked.crossed)]
+    seen = ["", ""]
+    if name in rungs:
+        seen = [f"{took.values[rungs[name]][0]:.2f} ms", f"{moved[rungs[name]] / 1e9:.1f} GB"]
+    units = ms["tensor cores"], ms["special function units"], ms["L2"], ms["DRAM"]
+    table.append("| " + " | ".join([name, *bytes_, *units, asked.limit(chips.H200)[0], *seen]) + " |")
+Markdown("\n".join(table))
+
+# %% [markdown]
+# The swap of the loops saved a third of FA1's elements. But it saved nearly all of FA1's DRAM traffic, because the
+# workers of a head now ask for the same keys at about the same time. An H200 counted 22.1 GB for FA1 and 0.3 GB for FA2.
+#
+# The *roofline* is a chart of the same times. A method that does x FLOPs with each byte of a memory that delivers b bytes per
+# second cannot do more than b · x FLOPs per second, which is a slanted line on logarithmic axes. The tensor cores draw a
+# flat line across the top:
 
 # %% tags=["hide-input"]
 rows = [(f"FA2, {B} × {B}", cost("FA2", B_r=B, B_c=B)) for B in (64, 128)]
-show(roofline.draw(**roofline.data("standard", *rows)))
+show(roofline.draw(**roofline.data("standard", "FA1", *rows)))
 
 # %% [markdown]
-# (d = 128, N = 4,096.) FA2 does $4 B_r B_c d$ FLOPs for a tile, and requests $2 B_c d$ numbers of two bytes for it. That is
-# $B_r$ FLOPs for each requested byte (the rings). But row blocks that work side by side request the same keys, and L2 answers
-# all but the first. To DRAM only Q, K, V and O cross, about once (the dots; an H200's counters saw about 2,100 FLOPs for each
-# byte, as the end of O can still be in L2). Of FA1's requests nearly all crossed (chapter 03). So the swap helps twice: less
-# is requested, and little of that crosses. L2 is the next limit, and twice the rows in a block halve what is asked of it.
-# After that come the units of the SM: chapters 07 and 10.
+# A ring counts requested bytes and belongs to the line of L2. A dot counts bytes that reach DRAM and belongs to the line of
+# DRAM. A method is as high as the lower of its two lines allows. For example, FA2 with 64 rows does $4 B_r B_c d$ FLOPs per
+# tile and requests $4 B_c d$ bytes for it, $B_r$ FLOPs per byte. (Q and O make it 63, a little less.) L2 delivers 9.66 TB/s,
+# so it allows 9.66 · 63 = 609 TFLOP/s. From DRAM the same FA2 takes a byte per 2,040 FLOPs (counted on an H200: about 2,100,
+# because the end of O can still be in L2), so DRAM would allow 9,800. The lower one is 609, and L2 ends last. With 128 rows
+# per block L2 is asked for half as much, and the tensor cores end last.
+#
+# A roofline is only a bound. The measured FA2 above takes twice the time of its slowest unit, because its units wait for each
+# other (chapters 07 and 10). On the other side, the L1 of an SM answers a few of the requests before they get to L2.
+#
+# **Build.** Now you can do it for any size. `seconds(N, d, B_r)` returns three times for FA2's forward of one head, without a
+# mask: of the tensor cores, of L2 and of DRAM. Q, K, V and O have two bytes per number, L has four. L2 has room for K and V.
+
+# %%
+TENSOR, L2, DRAM = 989.4e12, 9.6576e12, 4.8e12  # an H200: FLOPs and bytes per second
+
+
+def seconds(N, d, B_r):
+    ...
+
+
+# %% tags=["hide-input"]
+def times(words, N, d, B_r):
+    one = cost("FA2", N=N, d=d, B_r=B_r, heads=1)
+    return Case(words, (N, d, B_r), (one.flops / TENSOR, one.requested / L2, one.crossed / DRAM))
+
+
+check(
+    seconds,
+    times("one row block of 128 rows. Two products: how many FLOPs has a multiply-add? How many bytes has a number?", 128, 64, 128),
+    times("four row blocks. What does each of them load, and what is found in L2?", 256, 64, 64),
+    times("4,096 keys, d = 128 and 128 rows", 4096, 128, 128),
+    names=("tensor cores", "L2", "DRAM"),
+)
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def seconds(N, d, B_r):
+#     flops = 4 * N * N * d  # two products, two FLOPs for each multiply-add
+#     once = 2 * 4 * N * d + 4 * N  # bytes: Q, K, V, O and L
+#     again = (N / B_r - 1) * 2 * 2 * N * d  # K and V for every other row block
+#     return flops / TENSOR, (once + again) / L2, once / DRAM
+# ```
+# </details>
 
 # %% [markdown]
 # ## Recap
 #
-# - Queries outside: q, $m$, $\ell$ and $o$ stay on the chip, k and v come by. The chip requests a third fewer elements, and
-#   row blocks need nothing from each other.
+# - Queries outside: q, $m$, $\ell$ and $o$ stay on the chip, k and v come by. A third fewer elements are requested, and row
+#   blocks need nothing from each other.
 # - Tweak 1: no division inside the loop. One of two scalings of the output block goes; $\alpha$ stays.
 # - Tweak 2: $L = m + \log \ell$ replaces both m and $\ell$.
 # - Causal: SKIP, DIAGONAL, FULL, decided at two corners.
-# - DRAM is no longer the limit. With 64 rows in a block L2 is, with 128 the tensor cores.
+# - Requests cost L2's time, and those that L2 cannot answer cost DRAM's. FA2 requests $2d/B_r$ elements per score, and
+#   only Q, K, V and O reach DRAM. With 64 rows per block L2 ends last, with 128 rows the tensor cores (d = 128).
 #
 # [Assignment 2](assignments/2_forward.ipynb) goes further: this whole chapter with the meter on.
 

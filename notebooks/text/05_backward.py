@@ -244,7 +244,7 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 # | | loaded for each tile | stored for each tile | together |
 # | --- | --- | --- | ---: |
 # | one pass, as listed | q 2, do 2, dq 4 | dq 4 | 12 |
-# | one pass, atomic adds (L2 makes the sum) | q 2, do 2 | dq 4 | 8 |
+# | one pass, atomic adds (L2 makes the sum) | q 2, do 2 | dq 4, as an atomic add | at least 8 |
 # | two passes | first q 2, do 2; then k 2, v 2 | | 8 |
 #
 # (dK, dV and the second pass's dQ are stored once, not for each tile.) Which way is faster depends on the chip. Chapter 09
@@ -269,7 +269,8 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 
 # %% [markdown]
 # (d = 128, tiles of 64 × 64.) The ring counts dQ as the listing moves it, in and out: a requested byte gets 52 FLOPs, in
-# the forward pass 63. With atomic adds dQ does not come in, and a byte gets 10 · 64 / 8 = 80.
+# the forward pass 63. With atomic adds dQ does not come in, so a byte gets 10 · 64 / 8 = 80, if an atomic add
+# costs L2 no more than a plain store. (It does more: it reads, adds and writes. So 80 is only a bound.)
 
 # %% [markdown]
 # ## Recap
@@ -298,12 +299,12 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 # \circ dp)$. There are 8 keys. With which block sizes does the test of dQ pass?
 #
 # - ☐ with all: D is a mean of dP
-# - ☐ with B_c = 8 alone
+# - ☐ only if one block holds all keys
 # - ☐ with none
 #
 # <details><summary>Answer</summary>
 #
-# **with B_c = 8 alone.** D is a mean over all keys of the row, and only there a tile holds all of them. So tests of a
+# **only if one block holds all keys**, so with any B_c of 8 or more. D is a mean over all keys of the row. So tests of a
 # kernel need at least two blocks in each direction.
 # </details>
 
