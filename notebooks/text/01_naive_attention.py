@@ -6,37 +6,82 @@
 #
 # **What does attention compute, and what does it cost?**
 #
-# We compute attention as it is defined, forward and backward, and count what it moves. Later chapters lower the cost.
+# We compute attention as it is defined, forward and backward, and count what it moves. The definition goes wrong in two ways.
+# This chapter repairs the first one, and finds out what the second one costs. The next three chapters lower that cost.
 #
 # After this notebook you can
 #
 # - read a map of weights, derive the gradients of attention, and check them,
-# - read the meter, and say why standard attention can use only a part of a GPU's speed,
+# - use the meter, and explain why standard attention can reach only a part of a GPU's speed,
 # - turn a score into its probability with a single number per row.
 #
-# *Time: 30 minutes with the exercise. Hardware: any laptop, NumPy alone. Before this: [00 · The
-# map](00_start.ipynb), and the chain rule.*
+# *Time: 55 minutes with the function to write and the exercise. Hardware: any laptop; NumPy is enough. Before this:
+# [00 · The map](00_start.ipynb), and the chain rule.*
 
 # %% tags=["hide-input"]
 import numpy as np
+from IPython.display import Markdown
 
 from fa2_lab.errata.cases import central_differences
-from fa2_lab.machine import io
+from fa2_lab.machine import chips, io, reasons
 from fa2_lab.machine.prices import cost
-from fa2_lab.plots import attention_map
+from fa2_lab.plots import attention_map, time_and_memory
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.reference import naive
 from fa2_lab.tiles import Tiling
 from fa2_lab.trace import UNWATCHED, Trace
+from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
+
+# %% [markdown]
+# ## What goes wrong?
+#
+# Take the four lines of chapter 00 in float32, with random queries, keys and values, and let the queries grow:
+
+
+# %%
+def attention(Q, K, V):
+    S = Q @ K.T / Q.shape[1] ** 0.5
+    E = np.exp(S)
+    P = E / E.sum(axis=1, keepdims=True)
+    return P @ V
+
+
+draw = np.random.default_rng(0)
+Q, K, V = draw.standard_normal((3, 256, 64)).astype(np.float32)
+with np.errstate(over="ignore", invalid="ignore"):
+    for size in (1, 20, 40):
+        lost = np.isnan(attention(np.float32(size) * Q, K, V)).any(axis=1).sum()
+        print(f"queries {size:2} times as large: {lost:3} of 256 outputs are not a number")
+
+# %% [markdown]
+# So the formula is right, and the program is wrong. That is the first failure. The second one is memory. Here is what
+# PyTorch's own standard attention needed on an H200 beyond its inputs, for a single text with 16 heads and d = 128:
+
+# %% tags=["hide-input"]
+held = dict(time_and_memory.data()["memory"]["standard"])
+lines = [f"| {N:,} | {MiB / 1024:.1f} GiB |" for N, MiB in held.items()]
+(refused,) = {
+    row.problem["N_q"]
+    for row in load("memory").rows
+    if row.direction == "forward" and row.problem["N_q"] == 2 * max(held) and "torch math" in row.failed
+}
+Markdown("\n".join(["| tokens N | extra memory |", "| ---: | ---: |", *lines, f"| {refused:,} | out of memory |"]))
+
+# %% [markdown]
+# Twice the tokens take four times the memory, and 32,768 tokens no longer fit into a GPU with 141 GiB, although Q, K, V and O
+# of such a text take only half a GiB (in bf16). All this memory holds matrices of N × N, which are mere steps on the way.
+#
+# Before we repair anything, let us see what the lines compute.
 
 # %% [markdown]
 # ## Three queries, three keys
 #
-# The four lines of chapter 00. All exponentials are 1, 2 or 3, and the scores are not divided by $\sqrt{d}$ yet.
+# In this example all exponentials are 1, 2 or 3, so that you can follow by hand. The scores are not divided by $\sqrt{d}$ yet.
 
 # %%
-Q = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # (N, d): one query to a row
+Q = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # (N, d): one query per row
 K = np.array([[0.0, 0.0], [np.log(2), 0.0], [0.0, np.log(3)]])
 V = np.array([[8.0, 0.0], [2.0, 0.0], [0.0, 20.0]])
 S = Q @ K.T  # (N, N) scores
@@ -46,8 +91,8 @@ O = P @ V  # (N, d)
 print("exp(S), first row:", E[0].round(6), " P:", P[0].round(6), " O:", O[0].round(6))
 
 # %% [markdown]
-# Query 0 has the scores 0, log 2 and 0. The exponentials are 1, 2 and 1 with the sum 4, so the weights are 1/4, 1/2 and
-# 1/4. The output is 1/4 · (8, 0) + 1/2 · (2, 0) + 1/4 · (0, 20) = (3, 5).
+# Query 0 has the scores 0, log 2 and 0. Their exponentials are 1, 2 and 1 with the sum 4, so the weights are 1/4, 1/2 and
+# 1/4. The output is therefore 1/4 · (8, 0) + 1/2 · (2, 0) + 1/4 · (0, 20) = (3, 5).
 
 # %% [markdown]
 # ## What does P look like for a real sentence?
@@ -56,21 +101,22 @@ print("exp(S), first row:", E[0].round(6), " P:", P[0].round(6), " O:", O[0].rou
 show(attention_map.draw(**attention_map.data()))
 
 # %% [markdown]
-# A row belongs to one word, and each square is the weight of one key. A word sees only itself and the words before it. Look
-# at the second "a": nearly all of its weight lies on "woodchuck", the word that followed the first "a".
+# A row belongs to one word, and each square in it is the weight of one key. A word sees only itself and the words before it.
+# Look at the second "a". Nearly all of its weight is on "woodchuck", the word that followed the first "a".
 #
-# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word, by the formulas of this chapter,
-# on random texts in which each word mostly has the same successor. In this toy head the key at a place is made from the
-# word before it. So the query of the second "a" finds "woodchuck", whose key says "after an a". The head has never seen
-# this sentence. After the second "woodchuck" it bets on "chuck", and is wrong.
+# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word. It uses the formulas of this chapter,
+# and random texts in which each word mostly has the same successor. In this toy head, the key at a position is made from the
+# word before it. So the query of the second "a" finds "woodchuck", because the key of that position means "after an a". The
+# head has never seen this sentence. After the second "woodchuck" it bets on "chuck", and is wrong.
 
 # %% [markdown]
 # ## How large may a score be?
 #
-# A score adds d products. If their factors are about 1 and of either sign, the products partly cancel, and the sum grows
-# like $\sqrt{d}$. With large scores one key gets nearly all the weight, and a small change of the scores changes almost
-# nothing. A model cannot learn from that. So the scores are multiplied by a scale $\tau$, usually $1 / \sqrt{d}$:
-# $S = \tau QK^\top$. Single scores can still be large. From about 88.7 on, $e^s$ is too large for float32: infinite.
+# Now to the first failure. A score adds d products. If their factors are about 1 and of either sign, the products partly
+# cancel, and the sum grows like $\sqrt{d}$. Large scores are bad for learning, because one key then gets nearly all the
+# weight, and a small change of the scores changes almost nothing. So the scores are multiplied by a scale $\tau$, usually
+# $1 / \sqrt{d}$, which gives $S = \tau QK^\top$. But single scores can still be large. From about 88.7 on, $e^s$ is too large
+# for float32 and becomes infinite.
 #
 # **Predict.** A float32 row has the scores 90, 89 and 0. What is its first weight by `np.exp(s) / np.exp(s).sum()`?
 #
@@ -84,9 +130,9 @@ show(attention_map.draw(**attention_map.data()))
 # exponentials are 0, and 0/0 is NaN as well. The right weight is 0.731.
 # </details>
 #
-# The cure is to subtract the row's maximum first. That divides numerator and denominator by the same number, so the weights
-# stay the same. But now the largest exponential is 1, and the sum is at least 1. This is *safe softmax*, and from here on
-# softmax always means it.
+# The fix is to subtract the row's maximum first. This divides the numerator and the denominator by the same number, so the
+# weights stay the same. But now the largest exponential is 1, and the sum is at least 1. This is *safe softmax*, and from
+# here on softmax always means safe softmax.
 
 
 # %%
@@ -98,23 +144,16 @@ def safe_softmax(S):
 # %% [markdown]
 # ## How do we count what moves?
 #
-# *Standard attention* runs the definition one step after the other. Each step loads what it needs from HBM and stores
-# what it made. A *meter*, an object of the class `Trace`, counts this:
-#
-# | code | what it means |
-# | --- | --- |
-# | `meter = Trace()` | a new meter |
-# | `Q, K = meter.hbm(Q=Q, K=K)` | Q and K live in HBM; these are the same arrays, watched by the meter |
-# | `q = Q[:]` | a *load*: the elements in the brackets come on chip |
-# | `O[:] = o` | a *store*: they go back to HBM |
-# | `meter.loads("Q")`, `meter.stores("Q")`, `meter.hbm_elements` | the counts: of Q, and of all loads and stores |
-# | `standard(…, trace=meter)` | a function under this meter; the default `UNWATCHED` means: no meter |
+# *Standard attention* runs the definition one step after the other, as three kernels. Each kernel loads what it needs from
+# HBM and stores what it made. To count this, we use one convention and one tool. The convention is that capital letters are
+# arrays in HBM. If such an array has brackets on the right of an equals sign, its elements are *loaded* onto the chip. If it has
+# them on the left, elements are *stored*. The tool is a *meter*, which watches these arrays and counts:
 
 
 # %%
 def standard(Q, K, V, tau, trace=UNWATCHED):
     S, P = np.empty((2, len(Q), len(K)))
-    Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty(Q.shape))
+    Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty(Q.shape))  # from here on the meter watches
     S[:] = tau * (Q[:] @ K[:].T)  # two loads, one store
     P[:] = safe_softmax(S[:])
     O[:] = P[:] @ V[:]
@@ -130,21 +169,27 @@ for tensor in "QKSPVO":
 print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
-# S goes out and comes back, and so does P: 4 · 64 elements. Q, K and V come in and O goes out: 4 · 32 more. In a long
-# text all of these reach DRAM, because S and P have no room in L2. (A kernel on a GPU loads Q, K and V in pieces, and some
-# pieces many times. But these are small enough for L2, so each of the three still comes from DRAM once; chapter 04.)
+# S goes out and comes back, and so does P, which makes 4 · 64 elements. Q, K and V come in and O goes out, which makes 4 · 32
+# more.
+#
+# In a long text, all of these elements reach *DRAM*, the memory behind HBM. S and P do because they are too large for the L2
+# cache. Q, K and V are small. A kernel on a GPU loads them in pieces, and some pieces many times, but L2 answers every time
+# except the first. So each of them still comes from DRAM once. (Chapter 04 adds what passes L2.)
+#
+# Without a meter, the default `UNWATCHED` lets the same lines run on plain arrays. `meter.loads("Q")`, `meter.stores("Q")` and
+# `meter.hbm_elements` are all that you need to read from it.
 
 # %% [markdown]
 # ## Is that much?
 #
-# The *arithmetic intensity* decides whether the arithmetic or the memory is slower: how many FLOPs are done for each byte
-# that is moved? (The meter counted elements. From here we count bytes.)
+# It depends on how much is computed with each byte. The *arithmetic intensity* is the number of FLOPs per byte that moves.
 #
-# - FLOPs: $QK^\top$ takes d multiply-adds for each score, $PV$ d for each weight: $4N^2 d$ FLOPs together.
-# - Bytes: S has four bytes a number, since a score that is off by 0.1 makes p off by a tenth. P has two, as tensor cores take
-#   it; it lies between 0 and 1 and tolerates that. Each is stored once and loaded once, 12 bytes for each place.
+# - FLOPs: $QK^\top$ takes d multiply-adds per score, and $PV$ takes d per weight. Together they are $4N^2 d$ FLOPs.
+# - Bytes: S has four bytes per number, because an error of 0.1 in a score makes the weight wrong by a tenth. P has two
+#   bytes, the format of the tensor cores, because a weight is between 0 and 1 and tolerates the rounding. Each of the
+#   two is stored once and loaded once, so every entry costs 12 bytes.
 #
-# **Predict.** For a product of two large matrices a larger N means more FLOPs for each byte. Here too?
+# **Predict.** For a product of two large matrices a larger N means more FLOPs per byte. Is it the same here?
 #
 # - ☐ yes, the intensity grows with N
 # - ☐ no, the intensity stays
@@ -157,23 +202,23 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # </details>
 
 # %% [markdown]
-# So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it a little less: 42 for d = 128 and N = 4,096.)
-# By the prices of chapter 00 an H200 could do 206 FLOPs for each byte from HBM. So standard attention reaches at most about
-# a fifth of its speed.
+# So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it slightly less: 42 for d = 128 and N = 4,096.) By the
+# list of chapter 00, however, an H200 could do 206 FLOPs while HBM delivers one byte. So standard attention can reach at most
+# about a fifth of the GPU's speed. Measured with simple kernels on an H200, it reached 14% (rung 00 of chapter 10).
 
 # %% [markdown]
 # ## Backwards through a product
 #
 # Training asks how a loss $\varphi$ changes when Q, K and V change. We write dX for the gradient of $\varphi$ with
-# respect to X. It has the shape of X. dO is given; it comes from what follows in the model. We begin with $O = PV$.
+# respect to X, which has the shape of X. dO is given, because it comes from what follows in the model. We begin with $O = PV$.
 #
 # Take the three queries again, and let the loss be a single entry, $\varphi = O_{00} = P_{00} V_{00} + P_{01} V_{10} +
 # P_{02} V_{20}$. The gradients with respect to these entries of V are the weights $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2, 1/4.
-# Those with respect to the weights are $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
+# The gradients with respect to the weights are $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
 #
-# In general $V_{jc}$ enters every row i with the weight $P_{ij}$, so $dV_{jc} = \sum_i P_{ij}\, dO_{ic}$, that is
-# $dV = P^\top dO$. And $P_{ij}$ enters every column c with $V_{jc}$, so $dP = dO\, V^\top$. The gradients of a product are
-# products with the other factor.
+# In general, $V_{jc}$ enters every row i with the weight $P_{ij}$. So $dV_{jc} = \sum_i P_{ij}\, dO_{ic}$, or in matrices
+# $dV = P^\top dO$. In the same way, $P_{ij}$ enters every column c with the factor $V_{jc}$, so $dP = dO\, V^\top$. The
+# gradients of a product are again products, each with the other factor.
 
 # %% [markdown]
 # ## Backwards through softmax
@@ -192,12 +237,17 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # </details>
 
 # %% [markdown]
-# Exactly: $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ with respect to $s_j$ is
-# $e^{s_j}$. That of $\Sigma$ is $e^{s_j}$ too, because only one of its terms contains $s_j$. The quotient rule gives
-# $\partial p_j / \partial s_j = p_j - p_j^2$, and for two different keys $\partial p_j / \partial s_k = -p_j p_k$.
+# Now exactly. A weight is $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. We raise one score $s_k$ and ask about each
+# weight. In both cases $\partial \Sigma / \partial s_k = e^{s_k}$, because only one term of the sum contains $s_k$.
 #
-# For this one row let $dp_j$ and $ds_k$ be the gradients of $\varphi$ with respect to $p_j$ and $s_k$. The score $s_k$
-# changes every weight, so by the chain rule its gradient is a sum over all of them:
+# - *Another* key, $j \ne k$: only the denominator changes, so $\partial p_j / \partial s_k = -e^{s_j} e^{s_k} / \Sigma^2 =
+#   -p_j p_k$. This is the answer above, a loss in proportion to $p_j$.
+# - The *same* key, $j = k$: the numerator changes as well, which adds $e^{s_k} / \Sigma = p_k$. So $\partial p_k / \partial s_k =
+#   p_k - p_k p_k$.
+#
+# For this one row, let $dp_j$ and $ds_k$ be the gradients of $\varphi$ with respect to $p_j$ and $s_k$. The score $s_k$
+# changes every weight, so by the chain rule its gradient is a sum over all of them. Every weight contributes $-p_j p_k$, and
+# the same key contributes $p_k$ in addition:
 #
 # $$\begin{aligned} ds_k &= \sum_j dp_j\, \frac{\partial p_j}{\partial s_k} = p_k\, dp_k - p_k \sum_j p_j\, dp_j \\
 # &= p_k\,(dp_k - D), \quad D = \sum_j p_j\, dp_j . \end{aligned}$$
@@ -205,18 +255,19 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # Query 0 has p = (1/4, 1/2, 1/4), and for $\varphi = O_{00}$ its dp is (8, 2, 0). So $D = 8/4 + 2/2 = 3$, which is $O_{00}$,
 # and ds = (5/4, −1/2, −3/4).
 #
-# D can also be computed without the row of P. With $do_i$, $v_j$, $o_i$ for rows of dO, V, O, $dP_{ij} = do_i \cdot v_j$, so
+# D is the weighted mean of the row's dp, and it can also be computed without the row of P. Let $do_i$, $v_j$ and $o_i$ be
+# rows of dO, V and O. Then $dP_{ij} = do_i \cdot v_j$, so
 #
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
 #
-# For all rows together $dS = P \circ (dP - D)$: ∘ multiplies entry by entry, and row i of dP loses $D_i$.
-# $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$.
+# For all rows together we write $dS = P \circ (dP - D)$, where ∘ multiplies entry by entry, and $D_i$ is subtracted from all
+# of row i of dP. Since $S = \tau QK^\top$ is a product again, $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$.
 
 # %% [markdown]
 # ## How do we know that a gradient is right?
 #
 # The five lines of `backward` below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). They compute D as the
-# row sum of $P \circ dP$. That is the same number as $do \cdot o$ (above).
+# row sum of $P \circ dP$, which is the same number as $do \cdot o$.
 
 
 # %%
@@ -230,8 +281,8 @@ def backward(Q, K, V, P, dO, tau):
 
 
 # %% [markdown]
-# *Finite differences* need no formula: change one entry by +h and by −h, subtract the two losses, and divide by 2h. As the
-# loss we take the sum of $dO \circ O$ with a fixed dO. (Its gradient with respect to O is dO.) Below we compare dK for
+# *Finite differences* need no formula. Change one entry by +h and by −h, subtract the two losses, and divide by 2h. As the
+# loss we take the sum of $dO \circ O$ with a fixed dO, because its gradient with respect to O is dO. Below we compare dK for
 # $\tau$ = 0.5: once right, once without $\tau$, and once without the transpose.
 
 # %% tags=["hide-input"]
@@ -250,22 +301,64 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
     print(f"dK = {name:8} first entry {guess[0, 0]:7.4f}, finite differences {truth:7.4f}")
 
 # %% [markdown]
-# All three have the right shape, the last one because there are as many queries as keys. Without $\tau$ the gradient is
-# too large by a factor $1/\tau$ = 2. In a test use unequal lengths and $\tau$ ≠ 1, so that no slip can hide.
+# All three have the right shape, even the last one, because there are as many queries as keys. Without $\tau$ the gradient
+# is too large by a factor $1/\tau$ = 2. So test with unequal lengths and $\tau$ ≠ 1, and neither mistake can hide.
 
 # %% [markdown]
 # ## Can we do without S and P?
 #
-# One number per row is enough to turn any score into its probability. It is the *logsumexp*
-# $L_i = \log \sum_j e^{S_{ij}}$ (computed with the maximum subtracted, chapter 02):
+# Now to the second failure. One number per row is enough to turn any score of that row into its probability. This number is
+# the *logsumexp* $L_i = \log \sum_j e^{S_{ij}}$:
 #
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
-# So we could keep only L: take the queries one after the other, load all keys for L, and load them again, with the
-# values, for p and o. (Appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this. Its $L_i$ is
-# the plain sum $\sum_j e^{S_{ij}}$, without the logarithm.)
+# So we could keep only L. Take the queries one after the other, load all keys to get L, and load them again, together with
+# the values, for p and o. S and P are then never more than one row. (Appendix B.1 of the
+# [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this. Its $L_i$ is the plain sum $\sum_j e^{S_{ij}}$, without
+# the logarithm.)
 #
-# **Predict.** For N = 512 that holds 512 numbers, where S and P are half a million. How many elements does it move, with
+# **Build.** `by_rows(Q, K, V, tau)` returns O and L, one query at a time, and holds nothing of size N × N. Large scores must
+# not overflow: with $m$ for the row's maximum, $L = m + \log \sum_j e^{s_j - m}$.
+
+
+# %%
+def by_rows(Q, K, V, tau):  # (N_q, d), (N_k, d), (N_k, d), number -> (N_q, d), (N_q,)
+    ...
+
+
+# %% tags=["hide-input"]
+def rows(words, N_q, N_k, tau, size=1):
+    draw = np.random.default_rng(N_q)
+    q, k, v = size * draw.standard_normal((N_q, 4)), *draw.standard_normal((2, N_k, 4))
+    return Case(words, (q, k, v, tau), (naive.forward(q, k, v, tau=tau)[0], naive.logsumexp(tau * q @ k.T)))
+
+
+check(
+    by_rows,
+    rows("one query and three keys. Is L a logarithm, and is o a weighted mean of values?", 1, 3, 1.0),
+    rows("five queries and three keys. How many rows has O, and how many entries has L?", 5, 3, 1.0),
+    rows("τ = 0.5. Is it in the scores of both passes?", 4, 6, 0.5),
+    rows("scores near 1,000. Is m subtracted before e^s, and added back into L?", 4, 6, 0.5, size=1000),
+    names=("O", "L"),
+)
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def by_rows(Q, K, V, tau):
+#     O, L = np.empty((len(Q), V.shape[1])), np.empty(len(Q))
+#     for i, q in enumerate(Q):
+#         s = tau * (K @ q)  # (N_k,): the first time that all keys are loaded
+#         m = s.max()
+#         L[i] = m + np.log(np.exp(s - m).sum())
+#         p = np.exp(tau * (K @ q) - L[i])  # the second time
+#         O[i] = p @ V
+#     return O, L
+# ```
+# </details>
+#
+# **Predict.** For N = 512 this holds 512 numbers, where S and P are half a million. How many elements does it move, with
 # d = 64, compared with standard attention?
 #
 # - ☐ about a fortieth
@@ -274,11 +367,11 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 #
 # <details><summary>Answer</summary>
 #
-# **about 40 times as many.** For each query it loads all keys twice and all values once: $3dN^2 = 192N^2$ elements.
-# Standard attention moves $4N^2 + 4Nd = 4.5N^2$. Memory held and elements moved are two costs.
+# **about 40 times as many.** For each query it loads all keys twice and all values once, $3dN^2 = 192N^2$ elements.
+# Standard attention moves $4N^2 + 4Nd = 4.5N^2$ by the meter. So memory held and elements moved are two different costs.
 # </details>
 #
-# What if a whole block of queries shared each load of the keys? Their scores with all keys would not fit on chip. So
+# What if a whole block of queries shared each load of the keys? Their scores with all keys would not fit on the chip. So
 # the keys would have to come block by block, and a row of S would arrive in pieces. The next chapter asks whether
 # softmax can take that.
 
@@ -286,7 +379,7 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 # ## Recap
 #
 # - $S = \tau QK^\top$, $P = \mathrm{softmax}(S)$, $O = PV$. Softmax subtracts the row's maximum first; the weights stay.
-# - Standard attention moves $4N^2 + 4Nd$ elements: d/3 FLOPs for each byte, too few for a GPU.
+# - In standard attention $4N^2 + 4Nd$ elements reach DRAM. That is d/3 FLOPs per byte, too few for a GPU.
 # - Backward: $dV = P^\top dO$, $dP = dO\,V^\top$, $dS = P \circ (dP - D)$, $dQ = \tau\,dS\,K$, $dK = \tau\,dS^\top Q$, with
 #   $D_i = do_i \cdot o_i$.
 # - $P_{ij} = e^{S_{ij} - L_i}$: one number per row brings back any entry of P.
@@ -312,7 +405,11 @@ verdict("the rows of dS sum to 0", close(dS.sum(axis=1), np.zeros(5)))
 verdict("the gradients = naive.backward", all(map(close, (dQ, dK, dV), naive.backward(Q, K, V, P, dO, tau=tau))))
 verdict("the meter = the closed form", meter.hbm_elements == io.standard_forward(Tiling(8, 8, 1, 1), 4).total)
 intensity = cost("standard", N=4096, d=128).intensity("crossed")
-verdict("42 FLOPs a byte, a fifth of the roof", [round(intensity), round(intensity / 20.6)] == [42, 2])
+verdict("42 FLOPs per byte, a fifth of what the GPU could do", [round(intensity), round(intensity / 20.6)] == [42, 2])
+reached = reasons.timed(load("ladder"), causal=False, d=128).rate("r00_standard") * 1e12 / chips.H200.tensor_flops
+verdict("measured: 14%", round(reached, 2) == 0.14)
+growth = [held[2 * N] / held[N] for N in (4096, 8192)]
+verdict("twice the tokens take four times the memory", all(3.8 < x < 4.1 for x in growth) and refused == 32768)
 
 # %% [markdown] tags=["navigation"]
 # [← The map](00_start.ipynb) · [Online softmax →](02_online_softmax.ipynb)

@@ -66,6 +66,7 @@ def test_forward_of_chapter_03(N_q, N_k):
 # The functions that readers write ---------------------------------------------------------------------------------
 
 WRONG = {  # chapter: (a part of its solution, what readers might write there …)
+    "01": ("L[i] = m + np.log", "L[i] = np.log", "L[i] = m + np.sqrt"),
     "02": ("alpha * l + p.sum", "l + p.sum"),
     "03": ("(alpha * l)[:, None] * o", "alpha[:, None] * o"),
     "04": ("l_i = np.where(l_i == 0, 1, l_i)", "pass"),
