@@ -120,7 +120,7 @@ class Trace:
             groups.setdefault(key(worker, i, j), Counter())[kind] += n
         return groups
 
-    def _here(self) -> tuple:
+    def _here(self) -> tuple[tuple, int | None, int | None]:
         worker = tuple(self._at[name] for name in self._parallel)
         return worker, self._at.get("i"), self._at.get("j")
 
@@ -139,7 +139,8 @@ class Trace:
             kind, n = KIND_OF_UFUNC.get(name, name), np.size(inputs[0]) - np.size(result)
         else:
             kind, n = "exp" if name in EXPONENTIALS else KIND_OF_UFUNC.get(name, name), np.size(result)
-        self.work[(*self._here(), kind)] += n
+        worker, i, j = self._here()
+        self.work[worker, i, j, kind] += n
 
 
 class Unwatched:

@@ -13,9 +13,9 @@ from typing import Any
 
 import fa2_lab
 
-TORCH = "2.11", "2.13"  # the oldest and the newest that were tested
+TORCH = "2.11", "2.15"  # the oldest and the newest that were tested
 OLDEST_GPU = 8.0  # compute capability of those whose tensor cores Triton uses
-FINE = "Nothing is wrong."
+FINE = "Nothing is wrong"  # how the advice begins that asks for nothing
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         print(json.dumps(dict(fa2_lab=fa2_lab.__version__) | asdict(machine) | dict(advice=advice(machine))))
     else:
         print(screen(machine))
-    return 0 if advice(machine) == FINE else 1
+    return 0 if advice(machine).startswith(FINE) else 1
 
 
 # What is here -------------------------------------------------------------------------------------------------
@@ -72,7 +72,9 @@ def examine() -> Machine:
     )
     if torch and here["gpu_node"]:  # importing torch takes a second
         here |= graphics()
-    if number(triton):
+    if number(torch) and number(torch) < number(TORCH[0]):
+        here["misfit"] = f"torch {torch} is too old: pip install 'torch>={TORCH[0]}'"
+    elif number(triton):
         interpreted = asked == "1" or not here.get("gpu")
         here["misfit"] = triton_versions.misfit_of(triton, numpy, interpreted)
     return Machine(**here, kernels=serving(Machine(**here)))
@@ -158,7 +160,7 @@ def advice(machine: Machine) -> str:
     if not machine.triton:
         if machine.system == "Linux":
             return "Triton is not installed: pip install 'fa2-lab[kernels]'; until then the NumPy reference serves"
-        return FINE  # Triton exists for Linux only
+        return f"{FINE}."  # Triton exists for Linux only
     if machine.misfit:
         return machine.misfit
     if machine.gpu_node and not machine.gpu:
@@ -170,12 +172,17 @@ def advice(machine: Machine) -> str:
     if machine.gpu and machine.capability < OLDEST_GPU and not machine.asked:
         return "Triton has no tensor cores for this GPU: set TRITON_INTERPRET=1, or expect slow kernels"
     if machine.untested:
-        return f"not tested with {machine.untested}: if a kernel fails, pip install -c constraints.txt -e '.[dev]'"
-    return FINE
+        remedy = "pip install -c constraints.txt -e '.[dev]'"
+        return f"{FINE}, but fa2_lab was not tested with {machine.untested}. If a kernel fails, {remedy}"
+    return f"{FINE}."
 
 
 def screen(machine: Machine) -> str:
     """All of it, and the advice in the last line."""
+    from fa2_lab.kernels.triton_versions import TESTED
+
+    oldest, newest = (version.rpartition(".")[0] for version in (TESTED[0], TESTED[-1]))
+    tested = f"torch {' to '.join(TORCH)}, Triton {oldest} to {newest}"
     gpu = (
         f"{machine.gpu}, sm_{machine.capability * 10:.0f}, driver {machine.driver or 'unknown'}" if machine.gpu else ""
     )
@@ -188,6 +195,6 @@ def screen(machine: Machine) -> str:
         "GPU": gpu or ("there is one that torch cannot use" if machine.gpu_node else "none"),
         "interpreter": interpreted(machine),
         **{f"causal, d {d}": kernels for d, kernels in machine.kernels.items()},
-        "tested": f"not with {machine.untested}" if machine.untested else "with these versions",
+        "tested": tested + f"; not {machine.untested}" * bool(machine.untested),
     }
     return "\n".join([*(f"{name:15}{what}" for name, what in rows.items()), "", advice(machine)])

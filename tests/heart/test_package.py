@@ -109,7 +109,8 @@ def test_every_public_call_works_from_the_wheel(installed):
 def test_every_command_works_from_the_wheel(arguments, words, installed):
     call = [str(installed["bin"] / "fa2-lab"), *arguments.split()]
     done = subprocess.run(call, capture_output=True, **installed["run"])
-    assert done.returncode == 0 and re.search(words, done.stdout), done.stderr
+    assert re.search(words, done.stdout), done.stderr
+    assert done.returncode == 0 or arguments == "doctor"  # which may find something wrong on this machine
 
 
 @pytest.mark.parametrize("arguments", ["bench smoke", "bench --results", "book", "course build", "tune", "figures"])
