@@ -14,7 +14,6 @@ from textwrap import fill, indent
 
 from fa2_lab import paper
 from fa2_lab.glossary import GLOSSARY, Term
-from fa2_lab.tools import files
 
 # Commands with a main(argv) of their own. Those of the studio are entry points of the same shape: pyproject.toml.
 COMMANDS = {
@@ -46,10 +45,11 @@ def main(argv: list[str] | None = None) -> int:
             if argv and argv[0] in COMMANDS:
                 return run_command(import_main(COMMANDS[argv[0]][0]), argv[1:])
             if argv and argv[0] in studio():
-                return run_command(studio_main(studio()[argv[0]]), argv[1:])
+                return run_command(studio()[argv[0]].load, argv[1:])
             if argv and argv[0].isalpha() and argv[0] not in HERE and not studio():
                 raise Refused(
-                    f"there is no {argv[0]!r} here; in a checkout, {INSTALL} adds bench, book, course and others"
+                    f"there is no {argv[0]!r} here; in a checkout of the repository, {INSTALL} adds bench, book, "
+                    "course and others"
                 )
             arguments = parser().parse_args(argv)
             return run_command(lambda: arguments.run, arguments)
@@ -89,31 +89,15 @@ def entry_points(group: str) -> list[EntryPoint]:
 
 
 def studio() -> dict[str, EntryPoint]:
-    """The commands that other packages bring, above all fa2_studio, by name."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
-
-
-def studio_main(entry: EntryPoint) -> Callable[[], Callable]:
-    """What loads such a command."""
-    if source(entry) is None:
-        raise Refused(files.NO_CHECKOUT.format(what=entry.name))
-    return entry.load
-
-
-def source(entry: EntryPoint) -> Path | None:
-    """The file of such a command; a wheel names those of fa2_studio, too, and does not have them."""
-    try:
-        found = find_spec(entry.module)
-    except ModuleNotFoundError:
-        return None
-    return None if found is None or found.origin is None else Path(found.origin)
+    """The commands that other packages bring, above all fa2_studio, by name. A wheel does not have fa2_studio."""
+    return {entry.name: entry for entry in entry_points(group=GROUP) if find_spec(entry.module.split(".")[0])}
 
 
 def summary(entry: EntryPoint) -> str:
     """The first line of a command's file, which is read and not run."""
-    if (file := source(entry)) is None:
-        return "needs a checkout of the repository"
-    doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    found = find_spec(entry.module)
+    assert found and found.origin  # every command is a file
+    doc = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
     return doc.split("\n")[0].removeprefix(f"`fa2-lab {entry.name}`: ").rstrip(".")
 
 
@@ -127,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("tag", nargs="?", help="a line (FA2.A1.L9) or an algorithm (FA2.A1); without it, a list")
     where.add_argument("--all", action="store_true", help="every place that computes the line")
     where.add_argument("--sass", action="store_true", help="the machine instructions that the line becomes")
-    where.add_argument("--chip", default="sm_90", help="for --sass: the chip to compile for")
+    where.add_argument("--chip", default="sm_90", help="for --sass: the chip to compile for, as sm_80 or A100")
     where.set_defaults(run=show_where)
     errata = commands.add_parser("errata", help="known slips in the sources, run")
     errata.add_argument("id", nargs="?", help="show this one in full")
@@ -151,17 +135,21 @@ def tour(arguments: argparse.Namespace) -> int:
 def show_where(arguments: argparse.Namespace) -> int:
     """A line, an algorithm, or the list of algorithms."""
     name = (arguments.tag or "").strip().upper()
+    if (arguments.all or arguments.sass) and (not name or name in paper.ALGORITHMS):
+        option = "--sass" if arguments.sass else "--all"
+        raise Refused(f"where: got {option} and {name or 'no tag'}; it takes a line, such as FA2.A1.L9")
     if not name:
         print(
             "\n".join(f"{a.tag}  {a.title} ({a.source}), lines 1 to {len(a.lines)}" for a in paper.ALGORITHMS.values())
         )
         return 0
     found = paper.ALGORITHMS[name] if name in paper.ALGORITHMS else paper.where(name)
-    print(found.full() if arguments.all and isinstance(found, paper.Whereabouts) else found)
+    text = found.full() if arguments.all and isinstance(found, paper.Whereabouts) else str(found)
     if arguments.sass:
         from fa2_lab.tools.xray.lines import sass_of
 
-        print("\n" + sass_of(name, arguments.chip))
+        text += "\n\n" + sass_of(name, arguments.chip)
+    print(text)
     return 0
 
 

@@ -211,12 +211,21 @@ def test_an_older_egg_info_in_the_checkout_hides_no_command(monkeypatch, tmp_pat
 
 REFUSED = {
     "where FA2.A1.L99": "lines 1 to 17",
+    "where --sass": "got --sass and no tag; it takes a line, such as FA2.A1.L9",
+    "where --all": "got --all and no tag",
+    "where FA2.A1 --sass": "got --sass and FA2.A1; it takes a line",
+    "where FA2.A1 --all": "got --all and FA2.A1",
+    "where FA1.A4.L17 --sass": "has no Triton line",
     "errata scale": "did you mean fa2-scale",
     "glossary wrap": "did you mean warp",
     "figures nonsense": "it takes",
     "book 99": "it takes",
     "course bundle --only 99": "assignment: got '99'",
     "xray nonsense": "it takes",
+    "xray 07 --d 0": "d: got 0; it takes numbers from 1 to 256",
+    "xray 07 --d 300": "d: got 300; it takes numbers from 1 to 256",
+    "xray portable.backward --N 0": "N: got 0; it takes numbers from 1 on",
+    "xray 07 --chip 75": "chip: got '75'; it takes one of sm_80 (A100), ",
     "ladder 07 08 09": "rungs: got 3",
 }
 

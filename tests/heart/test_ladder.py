@@ -272,6 +272,7 @@ def test_a_rung_by_itself_says_what_of_it_is_wrong(monkeypatch, capsys):
 def test_a_rung_is_found_by_its_number():
     assert find_spec(f"{ladder.__name__}.r08") and find_spec(f"{ladder.__name__}.x23")  # as `python -m` asks for them
     assert {ladder.find(name) for name in ("8", "08", "r08", "R08 ", "r08_two_loops")} == {"r08_two_loops"}
+    assert {ladder.find(name) for name in ("0", "r0", "00")} == {"r00_standard"}
     for wrong in ("99", "", "r", "two", "r08_three_loops"):
         with pytest.raises(ValueError, match=r"rung: got .* it takes r00_standard, "):
             ladder.find(wrong)

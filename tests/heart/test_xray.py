@@ -11,7 +11,7 @@ from fa2_lab.kernels.portable import forward
 from fa2_lab.tools import command
 from fa2_lab.tools.xray import Compiled, lines, loops, names, xray, xray_launches
 from fa2_lab.tools.xray import command as xray_command
-from fa2_lab.tools.xray.compile import full_name, reason
+from fa2_lab.tools.xray.compile import chip_of, full_name, reason
 
 compiled = pytest.mark.beside("xray_worker.py")
 
@@ -84,8 +84,13 @@ def test_another_chip(found):
 @pytest.mark.parametrize(
     "name, options, says",
     [
-        ("portable.forward", dict(chip="sm_75"), "chip: got 'sm_75'; it takes one of sm_80, "),
+        ("portable.forward", dict(chip="sm_75"), "chip: got 'sm_75'; it takes one of sm_80 (A100), "),
+        ("portable.forward", dict(chip=""), "chip: got ''; it takes one of sm_80 (A100), "),
         ("nobody.py", dict(), "there is no file nobody.py here"),
+        ("r07", dict(d=0), "d: got 0; it takes numbers from 1 to 256"),
+        ("mine.py", dict(d=300), "d: got 300; it takes numbers from 1 to 256"),
+        ("portable.backward", dict(N=0), "N: got 0; it takes numbers from 1 on"),
+        ("portable.backward", dict(N=64.0), "N: got 64.0; it takes numbers from 1 on"),
     ],
 )
 def test_bad_input_is_one_sentence(name, options, says):
@@ -94,10 +99,20 @@ def test_bad_input_is_one_sentence(name, options, says):
     assert "\n" not in str(told.value)
 
 
+def test_a_card_may_stand_for_its_chip():
+    cards = {
+        "sm_80": ("a100",),
+        "sm_86": ("A10", "RTX 3090"),
+        "sm_89": ("L4", "L40S", "rtx-4090"),
+    }
+    cards |= {"gfx942": ("MI300X",), "sm_90": ("sm_90", "H100", "h200"), "sm_100": ("B200",), "sm_120": ("RTX 5090",)}
+    assert all(chip_of(name) == chip for chip, names in cards.items() for name in names)
+
+
 @compiled
 def test_what_cannot_be_compiled_is_one_sentence(found):
-    says = found["too wide"]
-    assert says.startswith("xray: portable.forward cannot be compiled for sm_90 here: ") and "\n" not in says
+    says = found["no power of two"]
+    assert says.startswith("xray: r07_skipping cannot be compiled for sm_90 here: ") and "\n" not in says
 
 
 @pytest.mark.parametrize("option, value", [("num_ctas", 2), ("num_warps", 0), ("num_stages", "3"), ("maxnreg", True)])

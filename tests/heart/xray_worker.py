@@ -18,7 +18,7 @@ if __name__ == "__main__":
         for asked, name, launches, chip, sizes in [
             ("launches", "portable.forward", LAUNCHES, "sm_90", dict(d=64, N=1024)),
             ("gfx942", "portable.forward", PLAIN, "gfx942", dict(d=64, N=1024)),
-            ("too wide", "portable.forward", PLAIN, "sm_90", dict(d=100_000)),
+            ("no power of two", "r07", PLAIN, "sm_90", dict(d=40)),
             ("r11_diagonal_first, sm_90", "r11", PLAIN, "sm_90", {}),
             ("mine.py", str(mine), PLAIN, "sm_90", dict(d=64)),
             ("mine.py, unfused by default", str(mine), PLAIN, "sm_90", dict(d=64)),

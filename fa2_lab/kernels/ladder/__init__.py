@@ -30,9 +30,9 @@ copies = count()
 
 
 def find(rung: str) -> str:
-    """The full name of a rung that is given as 07, r07 or r08_two_loops, of one beside the ladder as s00."""
+    """Return the full name of a rung, given as 7, 07, r07 or r07_skipping, or of a kernel beside the ladder, as s00."""
     asked = rung.strip().lower().removeprefix("r")
-    found = [name for name in RUNGS if asked in (name[1:], name[1:3], name[1:3].lstrip("0"))]
+    found = [name for name in RUNGS if asked in (name[1:], name[1:3], str(int(name[1:3])))]
     found += [name for name in SIDE + BACKWARD + OTHERS if asked in (name, name[:3])]
     if not asked or not found:
         known = ", ".join(RUNGS + SIDE + BACKWARD + OTHERS)

@@ -14,7 +14,7 @@ from fa2_lab.paper import PACKAGE
 CHIPS = {
     "sm_80": "A100",
     "sm_86": "A10, RTX 30",
-    "sm_89": "L4, RTX 40",
+    "sm_89": "L4, L40S, RTX 40",
     "sm_90": "H100, H200",
     "sm_100": "B200",
     "sm_120": "RTX 50",
@@ -22,6 +22,7 @@ CHIPS = {
 }
 STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the order in which the compiler makes them; AMD's last is amdgcn
 PRODUCTS = ("portable.forward", "portable.backward")
+LARGEST_D = 256
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # what a launch may ask of the compiler
 
 
@@ -48,7 +49,7 @@ def xray(
     """Every kernel that one call of `name` launches, for q, k and v of shape (4, 16, N, d), compiled for `chip`.
 
     `name` is a rung ("r09", "09", "r09_free_loads"), one of the product's ("portable.forward"), or a file of your own
-    ("mine.py") with a forward(q, k, v, causal). No GPU is needed.
+    ("mine.py") with a forward(q, k, v, causal). `chip` is one of CHIPS, or a card such as "A100". No GPU is needed.
     """
     return xray_launches(name, [{}], chip, d=d, N=N, causal=causal, dtype=dtype)[0]
 
@@ -57,12 +58,14 @@ def xray_launches(
     name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes: Any
 ) -> list[list[Compiled]]:
     """The kernels of `name` once for each launch: {"num_stages": 2} takes the place of what the call asks for."""
-    if chip not in CHIPS:
-        raise ValueError(f"chip: got {chip!r}; it takes one of {', '.join(CHIPS)}")
+    chip = chip_of(chip)
     for option, value in [item for launch in launches for item in launch.items()]:
         if option not in OPTIONS or type(value) is not int or value < 1:
             raise ValueError(f"launches: got {option}={value!r}; it takes numbers from 1 on for {', '.join(OPTIONS)}")
-    sizes = dict(d=128, N=4096, causal=True, dtype="bfloat16") | sizes
+    sizes = dict[str, Any](d=128, N=4096, causal=True, dtype="bfloat16") | sizes
+    for size, most, takes in (("d", LARGEST_D, f"to {LARGEST_D}"), ("N", float("inf"), "on")):
+        if type(sizes[size]) is not int or not 1 <= sizes[size] <= most:
+            raise ValueError(f"{size}: got {sizes[size]!r}; it takes numbers from 1 {takes}")
     job = dict(name=full_name(name), chip=chip, launches=[dict(launch) for launch in launches], **sizes)
     path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
@@ -71,6 +74,16 @@ def xray_launches(
     if done.returncode:
         raise ValueError(f"xray: {job['name']} cannot be compiled for {chip} here: {reason(done.stderr)}")
     return [[Compiled(chip=chip, **found) for found in one] for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def chip_of(name: str) -> str:
+    """Return the chip of a card: sm_80 of A100, sm_89 of RTX 4090, and sm_80 of sm_80."""
+    asked = name.upper().replace(" ", "").replace("-", "")
+    for chip, cards in CHIPS.items():
+        if asked == chip.upper() or asked[:5] in cards.replace(" ", "").split(","):
+            return chip
+    known = ", ".join(f"{chip} ({cards})" for chip, cards in CHIPS.items())
+    raise ValueError(f"chip: got {name!r}; it takes one of {known}")
 
 
 def reason(complaint: str) -> str:
