@@ -5,9 +5,11 @@ k, v  (total_k, kv heads, d)
 cu_q  int32 (batch + 1,): sequence b has rows cu_q[b] … cu_q[b + 1] of q; cu_q[0] = 0, cu_q[batch] = total_q
 cu_k  the same for k and v; a sequence may have no rows, no keys, or neither
 
-No sequence sees another. Nothing is padded or copied, and nothing waits for a GPU to read the starts: there their
-values are not checked but made harmless. The first start counts as 0, one outside as the nearest inside, a sequence
-that ends before it begins as empty, and rows behind the last start see nothing.
+No sequence sees another, and nothing is padded or copied. On a CPU, starts that do not begin at 0, run backwards or end
+elsewhere than with the last row are refused. On a GPU nobody waits to read them, so their values are not checked. There
+the first start counts as 0, a start that lies outside counts as the nearest one inside, and rows past the last start
+see nothing. If starts run backwards even so, the numbers that come out mean nothing, but the call ends, and it reads
+and writes only its own tensors. Hopper's deterministic backward then returns NaN in dq.
 """
 
 from itertools import pairwise

@@ -453,10 +453,18 @@ read("hopper/backward/turns.py", "Turns.add", "Turns.pass_on")
 # row block i until blocks 0 to i − 1 had passed it.
 # </details>
 #
-# Without a mask all begin at row block 0. There the last column block adds first; the others follow one addition apart, and
-# stay so. **Can this deadlock?** No, with a mask or without. The last column block of each head is handed out first, and at
-# each row block the turn goes from the last to the first. So whoever is waited for was handed out earlier, and is running or
-# done: only a program that runs draws a number. What both ways cost in the record:
+# Without a mask all begin at row block 0. There the last column block adds first. The others follow one addition apart, and
+# stay so.
+#
+# **Can this deadlock?** It cannot if every column block that is waited for is also handed out, with a mask or without. The
+# last column block of each head is handed out first, and at each row block the turn goes from the last to the first. So the
+# column block that is waited for was handed out earlier, and it is running or done, because only a running program draws a
+# number. For packed sequences the condition is an assumption about numbers in HBM. The kernel counts a sequence's column
+# blocks from its length, but a program finds its sequence by bisection of the starts, which works only if they never run
+# backwards. With starts such as 0, 700, 300, 1000 some blocks of the first sequence are found by no program, and a writer
+# that waited for them would wait for ever. So `before_kernel` looks at the starts, and if they run backwards, it lets all
+# counters begin with the bits of a NaN. As whole numbers these are more than any turn, so no writer waits, and dQ comes out
+# as NaN. What both ways cost in the record:
 
 # %% tags=["hide-input"]
 paper = load("paper")

@@ -1,6 +1,8 @@
 """Packed sequences by Hopper's own kernels: by Python against float64, and on such a GPU."""
 
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import product
 
@@ -64,8 +66,8 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
     start = torch.full(start, NAN, device=DEVICE)
     sums = torch.full((sums[0][0] + 2 * sums[1][0] * divided, 32), NAN, device=DEVICE)
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in starts)
-    before = backward.prepare_before(do, q, o, options, chosen, tuple(sums.shape), many)
-    before(o, do, *(torch.from_numpy(x).float().to(DEVICE) for x in (L, dL)), start, sums, cu_q)
+    before = backward.prepare_before(do, q, k, o, options, chosen, tuple(sums.shape), many)
+    before(o, do, *(torch.from_numpy(x).float().to(DEVICE) for x in (L, dL)), start, sums, cu_q, None)
     assert not sums.any()
     starting = start.cpu().double().numpy().reshape(-1, 2, chosen.B_r)
     with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore", divide="ignore"):
@@ -152,6 +154,60 @@ def test_all_add_in_one_order_and_nobody_waits_for_ever(n_q, n_k, monkeypatch):
         orders = [in_any_order(items, programs, chance) for programs in (1, 3, 200)]
         assert all(order == orders[0] for order in orders), kind
         assert sum(map(len, items)) == sum(map(len, orders[0].values())) > 0, kind
+
+
+WILD = [[0, 700, 300, 1000], [0, 1000, 0, 1000], [0, 7, -(2**31), 1000], [5, 300, 2**31 - 1, 900]]
+TAME = [[0, 300, 700, 1000], [7, 0, 300, 2**31 - 1], [-9, -3, 1000, 1001], [0, 0, 10, 20]]  # once they are moved inside
+
+
+def moved(starts, n) -> list[int]:
+    """Starts as kernels read them: the first is 0, the others lie among n rows."""
+    return [0, *(min(max(x, 0), n) for x in starts[1:])]
+
+
+def test_starts_in_any_order_make_nobody_wait_for_ever(monkeypatch):
+    """Starts that run backwards have the counters begin past every turn; the next test sees that they do."""
+    by_python(monkeypatch)
+    chance, back = random.Random(0), 0
+    for n in range(2000):
+        many, rows, keys = chance.randrange(1, 6), chance.randrange(1, 700), chance.randrange(1, 700)
+        sides = [[0, *(chance.randrange(-99, size + 99) for _ in range(many))] for size in (rows, keys)]
+        sides = [sorted(side) if chance.random() < 0.3 else side for side in sides]
+        kind = dict(window=(None, 0 if n % 2 else None), parts=1 + n % 3 // 2, B_r=(64, 128)[n % 5 % 2])
+        items = list(in_turn(rows, keys, **kind, starts=sides))
+        inside = [moved(side, size) for side, size in zip(sides, (rows, keys), strict=True)]
+        wild = any(side != sorted(side) for side in inside)
+        in_any_order(items, chance.choice((1, 3, 200)), chance, begun=2**30 if wild else 0)
+        room = 2 * (rows // kind["B_r"] + many + 1) + 2 * (keys // 128 + many + 1)  # counters, of two heads
+        assert all(0 <= place < room for item in items for place, _ in item), sides
+        back += wild
+    assert 500 < back < 1900
+
+
+@pytest.mark.parametrize("starts", (*WILD, *TAME), ids=str)
+def test_starts_that_run_backwards_make_sums_and_counters_nan(starts):
+    """Of rows or of keys, and only where all add in turn: then no gradient of rows looks like a number."""
+    wild, n, options = starts in WILD, 1000, Options(True, 0.1)
+    q = torch.zeros(n, 1, 16, device=DEVICE)
+    L = torch.zeros(1, n, device=DEVICE)
+    cu, tame = (torch.tensor(x, device=DEVICE, dtype=torch.int32) for x in (starts, [0, 300, 700, n]))
+    chosen = backward.sizes.choose(64, n // 3, True, ragged=True, same_bits=True)
+    start, (lines, _), _, (counters, _) = backward.shapes(q, q, chosen, 3)
+    for pair, expected in (((cu, tame), wild), ((tame, cu), wild), ((tame, tame), False), ((cu, None), False)):
+        sums = torch.full((lines + counters, 32), 7.0, device=DEVICE)
+        before = backward.prepare_before(q, q, q, q, options, chosen, tuple(sums.shape), 3)
+        before(q, q, L, None, torch.empty(start, device=DEVICE), sums, *pair)
+        assert sums.isnan().all() if expected else not sums.any(), pair
+        turns = sums[lines:].view(torch.int32)
+        assert turns.min() > 2**30 if expected else not turns.any()
+
+
+@pytest.mark.parametrize("wild", (*WILD, [0, 300, 700, 999], [1, 300, 700, 1000]), ids=str)
+def test_wild_starts_are_refused_on_a_cpu(wild):
+    q, wild, good = torch.zeros(1000, 1, 8), torch.tensor(wild).int(), torch.tensor([0, 300, 700, 1000]).int()
+    for name, pair in (("cu_q", (wild, good)), ("cu_k", (good, wild))):
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            attention_packed(q, q, q, *pair)
 
 
 # The choice ---------------------------------------------------------------------------------------------------
@@ -271,6 +327,34 @@ def test_starts_that_are_wrong_write_nothing_wild(wild):
         computed(q, k, v, dO, Options(True, 0.125), cu=pair)
     torch.cuda.synchronize()
     assert not any(x.any() for x in beside)
+
+
+WILD_CALLS = """
+import torch
+from fa2_lab.api.packed import attention_packed
+q, k, v, dO = torch.randn(4, 1000, 16, {d}, device="cuda", dtype=torch.bfloat16).unbind()
+x = [t.clone().requires_grad_() for t in (q, k, v)]
+for wild in {wild}:
+    cu, good = (torch.tensor(t, device="cuda", dtype=torch.int32) for t in (wild, [0, 300, 700, 1000]))
+    for pair in ((cu, good), (good, cu), (cu, cu)):
+        for causal in (False, True):
+            for backend in ("auto", "portable"):
+                for in_turn in (False, True):
+                    torch.use_deterministic_algorithms(in_turn)
+                    dQ, *_ = torch.autograd.grad(attention_packed(*x, *pair, causal=causal, backend=backend), x, dO)
+                    assert not in_turn or backend == "portable" or dQ.isnan().any()
+torch.cuda.synchronize()
+print("all came back")
+"""
+
+
+@hopper
+@pytest.mark.parametrize("d", (64, 128))
+def test_starts_that_run_backwards_come_back(d):
+    """In a process of its own, which is stopped if it hangs."""
+    script = WILD_CALLS.format(d=d, wild=WILD)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "all came back\n", done.stderr
 
 
 @hopper

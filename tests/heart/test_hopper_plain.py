@@ -1,6 +1,7 @@
 """The Hopper kernels' own functions, run by Python on NumPy tiles: who sees whom, and who adds when."""
 
 import random
+from collections import Counter
 from itertools import product
 
 import numpy as np
@@ -60,21 +61,24 @@ def test_every_row_sees_its_interval_and_nothing_else(n, N_q, N_k):
 # The order of additions ---------------------------------------------------------------------------------------
 
 
-def in_any_order(items, programs, chance):
-    """Each program adds what it has drawn, in order, and draws one item ahead; returns who added where, in order."""
-    counters, order, left = {}, {}, list(enumerate(items))[::-1]
+def in_any_order(items, programs, chance, begun=0):
+    """Each program adds what it has drawn, in order, and draws one item ahead; returns who added where, in order.
+
+    All counters begin with `begun`.
+    """
+    counters, order, left = Counter(), {}, list(enumerate(items))[::-1]
     todo = [[] for _ in range(programs)]
     while left or any(todo):
         for adds in chance.sample(todo, programs):
             while left and len({number for number, _, _ in adds}) < 2:
                 number, item = left.pop()
                 adds += [(number, place, turn) for place, turn in item]
-            while adds and counters.get(adds[0][1], 0) == adds[0][2] and chance.random() < 0.7:
-                number, place, turn = adds.pop(0)
-                counters[place] = turn + 1
+            while adds and begun + counters[adds[0][1]] >= adds[0][2] and chance.random() < 0.7:
+                number, place, _ = adds.pop(0)
+                counters[place] += 1
                 order.setdefault(place, []).append(number)
         firsts = [adds[0] for adds in todo if adds]
-        assert not firsts or any(counters.get(place, 0) == turn for _, place, turn in firsts), "all wait for another"
+        assert not firsts or any(begun + counters[place] >= turn for _, place, turn in firsts), "all wait for another"
     return order
 
 

@@ -36,7 +36,7 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
     divided = parts > 1  # then dK and dV are sums, too, and lie behind those of dQ
     lines_of_sums = dQ_sums[0] + 2 * dK_sums[0] * divided
     all_sums = lines_of_sums + counters[0] * same_bits, 32  # all are cleared together
-    before = prepare_before(dO, Q, O, options, chosen, all_sums, sequences)
+    before = prepare_before(dO, Q, K, O, options, chosen, all_sums, sequences)
     main = prepare_main(dO, Q, K, V, options, key_lengths, chosen, parts, same_bits, sequences)
     after = prepare_after(Q, K, V, options, chosen, divided, sequences)
 
@@ -51,7 +51,7 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
         turns = sums[lines_of_sums:].view(torch.int32) if same_bits else None
         with on_device_of(Q):
             counter = host.counter_for(Q, options.recorded)  # now: the three kernels follow each other without a gap
-            before(O, dO, L, dL, start, sums, cu_q)
+            before(O, dO, L, dL, start, sums, cu_q, cu_k if same_bits else None)
             main(Q, K, V, dO, start, sums, *columns, counter, key_lengths, turns, cu_q, cu_k)
             after(sums, dQ, *rounded, cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
@@ -91,13 +91,13 @@ def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | N
     return (row_blocks, 2 * chosen.B_r), (dQ_sums, 32), (dK_sums, 32), (counters, 32)
 
 
-def prepare_before(dO: Tensor, Q: Tensor, O: Tensor, options: Options, chosen: sizes.BackwardSizes,
+def prepare_before(dO: Tensor, Q: Tensor, K: Tensor, O: Tensor, options: Options, chosen: sizes.BackwardSizes,
                    sums: tuple[int, int], sequences: int | None) -> Launch:  # fmt: skip
     """Clear the sums, and make what S and dP start from: one program for each 64 rows."""
-    _, H, N_q, d = shape(Q)
+    (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return Launch(
         *(before_kernel, programs(Q, chosen.B_r, sequences) * chosen.B_r // 64, dict(num_warps=4, num_stages=1)),
-        **dict(O_strides=strides(O), dO_strides=strides(dO), H=H, N_q=N_q, sequences=sequences),
+        **dict(O_strides=strides(O), dO_strides=strides(dO), H=H, N_q=N_q, N_k=N_k, sequences=sequences),
         **dict(tiles=sums[0] // (2 * chosen.d_pad)),
         **dict(scale_log2=base_2(options.scale), d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
     )

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
-from fa2_lab.kernels.common.tile import block_count, head_of, load_rows, packed_block, store_rows
+from fa2_lab.kernels.common.tile import block_count, head_of, load_rows, packed_block, start_of, store_rows
 
 
 @gluon.jit
@@ -57,12 +57,24 @@ def in_order(x, W: tl.constexpr):
     return tl.reshape(tl.permute(x, [1, 4, 2, 0, 3, 5]), [64, W])
 
 
-@triton.jit(do_not_specialize=["H", "N_q", "sequences", "tiles"])
-def before_kernel(O, dO, L, dL, starts, sums, cu_q, O_strides, dO_strides, H, N_q, sequences, tiles, scale_log2,
-                  d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
+@triton.jit
+def never_back(starts, n, sequences):
+    """Whether no packed sequence begins before the one to its left, once start_of() has moved starts inside."""
+    back = tl.zeros((128,), tl.int32)
+    for b in range(0, sequences, 128):
+        left = tl.minimum(b + tl.arange(0, 128), sequences - 1)
+        back += (start_of(starts, left + 1, n) < start_of(starts, left, n)).to(tl.int32)
+    return tl.sum(back) == 0
+
+
+@triton.jit(do_not_specialize=["H", "N_q", "N_k", "sequences", "tiles"])
+def before_kernel(O, dO, L, dL, starts, sums, cu_q, cu_k, O_strides, dO_strides, H, N_q, N_k, sequences, tiles,
+                  scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """Zero all sums, in tiles of 64 rows, and for 64 rows write what the products start from: S −L/scale, dP −D.
 
     So the tensor cores subtract. A row that sees no key, or lies past the end, starts from −∞: its P is 0.
+    cu_k is given only if all add in turn. Then, if a start lies before the one to its left, sums start from NaN instead
+    of 0. So do the counters of turns.py, and as whole numbers the bits of a NaN are more than any turn: nobody waits.
     """
     gdc_launch_dependents()  # the next kernel may come to SMs that have nothing left to do; it waits by itself
     PARTS: tl.constexpr = B_r // 64
@@ -70,6 +82,9 @@ def before_kernel(O, dO, L, dL, starts, sums, cu_q, O_strides, dO_strides, H, N_
     number, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     bh, i = number // T_r, number % T_r
     zeros = tl.zeros((64 * d_pad,), tl.float32)
+    if cu_k is not None:
+        in_order = never_back(cu_q, N_q, sequences) & never_back(cu_k, N_k, sequences)
+        zeros = tl.where(in_order, zeros, float("nan"))
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         at = tl.cast(tile, tl.int64) * (64 * d_pad) + tl.arange(0, 64 * d_pad)
         tl.store(sums + at, zeros)  # FA2.A2.L3 FA2.A2.L7

@@ -5,9 +5,11 @@ dQ in shared memory and goes on; its writer, a warp of its own, waits for the pa
 and counts when that is done. At a row block it is the turn of the last column block that sees it first, and so on to
 the left.
 
-Nobody waits for ever: whoever is waited for has a lower number at the tile scheduler, and every number, also a
-program's first, is drawn by a program that runs. And under the causal mask nobody waits long: the first rows that a
-column block visits are seen by no column block further right.
+No writer waits for ever. The part that it waits for belongs to a column block with a lower number at the tile
+scheduler, and every number, also a program's first, is drawn by a program that runs. This needs packed sequences whose
+starts never run backwards, because otherwise some column blocks that are waited for are handed out to no program. For
+such starts before_kernel (sums.py) has the counters begin past every turn, so that no writer waits at all. Under the
+causal mask no writer waits long, because the first rows that a column block visits are seen by none further right.
 """
 
 import triton
@@ -35,7 +37,9 @@ IN_MEMORY = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 @triton.aggregate
 class Turns:
-    """Counters, all 0 at first: for each consumer's part of a row block, then for its part of a column block.
+    """Counters: for each consumer's part of a row block, then for its part of a column block.
+
+    They begin at 0, unless starts run backwards.
 
     Without USED nobody waits, and there are no counters.
     """
