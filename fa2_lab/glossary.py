@@ -93,12 +93,16 @@ SASS | 11 | - | the machine code that an NVIDIA GPU executes | 机器汇编
 issue slot | 10 | - | a clock in which one of an SM's four schedulers starts one instruction of a warp | 发射槽
 mean-value analysis | 10 | saw | how long workers wait at units that they share, from what each finds there on average |
     均值分析
-occupancy | 11 | - | the share of an SM's places for warps that are taken | 占用率
+latency | 10 | - | time from asking for a number until it is there | 延迟
+prefetch | 10 | - | to ask for a tile before it is needed | 预取
+cp.async | 10 | - | an instruction that copies to shared memory without registers between; LDGSTS in SASS | 异步拷贝
+scoreboard | 10 | - | the hardware's table of registers whose value is not there yet | 记分板
+occupancy | 10 | - | the share of an SM's places for warps that are taken | 占用率
 roofline | 04 | roofline | what memory and arithmetic units allow at most, by FLOPs per byte | 屋顶线模型
-stall | 11 | - | a warp cannot issue its next instruction; the hardware counts for which reason | 停顿
+stall | 10 | - | a warp cannot issue its next instruction; the hardware counts for which reason | 停顿
 deadlock | 12a | - | a closed chain of workers, each of which waits for the next | 死锁
 autotuner | 11 | - | a program that times many launches and keeps the fastest | 自动调优器
-throttling | 11 | - | the GPU lowers its clock because it draws much power or is hot | 降频
+throttling | 10 | - | the GPU lowers its clock because it draws much power or is hot | 降频
 # The method
 head | 00 | - | one of several attentions computed side by side | 注意力头
 softmax | 00 | - | exponentials of a row, divided by their sum | 归一化指数函数
@@ -123,7 +127,7 @@ split-K | 07 | warp_split | the keys are divided among workers, which must merge
 split-Q | 07 | warp_split | the queries are divided among workers, which need nothing from each other | 按查询切分
 # The ladder
 base 2 | rung 06 | - | 2ˣ instead of eˣ: scale and log₂e are one factor, and the hardware has 2ˣ | 以二为底
-pipelining | rung 10 | - | the next tiles are being copied while this one is computed | 软件流水
+pipelining | 10 | - | the next tiles are being copied while this one is computed | 软件流水
 stage | 12a | pipes | one of the places of a ring or of a pipeline; it has room for one tile | 流水级
 bulk copy | rung 14 | bulk_copy | a copy of a whole tile that one thread starts and the copy engine carries out |
     批量拷贝

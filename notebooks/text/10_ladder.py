@@ -4,23 +4,32 @@
 # %% [markdown]
 # # 10 · The ladder, measured
 #
-# **What did each change buy on a real GPU, and why?**
+# **What did each change gain on a real GPU, and why?**
 #
-# So far the chapters counted. Now we measure. The package holds the same attention 24 times, as a *ladder*: rung 00 is
-# standard attention, and each rung changes one thing in the rung before. A model says what the change should give. Where
-# prediction and measurement disagree, there is something to learn.
+# Chapter 08 wrote a kernel that is right. This chapter makes it fast, in the way that a GPU programmer works: guess what the
+# kernel waits for, read the counters that can refute the guess, find the machine instructions behind the largest wait, change
+# one thing, and time the kernel again. We go through two such rounds slowly, from rung 09 of the ladder to rung 11. All other
+# rungs are the same loop with another cause, and they fit on one screen.
+#
+# The package holds the same attention 24 times as a *ladder*. Rung 00 is standard attention, and each rung changes one thing
+# in the rung before. A model predicts what the change should give. If prediction and measurement disagree, there is something
+# to learn.
 #
 # After this notebook you can
 #
 # - time a GPU call so that somebody else gets the same number,
-# - predict what a change of a kernel gives, from its registers, its instructions and the size of the launch,
-# - say what a kernel waits for: bytes, instructions, another product, or the power supply.
+# - go from a stall that a profiler reports to the instructions behind it, and to a change that removes it,
+# - predict what a change gains, from a kernel's registers, its instructions and the size of the launch,
+# - decide what limits a kernel: bytes, instructions, another product, or the power supply.
 #
-# *Time: 45 minutes. Hardware: any laptop; every measured number was recorded on one GPU. Before this:
-# [06](06_parallelism.ipynb), [08](08_triton_forward.ipynb) and [09 · The Triton backward kernels](09_triton_backward.ipynb).*
+# *Time: 95 minutes; the walk from rung 09 to rung 11 is the first half. Hardware: any laptop with Linux; every measured number
+# was recorded on one GPU. Before this: [06](06_parallelism.ipynb), [08](08_triton_forward.ipynb) and [09 · The Triton backward
+# kernels](09_triton_backward.ipynb).*
 
-# %%
-from itertools import pairwise
+# %% tags=["hide-input"]
+import re
+import textwrap
+from itertools import groupby, pairwise
 
 from IPython.display import Markdown
 
@@ -32,77 +41,31 @@ from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.tools import ladder as climbed
+from fa2_lab.tools.xray import loops, xray
 from fa2_studio.bench import experiments
+from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## How do we time a kernel?
 #
 # The *host*, the computer that gives the orders, puts a kernel into a queue and goes on. A stopwatch around the call
-# times only how long it takes to enter the queue. So the GPU itself stamps the time, at two *events* in the queue,
-# before and after the call. Each of the other rules keeps a wrong number out:
+# therefore times only how long it takes to enter the queue. Instead, the GPU itself stamps the time at two *events* in the
+# queue, one before the call and one after it. Each of the other rules keeps a wrong number out:
 #
 # | rule | what goes wrong without it |
 # | --- | --- |
 # | check the answer in float64 first | a kernel that skips a tile is faster |
 # | warm up | the first call compiles the kernel |
-# | take turns (of two: A B B A) | a warm GPU lowers its clock, so the later kernel loses |
+# | let the kernels alternate (of two: A B B A) | a warm GPU lowers its clock, so the later kernel loses |
 # | take the median | one disturbed call moves a mean |
 # | overwrite the L2 cache before each call | the second call finds its inputs in it |
-
-# %% [markdown]
-# ## The whole climb
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-live("climb")
-
-# %% [markdown]
-# The bars are TFLOP/s, forward, with 16 heads at batch 4 (64 in all), N = 4,096, d = 128. We count only FLOPs that the answer
-# needs: $4N^2d$ a head, half if causal. In the still picture a purple bar gains 8% or more, with or without the mask, and a
-# pale one loses: that teaches as much. The lines are FlashAttention-3, the kernel of FlashAttention's authors for Hopper. In a
-# terminal, `fa2-lab ladder 07 08` prints one change on a page.
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-record = load("ladder")
-Markdown("\n".join(climbed.markdown(record)))
-
-# %% [markdown]
-# ## What should a change give?
 #
-# In Triton's rungs a program is a *warpgroup*, four warps with 64 rows. It takes each tile through the units of its SM in
-# turn: the way from L2 into shared memory (`path` below), the tensor cores, the *issue slots* (each of the SM's four
-# schedulers starts one instruction a clock), the exponential unit. It also waits $w$ clocks that no other program makes
-# longer. Alone, a program takes $T_1 = w + \sum_u D_u$ clocks for a tile, $D_u$ of them at unit $u$. A second program on the
-# SM does the same, and the two queue. On rung 03 a program stands 1,111 of its 2,753 clocks on the path. So whoever comes
-# there finds the other one with probability 0.40 and waits for it (we take its whole 1,111 clocks): 1.40 · 1,111 together.
-#
-# $$\begin{aligned} T_2 &= w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \\
-# T_3 &= w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right) \end{aligned}$$
-#
-# In $T_2$ clocks both finish a tile, so a tile costs $T_2 / 2$. A third finds two others; each stands $D_u (1 + D_u / T_1)$
-# of its $T_2$ clocks at unit $u$. And so on: this is *mean-value analysis*.
-#
-# $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted to rungs 07 and 09: the speed of the way
-# from L2, and $w$. From rung 10 on copies run ahead, so the way from L2 leaves the sum, and $w$ is fitted again, to rungs
-# 11 to 16: there *predicted* means fitted. Here is rung 03, and how it would be if a third program fitted:
-
-# %%
-rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
-demands = model.units(rung)
-alone = model.WAIT + sum(demands.values())
-two = model.WAIT + sum(D * (1 + D / alone) for D in demands.values())
-print(", ".join(f"{unit} {D:.0f}" for unit, D in demands.items()), f"clocks; wait {model.WAIT}")
-three = model.clocks(rung, programs=3)  # by the same rule
-print(f"a tile costs {alone:.0f} clocks with one program,", end=" ")
-print(f"{two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
-
-# %% [markdown]
-# A second program makes the SM a good half faster, and a third another fifth. So the first question about a change is not
-# how much work it saves. It is: **how many programs fit on an SM afterwards?** An SM has 65,536 registers. Of programs of
-# 128 threads with r registers each (rounded up to a multiple of 8) 65,536 / (128 r) fit: three, if r is at most 168. (From
-# rung 10 on shared memory is a second limit.)
+# `fa2-lab bench ladder` times every rung by these rules, and its recorded run is where this chapter's numbers come from. We
+# count only FLOPs that the answer needs, which are $4N^2d$ per head, and half as many if the mask is causal.
 
 # %% tags=["hide-input"]
+record = load("ladder")
 timed = {}
 for row in record.rows:
     p = row.problem
@@ -122,22 +85,355 @@ def factor(number, row):
     return row.ratio(new, old)
 
 
-def card(number, *counters):
-    return Markdown(climbed.card(record, ladder.find(number), *counters))
-
-
 def answer(name, mask=False, d=128):  # to an experiment: a rung launched in another way
     return experiments.ratio(record, name, d, mask, heads=8192 // d)
 
+
+def held(number, mask=False, what="programs"):
+    return reasons.facts()[ladder.find(number), mask, 128][what]
+
+
+def count(number, what):
+    return counts[ladder.find(number)][what]
+
+
+cores = "tensor cores at work, %"
+for number in ("09", "10", "11"):
+    speed_of = full.rate(ladder.find(number))
+    print(f"rung {number}: {speed_of:.0f} TFLOP/s, with 64 heads of 4,096 tokens, d = 128, no mask")
+
 # %% [markdown]
-# ## Why do tiles alone lose?
+# Rungs 09 to 11 compute the same numbers in the same tiles of 64 × 64, with the same four warps per program. Yet rung 11 is
+# more than half as fast again as rung 09. Two small changes did that. How would one find them?
 #
-# Rung 01 has FA1's loops, *Algorithm 1 as printed, one worker a head*, with tiles of 64 × 64 like the rungs up to 17. S and
-# P never touch HBM. Yet it is much slower than standard attention. O, $\ell$ and m travel at every tile instead: rung 00
-# moves about $4N^2$ elements, and rung 01 about $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and $B_c$ =
-# 64. In bytes that is 1.7 times as much. And its 64 programs, on 132 SMs, draw less than half as many bytes a second.
+# ## What does rung 09 wait for?
+#
+# In each step of its loop, rung 09 loads a tile of K and a tile of V, multiplies, takes the exponentials, and multiplies
+# again. Between the request for a number and its arrival passes a time that is called the *latency* of the load. In rung 09
+# nothing else of this program can run meanwhile, because the product needs the tile.
+#
+# **Hypothesis.** Rung 09 waits for data. If that is so, its tensor cores should be idle for most of the time, and the
+# largest wait that the hardware counts should be the wait for memory. If either is not so, the hypothesis is wrong.
+#
+# NVIDIA's profiler *Nsight Compute* (`ncu`) reads the hardware's counters. With a GPU, this line profiles the third call:
+#
+# ```bash
+# ncu -k regex:forward_kernel -s 2 -c 1 --set full python -c "
+# import torch; from fa2_lab.kernels import ladder
+# q, k, v = torch.randn(3, 4, 16, 4096, 128, device='cuda', dtype=torch.bfloat16)
+# for _ in range(3): ladder.load('09').forward(q, k, v, False)"
+# ```
+#
+# It prints pages of numbers. Three of them are enough to begin with. Here they are from the recorded run, and without a GPU
+# `fa2-lab ladder 09 10` lists the same counters:
+
+# %% tags=["hide-input"]
+def page(*numbers):
+    columns = [(f"rung {n}", {x: y for x, y in counts[ladder.find(n)].items() if x.startswith("stall: ")}) for n in numbers]
+    print(f"{'section of ncu':20}{'what to read':38}" + "".join(f"{name:>10}" for name, _ in columns))
+
+    def line(section, what, cells):
+        print(f"{section:20}{what:38}" + "".join(f"{cell:>10}" for cell in cells))
+
+    line("Speed Of Light", "1. tensor cores at work", [f"{count(n, cores):.0f}%" for n in numbers])
+    line("", "   issue slots used", [f"{count(n, 'issue slots used, %'):.0f}%" for n in numbers])
+    line("Occupancy", "2. programs on an SM", [held(n) for n in numbers])
+    line("Warp State", "3. clocks of waiting per instruction", [f"{sum(stalls.values()):.2f}" for _, stalls in columns])
+    for stall in sorted(columns[0][1], key=columns[0][1].get)[:-5:-1]:
+        line("", f"   of these {stall[7:]}", [f"{stalls[stall]:.2f}" for _, stalls in columns])
+
+
+page("09")
+
+# %% [markdown]
+# 1. **How near is a unit to its limit?** The tensor cores work a third of the time, and the four schedulers of an SM use a
+#    quarter of their issue slots. No unit is the limit, so the warps wait.
+# 2. **How many others could work meanwhile?** Two programs of four warps fit on an SM, which has places for 64 warps. The
+#    share of the places taken is called *occupancy*. Here it is 8 of 64, or 12.5%.
+# 3. **What do the warps wait for?** A *stall* is the time that warps cannot issue their next instruction, in clocks per
+#    issued instruction, and the counter names the reason. `long_scoreboard` is the wait for L2 or DRAM. It is the largest.
+#
+# So the hypothesis survives. Where in the code is this wait? `fa2-lab xray 09 --full --sass` compiles the rung for an H200
+# and prints its machine code. No GPU is needed for that. From the loop without a mask we keep the instructions that load,
+# multiply, take exponentials or wait; a number says how often an instruction is repeated:
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+KEPT = r"(?:@!?U?P\w+ )?(LDGSTS|LDGDEPBAR|LDG|STS|BAR\.SYNC|DEPBAR|WARPGROUP\.\w+|HGMMA|MUFU)"
+
+
+def main_loop(rung):  # its instructions that matter here
+    (kernel,) = xray(rung, "sm_90", causal=False)
+    texts = re.split(r"^\s*\.L_x_\d+:", kernel.stages["sass"], flags=re.MULTILINE)
+    body = next(text for text in texts[1:] if "HGMMA" in text)
+    return re.findall(rf"^\s*/\*[0-9a-f]{{4,}}\*/\s+{KEPT}", body, re.MULTILINE), loops(kernel.stages["sass"])
+
+
+def listing(number):
+    print(f"rung {number}:")
+    runs = [(name, len([*same])) for name, same in groupby(machine[number][0])]
+    words = (f"{n}\u00a0×\u00a0{name}" if n > 1 else name for name, n in runs)
+    print(textwrap.indent(textwrap.fill(" → ".join(words), 112, break_long_words=False), "    "))
+
+
+machine = {number: main_loop(number) for number in ("09", "10", "11")}
+listing("09")
+
+# %% [markdown]
+# `LDG` loads from L2 or DRAM into registers, `STS` stores from registers into shared memory, `HGMMA` is an instruction of the
+# tensor cores, and `BAR.SYNC` is a barrier for the program's warps. An `LDG` itself takes no time: the hardware marks its
+# register as *not there yet* in a table, the *scoreboard*, and the warp goes on. It stops at the first instruction that reads
+# such a register, and that is the `STS`. So each step waits at its first `STS` until the tile has come all the way. Only
+# then the products begin, and while they run, nothing is under way for the next step.
+#
+# ## What if the copies run ahead?
+#
+# The remedy is to ask for a tile before it is needed. This is called *prefetching*. In a loop it becomes *pipelining*: the
+# copy of tile n + 1 or n + 2 is under way while tile n is in use. For this, shared memory needs room for several tiles, the
+# *stages*. In Triton one argument of the launch asks for it:
+#
+# ```diff
+# -    num_warps=4, num_stages=1
+# +    num_warps=4, num_stages=3
+# ```
+#
+# On GPUs from the A100 on, the copies then use another instruction, `cp.async` (in machine code, `LDGSTS`). It moves data
+# from L2 or DRAM straight into shared memory. No register is in between, so no `STS` has to wait for one: the warp starts the
+# copy and goes on. Copies are counted in groups. `LDGDEPBAR` ends a group, and `DEPBAR` waits until at most so many groups
+# are still under way.
+#
+# When does each step end? Take three rules. The copy of tile n may start as soon as its stage is free, which is when the work
+# on tile n − stages has ended; the first copies start at 0. A copy takes `copy` clocks, whatever else is under way. The work
+# on tile n, which takes `work` clocks, starts when its copy has ended and the work on tile n − 1 has ended.
+#
+# **Build.** Return the times at which the work on each tile ends, in order.
 
 # %%
+def pipeline(tiles, stages, copy, work):
+    ...
+
+
+# %% tags=["hide-input"]
+def by_rules(tiles, stages, copy, work):
+    found = []
+    for n in range(tiles):
+        arrived = copy + (found[n - stages] if n >= stages else 0)
+        found.append(max(arrived, found[-1] if found else 0) + work)
+    return found
+
+
+cases = {
+    "one stage, 4 tiles. Does each copy start only when the work on the tile before has ended?": (4, 1, 4, 5),
+    "two stages, short copies. Does the work on a tile wait for the work before it, too?": (4, 2, 1, 5),
+    "two stages, long copies. Does the work wait until its tile is there?": (5, 2, 9, 2),
+    "three stages. Is a stage free when the work on tile n − 3 has ended, not on tile n − 2?": (7, 3, 9, 2),
+    "more stages than tiles. Do all copies start at 0?": (3, 8, 4, 5),
+}
+check(pipeline, *(Case(words, case, by_rules(*case)) for words, case in cases.items()))
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def pipeline(tiles, stages, copy, work):
+#     ends = []
+#     for n in range(tiles):
+#         start = ends[n - stages] if n >= stages else 0  # its stage is free
+#         before = ends[n - 1] if n else 0
+#         ends.append(max(start + copy, before) + work)
+#     return ends
+# ```
+# </details>
+#
+# The picture shows five tiles with one stage and with three. Here a copy takes 4 units and the work on a tile takes 5, about
+# as in rung 09. A digit is the number of the tile that is being copied or worked on.
+
+# %% tags=["hide-input"]
+def timeline(tiles, stages, copy, work):
+    ends, lanes = by_rules(tiles, stages, copy, work), {}
+    width = ends[-1]
+    for n, end in enumerate(ends):
+        start = ends[n - stages] if n >= stages else 0
+        for lane, begin, length in ((f"copy to stage {n % stages}", start, copy), ("work", end - work, work)):
+            drawn = lanes.setdefault(lane, ["·"] * width)
+            drawn[begin : begin + length] = str(n) * length
+    print(f"{stages} stage{'s' * (stages > 1)}: the last tile is done at {width}")
+    for lane in sorted(lanes):
+        print(f"    {lane:16} {''.join(lanes[lane])}")
+
+
+for stages in (1, 3):
+    timeline(5, stages, 4, 5)
+
+# %% [markdown]
+# With one stage, each step takes 9 units. With three, only the first copy is seen, and after it each step takes the 5 units
+# of the work. This is a picture of one program alone. In rung 09 a second program on the SM already fills some of the gaps,
+# so the package's model (folded below) predicts a gain of 1.66 for rung 10, and not of 9/5.
+#
+# **Predict.** A copy takes 10 units and the work on a tile takes 5. With how many stages does the work never wait after the
+# first tile?
+#
+# - ☐ 2
+# - ☐ 4
+# - ☐ 3
+#
+# <details><summary>Answer</summary>
+#
+# **3.** A stage is busy for copy + work = 15 units per tile. If the work never waits, a tile is finished every 5 units, so
+# 15 / 5 = 3 stages must be in rotation. With two, a tile is finished only every 7.5 units on average. In general, the work
+# never waits if stages ≥ 1 + copy / work.
+#
+# ```python
+# for stages in (1, 2, 3, 4):
+#     ends = by_rules(41, stages, 10, 5)
+#     print(f"stages: {stages}, units for each tile: {(ends[-1] - ends[0]) / 40}")
+# ```
+#
+# ```text
+# stages: 1, units for each tile: 15.0
+# stages: 2, units for each tile: 7.5
+# stages: 3, units for each tile: 5.0
+# stages: 4, units for each tile: 5.0
+# ```
+# </details>
+
+# %% [markdown]
+# ## Why does rung 10 gain less than predicted?
+
+# %% tags=["hide-input"]
+predicted = reasons.predicted(*pair("10"), causal=False, d=128)
+print(f"rung 10 over rung 09: predicted × {predicted:.2f}, measured × {factor('10', full):.2f}\n")
+page("09", "10")
+
+# %% [markdown]
+# The wait for data has nearly gone, as the hypothesis said. But the gain is far smaller than predicted, so another wait has
+# taken its place: `barrier`, the wait for the program's other warps. There are as many barriers in the loop as before. What
+# are the warps doing there? Look at the machine code again (`fa2-lab xray 10 --full --sass`):
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+listing("10")
+
+# %% [markdown]
+# The copies are at the end of the loop now, and they are `LDGSTS`. But look at the products. On Hopper a product is
+# *asynchronous*, just as a copy is. `HGMMA` only starts it. The four warps of the program start it together and go on, and
+# the tensor cores work beside them. `WARPGROUP.ARRIVE` announces that the operands in registers are ready, and
+# `WARPGROUP.DEPBAR` waits until products that were started have ended. A warp that reads a
+# result must have passed such a wait.
+#
+# $QK^\top$ of one tile is 8 such instructions, one for each 16 of d = 128, and $PV$ is 4, one for each 16 of 64 keys. The 8
+# add into the same block of S, and nobody reads S before the last one. So one wait after the eighth is enough, and rung 09 has
+# exactly that: 2 waits per tile, one for each product. In rung 10 there are 12, one after each instruction. So the tensor cores
+# stop after each of them, until the warps have noticed and have started the next one. The counters have no name for this
+# wait of their own. Probably they count it as `barrier`, because the warps meet there.
+#
+# Nothing in the Triton code asks for these waits. NVIDIA's compiler put them in, because it could not prove that the products
+# may run on. Since rung 08 the kernel has had two loops, first the tiles without a mask and then the masked ones on the
+# diagonal. The guess of the package's authors is that a product of the long loop may still be under way when the second loop
+# begins, and that the compiler gives up there.
+#
+# **Hypothesis.** If the masked loop comes first, no product of the long loop is under way when another loop begins, and the
+# compiler need not wait after each instruction. The sum over the tiles has another order then, which does not matter to
+# online softmax. If the guess is right, the waits vanish from the listing, even before we time anything.
+#
+# ## What did exchanging the loops do?
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+listing("11")
+for number, (_, found) in machine.items():
+    waits = [loop.waits for loop in found]
+    print(f"rung {number}: waits for products in its two loops: {waits}")
+
+# %% tags=["hide-input"]
+page("09", "10", "11")
+print()
+for number in ("10", "11"):
+    print(f"rung {number} over the rung before: no mask × {factor(number, full):.2f}, causal × {factor(number, causal):.2f}")
+
+# %% [markdown]
+# All waits but one have gone from each loop, `barrier` has fallen to a third, and the tensor cores work more than half of the
+# time. The eight instructions of $QK^\top$ are started in a row, and so are the four of $PV$. $PV$ even runs on while the
+# next copies are started and the next $QK^\top$ begins, because the only wait comes after $QK^\top$.
+#
+# This is the clearest cause on the ladder: the same work, nearly the same instructions, the same registers, and waits that
+# can be counted. An experiment agrees. Launched with `num_stages=1`, rung 11 waits twice, once per product, as rung 09 does,
+# and without a mask the order of the loops then gains nothing. Under the mask it still gains 8%, with as many registers, and
+# we do not know why.
+#
+# With a GPU, `python -m fa2_lab.kernels.ladder.r11_diagonal_first` times rung 11 beside rung 10, after it has checked both.
+# Without one, `fa2-lab ladder 10 11` prints the change in the code and everything that was recorded of it.
+#
+# **Predict.** The tensor cores work 54% of the time in rung 11. What is the most that any further change can gain, if the
+# kernel keeps all its products?
+#
+# - ☐ × 1.5
+# - ☐ × 1.84
+# - ☐ there is no such limit
+#
+# <details><summary>Answer</summary>
+#
+# **× 1.84.** If the tensor cores work a share $a$ of the time, a kernel with the same products can at best keep them busy all
+# the time, which gains $1/a$.
+#
+# ```python
+# print(f"1 / {count('11', cores) / 100:.3f} = {100 / count('11', cores):.2f}")
+# ```
+#
+# ```text
+# 1 / 0.543 = 1.84
+# ```
+# </details>
+#
+# ## From a stall to a change
+#
+# The two rounds were two lines of a table. Here are the others. In `ncu` the reasons are in the section *Warp State*, and its
+# *Source* page shows them beside each instruction.
+#
+# | the stall | the warp waits for | look for | then try | on the ladder |
+# | --- | --- | --- | --- | --- |
+# | `long_scoreboard` | data from L2 or DRAM | `LDG`, `DEPBAR` | prefetch in more stages, more programs on the SM, fewer bytes | 10 |
+# | `barrier` | other warps of the program | `BAR.SYNC`, on Hopper also `WARPGROUP.DEPBAR` | fewer and larger tiles, products that run on | 11, 18 |
+# | `short_scoreboard` | shared memory or the exponential unit | `LDS`, `MUFU` | fewer exponentials, another layout | 20 |
+# | `mio_throttle` | the queue to shared memory and special units | `STS`, `LDS`, `MUFU` | wider accesses, the copy engine | 14 |
+# | `wait` | a fixed few clocks after each instruction | long chains | fewer instructions, more independent ones | 06, 14 |
+# | `math_pipe_throttle` | a unit that is busy | `HGMMA`, `FFMA` | nothing: this unit is the limit | |
+# | no stall is large, few warps | | registers, shared memory | a smaller tile or `maxnreg`, so that one more program fits | 05 |
+# | no stall at all, but slow | | the clock, the power | fewer bytes, because bytes cost power | 13, 17 |
+#
+# Two warnings. A stall tells you what a warp waits for, not that it matters: if another warp issues meanwhile, the wait is
+# hidden. And as rung 10 shows, when one wait goes, the next one appears, so
+# do not expect to gain all of the time that a wait has taken.
+
+# %% [markdown]
+# ## The whole ladder on one screen
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("climb")
+
+# %% [markdown]
+# The chart shows TFLOP/s, forward, with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. The lines are
+# FlashAttention-3, the kernel of FlashAttention's authors for Hopper. A rung that loses teaches as much as one that gains.
+# Folded below are the list of all rungs, with what limited the one before and what the change took away, and the one counter
+# that moved with each change. In a terminal, `fa2-lab ladder 07 08` prints one change on a page.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+Markdown("\n".join(climbed.markdown(record)))
+
+# %% tags=["hide-input"]
+issued, hbm, l2 = "issue slots used, %", "DRAM bytes read", "L2 bytes"
+moved = climbed.several(record, r05=cores, r06=issued, r07="", r08=cores, r09=issued, r10="stall: long_scoreboard",
+                        r11="stall: barrier", r12=hbm, r13=hbm, r14=issued, r15="", r16=issued, r17=l2, r18=l2,
+                        r19=issued, r20=cores, r21=cores, r22=cores, r23=l2)  # fmt: skip
+Markdown(f"<details><summary>One counter for each change, before and after</summary>\n\n{moved}\n\n</details>")
+
+# %% [markdown]
+# ## What did FA2's own ideas gain?
+#
+# Rungs 00 to 05 are the two papers. Rung 01 has FA1's loops, *Algorithm 1 as printed, one worker per head*, with tiles of
+# 64 × 64 like the rungs up to 17. S and P never reach DRAM. Yet it is much slower than standard attention, for two reasons.
+# O, $\ell$ and m travel at every tile instead: rung 00 moves about $4N^2$ elements, and rung 01 about $N^2 (3d + 4) / B_c$,
+# which is $6N^2$ for d = 128 and $B_c$ = 64. In bytes that is 1.7 times as much. And its 64 programs, on 132 SMs, draw less
+# than half as many bytes per second.
+
+# %% tags=["hide-input"]
 def dram(number):
     return sum(counts[ladder.find(number)][name] for name in roofline.DRAM) / 1e9
 
@@ -153,47 +449,27 @@ print("rung   asked for, GB   DRAM moved, GB   TFLOP/s")
 for number, moved in asked.items():
     rate = full.rate(ladder.find(number))
     print(f"{number}{64 * moved / 1e9:18.2f}{dram(number):17.2f}{rate:10.0f}")
-
-# %% [markdown]
-# In the first three lines the count and the GPU's counter agree. Rung 02 swaps the loops, so that o, $\ell$ and m stay on
-# the chip. In rung 03 each row block has a program of its own. The row blocks of a head run at the same time, and read the
-# same K and V, 2 MiB a head. The first to ask brings a tile into L2, and the others find it there.
-
-# %% tags=["hide-input"]
 for heads, row in ((64, full), (8, few)):
     old, new = (ladder.find(n) for n in ("02", "03"))
     predicted = reasons.predicted(old, new, causal=False, d=128, heads=heads)
-    print(f"{heads:2} heads: predicted × {predicted:.1f}, measured × {row.ratio(new, old):.1f}")
+    print(f"rung 03 over 02, {heads:2} heads: predicted × {predicted:.1f}, measured × {row.ratio(new, old):.1f}")
 
 # %% [markdown]
-# The model knows SMs and programs, and lets every byte come from L2. With 8 heads that is so in both rungs: their K and V,
-# 16 MiB, fit in L2. With 64 heads those of rung 02, 128 MiB, do not. What the prediction lacks there is the price of DRAM.
+# In the first three lines the count and the GPU's counter agree. Rung 02 swaps the loops, so that o, $\ell$ and m stay on
+# the chip. In rung 03 each row block has a program of its own, which is worth most of all changes. The row blocks of a head
+# run at the same time and read the same K and V, 2 MiB per head. The first to ask brings a tile into L2, and the others find
+# it there. The model knows SMs and programs, and lets every byte come from L2. With 8 heads that is so in both rungs, because
+# their K and V, 16 MiB, fit in L2. With 64 heads those of rung 02, 128 MiB, do not, and the prediction lacks the cost of DRAM.
 #
-# ## Is DRAM still the limit?
-
-# %% tags=["nbval-ignore-output"]
-show(roofline.draw(**roofline.data()))
-
-# %% [markdown]
-# A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM (its
-# *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matrix product
-# (GEMM). Drawn over f they are a *roofline*. They meet at the *ridge*. Rungs 00 to 02 stand left of it, 01 and 02 far below
-# the slope: 64 programs cannot ask for more bytes. From rung 03 on, all stand to the right (12, not drawn, only barely): ask
-# no longer what DRAM does, but what the tensor cores wait for.
-
-# %% [markdown]
-# ## What did deferring the division buy?
+# Rungs 04 and 05 are tweak 1, which divides once, at the end. By chapter 04's count of operations it may gain 8% at most. To
+# see what gains, it was split in two. Rung 04 computes p against the new maximum and still divides in every tile: it gains
+# nothing. Rung 05 defers the division, and gains 24% without a mask. Rungs 03 and 04 scale PV before they add it, so the
+# product needs registers of its own beside o, 64 of them, and 50 are saved in rung 05, where the tensor cores add it to o in
+# place. The registers count here, not the operations, because an SM has 65,536 of them. Of programs with 128 threads and r
+# registers per thread (rounded up to a multiple of 8), 65,536 / (128 r) fit, which is three if r is at most 168. Rung 05 has
+# exactly 168. Under the mask the same change leaves 174, a few too many for a third program, and gains nothing.
 #
-# FA2's first tweak: divide once, at the end. By chapter 04's count of operations it may gain 8% at most. To see what gains, it
-# was split in two. Rung 04 computes p against the new maximum, and still divides in every tile. Rung 05 defers the division.
-
-# %% tags=["hide-input"]
-card("05", "tensor cores at work, %")
-
-# %% [markdown]
-# Rungs 03 and 04 scale P V before they add it, so the product needs a place of its own beside o: 64 registers, of which 50 are
-# saved. In rung 05 the tensor cores add it where o lies. The registers count, not the operations. Under the mask the same
-# change gains nothing: it leaves 174 registers, a few too many for a third program.
+# ## What is a third program worth?
 #
 # A launch argument, `maxnreg=168`, forces the compiler to use at most 168 registers. It saves no instruction:
 
@@ -203,77 +479,91 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
     print(f"rung {number}{', causal' * mask}, at 168 registers: × {gain:.2f}")
 
 # %% [markdown]
-# Now three programs fit. So the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 gains,
-# too. Rung 03 gains far less: at 168 registers it spills.
+# Now three programs fit. So the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 gains as
+# well. Rung 03 gains far less, because at 168 registers it spills. So the first question about a change is not how much work
+# it saves. It is **how many programs fit on an SM afterwards**. From rung 10 on shared memory is a second limit: the tiles
+# that run ahead take 112 KiB, 113 with the system's, of an SM's 228, so two programs fit, however few registers they have.
 #
-# ## Why can saved work lose?
-#
-# Rung 06 folds the scale and $\log_2 e$ into one multiply-add, and drops the guard that `exp` has for *denormals*, results
-# too small for a normal float32. Rung 07 skips tiles above the diagonal. Rung 08 tests the mask only where it cuts, with a
-# second loop. Rung 09 takes the condition off the loads of the other loop.
-
-# %% tags=["hide-input"]
-issued, busy = "issue slots used, %", "tensor cores at work, %"
-Markdown(climbed.several(record, r06=issued, r07="", r08=busy, r09=issued))
-
-# %% [markdown]
-# Read the column *per SM*, programs without a mask/causal. 06, causal: a third one fits, and gains more than the instructions
-# saved. 07, causal: half of the tiles go, and so does the third program: × 1.51, not × 2. 08, no mask: the second loop, a
-# second copy of the code, takes registers and the third program with them. A change that saves work loses. How much, depends
-# on the number of heads. Rung 09 (two programs) over rung 07 (three), without a mask:
+# How much an extra program gains depends on the launch. Without a mask, rung 07 has three
+# programs on an SM. Rung 09 has two, because its second loop is a second copy of the code and takes registers:
 
 # %% tags=["nbval-ignore-output"]
 show(saw.draw(**saw.data()))
 
 # %% [markdown]
-# Each step of the line is one wave more for the one rung or for the other. 6 heads are 384 programs. Three on each of 132
-# SMs are 396 places: one wave. Two on each are 264: a full wave, and a second one that is less than half full. With 8 heads
-# it is the other way round: 512 programs nearly fill 264 places twice, and 396 places once and a bit. So a factor belongs
-# to a change *and* to a shape. The model is too high with 8, 16 and 20 heads, at 20 even above 1: it lets all programs of a
-# wave end at once, while real ones drift apart (likely; their times one by one would tell).
-#
-# ## What if the copies run ahead?
-#
-# Rung 10 changes one argument, `num_stages=3`: the copies of two tiles are under way while a third is computed.
+# Each step of the line is one more wave for one rung or for the other. 6 heads are 384 programs. With three on each of 132
+# SMs there are 396 slots, so they take one wave. With two there are 264, so they take a full wave and a second one that is
+# less than half full. With 8 heads it is the other way round: 512 programs nearly fill 264 slots twice, and 396 slots once
+# and a bit. So a factor belongs to a change *and* to a shape. The model is too high with 8, 16 and 20 heads, at 20 even
+# above 1. It lets all programs of a wave end at once, while real ones drift apart. That is likely, but only their individual
+# times would prove it.
 
 # %% tags=["hide-input"]
-card("10", "stall: long_scoreboard", "tensor cores at work, %")
+rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
+demands = model.units(rung)
+alone = model.WAIT + sum(demands.values())
+two = model.WAIT + sum(D * (1 + D / alone) for D in demands.values())
+print(", ".join(f"{unit} {D:.0f}" for unit, D in demands.items()), f"clocks; wait {model.WAIT}")
+three = model.clocks(rung, programs=3)  # by the same rule
+print(f"rung 03: a tile costs {alone:.0f} clocks with one program,", end=" ")
+print(f"{two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
 
 # %% [markdown]
-# A *stall* is the clocks that all warps wait, divided by the instructions issued. `long_scoreboard` is the wait for L2 or HBM.
-# It falls, as it should. But the gain is smaller than predicted, and the machine code shows why: 12 waits for products, one
-# behind each instruction, where 2 stood. $QK^\top$ of a tile is 8 instructions of the tensor cores, one for each 16 of d =
-# 128, and PV is 4, one for each 16 of 64 keys. In this order of the two loops NVIDIA's compiler lets none of the 12 run on.
-# Why the order matters to it, the next card guesses. Rung 11 only exchanges the two loops. (The tiles that run ahead need
-# room: 112 KiB of shared memory, 113 with the system's, of an SM's 228. So two programs fit, however few registers they have.)
-
-# %% tags=["hide-input"]
-card("11", "tensor cores at work, %")
-
-# %% [markdown]
-# This is the clearest cause on the ladder: the same work, nearly, the same registers, and waits that can be counted. `fa2-lab
-# xray 10 --full --sass` lists `WARPGROUP.DEPBAR` 24 times, 12 in each of the two loops. For rung 11 it lists 4: one in each
-# loop, and one after each has ended. (Launched with `num_stages=1`, rung 11 waits twice, once a product, as rung 09 does, and
-# without a mask the order gains nothing. Under it 8%, with as many registers: we do not know why.)
+# By the model, a second program makes the SM more than 50% faster, and a third one adds another fifth.
 #
-# ## From rung 12 on: order, then Hopper
+# <details><summary>Where the predictions come from: programs that queue at the units of an SM</summary>
 #
-# Rungs 12 and 13, still for every GPU, choose the order of row blocks. Rungs 14 to 23 use what only Hopper chips have. Here
-# they are names and numbers; [chapter 12a](12a_hopper_rungs.ipynb) builds 15 to 23.
+# In Triton's rungs a program is a *warpgroup*, four warps with 64 rows. It takes each tile through the units of its SM one
+# after the other. These are the path from L2 into shared memory (`path` above), the tensor cores, the *issue slots* (each of
+# the SM's four schedulers starts one instruction per clock), and the exponential unit. It also waits $w$ clocks that no
+# other program makes longer. Alone, a program takes $T_1 = w + \sum_u D_u$ clocks for a tile, $D_u$ of them at unit $u$.
+#
+# A second program on the SM does the same, and the two queue. On rung 03 a program spends 1,111 of its 2,753 clocks on the
+# path. So a program that comes there finds the other one with probability 0.40 and then waits for it. We take its whole 1,111
+# clocks for this wait, so on average the path takes 1.40 · 1,111 clocks.
+#
+# $$\begin{aligned} T_2 &= w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \\
+# T_3 &= w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right) \end{aligned}$$
+#
+# In $T_2$ clocks both finish a tile, so a tile costs $T_2 / 2$. A third program finds two others, and each spends
+# $D_u (1 + D_u / T_1)$ of its $T_2$ clocks at unit $u$. And so on. This is called *mean-value analysis*.
+#
+# The $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted to rungs 07 and 09, the speed of the path
+# from L2 and $w$. From rung 10 on copies run ahead, so the path from L2 leaves the sum, and $w$ is fitted again, to rungs 11
+# to 16. For those rungs *predicted* means fitted.
+# </details>
+#
+# <details><summary>Rungs 06 to 09: can saved work lose?</summary>
+#
+# Rung 06 folds the scale and $\log_2 e$ into one multiply-add, and drops the guard that `exp` has for *denormals*, which are
+# results too small for a normal float32. Rung 07 skips tiles above the diagonal. Rung 08 tests the mask only in tiles that the
+# diagonal cuts, with a second loop for the others. Rung 09 takes the condition off the loads of that loop. In the list above,
+# read the column *per SM*, which has the programs without a mask and under it.
+#
+# - 06, causal: a third program fits, and that gains more than the saved instructions.
+# - 07, causal: half of the tiles go, but so does the third program. The gain is × 1.51, not × 2.
+# - 08, no mask: the second loop is a second copy of the code. It takes registers, and with them the third program. So a change
+#   that saves work loses.
+# </details>
+#
+# ## What does the order of the row blocks do?
+#
+# Rungs 12 and 13, still for every GPU, choose the order of row blocks.
 #
 # **Predict.** Rung 12 launches the heaviest row block of every head first, then the next heaviest of every head, and so on.
 # Without a mask all row blocks are equally heavy. What does it do there, with 64 heads?
 #
 # - ☐ nothing: blocks are equal, so their order does not matter
-# - ☐ it gains: the end of the launch is better filled
 # - ☐ it loses
+# - ☐ it gains: the end of the launch is better filled
 #
 # <details><summary>Answer</summary>
 #
-# **it loses.** 264 programs run at the same time. In rung 11 they are row blocks of some four heads, and find those heads'
-# K and V in L2. In rung 12 they are of all 64 heads, whose K and V do not fit there. So DRAM reads twelve times as much
-# (table below). Programs hardly wait for that, but it takes power, and the clock falls. Under the mask heavy blocks
-# no longer run last: with 64 heads that makes up for it. With 8 heads in all K and V fit in L2, and the gain is left alone:
+# **it loses.** 264 programs run at the same time. In rung 11 they are row blocks of about four heads, and find those heads'
+# K and V in L2. In rung 12 they are row blocks of all 64 heads, whose K and V do not fit there. So DRAM reads twelve times as
+# much (the folded list of counters has it). Programs hardly wait for that, but it takes power, and the clock falls. Under the
+# mask, heavy blocks no longer run last, and with 64 heads that makes up for the loss. With only 8 heads, K and V of all heads
+# fit in L2, and the gain is left alone:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
@@ -284,39 +574,52 @@ card("11", "tensor cores at work, %")
 # no mask × 0.91, causal × 0.99, causal with 8 heads × 1.42
 # ```
 # </details>
+#
+# <details><summary>Rungs 13 to 23: groups of heads, then what only Hopper has</summary>
+#
+# [Chapter 12a](12a_hopper_rungs.ipynb) builds rungs 15 to 23. Here they are names and numbers.
+#
+# - 13 takes heads in groups whose keys fit in L2, so DRAM reads half as much again as before rung 12, not twelve times.
+# - 14 lets Hopper's copy engine fetch whole tiles, so threads compute no addresses. 15 is 14 written in Gluon, where the
+#   program itself starts each copy. 16 gives the copies a warp of their own.
+# - 17 lets 128 rows share each tile of K and V instead of 64. Copies already run far enough ahead, so the saved bytes gain
+#   nothing, as the model says. 18 has tiles of 128 keys and therefore half as many, and waits, maxima and barriers are paid
+#   once per tile.
+# - From 20 on, the model of queues ends, because a warpgroup has two products under way at the same time. What is left is the
+#   limit $1/a$ of the question above.
+# </details>
+#
+# ## Is DRAM the limit?
 
-# %% tags=["hide-input"]
-hbm, l2 = "DRAM bytes read", "L2 bytes"
-Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16=issued, r17=l2, r18=l2,
-                         r19=issued, r20=busy, r21=busy, r22=busy, r23=l2))
+# %% tags=["nbval-ignore-output"]
+show(roofline.draw(**roofline.data()))
 
 # %% [markdown]
-# - 13 takes heads in groups whose keys fit in L2, so DRAM reads half as much again as before rung 12, not twelve times.
-# - 14 has Hopper's copy engine fetch whole tiles: threads compute no addresses. 15 is 14 written in Gluon, where the program
-#   itself starts each copy. 16 gives the copies a warp of their own.
-# - 17 lets 128 rows share each tile of K and V instead of 64. Copies run ahead far enough, so bytes saved gain nothing, as
-#   the model says. 18 has tiles of 128 keys, half as many: waits, maxima and barriers are paid for each tile.
-# - From 20 on the model of queues ends: a warpgroup has two products in flight. What is left is a limit. If the tensor
-#   cores work a share $a$ of the time, no change that keeps the products gains more than $1/a$.
+# A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM (its
+# *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matrix product
+# (GEMM). Drawn over f they are a *roofline*, and they meet at the *ridge*. Rungs 00 to 02 are left of it, and 01 and 02 are
+# far below the slope, because 64 programs cannot ask for more bytes. From rung 03 on, all rungs are to the right of the ridge
+# (12, not drawn, only barely). For those the question is no longer what DRAM does, but what the tensor cores wait for, as in
+# the two rounds above.
 #
 # ## When is the chip the limit?
 #
 # The GPU may draw 700 W. While a rung runs without a pause, `nvidia-smi` reads its clock and its power. Rungs 03, 04, 08 and
 # 09 draw 677 to 690 W at 1.97 GHz and more, which is the full clock. Rungs 00, 05 to 07, and all from 10 on run at a lower
-# clock, and all of these but rung 00 draw 678 to 701 W. A GPU lowers its clock when it would otherwise draw too much, so
-# power is the likely reason. These readings do not prove it, though, because rung 05 has a lower clock than rung 09 and
-# draws 10 W less. All gains so far are of runs with pauses. There the clock falls as well, but less.
+# clock, and all of these but rung 00 draw 678 to 701 W. A GPU lowers its clock when it would otherwise draw too much, which is
+# called *throttling*, so power is the likely reason. These readings do not prove it, though, because rung 05 has a lower
+# clock than rung 09 and draws 10 W less. All gains so far are of runs with pauses. There the clock falls as well, but less.
 #
 # **Predict.** With pauses rung 17 is 0.98 times as fast as rung 16, with half of its bytes from L2. And without a pause?
 #
+# - ☐ faster: bytes cost power
 # - ☐ slower by as much: bytes were not the limit
 # - ☐ slower still: the clock falls
-# - ☐ faster: bytes cost power
 #
 # <details><summary>Answer</summary>
 #
-# **faster: bytes cost power.** Rung 17 takes more cycles, and at the limit of power the bytes that do not move buy a higher
-# clock.
+# **faster: bytes cost power.** Rung 17 takes more cycles. But at the limit of power, the bytes that do not move leave power for
+# a higher clock.
 #
 # ```python
 # old, new = pair("17")
@@ -338,15 +641,15 @@ chip = {name: reasons.chip(record, name) for name in ladder.RUNGS}
 print("rung   gain in cycles   in time   tensor cores   L2, GB   without a pause: gain, GHz, W")
 for old, new in pairwise(ladder.RUNGS[10:]):
     gains = f"{in_cycles(old, new):14.2f}{full.ratio(new, old):13.2f}"
-    moved = f"{counts[new][busy]:13.0f}%{counts[new][l2] / 1e9:11.1f}{steady.ratio(new, old):22.2f}"
-    print(f"{new[1:3]}{gains}{moved}, {chip[new][0]:.2f}, {chip[new][1]:.0f}")
+    bytes_moved = f"{counts[new][cores]:13.0f}%{counts[new][l2] / 1e9:11.1f}{steady.ratio(new, old):22.2f}"
+    print(f"{new[1:3]}{gains}{bytes_moved}, {chip[new][0]:.2f}, {chip[new][1]:.0f}")
 first, last = ladder.find("17"), ladder.RUNGS[-1]
 
 # %% [markdown]
-# Where a rung gains in cycles and not in time, the chip is the limit and not the program. Then the way to more speed is
-# fewer watts, and bytes cost watts: rung 12 takes the cycles of rung 11 and moves more bytes, so its loss is all clock.
-# Rung 20 gains 23% in cycles and 16% in time. Without a pause the clock falls further, and 12% are left. Rung 23 saves
-# bytes, and its clock does not fall.
+# If a rung gains in cycles and not in time, the chip is the limit and not the program. Then the way to more speed is fewer
+# watts, and bytes cost watts. Rung 12, for example, takes the cycles of rung 11 and moves more bytes, so its whole loss is the
+# clock's. Rung 20 gains 23% in cycles and 16% in time. Without a pause the clock falls further, and 12% are left. Rung 23
+# saves bytes, and its clock does not fall.
 #
 # ## Where do we stand?
 
@@ -354,17 +657,21 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 show(speed.draw(**speed.data()))
 
 # %% [markdown]
-# These are the FA2 paper's shapes: 16,384 tokens, heads · d = 2,048 (the *hidden size*). `torch flash` is
-# FlashAttention-2 inside torch, `cuDNN` NVIDIA's kernel, FlexAttention PyTorch's compiled attention. `fa2_lab portable` is
-# our plain Triton, for every GPU, and `fa2_lab` what `attention()` chooses on this one. The distance between our two lines
-# is what chapters 12a, 12b and 13 gain. The line marked GEMM is the large matrix product in this run, the roof.
+# These are the FA2 paper's shapes, with 16,384 tokens and heads · d = 2,048 (the *hidden size*). `torch flash` is the
+# FlashAttention-2 inside PyTorch, `cuDNN` is NVIDIA's kernel, and FlexAttention is PyTorch's compiled attention.
+# `fa2_lab portable` is our plain Triton, for every GPU, and `fa2_lab` is what `attention()` chooses on this one. The distance
+# between our two lines is what chapters 12a, 12b and 13 gain. The line marked GEMM is the large matrix product in this run,
+# which is the ceiling.
 #
 # ## Recap
 #
-# - A program per row block is worth most: it fills the GPU, and L2 carries K and V.
-# - Next come programs on an SM. Registers, and from rung 10 on shared memory, say how many fit. Waves say what that is worth.
-# - A copy or a product that runs on is worth more than an instruction saved. Count the waits in the listing.
-# - At the end the chip lowers its clock. There, a gain in cycles is not yet a gain in time.
+# - One round: a hypothesis, three numbers of `ncu` (units, occupancy, stalls), the instructions behind the largest stall, one
+#   change, the time. When one wait goes, the next one appears.
+# - Prefetching hides latency. With enough stages, only the slower of copy and work is seen.
+# - A copy or a product that runs on is worth more than a saved instruction. Count the waits in the listing.
+# - A program per row block gains most, because it fills the GPU and lets L2 serve K and V. Next comes the number of programs
+#   per SM. It is limited by registers and, from rung 10 on, by shared memory. How much an extra program gains depends on waves.
+# - In the end the chip lowers its clock. From then on, a gain in cycles is not yet a gain in time.
 #
 # ## Exercises
 #
@@ -375,22 +682,23 @@ on = model.units(reasons.modelled(last, causal=False, d=64))
 print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp']:.0f}, issue slots {on['issue']:.0f}")
 
 # %% [markdown]
-# The multiply-add units could take a part $f$ of the exponentials. $2^x = 2^n \cdot 2^r$ with $n = \lfloor x \rfloor$ and
-# $0 \le r < 1$. A cubic gives $2^r$, and $n$ goes into the exponent bits. A thread has 64 exponentials a tile. Each one
-# moved saves 8 clocks of the exponential unit and costs 8 of the issue slots.
+# The multiply-add units could take over a part $f$ of the exponentials. Write $2^x = 2^n \cdot 2^r$ with $n = \lfloor x \rfloor$
+# and $0 \le r < 1$. A cubic gives $2^r$, and $n$ goes into the exponent bits. A thread has 64 exponentials per tile. Each one
+# that is moved saves 8 clocks of the exponential unit and costs 8 of the issue slots.
 #
 # **Predict.** With $f = 1/8$ the busiest unit needs 3% fewer clocks. The kernel was built. What does it gain on an H200?
 #
-# - ☐ nothing, or it loses
 # - ☐ about 3%
 # - ☐ more: the exponential unit was what all waited for
+# - ☐ nothing, or it loses
 #
 # <details><summary>Answer</summary>
 #
 # **nothing, or it loses.** The model of the busiest unit lets all three overlap perfectly. In the real kernel they do not,
-# so 64 more instructions a tile can cost more than they save (likely). With a quarter the issue slots are the busiest unit
-# even in the model. On a B200 the tensor cores take half as long, and more can be gained. What can silently go wrong in
-# building it stands at the top of [the file](../fa2_lab/kernels/ladder/x23_software_exp2.py).
+# so 64 more instructions per tile can cost more than they save. That is the likely reason; it has not been proven. With a
+# quarter of the exponentials, the issue slots are the busiest unit even in the model. On a B200 the tensor cores take half as
+# long, so more can be gained there. What can silently go wrong in building it is explained at the top of
+# [the file](../fa2_lab/kernels/ladder/x23_software_exp2.py).
 #
 # ```python
 # for f in (0, 1 / 8, 1 / 4):
@@ -418,6 +726,14 @@ Markdown("\n".join([*fold, *experiments.table(record), "", "</details>"]))
 # ## Checks
 
 # %% tags=["hide-input"]
+verdict("rungs 09 to 11: more than half as fast again; predicted 1.66; barriers rise, then fall to a third",
+        full.ratio(*pair("10")[::-1]) * factor("11", full) > 1.5 and round(reasons.predicted(*pair("10"), causal=False, d=128), 2) == 1.66
+        and count("10", "stall: barrier") > 2 * count("09", "stall: barrier") and count("11", "stall: barrier") < 0.34 * count("10", "stall: barrier"))
+verdict("rung 09 waits most for data, and no unit is at its limit", max((x for x in counts[pair("10")[0]] if "stall" in x), key=counts[pair("10")[0]].get)
+        == "stall: long_scoreboard" and count("09", cores) < 36 and count("09", issued) < 28)
+verdict("waits for products: 2, 12, 1 per tile", [held(n, what="waits") for n in ("09", "10", "11")] == [2, 12, 1])
+verdict("the tensor cores work 54% of rung 11, so at most × 1.84", (round(count("11", cores)), round(100 / count("11", cores), 2)) == (54, 1.84))
+verdict("rung 05 gains 24%, rung 07 under the mask × 1.51", (round(factor("05", full), 2), round(factor("07", causal), 2)) == (1.24, 1.51))
 verdict("the queues by hand = the package's model", close([alone, two], [model.clocks(rung, n) for n in (1, 2)], 1e-3))
 points, ceilings = roofline.data()["points"], record.ceilings
 left = [points[ladder.find(n)][0] < ceilings["GEMM TFLOP/s"] / ceilings["copy TB/s"] for n in ("00", "01", "02", "03")]
@@ -427,15 +743,6 @@ verdict("rungs 00 to 02: DRAM moves what the closed form asks for; rung 03: a sm
 verdict("rung 01 is much slower than rung 00; 03 is worth most", factor("01", full) < 0.5 and max(ladder.RUNGS[1:], key=lambda r: factor(r[1:3], full)) == ladder.find("03"))
 lacks = [factor("03", row) / reasons.predicted(*pair("03"), causal=False, d=128, heads=n) for n, row in ((64, full), (8, few))]
 verdict("with 64 heads the model lacks DRAM, with 8 it is right within a fifth", lacks[0] > 1.1 and abs(lacks[1] - 1) < 0.2)
-
-
-def held(number, mask=False, what="programs"):
-    return reasons.facts()[ladder.find(number), mask, 128][what]
-
-
-def count(number, what):
-    return counts[ladder.find(number)][what]
-
 
 verdict("rung 04 gains nothing, rung 05 more than the 8% of chapter 04, and under the mask nothing",
         abs(factor("04", full) - 1) < 0.05 and factor("05", full) > 1.1 and factor("05", causal) < 1.06)
@@ -460,14 +767,15 @@ verdict("without a pause rung 17 gains, with a higher clock", steady.ratio(*pair
         and chip[ladder.find("17")][0] > chip[ladder.find("16")][0] + 0.1 and factor("17", full) < 1)
 full_clock, lower = ([chip[ladder.find(n)] for n in numbers] for numbers in (
     ("03", "04", "08", "09"), ("05", "06", "07", *(f"{n:02}" for n in range(10, 24)))))  # fmt: skip
-verdict("677 to 690 W at 1.97 GHz and more; 678 to 701 W at a lower clock", [round(x) for _, watts in (zip(*full_clock), zip(*lower))
-        for x in (min(watts), max(watts))] == [677, 690, 678, 701] and max(lower)[0] < 1.86 < 1.96 < min(full_clock)[0])
+watts = [round(end(x[1] for x in readings)) for readings in (full_clock, lower) for end in (min, max)]
+verdict("677 to 690 W at 1.97 GHz and more; 678 to 701 W at a lower clock",
+        watts == [677, 690, 678, 701] and max(lower)[0] < 1.86 < 1.96 < min(full_clock)[0])
 verdict("rung 12 loses: the cycles of rung 11, more bytes, a lower clock", abs(in_cycles(*pair("12")) - 1) < 0.04 and factor("12", full) < 0.95
         and count("12", l2) > 1.3 * count("11", l2) and chip[ladder.find("12")][0] < chip[ladder.find("11")][0] - 0.1)
 verdict("rung 17 halves the bytes from L2, nearly, and gains little; 18 leaves them, and gains more",
         count("17", l2) < 0.65 * count("16", l2) and factor("17", full) < 1.05 < factor("18", full) - 0.03)
 verdict("rung 23: more is gained in cycles than in time since rung 17, at rung 22's clock, below rung 03's",
-        count("23", busy) > 75 and chip[last][0] < chip[ladder.find("03")][0] - 0.05
+        count("23", cores) > 75 and chip[last][0] < chip[ladder.find("03")][0] - 0.05
         and chip[last][0] > 0.98 * chip[ladder.find("22")][0] and in_cycles(first, last) > full.ratio(last, first))
 
 # %% [markdown] tags=["navigation"]
