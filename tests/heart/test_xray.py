@@ -115,6 +115,24 @@ def test_what_cannot_be_compiled_is_one_sentence(found):
     assert says.startswith("xray: r07_skipping cannot be compiled for sm_90 here: ") and "\n" not in says
 
 
+@compiled
+def test_hopper_s_own_kernels_are_compiled_as_they_are_launched(found):
+    (forward,), (before, backward, after) = found["hopper.forward"][0], found["hopper.backward"][0]
+    assert [kernel.name for kernel in (before, backward, after)] == ["before_kernel", "backward_kernel", "after_kernel"]
+    for kernel, warps in ((forward, 16), (backward, 12)):  # three consumers, or two, with a producer's four
+        assert kernel.numbers["warps"] == warps and kernel.numbers["tensor"] > 0 == kernel.numbers["spills"], kernel.name
+    assert "cannot be compiled for sm_90 here: ValueError: it does not take d = 80 in " in found["not hopper's d"]
+
+
+@compiled
+def test_a_kernel_without_room_is_named(hopper, monkeypatch, capsys):
+    wide = hopper._replace(name="wide_kernel", numbers=hopper.numbers | dict(shared=232449))
+    monkeypatch.setattr(xray_command, "xray_launches", lambda *_, **sizes: [[hopper, wide]])
+    assert xray_command.main(["portable.forward"]) == 0
+    says = "wide_kernel does not fit: it takes 232,449 bytes of shared memory, and sm_90 has 232,448"
+    assert [line for line in capsys.readouterr().out.splitlines() if "does not fit" in line] == [says]
+
+
 @pytest.mark.parametrize("option, value", [("num_ctas", 2), ("num_warps", 0), ("num_stages", "3"), ("maxnreg", True)])
 def test_a_launch_option_that_does_not_exist_is_refused(option, value):
     says = f"launches: got {option}={value!r}; it takes numbers from 1 on for num_warps, num_stages, maxnreg"

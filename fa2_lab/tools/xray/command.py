@@ -46,6 +46,7 @@ def table(compiled: list[Compiled]) -> str:
     lines = [f"{compiled[0].chip:20}" + "".join(f"{column:>13}" for column in columns)]
     for kernel in compiled:
         lines.append(f"{kernel.name:20}" + "".join(f"{kernel.numbers[column]:13,}" for column in columns))
+    lines += [text for kernel in compiled if (text := kernel.misfit())]
     for kernel in compiled:
         lines += ["", f"{kernel.name}: layouts"]
         lines += [f"  {name:10} {layout}" for name, layout in kernel.layouts.items()]

@@ -20,8 +20,9 @@ CHIPS = {
     "sm_120": "RTX 50",
     "gfx942": "MI300",
 }
+ROOM = dict(sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99, gfx942=64)  # KiB of shared memory a block
 STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the order in which the compiler makes them; AMD's last is amdgcn
-PRODUCTS = ("portable.forward", "portable.backward")
+PRODUCTS = ("portable.forward", "portable.backward", "hopper.forward", "hopper.backward")
 LARGEST_D = 256
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # what a launch may ask of the compiler
 
@@ -35,6 +36,13 @@ class Compiled(NamedTuple):
     layouts: dict[str, str]  # name in ttgir: layout
     stages: dict[str, str]  # ttir, ttgir, ptx and sass, as text
     lines: dict[str, list[str]]  # "file.py:line": the instructions that this line became
+
+    def misfit(self) -> str | None:
+        """Why the chip could not run it, or None."""
+        shared, room = self.numbers["shared"], 1024 * ROOM[self.chip]
+        if shared <= room:
+            return None
+        return f"{self.name} does not fit: it takes {shared:,} bytes of shared memory, and {self.chip} has {room:,}"
 
 
 def names() -> list[str]:

@@ -38,6 +38,13 @@ def call(name: str, q: torch.Tensor, causal: bool) -> None:
     elif name == "portable.backward":
         backward = import_module("fa2_lab.kernels.portable.backward").backward
         backward(q, q, q, q, q, L, Options(causal, scale=0.1))
+    elif name.startswith("hopper."):
+        given, others = ((q, q, q), (None,)) if name == "hopper.forward" else (5 * (q,), (L, None, None))
+        launch = import_module(f"fa2_lab.kernels.{name}.launch")
+        prepared = launch.prepare(*given, Options(causal, scale=0.1, recorded=True))
+        if prepared is None:
+            raise ValueError(f"it does not take d = {q.shape[3]} in {q.dtype}")
+        prepared(*given, *others)
     elif name.endswith(".py"):
         files.module_at(name).forward(q, q, q, causal)
     elif name[0] == "b":
