@@ -6,23 +6,27 @@
 #
 # **Same answer, same tiles: what is left to save?**
 #
-# In FA1 every unfinished answer leaves the chip after each tile and comes back for the next. We change it one step at a
-# time, count what each step saves, and end at Algorithm 1 of the FlashAttention-2 paper (FA2).
+# In FA1, every unfinished answer leaves the chip after each tile and comes back for the next one. We change this one step at
+# a time, count what each step saves, and end at Algorithm 1 of the FlashAttention-2 paper (*FA2*), with a causal mask. Then
+# we add up what standard attention, FA1 and FA2 cost.
 #
 # After this notebook you can
 #
-# - write FA2's forward pass, and say which lines of FA1 moved,
-# - say for each change what it saves, and what it does not save,
-# - sort the tiles of a causal mask into three kinds by looking at their corners.
+# - write FA2's forward pass, and point to the lines of FA1 that moved,
+# - explain for each change what it saves, and what it does not save,
+# - sort the tiles of a causal mask into three kinds by looking at their corners,
+# - compute, for any N, d and $B_r$, what reaches DRAM, what L2 serves, and which unit ends last,
+# - read a roofline, the chart in which this book compares costs.
 #
-# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
+# *Time: 75 minutes with two functions to write (35 to the end of Algorithm 1's first version, 40 for mask and cost).
+# Hardware: any laptop; NumPy is enough. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
 # %% tags=["hide-input"]
 import numpy as np
 from IPython.display import Markdown
 
 from fa2_lab.machine import chips, io, reasons, time
-from fa2_lab.machine.prices import cost
+from fa2_lab.machine.prices import cost, prices
 from fa2_lab.plots import causal_tiles, deferred_normalisation, roofline, visiting_order
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -33,18 +37,46 @@ from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
+# ## What goes wrong with a mask?
+#
+# A language model guesses the next token, so a query must not see later keys. This is the *causal mask*: row r sees the columns
+# c ≤ r. Here are four queries that all have the scores of the 1-3-4-8 row, once with the right mask, and once with a mask that
+# is off by one:
+
+# %%
+scores, values = np.tile(np.log([1.0, 3.0, 4.0, 8.0]), (4, 1)), np.array([8.0, 0.0, 4.0, 2.0])
+row, column = np.arange(4)[:, None], np.arange(4)[None, :]
+
+
+def masked(seen, values):
+    return naive.safe_softmax(np.where(seen, scores, -np.inf)) @ values
+
+
+changed = np.array([8.0, 0.0, 4.0, 100.0])  # only the last token's value differs
+for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 1)):
+    print(f"{words:9}  outputs {masked(seen, values)}, after the last value has changed {masked(seen, changed)}")
+
+# %% [markdown]
+# With the right mask, only the last row depends on the last token. With the other one, each row sees exactly one token too many,
+# the very token that the model has to guess. No shape is wrong and nothing overflows. In training, the loss even falls
+# faster than ever, and only the finished model is useless. So one test belongs beside every causal kernel: change a token, and
+# see that no earlier row changes. In tiles there are more places for this mistake, and you will meet it in your own `forward`
+# below. First, however, we build the loop that the mask goes into.
+
+# %% [markdown]
 # ## What if the queries stay and the keys come by?
 
 # %% tags=["hide-input"]
 show(visiting_order.draw(**visiting_order.data()))
 
 # %% [markdown]
-# Above is FA1, as in chapter 03. It goes down the columns: k and v stay, and all that belongs to a query comes and goes.
-# Below, the loops are swapped, as P. Tillet first did in Triton (so the paper says, section 3.2). A row block's $m$, $\ell$
-# and $o$ begin on the chip, stay for all tiles, and leave once.
+# Above is FA1, as in chapter 03. It goes down the columns, so k and v stay, and all that belongs to a query comes and goes.
+# Below, the loops are swapped, which P. Tillet first did in Triton (as the paper reports in section 3.2). Now a row block's
+# $m$, $\ell$ and $o$ begin on the chip, stay for all tiles, and leave once.
 #
-# In code, the loops are swapped and the lines with a comment moved. `tiling.rows(i)` and `tiling.cols(j)` are a block's rows
-# and columns. A loop over `trace.serial` runs pass by pass; the passes over `trace.parallel` may run at the same time.
+# In the code, the loops are swapped, and the lines with a comment have moved. `tiling.rows(i)` and `tiling.cols(j)` are the
+# rows and columns of a block. A loop over `trace.serial` runs pass by pass, whereas the passes over `trace.parallel` may run
+# at the same time.
 
 # %%
 def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
@@ -64,7 +96,7 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # %% [markdown]
 # ## How much does the swap save?
 #
-# In the picture the swap saves more than half. But there the tiles are small and not square.
+# In the picture the swap saves more than half, but there the tiles are small and not square.
 #
 # **Predict.** Take square tiles and a long text. How many of the elements that FA1 loads and stores does the swap save?
 #
@@ -74,32 +106,43 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #
 # <details><summary>Answer</summary>
 #
-# **a third.** For a tile of B × B, FA1 loads q and o and stores o: $3Bd$ elements. FA2 loads k and v instead: $2Bd$. Every
-# tile still loads something, so both grow with $N^2$. (In bytes the swap saves three fifths: FA1's unfinished o has
-# four bytes a number; q, k and v have two.)
+# **a third.** For a tile of B × B, FA1 loads q and o and stores o, $3Bd$ elements. FA2 loads k and v instead, $2Bd$. Every
+# tile still loads something, so both grow with $N^2$. (In bytes the swap saves three fifths, because FA1's unfinished o has
+# four bytes per number, and q, k and v have two.)
 # </details>
 
 # %% [markdown]
 # ## Who has to wait for whom?
 #
-# There is a better reason for the swap. In FA1 a column block continues from the $o$, $\ell$ and $m$ that the one before has
-# stored: a worker with a column block of its own would wait for the one before. Only row blocks need nothing from each other.
-# After the swap they are the outer loop, which is now `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can
-# share a head. With few heads that is worth far more than a third of the elements (chapter 06).
+# A third is not much. There is a better reason for the swap. In FA1, each column block continues from the $o$, $\ell$ and $m$
+# that the previous one stored, so a worker that owned one column block would have to wait for its predecessor. Only row
+# blocks need nothing from each other. After the swap, the row blocks are the outer loop, which is now `trace.parallel`. With
+# 8,192 queries in blocks of 128, 64 workers can share a head. If there are few heads, that is worth far more than a third of
+# the elements (chapter 06). And the workers of a head ask for the same keys at about the same time, which will turn out to be
+# the largest gain of all.
 
 # %% [markdown]
 # ## Why can the division wait?
 #
-# The next step uses the old $m$, $\ell$ and $o$, and multiplies both sums by the same $\alpha$. It never uses the ratio
-# $o / \ell$. So one division after the last tile gives what a division in every tile would have given. Write $\bar o$ for
-# FA1's divided o; then $o = \ell\,\bar o$. On the left FA1's step (with $\beta = 1$) undoes the old division, adds and
-# divides. On the right are the raw sums of FA2, with the division that can wait:
+# FA1 divides $o$ by $\ell$ in every tile, but the next step never uses that ratio. It takes the old $m$, $\ell$ and $o$, and
+# multiplies both sums by the same $\alpha$. A single division after the last tile therefore gives the same result as a
+# division in every tile.
+#
+# Take the 1-3-4-8 row in two tiles. After the first tile $\ell = 4/3$ and $o = 8/3$. FA1 stores 8/3 : 4/3 = 2, and has to
+# multiply by 4/3 again before the second tile. FA2 keeps 8/3. The second tile shrinks both by $\alpha = 3/8$ and adds its
+# terms, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$ and $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$. Now comes the
+# only division, 5/2 = 2.5.
+#
+# In general, write $\bar o$ for FA1's divided output, so that $o = \ell\,\bar o$. On the left, FA1's step (with $\beta = 1$)
+# undoes the old division, adds the new terms, and divides again. On the right, FA2 adds the same terms to its raw sums, and
+# its division can wait:
 #
 # $$\frac{\alpha\,\ell\,\bar o + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
 #
-# This is tweak 1 of the paper. Could the subtraction of m wait too? No: without it, $e^s$ of this very tile can overflow.
+# This is the first of the paper's two tweaks, *tweak 1*. Could the subtraction of m wait as well? No, because without it
+# $e^s$ could already overflow in this tile.
 #
-# So FA2's step is `update` of chapter 02, with one line more for rows that have seen no key:
+# So FA2's step is `update` from chapter 02, with one more line for rows that have not seen a key yet:
 
 # %%
 def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
@@ -123,38 +166,46 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
-# The tile has 128 queries, 64 keys and d = 128, so o and p v are blocks of 128 × 128. Fold FA1's division into the
-# factors, $\alpha \ell / \ell_{new}$ for o and $\beta / \ell_{new}$ for p v: then FA1 scales two blocks. FA2 scales one, o,
-# by $\alpha$. The dashed boxes are gone, 0.4% of the operations. But they run on slow units. If the units take turns, as
-# drawn, that is 8% of the time:
+# The tile has 128 queries, 64 keys and d = 128, so $o$ and $p\,v$ are both blocks of 128 × 128. We fold FA1's division into
+# its two factors, which become $\alpha \ell / \ell_{new}$ for $o$ and $\beta / \ell_{new}$ for $p\,v$. FA1 then scales two
+# blocks, whereas FA2 only scales $o$, by $\alpha$. The dashed boxes are the work that FA2 no longer does. They are only
+# 0.4% of the operations, but these operations run on slow units. If the units take turns, as drawn, the dashed boxes cost 8%
+# of the time. Here is FA1's tile on one SM of an A100, the GPU of the FA2 paper:
 #
-# | operations of FA1's tile on an A100, the chip of the FA2 paper | number | per clock of one SM | clocks |
+# | work | count | per clock | clocks |
 # | --- | ---: | ---: | ---: |
-# | FLOPs of the two products, on tensor cores | 4,194,304 | 2,048 | 2,048 |
-# | instructions on FP32 units (16,384 are the second scaling) | 58,368 | 64 | 912 |
-# | exponentials, on special function units (128 · 64 scores, 2 · 128 factors) | 8,448 | 16 | 528 |
+# | FLOPs of two products, on tensor cores: 2 · 2 · 128 · 64 · 128 | 4,194,304 | 2,048 | 2,048 |
+# | FP32 instructions: 3 per score, 2 per element of o, 8 per row | 58,368 | 64 | 912 |
+# | exponentials, on special function units: 1 per score, 2 per row | 8,448 | 16 | 528 |
 #
-# If all units work at once, the tweak saves nothing: the tensor cores finish last in any case. So it saves between 0 and
-# 8% in this model. A compiled kernel can differ: on an H200 the tweak gained more than a fifth without a mask, because
-# fewer registers let a third program onto each SM, and nothing with a causal one (chapter 10).
+# The three instructions per score are one FMA for $\tau s - m$, one comparison for the maximum and one addition for the sum:
+# 3 · 8,192 = 24,576. The two scalings of a block take 2 · 16,384 = 32,768, and FA2 saves one of them. The rest, 8 · 128 =
+# 1,024, updates m, $\ell$ and the factors.
+#
+# If all units work at once, however, the tweak saves nothing, because the tensor cores end last with or without it. In this
+# model, then, it saves between 0 and 8%. A compiled kernel can behave differently. On an H200 the tweak gained more than a
+# fifth without a mask, because it freed enough registers for a third thread block on each SM. With a causal mask it gained
+# nothing (chapter 10).
 
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
 #
-# In a language model a query sees no later key: row r sees columns c ≤ r. This is the *causal mask*, the left grid. A
-# tile is SKIP if no query sees any key, FULL if each query sees every key, and DIAGONAL if the mask cuts through. Of
-# T × T square tiles, T(T + 1)/2 are visited: nearly half are saved in a long text.
+# Back to the mask of the beginning, in the left grid. A tile is *SKIP* if no query of it sees any of its keys. It is *FULL* if
+# each query sees every key, and *DIAGONAL* if the mask cuts through it. SKIP tiles are never loaded. Of T × T square tiles,
+# T(T + 1)/2 are visited, so in a long sequence nearly half of the work is saved. FULL tiles are computed as if there were no
+# mask. Only DIAGONAL tiles need to look at single scores.
 
 # %% tags=["hide-input"]
 show(causal_tiles.draw(**causal_tiles.data()))
 
 # %% [markdown]
 # In the right grid a model reads the last 256 tokens of a text, and has the keys of all 512. The last query still sees
-# all keys: row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.
+# all keys, so row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.
 #
-# FA1 as printed computes and masks all tiles. For FA2 `tiling.visited_cols(i)` lists the column blocks of row block i
-# that are not SKIP, and `tiling.hide(s, i, j)` returns s with −∞ where the mask hides a score. (A score of 0 would get a
-# weight, $e^{0 - m}$.) A FULL tile needs no mask, so `hide` returns it as it came. Two corners tell the kind of a tile, before anything is loaded:
+# FA1 as printed computes and masks all tiles. For FA2, `tiling.visited_cols(i)` lists the column blocks of row block i
+# that are not SKIP. `tiling.hide(s, i, j)` returns the scores of a tile with −∞ wherever the mask hides one, and those of a
+# FULL tile as they are. (It must be −∞, because a score of 0 would get a weight, $e^{0 - m}$.) Two corners decide the kind of
+# a tile before anything is loaded:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -177,17 +228,19 @@ def kind(tiling, i, j):  # for as many queries as keys
 # <details><summary>Answer</summary>
 #
 # **FULL and DIAGONAL.** Row block 1 has the rows 128 to 255. Even row 128 sees all of columns 64 to 127. It sees none of
-# columns 192 to 255, but row 255 sees them all. To compare i with j is right for square tiles alone.
+# columns 192 to 255, but row 255 sees them all. So the numbers i and j may only be compared if tiles are square. With tiles
+# of 128 × 64, a kernel that masks only the tile with i = j leaks.
 # </details>
 
 # %% [markdown]
 # ## Write FA2's Algorithm 1
 #
-# FA1 keeps m and $\ell$ of each row for the backward pass. FA2 keeps only $L = m + \log \ell$ of chapter 02: tweak 2. It is
-# enough, since $p = e^{s - m} / \ell = e^{s - L}$. (FA2 in the first picture stores L; the code below it stores $\ell$ and m.)
+# FA1 keeps m and $\ell$ of each row for the backward pass. FA2 only keeps $L = m + \log \ell$ from chapter 02, which is the
+# paper's *tweak 2*. One number is enough, since $p = e^{s - m} / \ell = e^{s - L}$. (In the first picture FA2 stores L, but the
+# code below that picture stores $\ell$ and m.)
 #
-# **Build.** `forward(Q, K, V, tiling)` returns O and L: two loops, `update` from above, one division, L. `tiling` has
-# `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The check has N that is not a multiple of the block,
+# **Build.** `forward(Q, K, V, tiling)` returns O and L. It needs two loops, `update` from above, one division, and L. `tiling`
+# has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The check has N that is not a multiple of the block,
 # a causal mask, and rows that see no key.
 
 # %%
@@ -209,7 +262,7 @@ check(
     forward,
     case("no mask. Where is the scale 1/√d, and what is L?", 8, 8),
     case("11 queries and 9 keys: the last blocks are short. Which array has a fixed size?", 11, 9),
-    case("a causal mask. Does row 0 see key 1?", 8, 8, CAUSAL),
+    case("a causal mask. Is each tile hidden where it must be, so that row 0 does not see key 1?", 8, 8, CAUSAL),
     case("rows 0 to 3 see no key. Their O must be 0 and L −∞. Which line divides by ℓ?", 8, 4, CAUSAL),
     case("scores near 1,000. Is m subtracted in every tile?", 8, 8, CAUSAL, size=1000),
     names=("O", "L"),
@@ -218,7 +271,7 @@ check(
 # %% [markdown]
 # <details><summary>A solution: the whole of Algorithm 1, with the paper's lines</summary>
 #
-# The paper's Algorithm 1 has neither the scale $\tau$ nor a mask: `tau`, `visited_cols` and `hide` are additions.
+# The paper's Algorithm 1 has neither the scale $\tau$ nor a mask, so `tau`, `visited_cols` and `hide` are additions.
 #
 # ```python
 # def forward(Q, K, V, tiling):
@@ -297,29 +350,35 @@ check(
 
 # %% [markdown]
 # **Which unit ends last?** Each time below is what one unit of an H200 needs at full speed. All units can work at the same
-# time, so a method takes *at least* the time of the unit that ends last. The last two columns were measured, with simple
+# time, so a method takes *at least* the time of the unit that ends last. The last two rows were measured, with simple
 # kernels of this book in tiles of 64 × 64 (rungs 00, 01 and 03 of chapter 10):
 
 # %% tags=["hide-input"]
-record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r03_row_blocks"}
+record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2, 64 × 64": "r03_row_blocks"}
 took, moved = reasons.timed(record, causal=False, d=128), roofline.counted(record, 128)
-settings = {name: cost(name) for name in rungs} | {"FA2, 128 × 128": cost("FA2", B_r=128, B_c=128)}
-table = [
-    "| | requested | reaches DRAM | tensor cores | exponentials | L2 | DRAM | ends last | time, measured | DRAM, measured |",
-    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: |",
-]
-for name, asked in settings.items():
-    ms = {unit: f"{1e3 * seconds:.2f} ms" for unit, seconds in asked.seconds(chips.H200).items()}
-    bytes_ = [f"{n / 1e9:.1f} GB" for n in (asked.requested, asked.crossed)]
-    seen = ["", ""]
-    if name in rungs:
-        seen = [f"{took.values[rungs[name]][0]:.2f} ms", f"{moved[rungs[name]] / 1e9:.1f} GB"]
-    units = ms["tensor cores"], ms["special function units"], ms["L2"], ms["DRAM"]
-    table.append("| " + " | ".join([name, *bytes_, *units, asked.limit(chips.H200)[0], *seen]) + " |")
-Markdown("\n".join(table))
+settings = {
+    "standard": cost("standard"),
+    "FA1": cost("FA1"),
+    "FA2, 64 × 64": cost("FA2"),
+    "FA2, 128 × 128": cost("FA2", B_r=128, B_c=128),
+}
+seconds_of = {name: asked.seconds(chips.H200) for name, asked in settings.items()}
+units = "tensor cores", "special function units", "FP32 units", "L2", "DRAM"
+table = {
+    "bytes requested": [f"{asked.requested / 1e9:.1f} GB" for asked in settings.values()],
+    "of these reach DRAM": [f"{asked.crossed / 1e9:.1f} GB" for asked in settings.values()],
+    **{unit: [f"{1e3 * times[unit]:.2f} ms" for times in seconds_of.values()] for unit in units},
+    "ends last": [f"**{asked.limit(chips.H200)[0]}**" for asked in settings.values()],
+    "measured: time": [f"{took.values[rung][0]:.2f} ms" for rung in rungs.values()] + [""],
+    "measured: bytes at DRAM": [f"{moved[rung] / 1e9:.1f} GB" for rung in rungs.values()] + [""],
+}
+lines = [f"| | {' | '.join(settings)} |", "| --- " + "| ---: " * len(settings) + "|"]
+lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in table.items()]
+Markdown("\n".join(lines))
 
 # %% [markdown]
-# The swap of the loops saved a third of FA1's elements. But it saved nearly all of FA1's DRAM traffic, because the
+# (FA1's tensor cores, exponentials and FP32 units take twice as long as necessary, because 64 workers keep only 64 of 132
+# SMs busy.) The swap of the loops saved a third of FA1's elements. But it saved nearly all of FA1's DRAM traffic, because the
 # workers of a head now ask for the same keys at about the same time. An H200 counted 22.1 GB for FA1 and 0.3 GB for FA2.
 #
 # The *roofline* is a chart of the same times. A method that does x FLOPs with each byte of a memory that delivers b bytes per
@@ -419,6 +478,20 @@ for row in load("ladder").rows:
 verdict("dividing once gains more than a fifth without a mask, nothing with one", gains[0] > 1.2 and gains[1] < 1.02)
 seen = 4 * 64 * 4096**2 * 128 / roofline.counted(load("ladder"), 128)["r03_row_blocks"]
 verdict("counted on an H200: about 2,100 FLOPs for each byte of DRAM", 2000 < seen < 2200)
+N, d, t = 4096, 128, Tiling(4096, 4096, 64, 64)
+formulas = {
+    "standard": 4 * N**2 + 3 * d * N**2 // 128 + N * d,
+    "fa1": t.T_c * (3 * N * d + 4 * N) + 3 * N * d + 2 * N,
+    "fa2": t.T_r * 2 * N * d + 2 * N * d + N,
+}
+verdict("three formulas", all(io.requests(x, "forward", t, d).total == n for x, n in formulas.items()))
+per_score = {x: io.in_bytes(x, io.requests(x, "forward", t, d)).total / N**2 for x in formulas}
+wanted = {"standard": 12 + 6 * d / 128, "fa1": (10 * d + 16) / 64, "fa2": 4 * d / 64}
+verdict("bytes per score, but for terms in N", all(abs(per_score[x] - wanted[x]) < 0.3 for x in wanted))
+few, chip = settings["FA2, 64 × 64"], prices(chips.H200)
+verdict("130 MiB per head, of which 3% reach DRAM", (few.requested >> 26, round(few.crossed / few.requested, 2)) == (130, 0.03))
+fed = few.intensity("requested") * chip.l2 / 1e12, few.intensity("crossed") * chip.dram / 1e12
+verdict("FA2: L2 allows 609 TFLOP/s, DRAM 9,800", (round(fed[0]), round(fed[1], -2)) == (609, 9800))
 
 # %% [markdown] tags=["navigation"]
 # [← FlashAttention](03_fa1.ipynb) · [The map](00_start.ipynb) · [The backward pass →](05_backward.ipynb)
