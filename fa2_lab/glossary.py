@@ -118,6 +118,7 @@ column block | 03 | - | B_c keys, with their values | 列块
 recompute | 05 | - | make S and P again in the backward pass instead of storing them | 重计算
 causal mask | 04 | - | a query sees no later key; aligned to the bottom right corner of S | 因果掩码
 padding | - | - | keys added to make lengths equal; nobody may see them | 填充
+deterministic | 09 | - | of a kernel: the same inputs give the same result bit for bit, in every run | 确定性的
 dropout | 03 | - | each probability is set to 0 with probability p, the others divided by 1 − p | 随机失活
 multi-query attention | 05 | - | all query heads share one head of keys and values | 多查询注意力
 grouped-query attention | 05 | - | each group of query heads shares one head of keys and values | 分组查询注意力
