@@ -32,8 +32,8 @@ HIGH = 0.32
 @style.picture
 def draw() -> style.Drawn:
     """What a tile loads above, what it computes beneath, and its three results at the bottom."""
-    caption = "Backward: one of five products computes S again, which nobody kept (white: computed again). L is kept by"
-    caption += " the forward, and D = rowsum(dO ∘ O)."
+    caption = "Backward: one of five products computes S again, which nobody kept (outlined: computed again). L is"
+    caption += " kept by the forward, and D = rowsum(dO ∘ O)."
     figure, ax = style.new_figure(3.75, caption)
     for name, (x, y, w, label, kind) in NODES.items():
         _box(ax, x, y, w, HIGH, name, label, again=kind == "again")
@@ -62,7 +62,7 @@ def _edge(ax: style.Axes, start: str, end: str) -> None:
 
 
 def _box(ax: style.Axes, x: float, y: float, w: float, h: float, tensor: str, label: str, again: bool = False) -> None:
-    """A tensor's box, white if it is computed again."""
+    """A tensor's box, without a fill if it is computed again."""
     if again:
         style.box(ax, x, y, w, h, label, edgecolor=style.hue(tensor), linewidth=1.4)
     else:

@@ -38,7 +38,7 @@ VERDICTS = {"registers": "spills", "shared memory": "too large"}
 
 @style.picture
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
-    """A heatmap of block sizes for each d; a cell says what the forward needs, and is darker the fewer chips have it.
+    """A heatmap of block sizes for each d; a cell says what the forward needs; its fill is stronger the fewer chips have it.
 
     cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
     smallest first. compiled: {(d, B_r, B_c): spill instructions}, where somebody compiled it.
@@ -46,7 +46,8 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
     room = ", ".join(f"{size // 1024} KiB on {chip}" for chip, size in limits.items())
     caption = (
         "Fewer block sizes fit as d grows: registers spill, shared memory runs out. In a cell: registers a"
-        f" thread (at most 255) and KiB of shared memory (at most {room}). The darker, the fewer of these have room."
+        f" thread (at most 255) and KiB of shared memory (at most {room}). The stronger the fill,"
+        " the fewer of these have room."
     )
     caption += f" ×: spills when compiled for {list(limits)[-1]}." if compiled else ""
     caption += f" Forward, 16-bit, {stages} stages, 4 warps (8 where 4 do not fit)."
@@ -58,8 +59,8 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
     fit = ", ".join(f"{sum(bool(c['fits_on']) for c in table.values())} at d = {d}" for d, table in cells.items())
     alt = (
         f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"
-        f" cell registers per thread and KiB of shared memory: the darker the cell, the fewer chips have room. Of"
-        f" {len(sizes) ** 2} block sizes a chip has room for {fit}."
+        f" cell registers per thread and KiB of shared memory: the stronger a cell's fill, the fewer chips have room."
+        f" Of {len(sizes) ** 2} block sizes a chip has room for {fit}."
     )
     return figure, alt
 

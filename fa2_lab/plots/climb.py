@@ -36,7 +36,7 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full
     caption = (
-        f"From {first:.0%} to {last:.0%} of {name} in {len(rungs) - 1} changes. Bars: no mask; dots: causal; a pale"
+        f"From {first:.0%} to {last:.0%} of {name} in {len(rungs) - 1} changes. Bars: no mask; dots: causal; an empty"
     )
     caption += f" bar marks a rung that is slower than the one before. {setting}."
     befores = [rungs[0], *rungs]
@@ -47,7 +47,7 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
     most = max(full, *(r.full for r in rungs))
     for y, rung, before, gain in zip(places, rungs, befores, gains, strict=False):
         named = gain >= NAMED
-        fill = style.OURS if named else style.tint(style.INK, 0.1 if rung.full < before.full else 0.35)
+        fill = style.OURS if named else style.tint(style.INK, 0 if rung.full < before.full else 0.35)
         style.box(ax, 0, y - 0.36, rung.full, 0.72, fill=fill, linewidth=0.5)
         end, words = max(rung.full, rung.causal) + 0.02 * most, f"{rung.full:.0f}"
         if named:

@@ -23,7 +23,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
         style.box(ax, col, row, 1, 1, str(n), fill, linewidth=0.5)
     title = dict(ha="center", va="bottom", weight="bold")
     style.note(ax, d / 2, -0.3, "Q in memory", **title)
-    style.note(ax, d / 2, len(every) + 0.6, "white: the next head's rows", ha="center", color=style.QUIET)
+    style.note(ax, d / 2, len(every) + 0.6, "unfilled: the next head's rows", ha="center", color=style.QUIET)
     for k in range(rows[-1] // B_r + 1):
         style.box(ax, -3.1, k * B_r + 0.1, 1.6, B_r - 0.2, str(k), style.worker(3) if k == i else style.PAPER)
     style.note(ax, -2.3, -0.3, "program", **title)

@@ -50,7 +50,7 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
     style.bare(ax, (-1.0, pitch * (ranks - 1) + 1.1), (-0.45, PITCH * ranks - 0.2), aspect="equal")
     alt = (
         f"{ranks} ranks in {ranks} steps. Each cell is the square of a rank's queries (down) and the keys that are here"
-        f" (right); what is computed has the colour of the keys' owner, the rest is hatched. At step 0 everybody has"
+        f" (right); what is computed has the number of the keys' owner, the rest is hatched. At step 0 everybody has"
         f" its own keys; then each block comes from the rank above."
     )
     return figure, alt

@@ -36,8 +36,8 @@ def draw(cut: Shares) -> style.Drawn:
     style.bare(ax, (-2.2, parts + 8.4), (-1.1, heads - 0.5))
     alt = (
         f"{heads} heads of unequal length as rows of tiles, shared out among {cut.busy} programs, {cut.share} units of"
-        " work each: one to begin a head, one for each tile. Colour and number say who reads a tile. Heads that several"
-        " programs read are merged from parts."
+        " work each: one to begin a head, one for each tile. The number names the program that reads a tile. Heads that"
+        " several programs read are merged from parts."
     )
     return figure, alt
 

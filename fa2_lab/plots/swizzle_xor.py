@@ -29,8 +29,8 @@ def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
     plain, swizzled = places
     caption = (
         f"A swizzle bit by bit: chunk XOR row is the place; {steps[plain][chunk]} reads of one group of banks become"
-        f" one of each. A line is a row of K, 128 bytes; a box is 16 bytes of it, with its chunk's number; dark: chunk"
-        f" {chunk} of every row, read together."
+        f" one of each. A line is a row of K, 128 bytes; a box is 16 bytes of it, with its chunk's number. The boxes"
+        f" of chunk {chunk}, with the full fill, are read together."
     )
     figure, ax = style.new_figure(3.1, caption)
     rows, across = places[swizzled].shape

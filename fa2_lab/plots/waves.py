@@ -23,8 +23,8 @@ def data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
     idle = chips.H100.SMs - ran["FA1, one thread block per head"].SMs_used
     caption = (
         f"At batch 1 with {heads} heads, N = {N:,} and row blocks of {B}, FA1 leaves {idle} of {chips.H100.SMs} SMs"
-        " idle; FA2 fills them, and launching heavy blocks first trims the tail. Each row is an SM; a new grey begins"
-        " with each of its thread blocks."
+        " idle; FA2 fills them, and launching heavy blocks first trims the tail. Each row is an SM. On it, thread"
+        " blocks alternate between two strengths of the fill."
     )
     return dict(ran=ran, caption=caption)
 
@@ -56,7 +56,7 @@ def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
 
 
 def _bars(ax: style.Axes, schedule: Schedule) -> None:
-    """Every block as a bar on the line of its SM, in two greys by turns; where there are many, each SM's work."""
+    """Every block as a bar on the line of its SM, in two fills alternately; where there are many, each SM's work."""
     if len(schedule.placed) > MANY:
         whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placed}  # to the end of its last block
         style.bars(ax, list(whole.values()), style.worker(1))

@@ -39,8 +39,8 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
             for tensor, left in (("dK", 0.02), ("dV", 0.51)):
                 style.tensor_box(axes[1][column], j + left, T_r + 0.2, 0.47, 0.55, tensor, tensor, linewidth=1)
     alt = (
-        f"Four grids of {T_r} by {T_c} tiles, queries down, keys right, each tile in the colour of its worker. Forward:"
-        f" {T_r} workers take a row each and write their own O. Backward: {T_c} workers take a column each,"
+        f"Four grids of {T_r} by {T_c} tiles, queries down, keys right, each tile with the number of its worker."
+        f" Forward: {T_r} workers take a row each and write their own O. Backward: {T_c} workers take a column each,"
         f" write their own dK and dV, and add into shared blocks of dQ: {_count(dq_writers[False])} workers for rows"
         f" from top to bottom, {_count(dq_writers[True])} under a causal mask, which skips the tiles above the diagonal"
         f" and leaves workers with unequal numbers of tiles."

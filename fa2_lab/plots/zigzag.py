@@ -50,7 +50,7 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
     )
     alt = (
         f"Two causal score matrices, queries down, keys right, cut into {len(next(iter(owners.values())))} pieces each"
-        f" way; every visible part has the colour of the rank whose queries they are. Contiguous: rank 0 has the short"
+        f" way; every visible part has the number of the rank whose queries they are. Contiguous: rank 0 has the short"
         f" rows on top, the last rank the long ones. Zigzag: each rank has a piece from the top, one from the bottom."
         f" Bars beneath count the tiles of each rank: {counts}."
     )

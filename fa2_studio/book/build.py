@@ -1,4 +1,4 @@
-"""The empty function of a chapter, and its check: not written yet, right, or wrong, with the case that tells why."""
+"""The empty function of a chapter, and its check: an invitation, right, or wrong with the case that tells why."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -26,7 +26,7 @@ def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequ
             with np.errstate(all="ignore"):
                 got = function(*deepcopy(case.arguments))
             if got is None or got is ...:
-                says = f"not written yet: {function.__name__} returns nothing"
+                says = invitation(function.__name__)
                 break
             wrong = difference(got, case.expected, tolerance, names)
         except Exception as error:
@@ -35,6 +35,11 @@ def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequ
             says = f"wrong: {case.words}\n  {wrong}"
             break
     print(says)
+
+
+def invitation(name: str) -> str:
+    """What is printed while a function is still empty."""
+    return f"your turn: write {name} in the cell above, and run this cell again"
 
 
 def difference(got: Any, expected: Any, tolerance: float, names: Sequence[str] = ()) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 from fa2_lab.machine.asynchrony import Barrier, Block, Job
+from fa2_studio.book.build import invitation
 from fa2_studio.book.ring import PAUSE, RingModel, run
 
 
@@ -29,7 +30,7 @@ def judge_copies(copies: Callable, T: int = 4) -> None:
 
 def try_copies(copies: Callable, T: int) -> str:
     if copies(RingModel(1, 2), RingModel(1, 2), T) is None:
-        return f"not written yet: {copies.__name__} yields nothing"
+        return invitation(copies.__name__)
     for stages, seed in product((1, 2, 3), range(100)):
         K, V = RingModel(stages, 2, "K"), RingModel(stages, 2, "V")
         consumers = {c: wiping(K, V, T, c) for c in CONSUMERS}
@@ -132,7 +133,7 @@ def try_step(order: Callable, T: int) -> str:
         block = Watched(ds_filled, slow, whose)
         actors = {c: order(block, ds_filled, steps) for c in CONSUMERS}
         if None in actors.values():
-            return f"not written yet: {order.__name__} yields nothing"
+            return invitation(order.__name__)
         done = {(job.actor, job.label) for job in block.run(actors).jobs}
         for c, n, what in product(CONSUMERS, range(steps), NEEDS):
             if (c, f"{what} {n}") not in done:

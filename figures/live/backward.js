@@ -8,7 +8,7 @@ const LABELS = { rows: "row blocks", columns: "column blocks" };
 let run = [];
 
 form.innerHTML = [
-  ...Object.entries(LABELS).map(([name, label]) => field(name, label, 'min="1" max="8"')),
+  ...Object.entries(LABELS).map(([name, label]) => slider(name, label, upTo(8).map((n) => n + 1))),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
   choice("dQ", "passes", [["1", "one pass, atomic adds"], ["2", "two passes"]]),
 ].join(""); // prettier-ignore
@@ -27,13 +27,13 @@ function draw(t) {
   if (!stage.clientWidth || !run.length) return; // not laid out yet, or refused
   const step = run[t];
   const width = stage.clientWidth;
-  const c = Math.min(64, Math.floor((width - 170) / set.columns), 330 / set.rows);
+  const c = Math.min(72, Math.floor((width - 170) / set.columns), 360 / set.rows);
   const place = { c, x: 42, y: 58, dQ: 42 + set.columns * c + 18, dw: 46 };
   const height = place.y + set.rows * c + 10;
   clear(stage, height);
   const visits = visitsUntil(t);
   for (const i of upTo(set.rows)) for (const j of upTo(set.columns)) drawTile(step, i, j, place, visits);
-  for (const j of upTo(set.columns)) drawColumn(step, j, place);
+  for (const j of upTo(set.columns)) drawColumn(t, j, place);
   for (const i of upTo(set.rows)) drawRow(step, i, place);
   write($("say"), sentence(step));
   stage.setAttribute("aria-label", `${set.rows} row blocks, ${set.columns} column blocks. ${sentence(step)}`);
@@ -63,32 +63,32 @@ function drawTile(step, i, j, { c, x, y }, visits) {
     );
 }
 
+/** A gradient that grows with its tiles: dashed until the last one, then whole. */
+function drawGradient(hue, share, look, { x, y, width, height }) {
+  const kind = `gradient ${hue}${share === 1 ? " whole" : ""}${look}`;
+  shape(stage, "rect", { x, y, width: width * share, height, class: `sum ${hue}` });
+  shape(stage, "rect", { x, y, width, height, class: kind });
+}
+
 /** dK and dV of a column block, above its tiles. */
-function drawColumn(step, j, { c, x, y }) {
-  const mine = step.pass === 1 && step.at.some((at) => at.j === j);
+function drawColumn(t, j, { c, x }) {
   shape(stage, "text", { x: x + (j + 0.5) * c, y: 14, class: "small middle" }, `${j + 1}`);
-  for (const [k, hue] of [["K"], ["V"]].entries()) {
-    const at = {
-      x: x + j * c + 3,
-      y: 20 + 16 * k,
-      width: c - 6,
-      height: 13,
-      class: `gradient ${hue}${mine ? " on" : ""}`,
-    };
-    shape(stage, "rect", at);
-    if (j === 0) shape(stage, "text", { x: x - 4, y: 31 + 16 * k, class: "small end" }, `d${hue[0]}`);
+  const added = (steps) => sum(steps.map(({ pass, at }) => (pass === 1 ? at.filter((tile) => tile.j === j).length : 0)));
+  const share = added(run.slice(0, t + 1)) / (added(run) || 1);
+  for (const [k, hue] of ["K", "V"].entries()) {
+    drawGradient(hue, share, "", { x: x + j * c + 3, y: 20 + 16 * k, width: c - 6, height: 13 });
+    if (j === 0) shape(stage, "text", { x: x - 4, y: 31 + 16 * k, class: "small end" }, `d${hue}`);
   }
 }
 
 /** dQ of a row block, right of its tiles: who adds into it now, and how often it has been added to. */
 function drawRow(step, i, { c, x, y, dQ, dw }) {
-  const writers = step.writers?.[i] || [];
   const meet = step.meet[i];
   const top = y + i * c;
   shape(stage, "text", { x: x - 6, y: top + c / 2 + 4, class: "small end" }, String(i + 1));
   if (i === 0) shape(stage, "text", { x: dQ + dw / 2, y: y - 8, class: "small middle" }, "dQ");
-  const look = `gradient Q${writers.length ? " on" : ""}${meet ? " meet" : ""}`;
-  shape(stage, "rect", { x: dQ, y: top + 3, width: dw, height: c - 6, class: look });
+  const share = step.added[i] / (run.at(-1).added[i] || 1);
+  drawGradient("Q", share, meet ? " meet" : "", { x: dQ, y: top + 3, width: dw, height: c - 6 });
   shape(
     stage,
     "text",
@@ -99,24 +99,50 @@ function drawRow(step, i, { c, x, y, dQ, dw }) {
   shape(stage, "text", { x: dQ + dw + 6, y: top + c / 2 + 4, class: "strong" }, said);
 }
 
+const names = (numbers) => `${numbers.slice(0, -1).join(", ")}${numbers.length > 1 ? " and " : ""}${numbers.at(-1)}`;
+const several = (word, numbers) => `${word}${numbers.length > 1 ? "s" : ""} ${names(numbers)}`;
+
 function sentence(step) {
-  const meeting = Object.values(step.meet);
-  const most = Math.max(0, ...meeting.map((workers) => workers.length));
   if (step.op === "start" && set.passes === 1)
     return "One worker for each column block. It keeps k, v, dK and dV on its chip, and goes down its column. Press play.";
   if (step.op === "start")
     return "Two passes: first the columns compute dK and dV, then the rows compute dQ. Press play.";
   if (step.op === "done" && set.passes === 1)
     return step.collisions
-      ? `Done. ${step.collisions} additions found another worker in the same rows: they must be atomic, and their order is left to chance.`
-      : "Done. No two workers were ever in the same rows.";
+      ? `Done, all gradients are in HBM. ${step.collisions} additions found another worker in the same block of dQ, so they must be atomic, and their order is left to chance.`
+      : "Done, all gradients are in HBM. No two workers were ever in the same block of dQ.";
   if (step.op === "done")
-    return "Done. Every block of dQ had one writer, so its sum has one order. The price: S and dP are computed twice.";
-  if (step.pass === 2)
-    return "Second pass: each row block has one worker, which computes S and dP again and keeps dQ on its chip.";
-  if (set.passes === 2) return "First pass: dK and dV grow on chip. Nothing is added into dQ.";
-  if (!most) return "Each worker adds its tile’s part into a dQ that is its own at this moment.";
-  return `${meeting.length === 1 ? "One block" : `${meeting.length} blocks`} of dQ ${meeting.length === 1 ? "has" : "have"} several writers at once, up to ${most}. Without atomic adds one sum would overwrite the other.`;
+    return "Done, all gradients are in HBM. Every block of dQ had one writer, so its sum has one order. The price: S and dP are computed twice.";
+  return [where(step), finished(step)].filter(Boolean).join(" ");
+}
+
+/** Where the workers are, and what becomes of their parts of dQ. */
+function where({ pass, at, meet }) {
+  const all = at.length === (pass === 1 ? set.columns : set.rows) && at.length > 2;
+  const workers = all ? `All ${at.length} workers` : several("Worker", at.map(({ worker }) => worker + 1)); // prettier-ignore
+  const verb = at.length > 1 ? "are" : "is";
+  if (pass === 2) {
+    const columns = [...new Set(at.map(({ j }) => j + 1))];
+    return `${workers} ${verb} at ${several("column block", columns)}, each with a row block of its own. S and dP are computed again, and dQ grows on chip.`;
+  }
+  const blocks = [...new Set(at.map(({ i }) => i + 1))];
+  const here = `${workers} ${verb} at ${several("row block", blocks)}.`;
+  if (set.passes === 2) return `${here} dK and dV grow on chip, and nothing is added into dQ.`;
+  const met = Object.keys(meet).map((i) => Number(i) + 1);
+  if (!met.length) return `${here} Each adds its part into a block of dQ that no other worker uses now.`;
+  const most = Math.max(...Object.values(meet).map((x) => x.length));
+  return `${here} ${several("Block", met)} of dQ ${met.length > 1 ? "have" : "has"} up to ${most} writers at once. Without atomic adds, one sum would overwrite the other.`;
+}
+
+/** Which gradients this step completes. */
+function finished(step) {
+  const next = run.slice(run.indexOf(step) + 1).filter(({ pass }) => pass === step.pass);
+  const left = (name) => new Set(next.flatMap(({ at }) => at.map((tile) => tile[name])));
+  const over = (name) => [...new Set(step.at.map((tile) => tile[name]))].filter((n) => !left(name).has(n));
+  const name = step.pass === 1 ? "j" : "i";
+  const done = over(name).map((n) => n + 1);
+  if (!done.length) return "";
+  return `${name === "j" ? "dK and dV" : "dQ"} of ${several(name === "j" ? "column" : "row", done)} ${name === "j" || done.length > 1 ? "are" : "is"} finished and stored.`;
 }
 
 function count(t) {

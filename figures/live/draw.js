@@ -63,9 +63,12 @@ function choice(title, name, options, type = "radio") {
   return `<fieldset><legend>${title}</legend>${labels.join("")}</fieldset>`;
 }
 
-/** A field for a number. */
-function field(name, label, more = "") {
-  return `<label class="field"><span>${label}</span><input type="number" name="${name}" ${more}></label>`;
+/** A slider over some values, and the one that is set; a value that the address asks for is among them. */
+function slider(name, label, values) {
+  const asked = Number(ask.get(name));
+  const all = asked && !values.includes(asked) ? [...values, asked].sort((a, b) => a - b) : values;
+  const range = `type="range" name="${name}" min="0" max="${all.length - 1}" data-values="${all}"`;
+  return `<label class="slider"><span><span>${label}</span><b></b></span><input ${range} aria-label="${label.replace(/<.*?>/g, "")}"></label>`;
 }
 
 /** An SVG emptied, as wide as its place and so high. */
@@ -75,9 +78,15 @@ function clear(stage, height) {
   stage.style.height = `${height}px`;
 }
 
-/** Check the buttons that say what is set. */
+/** Check the buttons that say what is set; a slider shows its value. */
 function mark(form, settings) {
   for (const e of form.elements) {
+    if (e.type === "range") {
+      e.value = e.dataset.values.split(",").indexOf(String(settings[e.name]));
+      const value = typeof settings[e.name] === "number" ? settings[e.name].toLocaleString("en") : settings[e.name];
+      e.previousElementSibling.lastChild.textContent = value;
+      e.setAttribute("aria-valuetext", value);
+    }
     if (e.type === "radio") e.checked = e.value === String(settings[e.name]);
     if (e.type === "checkbox") e.checked = Boolean(settings[e.name]);
   }
@@ -87,8 +96,9 @@ function mark(form, settings) {
 function read(form, settings) {
   const said = new FormData(form);
   for (const [name, now] of Object.entries(settings)) {
-    if (!form.elements[name]) continue;
-    const value = said.get(name);
+    const { dataset } = form.elements[name] || {};
+    if (!dataset && !form.elements[name]) continue;
+    const value = dataset?.values ? dataset.values.split(",")[said.get(name)] : said.get(name);
     if (typeof now === "boolean") settings[name] = value !== null;
     else if (value !== null) settings[name] = typeof now === "number" ? (value.trim() ? Number(value) : NaN) : value;
   }
@@ -98,6 +108,7 @@ function read(form, settings) {
 function follow(form, set, change) {
   form.oninput = () => {
     read(form, set);
+    mark(form, set);
     $("refused").textContent = "";
     try {
       change();
@@ -107,7 +118,6 @@ function follow(form, set, change) {
   };
   for (const name of Object.keys(set)) {
     if (typeof set[name] === "number" && ask.has(name)) set[name] = Number(ask.get(name));
-    if (form.elements[name]?.type === "number") form.elements[name].value = set[name];
   }
   mark(form, set);
   form.oninput();

@@ -92,6 +92,7 @@ function draw(t) {
   const step = run[t];
   marks.replaceChildren();
   measure();
+  for (const c of step.block) drawBand(c); // beneath all lines
   drawAxes(step);
   for (const c of upTo(N)) drawKey(step, c);
   drawState(step);
@@ -99,18 +100,23 @@ function draw(t) {
   $("note").textContent = answer(step);
 }
 
+function drawBand(c) {
+  const { column, bottom } = place;
+  shape(marks, "rect", { x: center(c) - column / 2, y: 2, width: column, height: bottom, class: "here" });
+}
+
 function drawAxes(step) {
   const { left, width, stateX, narrow, mid, bottom } = place;
   const right = narrow ? width : stateX - 24;
   shape(marks, "line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "axis" });
   shape(marks, "line", { x1: left, x2: right, y1: mid, y2: mid, class: "axis" });
-  shape(marks, "text", { x: 2, y: place.top + 16, class: "letter" }, "s");
+  shape(marks, "text", { x: 2, y: mid - 12, class: "letter" }, "s");
   shape(marks, "text", { x: 2, y: mid + 28, class: "letter" }, step.op === "end" ? "P" : "p");
   shape(marks, "text", { x: 2, y: place.keys, class: "letter" }, "v");
   if (step.m === -Infinity) return;
   const y = scoreY(step.m);
   shape(marks, "line", { x1: left, x2: right, y1: y, y2: y, class: "maximum" });
-  shape(marks, "text", { x: left, y: y - 5, class: "small" }, `m = ${show(step.m)}`);
+  shape(marks, "text", { x: 2, y: y + 4, class: "letter halo" }, "m");
 }
 
 function drawKey(step, c) {
@@ -118,27 +124,20 @@ function drawKey(step, c) {
   const { column, mid, bottom, keys } = place;
   const here = step.block.includes(c);
   const seen = step.weights[c] !== null;
-  if (here) shape(marks, "rect", { x: x - column / 2, y: 2, width: column, height: bottom, class: "here" });
   drawHandle(c, x, seen || here);
   if (!hidden[c]) {
     shape(marks, "line", { x1: x, x2: x, y1: mid, y2: scoreY(scores[c]), class: seen || here ? "stem on" : "stem" });
-    const y = scoreY(scores[c]) + (scores[c] === step.m ? 17 : 4); // not on the line of m
-    shape(marks, "text", { x: x + 13, y, class: "small" }, column > 44 ? show(scores[c], 1) : "");
+    shape(marks, "text", { x, y: scoreY(scores[c]) - 14, class: "small middle halo" }, show(scores[c], 1));
   }
   if (seen) {
     const y = weightY(step.weights[c]);
     shape(marks, "rect", { x: x - column * 0.32, y, width: column * 0.64, height: bottom - y, class: "weight" });
     if (step.op === "shrink" && step.rises) {
-      const was = weightY(step.weights[c] / step.alpha);
-      shape(marks, "rect", {
-        x: x - column * 0.32,
-        y: was,
-        width: column * 0.64,
-        height: bottom - was,
-        class: "ghost",
-      });
+      const top = weightY(step.weights[c] / step.alpha);
+      const box = { x: x - column * 0.32, width: column * 0.64, y: top, height: bottom - top };
+      shape(marks, "rect", { ...box, class: "ghost" });
     }
-    shape(marks, "text", { x, y: y - 4, class: "small middle" }, show(step.weights[c]));
+    shape(marks, "text", { x, y: y - 4, class: "small middle halo" }, show(step.weights[c]));
   }
   shape(marks, "text", { x, y: keys, class: "small middle" }, show(VALUES[c], 1));
 }

@@ -44,14 +44,40 @@ function keysLoaded(i, tiling) {
   return Math.min(visited(i, tiling) * tiling.B_c, tiling.N_k);
 }
 
-/** Every element that one head requests from HBM or stores there in the forward. */
-function traffic(algorithm, tiling, d) {
+/** What one head requests in the forward, tensor by tensor: elements that are loaded, and that are stored. */
+function requests(algorithm, tiling, d) {
   const { N_q, N_k, B_r, B_c } = tiling;
-  const [q, k, T_c] = [N_q * d, N_k * d, cdiv(N_k, B_c)];
-  if (algorithm === "standard") return 2 * q + 2 * k + 4 * N_q * N_k;
-  if (algorithm === "fa1") return 2 * k + T_c * (2 * q + 2 * N_q) + (T_c + 1) * (q + 2 * N_q);
-  const keys = sum(upTo(cdiv(N_q, B_r)).map((i) => keysLoaded(i, tiling)));
-  return 2 * q + N_q + 2 * keys * d;
+  const [q, k, s, T_c] = [N_q * d, N_k * d, N_q * N_k, cdiv(N_k, B_c)];
+  if (algorithm === "standard") return { loads: { Q: q, K: k, S: s, P: s, V: k }, stores: { S: s, P: s, O: q } };
+  if (algorithm === "fa1") {
+    const [each, more] = [T_c * N_q, (T_c + 1) * N_q];
+    return { loads: { K: k, V: k, Q: T_c * q, O: T_c * q, l: each, m: each }, stores: { O: more * d, l: more, m: more } };
+  }
+  const keys = sum(upTo(cdiv(N_q, B_r)).map((i) => keysLoaded(i, tiling))) * d;
+  return { loads: { Q: q, K: keys, V: keys }, stores: { O: q, L: N_q } };
+}
+
+/** All of these elements. */
+function traffic(algorithm, tiling, d) {
+  const { loads, stores } = requests(algorithm, tiling, d);
+  return total(loads) + total(stores);
+}
+
+const FOUR = { standard: "S", fa1: "Olm", fa2: "L" }; // tensors with four bytes for a number; all others have two
+
+/** Bytes that the heads request, and those that reach DRAM: what L2 keeps is loaded from there once. */
+function bytesMoved(algorithm, tiling, d, heads, chip) {
+  const { loads, stores } = requests(algorithm, tiling, d);
+  const { N_q, N_k, B_r, B_c } = tiling;
+  const size = { Q: N_q * d, O: N_q * d, K: N_k * d, V: N_k * d, S: N_q * N_k, P: N_q * N_k, l: N_q, m: N_q, L: N_q };
+  const bytes = (part) => sum(Object.entries(part).map(([t, n]) => n * (FOUR[algorithm].includes(t) ? 4 : 2)));
+  const again = Object.fromEntries(Object.entries(loads).flatMap(([t, n]) => (n > size[t] ? [[t, size[t]]] : [])));
+  const workers = { standard: chip.SMs, fa1: 1, fa2: cdiv(N_q, B_r) }[algorithm];
+  const atOnce = algorithm === "standard" ? heads : Math.min(heads, cdiv(chip.SMs, workers));
+  const often = algorithm === "fa2" ? cdiv(workers, chip.SMs) : Math.max(cdiv(N_k, B_c), 2);
+  const passes = atOnce * bytes(again) <= chip.l2_bytes ? 1 : often;
+  const least = (part) => Object.fromEntries(Object.entries(part).map(([t, n]) => [t, Math.min(n, passes * size[t])]));
+  return { requested: heads * (bytes(loads) + bytes(stores)), dram: heads * (bytes(least(loads)) + bytes(least(stores))) };
 }
 
 // Algorithm 1 ---------------------------------------------------------------------------------------------------------
@@ -399,14 +425,15 @@ function plan(chip, settings) {
   const { N, d, B_r, B_c, heads, causal } = settings;
   const tiling = { N_q: N, N_k: N, B_r, B_c, causal };
   const fit = fits(chip, settings);
-  const moved = Object.fromEntries(["standard", "fa1", "fa2"].map((a) => [a, heads * traffic(a, tiling, d)]));
+  const moved = {};
+  for (const a of ["standard", "fa1", "fa2"]) moved[a] = bytesMoved(a, tiling, d, heads, chip);
   const programs = heads * cdiv(N, B_r);
   const slots = chip.SMs * fit.perSM;
   const waves = slots ? cdiv(programs, slots) : 0;
   const busy = waves ? programs / (waves * slots) : 0;
   const pairs = sum(upTo(cdiv(N, B_r)).map((i) => Math.min(B_r, N - i * B_r) * keysLoaded(i, tiling)));
   const flops = heads * 4 * pairs * d;
-  const winner = Object.keys(moved).reduce((a, b) => (moved[b] < moved[a] ? b : a));
+  const winner = Object.keys(moved).reduce((a, b) => (moved[b].requested < moved[a].requested ? b : a));
   return { ...fit, moved, programs, slots, waves, busy, flops, winner, fa1Programs: heads };
 }
 

@@ -4,23 +4,34 @@
 const { chips } = window.LIVE;
 const set = { GPU: "H200", N: 8192, d: 128, B_r: 128, B_c: 64, heads: 16, warps: 8, stages: 2, causal: false };
 const form = $("settings");
-const LABELS = { N: "N (tokens)", d: "d", B_r: "B<sub>r</sub>", B_c: "B<sub>c</sub>", heads: "batch × heads" };
+const powers = (low, high) => upTo(high + 1).slice(low).map((n) => 2 ** n);
+const SIZES_OF = {
+  N: ["N (tokens)", powers(7, 20)],
+  d: ["d", [16, 32, 64, 80, 96, 128, 192, 256]],
+  B_r: ["B<sub>r</sub> (queries)", [16, 32, 48, 64, 96, 128, 192, 256]],
+  B_c: ["B<sub>c</sub> (keys)", [16, 32, 48, 64, 96, 128, 192, 256]],
+  heads: ["batch × heads", upTo(257).slice(1)],
+}; // prettier-ignore
 
 form.innerHTML = [
   `<label class="field"><span>GPU</span><select name="GPU">${Object.keys(chips)
     .map((x) => `<option>${x}</option>`)
     .join("")}</select></label>`,
-  ...Object.entries(LABELS).map(([name, label]) => field(name, label, 'step="any" inputmode="numeric"')),
+  ...Object.entries(SIZES_OF).map(([name, [label, values]]) => slider(name, label, values)),
   choice("warps", "warps", [["4"], ["8"]]),
   choice("stages of k, v", "stages", [["1"], ["2"], ["3"]]),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
 ].join("");
 
 const NAMES = { standard: "Standard", fa1: "FA1", fa2: "FA2" };
-const bytes = (x) => {
-  for (const [unit, size] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (x >= size) return `${(x / size).toFixed(x >= 100 * size ? 0 : 1)} ${unit}`; // prettier-ignore
-  return `${x} B`;
-};
+
+/** A quantity with the largest unit of which it has one: 26.7 s, 4.3 GB. */
+function measured(x, units) {
+  const [unit, one] = units.find(([, size]) => x >= size) || units.at(-1);
+  return `${Number((x / one).toPrecision(3)).toLocaleString("en")} ${unit}`;
+}
+const bytes = (x) => measured(x, [["PB", 1e15], ["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]); // prettier-ignore
+const seconds = (x) => measured(x, [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]); // prettier-ignore
 const kib = (x) => `${(x / KiB).toFixed(x % KiB ? 1 : 0)} KiB`;
 
 /** A bar with its name and number; `parts` are [share, class]. */
@@ -59,27 +70,34 @@ function misfit({ ok, scarce, over, limit, registers }, chip) {
   if (ok) return "";
   if (scarce === "shared memory")
     return `This tile does not fit: a thread block can have ${kib(chip.shared_per_block)} of shared memory, and it needs ${kib(over)} more.`;
-  return `This tile needs about ${registers} registers a thread, ${over} more than the ${limit} to be had: they spill to memory.`;
+  return `This tile needs about ${registers} registers per thread, ${over} more than the ${limit} to be had: they spill to memory.`;
+}
+
+/** How much more than the least, in words. */
+function compared(ratio) {
+  return ratio < 1.05 ? "about as much" : `${ratio.toFixed(ratio < 10 ? 1 : 0)} times as much`;
 }
 
 function verdict({ moved, winner, ok, scarce }) {
   const others = Object.keys(moved).filter((name) => name !== winner);
-  const less = others.map((name) => `${NAMES[name]} moves ${(moved[name] / moved[winner]).toFixed(1)} times as much`);
+  const ratio = (name) => moved[name].requested / moved[winner].requested;
+  const more = others.map((name) => `${NAMES[name]} ${compared(ratio(name))}`).join(", ");
+  const far = others.every((name) => ratio(name) < 1.05) ? "All three request about as much" : `${NAMES[winner]} requests least, ${more}`;
+  const { requested, dram } = moved.fa2;
   const blocked = ok || scarce === "registers" ? "" : " But this tile cannot run here.";
-  return `${NAMES[winner]} moves least: ${less.join(", ")}.${blocked}`;
+  return `${far}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.${blocked}`;
 }
 
-function drawTraffic({ moved, winner, flops }, chip) {
-  const most = Math.max(...Object.values(moved));
-  const rows = Object.entries(moved).map(([name, x]) =>
-    row(NAMES[name], [[x / most, "fill"]], bytes(2 * x), name === winner ? "now" : ""),
-  );
+function drawTraffic({ moved, flops }, chip) {
+  const most = Math.max(...Object.values(moved).map(({ requested }) => requested));
+  const rows = Object.entries(moved).map(([name, { requested, dram }]) => {
+    const parts = [[requested / most, "outline"], [dram / most, "fill"]]; // prettier-ignore
+    return row(NAMES[name], parts, `${bytes(requested)}, ${bytes(dram)}`, name === "fa2" ? "now" : "");
+  });
   $("traffic").replaceChildren(...rows);
-  const times = Object.values(moved).map((x) => (1e3 * 2 * x) / chip.hbm_per_second);
-  const products = (1e3 * flops) / chip.tensor_flops;
-  const most_ms = `${times.map((x) => x.toFixed(2)).join(", ")} ms`;
+  const times = Object.entries(moved).map(([name, { dram }]) => `${NAMES[name]} ${seconds(dram / chip.hbm_per_second)}`);
   $("traffic-note").textContent =
-    `Requests of the chip in two-byte numbers, all heads. If every one went to HBM: ${most_ms}; the products alone take ${products.toFixed(2)} ms.`;
+    `Outline: bytes that the chip requests. Fill: those that reach DRAM, because L2 does not have them (a model). DRAM needs for them: ${times.join(", ")}. The two products need ${seconds(flops / chip.tensor_flops)} of the tensor cores.`;
 }
 
 /** 96 KiB of 227 KiB: 131 KiB to spare, or by how much it is too much. */
@@ -121,18 +139,8 @@ function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chi
   const more = waves > 8 ? ` The last of ${waves} waves has ${last}.` : "";
   const places = `${grouped(programs)} thread blocks on ${chip.SMs} SMs × ${perSM} (limited by ${by}): ${grouped(waves)} ${waves === 1 ? "wave" : "waves"}, ${percent(busy)} of the places busy.`;
   $("waves-note").textContent =
-    `${places}${more} FA1 has ${fa1Programs} ${fa1Programs === 1 ? "thread block" : "thread blocks"}, one a head.`;
+    `${places}${more} FA1 has ${fa1Programs} ${fa1Programs === 1 ? "thread block" : "thread blocks"}, one per head.`;
 }
 
-/** The next power of two up or down: what a tile can be; ↑ and ↓ in a field go there. */
-form.addEventListener("keydown", (e) => {
-  const { name, value } = e.target;
-  if (!(name in LABELS) || !["ArrowUp", "ArrowDown"].includes(e.key)) return;
-  e.preventDefault();
-  const power =
-    e.key === "ArrowUp" ? Math.floor(Math.log2(Number(value) || 1)) + 1 : Math.ceil(Math.log2(Number(value) || 1)) - 1;
-  e.target.value = 2 ** Math.max(0, power);
-  form.oninput();
-});
 form.elements.GPU.value = set.GPU;
 follow(form, set, draw);

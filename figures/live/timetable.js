@@ -8,9 +8,11 @@ const LIMITS = { SMs: [1, 32], heads: [1, 16], blocks: [1, 32] };
 const LABELS = { SMs: "SMs", heads: "heads", blocks: "row blocks" };
 const SHADES = [["#586a7e", "#fff"], ["#93a1ae", "#222"], ["#38506b", "#fff"], ["#b4bec8", "#222"]]; // prettier-ignore
 let table = null;
+let other = null; // the timetable of the other algorithm
+const OTHER = { fa1: ["fa2", "FA2"], fa2: ["fa1", "FA1"] };
 
 form.innerHTML = [
-  ...Object.entries(LIMITS).map(([name, [low, high]]) => field(name, LABELS[name], `min="${low}" max="${high}"`)),
+  ...Object.entries(LIMITS).map(([name, [low, high]]) => slider(name, LABELS[name], upTo(high + 1).slice(low))),
   choice("algorithm", "algorithm", [["fa1", "FA1"], ["fa2", "FA2"]]),
   choice("pass", "direction", [["forward"], ["backward"]]),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
@@ -21,7 +23,8 @@ const transport = new Transport($("transport"), { draw, dwell: () => 140 });
 function prepare() {
   for (const [name, [low, high]] of Object.entries(LIMITS)) whole(LABELS[name], set[name], low, high);
   const tiling = { N_q: set.blocks, N_k: set.blocks, B_r: 1, B_c: 1, causal: set.causal };
-  table = timetable(programs(set.heads, tiling, set), set.SMs);
+  const run = (algorithm) => timetable(programs(set.heads, tiling, { ...set, algorithm }), set.SMs);
+  [table, other] = [run(set.algorithm), run(OTHER[set.algorithm][0])];
   transport.length(table.makespan + 1);
 }
 
@@ -30,8 +33,9 @@ function draw(t) {
   const width = stage.clientWidth;
   const lane = Math.max(14, Math.min(30, 320 / set.SMs));
   const [left, top] = [44, 8];
-  const unit = (width - left - 4) / Math.max(table.makespan, 1);
-  const height = top + set.SMs * lane + 26;
+  const longest = Math.max(table.makespan, other.makespan, 1); // one axis for both
+  const unit = (width - left - 4) / longest;
+  const height = top + set.SMs * lane + 42;
   clear(stage, height);
   for (const k of upTo(set.SMs)) {
     const y = top + k * lane;
@@ -39,11 +43,28 @@ function draw(t) {
     shape(stage, "text", { x: 0, y: y + lane / 2 + 3, class: "small" }, lane > 12 ? `SM ${k}` : "");
   }
   for (const p of table.placed) drawProgram(p, t, { left, top, lane, unit });
+  for (const [k, end] of lastEnds(other).entries())
+    shape(stage, "rect", { x: left, y: top + k * lane, width: end * unit, height: lane - 2, class: "ghost" });
   const now = left + t * unit;
   shape(stage, "line", { x1: now, x2: now, y1: top - 6, y2: top + set.SMs * lane, class: "clock" });
-  shape(stage, "text", { x: left, y: height - 6, class: "small" }, "time, in tiles");
-  shape(stage, "text", { x: width - 4, y: height - 6, class: "small end" }, String(table.makespan));
+  shape(stage, "text", { x: left, y: height - 6, class: "small" }, "time, in tiles →");
+  drawEnd(table, set.algorithm.toUpperCase(), height - 22);
+  drawEnd(other, `${OTHER[set.algorithm][1]} (dashed)`, height - 6);
+
+  function drawEnd({ makespan }, name, y) {
+    const x = left + makespan * unit;
+    shape(stage, "line", { x1: x, x2: x, y1: top + set.SMs * lane, y2: y - 10, class: "axis" });
+    const side = x > left + 260 ? "small end" : "small";
+    shape(stage, "text", { x: x > left + 260 ? x : x + 3, y, class: side }, `${name} ends at ${makespan}`);
+  }
   words(t);
+}
+
+/** When each SM that works has done its last thread block. */
+function lastEnds({ placed }) {
+  const ends = [];
+  for (const { SM, end } of placed) ends[SM] = Math.max(ends[SM] || 0, end);
+  return ends;
 }
 
 function drawProgram(p, t, { left, top, lane, unit }) {
@@ -84,7 +105,7 @@ function words(t) {
   stage.setAttribute("aria-label", `${set.SMs} SMs. ${now}`);
   const fewest = Math.ceil(table.placed.reduce((x, p) => x + p.cost, 0) / set.SMs);
   $("note").textContent =
-    `If the work could be cut anywhere, it would end at ${fewest}. A shade is a head, a number a row block (backward: a column block). One thread block at a time on an SM.`;
+    `If the work could be cut anywhere, it would end at ${fewest}. The number in a box is its row block (backward: column block), and each head has its own fill. An SM runs one thread block at a time.`;
 }
 
 follow(form, set, () => {

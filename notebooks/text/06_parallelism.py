@@ -31,7 +31,7 @@ from fa2_studio.book.verdicts import verdict
 # %% [markdown]
 # ## Which iterations may run at the same time?
 #
-# Each shade is a worker. The small squares say who writes a block: one worker for O, up to four for dQ.
+# The number in a tile names its worker. The small squares say who writes a block: one worker for O, up to four for dQ.
 
 # %% tags=["hide-input"]
 show(workers.draw(**workers.data()))
@@ -108,7 +108,7 @@ check(
 
 # %% tags=["hide-input"]
 ran = {"FA1 as printed": timetable(6, [16] * 4), "FA2": timetable(6, [4] * 16)}
-show(waves.draw(ran, "Each row is an SM. A new grey begins with each of its thread blocks.", narrow=True))
+show(waves.draw(ran, "Each row is an SM. On it, thread blocks alternate between two strengths of the fill.", narrow=True))
 
 # %% [markdown]
 # FA1 leaves two SMs idle from beginning to end. FA2 runs in three rounds, called *waves*, and the third is not full.

@@ -65,7 +65,7 @@ show(intervals.draw(**intervals.data()))
 
 # %% [markdown]
 # Here six masks are cut into tiles. (The last two, documents and a sink, are explained below.) The thick lines are the ends
-# of the intervals, and the black bar is the interval of row 23. A tile between the lines is FULL, a tile that a line cuts is
+# of the intervals, and the solid bar is the interval of row 23. A tile between the lines is FULL, a tile that a line cuts is
 # DIAGONAL, and all others are never loaded.
 #
 # From one row to the next, neither end moves left. So of a whole row block only the top row and the bottom row matter. The

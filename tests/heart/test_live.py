@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fa2_lab.machine import budget, chips, grid, io
+from fa2_lab.machine.prices import cost
 from fa2_lab.plots import live
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.reference.online_softmax import SoftmaxState
@@ -188,8 +189,11 @@ def test_a_plan_is_what_the_models_of_the_machine_say():
         assert (plan["ok"], plan["scarce"], plan["shared"]) == (fit.ok, fit.limit, fit.shared_bytes)
         assert (plan["registers"], plan["perSM"]) == (fit.registers, fit.blocks_per_sm)
         tiling = Tiling(s["N"], s["N"], s["B_r"], s["B_c"], CAUSAL if s["causal"] else NO_MASK)
-        moved = {a: s["heads"] * io.traffic(a, "forward", tiling, s["d"]).total for a in ORDERS}
-        assert plan["moved"] == moved and moved[plan["winner"]] == min(moved.values())
+        sizes = {name: s[name] for name in ("N", "d", "B_r", "B_c", "heads", "causal")}
+        costs = {name.lower(): cost(name, chip=chip, **sizes) for name in ("standard", "FA1", "FA2")}
+        moved = {name: dict(requested=c.requested, dram=c.crossed) for name, c in costs.items()}
+        assert plan["moved"] == moved
+        assert moved[plan["winner"]]["requested"] == min(c.requested for c in costs.values())
         assert plan["programs"] == s["heads"] * tiling.T_r
         assert plan["flops"] == s["heads"] * 4 * io.scores_visited(tiling) * s["d"]
         if plan["slots"]:

@@ -125,7 +125,7 @@ class Chapter:
 def test_a_build_is_empty_and_its_solution_passes(chapter, build, tmp_path, monkeypatch):
     monkeypatch.chdir(NOTEBOOKS)
     cells = Chapter(chapter, tmp_path, build)
-    assert cells.run(cells.check).startswith("not written yet")
+    assert cells.run(cells.check).startswith("your turn")
     cells.run(cells.solution)
     assert cells.run(cells.check).startswith("right")
     if build == 0 and chapter.number in WRONG:
@@ -139,7 +139,7 @@ def test_a_build_is_empty_and_its_solution_passes(chapter, build, tmp_path, monk
 @pytest.mark.parametrize(
     "result, says",
     [
-        (..., "not written yet: answer returns nothing"),
+        (..., "your turn: write answer in the cell above, and run this cell again"),
         ((np.ones(2), np.nan), "wrong: why?\n  result 2: got nan, should be -inf"),
         ((np.ones(2), np.inf), "wrong: why?\n  result 2: got inf, should be -inf"),
         ((np.array([1.0, 0.5]), -np.inf), "wrong: why?\n  result 1: got 0.5 at [1], should be 1"),
