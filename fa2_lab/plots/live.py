@@ -23,6 +23,7 @@ STILLS = {  # by piece: the picture of fa2_lab/plots that shows one moment of it
     "timetable": "waves",
     "backward": "dq_over_time",
 }
+WIDE = ("algorithm1", "climb")  # pieces that take the whole width of a window
 HEAD = re.compile(r'<title>(.*?)</title>\n<meta name="description" content="(.*?)">')
 
 

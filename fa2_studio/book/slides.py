@@ -7,8 +7,9 @@ import re
 import shutil
 import subprocess
 from base64 import b64encode
-from collections.abc import Iterator
-from html import escape
+from collections.abc import Callable, Iterator
+from html import escape, unescape
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from fa2_lab.plots.live import WIDE as WIDE_PIECES
 from fa2_lab.plots.live import page
 from fa2_lab.tools import files
 from fa2_studio.book.callouts import mathml
@@ -38,8 +40,10 @@ LECTURES = {  # title: its chapters; of those with several sittings, which are s
     "Decode, rings, masks": {"14": "", "15": "", "16": ""},
 }
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part IV in four", "Sitting")  # the course's, not a lecture's
-LINES = 22  # of a listing with what it prints, for the last row of seats
-ASKED = re.compile(r"(.*?)(\*\*(?:Predict|Build)\.\*\*.*?)(<details>.*)?", re.DOTALL)
+ROWS, WIDE, LETTERS = 15, 70, 80  # what a slide holds: lines, letters of code in a line, letters of words in a line
+FOLD = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
+ASKED = re.compile(r"^\*\*(?:Predict|Build)\.\*\*", re.MULTILINE)
+FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 COLOURS = HtmlFormatter(style="a11y-high-contrast-light", nowrap=True)
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
@@ -58,10 +62,11 @@ def rendered(text: str) -> str:
 
 
 class Beat(NamedTuple):
-    """A paragraph, or something to look at."""
+    """A paragraph to be said, something to look at, a question, or its answer on a slide of its own."""
 
     text: str = ""
-    seen: str = ""  # as HTML
+    seen: tuple[str, ...] = ()  # as HTML: blocks that are never cut
+    kind: str = ""  # "asks", "answers", "live" or "picture"
 
 
 def write(folder: Path) -> list[Path]:
@@ -72,7 +77,7 @@ def write(folder: Path) -> list[Path]:
     script = (LOOKS / "slides.js").read_text(encoding="utf-8")
     browser, decks = next(filter(None, map(shutil.which, BROWSERS)), None), []
     for number, (title, chapters) in enumerate(LECTURES.items(), start=1):
-        cover = f"<section class=first><h1>{number} · {title}</h1></section>"
+        cover = f"<section class=first><h1>{number} · {title}</h1></section>" if len(chapters) > 1 else ""
         head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{looks}</style>"
         html = f"{head}<body>{cover}{''.join(deck(chapters))}<script>{script}</script>"
         decks.append(files.write(folder / f"lecture_{number:02}.html", html))
@@ -91,8 +96,8 @@ def deck(chapters: dict[str, str]) -> Iterator[str]:
         sitting = ""
         for title, beats in sections(nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)):
             sitting = title.split()[1] if title.startswith("Sitting ") else sitting
-            shown = not chapters[chapter.number] or sitting in chapters[chapter.number].split() or title == "Recap"
-            if shown and not title.startswith(LEFT_OUT):
+            now = not chapters[chapter.number] or sitting in chapters[chapter.number].split() or title == "Recap"
+            if now and not title.startswith(LEFT_OUT):
                 yield from slides(title, fewer(beats))
 
 
@@ -101,7 +106,10 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
     title, beats = "", []
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            beats += looked_at(cell)
+            more = looked_at(cell)
+            if beats and beats[-1].kind == "asks" and more and not more[0].kind:  # the empty function to be filled
+                beats[-1] = beats[-1]._replace(seen=beats[-1].seen + more.pop().seen)
+            beats += more
             continue
         for part in re.split(r"^(?=## )", cell.source, flags=re.MULTILINE):
             if part.startswith("## "):
@@ -113,75 +121,160 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
     yield title, beats
 
 
-def read(text: str) -> list[Beat]:
-    """The paragraphs of a cell; tables, formulas and questions are looked at."""
-    asked = ASKED.fullmatch(text)
-    before, question, answer = asked.groups(default="") if asked else (text, "", "")
-    if before.startswith("<details>"):  # a solution: for the notes
-        before, answer = "", before
-    beats = []
-    for paragraph in filter(None, map(str.strip, re.split(r"\n\s*\n", before))):
-        look = paragraph.startswith(("|", "![", "$$", "- ", "1. "))
-        beats.append(Beat(seen=rendered(paragraph)) if look else Beat(paragraph))
-    answer = re.sub(r"</?details>|<summary>.*?</summary>", "", answer)
-    return beats + ([Beat(answer, rendered(question) if question else "")] if answer or question else [])
+def fewer(beats: list[Beat]) -> list[Beat]:
+    """What a lecture shows of a section: one listing that a room can read; a list where there is nothing else."""
+    code = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith("<pre")]
+    lists = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith(("<ul", "<ol"))]
+    others = any(beat.seen and beat not in code + lists for beat in beats)
+    short = [beat for beat in code if sum(map(height, beat.seen)) <= ROWS]
+    kept = (short if others else short or code)[:1]
+    left_out = [beat for beat in code if beat not in kept] + (lists if others or kept else [])
+    return [beat for beat in beats if beat not in left_out]
+
+
+def read(text: str) -> Iterator[Beat]:
+    """The paragraphs of a cell; tables, formulas and questions are looked at. Of its folds, the answers have slides."""
+    for n, part in enumerate(FOLD.split(text)):  # text, title, inside, text, …
+        if n % 3 == 0:
+            said, *asked = re.split(ASKED, part, maxsplit=1)
+            for block in blocks(said):
+                look = block.startswith(("|", "![", "$$", "- ", "1. ", "```"))
+                yield Beat(seen=tuple(shown(block))) if look else Beat(block)
+            if asked:
+                yield Beat(seen=html(ASKED.search(part)[0] + asked[0]), kind="asks")
+        answers = n % 3 == 1 and part.startswith(("Answer", "A solution", "Solution"))
+        if answers:
+            yield Beat(seen=html(FOLD.split(text)[n + 1]), kind="answers")
+
+
+def blocks(text: str) -> list[str]:
+    """Paragraphs, lists, tables and listings; a list stays with the line that announces it."""
+    parts = [[part] if part.startswith("```") else re.split(r"\n\s*\n", part) for part in FENCE.split(text)]
+    return [part.strip() for some in parts for part in some if part.strip()]
+
+
+def html(text: str) -> tuple[str, ...]:
+    """All blocks of a Markdown text."""
+    return tuple(shown_ for part in blocks(text) for shown_ in shown(part))
+
+
+def shown(part: str) -> list[str]:
+    """A block of Markdown as HTML; a listing as its own lines, in pieces if it is longer than a slide."""
+    if part.startswith("```"):
+        return listing(part.split("\n", 1)[1].rsplit("\n", 1)[0], part.startswith("```python"))
+    if part.startswith("|"):
+        head, rule, *rows = part.split("\n")
+        return [rendered("\n".join([head, rule, *some])) for some in split(rows, lambda row: 1.3 + len(row) // 130)]
+    return [rendered(part)]
+
+
+def split(lines: list[str], rows: Callable, most: int = ROWS - 2) -> list[list[str]]:
+    """Lines in parts that fit on a slide."""
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if sum(map(rows, parts[-1])) + rows(line) > most:
+            parts.append([])
+        parts[-1].append(line)
+    return parts
+
+
+def listing(code: str, python: bool = True, printed: str = "") -> list[str]:
+    """Code and what it prints, at a size that the last row of seats reads. Comments leave lines that are too long."""
+    kept = [line if len(line) <= WIDE else re.sub(r"\s+# .*", "", line) for line in code.rstrip().split("\n")]
+    output = split(printed.rstrip().split("\n"), rows_of, ROWS + 2) if printed else []
+    pieces = [pre(part, python) for part in split(kept, rows_of, ROWS + 2)]
+    return pieces + [pre(part, bool(re.match(r"@|def |class ", printed)), " class=printed") for part in output]
+
+
+def rows_of(line: str) -> int:
+    return max(1, -(-len(line) // WIDE))
+
+
+def pre(lines: list[str], python: bool, kind: str = "") -> str:
+    """Each line as a block; its second row, if it has one, is indented further."""
+    text = re.sub(r"\n\n\n+", "\n\n", "\n".join(lines).strip("\n"))
+    coloured = highlight(text, PythonLexer(stripnl=False), COLOURS) if python else escape(text)
+    bare = [re.sub(r'^(<span class="w">)?\s+(</span>)?', "", line) for line in coloured.removesuffix("\n").split("\n")]
+    depth = [len(line) - len(line.lstrip()) for line in text.split("\n")]
+    inside = "".join(f'<span style="--in: {n}ch">{line}</span>' for n, line in zip(depth, bare, strict=True))
+    return f"<pre{kind} data-rows={sum(map(rows_of, text.split(chr(10))))}>{inside}</pre>"
 
 
 def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
     """What a code cell shows: a picture, a live piece, or its lines and what they print."""
-    shown = "".join(output.get("data", {}).get("text/html", "") for output in cell.outputs)
-    if live := LIVE.search(shown):
-        still = re.search(r'<div class="still">(.*?</p>)</div>', shown, re.DOTALL)
-        frame = f'<iframe loading=lazy srcdoc="{escape(page(live[1]))}"></iframe>'
-        return [Beat(seen=f"{frame}<div class=still>{still[1] if still else ''}</div>")]
-    if shown:
-        return [Beat(seen=shown)]
+    seen = "".join(output.get("data", {}).get("text/html", "") for output in cell.outputs)
+    if live := LIVE.search(seen):
+        still = re.search(r'<div class="still">(.*?</p>)</div>', seen, re.DOTALL)
+        wide = 1240 if live[1] in WIDE_PIECES else 900
+        frame = f'<iframe width={wide} loading=lazy srcdoc="{escape(page(live[1]))}"></iframe>'
+        return [Beat(seen=(f"{frame}<div class=still>{still[1] if still else ''}</div>",), kind="live")]
+    if picture := re.search(r"<img [^>]*>", seen):
+        caption = re.search(r"<p[^>]*>(.*?)</p>", seen, re.DOTALL)
+        return [Beat(unescape(caption[1]) if caption else "", (picture[0],), "picture")]
     if told := [output.data["text/markdown"] for output in cell.outputs if "text/markdown" in output.get("data", {})]:
-        return [Beat(seen=rendered("\n\n".join(told)))]
+        return [Beat(seen=html(FOLD.sub("", "\n\n".join(told))))]
     if is_imports(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", [])):
         return []
     printed = "".join(output.get("text", "") for output in cell.outputs)
-    code = highlight(cell.source, PythonLexer(), COLOURS)
-    output = f"<pre class=printed>{escape(printed)}</pre>" if printed else ""
-    return [Beat(seen=f"<div class=code><pre>{code}</pre>{output}</div>")]
-
-
-def fewer(beats: list[Beat]) -> list[Beat]:
-    """What a lecture shows of a section: one listing that a room can read; a list where there is nothing else."""
-    beats = [beat for beat in beats if not beat.seen.startswith("<details")]  # folded in the chapter, too
-    listings = [beat for beat in beats if "<pre" in beat.seen and not beat.text]
-    lists = [beat for beat in beats if beat.seen.startswith(("<ul", "<ol"))]
-    others = any(beat.seen and beat not in listings + lists for beat in beats)
-    short = [beat for beat in listings if beat.seen.count("\n") <= LINES]
-    shown = (short if others else short or listings)[:1]
-    kept = [beat for beat in beats if beat not in listings or beat in shown]
-    return [Beat(beat.seen) if beat in lists and (others or shown) else beat for beat in kept]
+    return [Beat(seen=tuple(listing(cell.source, printed=printed)))]
 
 
 def slides(title: str, beats: list[Beat]) -> Iterator[str]:
-    """A slide for everything to look at, with the sentence beside it; the notes of the first have the whole text."""
-    notes = rendered("\n\n".join(beat.text for beat in beats if not beat.seen))
-    used: set[int] = set()
-    for at in [at for at, beat in enumerate(beats) if beat.seen] or [-1]:
-        asks = at >= 0 and bool(beats[at].text)
-        beside = [near for near in ((at - 1, at + 1) if at >= 0 else (0,)) if 0 <= near < len(beats)]
-        words = [n for n in beside if not beats[n].seen and not beats[n].text.startswith("<") and not asks]
-        near = next((n for n in words if n not in used), None)
-        used |= {near} - {None}
-        said = [] if near is None else beats[near : near + 1] if at >= 0 else beats
-        beginning = "\n\n".join(sentences(beat.text) for beat in said)
-        own = rendered(beats[at].text) if asks else ""
-        rows = len(re.findall(r"<(?:tr|p|li)\b", beats[at].seen))
-        lines = rows or beats[at].seen.count("\n") + 4  # of a table and what stands around it, or of a listing
-        seen = f'<figure style="--lines: {lines}">{beats[at].seen}</figure>' if at >= 0 else ""
-        head = f"<h2>{MARKDOWN.renderInline(title)}</h2>{rendered(beginning)}"
-        yield f"<section>{head}{seen}<aside>{own}{notes}</aside></section>"
-        notes = ""
+    """A slide for everything to look at, with the sentence beside it; its notes have what is said after it."""
+    at = [n - announced(beats, n) for n, beat in enumerate(beats) if beat.seen]
+    for start, stop in pairwise([0, *at[1:], len(beats)]):
+        some = beats[start:stop]
+        here = next((beat for beat in some if beat.seen), Beat())
+        words = [beat.text for beat in some if not beat.seen]
+        notes = rendered("\n\n".join([here.text, *words]))
+        if here.kind in ("asks", "answers", "live"):
+            said = []
+        elif here.seen and here.seen[0].startswith(("<ul", "<ol")):
+            said = words[:1] if not some[0].seen else []
+        else:
+            said = words[:1] or [here.text]
+        beside = [rendered(sentences(text)) for text in said if text]
+        yield from paged(title, here, beside, notes)
+
+
+def announced(beats: list[Beat], n: int) -> bool:
+    """Whether the paragraph before ends with a colon."""
+    return n > 0 and not beats[n - 1].seen and beats[n - 1].text.endswith(":")
+
+
+def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[str]:
+    """As many slides as the blocks need."""
+    if beat.kind in ("picture", "live"):
+        yield slide(title, "".join(beside), beat.seen[0], beat.kind, notes)
+        return
+    room = not beat.seen or sum(map(height, [*beside, beat.seen[0]])) <= ROWS + 1
+    pages: list[list[str]] = [[]]
+    for block in [*(beside if room else []), *beat.seen]:
+        if pages[-1] and sum(map(height, pages[-1])) + height(block) > ROWS:
+            pages.append([])
+        pages[-1].append(block)
+    for n, page_ in enumerate(pages):
+        yield slide(title, "".join(page_), "", beat.kind, "" if n else notes)
+
+
+def height(block: str) -> float:
+    """About how many rows a block takes."""
+    if rows := re.search(r"data-rows=(\d+)", block):
+        return 0.9 * int(rows[1]) + 0.3
+    lines = [re.sub("<[^>]*>", "", line).strip() for line in re.split(r"</(?:p|li|tr)>", block)]
+    return sum(1.1 * -(-len(line) // LETTERS) for line in lines) + 0.4
+
+
+def slide(title: str, words: str, seen: str, kind: str, notes: str) -> str:
+    title = f"{title.removesuffix('?')}: the answer" if kind == "answers" else title
+    head = f"<h2>{MARKDOWN.renderInline(title)}</h2>"
+    figure = f"<figure>{seen}</figure>" if seen else ""
+    return f'<section class="{kind}">{head}<div>{words}</div>{figure}<aside>{notes}</aside></section>'
 
 
 def sentences(paragraph: str) -> str:
     """As many of its first sentences as say something."""
-    first, *others = re.split(r"(?<=[.?!:])\s+(?=[A-Z$`*])", paragraph)
+    first, *others = re.split(r"(?<=[.?!])\s+(?=[A-Z$`*])", paragraph)
     while others and len(first) < 60:
         first = f"{first} {others.pop(0)}"
     return first

@@ -1,13 +1,32 @@
-// Arrows, space and a click on the sides turn; n shows the notes; the address keeps the place.
+// Arrows, space and the page keys turn; n shows the notes; the address keeps the place. What is too large is scaled to fit.
 "use strict";
 const all = [...document.querySelectorAll("section")];
 let at = Math.min(Math.max(Number(location.hash.slice(1)) - 1, 0), all.length - 1) || 0;
+
+/** Letters grow to fill a slide, and shrink only if a wide table leaves no other way; a live piece is scaled as a whole. */
+function fit(section) {
+  const image = section.querySelector("figure > img");
+  section.classList.toggle("beside", Boolean(image) && image.naturalHeight > 0.5 * image.naturalWidth); // words at its side
+  const most = section.querySelector("figure, h1") ? 100 : 140;
+  for (let size = most; size > 40; size -= 4) {
+    section.style.fontSize = `${size}%`;
+    if (section.scrollHeight <= innerHeight && !wide(section)) break;
+  }
+  const frame = section.querySelector("iframe");
+  if (!frame) return;
+  const { clientWidth, clientHeight } = frame.parentElement;
+  const scale = Math.min(clientWidth / frame.width, clientHeight / frame.height);
+  const left = (clientWidth - frame.width * scale) / 2;
+  frame.style = `transform: translate(${left}px) scale(${scale})`;
+}
+const wide = (section) => [...section.querySelectorAll("div, table")].some((e) => e.scrollWidth > section.clientWidth);
 
 function go(to) {
   all[at].classList.remove("now");
   at = Math.min(Math.max(to, 0), all.length - 1);
   all[at].classList.add("now");
   history.replaceState(null, "", `#${at + 1}`);
+  fit(all[at]);
 }
 
 const KEYS = { ArrowRight: 1, PageDown: 1, " ": 1, ArrowLeft: -1, PageUp: -1, Home: -Infinity, End: Infinity };
@@ -15,5 +34,13 @@ addEventListener("keydown", (event) => {
   if (event.key in KEYS) go(at + KEYS[event.key]);
   if (event.key === "n") document.body.classList.toggle("notes");
 });
+addEventListener("message", ({ data, source }) => {
+  if (data.turn) go(at + data.turn);
+  const frame = [...document.querySelectorAll("iframe")].find((e) => e.contentWindow === source);
+  if (!frame || !data.live) return;
+  frame.height = Math.min(data.live, 780);
+  fit(all[at]);
+});
+addEventListener("resize", () => fit(all[at]));
 addEventListener("hashchange", () => go(Number(location.hash.slice(1)) - 1));
 go(at);
