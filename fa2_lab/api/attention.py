@@ -19,8 +19,10 @@ from fa2_lab.api.checks import (
     check_numbers,
     check_range,
     check_seed,
+    check_recording,
     check_sinks,
     check_tensors,
+    check_transforms,
     runs_on_triton,
 )
 from fa2_lab.kernels import interpreter
@@ -75,8 +77,7 @@ def attention(
     if call is not None:  # one of its kind has passed all checks but those of values
         if key_lengths is not None:
             check_range(key_lengths, k.shape[2])
-        if sinks is not None:
-            check_sinks(sinks)
+        check_sinks(sinks, call.options)
         drawn = seed_tensor(seed, q.device) if dropout_p else None
         return call(q, k, v, key_lengths, drawn, sinks)
     check_tensors(q, k, v)
@@ -86,18 +87,15 @@ def attention(
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
     options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), portable=backend == "portable")
     options = options._replace(reference=not runs_on_triton(backend, q.device.type))
+    check_sinks(sinks, options)
     drawn = seed_tensor(seed, q.device) if dropout_p else None
     return operators.compute(kind, Tensors(q, k, v, key_lengths, drawn, sinks), options, return_lse)
 
 
 def by_reference(q: Tensor, k: Tensor, v: Tensor, options: Options, sinks: Tensor | None) -> Any:
-    """(O, L) of one sequence, (1, heads, N, d) each, by the reference; where it has no keys, rows see their sink."""
-    if q.shape[2] and k.shape[2]:
-        masks: dict[str, Any] = dict(window=options.window, softcap=options.softcap, sinks=sinks, scale=options.scale)
-        return attention(q, k, v, **masks, return_lse=True, backend="reference")
-    unseen = q.new_full(q.shape[1:2], -torch.inf, dtype=torch.float32) if sinks is None else sinks.float()
-    nothing = q.masked_fill(torch.ones_like(q, dtype=torch.bool), value=0.0)  # with gradients of 0 where q wants some
-    return nothing, unseen[None, :, None].expand(q.shape[:3])
+    """(O, L) of one sequence, (1, heads, N, d) each, by the reference."""
+    masks: dict[str, Any] = dict(window=options.window, softcap=options.softcap, sinks=sinks, scale=options.scale)
+    return attention(q, k, v, **masks, return_lse=True, backend="reference")
 
 
 def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[tuple | None, Any]:
@@ -107,13 +105,20 @@ def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[t
     """
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None, None
+    check_transforms()
     try:
-        sizes = None if window is None else (*window, *map(type, window))
-        seen = [None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride()) for x in tensors]
-        kind = *seen, sizes, *asked, *map(type, asked)  # types, for True == 1 == 1.0
-        return kind, PREPARED.get(kind)
+        bounds = None if window is None else (type(window), *window, *map(type, window))
+        seen = [
+            None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride(), x.is_neg())
+            for x in tensors
+        ]
+        kind = *seen, bounds, *asked, *map(type, asked)  # types, for True == 1 == 1.0
+        found = PREPARED.get(kind)
     except (AttributeError, RuntimeError, TypeError):
         return None, None
+    if found is None:
+        check_recording()
+    return kind, found
 
 
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:

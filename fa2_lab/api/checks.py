@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fa2_lab.kernels import interpreter
@@ -19,8 +20,14 @@ BACKENDS = ("auto", "triton", "portable", "reference")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 PLAIN = (Tensor, torch.nn.Parameter)
-LARGEST_SCALE = 1e38  # times log₂e it still is a number in fp32
-SMALLEST_SCALE = 1e-30  # what is divided by it still is one
+INSTEAD = "take gradients by .backward() or torch.autograd.grad"
+IN_A_TRANSFORM = (
+    "fa2_lab.attention: torch.vmap, torch.func, is_grads_batched=True and vectorize=True are not supported; "
+    f"write a loop, or put what is mapped over into the batch dimension, and {INSTEAD}"
+)
+LARGEST_SCALE = 1e30  # times any score below 10⁸ it is a number in fp32, with which the kernels compute
+LARGEST_SINK = 1e38  # as the kernels hold sinks: divided by the scale, or by the softcap where there is one
+SMALLEST_SCALE = 1e-10  # that sinks are divided by; a smaller one is taken into q
 
 
 # Tensors ------------------------------------------------------------------------------------------------------
@@ -71,10 +78,10 @@ def described(x: Tensor) -> str:
 
 
 def check_q(q: Tensor) -> None:
-    """Refuse a q that is no tensor (batch, heads, N, d), each at least 1 and d at most 256."""
-    takes = "(batch, heads, N, d), each at least 1 and d at most 256"
+    """Refuse a q that is no tensor (batch, heads, N, d), with at least one head and d from 1 to 256."""
+    takes = "(batch, heads, N, d), at least one head and d from 1 to 256"
     check_floats("q", q, 4, takes)
-    if q.numel() == 0 or q.shape[3] > 256:
+    if q.shape[1] < 1 or not 1 <= q.shape[3] <= 256:
         raise ValueError(f"q: got {described(q)}; it takes {takes}")
 
 
@@ -84,7 +91,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     (batch, heads, _, d), takes = q.shape, f"({q.shape[0]}, kv heads, N_k, {q.shape[3]})"
     check_floats("k", k, 4, takes, q)
     check_floats("v", v, 4, takes, q)
-    if k.shape[0] != batch or k.shape[3] != d or k.numel() == 0:
+    if k.shape[0] != batch or k.shape[3] != d or k.shape[1] < 1:
         raise ValueError(f"k: got {described(k)}; with q {tuple(q.shape)} it takes {takes}")
     check_heads("k", k.shape[1], heads)
     if v.shape != k.shape:
@@ -155,7 +162,7 @@ def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
     takes = f"(pages, page_size, kv heads, d) with d = {q.shape[3]}"
     for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
         check_floats(name, x, 4, takes, q)
-        if x.shape[3] != q.shape[3] or x.numel() == 0:
+        if x.shape[3] != q.shape[3] or min(x.shape[1:]) < 1:
             raise ValueError(f"{name}: got {described(x)}; with q {tuple(q.shape)} it takes {takes}")
         check_heads(name, x.shape[2], q.shape[1])
         if x.stride(3) != 1 and x.shape[3] > 1:
@@ -175,7 +182,7 @@ def check_table(block_table: Tensor, q: Tensor) -> None:
     """Refuse a table of wrong kind or shape."""
     takes = "an integer tensor (batch, width)"
     check_integers("block_table", block_table, q, takes)
-    if block_table.dim() != 2 or block_table.shape[0] != q.shape[0] or block_table.shape[1] < 1:
+    if block_table.dim() != 2 or block_table.shape[0] != q.shape[0]:
         raise ValueError(f"block_table: got {described(block_table)}; it takes {takes} with batch {q.shape[0]}")
 
 
@@ -193,14 +200,14 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ..
     if left is not None:
         needed &= begin + size > key_lengths[:, None] - N_q - left
     low, high = torch.stack(torch.aminmax(block_table.masked_fill(~needed, value=0))).tolist()
-    if low < 0 or high >= count:
+    if (low < 0 or high >= count) and (count or needed.any()):
         raise ValueError(f"block_table: got pages from {low} to {high}; it takes 0 to {count - 1}, for {count} pages")
     remember_seen(block_table, limits, key_lengths)
 
 
 def may_wait_for(x: Tensor) -> bool:
-    """Whether the values of a tensor can be looked at: not while torch records, nor in a CUDA graph."""
-    return not traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    """Whether a tensor has values that can be looked at: not while torch records, nor in a CUDA graph."""
+    return x.numel() > 0 and not traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 # Options ------------------------------------------------------------------------------------------------------
@@ -258,38 +265,65 @@ def check_masks(
         check_device("sinks", sinks, q)
         if sinks.shape[0] != heads:
             raise ValueError(f"sinks: got {described(sinks)}; it takes (heads,) = ({heads},)")
-        check_sinks(sinks)
     return Options(causal, scale=1.0, left=left, right=right, softcap=softcap)
 
 
-def check_sinks(sinks: Tensor) -> None:
-    """Refuse a sink of +∞, which leaves no key a share; it is looked at only where nobody has to wait for a GPU."""
-    if not sinks.is_cpu or traced(sinks) or was_seen(sinks, ()):
+def check_sinks(sinks: Tensor | None, options: Options) -> None:
+    """Refuse a sink of +∞, which leaves no key a share, and sinks that would be infinite as the kernels hold them. Sinks
+    are looked at only where nobody has to wait for a GPU."""
+    if sinks is None or not sinks.is_cpu or traced(sinks):
         return
-    if torch.isposinf(sinks).any():
-        raise ValueError("sinks: got inf; it takes numbers below infinity")
-    remember_seen(sinks, ())
+    scale = abs(options.scale) if options.softcap is None else options.softcap
+    divisor = 1.0 if options.softcap is None and scale < SMALLEST_SCALE else scale
+    most = math.inf if options.reference else LARGEST_SINK * min(divisor, 1.0)
+    if was_seen(sinks, (most,)):
+        return
+    size = sinks.double().abs()
+    wrong = torch.isposinf(sinks) | ((size > most) & (size != math.inf))
+    if wrong.any():
+        found = f"sinks: got {sinks[wrong][0].item():g}; it takes numbers below infinity"
+        if most == math.inf:
+            raise ValueError(found)
+        raise ValueError(f"{found}, here up to {most:g} in size; backend='reference' takes every float")
+    remember_seen(sinks, (most,))
 
 
 def check_scale(scale: float) -> None:
-    """Refuse a scale that the kernels, which compute in fp32, would take for infinite."""
+    """Refuse a scale with which ordinary scores would be infinite in fp32, with which the kernels compute."""
     if abs(scale) > LARGEST_SCALE:
-        raise ValueError(f"scale: got {scale:g}; it takes at most 1e38 in size; backend='reference' takes every float")
+        raise ValueError(f"scale: got {scale:g}; it takes at most 1e30 in size; backend='reference' takes every float")
 
 
 def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
     """q and options as they are computed with: a scale of 0 or more finds the largest score before it is scaled.
 
-    The kernels compute in fp32, and they divide sinks by the scale, so there a tiny one is taken into q.
+    The kernels compute in fp32, and they divide sinks by the scale, so a tiny scale is taken into q.
     """
     if options.scale < 0:
         q, options = -q, options._replace(scale=-options.scale)
     if options.reference:
         return q, options
     check_scale(options.scale)
-    if sinks is not None and options.scale < SMALLEST_SCALE:
+    if sinks is not None and options.softcap is None and options.scale < SMALLEST_SCALE:
         return q * options.scale, options._replace(scale=1.0)
     return q, options
+
+
+# What torch does around a call -----------------------------------------------------------------------------------
+
+
+def check_transforms(*gradients: Tensor | None) -> None:
+    """Refuse to run inside torch.vmap or torch.func, and gradients in batches: such tensors have no memory."""
+    if peek_interpreter_stack() is not None or any(x is not None and is_legacy_batchedtensor(x) for x in gradients):
+        raise NotImplementedError(IN_A_TRANSFORM)
+
+
+def check_recording() -> None:
+    """Refuse to run inside torch.jit.trace, to which sizes are tensors."""
+    if torch.jit.is_tracing():
+        raise NotImplementedError(
+            "fa2_lab.attention: torch.jit.trace is not supported; use torch.compile or torch.export"
+        )
 
 
 # Who computes -------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
-from fa2_lab.api.checks import as_computed, traced
-from fa2_lab.kernels.prepared import Options, Tensors, keep, rows_contiguous
+from fa2_lab.api.checks import INSTEAD, as_computed, check_transforms, traced
+from fa2_lab.kernels.prepared import Options, Tensors, keep, like, rows_contiguous
 
 # The kernels ----------------------------------------------------------------------------------------------------
 
@@ -102,6 +102,10 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, dO: Tensor | None, dL: Tensor | None = None) -> tuple:
         return *gradients(ctx, dO, dL), None
 
+    @staticmethod
+    def jvp(*_: Any) -> NoReturn:
+        raise NotImplementedError(f"fa2_lab.attention: forward mode AD is not supported; {INSTEAD}")
+
 
 def save(ctx: Any, O: Tensor, L: Tensor, tensors: Sequence, options: Options) -> None:
     """Keep what the backward needs: the inputs, O and L, and nothing of size N²."""
@@ -112,6 +116,7 @@ def save(ctx: Any, O: Tensor, L: Tensor, tensors: Sequence, options: Options) ->
 
 def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor | None]:
     """(dQ, dK, dV, dsinks); as an operator where somebody records, to refuse a second derivative."""
+    check_transforms(dO, dL)
     if dO is None and dL is None:
         return (None,) * 4
     if torch.is_grad_enabled() or traced(dO, dL):
@@ -146,7 +151,7 @@ def forward_op(*given: Any) -> tuple[Tensor, Tensor]:
 def forward_shapes(*given: Any) -> tuple[Tensor, Tensor]:
     (q, *_, cu_q, _), _ = records(given)
     rows = q.shape[:3] if cu_q is None else (q.shape[1], q.shape[0])
-    return torch.empty_like(rows_contiguous(q)), q.new_empty(rows, dtype=torch.float32)
+    return like(rows_contiguous(q)), q.new_empty(rows, dtype=torch.float32)
 
 
 BACKWARD = f"(Tensor? dO, Tensor? dL, Tensor O, Tensor L, {TENSORS}, {OPTIONS}) -> Tensor[]"
@@ -160,7 +165,7 @@ def backward_op(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *giv
 @backward_op.register_fake
 def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> list[Tensor]:
     (q, k, v, _, _, sinks, _, _), _ = records(given)
-    found = [torch.empty_like(rows_contiguous(x)) for x in (q, k, v)]
+    found = [like(rows_contiguous(x)) for x in (q, k, v)]
     return found if sinks is None else [*found, sinks.new_empty(sinks.shape)]
 
 
@@ -190,6 +195,9 @@ def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tenso
     """(O, L) by the NumPy ladder's last rung, head by head in float64."""
     from fa2_lab.reference import heads
 
+    if not tensors.q.numel():
+        return torch.zeros_like(tensors.q), tensors.q.new_zeros(tensors.q.shape[:3], dtype=torch.float32)
+    tensors = with_a_key(tensors)
     q, k, v = map(to_numpy, (tensors.q, *real_keys(tensors, options)))
     O, L = heads.forward(q, k, v, **for_heads(tensors, options))
     return to_torch(O, tensors.q), torch.from_numpy(L).to(tensors.q.device, torch.float32)
@@ -201,17 +209,29 @@ def reference_backward(
     """(dQ, dK, dV) by the ladder's own backward, and dsinks where there are sinks."""
     from fa2_lab.reference import heads
 
-    tensors, dL = Tensors(*given), torch.zeros_like(L) if dL is None else dL
+    if not O.numel():
+        return tuple(torch.zeros_like(x) for x in (*given[:3], given[5]) if x is not None)
+    tensors, dL = with_a_key(Tensors(*given)), torch.zeros_like(L) if dL is None else dL
+    dL = dL.masked_fill(L == -torch.inf, value=0.0)  # a row that sees no key depends on nothing
     # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
     q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *real_keys(tensors, options)))
     O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)
     results = [to_numpy(x) for x in (O, L, dO)]
-    found = [g[..., :-1] for g in heads.backward(q, k, v, *results, **for_heads(tensors, options))]
-    gradients = tuple(map(to_torch, found, tensors[:3]))
+    found = heads.backward(q, k, v, *results, **for_heads(tensors, options))
+    gradients = tuple(to_torch(g[:, :, : x.shape[2], :-1], x) for g, x in zip(found, given[:3], strict=True))
     if tensors.sinks is None:
         return gradients
     dsinks = heads.sinks_backward(to_numpy(tensors.sinks), *results)
     return *gradients, torch.from_numpy(dsinks).to(tensors.sinks)
+
+
+def with_a_key(tensors: Tensors) -> Tensors:
+    """Where there is no key at all, which the ladder does not take, one that no row sees."""
+    if tensors.k.shape[2]:
+        return tensors
+    k, v = (pad(x, (0, 0, 0, 1)) for x in (tensors.k, tensors.v))
+    lengths = torch.zeros(k.shape[0], dtype=torch.int32, device=k.device)
+    return tensors._replace(k=k, v=v, key_lengths=lengths)
 
 
 def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
@@ -246,6 +266,6 @@ def to_numpy(x: Tensor) -> np.ndarray:
     return x.detach().cpu().double().numpy()
 
 
-def to_torch(x: np.ndarray, like: Tensor) -> Tensor:
-    """In the dtype and on the device of a tensor, and in its strides, as the kernels leave their results."""
-    return torch.empty_like(rows_contiguous(like)).copy_(torch.from_numpy(x))
+def to_torch(x: np.ndarray, given: Tensor) -> Tensor:
+    """x in the dtype, on the device and in the order of dimensions of a tensor, as the kernels leave their results."""
+    return like(rows_contiguous(given)).copy_(torch.from_numpy(x))

@@ -69,13 +69,14 @@ def attention_packed(
     check_order("cu_q", cu_q, q.shape[0])
     check_order("cu_k", cu_k, k.shape[0])
     if call is not None:  # one of its kind has passed all checks but those of values
-        if sinks is not None:
-            check_sinks(sinks)
+        check_sinks(sinks, call.options)
         return call(*tensors)
     scale = check_numbers(causal, scale, q.shape[2], return_lse)
     options = check_masks(causal, window, softcap, sinks, q, (q.shape[1], q.shape[0], k.shape[0]))
     options = options._replace(scale=scale, portable=backend == "portable", one_long=one_long)
-    if runs_on_triton(backend, q.device.type):
+    on_triton = runs_on_triton(backend, q.device.type)
+    check_sinks(sinks, options._replace(reference=not on_triton))
+    if on_triton:
         return operators.compute(kind, tensors, options, return_lse)
     O, L = by_sequence(tensors, options)
     return (O, L) if return_lse else O

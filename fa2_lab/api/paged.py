@@ -30,7 +30,7 @@ from fa2_lab.api.checks import (
     runs_on_triton,
     traced,
 )
-from fa2_lab.kernels.prepared import Options, has_gaps, keep, rows_contiguous
+from fa2_lab.kernels.prepared import Options, has_gaps, keep, like, rows_contiguous
 
 
 class Pages(NamedTuple):
@@ -79,27 +79,27 @@ def attention_paged(
         N_k = block_table.shape[1] * k_pages.shape[1]  # the most keys that a sequence can have
         check_lengths(key_lengths, q, N_k)
         scale = check_numbers(causal, scale, q.shape[3], return_lse)
-        options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], N_k))._replace(scale=scale)
+        options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], N_k))
+        options = options._replace(scale=scale, reference=not runs_on_triton(backend, q.device.type))
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)
     check_range(key_lengths, block_table.shape[1] * k_pages.shape[1])
     check_entries(block_table, key_lengths, k_pages.shape[:2], q.shape[2], options.left)
-    if sinks is not None:
-        check_sinks(sinks)
+    check_sinks(sinks, options)
     if run is None:
-        run = prepare(tensors, options, runs_on_triton(backend, q.device.type))
+        run = prepare(tensors, options)
         if kind is not None:
             keep(kind, (options, run))
     O, L = run(*tensors)
     return (O, L) if return_lse else O
 
 
-def prepare(tensors: Pages, options: Options, on_triton: bool) -> Callable:
+def prepare(tensors: Pages, options: Options) -> Callable:
     """What computes (O, L) for calls of one kind, given their tensors one by one."""
-    if not on_triton:
+    if options.reference or not tensors.q.numel():
         return lambda *given: gathered(Pages(*given), options)
     q, k, v, table, lengths, sinks = tensors
-    as_they_are = table.is_contiguous() and not any(map(has_gaps, (q, lengths, sinks)))
-    if as_they_are and as_computed(q, sinks, options)[0] is q and not traced(q, k, v):
+    as_they_are = not traced(q, k, v) and table.is_contiguous() and not any(map(has_gaps, (q, k, v, lengths, sinks)))
+    if as_they_are and as_computed(q, sinks, options)[0] is q:
         kernels = operators.kernels()
         decode = kernels.decode.prepare(q, k, v, options, lengths, table)
 
@@ -136,13 +136,14 @@ def paged_op(*given: Any) -> tuple[Tensor, Tensor]:
 def paged(tensors: Pages, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) by the Triton kernels, which find every page by themselves."""
     q, k, v, table, lengths, sinks = tensors
-    q, lengths, sinks = rows_contiguous(q), rows_contiguous(lengths), rows_contiguous(sinks)
-    return operators.kernels().decode.decode(q, k, v, options, lengths, table.contiguous(), sinks=sinks)
+    q, k, v, lengths = (rows_contiguous(x) for x in (q, k, v, lengths))
+    own = dict(table=table.contiguous(), sinks=rows_contiguous(sinks))
+    return operators.kernels().decode.decode(q, k, v, options, lengths, **own)
 
 
 @paged_op.register_fake
 def paged_shapes(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 # The reference --------------------------------------------------------------------------------------------------
@@ -156,5 +157,5 @@ def gathered(tensors: Pages, options: Options) -> tuple[Tensor, Tensor]:
         used = block_table[b, : -(-n // k_pages.shape[1])].long().clamp(0, len(k_pages) - 1)
         k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (k_pages, v_pages))
         found.append(by_reference(q[[b]], k, v, options, sinks))
-    O, L = zip(*found, strict=True)
+    O, L = zip(*found, strict=True) if found else ([q], [q[..., 0].float()])
     return torch.cat(O), torch.cat(L)

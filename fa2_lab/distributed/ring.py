@@ -84,6 +84,7 @@ def ring_attention(
         raise
     if dist.get_world_size(group) == 1:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, backend=backend)
+    q, k, v = (x.resolve_neg() for x in (q, k, v))  # what is sent must be in memory as it is meant
     if header["scale"] < 0:  # the kernels find the largest score before they scale it
         q = -q
     ring = RingCall(
@@ -106,8 +107,7 @@ def signature(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, layout: str, return_lse: bool, backend: str
 ) -> dict:
     """What the other ranks must say too, after the checks of attention(); all but the length must be the same."""
-    some_rows = [at_least_one_row(x) for x in (q, k, v)]
-    check_tensors(*some_rows)
+    check_tensors(q, k, v)
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"k: got shape {tuple(k.shape)}; a shard has as many keys as queries, {q.shape[2]}")
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
@@ -118,12 +118,6 @@ def signature(
     shape = dict(batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], d=q.shape[3], length=q.shape[2])
     options = dict(causal=causal, scale=scale, layout=layout, gradients=wanted)
     return dict(call="forward", dtype=str(q.dtype), device=q.device.type) | shape | options
-
-
-def at_least_one_row(x: Tensor) -> Tensor:
-    """A shard without rows is checked as if it had one."""
-    empty = isinstance(x, Tensor) and x.dim() == 4 and x.shape[2] == 0
-    return x.new_empty((*x.shape[:2], 1, x.shape[3])) if empty else x
 
 
 # The ring -----------------------------------------------------------------------------------------------------

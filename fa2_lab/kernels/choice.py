@@ -33,7 +33,7 @@ def prepare_any(tensors: Tensors, options: Options) -> Callable:
     """prepare() for tensors in any strides: where a last dimension is not contiguous, copies are taken."""
     if not any(map(has_gaps, tensors)):
         return prepare(tensors, options)
-    return lambda *given: forward(Tensors(*[rows_contiguous(x) for x in given]), options)
+    return lambda *given: forward(Tensors(*map(rows_contiguous, given)), options)
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable:
@@ -72,24 +72,24 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Seque
     """(dQ, dK, dV) of one call, and dsinks where there are sinks. To make a record of the tensors takes time on the
     host, so it is made for the first call of a kind alone."""
     same_bits = torch.are_deterministic_algorithms_enabled()
-    kind = "backward", options, same_bits, *kinds_of((dO, dL, O, *tensors))
-    call = prepared(kind, prepare_any_backward, dO, dL, O, tensors, options, same_bits)
+    kind = "backward", options, same_bits, *kinds_of((dO, dL, O, L, *tensors))
+    call = prepared(kind, prepare_any_backward, dO, dL, O, L, tensors, options, same_bits)
     return call(dO, dL, O, L, *tensors)
 
 
 def prepare_any_backward(
-    dO: Tensor, dL: Tensor | None, O: Tensor, given: Sequence, options: Options, same_bits: bool
+    dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, given: Sequence, options: Options, same_bits: bool
 ) -> Callable:
     """prepare_backward() for tensors in any strides."""
     tensors = Tensors(*given)
-    dense = dL is None or dL.is_contiguous()
-    if dense and not any(map(has_gaps, (dO, O, *tensors))):
+    in_rows = all(x is None or x.is_contiguous() for x in (dL, L))
+    if in_rows and not any(map(has_gaps, (dO, dL, O, *tensors))):
         return prepare_backward(dO, O, tensors, options, same_bits)
 
     def on_copies(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> tuple:
-        dL = dL if dL is None else dL.contiguous()
-        tensors = Tensors(*[rows_contiguous(x) for x in given])
-        return backward(rows_contiguous(dO), dL, rows_contiguous(O), L, tensors, options)
+        dL = None if dL is None else rows_contiguous(dL).contiguous()
+        tensors = Tensors(*map(rows_contiguous, given))
+        return backward(rows_contiguous(dO), dL, rows_contiguous(O), L.contiguous(), tensors, options)
 
     return on_copies
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 from weakref import ref
 
-from torch import Tensor, contiguous_format
+import torch
+from torch import Tensor
 
 PREPARED: dict = {}
 MOST = 4096
@@ -82,12 +83,12 @@ def forget() -> None:
 
 def kinds_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
     """What checks and choices look at in tensors that are already known to be some."""
-    return [None if x is None else (x.dtype, x.device, x.shape, x.stride()) for x in tensors]
+    return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 
 def has_gaps(x: Tensor | None) -> bool:
-    """Whether the last dimension of a tensor is not contiguous."""
-    return x is not None and x.stride(-1) != 1 and x.shape[-1] > 1
+    """Whether kernels cannot read a tensor's rows as they are in memory: with gaps, or with signs not yet turned."""
+    return x is not None and ((x.stride(-1) != 1 and x.shape[-1] > 1) or x.is_neg())
 
 
 @overload
@@ -95,8 +96,15 @@ def rows_contiguous(x: Tensor) -> Tensor: ...
 @overload
 def rows_contiguous(x: Tensor | None) -> Tensor | None: ...
 def rows_contiguous(x: Tensor | None) -> Tensor | None:
-    """x, copied where its last dimension is not contiguous: contiguous() would leave one without elements as it is."""
-    return x.clone(memory_format=contiguous_format) if x is not None and has_gaps(x) else x
+    """x, copied where it has gaps: contiguous() would leave a tensor without elements as it is."""
+    return x.clone(memory_format=torch.contiguous_format) if x is not None and has_gaps(x) else x
+
+
+def like(x: Tensor, device: str | None = None) -> Tensor:
+    """New memory for a result with the shape of x. Its dimensions are in the order in which x has them in memory, as
+    torch's own results are, unless its rows would have gaps then; it never repeats or overlaps itself as x may do."""
+    made = torch.empty_like(x, device=device)
+    return torch.empty_like(x, device=device, memory_format=torch.contiguous_format) if has_gaps(made) else made
 
 
 # Values that were looked at -----------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ def qkv_heads(Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> tuple[np.ndarray, np.
     return Q, K, same_shape("v", V, K.shape, "the shape of k")
 
 
-def scale(tau: float | None, d: int) -> float:
-    """The softmax scale τ; 1/√d where none is given. 0 is a scale like any other."""
+def scale(tau: float | None, d: int, name: str = "tau") -> float:
+    """The softmax scale τ, which has this name in a call; 1/√d where none is given. 0 is a scale like any other."""
     if tau is None:
         return 1.0 / np.sqrt(d)
-    return real_number("scale", tau, "a finite number of at least 0, or None for 1/√d", lambda x: 0 <= x < np.inf)
+    return real_number(name, tau, "a finite number of at least 0, or None for 1/√d", lambda x: 0 <= x < np.inf)

@@ -89,6 +89,7 @@ def each_head(
 ) -> Iterator[tuple[int, int, int, QKV, dict[str, Any]]]:
     """For each query head: its place (b, h), its key head, its q, k and v, and what else a stage is to be given."""
     lengths, sink_of, group = _check_lengths(key_lengths, k), _check_sinks(sinks, q), q.shape[1] // k.shape[1]
+    scale = checks.scale(scale, q.shape[3], "scale")
     for b in trace.parallel("b", range(q.shape[0])):
         for h in trace.parallel("h", range(q.shape[1])):
             g = h // group

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fa2_lab  # noqa: F401  (before Triton: it switches the interpreter on where there is no GPU)
+from fa2_lab.kernels import prepared
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"  # where the kernels run: on a GPU, or in the interpreter
@@ -19,7 +20,7 @@ hopper = pytest.mark.gpu("Hopper")
 
 
 def poison(monkeypatch, *modules):
-    """What these modules allocate without filling it holds NaN, so that an unwritten output cannot pass."""
+    """What is allocated for results, and by these modules, holds NaN, so that an unwritten output cannot pass."""
 
     def poisoned(make):
         def made(*arguments, **options):
@@ -28,7 +29,7 @@ def poison(monkeypatch, *modules):
 
         return made
 
-    for module in modules:
+    for module in (prepared, *modules):
         fake = type("torch", (), {"__getattr__": lambda _, name: getattr(torch, name)})()
         fake.empty, fake.empty_like = poisoned(torch.empty), poisoned(torch.empty_like)
         monkeypatch.setattr(module, "torch", fake)

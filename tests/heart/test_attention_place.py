@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from kernel_truth import DEVICE, NAMES, run, tensors, worst
 
 from fa2_lab.api import checks
 from fa2_lab.api.attention import attention
-from fa2_lab.kernels import triton_versions
+from fa2_lab.kernels import launch, triton_versions
 
 # Where it runs ------------------------------------------------------------------------------------------------
 
@@ -106,6 +107,16 @@ def test_an_interpreter_that_is_another_inside_is_left_alone(monkeypatch):
     monkeypatch.delattr(inside, "_patch_lang")
     triton_versions.quicken.__wrapped__()
     assert not hasattr(inside, "_patch_lang")
+
+
+@pytest.mark.parametrize("current", (0, 1))
+def test_a_launch_is_on_the_gpu_of_its_tensors(current, monkeypatch):
+    """Triton launches on the current GPU, whatever the tensors say."""
+    entered = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current)
+    with launch.on_device_of(SimpleNamespace(is_cuda=True, device="cuda:1", get_device=lambda: 1)):
+        assert entered == ([] if current == 1 else ["cuda:1"])
 
 
 # On a GPU -------------------------------------------------------------------------------------------------------

@@ -281,6 +281,15 @@ def test_state_is_the_ladder_s(on_triton, device):
     assert O[:, [0, 4]].isnan().all() and L[:, [0, 4]].isnan().all(), "wrote beyond its heads"
 
 
+def test_states_of_two_lengths_take_the_same_part():
+    O, L = torch.randn(1, 3, 8, 16, device=DEVICE), torch.randn(1, 3, 8, device=DEVICE)
+    for N in (20, 11):
+        state = State(torch.empty(1, 3, N, 16, device=DEVICE), on_triton=True)
+        state.merge(slice(0, 8), O, L)
+        assert torch.equal(state.o[:, :, :8], O) and torch.equal(state.m[:, :, :8], L)
+        assert state.m[:, :, 8:].isneginf().all()
+
+
 # The call -------------------------------------------------------------------------------------------------------------
 
 
@@ -333,7 +342,7 @@ def test_bad_input_is_named(alone, changes, error, message):
 
 def test_a_scale_that_fp32_takes_for_infinite_is_named(alone):
     q, k, v = torch.zeros(3, 1, 2, 5, 8, device=DEVICE)
-    with pytest.raises(ValueError, match="scale: got -1e\\+39; it takes at most 1e38"):
+    with pytest.raises(ValueError, match="scale: got -1e\\+39; it takes at most 1e30"):
         ring_attention(q, k, v, scale=-1e39)
 
 

@@ -20,6 +20,26 @@ def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
     assert path.read_text() == "new\n" and [file.name for file in tmp_path.iterdir()] == ["x.json"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that begin as copies of this one")
+def test_two_processes_that_write_one_file_leave_one_of_both_whole(tmp_path, monkeypatch):
+    path, replace = tmp_path / "x.json", os.replace
+
+    def after_another(*names):
+        """This file is written, and not yet renamed, when the other process writes all of its own."""
+        monkeypatch.setattr(os, "replace", replace)
+        child = os.fork()
+        if not child:
+            files.write(path, "theirs")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert path.read_text() == "theirs"
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", after_another)
+    assert files.write(path, "mine and longer").read_text() == "mine and longer"
+    assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
+
+
 def test_lines_end_everywhere_alike(tmp_path):
     assert files.write(tmp_path / "x", "τ\n").read_bytes() == "τ\n".encode()
 

@@ -14,7 +14,7 @@ from fa2_lab.kernels import interpreter, launch, tables
 from fa2_lab.kernels.common.softmax import scales
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import Counts, DecodeTile, Strides, merge_kernel, split_kv_kernel, stream_k_kernel
-from fa2_lab.kernels.prepared import Options, kinds_of, prepared
+from fa2_lab.kernels.prepared import Options, kinds_of, like, prepared
 
 MOST_ROWS = 64  # of one tile
 MERGE_WIDTH = 32  # columns of O that a program of the merge takes
@@ -26,7 +26,8 @@ DEEPEST = 65535  # programs in a grid's second and third dimension
 def is_decode(Q: Tensor, K: Tensor) -> bool:
     """Whether decode is the faster kernel for such tensors: few rows to a K/V head, or more of them on a long cache."""
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
-    return Q.shape[2] <= 16 and (rows <= 16 or (rows <= MOST_ROWS and K.shape[2] >= 2048))
+    few = rows <= 16 or (rows <= MOST_ROWS and K.shape[2] >= 2048)
+    return few and Q.shape[2] <= 16 and Q.numel() > 0 and K.numel() > 0
 
 
 def decode(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
@@ -63,7 +64,7 @@ class Decode:
         table: Tensor | None = None,
     ) -> Any:
         """(O, L); there is never a seed, nor are sequences packed."""
-        O = torch.empty_like(Q)
+        O = like(Q)
         L = torch.empty(size=Q.shape[:3], dtype=torch.float32, device=Q.device)
         scratch = torch.empty(self.scratch, dtype=torch.float32, device=Q.device)
         with launch.on_device_of(Q):
@@ -300,5 +301,5 @@ def strides_of(Q: Tensor, K: Tensor, V: Tensor, table: Tensor | None) -> Strides
     """Of batch entries (or pages), heads, and rows (or keys)."""
     order = (0, 1, 2) if table is None else (0, 2, 1)
     K_strides, V_strides = (tuple(x.stride(i) for i in order) for x in (K, V))
-    O = torch.empty_like(Q, device="meta")
+    O = like(Q, device="meta")
     return Strides(Q.stride()[:3], K_strides, V_strides, O.stride()[:3])

@@ -35,7 +35,7 @@ from fa2_lab.kernels.common.tile import (
     sees,
     store_rows,
 )
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, like
 
 
 class RowTensors(NamedTuple):
@@ -250,7 +250,7 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
     def call(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, L: Tensor, dL: Tensor | None,
              key_lengths: Tensor | None, seed: Tensor | None, sinks: Tensor | None = None,
              cu_q: Tensor | None = None, cu_k: Tensor | None = None) -> tuple:  # fmt: skip
-        D, dQ, dK, dV = torch.empty_like(L), torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V)
+        D, dQ, dK, dV = map(like, (L, Q, K, V))
         with launch.on_device_of(Q):
             rows(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k)
             columns(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k)
@@ -271,7 +271,7 @@ def prepare_rows(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options
     blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
         *(rows_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=tuple(map(launch.strides, (Q, K, V, O, dO, torch.empty_like(Q, device="meta")))),
+        strides=tuple(map(launch.strides, (Q, K, V, O, dO, like(Q, device="meta")))),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(tile=blocks.tile(Q), **numbers(options)),
     )
@@ -283,7 +283,7 @@ def prepare_columns(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Option
     blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(
         *(columns_kernel, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),
-        strides=tuple(map(launch.strides, (Q, K, V, dO, *(torch.empty_like(x, device="meta") for x in (K, V))))),
+        strides=tuple(map(launch.strides, (Q, K, V, dO, *(like(x, device="meta") for x in (K, V))))),
         **launch.sizes(Q, K, of=K, streamed=Q, sequences=sequences),
         **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **numbers(options)),
     )

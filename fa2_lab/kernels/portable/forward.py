@@ -25,7 +25,7 @@ from fa2_lab.kernels.common.tile import (
     sees,
     store_rows,
 )
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, like
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
     kernel = launch.Launch(
         *(forward_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=tuple(map(launch.strides, (Q, K, V, torch.empty_like(Q, device="meta")))),
+        strides=tuple(map(launch.strides, (Q, K, V, like(Q, device="meta")))),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(window=launch.window(options), scales=scales(options.scale, options.softcap)),
         **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q)),
@@ -122,7 +122,7 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
 
     def call(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None, seed: Tensor | None,
              sinks: Tensor | None = None, cu_q: Tensor | None = None, cu_k: Tensor | None = None) -> tuple:  # fmt: skip
-        O = torch.empty_like(Q)
+        O = like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         with launch.on_device_of(Q):
             kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k)

@@ -12,7 +12,7 @@ from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
 from fa2_lab.kernels.launch import Launch, multiprocessors, on_device_of, programs, shape
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, like
 
 
 def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
@@ -34,7 +34,7 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
              cu_q: Tensor | None = None, cu_k: Tensor | None = None) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         if not host.aligned(Q, K, V):
             return None
-        O = torch.empty_like(Q)
+        O = like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         with on_device_of(Q):
             launch(Q, K, V, O, L, host.counter_for(Q, options.recorded), key_lengths, cu_q, cu_k)
@@ -51,7 +51,7 @@ def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: b
     """
     causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
-    SMs, group, O = multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
+    SMs, group, O = multiprocessors(Q.device), H // H_kv, like(Q, device="meta")
     ragged = lengths or sequences is not None
     if options.windowed:
         chosen = sizes.choose_for_window(d, causal)
