@@ -6,28 +6,32 @@
 #
 # **How do gradients come back without the score matrix?**
 #
-# Chapter 01 derived the gradients. Chapter 03 got P back, tile by tile. Now many workers share the job, and one of the
-# three results, dQ, gets something from all of them.
+# Chapter 01 derived the gradients, and chapter 03 got P back, tile by tile. Now many workers share the job, and one of the
+# three results, dQ, receives something from all of them.
 #
 # After this notebook you can
 #
-# - say in words what $dS = P \circ (dP - D)$ says about a score,
-# - write FA2's backward pass of one tile, and say what the loops around it keep on the chip,
-# - explain why many workers add into one dQ, and name two ways out with their price.
+# - explain what $dS = P \circ (dP - D)$ tells about a score,
+# - write FA2's backward pass of one tile, and list what the loops around it keep on the chip,
+# - explain why many workers add into one dQ, and compare two fixes,
+# - decide whether a dropout mask can be replayed in another order.
 #
-# *Time: 40 minutes with the questions at the end. Hardware: any laptop, NumPy alone. Before this:
-# [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
+# *Time: 65 minutes with the function to write and the questions at the end. Hardware: any laptop; NumPy is enough. Before
+# this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
 from itertools import permutations
 
 import numpy as np
+from IPython.display import Markdown
 
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.plots import backward_graph, roofline
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
+from fa2_lab.reference.dropout import Dropout
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
@@ -36,11 +40,45 @@ from fa2_studio.book.steps import tile_gradients
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
-# ## What does dS say about a score?
+# ## What goes wrong with two workers?
 #
-# dS is the gradient of the loss with respect to the scores: how the loss changes when a score rises. Take the row of
-# chapter 02: the weights are 1/16, 3/16, 4/16 and 8/16, the values 8, 0, 4 and 2, and the output is 2.5. Let the loss
-# be the output itself, so that dO = 1.
+# In the backward pass, two workers compute their parts of the same row of dQ, say 3 and 4. Each of them runs
+# `dQ[row] = dQ[row] + dq`. On a chip that is three steps, load, add and store, and between two steps of one worker there
+# may be a step of the other. Here are the three steps, and two timelines that begin with dQ = 0:
+
+
+# %%
+def worker(dQ, dq):  # one step at each `next`
+    old = dQ[0]
+    yield f"loads {old}"
+    new = old + dq
+    yield f"{old} + {dq} = {new}"
+    dQ[0] = new
+    yield f"stores {new}"
+
+
+def timeline(turns):  # in which order the workers A and B take their steps
+    dQ, lines = [0], ["| step | worker A, dq = 3 | worker B, dq = 4 | dQ |", "| ---: | --- | --- | ---: |"]
+    steps = {"A": worker(dQ, 3), "B": worker(dQ, 4)}
+    for n, name in enumerate(turns, start=1):
+        step = next(steps[name])
+        lines.append(f"| {n} | {step if name == 'A' else ''} | {step if name == 'B' else ''} | {dQ[0]} |")
+    return "\n".join(lines)
+
+
+Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n{timeline('ABABAB')}")
+
+# %% [markdown]
+# The first timeline ends with 7, and the second one with 4, because worker B has stored what it loaded before A was done.
+# The program is the same, and no error is reported. Such a *race* is the reason why the backward pass is harder than
+# the forward pass. But first we need to know what the workers compute.
+
+# %% [markdown]
+# ## What does dS tell about a score?
+#
+# dS is the gradient of the loss with respect to the scores, so it tells how the loss changes when a score rises. Take the
+# 1-3-4-8 row of chapter 02. Its weights are 1/16, 3/16, 4/16 and 8/16, the values are 8, 0, 4 and 2, and the output is 2.5.
+# Let the loss be the output itself, so that dO = 1.
 #
 # **Predict.** We raise the score of the last key a little. Its weight is the largest, its value is 2. Where does the
 # output go?
@@ -52,7 +90,7 @@ from fa2_studio.book.verdicts import close, verdict
 # <details><summary>Answer</summary>
 #
 # **down.** The key gains weight at the cost of all others, and its value, 2, is below the mean, 2.5. The keys with the
-# values 8 and 4 lie above the mean, so their gradients are positive.
+# values 8 and 4 are above the mean, so their gradients are positive.
 #
 # ```python
 # s, v = np.log([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
@@ -65,9 +103,9 @@ from fa2_studio.book.verdicts import close, verdict
 # ```
 # </details>
 #
-# That is what $dS = P \circ (dP - D)$ says: the loss grows with a score if its key's dP is above D, and falls if it is
-# below. D is the weighted mean of the row's dP. It is also $do \cdot o = 1 \cdot 2.5$, so it can be computed from the
-# output, before the first tile.
+# This is the meaning of $dS = P \circ (dP - D)$. The loss grows with a score if its key's dP is above D, and falls if it is
+# below. D is the weighted mean of the row's dP. But D is also $do \cdot o = 1 \cdot 2.5$, so it can be computed from the
+# output before the first tile.
 
 # %% [markdown]
 # ## What is kept, and what is recomputed?
@@ -84,15 +122,17 @@ from fa2_studio.book.verdicts import close, verdict
 # | P | loaded | $e^{S - m} / \ell$ | $e^{S - L}$ |
 # | D | the row sum of $P \circ dP$ | $do \cdot o$, in every tile | $do \cdot o$, once before the loops |
 #
-# S is *recomputed* from Q and K: five products and not four (dV, dP, dQ, dK), a quarter more FLOPs. In return nothing of
-# N × N is kept or loaded. The forward pass has two products, so people count a backward pass as 2.5 forward passes.
+# S is *recomputed* from Q and K. So there are five products instead of the four for dV, dP, dQ and dK, and a quarter more
+# FLOPs. In exchange nothing of N × N is kept or loaded. The forward pass has two products, which is why a backward
+# pass is usually counted as 2.5 forward passes.
 
 # %% [markdown]
 # ## Now write one tile
 #
-# **Build.** `one_tile` gets a tile of scores `s` (scaled and masked: a hidden one is −∞), the blocks `q`, `do`, `L`, `D` of
-# its queries (L is −∞ where a row sees no key), `k` and `v` of its keys, and τ. It returns what the tile adds to dQ, dK
-# and dV: the body of FA2's Algorithm 2.
+# **Build.** `one_tile` gets a tile of scores `s` (scaled and masked, so a masked score is −∞), the blocks `q`, `do`, `L`, `D` of
+# its queries, `k` and `v` of its keys, and τ. It returns what the tile adds to dQ, dK and dV. This is the body of FA2's
+# Algorithm 2. A row that sees no key has L = −∞. Its output is 0 whatever the scores are, so its dQ is 0, and it adds
+# nothing to dK and dV.
 
 # %%
 # s (B_r, B_c); q and do (B_r, d); k and v (B_c, d); L and D (B_r,)
@@ -119,8 +159,8 @@ check(
     one_tile,
     case("4 queries, 6 keys, one tile. Is the order dq, dk, dv? Which take τ and a transpose?", 4, 6, everything, everything),
     case("2 of 4 queries, 3 of 6 keys. Must the rows of p sum to 1 in a tile?", 4, 6, slice(2, 4), slice(0, 3)),
-    case("some scores are hidden. What is e^(−∞)?", 6, 6, slice(0, 3), slice(0, 3), CAUSAL),
-    case("rows 0 to 3 see no key, and their L is −∞. What is −∞ − (−∞)?", 8, 4, slice(2, 6), everything, CAUSAL),
+    case("some scores are masked. What is e^(−∞)?", 6, 6, slice(0, 3), slice(0, 3), CAUSAL),
+    case("rows 0 to 3 see no key, so their dQ is 0. Their L is −∞. What is −∞ − (−∞)?", 8, 4, slice(2, 6), everything, CAUSAL),
     names=("dq", "dk", "dv"),
 )
 
@@ -137,19 +177,25 @@ check(
 # ```
 # </details>
 #
-# [Assignment 3](assignments/3_backward.ipynb) goes further: all tiles, shared heads and dropout, with the meter on.
+# For the 1-3-4-8 row in two tiles of two keys, the first tile has p = (1/16, 3/16) and ds = (5.5, −7.5)/16, and the second
+# one p = (4/16, 8/16) and ds = (6, −4)/16. Neither pair of weights sums to 1, and only the four ds together sum to 0. The row
+# gets its dq from both tiles, $\tau\,(5.5\,k_0 - 7.5\,k_1)/16$ from the first and $\tau\,(6\,k_2 - 4\,k_3)/16$ from the second. These
+# are the two parts that raced above.
+#
+# [Assignment 3](assignments/3_backward.ipynb) goes further, with all tiles, shared heads, dropout, and the meter on.
 
 # %% [markdown]
 # ## The loops around it
 #
-# A tile (i, j) adds to $dQ_i$, and to $dK_j$ and $dV_j$. As in chapter 04, what belongs to the outer loop stays on the
-# chip. The rest is loaded for each tile, and a sum that cannot stay is stored after it. "q 2" means: q is loaded, two bytes
-# an element; an unfinished sum has four. (Tiles are square. L and D are small.)
+# A tile (i, j) adds to $dQ_i$, and to $dK_j$ and $dV_j$. Which loop should be outside? As in chapter 04, whatever belongs to the
+# outer loop stays on the chip. The other blocks are loaded for each tile, and a sum among them must be stored again after
+# it. We count the bytes per tile for each element of a block, B · d of them, with square tiles. Elements of q, k, v and do
+# have two bytes. Elements of an unfinished sum have four. (L and D are small.)
 #
-# | outer loop | sums that stay | loaded for each tile | stored for each tile | together |
-# | --- | --- | --- | --- | ---: |
-# | columns j | dk, dv | q 2, do 2, dq 4 | dq 4 | 12 |
-# | rows i | dq | k 2, v 2, dk 4, dv 4 | dk 4, dv 4 | 20 |
+# - **Columns j outside.** dk and dv stay. For each tile, q (2 bytes), do (2) and dq (4) are loaded, and dq (4) is stored.
+#   Together these are 12 bytes.
+# - **Rows i outside.** dq stays. For each tile, k (2), v (2), dk (4) and dv (4) are loaded, and dk (4) and dv (4) are stored.
+#   Together these are 20 bytes.
 #
 # So the columns stay outside, in FA1 and in FA2. Here is Algorithm 2 around your tile (as `tile_gradients`).
 # `tiling.visited_rows(j)` lists the row blocks that column block j does not skip:
@@ -186,7 +232,7 @@ dense = naive.backward(Q, K, V, P, dO)  # chapter 01's gradients
 tiling, one_pass = Tiling(8, 8, B_r=4, B_c=2), Trace()
 result = fa2_backward(Q, K, V, O, L, dO, tiling, one_pass)
 for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
-    print(f"{name}: first number {ours[0, 0]:9.6f}, chapter 01 says {right[0, 0]:9.6f}", end="; ")
+    print(f"{name}: first number {ours[0, 0]:9.6f}, by chapter 01 {right[0, 0]:9.6f}", end="; ")
     print(f"loaded {one_pass.loads(name):3}, stored {one_pass.stores(name):3}")
 
 # %% [markdown]
@@ -195,8 +241,8 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 # %% [markdown]
 # ## Who adds into dQ?
 #
-# FA2 gives each column block to a worker of its own: `trace.parallel` in the listing. $dK_j$ and $dV_j$ belong to worker
-# j alone. But all workers add to the same $dQ_i$.
+# FA2 gives each column block its own worker, which is `trace.parallel` in the listing. $dK_j$ and $dV_j$ belong to worker j
+# alone. But all workers add to the same $dQ_i$, as in the timelines at the beginning.
 #
 # **Predict.** Four workers run the line `dQ[rows] = dQ[rows] + dq` for the same rows. dQ is 0 at first, and they do not
 # wait for each other. What does $dQ_i$ hold at the end?
@@ -211,12 +257,12 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 # lost. If all four load before the first one stores, only the part stored last is left.
 # </details>
 #
-# This is a *race*: load, add and store are three steps, and another worker can come between them.
+# Whether anything is lost depends on the moment, so the same program can be right a thousand times and then wrong.
 
 # %% [markdown]
-# ## First way out: atomic adds
+# ## First fix: atomic adds
 #
-# A GPU can load, add and store in one step that nothing can interrupt, an *atomic add*. No part is lost. But the parts
+# A GPU can load, add and store in one step that nothing can interrupt, an *atomic add*. Then no part is lost. But the parts
 # arrive in any order, and float32 has about seven digits. Here is dQ in all 24 orders of its four parts:
 
 # %%
@@ -229,48 +275,92 @@ different = len({x.tobytes() for x in sums})
 print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apart")
 
 # %% [markdown]
-# They differ in the last bits. (a + b = b + a, so 24 orders give at most 12 results.) Where large terms cancel, one order
-# can be far better than another, and atomic adds do not choose: in float32 $10^8 + 1 - 10^8$ is 0, since $10^8 + 1$ is
-# rounded to $10^8$.
+# The results differ in the last bits. (Since a + b = b + a, 24 orders give at most 12 results.) If large terms cancel, one
+# order can be far better than another, and atomic adds do not choose. For example, $10^8 + 1 - 10^8$ is 0 in float32,
+# because $10^8 + 1$ is rounded to $10^8$.
 
 # %% [markdown]
-# ## Second way out: a pass of its own
+# ## Second fix: a separate pass
 #
 # $dQ_i$ is a sum over keys, like $o_i$ in the forward pass. So a second kernel can run with rows outside and keep $dq_i$
-# on the chip. The first kernel leaves out the line `dQ[rows] = …`, and does not compute dq. Every sum then has one owner,
-# and the same input gives the same bits in every run. The price: the first pass computes S, dP, dV and dK, the second S,
-# dP and dQ. That is seven products a tile instead of five. The requests, again in bytes for each element:
+# on the chip. The first kernel leaves out the line `dQ[rows] = …`, and does not compute dq. Every sum then has one owner, so
+# the same input gives the same bits in every run. In one word, the pass is *deterministic*.
 #
-# | | loaded for each tile | stored for each tile | together |
-# | --- | --- | --- | ---: |
-# | one pass, as listed | q 2, do 2, dq 4 | dq 4 | 12 |
-# | one pass, atomic adds (L2 makes the sum) | q 2, do 2 | dq 4, as an atomic add | at least 8 |
-# | two passes | first q 2, do 2; then k 2, v 2 | | 8 |
+# This costs products. The first pass computes S, dP, dV and dK, and the second one S, dP and dQ. That makes seven products per
+# tile instead of five, 40% more FLOPs. Does it save bytes? Again per tile and element of a block:
 #
-# (dK, dV and the second pass's dQ are stored once, not for each tile.) Which way is faster depends on the chip. Chapter 09
-# has both as kernels. Here is one tile of one pass, with its five products numbered:
+# - **One pass as listed:** 12 bytes.
+# - **One pass with atomic adds:** dq is sent to L2, where the addition takes place, and never comes back. That leaves q (2), do
+#   (2) and dq (4), which is 8 bytes. But an atomic add costs L2 more than a plain store, because L2 has to read, add and write.
+# - **Two passes:** q (2) and do (2) in the first, k (2) and v (2) in the second, which is also 8 bytes, and all of them plain.
+#
+# So neither fix is cheaper on all counts, and only a measurement decides. In the simple kernels of chapter 09, on an H200 (64
+# heads, N = 4,096, d = 128, no mask), one pass with atomic adds takes 7.4 ms, and two passes take 5.1 ms. Chapter 13 gets one
+# pass down to 2.1 ms, with another kind of addition.
+#
+# Here is one tile of one pass, with its five products numbered:
 
 # %% tags=["hide-input"]
 show(backward_graph.draw(**backward_graph.data()))
 
 # %% [markdown]
-# White boxes are computed again, dashed boxes are gradients. Of two passes the first takes ① to ④, the second ①, ② and ⑤.
-# Step through both ways below. In the upper half of the still picture all four SMs add to dQ 0 at once (× 4). In its
-# lower half, with two passes, each block of dQ has one writer, and the end comes later:
+# Boxes without a fill are computed again, and dashed boxes are gradients. Of two passes, the first one takes ① to ④, and the
+# second one ①, ② and ⑤. Step through both ways below. In the upper half of the static figure, all four SMs add to dQ 0 at
+# once (× 4). In its lower half, with two passes, each block of dQ has one writer, and the end comes later:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
 
 # %% [markdown]
-# On the roofline, one pass stands beside the forward pass:
+# The roofline below has the forward pass and one pass backward as listed (d = 128, tiles of 64 × 64). A requested byte gets
+# 52 FLOPs in the backward pass and 63 in the forward pass, so L2 ends last in both. With atomic adds it would be 10 · 64 / 8
+# = 80 FLOPs, if an atomic add cost no more than a plain store. Since it costs more, 80 is only a bound.
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 
 # %% [markdown]
-# (d = 128, tiles of 64 × 64.) The ring counts dQ as the listing moves it, in and out: a requested byte gets 52 FLOPs, in
-# the forward pass 63. With atomic adds dQ does not come in, so a byte gets 10 · 64 / 8 = 80, if an atomic add
-# costs L2 no more than a plain store. (It does more: it reads, adds and writes. So 80 is only a bound.)
+# ## Can dropout be replayed in another order?
+#
+# *Dropout* sets entries of P to 0 at random during training. The backward pass must drop the same entries, but storing which
+# would take memory that grows with $N^2$. The FA1 paper stores only the state of the random generator, and draws the same
+# numbers again. A generator hands out its numbers one after the other, so the entry that is visited third gets the third
+# number. Does that still work in FA2?
+
+
+# %%
+tiles = Tiling(8, 8, B_r=4, B_c=2)
+rows_outside = [(i, j) for i in range(tiles.T_r) for j in range(tiles.T_c)]  # FA2's forward
+columns_outside = [(i, j) for j in range(tiles.T_c) for i in range(tiles.T_r)]  # FA1's forward, both backwards
+
+
+def one_generator(order):  # tile after tile, one entry in ten is dropped
+    generator, kept = np.random.default_rng(7), np.empty((8, 8), dtype=bool)
+    for i, j in order:
+        kept[tiles.rows(i), tiles.cols(j)] = generator.random((4, 2)) >= 0.1
+    return kept
+
+
+def by_position(order):  # each number is computed from the seed, the row and the column
+    kept = np.empty((8, 8), dtype=bool)
+    for i, j in order:
+        kept[tiles.rows(i), tiles.cols(j)] = Dropout(0.1, seed=7).z(tiles.rows(i), tiles.cols(j)) > 0
+    return kept
+
+
+for method in (one_generator, by_position):
+    for name, forward in (("FA1", columns_outside), ("FA2", rows_outside)):
+        wrong = (method(forward) != method(columns_outside)).sum()
+        print(f"{method.__name__:13}  {name}: forward and backward differ in {wrong} of 64 entries")
+
+# %% [markdown]
+# With one generator, FA1's backward pass replays the mask exactly, because both of its passes have the columns outside and
+# so visit the tiles in the same order. FA2's forward pass has the rows outside, and its backward pass the columns. The third
+# tile of one is not the third tile of the other, so wrong entries are dropped, and the gradients belong to another loss. And
+# once the tiles are shared by parallel workers, there is no order at all.
+#
+# The fix is a generator without a state. It computes each number from the seed and the position of the entry (batch,
+# head, row and column), so the order does not matter. The package and all modern kernels do it in this way.
 
 # %% [markdown]
 # ## Recap
@@ -278,25 +368,27 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 # - $dS = P \circ (dP - D)$ with $D_i = do_i \cdot o_i$, known before the loops.
 # - P is recomputed as $e^{S - L}$: five products instead of four, and nothing of size N × N is kept.
 # - Columns outside: dK and dV stay on the chip, dQ travels.
-# - Many workers add into dQ: atomic adds (any order), or a second pass (seven products, same bits).
+# - Many workers add into dQ, so there is a race. Fixes: atomic adds (any order), or a second pass (seven products,
+#   deterministic).
+# - A row without keys has dQ = 0. Dropout is drawn by position, because the two passes visit tiles in different orders.
 #
 # <details><summary>What if the loss also depends on L?</summary>
 #
 # When a model merges two calls (chapter 14), L has a gradient dL, one number for each row. Since
-# $\partial L / \partial s_j = p_j$, dS becomes $P \circ (dP - D + dL)$. So the same kernel serves with D − dL in place of D.
+# $\partial L / \partial s_j = p_j$, dS becomes $P \circ (dP - D + dL)$. So the same kernel can be used with D − dL in place of D.
 # </details>
 # <details><summary>What if several query heads read one key head?</summary>
 #
-# In *grouped-query attention* a group of query heads shares one head of keys and values (in *multi-query attention* all
-# do). It makes a model's *KV cache* smaller, the keys and values of all tokens so far (chapter 14). In the backward
-# pass all heads of a group add to the same dK and dV.
+# In *grouped-query attention* (GQA), a group of query heads shares one head of keys and values. In *multi-query attention*
+# (MQA), all query heads share one. Sharing makes a model's *KV cache* smaller, which holds the keys and values of all tokens so
+# far (chapter 14). In the backward pass, all heads of a group add to the same dK and dV.
 # </details>
 
 # %% [markdown]
 # ## Exercises
 #
-# **Predict.** Somebody forgets D before the loops, and computes it in each tile from that tile, as $\mathrm{rowsum}(p
-# \circ dp)$. There are 8 keys. With which block sizes does the test of dQ pass?
+# **Predict.** A kernel does not compute D before the loops. It computes D in each tile from that tile alone, as
+# $\mathrm{rowsum}(p \circ dp)$. There are 8 keys. With which block sizes does the test of dQ pass?
 #
 # - ☐ with all: D is a mean of dP
 # - ☐ only if one block holds all keys
@@ -318,10 +410,11 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 #
 # <details><summary>Four answers</summary>
 #
-# 1. Tensor cores do 2d FLOPs for a score in less time than HBM takes to store and load its bytes (chapter 00).
+# 1. The tensor cores do 2d FLOPs for a score in less time than HBM takes to store and load its bytes (chapter 00).
 # 2. $\alpha = 1/2$, so $\ell = 1 + 1 = 2$ and $o = 3 + 5 = 8$: the answer is 4.
-# 3. Two (one L per row); nearly four (K and V four, Q, O and L two); and two (each of Q, K, V and O once).
-# 4. Many heads, so many workers, and large blocks. Chapter 00 has few heads and blocks of 64 keys.
+# 3. The memory by two (one L per row). The requests by nearly four (those of K and V by four, of Q, O and L by two). The DRAM
+#    traffic by two (each of Q, K, V and O once).
+# 4. It had many heads, so many workers, and large blocks. Chapter 00 has few heads and blocks of 64 keys.
 # </details>
 
 # %% [markdown]
@@ -340,6 +433,15 @@ def loss_of(X):  # its gradient with respect to O is dO
     return float((dO * (safe_softmax(tau * (X @ K.T)) @ V)).sum())
 
 
+p, ds = np.array([1, 3, 4, 8]) / 16, np.array([5.5, -7.5, 6, -4]) / 16
+verdict("ds of the 1-3-4-8 row", close(p * (np.array([8.0, 0, 4, 2]) - 2.5), ds) and abs(ds.sum()) < 1e-15)
+times = {
+    name: row.values[name][0]
+    for row in load("ladder").rows
+    if (row.direction, row.problem["N_q"], row.problem["d"], row.problem["causal"]) == ("backward", 4096, 128, False)
+    for name in ("b00_atomics", "b01_two_passes", "fa2_lab")
+}
+verdict("measured: 7.4, 5.1 and 2.1 ms", [round(ms, 1) for ms in times.values()] == [7.4, 5.1, 2.1])
 verdict("dQ = finite differences of the loss", close(result[0], central_differences(loss_of, Q), 1e-7))
 
 # %% [markdown] tags=["navigation"]
