@@ -304,7 +304,7 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 show(backward_graph.draw(**backward_graph.data()))
 
 # %% [markdown]
-# Boxes without a fill are computed again, and dashed boxes are gradients. Of two passes, the first one takes ① to ④, and the
+# Outlined boxes are computed again, and dashed boxes are gradients. Of two passes, the first one takes ① to ④, and the
 # second one ①, ② and ⑤. Step through both ways below. In the upper half of the static figure, all four SMs add to dQ 0 at
 # once (× 4). In its lower half, with two passes, each block of dQ has one writer, and the end comes later:
 
