@@ -63,6 +63,7 @@ function traffic(algorithm, tiling, d) {
   return total(loads) + total(stores);
 }
 
+const GEMM_TILE = 128; // a product of standard attention loads its operands once for each such tile of its result
 const FOUR = { standard: "S", fa1: "Olm", fa2: "L" }; // tensors with four bytes for a number; all others have two
 
 /** Bytes that the heads request, and those that reach DRAM: what L2 keeps is loaded from there once. */
@@ -77,7 +78,10 @@ function bytesMoved(algorithm, tiling, d, heads, chip) {
   const often = algorithm === "fa2" ? cdiv(workers, chip.SMs) : Math.max(cdiv(N_k, B_c), 2);
   const passes = atOnce * bytes(again) <= chip.l2_bytes ? 1 : often;
   const least = (part) => Object.fromEntries(Object.entries(part).map(([t, n]) => [t, Math.min(n, passes * size[t])]));
-  return { requested: heads * (bytes(loads) + bytes(stores)), dram: heads * (bytes(least(loads)) + bytes(least(stores))) };
+  const tiles = (n) => cdiv(n, GEMM_TILE) - 1; // of the result, beyond the first
+  const more = { Q: tiles(N_k) * size.Q, K: tiles(N_q) * size.K, P: tiles(d) * size.P, V: tiles(N_q) * size.V };
+  const asked = bytes(loads) + bytes(stores) + (algorithm === "standard" ? bytes(more) : 0);
+  return { requested: heads * asked, dram: heads * (bytes(least(loads)) + bytes(least(stores))) };
 }
 
 // Algorithm 1 ---------------------------------------------------------------------------------------------------------
