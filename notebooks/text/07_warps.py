@@ -6,16 +6,18 @@
 #
 # **How do the warps of one block share a tile?**
 #
-# Chapter 06 gave row blocks to thread blocks that exchange nothing. A thread block has *warps*, often four or eight: groups
-# of 32 threads that execute their instructions together. They run on one SM and can exchange results. What does that cost?
+# Chapter 06 gave row blocks to thread blocks that exchange nothing. But a thread block itself has several workers: its
+# *warps*, often four or eight, are groups of 32 threads that execute their instructions together. They run on one SM
+# and can exchange results. FlashAttention's first kernel made use of that, and lost more time in the exchange than in
+# the products.
 #
 # After this notebook you can
 #
-# - cut a tile among warps by queries or by keys, and say which results then have to cross from warp to warp,
+# - cut a tile among warps by queries or by keys, and name the results that then have to cross from warp to warp,
 # - count the bytes that a tile moves through shared memory,
-# - say what each barrier protects.
+# - explain what each barrier protects.
 #
-# *Time: 30 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [06 ·
+# *Time: 45 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [06 ·
 # Parallelism](06_parallelism.ipynb). How threads hold the numbers of a tile, and how large a tile may be, is in
 # [appendix A](A_lanes.ipynb).*
 
@@ -32,42 +34,23 @@ from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
-# ## Four warps, one tile: cut the queries
+# ## Four warps, one tile: cut the keys
 #
-# A warp computes with numbers in its registers, which no other warp can read. Shared memory can be read and written by
-# all warps of a thread block. A warp *publishes* a result that others need: it writes it there. Then all wait until
-# everybody has written. This waiting point is called a *barrier*.
+# A warp computes with numbers in its registers, which no other warp can read. Shared memory, in contrast, can be read
+# and written by all warps of a thread block. If other warps need a result, the warp *publishes* it, which means that it
+# writes the result to shared memory. Then all warps wait until all have written. Such a waiting point is called a
+# *barrier*.
 #
-# Take one tile: 8 queries, 8 keys, d = 4, and four warps. The first way to share it cuts the queries. Each warp takes two
-# rows of Q, and reads K and V as a whole.
+# Take one tile with 8 queries, 8 keys and d = 4, and four warps. An obvious way to share it gives each warp some of the
+# keys, here two, and all queries. Then every key and every value is read by one warp only. The FlashAttention kernel of
+# 2022 did this. The FA2 paper calls it *split-K*, where K means the keys. (Chapter 06's split-KV is the same among
+# thread blocks.)
+#
+# But a warp then has only two of the eight columns of S, and that is not enough for a softmax. Each warp needs the
+# maxima of the others before it takes exponentials, and afterwards the sums and the parts of $PV$ have to be added:
 
 # %%
-def split_q_tile(q, k, v, W):  # (B_r, d), (B_c, d), (B_c, d)
-    o = []
-    for q_w in np.split(q, W):  # (B_r / W, d): the rows of warp w
-        s_w = q_w @ k.T / np.sqrt(q.shape[1])  # (B_r / W, B_c)
-        o.append(safe_softmax(s_w) @ v)  # (B_r / W, d)
-    return np.vstack(o)  # put on top of each other: nothing is added
-
-
-q, k, v = np.random.default_rng(0).standard_normal((3, 8, 4))
-dense = safe_softmax(q @ k.T / 2) @ v
-print(f"error of o: {np.abs(split_q_tile(q, k, v, 4) - dense).max():.3f}")
-
-# %% [markdown]
-# Softmax works row by row, and each row belongs to one warp throughout. This is FA2's way, *split-Q*.
-
-# %% [markdown]
-# ## The other way: cut the keys
-#
-# In the FA1 kernel of 2022 each warp takes some of the keys, here two, and all queries. It has finished scores, but only two
-# of eight columns of S. The FA2 paper calls this *split-K*, where K means the keys. (Chapter 06's split-KV is among thread
-# blocks.) Two columns are not enough for a softmax. Each warp needs the others' maxima before the exponentials, and the
-# sums and the parts of $PV$ have to be added after them.
-
-
-# %%
-def split_k_tile(q, k, v, W):
+def split_k_tile(q, k, v, W):  # (B_r, d), (B_c, d), (B_c, d)
     shares = np.split(k, W)
     s = [q @ k_w.T / np.sqrt(q.shape[1]) for k_w in shares]  # W times (B_r, B_c / W)
     maxima = [s_w.max(axis=1) for s_w in s]
@@ -80,19 +63,53 @@ def split_k_tile(q, k, v, W):
     return o, {"maxima": maxima, "sums": sums, "parts of P V": parts}
 
 
+q, k, v = np.random.default_rng(0).standard_normal((3, 8, 4))
+dense = safe_softmax(q @ k.T / 2) @ v
 o, published = split_k_tile(q, k, v, 4)
 print(f"error of o: {np.abs(o - dense).max():.3f}")
 for name, of_warps in published.items():
     print(f"{name:12}: {len(of_warps)} warps publish {of_warps[0].size} numbers each")
 
+# %% tags=["hide-input"]
+crossing = sum(x.size for of_warps in published.values() for x in of_warps)
+print(f"numbers that cross from warp to warp: {crossing}; scores of the tile: {len(q) * len(k)}")
+row = next(row for row in load("ladder").rows if "s00_split_keys" in row.values)
+slow, fast = row.values["s00_split_keys"][0], row.values["s01_split_queries"][0]
+print(f"two kernels on an H200: keys cut {slow:.1f} ms, queries cut {fast:.1f} ms, {slow / fast:.1f} times as fast")
+
 # %% [markdown]
-# The parts of $PV$ are large: W of them for every tile, each as large as the output. Maxima and sums are small, but the
-# maxima make all warps wait in the middle of the softmax. That barrier can be saved: each warp uses the maximum of its own
-# keys, $m_w$, and publishes it with its sums $\ell_w$ and its undivided part $o_w$. Then one exchange puts them together.
+# The result is right. But three numbers are published for each score of the tile, and most of them are parts of $PV$: W
+# of them for every tile, each as large as the whole output. Two small kernels, s00 and s01, that differ only in this
+# cut show what that can cost. (Their sizes are below.)
+#
+# ## The other way: cut the queries
+#
+# Give each warp two rows of Q instead, and let it read K and V as a whole:
+
+# %%
+def split_q_tile(q, k, v, W):
+    o = []
+    for q_w in np.split(q, W):  # (B_r / W, d): the rows of warp w
+        s_w = q_w @ k.T / np.sqrt(q.shape[1])  # (B_r / W, B_c)
+        o.append(safe_softmax(s_w) @ v)  # (B_r / W, d)
+    return np.vstack(o)  # put on top of each other: nothing is added
+
+
+print(f"error of o: {np.abs(split_q_tile(q, k, v, 4) - dense).max():.3f}")
+
+# %% [markdown]
+# Softmax works row by row, and each row belongs to one warp throughout, so no result crosses. This is FA2's way,
+# *split-Q*.
+#
+# ## Can split-K do with one exchange?
+#
+# Maxima and sums are small, but the maxima make all warps wait in the middle of the softmax. That barrier can be saved.
+# Each warp uses the maximum of its own keys, $m_w$, and publishes it with its sums $\ell_w$ and its undivided part
+# $o_w$. Then one exchange puts them together.
 #
 # **Build.** `m`, `l` and `o` have one entry for each warp: maxima, sums and parts, made with the warp's own maximum.
-# Return the finished rows, as if this tile held all keys. A row that sees no key gets zeros. (A warp without a visible key in a row
-# publishes $m_w = -\infty$, $\ell_w = 0$ and $o_w = 0$.)
+# Return the finished rows, as if this tile held all keys. A row that sees no key gets zeros. (A warp without a visible
+# key in a row publishes $m_w = -\infty$, $\ell_w = 0$ and $o_w = 0$.)
 
 # %%
 def exchange(m, l, o):  # (W, B_r), (W, B_r), (W, B_r, d)
@@ -138,7 +155,7 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 #     return o / np.where(l == 0, 1, l)[:, None]
 # ```
 #
-# It is the merge of chapter 02. The parts of $PV$ still cross.
+# This is the merge of chapter 02. The parts of $PV$ still cross.
 # </details>
 #
 # [Assignment 6](assignments/6_read_the_machine.ipynb) goes further: what fits into shared memory and registers.
@@ -147,21 +164,22 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # ## Count what passes through shared memory
 #
 # Q, K and V are copied from HBM into shared memory, and each warp reads from there what it needs. Q is copied once for
-# the row block, so a tile counts only its reads. Take a tile of 128 × 64 with d = 128. Q, K and V have 2 bytes per
-# element, maxima, sums and $PV$ have 4.
+# the row block, so a tile counts only the reads of Q. Take a tile of 128 × 64 with d = 128. Q, K and V have 2 bytes per
+# element, and maxima, sums and $PV$ have 4.
 #
-# **Predict.** With four warps, split-Q reads K and V four times instead of once. How many bytes does it move in all?
+# **Predict.** With four warps, split-Q reads K and V four times instead of once. How many bytes does it move in total?
 #
 # - ☐ more than split-K, almost four times as many
-# - ☐ about as many as split-K
 # - ☐ fewer than split-K
+# - ☐ about as many as split-K
 #
 # <details><summary>Answer</summary>
 #
-# **fewer than split-K.** About a quarter. Split-Q writes K and V once and reads them with every warp, and reads Q once:
-# $2\,(2 B_c d\,(1 + W) + B_r d)$ bytes, 192 KiB. Under split-K each of four warps publishes a part of $PV$ (128 × 128
-# numbers of 4 bytes, 64 KiB), which is read once. In KiB: 512 (parts) + 128 (Q, read four times) + 64 (K and V, written and
-# read once) + 14 (maxima and sums) = 718, 3.7 times as many. (Chapter 00's tile, 128 × 128 with d = 64, gives 2.3.)
+# **fewer than split-K.** It moves about a quarter. Split-Q writes K and V once, reads them with every warp, and reads Q
+# once. These are $2\,(2 B_c d\,(1 + W) + B_r d)$ bytes, 192 KiB. Under split-K, each of four warps publishes a part of
+# $PV$ (128 × 128 numbers of 4 bytes, 64 KiB), which is read once. In KiB, that makes 512 for the parts, 128 for Q,
+# which is read four times, 64 for K and V, which are written and read once, and 14 for maxima and sums. The total is
+# 718, which is 3.7 times as many. (Chapter 00's tile, 128 × 128 with d = 64, gives 2.3.)
 # </details>
 #
 # The picture is the paper's figure 3:
@@ -172,28 +190,30 @@ show(warp_split.draw(**warp_split.data(), narrow=True))
 # %% [markdown]
 # ## Could split-K merge once, at the end?
 #
-# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` run once, after the last. Within
-# one tile a warp can make its part a few rows at a time, publish them and reuse the registers. A state kept through the
-# loop needs all 128 rows at once: an $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers for each of a warp's 32 threads. A thread has
-# at most 255, with one fp32 number in each. Under split-Q the four warps share the rows: 128.
+# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, so that `exchange` runs once, after the last
+# tile. Then the bytes would hardly matter. But where would the states live? Within one tile, a warp can make its part a
+# few rows at a time, publish them and reuse the registers. A state that is kept through the loop needs all 128 rows at
+# once. An $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers in each of a warp's 32 threads, and a thread has at
+# most 255, with one fp32 number in each. Under split-Q, the four warps share the rows, so each thread needs 128.
 
 # %% [markdown]
 # ## What do the barriers protect?
 #
 # Split-Q exchanges no results. It still needs two barriers per tile, because all warps read the same blocks of K and V.
 #
-# - "The tile is there": nobody reads before the copy is complete.
-# - "The tile is free": the next copy, to the same place, waits until everyone has read.
+# - "The tile is there": no warp reads before the copy is complete.
+# - "The tile is free": the next copy, into the same buffer, waits until all warps have read.
 #
-# Split-K, as listed above, needs three: "the tile is there", one for the maxima, and one for sums and $PV$. (With `exchange`
-# the second goes.) The third also says that all have read K and V. The parts need no fourth: a warp comes to the next "the
-# tile is there" only when it has read the old ones, and new ones are written behind it. Without a barrier a GPU computes
-# with whatever is there, and raises no error.
+# Split-K, as listed above, needs three: "the tile is there", one for the maxima, and one for sums and $PV$. With
+# `exchange`, the second one goes. The third one also shows that all warps have read K and V. The parts of $PV$ need no
+# fourth barrier, because a warp reaches the next "the tile is there" only after it has read the old parts, and new
+# parts are written only after that barrier. If a barrier is missing, a GPU computes with whatever is in the memory, and
+# raises no error.
 #
-# **Predict.** All keys fit in one tile. Which barrier may split-Q leave out then, and which split-K?
+# **Predict.** All keys fit in one tile. Which barrier may split-Q leave out then, and which may split-K?
 #
-# - ☐ none: the warps still share K and V
 # - ☐ split-Q its second one, split-K none
+# - ☐ none: the warps still share K and V
 # - ☐ each its last one, as nothing is copied afterwards
 #
 # <details><summary>Answer</summary>
@@ -202,18 +222,20 @@ show(warp_split.draw(**warp_split.data(), narrow=True))
 # split-K's last barrier also protects sums and parts that other warps have yet to read.
 # </details>
 #
-# Real kernels have room in shared memory for two or more tiles, called *stages*. The next copy goes to another stage while
-# this tile is in use, so warps seldom wait. With several stages, one barrier per tile can be enough. A warp that has passed
-# "tile n is there" has read tile n − 1, and so has every other warp. If the next copy starts only after this barrier and
-# goes into the stage of tile n − 1, nobody overwrites what is still being read, and "the tile is free" needs no barrier of
-# its own. Loops written by hand often do this. The loops that Triton pipelines have two: `fa2-lab xray 10 --full --d 64
-# --chip sm_80 --sass` prints `BAR.SYNC` twice in each loop.
+# Real kernels have room in shared memory for two or more tiles, called *stages*. The next copy goes to another stage
+# while this tile is in use, so warps seldom wait. With several stages, one barrier per tile can be enough. A warp that
+# has passed "tile n is there" has read tile n − 1, and so has every other warp. If the next copy starts only after this
+# barrier and goes into the stage of tile n − 1, it overwrites nothing that is still being read, and "the tile is free"
+# needs no barrier of its own. Loops written by hand often do this. The loops that Triton pipelines have two:
+# `fa2-lab xray 10 --full --d 64 --chip sm_80 --sass` prints `BAR.SYNC` twice in each loop.
 
 # %% [markdown]
 # ## What is it worth?
 #
-# Saved bytes save time only if somebody waited for them. Take the model of chapter 04 after tweak 1, and add the shared
-# memory of an A100's SM, 128 bytes per clock. Under split-K the FP32 units also add the four parts, 3 · 128 · 128 additions:
+# Saved bytes save time only if some unit has waited for them. So we count the clocks that one tile keeps each unit of
+# an SM busy, as in chapter 04 after tweak 1, and add a column for shared memory, which moves 128 bytes per clock on an
+# A100. Under split-K the FP32 units also add the four parts, which are 3 · 128 · 128 additions. The tile has 128 × 64
+# scores with d = 128:
 
 # %% tags=["hide-input"]
 def both(chip, *sizes, W=4):  # a tile's clocks under split-K and under split-Q, and how far they are apart
@@ -222,17 +244,17 @@ def both(chip, *sizes, W=4):  # a tile's clocks under split-K and under split-Q,
 
 
 keys, queries, one, all_ = both(chips.A100, 128, 64, 128)
-print("clocks of a tile of 128 × 64, d = 128, on an A100")
+print("clocks on an A100   tensor cores   exponentials   FP32 units   shared memory   together")
 for name, tile in (("split-K", keys), ("split-Q", queries)):
-    units = f"tensor {tile.tensor:.0f}, exp {tile.exp:.0f}, fp32 {tile.fp32:.0f}"
-    print(f"  {name}: {units}, shared {tile.shared:.0f}; busiest: {tile.busiest}")
-print(f"split-Q is {one:.1f} times as fast if units take turns, {all_:.1f} if all work at once")
-row = next(row for row in load("ladder").rows if "s00_split_keys" in row.values)
-slow, fast = row.values["s00_split_keys"][0], row.values["s01_split_queries"][0]
-*_, low, high = both(chips.H200, 32, 32, row.problem["d"], W=2)
-shape = "{batch} texts, {heads} heads, N = {N_q:,}, d = {d}".format(**row.problem)
-print(f"two kernels on an H200, {shape}, tiles of 32 × 32, two warps:")
-print(f"  {slow:.1f} and {fast:.1f} ms: {slow / fast:.1f} times as fast; by this model {low:.1f} to {high:.1f}")
+    print(f"{name:17}{tile.tensor:15.0f}{tile.exp:15.0f}{tile.fp32:13.0f}{tile.shared:16.0f}{tile.serial:11.0f}")
+print(f"split-Q is {one:.1f} times as fast if the units take turns, {all_:.1f} times if all work at the same time")
+
+# %% [markdown]
+# Under split-K, shared memory is the busiest unit: 718 · 1,024 / 128 = 5,744 clocks. The tensor cores would be done
+# after 2,048, and wait. Under split-Q shared memory needs 1,536 clocks, and now the tensor cores are the busiest unit.
+# A roofline shows the same. Here it counts FLOPs per byte of shared memory, not of DRAM:
+
+# %% tags=["hide-input"]
 price, flops, points = prices.prices(chips.A100), 4 * 128 * 64 * 128, {}
 for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
     intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
@@ -243,39 +265,49 @@ axis = f"FLOPs per byte of shared memory ({price.shared / 1e12:.1f} TB/s)"
 show(roofline.draw(points, [roof], caption, axis, narrow=True))
 
 # %% [markdown]
-# Under split-K the tensor cores wait for shared memory: 718 · 1,024 / 128 = 5,744 clocks. Under split-Q it needs 1,536, and
-# the tensor cores are the busiest unit. The two test kernels (s00 and s01) are farther apart than the model says for their
-# tile: *bank conflicts* (shared memory has 32 banks, and two addresses in one bank are served one after the other) and
-# exchanges that the compiler adds can cost time, too.
+# And on a real GPU? The kernels s00 and s01 have tiles of 32 × 32 and two warps, and ran on an H200. We ask the model for
+# that tile:
+
+# %% tags=["hide-input"]
+*_, low, high = both(chips.H200, 32, 32, row.problem["d"], W=2)
+shape = "{batch} sequences, {heads} heads, N = {N_q:,}, d = {d}".format(**row.problem)
+print(f"{shape}: split-K {slow:.1f} ms, split-Q {fast:.1f} ms")
+print(f"measured: {slow / fast:.1f} times as fast; by the model {low:.1f} to {high:.1f} times")
+
+# %% [markdown]
+# The two kernels are farther apart than the model says. Two costs that are not in it may be why. One is *bank
+# conflicts*: shared memory has 32 banks, and two addresses in one bank are served one after the other. The other is
+# exchanges that the compiler adds by itself.
 
 # %% [markdown]
 # ## Is there such a cut for the backward pass?
 #
-# If the warps own rows or columns of a product's result, each finishes its own alone. If they own what the product sums
-# over, each has a part, and the parts must be added. In $O = PV$ the queries are rows of the result, and the keys are
-# summed over.
+# If the warps own rows or columns of a product's result, each warp finishes its share alone. If they own what the
+# product sums over, each warp has a part, and the parts must be added. In $O = PV$, the queries are rows of the result,
+# and the keys are summed over.
 #
 # **Predict.** The backward pass has five products: $S = QK^\top$, $dP = dO\,V^\top$, $dV = P^\top dO$, $dQ = dS\,K$ and
 # $dK = dS^\top Q$ (without $\tau$). Which cut avoids all additions?
 #
 # - ☐ warps own queries, as forward
-# - ☐ warps own keys
 # - ☐ neither
+# - ☐ warps own keys
 #
 # <details><summary>Answer</summary>
 #
-# **neither.** dV and dK sum over the queries, and dQ over the keys. Owning keys leaves one sum, owning queries two. So
-# chapter 06's thread blocks own keys.
+# **neither.** dV and dK sum over the queries, and dQ sums over the keys. If warps own keys, one sum is left, and if
+# they own queries, two are. That is also why chapter 06's thread blocks own keys in the backward pass.
 # </details>
 
 # %% [markdown]
 # ## Recap
 #
-# - Split-Q: a warp owns rows of Q, S and O, and reads all of K and V. No results cross.
-# - Split-K: a warp owns keys. Maxima cross before the exponentials; sums and parts of $PV$ cross after them and are added.
-# - Split-Q reads K and V more often, and moves fewer bytes in all. It has two barriers a tile, split-K two or three.
-# - For each barrier ask: which block is written before it and read after it, or read before it and overwritten after it?
-# - Backward, every cut leaves something to be added.
+# - Under split-K, a warp owns keys. Maxima cross before the exponentials, and sums and parts of $PV$ cross after them.
+# - Under split-Q, a warp owns rows of Q, S and O, and reads all of K and V. No results cross.
+# - Split-Q reads K and V more often, and still moves fewer bytes in total. It has two barriers per tile, and split-K has two or
+#   three.
+# - For each barrier, ask which block is written before it and read after it, or read before it and overwritten after it.
+# - In the backward pass, every cut leaves something to be added.
 
 # %% [markdown]
 # ## Checks

@@ -6,12 +6,13 @@
 #
 # **How do many blocks add into one dQ?**
 #
-# A training run fails after three days. To find out why, somebody starts it again, with the same seed, the same data and the
-# same GPU. It does not fail again, because it does not compute the same numbers. How can that be, if nothing has changed?
+# A training run fails after three days. To find out why, somebody starts it again, with the same seed, the same data
+# and the same GPU. It does not fail again, because it does not compute the same numbers. How can that be, if nothing
+# has changed?
 #
-# Chapter 05 ended with two ways to sum up dQ, and the choice between them decides this. Here both become kernels beside the
-# ladder of chapter 08: rung `b00` (b for backward), with atomic additions, and rung `b01`, with two passes. At the end we
-# hand the forward and the backward kernels to PyTorch, and train a small model with them.
+# Chapter 05 ended with two ways to sum up dQ, and the choice between them decides this. Here both become kernels beside
+# the ladder of chapter 08: rung `b00` (b for backward), with atomic additions, and rung `b01`, with two passes. At the
+# end we hand the forward and the backward kernels to PyTorch, and train a small model with them.
 #
 # After this notebook you can
 #
@@ -92,17 +93,17 @@ for run in range(3):
     print(f"run {run}: second number {dq[0, 1]:.9f}, other than in run 0: {other:.0%} of all numbers")
 
 # %% [markdown]
-# No run is wrong. Each sum was rounded in another order, and more than three quarters of the numbers differ in their last
-# bits. In one step of training this does no harm. But after thousands of steps, such differences grow into another model, and
-# a mistake that depends on them cannot be found by running again. So we want to know where the order is decided, and what it
-# costs to fix it. We begin with the parts of the backward pass where nothing can go wrong.
+# No run is wrong. Each sum was rounded in another order, and more than three quarters of the numbers differ in their
+# last bits. In one step of training this does no harm. But after thousands of steps, such differences grow into another
+# model, and a mistake that depends on them cannot be found by running again. So we want to know where the order is
+# decided, and what it costs to fix it. We begin with the parts of the backward pass where nothing can go wrong.
 #
 # ## What is the same in all tiles of a row?
 #
-# Line numbers are those of Algorithm 2; [the poster](../figures/poster_backward.pdf) has it on one sheet. The
-# forward pass left L. What is missing is $D_i = do_i \cdot o_i$ (line 4), which every tile of the row subtracts (line 14).
-# The smallest kernel of this chapter computes it once. `load_rows` is the function of chapter 08 without `RAGGED`, because it
-# always masks. It is taken from rung b01, as are `store_rows` and `of_rows`.
+# Line numbers are those of Algorithm 2; [the poster](../figures/poster_backward.pdf) has it on one sheet. The forward
+# pass left L. What is missing is $D_i = do_i \cdot o_i$ (line 4), which every tile of the row subtracts (line 14). The
+# smallest kernel of this chapter computes it once. `load_rows` is the function of chapter 08 without `RAGGED`, because
+# it always masks. It is taken from rung b01, as are `store_rows` and `of_rows`.
 
 # %%
 b00, b01 = load("b00"), load("b01")
@@ -129,8 +130,8 @@ print("D by the kernel, and the row sums of P ∘ (dO Vᵀ):")
 compare("D", [D], [(P * (host(dO) @ host(V).T)).sum(1)])
 
 # %% [markdown]
-# The two agree, because D is the weighted mean of the row's dP (chapter 05). The product is taken in fp32, since a rounding
-# error in D is an error of the whole row.
+# The two agree, because D is the weighted mean of the row's dP (chapter 05). The product is taken in fp32, since a
+# rounding error in D is an error of the whole row.
 
 # %% [markdown]
 # ## Does P still need a maximum?
@@ -138,9 +139,9 @@ compare("D", [D], [(P * (host(dO) @ host(V).T)).sum(1)])
 # P comes back in one step, $e^{S - L}$. For each key that a row sees, L is at least as large as the row's score, so the
 # exponent is never positive and nothing overflows.
 #
-# `tile` computes S, P, dP and dS of one tile, in this order. `seen` is true if the row exists, the key exists, and, under a
-# causal mask, the row sees the key. L is a natural logarithm, so it is subtracted first, and only the difference is multiplied
-# by $\log_2 e$.
+# `tile` computes S, P, dP and dS of one tile, in this order. `seen` is true if the row exists, the key exists, and,
+# under a causal mask, the row sees the key. L is a natural logarithm, so it is subtracted first, and only the
+# difference is multiplied by $\log_2 e$.
 
 # %%
 NEG_INF, LOG2E = tl.constexpr(float("-inf")), tl.constexpr(1 / math.log(2))
@@ -169,19 +170,21 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 #
 # <details><summary>Answer</summary>
 #
-# **∞.** $e^{198}$ is more than fp32 can hold, because its numbers end near $e^{88.7}$. In dQ this P meets a k of zeros. ∞ · 0
-# is NaN, so the whole row of dQ is lost. A finite P would do no harm, as long as its dS is below 65,504, where fp16 ends.
+# **∞.** $e^{198}$ is more than fp32 can hold, because its numbers end near $e^{88.7}$. In dQ this P meets a k of zeros.
+# ∞ · 0 is NaN, so the whole row of dQ is lost. A finite P would do no harm, as long as its dS is below 65,504, where
+# fp16 ends.
 # </details>
 #
-# An early FlashAttention-2 had such NaNs: [flash-attention #334](https://github.com/Dao-AILab/flash-attention/issues/334).
+# An early FlashAttention-2 had such NaNs: [flash-attention
+# #334](https://github.com/Dao-AILab/flash-attention/issues/334).
 
 # %% [markdown]
 # ## What does a column block keep on chip?
 #
-# A column kernel runs as one program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the row
-# blocks. After `tile`, dV gains $p^\top do$ and dK gains $ds^\top q$, while dQ comes later. `tl.dot(a, b, acc)` adds the product
-# to the block `acc`. Under a causal mask, rows before $j + N_q - N_k$ do not see key j, so blocks that have only such rows are
-# skipped. Skipping saves time only, so the check does not ask for it.
+# A column kernel runs as one program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the
+# row blocks. After `tile`, dV gains $p^\top do$ and dK gains $ds^\top q$, while dQ comes later. `tl.dot(a, b, acc)`
+# adds the product to the block `acc`. Under a causal mask, rows before $j + N_q - N_k$ do not see key j, so blocks that
+# have only such rows are skipped. Skipping saves time only, so the check does not ask for it.
 #
 # **Build.** Write dK and dV of one head, which are lines 6 to 14, 16 and 18 of Algorithm 2. You can use `tile`,
 # `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which is (B, 1), and `store_rows(X, x, first, N, B, d)`. The
@@ -272,10 +275,10 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
     tl.atomic_add(at, x, mask=first + row < N, sem="relaxed")
 
 # %% [markdown]
-# Rung b00 is the column kernel with line 15 in its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. Now no part is lost,
-# but on a GPU the order of the parts may differ from run to run, and with it the last bits of dQ. This is the kernel whose
-# runs differ. In the interpreter, one program ends before the next begins. Therefore a test there cannot find a race, and
-# only reading the code helps.
+# Rung b00 is the column kernel with line 15 in its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. Now no part is
+# lost, but on a GPU the order of the parts may differ from run to run, and with it the last bits of dQ. This is the
+# kernel whose runs differ. In the interpreter, one program ends before the next begins. Therefore a test there cannot
+# find a race, and only reading the code helps.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 dQ, dK, dV = truth(Q, K, V, O, L, dO)
@@ -285,15 +288,15 @@ compare("dQ dK dV", (x[0, 0] for x in b00.backward(*six, False)), (dQ, dK, dV))
 # %% [markdown]
 # ## Who could own dQ?
 #
-# Here is chapter 05's picture again. In its lower half, each block of dQ has one writer. In the interactive figure, choose two
-# passes.
+# Here is chapter 05's picture again. In its lower half, each block of dQ has one writer. In the interactive figure,
+# choose two passes.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
 
 # %% [markdown]
-# Now each block of dQ has one owner, a program with row block i, as in chapter 08. Per tile, a column program computes five
-# products, or four without line 15, and a row program computes three. `rows_kernel` is this second pass.
+# Now each block of dQ has one owner, a program with row block i, as in chapter 08. Per tile, a column program computes
+# five products, or four without line 15, and a row program computes three. `rows_kernel` is this second pass.
 
 # %%
 @triton.jit
@@ -323,19 +326,21 @@ rows_kernel[(triton.cdiv(N_q, B), 1)](Q, K, V, dO, L, D, mine, N_q, N_k, d**-0.5
 compare("dQ", [mine], [dQ])
 
 # %% [markdown]
-# One program adds all parts of a number, in the order of the keys, so on one machine all runs agree bit for bit. Such a kernel
-# is called *deterministic*. No α rescales `dq_i`, as it did `o_i` in chapter 08, because every p is final at once.
+# One program adds all parts of a number, in the order of the keys, so on one machine all runs agree bit for bit. Such a
+# kernel is called *deterministic*. No α rescales `dq_i`, as it did `o_i` in chapter 08, because every p is final at
+# once.
 
 # %% [markdown]
 # ## What do the two ways cost?
 #
-# The second pass computes S and dP once more, so two passes compute seven products per tile, and one pass computes five. If
-# products were all, one pass would take 5/7 of the time. What does it pay in exchange?
+# The second pass computes S and dP once more, so two passes compute seven products per tile, and one pass computes
+# five. If products were all, one pass would take 5/7 of the time. What does it pay in exchange?
 #
-# In both ways, the requests are the same: 8 bytes per tile for each of a block's B · d elements (chapter 05). But an atomic
-# addition is more than a store, because L2 reads the old sum, adds, and writes the new one. How long that takes, no data
-# sheet says. We assume that it costs L2 as much as a load and a store, so for one pass we count 12 bytes instead of 8. The
-# lines below print two lower bounds for each way, one by the tensor cores and one by L2, and what an H200 needed:
+# In both ways, the requests are the same: 8 bytes per tile for each of a block's B · d elements (chapter 05). But an
+# atomic addition is more than a store, because L2 reads the old sum, adds, and writes the new one. How long that takes,
+# no data sheet says. We assume that it costs L2 as much as a load and a store, so for one pass we count 12 bytes
+# instead of 8. The lines below print two lower bounds for each way, one by the tensor cores and one by L2, and what an
+# H200 needed:
 
 # %% tags=["hide-input"]
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
@@ -351,23 +356,22 @@ for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "
 print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 
 # %% [markdown]
-# By the tensor cores, one pass would win. By L2, if an atomic addition costs what we assume, it needs 1.41 times as long as
-# two passes at their larger bound, and the measured times have about that ratio. That may be chance, since both kernels take
-# much longer than their bounds. Had we counted 8 bytes, the bounds would put one pass first. So on this GPU, at this size,
-# two passes are faster, and they are
-# deterministic.
+# By the tensor cores, one pass would win. By L2, if an atomic addition costs what we assume, it needs 1.41 times as
+# long as two passes at their larger bound, and the measured times have about that ratio. That may be chance, since both
+# kernels take much longer than their bounds. Had we counted 8 bytes, the bounds would put one pass first. So on this
+# GPU, at this size, two passes are faster, and they are deterministic.
 #
-# This is not the last word on one pass. Rung b02, in Gluon (chapter 12a), is for Hopper (H100 and H200). Its larger tiles add
-# less often (chapter 13), and its one pass is the fastest of the three, but the last bits of its dQ vary. The package takes
-# two passes in Triton. On Hopper it takes one, and with `torch.use_deterministic_algorithms(True)` the additions keep their
-# order.
+# This is not the last word on one pass. Rung b02, in Gluon (chapter 12a), is for Hopper (H100 and H200). Its larger
+# tiles add less often (chapter 13), and its one pass is the fastest of the three, but the last bits of its dQ vary. The
+# package takes two passes in Triton. On Hopper it takes one, and with `torch.use_deterministic_algorithms(True)` the
+# additions keep their order.
 
 # %% [markdown]
 # ## Does a column program's work fit in registers?
 #
-# A thread has at most 255 registers. A column program of 4 warps, with tiles of 64 × 64 and d = 128, keeps four blocks in
-# them, with every number in fp32. dk and dv stay through the loop, and take 2 · 64 · 128 / 128 threads = 128 registers. S and
-# dP come and go, and take 2 · 64 · 64 / 128 = 64. k and v stay in shared memory.
+# A thread has at most 255 registers. A column program of 4 warps, with tiles of 64 × 64 and d = 128, keeps four blocks
+# in them, with every number in fp32. dk and dv stay through the loop, and take 2 · 64 · 128 / 128 threads = 128
+# registers. S and dP come and go, and take 2 · 64 · 64 / 128 = 64. k and v stay in shared memory.
 #
 # **Predict.** Rung 11's forward kernel has the same tile. It keeps one block of 64 × 128 through its loop, $o$, and needs
 # 168 registers. How many does a column program need?
@@ -378,9 +382,9 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 #
 # <details><summary>Answer</summary>
 #
-# **it does not fit: some values find no register.** In rung 11, $o$ and S take 64 + 32 = 96 registers, and the rest takes
-# 168 − 96 = 72. With the same 72 for the rest, a column program would need 192 + 72 = 264. Values that find no register are
-# kept in memory, which is called *spilling*.
+# **it does not fit: some values find no register.** In rung 11, $o$ and S take 64 + 32 = 96 registers, and the rest
+# takes 168 − 96 = 72. With the same 72 for the rest, a column program would need 192 + 72 = 264. Values that find no
+# register are kept in memory, which is called *spilling*.
 #
 # ```python
 # for row in recorded("rungs")["rungs"]:
@@ -396,18 +400,19 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 # ```
 # </details>
 #
-# A spill here is an instruction in the code that stores such a value or loads it again. Both rungs were measured so, with 4
-# warps, and they take 2.7 and 2.6 times their limit. The spills may be one of the reasons. Whether they are, only a run
-# without spills could show, and none has been recorded. At d = 128, the package's column kernel takes 8 warps on Hopper,
-# and smaller tiles on older GPUs. These numbers are from Triton 3.9. To see yours, run `fa2-lab xray b01 --full`.
+# A spill here is an instruction in the code that stores such a value or loads it again. Both rungs were measured so,
+# with 4 warps, and they take 2.7 and 2.6 times their limit. The spills may be one of the reasons. Whether they are,
+# only a run without spills could show, and none has been recorded. At d = 128, the package's column kernel takes 8
+# warps on Hopper, and smaller tiles on older GPUs. These numbers are from Triton 3.9. To see yours, run
+# `fa2-lab xray b01 --full`.
 
 # %% [markdown]
 # ## How does PyTorch use the kernels?
 #
-# PyTorch records which operations made a tensor, and calls their backward functions when somebody calls `backward()`. It
-# cannot look into a Triton kernel, so we tell it what belongs together, in a class with two functions. `forward` saves what
-# the backward pass needs in `ctx`, and `backward` gets dO and returns one gradient for each argument of `forward`. An argument
-# that has no gradient, such as `causal`, gets `None`.
+# PyTorch records which operations made a tensor, and calls their backward functions when somebody calls `backward()`.
+# It cannot look into a Triton kernel, so we tell it what belongs together, in a class with two functions. `forward`
+# saves what the backward pass needs in `ctx`, and `backward` gets dO and returns one gradient for each argument of
+# `forward`. An argument that has no gradient, such as `causal`, gets `None`.
 
 # %%
 forward = load("r11").forward  # O and L
@@ -428,10 +433,10 @@ class Attention(torch.autograd.Function):
 
 # %% [markdown]
 # Is it right? `torch.autograd.gradcheck` compares each number of the gradients with a difference of two forward calls,
-# $(f(x + h) - f(x - h)) / 2h$. It needs no second implementation to compare with, so it belongs in every test of a backward
-# pass. It is made for float64. In fp32 we choose a larger h and a larger tolerance. (On a GPU, `tl.dot` rounds fp32 further,
-# which chapter 11 explains, so the tolerance there is larger again.) For comparison, here is a backward pass in which
-# somebody has forgotten to scale dK by τ:
+# $(f(x + h) - f(x - h)) / 2h$. It needs no second implementation to compare with, so it belongs in every test of a
+# backward pass. It is made for float64. In fp32 we choose a larger h and a larger tolerance. (On a GPU, `tl.dot` rounds
+# fp32 further, which chapter 11 explains, so the tolerance there is larger again.) For comparison, here is a backward
+# pass in which somebody has forgotten to scale dK by τ:
 
 # %% tags=["nbval-ignore-output"]
 class Forgetful(Attention):
@@ -454,9 +459,10 @@ for function in (Attention, Forgetful):
 # %% [markdown]
 # gradcheck finds the mistake, and says in which input: input 1 is K.
 #
-# Now something can learn with it. The smallest task that needs attention is to reverse a text: row i of the output should be
-# the token at place N − 1 − i. The values are the tokens, and each row has to find the right one. So only Q and K are learned,
-# one row of each for every place. At the beginning a row looks at all tokens a little. After some steps it looks at one.
+# Now something can learn with it. The smallest task that needs attention is to reverse a text: row i of the output
+# should be the token at place N − 1 − i. The values are the tokens, and each row has to find the right one. So only Q
+# and K are learned, one row of each for every place. At the beginning a row looks at all tokens a little. After some
+# steps it looks at one.
 
 # %% tags=["nbval-ignore-output"]
 N = 16

@@ -6,14 +6,14 @@
 #
 # **What did each change gain on a real GPU, and why?**
 #
-# Chapter 08 wrote a kernel that is right. This chapter makes it fast, in the way that a GPU programmer works: guess what the
-# kernel waits for, read the counters that can refute the guess, find the machine instructions behind the largest wait, change
-# one thing, and time the kernel again. We go through two such rounds slowly, from rung 09 of the ladder to rung 11. All other
-# rungs are the same loop with another cause, and they fit on one screen.
+# Chapter 08 wrote a kernel that is right. This chapter makes it fast, in the way that a GPU programmer works: guess
+# what the kernel waits for, read the counters that can refute the guess, find the machine instructions behind the
+# largest wait, change one thing, and time the kernel again. We go through two such rounds slowly, from rung 09 of the
+# ladder to rung 11. All other rungs are the same loop with another cause, and they fit on one screen.
 #
-# The package holds the same attention 24 times as a *ladder*. Rung 00 is standard attention, and each rung changes one thing
-# in the rung before. A model predicts what the change should give. If prediction and measurement disagree, there is something
-# to learn.
+# The package holds the same attention 24 times as a *ladder*. Rung 00 is standard attention, and each rung changes one
+# thing in the rung before. A model predicts what the change should give. If prediction and measurement disagree, there
+# is something to learn.
 #
 # After this notebook you can
 #
@@ -23,8 +23,8 @@
 # - decide what limits a kernel: bytes, instructions, another product, or the power supply.
 #
 # *Time: 95 minutes; the walk from rung 09 to rung 11 is the first half. Hardware: any laptop with Linux; every measured number
-# was recorded on one GPU. Before this: [06](06_parallelism.ipynb), [08](08_triton_forward.ipynb) and [09 · The Triton backward
-# kernels](09_triton_backward.ipynb).*
+# was recorded on one GPU. Before this: [06](06_parallelism.ipynb), [08](08_triton_forward.ipynb) and [09 · The Triton
+# backward kernels](09_triton_backward.ipynb).*
 
 # %% tags=["hide-input"]
 import re
@@ -50,8 +50,8 @@ from fa2_studio.book.verdicts import close, verdict
 # ## How do we time a kernel?
 #
 # The *host*, the computer that gives the orders, puts a kernel into a queue and goes on. A stopwatch around the call
-# therefore times only how long it takes to enter the queue. Instead, the GPU itself stamps the time at two *events* in the
-# queue, one before the call and one after it. Each of the other rules keeps a wrong number out:
+# therefore times only how long it takes to enter the queue. Instead, the GPU itself stamps the time at two *events* in
+# the queue, one before the call and one after it. Each of the other rules keeps a wrong number out:
 #
 # | rule | what goes wrong without it |
 # | --- | --- |
@@ -61,8 +61,8 @@ from fa2_studio.book.verdicts import close, verdict
 # | take the median | one disturbed call moves a mean |
 # | overwrite the L2 cache before each call | the second call finds its inputs in it |
 #
-# `fa2-lab bench ladder` times every rung by these rules, and its recorded run is where this chapter's numbers come from. We
-# count only FLOPs that the answer needs, which are $4N^2d$ per head, and half as many if the mask is causal.
+# `fa2-lab bench ladder` times every rung by these rules, and its recorded run is where this chapter's numbers come
+# from. We count only FLOPs that the answer needs, which are $4N^2d$ per head, and half as many if the mask is causal.
 
 # %% tags=["hide-input"]
 record = load("ladder")
@@ -103,14 +103,14 @@ for number in ("09", "10", "11"):
     print(f"rung {number}: {speed_of:.0f} TFLOP/s, with 64 heads of 4,096 tokens, d = 128, no mask")
 
 # %% [markdown]
-# Rungs 09 to 11 compute the same numbers in the same tiles of 64 × 64, with the same four warps per program. Yet rung 11 is
-# more than half as fast again as rung 09. Two small changes did that. How would one find them?
+# Rungs 09 to 11 compute the same numbers in the same tiles of 64 × 64, with the same four warps per program. Yet rung
+# 11 is more than half as fast again as rung 09. Two small changes did that. How would one find them?
 #
 # ## What does rung 09 wait for?
 #
-# In each step of its loop, rung 09 loads a tile of K and a tile of V, multiplies, takes the exponentials, and multiplies
-# again. Between the request for a number and its arrival passes a time that is called the *latency* of the load. In rung 09
-# nothing else of this program can run meanwhile, because the product needs the tile.
+# In each step of its loop, rung 09 loads a tile of K and a tile of V, multiplies, takes the exponentials, and
+# multiplies again. Between the request for a number and its arrival passes a time that is called the *latency* of the
+# load. In rung 09 nothing else of this program can run meanwhile, because the product needs the tile.
 #
 # **Hypothesis.** Rung 09 waits for data. If that is so, its tensor cores should be idle for most of the time, and the
 # largest wait that the hardware counts should be the wait for memory. If either is not so, the hypothesis is wrong.
@@ -124,8 +124,8 @@ for number in ("09", "10", "11"):
 # for _ in range(3): ladder.load('09').forward(q, k, v, False)"
 # ```
 #
-# It prints pages of numbers. Three of them are enough to begin with. Here they are from the recorded run, and without a GPU
-# `fa2-lab ladder 09 10` lists the same counters:
+# It prints pages of numbers. Three of them are enough to begin with. Here they are from the recorded run, and without a
+# GPU `fa2-lab ladder 09 10` lists the same counters:
 
 # %% tags=["hide-input"]
 def page(*numbers):
@@ -153,9 +153,9 @@ page("09")
 # 3. **What do the warps wait for?** A *stall* is the time that warps cannot issue their next instruction, in clocks per
 #    issued instruction, and the counter names the reason. `long_scoreboard` is the wait for L2 or DRAM. It is the largest.
 #
-# So the hypothesis survives. Where in the code is this wait? `fa2-lab xray 09 --full --sass` compiles the rung for an H200
-# and prints its machine code. No GPU is needed for that. From the loop without a mask we keep the instructions that load,
-# multiply, take exponentials or wait; a number says how often an instruction is repeated:
+# So the hypothesis survives. Where in the code is this wait? `fa2-lab xray 09 --full --sass` compiles the rung for an
+# H200 and prints its machine code. No GPU is needed for that. From the loop without a mask we keep the instructions
+# that load, multiply, take exponentials or wait; a number says how often an instruction is repeated:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 KEPT = r"(?:@!?U?P\w+ )?(LDGSTS|LDGDEPBAR|LDG|STS|BAR\.SYNC|DEPBAR|WARPGROUP\.\w+|HGMMA|MUFU)"
@@ -179,31 +179,32 @@ machine = {number: main_loop(number) for number in ("09", "10", "11")}
 listing("09")
 
 # %% [markdown]
-# `LDG` loads from L2 or DRAM into registers, `STS` stores from registers into shared memory, `HGMMA` is an instruction of the
-# tensor cores, and `BAR.SYNC` is a barrier for the program's warps. An `LDG` itself takes no time: the hardware marks its
-# register as *not there yet* in a table, the *scoreboard*, and the warp goes on. It stops at the first instruction that reads
-# such a register, and that is the `STS`. So each step waits at its first `STS` until the tile has come all the way. Only
-# then the products begin, and while they run, nothing is under way for the next step.
+# `LDG` loads from L2 or DRAM into registers, `STS` stores from registers into shared memory, `HGMMA` is an instruction
+# of the tensor cores, and `BAR.SYNC` is a barrier for the program's warps. An `LDG` itself takes no time: the hardware
+# marks its register as *not there yet* in a table, the *scoreboard*, and the warp goes on. It stops at the first
+# instruction that reads such a register, and that is the `STS`. So each step waits at its first `STS` until the tile
+# has come all the way. Only then the products begin, and while they run, nothing is under way for the next step.
 #
 # ## What if the copies run ahead?
 #
-# The remedy is to ask for a tile before it is needed. This is called *prefetching*. In a loop it becomes *pipelining*: the
-# copy of tile n + 1 or n + 2 is under way while tile n is in use. For this, shared memory needs room for several tiles, the
-# *stages*. In Triton one argument of the launch asks for it:
+# The remedy is to ask for a tile before it is needed. This is called *prefetching*. In a loop it becomes *pipelining*:
+# the copy of tile n + 1 or n + 2 is under way while tile n is in use. For this, shared memory needs room for several
+# tiles, the *stages*. In Triton one argument of the launch asks for it:
 #
 # ```diff
 # -    num_warps=4, num_stages=1
 # +    num_warps=4, num_stages=3
 # ```
 #
-# On GPUs from the A100 on, the copies then use another instruction, `cp.async` (in machine code, `LDGSTS`). It moves data
-# from L2 or DRAM straight into shared memory. No register is in between, so no `STS` has to wait for one: the warp starts the
-# copy and goes on. Copies are counted in groups. `LDGDEPBAR` ends a group, and `DEPBAR` waits until at most so many groups
-# are still under way.
+# On GPUs from the A100 on, the copies then use another instruction, `cp.async` (in machine code, `LDGSTS`). It moves
+# data from L2 or DRAM straight into shared memory. No register is in between, so no `STS` has to wait for one: the warp
+# starts the copy and goes on. Copies are counted in groups. `LDGDEPBAR` ends a group, and `DEPBAR` waits until at most
+# so many groups are still under way.
 #
-# When does each step end? Take three rules. The copy of tile n may start as soon as its stage is free, which is when the work
-# on tile n − stages has ended; the first copies start at 0. A copy takes `copy` clocks, whatever else is under way. The work
-# on tile n, which takes `work` clocks, starts when its copy has ended and the work on tile n − 1 has ended.
+# When does each step end? Take three rules. The copy of tile n may start as soon as its stage is free, which is when
+# the work on tile n − stages has ended; the first copies start at 0. A copy takes `copy` clocks, whatever else is under
+# way. The work on tile n, which takes `work` clocks, starts when its copy has ended and the work on tile n − 1 has
+# ended.
 #
 # **Build.** Return the times at which the work on each tile ends, in order.
 
@@ -244,8 +245,8 @@ check(pipeline, *(Case(words, case, by_rules(*case)) for words, case in cases.it
 # ```
 # </details>
 #
-# The picture shows five tiles with one stage and with three. Here a copy takes 4 units and the work on a tile takes 5, about
-# as in rung 09. A digit is the number of the tile that is being copied or worked on.
+# The picture shows five tiles with one stage and with three. Here a copy takes 4 units and the work on a tile takes 5,
+# about as in rung 09. A digit is the number of the tile that is being copied or worked on.
 
 # %% tags=["hide-input"]
 def timeline(tiles, stages, copy, work):
@@ -265,12 +266,12 @@ for stages in (1, 3):
     timeline(5, stages, 4, 5)
 
 # %% [markdown]
-# With one stage, each step takes 9 units. With three, only the first copy is seen, and after it each step takes the 5 units
-# of the work. This is a picture of one program alone. In rung 09 a second program on the SM already fills some of the gaps,
-# so the package's model (folded below) predicts a gain of 1.66 for rung 10, and not of 9/5.
+# With one stage, each step takes 9 units. With three, only the first copy is seen, and after it each step takes the 5
+# units of the work. This is a picture of one program alone. In rung 09 a second program on the SM already fills some of
+# the gaps, so the package's model (folded below) predicts a gain of 1.66 for rung 10, and not of 9/5.
 #
-# **Predict.** A copy takes 10 units and the work on a tile takes 5. With how many stages does the work never wait after the
-# first tile?
+# **Predict.** A copy takes 10 units and the work on a tile takes 5. With how many stages does the work never wait after
+# the first tile?
 #
 # - ☐ 2
 # - ☐ 4
@@ -278,9 +279,9 @@ for stages in (1, 3):
 #
 # <details><summary>Answer</summary>
 #
-# **3.** A stage is busy for copy + work = 15 units per tile. If the work never waits, a tile is finished every 5 units, so
-# 15 / 5 = 3 stages must be in rotation. With two, a tile is finished only every 7.5 units on average. In general, the work
-# never waits if stages ≥ 1 + copy / work.
+# **3.** A stage is busy for copy + work = 15 units per tile. If the work never waits, a tile is finished every 5 units,
+# so 15 / 5 = 3 stages must be in rotation. With two, a tile is finished only every 7.5 units on average. In general,
+# the work never waits if stages ≥ 1 + copy / work.
 #
 # ```python
 # for stages in (1, 2, 3, 4):
@@ -305,34 +306,35 @@ print(f"rung 10 over rung 09: predicted × {predicted:.2f}, measured × {factor(
 page("09", "10")
 
 # %% [markdown]
-# The wait for data has nearly gone, as the hypothesis said. But the gain is far smaller than predicted, so another wait has
-# taken its place: `barrier`, the wait for the program's other warps. There are as many barriers in the loop as before. What
-# are the warps doing there? Look at the machine code again (`fa2-lab xray 10 --full --sass`):
+# The wait for data has nearly gone, as the hypothesis said. But the gain is far smaller than predicted, so another wait
+# has taken its place: `barrier`, the wait for the program's other warps. There are as many barriers in the loop as
+# before. What are the warps doing there? Look at the machine code again (`fa2-lab xray 10 --full --sass`):
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 listing("10")
 
 # %% [markdown]
 # The copies are at the end of the loop now, and they are `LDGSTS`. But look at the products. On Hopper a product is
-# *asynchronous*, just as a copy is. `HGMMA` only starts it. The four warps of the program start it together and go on, and
-# the tensor cores work beside them. `WARPGROUP.ARRIVE` announces that the operands in registers are ready, and
-# `WARPGROUP.DEPBAR` waits until products that were started have ended. A warp that reads a
-# result must have passed such a wait.
+# *asynchronous*, just as a copy is. `HGMMA` only starts it. The four warps of the program start it together and go on,
+# and the tensor cores work beside them. `WARPGROUP.ARRIVE` announces that the operands in registers are ready, and
+# `WARPGROUP.DEPBAR` waits until products that were started have ended. A warp that reads a result must have passed such
+# a wait.
 #
-# $QK^\top$ of one tile is 8 such instructions, one for each 16 of d = 128, and $PV$ is 4, one for each 16 of 64 keys. The 8
-# add into the same block of S, and nobody reads S before the last one. So one wait after the eighth is enough, and rung 09 has
-# exactly that: 2 waits per tile, one for each product. In rung 10 there are 12, one after each instruction. So the tensor cores
-# stop after each of them, until the warps have noticed and have started the next one. The counters have no name for this
-# wait of their own. Probably they count it as `barrier`, because the warps meet there.
+# $QK^\top$ of one tile is 8 such instructions, one for each 16 of d = 128, and $PV$ is 4, one for each 16 of 64 keys.
+# The 8 add into the same block of S, and nobody reads S before the last one. So one wait after the eighth is enough,
+# and rung 09 has exactly that: 2 waits per tile, one for each product. In rung 10 there are 12, one after each
+# instruction. So the tensor cores stop after each of them, until the warps have noticed and have started the next one.
+# The counters have no name for this wait of their own. Probably they count it as `barrier`, because the warps meet
+# there.
 #
-# Nothing in the Triton code asks for these waits. NVIDIA's compiler put them in, because it could not prove that the products
-# may run on. Since rung 08 the kernel has had two loops, first the tiles without a mask and then the masked ones on the
-# diagonal. The guess of the package's authors is that a product of the long loop may still be under way when the second loop
-# begins, and that the compiler gives up there.
+# Nothing in the Triton code asks for these waits. NVIDIA's compiler put them in, because it could not prove that the
+# products may run on. Since rung 08 the kernel has had two loops, first the tiles without a mask and then the masked
+# ones on the diagonal. The guess of the package's authors is that a product of the long loop may still be under way
+# when the second loop begins, and that the compiler gives up there.
 #
-# **Hypothesis.** If the masked loop comes first, no product of the long loop is under way when another loop begins, and the
-# compiler need not wait after each instruction. The sum over the tiles has another order then, which does not matter to
-# online softmax. If the guess is right, the waits vanish from the listing, even before we time anything.
+# **Hypothesis.** If the masked loop comes first, no product of the long loop is under way when another loop begins, and
+# the compiler need not wait after each instruction. The sum over the tiles has another order then, which does not
+# matter to online softmax. If the guess is right, the waits vanish from the listing, even before we time anything.
 #
 # ## What did exchanging the loops do?
 
@@ -349,17 +351,17 @@ for number in ("10", "11"):
     print(f"rung {number} over the rung before: no mask × {factor(number, full):.2f}, causal × {factor(number, causal):.2f}")
 
 # %% [markdown]
-# All waits but one have gone from each loop, `barrier` has fallen to a third, and the tensor cores work more than half of the
-# time. The eight instructions of $QK^\top$ are started in a row, and so are the four of $PV$. $PV$ even runs on while the
-# next copies are started and the next $QK^\top$ begins, because the only wait comes after $QK^\top$.
+# All waits but one have gone from each loop, `barrier` has fallen to a third, and the tensor cores work more than half
+# of the time. The eight instructions of $QK^\top$ are started in a row, and so are the four of $PV$. $PV$ even runs on
+# while the next copies are started and the next $QK^\top$ begins, because the only wait comes after $QK^\top$.
 #
-# This is the clearest cause on the ladder: the same work, nearly the same instructions, the same registers, and waits that
-# can be counted. An experiment agrees. Launched with `num_stages=1`, rung 11 waits twice, once per product, as rung 09 does,
-# and without a mask the order of the loops then gains nothing. Under the mask it still gains 8%, with as many registers, and
-# we do not know why.
+# This is the clearest cause on the ladder: the same work, nearly the same instructions, the same registers, and waits
+# that can be counted. An experiment agrees. Launched with `num_stages=1`, rung 11 waits twice, once per product, as
+# rung 09 does, and without a mask the order of the loops then gains nothing. Under the mask it still gains 8%, with as
+# many registers, and we do not know why.
 #
-# With a GPU, `python -m fa2_lab.kernels.ladder.r11_diagonal_first` times rung 11 beside rung 10, after it has checked both.
-# Without one, `fa2-lab ladder 10 11` prints the change in the code and everything that was recorded of it.
+# With a GPU, `python -m fa2_lab.kernels.ladder.r11_diagonal_first` times rung 11 beside rung 10, after it has checked
+# both. Without one, `fa2-lab ladder 10 11` prints the change in the code and everything that was recorded of it.
 #
 # **Predict.** The tensor cores work 54% of the time in rung 11. What is the most that any further change can gain, if the
 # kernel keeps all its products?
@@ -370,8 +372,8 @@ for number in ("10", "11"):
 #
 # <details><summary>Answer</summary>
 #
-# **× 1.84.** If the tensor cores work a share $a$ of the time, a kernel with the same products can at best keep them busy all
-# the time, which gains $1/a$.
+# **× 1.84.** If the tensor cores work a share $a$ of the time, a kernel with the same products can at best keep them
+# busy all the time, which gains $1/a$.
 #
 # ```python
 # print(f"1 / {count('11', cores) / 100:.3f} = {100 / count('11', cores):.2f}")
@@ -384,8 +386,8 @@ for number in ("10", "11"):
 #
 # ## From a stall to a change
 #
-# The two rounds were two lines of a table. Here are the others. In `ncu` the reasons are in the section *Warp State*, and its
-# *Source* page shows them beside each instruction.
+# The two rounds were two lines of a table. Here are the others. In `ncu` the reasons are in the section *Warp State*,
+# and its *Source* page shows them beside each instruction.
 #
 # | the stall | the warp waits for | look for | then try | on the ladder |
 # | --- | --- | --- | --- | --- |
@@ -398,9 +400,9 @@ for number in ("10", "11"):
 # | no stall is large, few warps | | registers, shared memory | a smaller tile or `maxnreg`, so that one more program fits | 05 |
 # | no stall at all, but slow | | the clock, the power | fewer bytes, because bytes cost power | 13, 17 |
 #
-# Two warnings. A stall tells you what a warp waits for, not that it matters: if another warp issues meanwhile, the wait is
-# hidden. And as rung 10 shows, when one wait goes, the next one appears, so
-# do not expect to gain all of the time that a wait has taken.
+# Two warnings. A stall tells you what a warp waits for, not that it matters: if another warp issues meanwhile, the wait
+# is hidden. And as rung 10 shows, when one wait goes, the next one appears, so do not expect to gain all of the time
+# that a wait has taken.
 
 # %% [markdown]
 # ## The whole ladder on one screen
@@ -410,9 +412,9 @@ live("climb")
 
 # %% [markdown]
 # The chart shows TFLOP/s, forward, with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. The lines are
-# FlashAttention-3, the kernel of FlashAttention's authors for Hopper. A rung that loses teaches as much as one that gains.
-# Folded below are the list of all rungs, with what limited the one before and what the change took away, and the one counter
-# that moved with each change. In a terminal, `fa2-lab ladder 07 08` prints one change on a page.
+# FlashAttention-3, the kernel of FlashAttention's authors for Hopper. A rung that loses teaches as much as one that
+# gains. Folded below are the list of all rungs, with what limited the one before and what the change took away, and the
+# one counter that moved with each change. In a terminal, `fa2-lab ladder 07 08` prints one change on a page.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 Markdown("\n".join(climbed.markdown(record)))
@@ -427,11 +429,11 @@ Markdown(f"<details><summary>One counter for each change, before and after</summ
 # %% [markdown]
 # ## What did FA2's own ideas gain?
 #
-# Rungs 00 to 05 are the two papers. Rung 01 has FA1's loops, *Algorithm 1 as printed, one worker per head*, with tiles of
-# 64 × 64 like the rungs up to 17. S and P never reach DRAM. Yet it is much slower than standard attention, for two reasons.
-# O, $\ell$ and m travel at every tile instead: rung 00 moves about $4N^2$ elements, and rung 01 about $N^2 (3d + 4) / B_c$,
-# which is $6N^2$ for d = 128 and $B_c$ = 64. In bytes that is 1.7 times as much. And its 64 programs, on 132 SMs, draw less
-# than half as many bytes per second.
+# Rungs 00 to 05 are the two papers. Rung 01 has FA1's loops, *Algorithm 1 as printed, one worker per head*, with tiles
+# of 64 × 64 like the rungs up to 17. S and P never reach DRAM. Yet it is much slower than standard attention, for two
+# reasons. O, $\ell$ and m travel at every tile instead: rung 00 moves about $4N^2$ elements, and rung 01 about
+# $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and $B_c$ = 64. In bytes that is 1.7 times as much. And its 64
+# programs, on 132 SMs, draw less than half as many bytes per second.
 
 # %% tags=["hide-input"]
 def dram(number):
@@ -455,19 +457,21 @@ for heads, row in ((64, full), (8, few)):
     print(f"rung 03 over 02, {heads:2} heads: predicted × {predicted:.1f}, measured × {row.ratio(new, old):.1f}")
 
 # %% [markdown]
-# In the first three lines the count and the GPU's counter agree. Rung 02 swaps the loops, so that o, $\ell$ and m stay on
-# the chip. In rung 03 each row block has a program of its own, which is worth most of all changes. The row blocks of a head
-# run at the same time and read the same K and V, 2 MiB per head. The first to ask brings a tile into L2, and the others find
-# it there. The model knows SMs and programs, and lets every byte come from L2. With 8 heads that is so in both rungs, because
-# their K and V, 16 MiB, fit in L2. With 64 heads those of rung 02, 128 MiB, do not, and the prediction lacks the cost of DRAM.
+# In the first three lines the count and the GPU's counter agree. Rung 02 swaps the loops, so that o, $\ell$ and m stay
+# on the chip. In rung 03 each row block has a program of its own, which is worth most of all changes. The row blocks of
+# a head run at the same time and read the same K and V, 2 MiB per head. The first to ask brings a tile into L2, and the
+# others find it there. The model knows SMs and programs, and lets every byte come from L2. With 8 heads that is so in
+# both rungs, because their K and V, 16 MiB, fit in L2. With 64 heads those of rung 02, 128 MiB, do not, and the
+# prediction lacks the cost of DRAM.
 #
-# Rungs 04 and 05 are tweak 1, which divides once, at the end. By chapter 04's count of operations it may gain 8% at most. To
-# see what gains, it was split in two. Rung 04 computes p against the new maximum and still divides in every tile: it gains
-# nothing. Rung 05 defers the division, and gains 24% without a mask. Rungs 03 and 04 scale PV before they add it, so the
-# product needs registers of its own beside o, 64 of them, and 50 are saved in rung 05, where the tensor cores add it to o in
-# place. The registers count here, not the operations, because an SM has 65,536 of them. Of programs with 128 threads and r
-# registers per thread (rounded up to a multiple of 8), 65,536 / (128 r) fit, which is three if r is at most 168. Rung 05 has
-# exactly 168. Under the mask the same change leaves 174, a few too many for a third program, and gains nothing.
+# Rungs 04 and 05 are tweak 1, which divides once, at the end. By chapter 04's count of operations it may gain 8% at
+# most. To see what gains, it was split in two. Rung 04 computes p against the new maximum and still divides in every
+# tile: it gains nothing. Rung 05 defers the division, and gains 24% without a mask. Rungs 03 and 04 scale PV before
+# they add it, so the product needs registers of its own beside o, 64 of them, and 50 are saved in rung 05, where the
+# tensor cores add it to o in place. The registers count here, not the operations, because an SM has 65,536 of them. Of
+# programs with 128 threads and r registers per thread (rounded up to a multiple of 8), 65,536 / (128 r) fit, which is
+# three if r is at most 168. Rung 05 has exactly 168. Under the mask the same change leaves 174, a few too many for a
+# third program, and gains nothing.
 #
 # ## What is a third program worth?
 #
@@ -479,10 +483,11 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
     print(f"rung {number}{', causal' * mask}, at 168 registers: × {gain:.2f}")
 
 # %% [markdown]
-# Now three programs fit. So the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 gains as
-# well. Rung 03 gains far less, because at 168 registers it spills. So the first question about a change is not how much work
-# it saves. It is **how many programs fit on an SM afterwards**. From rung 10 on shared memory is a second limit: the tiles
-# that run ahead take 112 KiB, 113 with the system's, of an SM's 228, so two programs fit, however few registers they have.
+# Now three programs fit. So the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 gains
+# as well. Rung 03 gains far less, because at 168 registers it spills. So the first question about a change is not how
+# much work it saves. It is **how many programs fit on an SM afterwards**. From rung 10 on shared memory is a second
+# limit: the tiles that run ahead take 112 KiB, 113 with the system's, of an SM's 228, so two programs fit, however few
+# registers they have.
 #
 # How much an extra program gains depends on the launch. Without a mask, rung 07 has three
 # programs on an SM. Rung 09 has two, because its second loop is a second copy of the code and takes registers:
@@ -491,12 +496,12 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 show(saw.draw(**saw.data()))
 
 # %% [markdown]
-# Each step of the line is one more wave for one rung or for the other. 6 heads are 384 programs. With three on each of 132
-# SMs there are 396 slots, so they take one wave. With two there are 264, so they take a full wave and a second one that is
-# less than half full. With 8 heads it is the other way round: 512 programs nearly fill 264 slots twice, and 396 slots once
-# and a bit. So a factor belongs to a change *and* to a shape. The model is too high with 8, 16 and 20 heads, at 20 even
-# above 1. It lets all programs of a wave end at once, while real ones drift apart. That is likely, but only their individual
-# times would prove it.
+# Each step of the line is one more wave for one rung or for the other. 6 heads are 384 programs. With three on each of
+# 132 SMs there are 396 slots, so they take one wave. With two there are 264, so they take a full wave and a second one
+# that is less than half full. With 8 heads it is the other way round: 512 programs nearly fill 264 slots twice, and 396
+# slots once and a bit. So a factor belongs to a change *and* to a shape. The model is too high with 8, 16 and 20 heads,
+# at 20 even above 1. It lets all programs of a wave end at once, while real ones drift apart. That is likely, but only
+# their individual times would prove it.
 
 # %% tags=["hide-input"]
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -513,14 +518,15 @@ print(f"{two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
 #
 # <details><summary>Where the predictions come from: programs that queue at the units of an SM</summary>
 #
-# In Triton's rungs a program is a *warpgroup*, four warps with 64 rows. It takes each tile through the units of its SM one
-# after the other. These are the path from L2 into shared memory (`path` above), the tensor cores, the *issue slots* (each of
-# the SM's four schedulers starts one instruction per clock), and the exponential unit. It also waits $w$ clocks that no
-# other program makes longer. Alone, a program takes $T_1 = w + \sum_u D_u$ clocks for a tile, $D_u$ of them at unit $u$.
+# In Triton's rungs a program is a *warpgroup*, four warps with 64 rows. It takes each tile through the units of its SM
+# one after the other. These are the path from L2 into shared memory (`path` above), the tensor cores, the *issue slots*
+# (each of the SM's four schedulers starts one instruction per clock), and the exponential unit. It also waits $w$
+# clocks that no other program makes longer. Alone, a program takes $T_1 = w + \sum_u D_u$ clocks for a tile, $D_u$ of
+# them at unit $u$.
 #
-# A second program on the SM does the same, and the two queue. On rung 03 a program spends 1,111 of its 2,753 clocks on the
-# path. So a program that comes there finds the other one with probability 0.40 and then waits for it. We take its whole 1,111
-# clocks for this wait, so on average the path takes 1.40 · 1,111 clocks.
+# A second program on the SM does the same, and the two queue. On rung 03 a program spends 1,111 of its 2,753 clocks on
+# the path. So a program that comes there finds the other one with probability 0.40 and then waits for it. We take its
+# whole 1,111 clocks for this wait, so on average the path takes 1.40 · 1,111 clocks.
 #
 # $$\begin{aligned} T_2 &= w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \\
 # T_3 &= w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right) \end{aligned}$$
@@ -528,17 +534,17 @@ print(f"{two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
 # In $T_2$ clocks both finish a tile, so a tile costs $T_2 / 2$. A third program finds two others, and each spends
 # $D_u (1 + D_u / T_1)$ of its $T_2$ clocks at unit $u$. And so on. This is called *mean-value analysis*.
 #
-# The $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted to rungs 07 and 09, the speed of the path
-# from L2 and $w$. From rung 10 on copies run ahead, so the path from L2 leaves the sum, and $w$ is fitted again, to rungs 11
-# to 16. For those rungs *predicted* means fitted.
+# The $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted to rungs 07 and 09, the speed of
+# the path from L2 and $w$. From rung 10 on copies run ahead, so the path from L2 leaves the sum, and $w$ is fitted
+# again, to rungs 11 to 16. For those rungs *predicted* means fitted.
 # </details>
 #
 # <details><summary>Rungs 06 to 09: can saved work lose?</summary>
 #
-# Rung 06 folds the scale and $\log_2 e$ into one multiply-add, and drops the guard that `exp` has for *denormals*, which are
-# results too small for a normal float32. Rung 07 skips tiles above the diagonal. Rung 08 tests the mask only in tiles that the
-# diagonal cuts, with a second loop for the others. Rung 09 takes the condition off the loads of that loop. In the list above,
-# read the column *per SM*, which has the programs without a mask and under it.
+# Rung 06 folds the scale and $\log_2 e$ into one multiply-add, and drops the guard that `exp` has for *denormals*,
+# which are results too small for a normal float32. Rung 07 skips tiles above the diagonal. Rung 08 tests the mask only
+# in tiles that the diagonal cuts, with a second loop for the others. Rung 09 takes the condition off the loads of that
+# loop. In the list above, read the column *per SM*, which has the programs without a mask and under it.
 #
 # - 06, causal: a third program fits, and that gains more than the saved instructions.
 # - 07, causal: half of the tiles go, but so does the third program. The gain is × 1.51, not × 2.
@@ -550,8 +556,8 @@ print(f"{two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
 #
 # Rungs 12 and 13, still for every GPU, choose the order of row blocks.
 #
-# **Predict.** Rung 12 launches the heaviest row block of every head first, then the next heaviest of every head, and so on.
-# Without a mask all row blocks are equally heavy. What does it do there, with 64 heads?
+# **Predict.** Rung 12 launches the heaviest row block of every head first, then the next heaviest of every head, and so
+# on. Without a mask all row blocks are equally heavy. What does it do there, with 64 heads?
 #
 # - ☐ nothing: blocks are equal, so their order does not matter
 # - ☐ it loses
@@ -559,11 +565,11 @@ print(f"{two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
 #
 # <details><summary>Answer</summary>
 #
-# **it loses.** 264 programs run at the same time. In rung 11 they are row blocks of about four heads, and find those heads'
-# K and V in L2. In rung 12 they are row blocks of all 64 heads, whose K and V do not fit there. So DRAM reads twelve times as
-# much (the folded list of counters has it). Programs hardly wait for that, but it takes power, and the clock falls. Under the
-# mask, heavy blocks no longer run last, and with 64 heads that makes up for the loss. With only 8 heads, K and V of all heads
-# fit in L2, and the gain is left alone:
+# **it loses.** 264 programs run at the same time. In rung 11 they are row blocks of about four heads, and find those
+# heads' K and V in L2. In rung 12 they are row blocks of all 64 heads, whose K and V do not fit there. So DRAM reads
+# twelve times as much (the folded list of counters has it). Programs hardly wait for that, but it takes power, and the
+# clock falls. Under the mask, heavy blocks no longer run last, and with 64 heads that makes up for the loss. With only
+# 8 heads, K and V of all heads fit in L2, and the gain is left alone:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
@@ -595,20 +601,21 @@ print(f"{two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
 show(roofline.draw(**roofline.data()))
 
 # %% [markdown]
-# A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM (its
-# *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matrix product
-# (GEMM). Drawn over f they are a *roofline*, and they meet at the *ridge*. Rungs 00 to 02 are left of it, and 01 and 02 are
-# far below the slope, because 64 programs cannot ask for more bytes. From rung 03 on, all rungs are to the right of the ridge
-# (12, not drawn, only barely). For those the question is no longer what DRAM does, but what the tensor cores wait for, as in
-# the two rounds above.
+# A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM
+# (its *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matrix
+# product (GEMM). Drawn over f they are a *roofline*, and they meet at the *ridge*. Rungs 00 to 02 are left of it, and
+# 01 and 02 are far below the slope, because 64 programs cannot ask for more bytes. From rung 03 on, all rungs are to
+# the right of the ridge (12, not drawn, only barely). For those the question is no longer what DRAM does, but what the
+# tensor cores wait for, as in the two rounds above.
 #
 # ## When is the chip the limit?
 #
-# The GPU may draw 700 W. While a rung runs without a pause, `nvidia-smi` reads its clock and its power. Rungs 03, 04, 08 and
-# 09 draw 677 to 690 W at 1.97 GHz and more, which is the full clock. Rungs 00, 05 to 07, and all from 10 on run at a lower
-# clock, and all of these but rung 00 draw 678 to 701 W. A GPU lowers its clock when it would otherwise draw too much, which is
-# called *throttling*, so power is the likely reason. These readings do not prove it, though, because rung 05 has a lower
-# clock than rung 09 and draws 10 W less. All gains so far are of runs with pauses. There the clock falls as well, but less.
+# The GPU may draw 700 W. While a rung runs without a pause, `nvidia-smi` reads its clock and its power. Rungs 03, 04,
+# 08 and 09 draw 677 to 690 W at 1.97 GHz and more, which is the full clock. Rungs 00, 05 to 07, and all from 10 on run
+# at a lower clock, and all of these but rung 00 draw 678 to 701 W. A GPU lowers its clock when it would otherwise draw
+# too much, which is called *throttling*, so power is the likely reason. These readings do not prove it, though, because
+# rung 05 has a lower clock than rung 09 and draws 10 W less. All gains so far are of runs with pauses. There the clock
+# falls as well, but less.
 #
 # **Predict.** With pauses rung 17 is 0.98 times as fast as rung 16, with half of its bytes from L2. And without a pause?
 #
@@ -618,8 +625,8 @@ show(roofline.draw(**roofline.data()))
 #
 # <details><summary>Answer</summary>
 #
-# **faster: bytes cost power.** Rung 17 takes more cycles. But at the limit of power, the bytes that do not move leave power for
-# a higher clock.
+# **faster: bytes cost power.** Rung 17 takes more cycles. But at the limit of power, the bytes that do not move leave
+# power for a higher clock.
 #
 # ```python
 # old, new = pair("17")
@@ -646,10 +653,10 @@ for old, new in pairwise(ladder.RUNGS[10:]):
 first, last = ladder.find("17"), ladder.RUNGS[-1]
 
 # %% [markdown]
-# If a rung gains in cycles and not in time, the chip is the limit and not the program. Then the way to more speed is fewer
-# watts, and bytes cost watts. Rung 12, for example, takes the cycles of rung 11 and moves more bytes, so its whole loss is the
-# clock's. Rung 20 gains 23% in cycles and 16% in time. Without a pause the clock falls further, and 12% are left. Rung 23
-# saves bytes, and its clock does not fall.
+# If a rung gains in cycles and not in time, the chip is the limit and not the program. Then the way to more speed is
+# fewer watts, and bytes cost watts. Rung 12, for example, takes the cycles of rung 11 and moves more bytes, so its
+# whole loss is the clock's. Rung 20 gains 23% in cycles and 16% in time. Without a pause the clock falls further, and
+# 12% are left. Rung 23 saves bytes, and its clock does not fall.
 #
 # ## Where do we stand?
 
@@ -659,9 +666,9 @@ show(speed.draw(**speed.data()))
 # %% [markdown]
 # These are the FA2 paper's shapes, with 16,384 tokens and heads · d = 2,048 (the *hidden size*). `torch flash` is the
 # FlashAttention-2 inside PyTorch, `cuDNN` is NVIDIA's kernel, and FlexAttention is PyTorch's compiled attention.
-# `fa2_lab portable` is our plain Triton, for every GPU, and `fa2_lab` is what `attention()` chooses on this one. The distance
-# between our two lines is what chapters 12a, 12b and 13 gain. The line marked GEMM is the large matrix product in this run,
-# which is the ceiling.
+# `fa2_lab portable` is our plain Triton, for every GPU, and `fa2_lab` is what `attention()` chooses on this one. The
+# distance between our two lines is what chapters 12a, 12b and 13 gain. The line marked GEMM is the large matrix product
+# in this run, which is the ceiling.
 #
 # ## Recap
 #
@@ -682,9 +689,9 @@ on = model.units(reasons.modelled(last, causal=False, d=64))
 print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp']:.0f}, issue slots {on['issue']:.0f}")
 
 # %% [markdown]
-# The multiply-add units could take over a part $f$ of the exponentials. Write $2^x = 2^n \cdot 2^r$ with $n = \lfloor x \rfloor$
-# and $0 \le r < 1$. A cubic gives $2^r$, and $n$ goes into the exponent bits. A thread has 64 exponentials per tile. Each one
-# that is moved saves 8 clocks of the exponential unit and costs 8 of the issue slots.
+# The multiply-add units could take over a part $f$ of the exponentials. Write $2^x = 2^n \cdot 2^r$ with
+# $n = \lfloor x \rfloor$ and $0 \le r < 1$. A cubic gives $2^r$, and $n$ goes into the exponent bits. A thread has 64
+# exponentials per tile. Each one that is moved saves 8 clocks of the exponential unit and costs 8 of the issue slots.
 #
 # **Predict.** With $f = 1/8$ the busiest unit needs 3% fewer clocks. The kernel was built. What does it gain on an H200?
 #
@@ -694,10 +701,10 @@ print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp'
 #
 # <details><summary>Answer</summary>
 #
-# **nothing, or it loses.** The model of the busiest unit lets all three overlap perfectly. In the real kernel they do not,
-# so 64 more instructions per tile can cost more than they save. That is the likely reason; it has not been proven. With a
-# quarter of the exponentials, the issue slots are the busiest unit even in the model. On a B200 the tensor cores take half as
-# long, so more can be gained there. What can silently go wrong in building it is explained at the top of
+# **nothing, or it loses.** The model of the busiest unit lets all three overlap perfectly. In the real kernel they do
+# not, so 64 more instructions per tile can cost more than they save. That is the likely reason; it has not been proven.
+# With a quarter of the exponentials, the issue slots are the busiest unit even in the model. On a B200 the tensor cores
+# take half as long, so more can be gained there. What can silently go wrong in building it is explained at the top of
 # [the file](../fa2_lab/kernels/ladder/x23_software_exp2.py).
 #
 # ```python

@@ -115,7 +115,7 @@ def test_unknown_tags_are_refused_with_a_hint(tag, hint):
 
 # The glossary ---------------------------------------------------------------------------------------------------
 
-OTHER_FORMS = dict(l="ell", recompute="recompu", pipelining="pipelined")
+OTHER_FORMS = dict(l="ell", recompute="recompu")
 OTHER_FORMS |= {"bulk copy": "bulk copies", "register spill": "spill"}
 
 
