@@ -3,7 +3,6 @@
 import textwrap
 
 from fa2_lab.plots import style
-from fa2_lab.plots.speed import short
 from fa2_lab.records import Record, load
 
 
@@ -53,6 +52,11 @@ def ratio(values: dict, n: int) -> float:
 
 
 MARKERS = {2: "s", 4: "o", 8: "D"}
+
+
+def short(N: int) -> str:
+    """A length as people say it: 512, 2k, 16k."""
+    return str(N) if N < 1024 else f"{N // 1024}k"
 
 
 @style.picture

@@ -35,7 +35,7 @@ PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
     "climb": "10_ladder",
     "saw": "10_ladder",
     "roofline": "10_ladder",
-    "speed": "10_ladder",
+    "ratios": "10_ladder",
     "wgmma": "12a_hopper_rungs",
     "bulk_copy": "12a_hopper_rungs",
     "timeline": "12a_hopper_rungs",

@@ -142,7 +142,8 @@ def claim(results: Record) -> str:
     row = unmasked(results)
     peer, climbed = compared_with(row.values), [name for name in ladder.RUNGS if name in row.values]
     first, last = (f"{row.ratio(name, peer):.0%}" for name in (climbed[0], climbed[-1]))
-    return f"From {first} to {last} of {peer} in {len(climbed) - 1} changes"
+    climb = f"the forward kernel climbs from {first} to {last} of {peer}'s speed"
+    return f"In {len(climbed) - 1} changes, {climb}"
 
 
 def markdown(results: Record) -> list[str]:

@@ -18,8 +18,8 @@ ALONE = "reading alone"  # of as many bytes as the cache has
 PAGES = (16, 64, 256)
 MORE = 3 * REPEATS  # contestants are a microsecond apart
 PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{MORE} repetitions")
-PROTOCOL = PROTOCOL.replace("overwritten", "filled with other data by reading") + (
-    "; 'graph' replays the same calls from a CUDA graph, 'host' is the time of the host for one eager call"
+PROTOCOL = PROTOCOL.replace("L2 cache is overwritten", "L2 cache is filled with other data by reading") + (
+    " *Graph* replays the same calls from a CUDA graph, and *host* is the host's time for one eager call."
 )
 
 

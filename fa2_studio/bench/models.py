@@ -19,7 +19,9 @@ CONTEXT, BATCH, STEPS, RATE = 32, 2, 31, 1e-2
 SIZES = dict(vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=16)
 HEADS = dict(num_attention_heads=2, num_key_value_heads=1)
 PROBLEM = Problem(BATCH, *HEADS.values(), CONTEXT, CONTEXT, SIZES["head_dim"], causal=True, dtype="float32")
-PROTOCOL = f"the loss after {STEPS} steps of AdamW in float32, the same seed and batches for every attention"
+PROTOCOL = (
+    f"The loss is that after {STEPS} steps of AdamW in float32, with the same seed and batches for every attention."
+)
 
 
 def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:

@@ -18,7 +18,10 @@ from fa2_studio.bench.results import machine
 LENGTHS = tuple(range(100, 4001, 260))  # sixteen
 ONE_LONG = 60 * (100,) + (16384,)
 DOCUMENTS = tuple(Random(2048).choices(range(30, 801), k=2048))
-WHAT = "16 sequences have 100 to 4,000 tokens; of 61 one has 16,384 and the others 100; 2,048 have 30 to 800"
+WHAT = (
+    "FLOPs are those of the tokens. The 16 sequences have 100 to 4,000 tokens each. Of the 61, one has 16,384 tokens "
+    "and the others 100 each. The 2,048 have 30 to 800 each."
+)
 
 
 def grid(lengths: Sequence[int]) -> list[Problem]:
@@ -35,7 +38,7 @@ def run() -> Plan:
         for problem in grid(lengths)
         for direction in DIRECTIONS
     ]
-    return Plan(Record("packed", machine(), f"{PROTOCOL}; FLOPs are those of the tokens; {WHAT}", ceilings()), jobs)
+    return Plan(Record("packed", machine(), f"{PROTOCOL} {WHAT}", ceilings()), jobs)
 
 
 def flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:

@@ -1,61 +1,131 @@
 """Recorded runs as Markdown: RESULTS.md, every table, and the README's generated parts; nothing in them is typed."""
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from fa2_lab.plots import ratios as ratio_plot
 from fa2_lab.records import Measurement, Record, load, path_of
 from fa2_lab.tools import files, ladder
 from fa2_studio.bench import contestants, submitted
+from fa2_studio.bench.protocol import CALLED, REPEATS, SUSTAINED, rested
 from fa2_studio.bench.registry import OTHERS, SUITES
-from fa2_studio.bench.results import label, named, save, shape_of, table
+from fa2_studio.bench.results import ABSENT, label, named, save, shape_of, table
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
 
 MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # the README's parts
-LEAD = Path(__file__).with_name("results.md")  # how to read the page, and how everybody is called
+LEAD = Path(__file__).with_name("results.md")  # how to read the page, and how each implementation is called
 CHIP = "MHz, W"
-BEHIND = ("faster", "suite", "on rows", "at worst", "where")
-REPETITIONS = r"median of \d+ repetitions"
+BEHIND = ("faster", "suite", "problems", "lowest ratio", "where")
+TIMED = ("suite", "timing", "repetitions", "middle half", "at worst", "commit")
 NO_RATIO = ("nats", "count", "µs on the host")
 TIMES = ("ms", "µs", "µs per token")
 NO_MEDIANS = ("ladder", "ideas")  # whose rows are of many kinds
+REPETITIONS = r"(\d+) repetitions"
+WAYS = {
+    rested(REPEATS): "kernel only",
+    SUSTAINED: "sustained",
+    CALLED: "with host",
+}  # the protocols that are told on top
 
 
 def results_page(folder: Path | None = None) -> str:
     """RESULTS.md: who is faster where, then a summary of every record."""
-    lines, told = front(folder), {}
+    lines = front(folder)
     for run in recorded(folder):
-        link = f"[All numbers](figures/data/{path_of(run.suite).name})."
-        lines += [*heading(run), " ".join([*medians(run), *how(run, told), link])]
+        lines += [*heading(run), *medians(run), "", " ".join([*remarks(run), all_numbers(run)])]
     return "\n".join(lines) + "\n"
 
 
 def full_page(folder: Path | None = None) -> str:
     """The same, with every row of every record."""
-    return "\n".join([*front(folder), *map(tables, recorded(folder))]) + "\n"
+    runs = recorded(folder)
+    every = [view for run in runs for view in views(run)]
+    lines = ["", "## How far repetitions are apart, and the commit of each suite", "", *timings(runs, usual(runs))]
+    lines += ["", "## Suite by suite", "", STANDINGS, "", *standings(every)]
+    return "\n".join([*front(folder), *lines, *map(tables, runs)]) + "\n"
 
 
 def front(folder: Path | None) -> list[str]:
-    """How to read the page; who is faster where; what others measured, and what their tests said."""
-    runs = [view for run in recorded(folder) for view in views(run)]
-    slower = [line for peer in peers_in(row for run in runs for row in run.rows) for line in behind(runs, peer)]
-    lines = [LEAD.read_text(encoding="utf-8"), *standings(runs), "", "## Where it is behind", ""]
-    lines += [*table(BEHIND, slower), "", "## GPU by GPU", ""]
-    lines += ["The paper's grid, rested, here and where somebody else has measured it.", "", *submitted.gpus(folder)]
-    return [*lines, "", "## Judged by others", "", *judged()]
+    """How to read the page and how times were taken; who is faster where; what others measured, and their tests."""
+    runs = recorded(folder)
+    every = [view for run in runs for view in views(run)]
+    slower = [line for peer in peers_in(row for run in every for row in run.rows) for line in behind(every, peer)]
+    told = [f"**{name[0].upper()}{name[1:]}.** {protocol}\n" for protocol, name in WAYS.items()]
+    lines = [LEAD.read_text(encoding="utf-8"), "## How it was timed", "", *told, made_on(usual(runs))]
+    lines += ["", "## Which is faster, and where", "", f"![{caption()}](figures/ratios.svg)", ""]
+    lines += ["## Where `fa2_lab` is slower", "", SLOWER, "", *table(BEHIND, slower)]
+    lines += ["", "## GPU by GPU", "", GPUS, "", *submitted.gpus(folder)]
+    return [*lines, "", "## Third-party tests", "", TESTS, "", *judged()]
+
+
+def usual(runs: list[Record]) -> dict:
+    """The machine and versions of most records."""
+    kept = [json.dumps({k: v for k, v in run.machine.items() if k not in ("commit", "python")}) for run in runs]
+    return json.loads(Counter(kept).most_common(1)[0][0]) if kept else {}
+
+
+SLOWER = (
+    "Each row counts the problems of a suite on which another implementation is faster, and names the worst of them."
+)
+STANDINGS = (
+    "For each suite and each other implementation, the table shows on how many problems `fa2_lab` is faster, then the "
+    "lowest and the highest ratio. The medians follow, suite by suite."
+)
+GPUS = "These are medians over the FA2 paper's grid (kernel only), measured by us and by others."
+TESTS = (
+    "We run other projects' own tests on our calls. From large test suites we take a sample of what applies, with "
+    "shorter parameter lists."
+)
+
+
+def made_on(machine: dict) -> str:
+    """The machine of most records."""
+    peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
+    form = "{gpu}, driver {driver}, torch {torch}, Triton {triton}, cuDNN {cudnn}"
+    where = "The site's results page names the commit and the versions of each suite"
+    return f"**Machine.** Most suites ran on an {', '.join([form.format(**machine), *peers])}. {where}."
+
+
+def timings(runs: list[Record], usual: dict) -> list[str]:
+    """For each record and way of timing: how far repetitions are apart, the commit, and what else was different."""
+    lines = []
+    for run in runs:
+        for view in views(run):
+            ways = [way for protocol, way in WAYS.items() if rest_of(view.protocol, protocol) is not None]
+            count = re.search(REPETITIONS, view.protocol)
+            lines.append([run.suite, *(ways or ["described there"]), count[1] if count else "–", *spread(view.rows)])
+            lines[-1].append(code(run, usual))
+    return table(TIMED, lines)
+
+
+def rest_of(protocol: str, known: str) -> str | None:
+    """What a protocol says besides one that is told on top; None if it is another. The repetitions may differ."""
+    count = re.search(REPETITIONS, protocol)
+    known = re.sub(REPETITIONS, count[0], known) if count else known
+    return protocol.removeprefix(known).strip() if protocol.startswith(known) else None
 
 
 def tables(run: Record) -> str:
     """One record: what it is, what came out, and all of its rows."""
-    return "\n".join([*heading(run), numbers(run)])
+    rungs = ["", *ladder.markdown(run)] if run.suite == "ladder" and not run.missing else []
+    rows = folded(f"All rows of {run.suite}", numbers(run).splitlines())
+    return "\n".join([*heading(run), *medians(run), *rungs, "", " ".join([*remarks(run), all_numbers(run)]), "", *rows])
+
+
+def folded(summary: str, lines: list[str]) -> list[str]:
+    """Lines under one that can be opened."""
+    return [f"<details><summary>{summary}</summary>", "", *lines, "", "</details>"]
 
 
 def numbers(run: Record) -> str:
-    """How a record was measured, and all of its rows, also of a run that was interrupted."""
-    lines = [*how(run), ""]
+    """All rows of a record, also of a run that was interrupted."""
+    lines = []
     for view in views(run):
         for unit in dict.fromkeys(unit_of(row) for row in view.rows):
             lines += [f"{view.suite}:", "", *rows_table([row for row in view.rows if unit_of(row) == unit], unit), ""]
@@ -74,52 +144,59 @@ def recorded(folder: Path | None = None) -> list[Record]:
 
 
 def heading(run: Record) -> list[str]:
-    """What a record is, of which shapes, and the ladder's table."""
+    """What a record is, and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     rows = run.rows + run.sustained
-    sentences = [f"{what[0].upper()}{what[1:]}", *([shapes(rows)] if rows else [])]
-    rungs = ["", *ladder.markdown(run), ""] if run.suite == "ladder" and not run.missing else []
-    return ["", f"## {run.suite}", "", ". ".join(sentences) + ".", *rungs]
+    sentences = [f"{what[0].upper()}{what[1:]}.", *([f"The problems: {shapes(rows)}."] if rows else [])]
+    return ["", f"## {run.suite}", "", " ".join(sentences), ""]
 
 
 def medians(run: Record) -> list[str]:
-    """For each direction medians over the rows on which everybody has a number, and how far loss curves are apart."""
-    sentences = []
+    """A table of the medians over the problems for which every implementation has a number."""
+    lines: dict[tuple, list[list[str]]] = {}
     for direction in dict.fromkeys(row.direction for row in run.rows if run.suite not in NO_MEDIANS):
         rows = [row for row in run.rows if row.direction == direction]
-        names = dict.fromkeys(name for row in rows for name in row.values)
-        shared = [row for row in rows if names and names.keys() <= row.values.keys()]
+        names = tuple(dict.fromkeys(name for row in rows for name in row.values))
+        shared = [row for row in rows if names and set(names) <= row.values.keys()]
         if shared:
-            which = f" over the {len(shared)} of {len(rows)} rows that all have" * (len(shared) < len(rows))
             found = {name: [row.rate(name) if row.flops else row.values[name][0] for row in shared] for name in names}
-            parts = ", ".join(f"{name} {short(median(numbers))}" for name, numbers in found.items())
-            sentences.append(f"Median {direction}{which}, {unit_of(rows[0])}: {parts}.")
+            over = f"{len(shared)} of {len(rows)}" if len(shared) < len(rows) else f"all {len(rows)}"
+            cells = [short(median(numbers)) for numbers in found.values()]
+            lines.setdefault(names, []).append([f"{direction}, {unit_of(rows[0])}", over, *cells])
+    parts = [table(["median", "problems", *names], rows, right=len(names)) for names, rows in lines.items()]
+    return [line for part in parts for line in [*part, ""]][:-1]
+
+
+def remarks(run: Record) -> list[str]:
+    """What else there is to know of a record: ceilings, its own protocol, loss curves, and who has no number."""
+    found = []
+    if run.ceilings:
+        parts = [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
+        found.append(f"In the same run, {listed(parts)} were reached as ceilings.")
     if any(row.direction == "loss" for row in run.rows):
         first, *others = run.curves.values()
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)
-        sentences.append(f"The loss curves are never further apart than {apart:.2g}.")
-    return sentences
-
-
-def how(run: Record, told: dict[str, str] | None = None) -> list[str]:
-    """What made a record, its protocols, if not told under a suite, and ceilings; who has no number, and why."""
-    told = {} if told is None else told
-    form = "{gpu}, torch {torch}, triton {triton}, cuDNN {cudnn}, driver {driver}"
-    peers = [f"{name} {version}" for name, version in run.machine.get("peers", {}).items()]
-    lines = [f"Measured on {', '.join([form.format(**run.machine), *peers, code(run)])}."]
+        found.append(f"The loss curves are never further apart than {apart:.2g}.")
     for view in views(run):
-        reach = spread(view.rows)
-        within = f" Of the repetitions, the middle half lies within {reach}." if reach else ""
-        first = told.setdefault(re.sub(REPETITIONS, "", view.protocol), view.suite)
-        same = ", ".join([f"Timed as {first}", *re.findall(REPETITIONS, view.protocol)])
-        lines.append(f"{same if first != view.suite else view.protocol[:1].upper() + view.protocol[1:]}.{within}")
-    if run.ceilings:
-        parts = (f"{name.split()[0]} {value:.3g} {name.split()[1]}" for name, value in run.ceilings.items())
-        lines.append(f"In the same run: {', '.join(parts)}.")
-    lines += [f"No command writes this record: {run.made_by}."] if run.suite in OTHERS else []
-    lines += [f"{len(run.missing)} rows were not reached by the last run."] if run.missing else []
-    reasons = sorted({f"{name}: {why}" for row in run.rows + run.sustained for name, why in row.failed.items()})
-    return lines + ([f"Without a number: {'; '.join(reasons)}."] if reasons else [])
+        rests = [rest for known in WAYS if (rest := rest_of(view.protocol, known)) is not None]
+        found += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
+    if run.suite in OTHERS:
+        found.append(f"No command writes this record, because {run.made_by}.")
+    if run.missing:
+        found.append(f"The last run did not reach {len(run.missing)} of its rows.")
+    reasons: dict[str, dict[str, None]] = {}
+    for row in run.rows + run.sustained:
+        for name, why in row.failed.items():
+            if why != ABSENT:
+                reasons.setdefault(name, {})[why.removesuffix(".")] = None
+    if reasons:
+        parts = [f"{name} ({next(iter(why))})" for name, why in reasons.items()]
+        found.append(f"Some numbers are missing: {listed(parts)}.")
+    return [*filter(None, found)]
+
+
+def all_numbers(run: Record) -> str:
+    return f"[All numbers](figures/data/{path_of(run.suite).name})."
 
 
 def views(run: Record) -> list[Record]:
@@ -131,33 +208,34 @@ def views(run: Record) -> list[Record]:
 
 def second_way(run: Record) -> str:
     """How `--sustained` times a suite."""
-    return "as called" if run.suite == "sweep" else "sustained"
+    return "with host" if run.suite == "sweep" else "sustained"
 
 
-def code(run: Record) -> str:
+def code(run: Record, usual: dict) -> str:
     """The commit, or the fingerprint of the sources, which says so itself; and what was measured with another."""
-    commit = run.machine["commit"]
-    apart: dict[str, dict[str, None]] = {}
+    parts, apart = [versions(run.machine, usual)], {}
     for kind, rows in (("", run.rows), (f"{second_way(run)} ", run.sustained)):
         for row in rows:
             if row.machine:
-                apart.setdefault(versions(dict(commit=commit) | row.machine), {})[kind + row.direction] = None
-    parts = [commit if commit.startswith("sources ") else f"commit {commit}"]
+                apart.setdefault(versions(run.machine | row.machine, usual), {})[kind + row.direction] = None
     return "; ".join(parts + [f"{listed([*directions])} at {machine}" for machine, directions in apart.items()])
 
 
-def versions(machine: dict) -> str:
-    """A commit, and what else of a machine was another."""
-    others = {name: value for name, value in machine.items() if name not in ("commit", "peers")}
-    others |= machine.get("peers", {})
-    return ", ".join([machine["commit"], *(f"{name} {value}" for name, value in others.items())])
+def versions(machine: dict, usual: dict) -> str:
+    """A commit, and what of a machine is not as usual."""
+    both = [
+        {k: v for k, v in m.items() if k not in ("commit", "peers", "python")} | m.get("peers", {})
+        for m in (machine, usual)
+    ]
+    others = [f"{name} {version}" for name, version in both[0].items() if both[1].get(name) != version]
+    return ", ".join([machine["commit"], *others])
 
 
-def spread(rows: list[Measurement]) -> str:
-    """How far the middle half of the repetitions reaches from the median, or nothing where no spread was kept."""
+def spread(rows: list[Measurement]) -> list[str]:
+    """How far the middle half of the repetitions lies from the median, typically and at worst."""
     kept = [numbers for row in rows for numbers in row.values.values() if len(numbers) == 3]
     reach = sorted(max(high - middle, middle - low) / middle for middle, low, high in kept)
-    return f"{reach[len(reach) // 2]:.1%} of the median, at worst within {reach[-1]:.1%}" if reach else ""
+    return [f"± {reach[len(reach) // 2]:.1%}", f"± {reach[-1]:.1%}"] if reach else ["–", "–"]
 
 
 def unit_of(row: Measurement) -> str:
@@ -170,19 +248,24 @@ def short(x: float) -> str:
 
 
 def shapes(rows: list[Measurement]) -> str:
-    """What the rows have in common and how far they reach: "bf16, batch 1, heads 2, d 128, N 32,768 to 131,072"."""
+    """What the problems have in common and how far they reach: "bf16, batch 1, 2 heads, d = 128, N = 32,768"."""
 
     def span(key: str) -> str:
         numbers = sorted({row.problem[key] for row in rows})
-        return f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
+        return (
+            f"{numbers[0]:,}{' and ' if len(numbers) == 2 else ' to '}{numbers[-1]:,}"
+            if numbers[1:]
+            else f"{numbers[0]:,}"
+        )
 
     dtypes = {row.problem["dtype"].replace("bfloat16", "bf16") for row in rows}
     square = all(row.problem["N_q"] == row.problem["N_k"] for row in rows)
-    lengths = f"N {span('N_q')}" if square else f"N_q {span('N_q')}, N_k {span('N_k')}"
-    heads = span("heads") if span("heads") == span("kv_heads") else f"{span('heads')} on {span('kv_heads')}"
+    lengths = f"N = {span('N_q')}" if square else f"N_q = {span('N_q')}, N_k = {span('N_k')}"
+    shared = "" if span("heads") == span("kv_heads") else f" that share {span('kv_heads')} K/V heads"
+    heads = f"{span('heads')} {'query ' * bool(shared)}head{'s' * (span('heads') != '1')}{shared}"
     masks = sorted({row.problem["causal"] for row in rows}, reverse=True)
-    mask = " or ".join("causal" if causal else "full" for causal in masks)
-    return f"{', '.join(sorted(dtypes))}, batch {span('batch')}, heads {heads}, d {span('d')}, {lengths}, {mask}"
+    mask = " and ".join("causal" if causal else "non-causal" for causal in masks)
+    return f"{' and '.join(sorted(dtypes))}, batch {span('batch')}, {heads}, d = {span('d')}, {lengths}, {mask}"
 
 
 # Tables -------------------------------------------------------------------------------------------------------
@@ -215,9 +298,9 @@ def cell(row: Measurement, name: str) -> str:
 
 
 def standings(runs: list[Record]) -> list[str]:
-    """Suite, direction; for each peer on how many rows we are faster, and how far the ratios reach.
+    """For each suite and peer: on how many problems we are faster, and how far the ratios reach.
 
-    Who takes part most often comes first: the last columns of a page may be out of sight.
+    The peer with the most numbers comes first, because the last columns of a page may be out of sight.
     """
     everything = [row for run in runs for row in run.rows]
     peers = [peer for peer in peers_in(everything) if peer != "torch math"]
@@ -227,7 +310,7 @@ def standings(runs: list[Record]) -> list[str]:
         if not found:
             return "–"
         ahead = f"{sum(x > 1 for x in found)} of {len(found)}"
-        return f"{ahead}<br>{near(min(found))} to {near(max(found))}".replace(" ", "&nbsp;")  # two lines, and no more
+        return f"{ahead}, {near(min(found))} to {near(max(found))}"
 
     lines = []
     for run in runs:
@@ -237,7 +320,7 @@ def standings(runs: list[Record]) -> list[str]:
                 cells = [standing(ratios(rows, f"fa2_lab{of}", peer)) for peer in peers]
                 if set(cells) != {"–"}:
                     lines.append([run.suite + of, direction, *cells])
-    return table(["suite", "direction", *(f"than {peer}" for peer in peers)], lines)
+    return table(["suite", "direction", *(f"against {peer}" for peer in peers)], lines)
 
 
 def near(ratio: float) -> str:
@@ -286,38 +369,62 @@ def behind(runs: list[Record], peer: str) -> list[list[str]]:
     return lines
 
 
-# The README's sentences ---------------------------------------------------------------------------------------
+# The README's parts -------------------------------------------------------------------------------------------
+
+
+def caption() -> str:
+    """The caption of the plot of ratios."""
+    return ratio_plot.draw(**ratio_plot.data())[0].get_label()
 
 
 def sentence(*runs: Record) -> str:
-    """For each grid and way of timing, on how many rows we are ahead of whom, and by how much in the median."""
-    where = f"On an {runs[0].machine['gpu']}, forward and backward: the rows on which `attention()` is faster, and in"
-    ways = "brackets the median ratio. Rested: the kernels alone. Sustained: a second of calls back to back. As called:"
-    host = "20 in a row. The last two include the host's time, a peer's, too. Sizes were fitted to the paper's grid and"
-    old = "to other random shapes; torch flash is FlashAttention-2, which was not written for Hopper."
-    lines = [f"{where} {ways} {host} {old}", ""]
+    """For each grid and way of timing, on how many problems we are ahead of whom, and by how much in the median."""
+    every = [view for run in runs for view in views(run)]
+    commits = {run.machine["commit"] for run in every}
+    at = f", at commit {commits.pop()}" if len(commits) == 1 else ""
+    lead = (
+        f"We compare `attention()` with other implementations on an {runs[0].machine['gpu']}, forward and "
+        f"backward{at}. Each cell shows on how many problems `attention()` is faster, and by what median factor."
+    )
+    peers = peers_in(row for run in every for row in run.rows)
+    lines = []
     for run in runs:
         what = re.split("[:,]", SUITES[run.suite].what)[0]
-        for view, way in zip(views(run), ("rested", second_way(run)), strict=False):
-            found = {peer: ratios(view.rows, "fa2_lab", peer) for peer in peers_in(view.rows)}
-            parts = [
-                f"{peer} on {sum(x > 1 for x in each)} of {len(each)} (× {median(each):.2f})"
-                for peer, each in found.items()
+        for view, way in zip(views(run), ("kernel only", second_way(run)), strict=False):
+            found = [ratios(view.rows, "fa2_lab", peer) for peer in peers]
+            cells = [
+                f"{sum(x > 1 for x in each)} of {len(each)}, {median(each):.2f}×" if each else "–" for each in found
             ]
-            first = ", fa2_lab timed first in each row" * ("order of the columns" in view.protocol)
-            lines.append(f"- {what[0].upper()}{what[1:]}, {way}, {code(view)}{first}: {listed(parts)}.")
-    lines[-1] += by_the_host(runs[-1], "cuDNN")
-    behind = "where it is behind: most of all in short calls, and in the backward of one long sequence"
-    return "\n".join([*lines, "", f"[RESULTS.md](RESULTS.md) says how others are called, and {behind}."])
+            lines.append([what, way, *cells])
+    text = [lead, "", *table(["problems", "timing", *peers], lines), "", NOTES, "", by_the_host(runs[-1], "cuDNN")]
+    slow = "mostly in short calls, and in the backward pass of a single long sequence"
+    return "\n".join(
+        [
+            *text,
+            "",
+            f"[RESULTS.md](RESULTS.md) describes how each implementation is called, and where ours is slower: {slow}.",
+        ]
+    )
+
+
+NOTES = (
+    "*Kernel only* times the GPU alone. *Sustained* times a second of calls back to back, and *with host* times 20 "
+    "calls in a row. These two include the time that the host needs, for every implementation. Kernel configurations "
+    "were tuned on the paper's grid and on random shapes other than these. `torch flash` is FlashAttention-2, which "
+    "was not written for Hopper."
+)
 
 
 def by_the_host(run: Record, peer: str) -> str:
-    """On how many of the rows on which a peer is ahead as called our kernels alone are faster, so the host decides."""
+    """On how many of the problems on which a peer is faster with the host included our kernels alone would win."""
     alone = {(repr(row.problem), row.direction): row for row in run.rows}
     slower = [alone[repr(row.problem), row.direction] for _, row in losses(run.sustained, peer)]
     faster = sum(row.ratio("fa2_lab", peer) > 1 for row in slower)
-    words = f" Of the {len(slower)} rows on which {peer} is ahead as called, our kernels alone are faster on {faster}"
-    return f"{words}: short calls, on which our host code takes longer than {peer}'s." if slower else ""
+    if not slower:
+        return f"With the host included, {peer} is faster on none of the random problems."
+    why = ", but the calls are so short that our slower host code decides" if faster > len(slower) / 2 else ""
+    words = f"With the host included, {peer} is faster on {len(slower)} of the random problems. On {faster} of these"
+    return f"{words} our kernels alone would win{why}."
 
 
 def listed(parts: list[str]) -> str:
@@ -328,14 +435,19 @@ def listed(parts: list[str]) -> str:
 def verdict() -> str:
     """What other projects' tests found, and on which machines."""
     found = judges.recorded()
-    machines = " and ".join(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in found.values()}))
-    passed = (
-        f"{JUDGES[name].title}, {counts.get('passed', 0):,} of {counts.get('passed', 0) + counts.get('failed', 0):,}"
-        for name, counts in found.items()
+    machines = listed(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in found.values()}))
+    failed = sum(counts.get("failed", 0) for counts in found.values())
+    lines = []
+    for name, counts in found.items():
+        passed = counts.get("passed", 0)
+        lines.append([JUDGES[name].title, f"{passed:,} of {passed + counts.get('failed', 0):,}"])
+    lead = (
+        f"We also run other projects' own tests on these calls (on an {machines}). From large test suites we take a "
+        "sample of what applies, with shorter parameter lists."
     )
-    sample = "of large suites a sample of what applies, with shorter lists of parameters"
-    what = f"Other projects' own tests, {sample}, pass on these calls ({machines})"
-    return f"{what}: {'; '.join(passed)}. [What was left out, and why](RESULTS.md#judged-by-others)."
+    outcome = f"{failed:,} of them failed:" if failed else "None of them failed:"
+    why = "RESULTS.md lists [what was left out, and why](RESULTS.md#third-party-tests)."
+    return "\n".join([f"{lead} {outcome}", "", *table(["tests of", "passed"], lines), "", why])
 
 
 # Writing ------------------------------------------------------------------------------------------------------
@@ -357,6 +469,6 @@ def write() -> None:
             save(with_commit)
     files.write(root / "RESULTS.md", results_page())
     readme = (root / "README.md").read_text(encoding="utf-8")
-    readme = renewed(readme, "ladder", ladder.claim(load("ladder")) + ".")
+    readme = renewed(readme, "ladder", f"{ladder.claim(load('ladder'))}.")
     readme = renewed(readme, "judged", verdict())
     files.write(root / "README.md", renewed(readme, "speed", sentence(load("paper"), load("sweep"))))

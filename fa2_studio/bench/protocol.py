@@ -22,32 +22,33 @@ HEAD_START = 3_000_000  # clock cycles that the host has to launch a call: about
 
 
 def rested(repeats: int) -> str:
-    """The protocol of `measure`, in words."""
+    """Describe how `measure` takes times."""
     return (
-        f"CUDA events, median of {repeats} repetitions after {WARM_UP} warm-ups; contestants take turns within each "
-        "repetition, in an order drawn anew, so that nobody always comes after the same one; the "
-        "L2 cache is overwritten before every call, and the GPU kept busy until all of the call is in "
-        "its queue, so that the host's time does not count; each result is checked before it is timed"
+        f"We take the median of {repeats} repetitions after {WARM_UP} warm-ups, timed with CUDA events. In each "
+        "repetition the implementations run in a new random order, so that none of them always follows the same one. "
+        "Before every call the L2 cache is overwritten, and the GPU is kept busy until the whole call is in its queue, "
+        "so host time does not count. Every result is checked before it is timed."
     )
 
 
 PROTOCOL = rested(REPEATS)
 SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is timed at once, of what does not count
 SUSTAINED = (
-    f"CUDA events; each contestant for at least {SECONDS:g} s without a pause, in an order drawn anew; median over "
-    f"pieces of {1e3 * CHUNK:g} ms without the first {SETTLE:g} s; nothing is done to the L2 cache; SM clock, power and "
-    "whether the power limit held the clock down are medians of what nvidia-smi read meanwhile; each result is checked "
-    "before it is timed"
+    f"Each implementation runs for at least {SECONDS:g} s without a pause, in a new random order. We cut that time "
+    f"into pieces of {1e3 * CHUNK:g} ms, drop the first {SETTLE:g} s, and take the median, again with CUDA events. "
+    "The L2 cache is left alone. Clock, power and whatever else nvidia-smi reads meanwhile are kept as medians. "
+    "Every result is checked before it is timed."
 )
 TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
 CALLED = (
-    f"CUDA events around {IN_A_ROW} calls in a row, with what the host takes between them; median of {FEW} turns, in "
-    "an order drawn anew; torch's backend is chosen before; each result is checked before it is timed"
+    f"CUDA events enclose {IN_A_ROW} calls in a row, so the time that the host needs between them counts. We take the "
+    f"median of {FEW} turns, in a new random order. PyTorch's backend is chosen before the clock starts. Every result "
+    "is checked before it is timed."
 )
 HOST_PROTOCOL = (
-    f"microseconds on the host until a warm call returns: mean of {IN_A_ROW} in a row after {BEFORE} that do not "
-    f"count, median of {TURNS} such turns, contestants in turn; torch's backend is chosen outside of the clock; each "
-    "result is checked before it is timed"
+    f"We measure the microseconds on the host until a warm call returns, as the mean of {IN_A_ROW} calls in a row "
+    f"after {BEFORE} that do not count, and take the median of {TURNS} such turns, in which the implementations "
+    "alternate. PyTorch's backend is chosen before the clock starts. Every result is checked before it is timed."
 )
 
 

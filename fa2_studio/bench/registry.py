@@ -14,33 +14,37 @@ class Suite(NamedTuple):
 
 PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # of the ladder
 CONTESTS = {
-    "paper": "the FA2 paper's grid: d 64 and 128, 16k tokens",
-    "nvidia": "64 query heads on 8, d 128, one sequence",
-    "long": "one sequence of up to 262,144 tokens",
-    "heads": "grouped heads",
-    "deterministic": "gradients with the same bits in every call, beside the fast ones",
+    "paper": "the FA2 paper's grid: 16k tokens, with d = 64 and 128",
+    "nvidia": "one sequence with 64 query heads that share 8 K/V heads, the shape in which NVIDIA publishes cuDNN",
+    "long": "a single sequence of up to 262,144 tokens",
+    "heads": "grouped-query attention, with 1 to 32 K/V heads",
+    "deterministic": "deterministic gradients, beside the fast ones",
     "sweep": "200 random shapes, beside cuDNN and FlashAttention-3",
-    "masks": "a window, a softcap and sinks under the causal mask; FLOPs are those of the keys that rows see",
+    "masks": "a window, a softcap and sinks under the causal mask, with the FLOPs of the keys that rows see",
 }
-SUITES = {"smoke": Suite("suites:smoke", "no GPU needed: small problems checked, in Triton's interpreter", gpu=False)}
+SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}
 SUITES |= {name: Suite("suites:contests", what, takes=("sustained",)) for name, what in CONTESTS.items()}
 SUITES |= {
     "packed": Suite("packed:run", "sequences of different lengths, packed or padded"),
-    "accuracy": Suite("accuracy:run", "errors of O, dQ, dK and dV against float64, for everybody"),
-    "decode": Suite("decode:run", "one query over long caches, dense and in pages"),
-    "small": Suite("suites:small", "what one call costs on the host"),
-    "memory": Suite("suites:memory", "peak bytes over the length"),
+    "accuracy": Suite("accuracy:run", "the errors of O, dQ, dK and dV against float64, for every implementation"),
+    "decode": Suite("decode:run", "one query over a long cache, dense and in pages"),
+    "small": Suite("suites:small", "the host time of one call"),
+    "memory": Suite("suites:memory", "peak memory over the sequence length"),
     "ladder": Suite(
         "ladder:run",
-        "one change of a kernel at a time, beside the fastest peers; experiments, clock, power and counters",
+        "one change of a kernel at a time, beside the fastest other implementations; with experiments and counters",
         takes=("part", "beside"),
     ),
     "prices": Suite("prices:run", "bytes per second from shared memory, from L2 and from DRAM"),
     "train": Suite("train:run", "a small GPT with its attention swapped"),
-    "models": Suite("models:run", "no GPU needed: a small Llama of transformers with its attention swapped", gpu=False),
-    "ring": Suite("ring:run", "one sequence over several GPUs: torchrun --nproc-per-node 4 -m fa2_lab bench ring"),
+    "models": Suite(
+        "models:run", "a small Llama of transformers with its attention swapped (no GPU needed)", gpu=False
+    ),
+    "ring": Suite(
+        "ring:run", "one sequence over several GPUs, run by torchrun --nproc-per-node 4 -m fa2_lab bench ring"
+    ),
 }
 OTHERS = {  # records that no command writes; each says how it was made
     "h100": "the paper's grid on an H100",
-    "ideas": "ideas for the Hopper kernels and decode, each with and without it, measured on an earlier version",
+    "ideas": "ideas for the Hopper kernels and for decode, each measured with and without it, on earlier versions",
 }

@@ -66,15 +66,15 @@ def shape_of(row: Measurement) -> list[str]:
     """What a row measures, and its problem: N, batch, heads, d, mask."""
     p = row.problem
     N = f"{p['N_q']:,}" if p["N_q"] == p["N_k"] else f"{p['N_q']:,} × {p['N_k']:,}"
-    heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']} on {p['kv_heads']}"
+    heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']}, {p['kv_heads']} for K and V"
     what = p.get("rung", row.direction) + (f", {p['idea']}" if "idea" in p else "")
-    return [what, N, f"{p['batch']}", heads, f"{p['d']}", p.get("mask") or ("causal" if p["causal"] else "full")]
+    return [what, N, f"{p['batch']}", heads, f"{p['d']}", p.get("mask") or ("causal" if p["causal"] else "non-causal")]
 
 
 def label(row: Measurement) -> str:
     """The same in a few words."""
     what, N, batch, heads, d, mask = shape_of(row)
-    return f"{what}, N {N}, batch {batch}, heads {heads}, d {d}, {mask}"
+    return f"{what}, N = {N}, batch {batch}, heads {heads}, d = {d}, {mask}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:

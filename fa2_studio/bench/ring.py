@@ -25,8 +25,9 @@ LENGTHS = (131072, 65536, 32768, 16384, 8192)
 DIRECTIONS = ("forward", "backward", "both")
 REPEATS = 7
 PROTOCOL = (
-    f"CUDA events on every GPU, the slowest one counts; median of {REPEATS} repetitions after a warm-up, started "
-    "together by a barrier; O and gradients are checked against float64 before; 1 GPU is fa2_lab.attention"
+    f"Every GPU is timed with CUDA events, and the slowest one counts. We take the median of {REPEATS} repetitions "
+    "after a warm-up, which a barrier starts together. O and the gradients are checked against float64 before. One "
+    "GPU runs `fa2_lab.attention`."
 )
 
 

@@ -100,8 +100,11 @@ def row(
 # Without a GPU ------------------------------------------------------------------------------------------------
 
 FEW_CALLS = partial(protocol.host, turns=3, before=0, in_a_row=1)
-SMOKE_PROTOCOL = "microseconds on the host until a call returns, median of 3; each result is checked before it is timed"
-INTERPRETED = "; without a GPU: fa2_lab in Triton's interpreter, whose times say nothing about a GPU"
+SMOKE_PROTOCOL = (
+    "We measure the microseconds on the host until a call returns, and take the median of 3. Every result is checked "
+    "before it is timed."
+)
+INTERPRETED = " Without a GPU, fa2_lab runs in Triton's interpreter, whose times say nothing about a GPU."
 
 
 def smoke() -> Plan:
@@ -114,7 +117,10 @@ def smoke() -> Plan:
 
 # Host cost and memory -----------------------------------------------------------------------------------------
 
-MEMORY_PROTOCOL = "MiB allocated at the peak of one call, beyond its inputs (and dO); a fresh allocator for each"
+MEMORY_PROTOCOL = (
+    "We count the MiB that are allocated at the peak of one call, beyond its inputs (and dO), with a fresh allocator "
+    "for each call."
+)
 
 
 def small() -> Plan:

@@ -16,7 +16,10 @@ from fa2_studio.bench.contest import Plan, all_tried
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import machine
 
-PROTOCOL = "bf16 autocast, AdamW, the same seed and batches for every backend; seconds without the first 10 steps"
+PROTOCOL = (
+    "Every implementation trains with bf16 autocast, AdamW, the same seed and the same batches. The time leaves out "
+    "the first 10 steps."
+)
 SKIPPED = 10  # steps before the clock starts
 
 # What any training run here is made of ------------------------------------------------------------------------

@@ -18,7 +18,7 @@ WAYS = (  # what somebody wants, where to begin, and a sentence
     ("Teach", "assignments/{first}.html", "Nine assignments that grade themselves, offline and without a GPU."),
     ("Change a kernel", "08_triton_forward.html", "From the paper's line to Triton, and to the fastest of 24 kernels."),
 )
-BORROWED = {"11_workshop": "roofline", "B_errata": "deferred_normalisation", "C_package": "speed"}  # these draw none
+BORROWED = {"11_workshop": "roofline", "B_errata": "deferred_normalisation", "C_package": "ratios"}  # these draw none
 POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorithm 2, backward"}
 
 

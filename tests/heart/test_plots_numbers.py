@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fa2_lab.machine import chips, io, prices
-from fa2_lab.plots import poster, ring_speed, roofline, speed
+from fa2_lab.plots import poster, ratios, ring_speed, roofline
 from fa2_lab.records import load, path_of
 from fa2_lab.reference import fa2
 from fa2_lab.tiles import Tiling
@@ -165,15 +165,14 @@ def test_speeds_are_flops_over_the_recorded_time():
     assert all(data("roofline")["points"][name][1] == rates[name] for name in data("roofline")["points"])
 
 
-def test_every_curve_of_speed_is_the_record_s_and_the_claim_is_counted():
-    seen, count = data("speed"), 0
-    for row in recorded("paper")["rows"]:
-        p = row["problem"]
-        for name, curve in seen["panels"].get((row["direction"], p["d"], p["causal"]), {}).items():
-            if name in row["values"]:
-                assert dict(curve)[p["N_q"]] == pytest.approx(row["flops"] / row["values"][name][0] / 1e9)
-                count += name == "torch flash" and row["values"]["fa2_lab"][0] < row["values"][name][0]
-    assert f"at {count} of " in speed.ahead(seen["panels"])
+def test_every_ratio_is_the_record_s_and_the_claim_is_counted():
+    seen = data("ratios")["rows"]
+    paper = [row["values"] for row in recorded("paper")["rows"]]
+    drawn = [x for group, _, found in seen if group == "The FA2 paper's grid" for x in found["cuDNN"]]
+    assert sorted(drawn) == pytest.approx(sorted(v["cuDNN"][0] / v["fa2_lab"][0] for v in paper if "cuDNN" in v))
+    slower = sum(x < 1 for _, _, found in seen for x in found.get("cuDNN", ()))
+    wins, all_ = ratios.won(seen, "cuDNN")
+    assert 0 < slower == all_ - wins
 
 
 def test_time_and_memory_are_the_records_and_whole_batches():

@@ -1,0 +1,109 @@
+"""How many times as fast as each other implementation, suite by suite, with a line at 1."""
+
+from statistics import median
+
+from fa2_lab.plots import style
+from fa2_lab.records import Measurement, load
+
+LOOKS = {  # of every implementation, in the order of the legend: those that come near are drawn strongly
+    "FlashAttention-3": dict(color=style.INK, marker="o", markersize=5.5),
+    "cuDNN": dict(color=style.INK, marker="^", markersize=5.5, markerfacecolor=style.PAPER),
+    "FlexAttention": dict(color=style.QUIET, marker="D", markersize=3.5),
+    "torch flash": dict(color=style.QUIET, marker="s", markersize=3.5, markerfacecolor=style.PAPER),
+}
+RIVALS = ("FlashAttention-3", "cuDNN")  # of these the whole range is drawn, and each loss
+SLOWER = "a problem on which fa2_lab is slower"
+Row = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
+
+
+def data() -> dict:
+    """Ratios over every implementation in the suites that compare speed."""
+    paper, sweep = load("paper"), load("sweep")
+    rows: list[Row] = []
+    for direction in ("forward", "backward"):
+        for d in (64, 128):
+            for causal in (False, True):
+                mask = "causal" if causal else "non-causal"
+                found = [m for m in of(paper.rows, direction) if (m.problem["d"], m.problem["causal"]) == (d, causal)]
+                rows.append(("The FA2 paper's grid", f"{direction}, d = {d}, {mask}", against(found)))
+    rows += by_direction("The same, sustained", paper.sustained)
+    rows += by_direction("64 query heads, 8 K/V heads", load("nvidia").rows)
+    rows += by_direction("Causal, windows, softcap, sinks", load("masks").rows)
+    rows += by_direction("Packed sequences", load("packed").rows)
+    rows.append(("One query, a long cache", "decode", against(of(load("decode").rows, "decode"))))
+    rows += by_direction("200 random shapes", sweep.rows)
+    rows += by_direction("The same, with host time", sweep.sustained)
+    return dict(rows=rows, setting=paper.made())
+
+
+def of(rows: list[Measurement], direction: str) -> list[Measurement]:
+    """The measurements of one direction."""
+    return [row for row in rows if row.direction == direction]
+
+
+def against(rows: list[Measurement]) -> dict[str, list[float]]:
+    """Our speed over each implementation's, wherever both have a time."""
+    found = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in LOOKS}
+    return {name: ratios for name, ratios in found.items() if ratios}
+
+
+def by_direction(group: str, rows: list[Measurement]) -> list[Row]:
+    """A row for forward and one for backward."""
+    return [(group, direction, against(of(rows, direction))) for direction in ("forward", "backward")]
+
+
+@style.picture
+def draw(rows: list[Row], setting: str) -> style.Drawn:
+    """A row for each setting: per implementation the median ratio, for the nearest two the range and each loss."""
+    counts = {name: won(rows, name) for name in RIVALS}
+    words = " and ".join(f"{name} on {wins:,} of {all_:,}" for name, (wins, all_) in counts.items())
+    headline = f"fa2_lab is faster than {words} problems"
+    caption = f"{headline}. Above 1, fa2_lab is faster. {setting}."
+    groups = list(dict.fromkeys(row[0] for row in rows))
+    figure, ax = style.new_figure(0.7 + 0.235 * (len(rows) + len(groups)), caption)
+    y, places, labels = 0.0, [], []
+    for group in groups:
+        style.note(ax, -0.02, y, group, ha="right", fontweight="bold", transform=ax.get_yaxis_transform())
+        for _, name, ratios in (row for row in rows if row[0] == group):
+            y += 1
+            places.append(y)
+            labels.append(name)
+            ax.axhline(y, color=style.MASKED, linewidth=0.8, zorder=0)
+            for peer, found in ratios.items():
+                lane = y + {"FlashAttention-3": -0.14, "cuDNN": 0.14}.get(peer, 0)
+                if peer in RIVALS:
+                    ax.plot([min(found), max(found)], [lane, lane], color=style.INK, linewidth=0.8)
+                    losses = [x for x in found if x < 1]
+                    ax.plot(losses, [lane] * len(losses), "x", color=style.OURS, markersize=5, label=SLOWER, zorder=4)
+                ax.plot([median(found)], [lane], linestyle="none", label=peer, zorder=3, **LOOKS[peer])
+        y += 1
+    ax.axvline(1, color=style.INK, linewidth=1.2, zorder=1)
+    ax.set(xscale="log", xlim=(0.5, 6.5), ylim=(y - 0.4, -0.6), yticks=places, yticklabels=labels)
+    ticks = {0.5: "0.5×", 0.7: "0.7×", 1: "equal", 1.5: "1.5×", 2: "2×", 3: "3×", 5: "5×"}
+    shown = [x for x in ticks if not style.narrow() or x in (0.5, 1, 2, 5)]
+    style.log_ticks(ax.xaxis, shown, [ticks[x] for x in shown])
+    ax.xaxis.tick_top()
+    ax.tick_params(axis="y", length=0)
+    ax.spines[:].set_visible(False)
+    drawn = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    titles = {name: f"than {name}, median" for name in LOOKS} | {SLOWER: SLOWER}
+    figure.legend(
+        [drawn[name] for name in titles if name in drawn],
+        [title for name, title in titles.items() if name in drawn],
+        loc="outside lower left",
+        ncols=2 if style.narrow() else 3,
+        frameon=False,
+        fontsize=style.SMALL,
+    )
+    figure.suptitle(headline, x=0.01, ha="left", fontsize=style.LARGE, fontweight="bold", wrap=True)
+    medians = "; ".join(
+        f"{group}, {name}: {', '.join(f'{median(found):.2f} times {peer}' for peer, found in ratios.items())}"
+        for group, name, ratios in rows
+    )
+    return figure, f"A chart of speed ratios with a line at 1, one row for each setting. Medians: {medians}."
+
+
+def won(rows: list[Row], name: str) -> tuple[int, int]:
+    """On how many problems fa2_lab is faster than an implementation, and on how many both were measured."""
+    found = [x for _, _, ratios in rows for x in ratios.get(name, ())]
+    return sum(x > 1 for x in found), len(found)
