@@ -6,18 +6,19 @@
 #
 # **What will we build, and what is a GPU?**
 #
-# Attention is four lines of NumPy. FlashAttention-2 computes the same numbers on a GPU, faster and with little memory. We go
-# from the four lines to that kernel (GPU program), one change at a time.
+# Attention is four lines of NumPy. FlashAttention-2 computes the same numbers on a GPU, but faster and with little memory. This
+# book goes from the four lines to that *kernel*, which is the word for a program that runs on a GPU. It changes one thing
+# at a time, and it executes and checks every step.
 #
 # After this notebook you can
 #
-# - write attention down, and say which two of its matrices cause all the trouble,
-# - say where a GPU keeps numbers, and what each kind of work costs,
-# - estimate whether it is cheaper to store a number or to compute it again.
+# - write attention down, and point to the two matrices that cause all the trouble,
+# - name the places where a GPU keeps numbers, and what each kind of work costs,
+# - decide whether it is cheaper to store a number or to compute it a second time.
 #
-# *Time: 25 minutes with the exercise. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy's arrays.*
+# *Time: 35 minutes with the exercise. Hardware: any laptop; NumPy is enough. Before this: matrix products, and NumPy arrays.*
 #
-# A question marked **Predict** has its answer folded below it. Choose first, then open it.
+# A question marked **Predict** has its answer folded below it. Choose an answer before you open the fold.
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -36,36 +37,37 @@ from fa2_studio.book.chapters import CHAPTERS
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
-# ## How much is there to win?
+# ## How much is there to gain?
 #
-# A text is a row of N tokens: words, or pieces of words. Attention compares every token of a text with every other. Four
-# programs do it here on one GPU. *Standard* stores the result of each step in the GPU's memory. *FA1* is the
-# algorithm of 2022 as it was printed, *FA2* FlashAttention-2 of 2023. *Ours* is the last kernel of this book.
+# A text is a sequence of N tokens, which are words or pieces of words. Attention compares every token with every other. Below,
+# four programs do this on the same GPU. *Standard* stores the result of each step in the GPU's memory. *FA1* is FlashAttention
+# as it was printed in 2022, and *FA2* is FlashAttention-2 from 2023. *Ours* is the last kernel of this book.
 
 # %% tags=["hide-input"]
 show(time_and_memory.draw(**time_and_memory.data()))
 
 # %% [markdown]
-# At N = 4,096 our kernel is more than five times as fast as standard attention. With each doubling of N, standard's
-# memory grows about fourfold, until the GPU is full. FA2's and ours double; FA1's was not measured. (bf16: a number of two
-# bytes. *Causal*: see chapter 04.)
+# At N = 4,096, our kernel is more than five times as fast as standard attention. It also needs far less memory. Each time N
+# doubles, the memory of standard attention grows about fourfold, until the GPU is full, while the memory of FA2 and of our
+# kernel only doubles. (FA1's memory was not measured. *bf16* is a number format of two bytes, and chapter 04 explains *causal*.)
 #
-# FA1 is the slowest. It has the loops of the FA1 paper's Algorithm 1 as printed: one *worker* does a whole *head*, on one
-# processor. (A model does attention many times side by side. Each time is a head.) The upper chart always has 16,384 tokens;
-# at N = 4,096 they are 4 texts. With 16 heads each they keep 64 of the GPU's 132 processors busy, at 16,384 only 16. That
-# alone can make it 2 times slower, and at 16,384 8 times. Chapter 03 explains the other causes, and why the kernel of FA1's
-# authors was two to four times as fast as standard attention.
+# But why is FA1 the slowest of the four? A model runs attention many times side by side, and each of these runs is called
+# a *head*. FA1's algorithm, as printed, computes a whole head on one of the GPU's 132 processors. The upper chart always has
+# 16,384 tokens and 16 heads. At N = 4,096 these are 4 texts, so there are 64 heads, and the other 68 processors have no
+# work. At N = 16,384 there is one text, and only 16 processors work. Idle processors alone can therefore make FA1 2 times
+# slower at N = 4,096, and 8 times slower at N = 16,384. Chapter 03 explains the other causes, and also why the FA1 authors'
+# own kernel was two to four times as fast as standard attention.
 
 # %% [markdown]
 # ## What does attention compute?
 #
-# Each token has a query (what it is looking for), a key (what it can be found by) and a value (what it hands over), each
-# a row of d numbers. A query is compared with all keys. The better a key matches, the more its value counts. The output
-# is the weighted mean of the values.
+# Each token has a query (what it is looking for), a key (what it can be found by) and a value (what it has to offer). Each of
+# these is a row of d numbers. Attention compares a query with all keys, and the better a key matches, the more its value
+# counts. The output is the weighted mean of the values.
 
 
 # %%
-def attention(Q, K, V):  # (N, d) each: one token to a row
+def attention(Q, K, V):  # (N, d) each: one row per token
     S = Q @ K.T / np.sqrt(Q.shape[1])  # (N, N) scores: how well query i matches key j
     E = np.exp(S)  # (N, N) every score made positive
     P = E / E.sum(axis=1, keepdims=True)  # (N, N) weights: each row sums to 1
@@ -82,14 +84,17 @@ def attention(Q, K, V):  # (N, d) each: one token to a row
 #
 # <details><summary>Answer</summary>
 #
-# **(3, 3).** All its scores are 0, so all its weights are 1/4. Softmax always hands out a total weight of 1. A query that
-# finds nothing gets the plain mean of all values.
+# **(3, 3).** All its scores are 0, so all its weights are 1/4. Softmax always distributes a total weight of 1. So a query
+# that finds nothing gets the plain mean of all values.
 # </details>
 
 # %% [markdown]
-# In formulas: $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and the output is $O = PV$. Q, K, V and O have N
-# · d numbers each, S and P have N². At N = 8,192 and d = 64 that is 128 times as many. With four bytes a number, S of one head
-# takes 256 MiB. (KiB, MiB and GiB are 2¹⁰, 2²⁰ and 2³⁰ bytes. Speeds are in GB/s and TB/s, 10⁹ and 10¹² bytes a second.)
+# In formulas, $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and the output is $O = PV$. Q, K, V and O have
+# N · d numbers each, but S and P have N². At N = 8,192 and d = 64 that is 128 times as many. At four bytes per number, S of
+# one head takes 256 MiB. This is the trouble: the two large matrices are only steps on the way, and a model has many heads. We
+# call all memory beyond Q, K, V and O *extra memory*. (The chart at the top counts O as well.)
+#
+# KiB, MiB and GiB are 2¹⁰, 2²⁰ and 2³⁰ bytes. Speeds are in GB/s and TB/s, which are 10⁹ and 10¹² bytes per second.
 
 # %% [markdown]
 # ## Where can a number be on a GPU?
@@ -98,32 +103,43 @@ def attention(Q, K, V):  # (N, d) each: one token to a row
 show(gpu_map.draw(**gpu_map.data()))
 
 # %% [markdown]
-# Areas are sizes. The lens draws the small squares again with sides 14 times as long. (The link matters in chapter 15.)
+# In this map, areas are sizes. The lens draws the small squares again with sides 14 times as long. (The link matters in
+# chapter 15.) Unless another one is named, the GPU is NVIDIA's H200. Its parts are nested:
 #
-# Where nothing else is said, the GPU is NVIDIA's H200. Its 132 processors are called *SMs*. A *thread* executes
-# instructions one by one. A *warp* is 32 threads that execute the same instruction together. A *thread block* is several
-# warps. It stays on one SM until it is done. Thread blocks are the workers of this book. An SM also has units: *tensor
-# cores* multiply small matrices, *FP32 units* add and multiply float32 numbers, *special function units* do exponentials.
+# - The GPU has 132 processors, which are called *SMs*.
+# - An SM runs a few *thread blocks* at a time. A thread block stays on its SM until it is done. Thread blocks are the
+#   *workers* of this book.
+# - A thread block consists of several *warps*, and a warp of 32 *threads*. The threads of a warp execute the same instruction
+#   together.
+# - For these instructions an SM has units. *Tensor cores* multiply small matrices, *FP32 units* add and multiply float32
+#   numbers, and *special function units* compute exponentials.
+#
+# A number can be in five places:
 #
 # | place | what it is | room on an H200 |
 # | --- | --- | --- |
 # | registers | numbers that one thread is working with | 256 KiB in each SM |
 # | shared memory | for all warps of a thread block (papers: SRAM) | 228 KiB in each SM |
 # | L1 | copies of what this SM loaded lately (a *cache*), in the rest of the same memory | 28 KiB or more in each SM |
-# | L2 | copies of what came from HBM lately, for all SMs (a cache, too) | 60 MiB |
+# | L2 | copies of what came from HBM lately, for all SMs (also a cache) | 60 MiB |
 # | HBM | large, beside the chip; tensors (arrays) live here; also called *DRAM* | 141 GiB (its sheet says GB) |
 #
-# *On chip* means in registers or shared memory. The 256 MiB of S do not fit there: those of all SMs together have 33 and 29
-# MiB. A piece of 128 × 128 scores takes 64 KiB (four bytes each) and fits into a single SM.
+# *On chip* means in registers or in shared memory. The 256 MiB of S do not fit there, because the registers of all SMs together
+# have 33 MiB, and their shared memory has 29 MiB. But a piece of 128 × 128 scores takes 64 KiB (at four bytes each), and it fits
+# into a single SM.
+#
+# Two numbers describe the path from one place to another. *Bandwidth* is how many bytes arrive per second. *Latency* is how
+# long one byte takes, from the request to its arrival. An SM can hide latency if it has other warps to run in the meantime.
+# So in the first chapters only bandwidth counts.
 
 # %% [markdown]
 # ## What does each kind of work cost?
 #
-# A *multiply-add*, a · b + c, is one instruction and counts as two *FLOPs*, one multiplication and one addition, as in all
-# data sheets. One TFLOP/s is 10¹² FLOPs in a second.
+# A *multiply-add*, a · b + c, is one instruction (FMA) and counts as two *FLOPs*, one multiplication and one addition, as in
+# all data sheets. One TFLOP/s is 10¹² FLOPs per second.
 #
-# The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure everything by them. A
-# price of 206 for a byte means: while HBM delivers one byte, the tensor cores could do 206 FLOPs (both at full speed).
+# The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure all other work by them.
+# If a byte from DRAM costs 206, the tensor cores could do 206 FLOPs while HBM delivers that byte (both at full speed).
 
 # %%
 chip = chips.H200
@@ -131,8 +147,11 @@ for name, price in prices(chip).in_flops().items():
     print(f"{name:6} {price:4.0f}")
 
 # %% [markdown]
-# - `fp32`: an instruction of an FP32 unit (addition, multiplication, or multiply-add). `exp`: an exponential.
-# - `shared`, `l2`, `dram`: one byte from shared memory, from L2 (measured; NVIDIA prints no speed of it), and from HBM.
+# - `fp32` is one instruction of an FP32 unit (addition, multiplication, or multiply-add), and `exp` is one exponential.
+# - `shared`, `l2` and `dram` are one byte from shared memory, from L2 (measured, because NVIDIA prints no speed of it), and
+#   from HBM.
+#
+# These few numbers decide most of this book. Products are cheap, and bytes and exponentials are expensive.
 
 # %% [markdown]
 # **Predict.** A score is needed twice: for its weight, and later again for the gradients. For d = 64 one score takes 64
@@ -144,19 +163,20 @@ for name, price in prices(chip).in_flops().items():
 #
 # <details><summary>Answer</summary>
 #
-# **compute the score a second time.** That takes 128 FLOPs. Four bytes out and four bytes in take the time of about 1,650,
-# 13 times as much.
+# **compute the score a second time.** That takes 128 FLOPs. Four bytes out and four bytes in take the time of about 1,650
+# FLOPs, 13 times as much.
 # </details>
 
 # %% [markdown]
 # ## Can it be done without S?
 #
-# Cut S into *tiles*: a few queries against a few keys. FA1 and FA2 compute one tile, use it, and throw it away. All steps
-# run in one kernel, and what lies between them stays on chip: this is called *fusion*.
+# Cut S into *tiles*, each with the scores of a few queries and a few keys. FA1 and FA2 compute one tile, use it, and throw it
+# away. All steps run in one kernel, and the numbers between them stay on the chip. This is called *fusion*.
 #
 # ![Standard attention fills a square of scores and keeps it; FlashAttention-2 keeps one tile; the output is the same](../figures/hero.svg)
 #
-# Here are 8 queries and 8 keys, by the four lines above, and by standard, FA1 and FA2 of the package:
+# Is the result still the same? Here are 8 queries and 8 keys, by the four lines above, and by the package's standard
+# attention, FA1 and FA2:
 
 # %% tags=["hide-input"]
 Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
@@ -166,14 +186,16 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
     print(f"first number of O: {O[0, 0]:.12f}")
 
 # %% [markdown]
-# FlashAttention is the same sum in another order, not an approximation. Approximate attention (sparse, low-rank, linear)
+# FlashAttention is the same sum in another order, and not an approximation. Approximate attention (sparse, low-rank, linear)
 # leaves scores out, joins keys or replaces softmax, so it gives another answer.
 
 # %% [markdown]
 # ## What comes next?
 #
-# No chapter needs a GPU. 01 to 07, A and B are NumPy. The others run Triton (a Python dialect for kernels) in Triton's
-# interpreter, or a model of the GPU. What was measured on a GPU is recorded.
+# The next chapters take this apart. Chapter 01 shows what the four lines cost. Chapter 02 computes a softmax piece by piece.
+# Chapters 03 and 04 build FA1 and FA2 from it, and chapter 05 the gradients. No chapter needs a GPU. 01 to 07, A and B are
+# NumPy. The others run Triton (a Python dialect for kernels) in Triton's interpreter, or a model of the GPU. What was
+# measured on a GPU is recorded.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 rows = [f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |" for chapter in CHAPTERS]
@@ -199,8 +221,8 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
 # </details>
 
 # %% [markdown]
-# All formulas and prices stand on [one page](../figures/card.svg) ([PDF](../figures/card.pdf)). A tag such as FA2.A1.L12
-# names a paper, an algorithm and a line, and `fa2-lab where FA2.A1.L12` prints it. `fa2-lab glossary` explains words.
+# All formulas and costs are on [one page](../figures/card.svg) ([PDF](../figures/card.pdf)). A tag such as FA2.A1.L12 names
+# a paper, an algorithm and a line, and `fa2-lab where FA2.A1.L12` prints that line. `fa2-lab glossary` explains words.
 
 # %% [markdown]
 # ## Recap
@@ -213,8 +235,8 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
 # %% [markdown]
 # ## Exercises
 #
-# **Find the bug.** In the four lines somebody wrote `E.sum(axis=0, keepdims=True)`. All shapes are right. Write a test
-# of P that finds it: True for the right weights, False for the wrong ones.
+# **Find the bug.** Suppose that the four lines have `E.sum(axis=0, keepdims=True)`. All shapes are right. Write a test of P
+# that finds the mistake. It returns True for the right weights, and False for the wrong ones.
 #
 # <details><summary>Solution</summary>
 #
