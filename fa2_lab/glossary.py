@@ -50,6 +50,7 @@ WORDS = """
 # The map of a GPU
 HBM | 00 | - | high-bandwidth memory: the GPU's main memory, large and far away | 高带宽显存
 DRAM | 00 | - | the kind of memory that HBM is made of; the GPU can count the bytes that reach it | 动态随机存储器
+L1 | 00 | - | a cache in each SM: it keeps what that SM loaded lately, in the same memory as shared memory | 一级缓存
 L2 | 00 | - | a cache between HBM and all SMs: it keeps what came from HBM lately | 二级缓存
 SRAM | 00 | - | fast memory on the chip; in these papers the shared memory | 片上静态存储
 shared memory | 00 | - | the part of an SM's SRAM that a thread block's warps read and write together | 共享内存
@@ -79,8 +80,10 @@ swizzle | A | swizzle_xor | to store each row of a tile in another order, so tha
     地址交错
 # Quantities
 FLOP | 00 | - | one floating-point operation; a multiply-add is two | 浮点运算
-multiply-add | 00 | - | a · b + c in one instruction | 乘加
+multiply-add | 00 | - | a · b + c in one instruction (FMA) | 乘加
 fusion | 00 | - | several steps in one kernel; what lies between them stays on chip | 算子融合
+bandwidth | 00 | - | bytes that a path delivers per second | 带宽
+GEMM | 04 | - | general matrix multiplication: a kernel for one matrix product, whose result is cut into tiles | 通用矩阵乘法
 matmul | 00 | - | matrix product; a FLOP is one addition or one multiplication in it | 矩阵乘法
 extra memory | 00 | - | what an algorithm must hold beyond its inputs and outputs | 额外显存
 request | 04 | - | an element that an SM loads or stores, whether L2 or DRAM holds it | 访存请求
@@ -93,7 +96,7 @@ SASS | 11 | - | the machine code that an NVIDIA GPU executes | 机器汇编
 issue slot | 10 | - | a clock in which one of an SM's four schedulers starts one instruction of a warp | 发射槽
 mean-value analysis | 10 | saw | how long workers wait at units that they share, from what each finds there on average |
     均值分析
-latency | 10 | - | time from asking for a number until it is there | 延迟
+latency | 00 | - | time from asking for a number until it is there | 延迟
 prefetch | 10 | - | to ask for a tile before it is needed | 预取
 cp.async | 10 | - | an instruction that copies to shared memory without registers between; LDGSTS in SASS | 异步拷贝
 scoreboard | 10 | - | the hardware's table of registers whose value is not there yet | 记分板
@@ -118,10 +121,10 @@ column block | 03 | - | B_c keys, with their values | 列块
 recompute | 05 | - | make S and P again in the backward pass instead of storing them | 重计算
 causal mask | 04 | - | a query sees no later key; aligned to the bottom right corner of S | 因果掩码
 padding | - | - | keys added to make lengths equal; nobody may see them | 填充
-deterministic | 09 | - | of a kernel: the same inputs give the same result bit for bit, in every run | 确定性的
-dropout | 03 | - | each probability is set to 0 with probability p, the others divided by 1 − p | 随机失活
+deterministic | 05 | - | of a kernel: the same inputs give the same result bit for bit, in every run | 确定性的
+dropout | 05 | - | each probability is set to 0 with probability p, the others divided by 1 − p | 随机失活
 multi-query attention | 05 | - | all query heads share one head of keys and values | 多查询注意力
-grouped-query attention | 05 | - | each group of query heads shares one head of keys and values | 分组查询注意力
+grouped-query attention | 05 | - | GQA: each group of query heads shares one head of keys and values | 分组查询注意力
 KV cache | 05 | - | keys and values kept from earlier tokens | 键值缓存
 decode | 14 | programs | making one token at a time: one query row, many keys | 逐词解码
 split-K | 07 | warp_split | the keys are divided among workers, which must merge their answers | 按键切分

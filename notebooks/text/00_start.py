@@ -78,9 +78,9 @@ def attention(Q, K, V):  # (N, d) each: one row per token
 # **Predict.** A query is all zeros, so it matches no key. The values are (8, 0), (0, 4), (4, 0) and (0, 8). What is its
 # output?
 #
-# - ☐ (0, 0)
 # - ☐ (3, 3)
 # - ☐ not a number
+# - ☐ (0, 0)
 #
 # <details><summary>Answer</summary>
 #
@@ -158,8 +158,8 @@ for name, price in prices(chip).in_flops().items():
 # multiply-adds. (q and k are on chip both times.) What is cheaper?
 #
 # - ☐ store the score in HBM (four bytes), and load it the second time
-# - ☐ compute the score a second time
 # - ☐ both cost about the same
+# - ☐ compute the score a second time
 #
 # <details><summary>Answer</summary>
 #

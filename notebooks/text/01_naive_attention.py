@@ -120,8 +120,8 @@ show(attention_map.draw(**attention_map.data()))
 #
 # **Predict.** A float32 row has the scores 90, 89 and 0. What is its first weight by `np.exp(s) / np.exp(s).sum()`?
 #
-# - ☐ 0.731
 # - ☐ infinite
+# - ☐ 0.731
 # - ☐ not a number
 #
 # <details><summary>Answer</summary>
@@ -191,8 +191,8 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 #
 # **Predict.** For a product of two large matrices a larger N means more FLOPs per byte. Is it the same here?
 #
-# - ☐ yes, the intensity grows with N
 # - ☐ no, the intensity stays
+# - ☐ yes, the intensity grows with N
 # - ☐ no, the intensity falls
 #
 # <details><summary>Answer</summary>
@@ -227,8 +227,8 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # other two weights?
 #
 # - ☐ nothing, only the first score changed
-# - ☐ both fall by the same amount
 # - ☐ the larger one falls more
+# - ☐ both fall by the same amount
 #
 # <details><summary>Answer</summary>
 #
@@ -361,8 +361,8 @@ check(
 # **Predict.** For N = 512 this holds 512 numbers, where S and P are half a million. How many elements does it move, with
 # d = 64, compared with standard attention?
 #
-# - ☐ about a fortieth
 # - ☐ about as many
+# - ☐ about a fortieth
 # - ☐ about 40 times as many
 #
 # <details><summary>Answer</summary>

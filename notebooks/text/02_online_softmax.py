@@ -86,9 +86,9 @@ with np.errstate(over="ignore", invalid="ignore"):
 #
 # **Predict.** The old keys are gone: only $m$, $\ell$ and $o$ are left of them. What has to be done to $\ell$ and $o$?
 #
-# - ☐ multiply both by 8/3, since the maximum grew
-# - ☐ multiply both by 3/8
 # - ☐ multiply $\ell$ by 3/8; $o$ holds values, not exponentials, and stays
+# - ☐ multiply both by 3/8
+# - ☐ multiply both by 8/3, since the maximum grew
 #
 # <details><summary>Answer</summary>
 #
@@ -239,9 +239,9 @@ show(merge_orders.draw(**merge_orders.data()))
 # **Predict.** A worker has finished. It kept the output $O = o / \ell$ and $L = m + \log \ell$, and forgot $m$, $\ell$ and
 # $o$. Can its result still be merged with another?
 #
+# - ☐ yes, exactly
 # - ☐ no, the division cannot be undone without $\ell$
 # - ☐ only if both parts had the same maximum
-# - ☐ yes, exactly
 #
 # <details><summary>Answer</summary>
 #

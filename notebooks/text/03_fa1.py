@@ -203,9 +203,9 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 #
 # **Predict.** FA1 never sends S or P to HBM. When do fewer bytes reach DRAM than in standard attention?
 #
-# - ☐ always, since S and P were nearly all of it
 # - ☐ if the sequence is long enough
 # - ☐ if a block has enough keys
+# - ☐ always, since S and P were nearly all of it
 #
 # <details><summary>Answer</summary>
 #

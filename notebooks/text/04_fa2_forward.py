@@ -100,8 +100,8 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #
 # **Predict.** Take square tiles and a long text. How many of the elements that FA1 loads and stores does the swap save?
 #
-# - ☐ nearly all: what is left grows with N, not N²
 # - ☐ two thirds: unfinished answers no longer travel
+# - ☐ nearly all: what is left grows with N, not N²
 # - ☐ a third
 #
 # <details><summary>Answer</summary>
@@ -221,8 +221,8 @@ def kind(tiling, i, j):  # for as many queries as keys
 # **Predict.** Tiles have 128 queries and 64 keys, blocks are counted from 0, and the mask is causal. Of what kind are the
 # tiles (i, j) = (1, 1) and (1, 3)?
 #
-# - ☐ DIAGONAL and SKIP
 # - ☐ FULL and DIAGONAL
+# - ☐ DIAGONAL and SKIP
 # - ☐ FULL and SKIP
 #
 # <details><summary>Answer</summary>
@@ -327,9 +327,9 @@ check(
 # **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries it loads them again. K
 # and V of a head take 2 MiB (N = 4,096, d = 128, two bytes per number). Where are they found the second time?
 #
-# - ☐ in shared memory
 # - ☐ in L2
 # - ☐ in HBM
+# - ☐ in shared memory
 #
 # <details><summary>Answer</summary>
 #

@@ -83,9 +83,9 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 # **Predict.** We raise the score of the last key a little. Its weight is the largest, its value is 2. Where does the
 # output go?
 #
+# - ☐ it stays: the weights still sum to 1
 # - ☐ up: more of a positive value is added
 # - ☐ down
-# - ☐ it stays: the weights still sum to 1
 #
 # <details><summary>Answer</summary>
 #
@@ -248,8 +248,8 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 # wait for each other. What does $dQ_i$ hold at the end?
 #
 # - ☐ the sum of the four parts, in any case
-# - ☐ one of the four parts, in any case
 # - ☐ the sum of one, two, three or all four parts
+# - ☐ one of the four parts, in any case
 #
 # <details><summary>Answer</summary>
 #
@@ -322,10 +322,10 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 # %% [markdown]
 # ## Can dropout be replayed in another order?
 #
-# *Dropout* sets entries of P to 0 at random during training. The backward pass must drop the same entries, but storing which
-# would take memory that grows with $N^2$. The FA1 paper stores only the state of the random generator, and draws the same
-# numbers again. A generator hands out its numbers one after the other, so the entry that is visited third gets the third
-# number. Does that still work in FA2?
+# During training, *dropout* sets each entry of P to 0 with a small probability p, and divides the others by 1 − p. The
+# backward pass must drop the same entries, but to store which ones would take memory that grows with $N^2$. The FA1
+# paper stores only the state of the random generator, and draws the same numbers again. A generator hands out its
+# numbers one after the other, so the entry that is visited third gets the third number. Does that still work in FA2?
 
 
 # %%
