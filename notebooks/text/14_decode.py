@@ -6,17 +6,18 @@
 #
 # **One query, a long cache: who does the work?**
 #
-# A model that writes a text makes one token at a time. Its query attends to the keys of everything so far, the *KV cache*.
-# Chapter 06 met this case: one row block, a few heads, a hundred idle SMs. Here we write the kernel in Triton: split, then
-# merge, then pages. The ideas are those of Flash-Decoding (splits), PagedAttention (pages) and Lean Attention (equal shares).
+# A model that writes a text makes one token at a time. The query of this token attends to the keys of everything so
+# far, the *KV cache*. Chapter 06 met this case, with one row block, a few heads and a hundred idle SMs. Here we write
+# the kernel in Triton. First we split the keys, then we merge the results, and then we let the cache be cut into pages.
+# The ideas are those of Flash-Decoding (splits), PagedAttention (pages) and Lean Attention (equal shares).
 #
 # After this notebook you can
 #
-# - say from two numbers, bytes and FLOPs, what one token costs on any GPU,
-# - read a decode kernel whose programs share a head, and the kernel that merges what they leave,
+# - estimate from two numbers, bytes and FLOPs, what one token costs on any GPU,
+# - read a decode kernel whose programs share a head, and the kernel that merges their results,
 # - read a cache through a block table, and name what a kernel must not touch.
 #
-# *Time: 35 minutes. Hardware: any machine with Linux; without a GPU the kernels run in Triton's interpreter. Measured
+# *Time: 55 minutes. Hardware: any machine with Linux; without a GPU the kernels run in Triton's interpreter. Measured
 # numbers were recorded on an NVIDIA H200. Before this: [02 · Online softmax](02_online_softmax.ipynb), [06 ·
 # Parallelism](06_parallelism.ipynb) and [08 · The Triton forward kernel](08_triton_forward.ipynb).*
 
@@ -50,9 +51,10 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # warns once
 # %% [markdown]
 # ## What does one token cost?
 #
-# Take one layer of a large model: 32 query heads with d = 128, and 8 K/V heads, each shared by a *group* of four query
-# heads. The text has 65,536 tokens so far, so each K/V head has 65,536 keys and values of d numbers, two bytes each. All of
-# them are read once for the next token. On an H200:
+# Take one layer of a large model with 32 query heads, d = 128, and 8 K/V heads. Each K/V head is shared by a *group* of
+# four query heads, which is called *grouped-query attention* (GQA, chapter 05). The text has 65,536 tokens so far, so
+# each K/V head has 65,536 keys and values of d numbers, with two bytes per number. All of them are read once for the
+# next token. On an H200, that takes at least
 
 # %%
 read = 2 * 2 * 65536 * 8 * 128  # K and V, two bytes each
@@ -61,17 +63,17 @@ print(f"{read / 1e6:.0f} MB to read: {read / 4.8e6:.0f} µs")
 print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 
 # %% [markdown]
-# **Predict.** Reading takes 50 times as long. Which model makes this ratio smaller?
+# **Predict.** Reading takes 50 times as long as computing. Which model makes this ratio smaller?
 #
 # - ☐ one with a longer text, which has more scores
-# - ☐ one with a larger d, which has longer products
 # - ☐ one with more query heads for each K/V head
+# - ☐ one with a larger d, which has longer products
 #
 # <details><summary>Answer</summary>
 #
-# **one with more query heads for each K/V head.** A key and its value are 4d bytes, and each query of the group spends 4d
-# FLOPs on them: one FLOP for each byte and query, whatever the length and d. In training thousands of queries share a
-# key. Here the GPU is a machine for reading.
+# **one with more query heads for each K/V head.** A key and its value are 4d bytes, and each query of the group spends
+# 4d FLOPs on them. That is one FLOP per byte and query, whatever the length and d are. In training, thousands of
+# queries share a key. In decoding, the GPU is a machine for reading.
 # </details>
 
 # %% tags=["hide-input"]
@@ -82,17 +84,17 @@ points = {
 show(roofline.draw(**roofline.data(*points.items())))
 
 # %% [markdown]
-# Decode stands far down on the slope of DRAM. The group helps: its four queries lie one below the other in memory, so they
-# can be four rows of *one* tile, and each key is read once for all of them. A program for each query head, as on the ladder,
-# would ask for it four times. The tensor cores multiply at least 16 rows at a time, so the kernel below makes a tile of 16
-# rows, of which twelve are zeros. They cost nothing here, because the tensor cores have the time.
+# Decode is far down on the slope of DRAM. The group helps. Its four queries are one below the other in memory, so they
+# can be four rows of *one* tile, and each key is read once for all of them. A program for each query head, as on the
+# ladder, would request it four times. The tensor cores multiply at least 16 rows at a time, so the kernel below makes a
+# tile of 16 rows, of which twelve are zeros. They cost nothing here, because the tensor cores have the time.
 
 # %% [markdown]
 # ## Are eight heads enough?
 #
 # There are 8 K/V heads and 132 SMs. A head has 1,024 tiles of 64 keys. We cut the tiles of a head into *splits*, with a
-# program for each split (split-KV). Only one program of the package fits on an SM: its four *stages*, each with room for a
-# tile of K and one of V, together 32 KiB, take 128 KiB, more than half of the shared memory.
+# program for each split (split-KV). Only one of the package's programs fits on an SM. Each of its four *stages* holds a
+# tile of K and a tile of V, 32 KiB together, so the stages alone take 128 KiB, more than half of the shared memory.
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -101,17 +103,19 @@ for n in (1, 16, 17, 33):
     print(f"end: {ran.makespan:4.0f}, busy: {ran.utilisation:4.0%}")
 
 # %% [markdown]
-# Time is counted in tiles, and each program takes one tile's time more to begin. With 16 splits the 128 programs just fit.
-# With 17 there are 136: the last four start a second wave. 33 splits make two full waves, and end no earlier than 16. (In
-# this model a program reads equally fast whoever reads beside it. The last section has what was measured.)
+# Time is counted in tiles, and each program takes the time of one more tile to begin. With 16 splits, the 128 programs
+# just fit. With 17 there are 136, and the last four start a second wave. 33 splits make two full waves, and end no
+# earlier than 16. In this model, a program reads equally fast however many others read at the same time. The last
+# section shows what was measured.
 
 # %% [markdown]
 # ## What does a split leave behind?
 #
 # Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` of chapter
-# 08: row r sees the keys before `seen[r]`, here those before `last` in all rows. No split divides: it leaves $o$, m and
-# $\ell$ as they are, and the merge divides once. The d + 2 numbers of a row are a *part*. (As in chapter 08, m is a scaled score
-# times $\log_2 e$.) `tl.num_programs(0)` is the number of splits.
+# 08, where row r sees the keys before `seen[r]`. Here these are the keys before `last` in all rows. No split divides.
+# It leaves $o$, m and $\ell$ as they are, and the merge divides once. The d + 2 numbers of a row are a *part*, a
+# partial result. (As in chapter 08, m is a scaled score times $\log_2 e$.) `tl.num_programs(0)` is the number of
+# splits.
 
 # %%
 @triton.jit
@@ -149,7 +153,11 @@ def normal(*shape, seed=0):
 def host(x):  # to NumPy, for comparing
     return x.double().cpu().numpy()
 
+# %% [markdown]
+# The launch has one program for each split of each K/V head. It makes room for the parts and fills it with NaN, so that
+# a part that no program writes would be noticed:
 
+# %%
 def share_of(N_k, splits, B_c=16):  # in whole tiles
     return triton.cdiv(triton.cdiv(N_k, B_c), splits) * B_c
 
@@ -175,8 +183,9 @@ for w in range(5):
 # %% [markdown]
 # ## How do parts become one row?
 #
-# Each of the five programs has a maximum of its own. The merge is that of chapter 02, for several states at once: the largest
-# m of all, a factor $\beta$ for each part, and two sums. There is a program for each row of each head.
+# Each of the five programs has a maximum of its own. The merge is that of chapter 02 for several states at once. It
+# takes the largest m of all, a factor $\beta$ for each part, and two sums. There is one program for each row of each
+# head.
 
 # %%
 @triton.jit
@@ -197,8 +206,8 @@ def merge_kernel(parts, O, L, splits, group, room: tl.constexpr, d: tl.constexpr
     L_row = tl.where(l == 0.0, NEG_INF, (m + tl.log2(divisor)) * LN2)
     tl.store(L + head * group + row, L_row)
 
-# %% tags=["hide-input"]
-def merge(parts, q):
+# %%
+def merge(parts, q):  # the launch
     (heads, splits, group, _), d = parts.shape, q.shape[-1]
     O = torch.full_like(q, torch.nan)
     L = torch.full(q.shape[:3], torch.nan, device=device)
@@ -206,7 +215,7 @@ def merge(parts, q):
     merge_kernel[(heads, group)](parts, O, L, splits, group, room=room, d=d)
     return O, L
 
-
+# %% tags=["hide-input"]
 right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 
 # %% [markdown]
@@ -214,13 +223,13 @@ right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 # $\ell = 0$. What does it do in the merge?
 #
 # - ☐ it makes NaN: ℓ is 0
-# - ☐ nothing: its factor is 0
 # - ☐ it pulls the row towards 0: the mean is over 40 parts
+# - ☐ nothing: its factor is 0
 #
 # <details><summary>Answer</summary>
 #
-# **nothing: its factor is 0.** $\beta = 2^{-10^{30} - m}$ is zero beside the m of any real score. (If no part of a row has
-# a key, every $\beta$ is 1. But then every $o$ and $\ell$ is 0.)
+# **nothing: its factor is 0.** $\beta = 2^{-10^{30} - m}$ is zero if m is the maximum of real scores. If no part of a
+# row has a key, every $\beta$ is 1, but then every $o$ and $\ell$ is 0.
 #
 # ```python
 # for n in (1, 2, 5, 40):
@@ -236,15 +245,16 @@ right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 # ```
 # </details>
 #
-# The parts are merged in a fixed order. So the same number of splits gives the same bits, every time.
+# The parts are merged in a fixed order. So the same number of splits gives the same result bit for bit, every time.
 
 # %% [markdown]
 # ## Where is key 20?
 #
-# Nobody knows how long a text will get. With room for the largest length in every sequence, most of the memory would
-# hold nothing. So servers cut the cache into *pages* of, say, 16 keys, and hand them out as texts grow. A *block table*
-# says for each sequence which page has its first 16 keys, which the next 16, and so on. With the table 4, 0, 5, key 20
-# lies in page 0 (20 // 16 = 1, and entry 1 is 0), in row 4 (20 % 16).
+# Nobody knows in advance how long a text will get. If every sequence had room for the largest length, most of the
+# memory would be empty. So servers cut the cache into *pages* of, say, 16 keys, and hand them out as texts grow. A
+# *block table* lists for each sequence which page has its first 16 keys, which page has the next 16, and so on. With
+# the table 4, 0, 5, key 20 is in page 0, because 20 // 16 = 1 and entry 1 is 0, and there it is in row 4, which is 20 %
+# 16.
 
 # %%
 @triton.jit
@@ -259,7 +269,8 @@ def load_keys(
     return tl.load(at, mask=(key < last)[:, None], other=0.0)
 
 # %% [markdown]
-# The paged kernel is `split_kernel` with this load. Each sequence has a length and a row of `width` entries in the table:
+# The paged kernel is `split_kernel` with this load. Each sequence has a length, and a row of `width` entries in the
+# table:
 
 # %%
 @triton.jit
@@ -280,8 +291,8 @@ def paged_kernel(
         o, l, m = visit(o, l, m, q, k_j, v_j, seen - j, tau_log2, True)
     leave_part(parts, head * tl.num_programs(0) + w, o, l, m, group, d)
 
-# %% tags=["hide-input"]
-def decode_paged(q, k_pages, v_pages, table, lengths, splits):
+# %%
+def decode_paged(q, k_pages, v_pages, table, lengths, splits):  # both launches
     (batch, H, _, d), (_, page, H_kv, _) = q.shape, k_pages.shape
     group, width = H // H_kv, table.shape[1]
     parts = torch.full((batch * H_kv, splits, group, d + 2), torch.nan, device=device)
@@ -292,7 +303,7 @@ def decode_paged(q, k_pages, v_pages, table, lengths, splits):
     )  # fmt: skip
     return merge(parts, q)
 
-
+# %% tags=["hide-input"]
 lengths = torch.tensor([37, 0, 48], device=device, dtype=torch.int32)
 table = torch.tensor([[4, 0, 5], [-1, -1, -1], [2, 6, 1]], device=device).int()
 q3, k3 = normal(3, 8, 1, 16, seed=4), normal(3, 2, 48, 16, seed=1)
@@ -311,9 +322,10 @@ for b, n in ((0, 37), (2, 48)):
 print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().item())
 
 # %% [markdown]
-# Here three sequences have 37, 0 and 48 keys. The unused rows of the pages hold NaN. The second sequence has no page, and −1
-# in the table, which nobody reads: its loop has no step. A weight of 0 does not help, as 0 · NaN is NaN: so unused rows must
-# not be loaded. (The load from the table is masked for tiles longer than a page: their last keys may lie past its end.)
+# Here, three sequences have 37, 0 and 48 keys, and the unused rows of the pages hold NaN. The second sequence has no
+# page. Its entries in the table are −1, which no program reads, because its loop has no step. Unused rows must not be
+# loaded at all. A weight of 0 would not help, since 0 · NaN is NaN. The load from the table is masked as well, because
+# a tile can be longer than a page, and then its last keys may be past the table's end.
 
 # %% [markdown]
 # ## What if lengths differ?
@@ -322,20 +334,23 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 show(shares.draw(**shares.data()))
 
 # %% [markdown]
-# In a batch every sequence has its own length. With the same number of splits for each, short heads get programs that have
-# nothing to do. So for unequal lengths the package hands out *equal shares* (*stream-K*), as Lean Attention does. It lays the
-# work of all heads end to end and cuts it into equal pieces. A program may end one head and begin the next.
+# In a batch, every sequence has its own length. With the same number of splits for each, short heads get programs that
+# have nothing to do. So for unequal lengths the package hands out *equal shares*, which is also called *stream-K* and
+# which Lean Attention does. It lays the work of all heads end to end and cuts it into equal pieces. A program may end
+# one head and begin the next.
 #
-# In the picture five heads have 10, 3, 0, 12 and 2 tiles, and a tile bears the number of its program. To share the work out, a
-# tile counts as one unit, and each head as one more, even the empty one: somebody must write its O. So there are 27 + 5 = 32
-# units, 8 for each of four programs. Programs 1 and 3 go on with a head that another began, and that is charged nothing. (The
-# table of splits above charged each program one.) Only heads 0 and 3 are read by two programs, and only these are merged.
+# In the picture, five heads have 10, 3, 0, 12 and 2 tiles, and the number in a tile is its program. To share the work,
+# a tile counts as one unit, and each head counts as one more. Even the empty head does, because some program must write
+# its O. So there are 27 + 5 = 32 units, 8 for each of four programs. Programs 1 and 3 continue a head that another
+# program began, and that costs them no unit. (The table of splits above charged each program one.) Only heads 0 and 3
+# are read by two programs, so only these are merged.
 
 # %% [markdown]
 # ## How near is the limit?
 #
-# Now the package's kernel, on the cache of the first section. *Reading alone* is a kernel that reads as many bytes and keeps
-# nothing. It is about as fast, in bytes a second, as a copy. Neither reaches the data sheet's speed, behind the 56 µs above.
+# Now we time the package's kernel on the cache of the first section. We compare it with a *pure read*, a kernel that
+# reads the same number of bytes and keeps nothing (`reading alone` in the picture). In bytes per second, it is about as
+# fast as a copy. Neither reaches the data sheet's speed, from which the 56 µs above were computed.
 
 # %% tags=["hide-input"]
 record = load("decode")
@@ -345,15 +360,16 @@ each, copy = points["a group of four"].crossed / 8 / curve[8] / 1e3, 1e3 * recor
 # %% [markdown]
 # **Predict.** How does the time go with 8, 16, 32, 64, 128 and 256 programs?
 #
-# - ☐ it halves each time, since twice as many share the work
 # - ☐ it halves until about every SM has a program, and then hardly changes
+# - ☐ it halves each time, since twice as many share the work
 # - ☐ it hardly falls, since memory is the limit from the start
 #
 # <details><summary>Answer</summary>
 #
-# **it halves until about every SM has a program, and then hardly changes.** A program waits most of the time for the few
-# tiles that it has asked for. A hundred together read as fast as a copy, and more gain nothing. A second wave costs
-# little if it is nearly full, as with 256. With 17 splits, the second wave's four programs would read alone.
+# **it halves until about every SM has a program, and then hardly changes.** A program waits most of the time for the
+# few tiles that it has asked for. About a hundred programs together read as fast as a copy, and more of them gain
+# nothing. A second wave costs little if it is nearly full, as with 256. With 17 splits, the four programs of the second
+# wave would read alone.
 #
 # ```python
 # print(f"each of 8 programs reads {each:.0f} GB/s, a copy on this GPU {copy:,.0f} GB/s")
@@ -372,17 +388,19 @@ each, copy = points["a group of four"].crossed / 8 / curve[8] / 1e3, 1e3 * recor
 show(programs.draw(**programs.data()))
 
 # %% [markdown]
-# The dots are measured. The dashed line is a model: after a few microseconds to launch, each program reads at its own
-# speed, but all together no faster than a copy. Beyond 128 programs the dots rise slowly, to 80 µs: there is more to begin
-# and more to merge. The model counts a tile's time to begin each head, and no merge.
+# The dots are measured. The dashed line is a model. After a few microseconds for the launch, each program reads at its
+# own speed, but all together read no faster than a copy. Beyond 128 programs the dots rise slowly, to 80 µs, because
+# there is more to begin and more to merge. The model counts the time of one tile to begin each head, and it counts no
+# merge.
 #
-# How long is a tile on its way? This time is called the *latency* of a load. Of a program's four stages one is in use and
-# three, 96 KiB, are on their way. *Little's law* says that speed = bytes on their way / latency. With 96 KiB and the speed
-# of one program among eight it gives a latency of about two microseconds. The dashed line is drawn with that number, so it
-# passes the first dot by construction, and only the rest of it, up to the bend, is a prediction. If the law holds, a program
-# with 2, 3 or 6 stages reads 1/3, 2/3 or 5/3 as fast as one with 4, as long as it alone sets the pace.
+# How long is a tile on its way? This time is called the *latency* of a load. Of a program's four stages one is in use
+# and three, 96 KiB, are on their way. *Little's law* says that speed = bytes on their way / latency. With 96 KiB and
+# the speed of one program among eight it gives a latency of about two microseconds. The dashed line is drawn with that
+# number, so it passes the first dot by construction, and only the rest of it, up to the bend, is a prediction. If the
+# law holds, a program with 2, 3 or 6 stages reads 1/3, 2/3 or 5/3 as fast as one with 4, as long as it alone sets the
+# pace.
 #
-# Our decode reaches this share of the speed of reading alone:
+# Our decode reaches this share of the speed of a pure read:
 
 # %% tags=["hide-input"]
 rows = [row for row in record.rows if row.direction == "decode"]
@@ -391,23 +409,26 @@ for row in sorted(rows, key=lambda row: row.problem["bytes"]):
     print(f"{p['batch']:2} × {p['N_k']:6,} keys, {p['heads']}/{p['kv_heads']} heads, d = {p['d']:3}: {share:.0%}")
 
 # %% [markdown]
-# When the cache is short, the two launches and every program's wait for its first tile weigh more.
+# If the cache is short, the two launches take a larger share of the time, and so does each program's wait for its first
+# tile.
 
 # %% [markdown]
 # ## Recap
 #
-# - One query does about one FLOP for each byte it reads. Memory sets the pace.
-# - The queries of a group are rows of one tile, so a key is read once.
-# - One program reads slowly. Splits make more of them, and about a hundred read as fast as an H200 can.
+# - One query does about one FLOP for each byte that it reads, so memory sets the pace.
+# - The queries of a group are rows of one tile, so a key is read once for all of them.
+# - One program reads slowly, because latency limits it. Splits make more programs, and about a hundred read as fast as an H200
+#   can.
 # - Each split leaves a part (o, m, ℓ), and a second kernel merges the parts.
-# - Pages and a block table change where a row lies, and nothing else.
+# - Pages and a block table change where a row is stored, and nothing else.
 # - If lengths differ, lay all work end to end and cut it into equal shares.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** Sometimes only finished parts are left, as in chapter 06: for each part w its divided output $O_w$ and its $L_w$.
-# Merge them, and return the row's O and L. A part without keys has L = −∞, and all parts of a row may be like that.
+# **Build.** Sometimes only finished parts are left, as in chapter 06, which are the divided output $O_w$ and the $L_w$
+# of each part w. Merge them, and return O and L of the row. A part without keys has L = −∞, and all parts of a row may
+# be like that.
 
 # %%
 def finished(O_w, L_w):  # (parts, d), (parts,)
