@@ -6,17 +6,17 @@
 #
 # **What if the sequence does not fit on one GPU?**
 #
-# A long book, a day of video or a genome has more tokens than one GPU can hold. Then the sequence itself is cut, and each
-# GPU keeps a piece. Attention still needs every key for every query. So keys have to travel, and the merge of chapter 02
-# puts the parts together.
+# A long book, a day of video or a genome has more tokens than one GPU can hold. Then the sequence itself is cut, and
+# each GPU keeps a piece. But attention still needs every key for every query. So keys have to travel, and the merge of
+# chapter 02 puts the partial results together.
 #
 # After this notebook you can
 #
 # - compute exact attention over several GPUs, none of which ever holds all keys,
 # - cut a causal sequence so that all GPUs have equal work,
-# - say from two speeds and the length of a piece whether the transfers cost time.
+# - predict from two speeds and the length of a piece whether the transfers cost time.
 #
-# *Time: 35 minutes. Hardware: any laptop with torch; its processes play the GPUs. Before this: [02 · Online
+# *Time: 55 minutes. Hardware: any laptop with torch; its processes play the GPUs. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb), [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [05 · The backward
 # pass](05_backward.ipynb).*
 
@@ -36,17 +36,17 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## A ring, step by step
 #
-# Take a model with 32 layers. Each layer has 16 heads of 128, so a token has 2,048 numbers in each of Q, K, V and O, with
-# 2 bytes each. A million tokens ($2^{20}$) make 4 GiB for Q of one layer, and 512 GiB for all four in all layers.
-# Training keeps them for the backward pass. An H200 holds 141 GiB.
+# Take a model with 32 layers. Each layer has 16 heads of d = 128, so a token has 2,048 numbers in each of Q, K, V and
+# O, with 2 bytes per number. A million tokens ($2^{20}$) make 4 GiB for Q of one layer, and 512 GiB for all four
+# tensors in all layers. Training keeps them for the backward pass. An H200 holds 141 GiB.
 #
 # So we give each of four GPUs a quarter of the tokens. A process with its GPU is called a **rank**, and its part of the
-# sequence a **shard**. Only attention notices the cut: a rank has the queries of its own tokens, and needs the keys and values
-# of all. If it gathered all keys of a layer, its memory would again grow with the whole sequence. So it takes them one block
-# at a time. At each step every rank
+# sequence is called a **shard**. Only attention notices the cut, because a rank has the queries of its own tokens, but
+# needs the keys and values of all tokens. If it gathered all keys of a layer, its memory would again grow with the
+# whole sequence. So it takes them one block at a time. In each step, every rank
 #
 # 1. computes with the block of K and V that it holds,
-# 2. hands the block to its neighbour on the right, and gets one from the left.
+# 2. hands the block to its neighbour on the right, and gets another one from the left.
 #
 # The last rank's right neighbour is rank 0. This is *ring attention* (Liu, Zaharia and Abbeel, 2023):
 #
@@ -57,13 +57,15 @@ from fa2_studio.book.verdicts import close, verdict
 # | step 2 | block 2 | block 3 | block 0 | block 1 |
 # | step 3 | block 1 | block 2 | block 3 | block 0 |
 #
-# Read a column: after four steps every rank has seen every block. Each block was handed on three times.
+# Read a column from top to bottom. After four steps every rank has seen every block, and each block was handed on three
+# times.
 
 # %% [markdown]
 # ## What does a rank keep between two steps?
 #
-# A state ($o$, m, $\ell$) for each row. Each block gives a finished part (O, L). `from_output` turns it back into a state,
-# and `merge` is that of chapter 02. The four ranks are four entries of a list here, with 22 rows among them.
+# It keeps a state ($o$, m, $\ell$) for each row. Each block gives a finished partial result (O, L). `from_output` turns
+# it back into a state, and `merge` is that of chapter 02. Here the four ranks are four entries of a list, with 22 rows
+# in total.
 
 # %%
 def part(q, k, v):  # one rank's queries, one block's keys
@@ -78,23 +80,24 @@ states = [SoftmaxState.reset(len(r), d) for r in rows]
 for step in range(ranks):
     states = [state.merge(part(q[r], *kv[r])) for r, state in enumerate(states)]
     if step < ranks - 1:
-        kv = [kv[rank - 1] for rank in range(ranks)]  # everybody takes from the left
+        kv = [kv[rank - 1] for rank in range(ranks)]  # each rank takes from the left
 O = np.concatenate([state.finalize()[0] for state in states])
 whole, _ = fa2.forward(Q, K, V, B_r=4, B_c=4)
 print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 
 # %% [markdown]
-# Every rank merges the blocks in another order. That changes the last bits, and nothing else.
+# Every rank merges the blocks in another order. That changes the last bits of the result, and nothing else.
 #
-# There is another way. In an **all-to-all** every rank sends a parcel to every rank. One before attention gives each rank
-# all rows of some heads, and one after it brings the rows of O back (*DeepSpeed Ulysses*; Jacobs and others, 2023). It needs
-# at least one head for each rank.
+# There is another way. In an **all-to-all**, every rank sends a different message to every other rank. One all-to-all
+# before attention gives each rank all rows of some heads, and another one after it brings the rows of O back
+# (*DeepSpeed Ulysses*; Jacobs and others, 2023). This way needs at least one head for each rank.
 
 # %% [markdown]
 # ## Which L does a block need in the backward pass?
 #
-# In chapter 05, P comes back from S and L: $P = e^{S - L}$. In a ring, each rank has the final L of its rows, over all
-# keys of all ranks. When a block of keys comes by again, the rank computes that block's part of the gradients.
+# In chapter 05, P comes back from S and L, as $P = e^{S - L}$. After the forward ring, each rank has the final L of its
+# rows, over all keys of all ranks. When a block of keys comes by again, the rank computes that block's part of the
+# gradients.
 
 # %% tags=["hide-input"]
 dO, blocks = np.random.default_rng(1).standard_normal((N, d)), dict(B_r=4, B_c=4)
@@ -109,17 +112,18 @@ for keys in rows:  # each block, met by all queries
     wrong[:, keys] = of_block[1:]
 
 # %% [markdown]
-# **Predict.** Somebody uses the L of the block alone instead. What becomes of dK and dV, with four blocks?
+# **Predict.** By mistake, a program uses the L of the block alone instead. What happens to dK and dV, with four blocks?
 #
 # - ☐ nothing: the parts are merged afterwards, as in the forward pass
-# - ☐ too large: every row spends a weight of 4 instead of 1
-# - ☐ too small: every row spends a quarter of its weight
+# - ☐ they are too small: every row spends a quarter of its weight
+# - ☐ they are too large: every row spends a weight of 4 instead of 1
 #
 # <details><summary>Answer</summary>
 #
-# **too large: every row spends a weight of 4 instead of 1.** With the L of each block it spends 1 on every block. So P is
-# too large by 1 / (the block's share of the row's weight): 4 if the shares are equal, far more for a block that a row
-# hardly looks at. And gradients are added, not merged.
+# **they are too large: every row spends a weight of 4 instead of 1.** With the L of each block, a row spends a weight
+# of 1 on every block. So P is too large by a factor of 1 / (the block's share of the row's weight). The factor is 4 if
+# the shares are equal, and far more for a block that a row hardly looks at. No merge corrects that, because gradients
+# are added, not merged.
 #
 # ```python
 # for b, keys in enumerate(rows):
@@ -138,17 +142,19 @@ for keys in rows:  # each block, met by all queries
 # </details>
 
 # %% [markdown]
-# Queries stay, so each rank adds up its dQ at home. Keys travel, so the sums dK and dV of a block travel, too, and each rank
-# adds its part. Rank 0 adds its own part at home, so dK of block 0 begins on rank 1 and goes 1 → 2 → 3 → 0: three transfers.
-# The sums travel in fp32: in 2 bytes they would be rounded again on every rank. Forward sends K and V three times, with 2
-# bytes a number. Backward sends K and V again, and dK and dV, with 4 bytes. That is $(2 + 4) / 2$ = three times as much.
+# Queries stay, so each rank adds up its own dQ. Keys travel, so the accumulators dK and dV of a block also travel, and
+# each rank adds its part. Rank 0 adds its own part at home, so dK of block 0 begins on rank 1 and goes 1 → 2 → 3 → 0,
+# which makes three transfers. The accumulators travel in fp32, because in 2 bytes they would be rounded again on every
+# rank. The forward pass sends K and V three times, with 2 bytes per number. The backward pass sends K and V again, and
+# also dK and dV with 4 bytes per number. That is $(2 + 4) / 2$ = three times as much.
 
 # %% [markdown]
 # ## Is a causal ring fair?
 #
-# Now no query looks ahead. A rank's queries and another rank's keys are then what a tile was in chapter 04: FULL, DIAGONAL
-# or SKIP. Each rank has a quarter of the sequence, rank 0 the first. Each line is a rank, each column a step, with the number
-# of tiles: 36 for a rank's own keys (DIAGONAL), 64 for an earlier rank's (FULL), 0 for a later rank's (SKIP):
+# Now no query looks ahead. The queries of one rank and the keys of another are then what a tile was in chapter 04,
+# which is FULL, DIAGONAL or SKIP. Each rank has a quarter of the sequence, and rank 0 has the first. In the lines
+# below, each line is a rank and each column is a step, with its number of tiles. There are 36 for a rank's own keys
+# (DIAGONAL), 64 for the keys of an earlier rank (FULL), and 0 for those of a later rank (SKIP):
 
 # %% tags=["hide-input"]
 quarters = [32] * 4
@@ -158,24 +164,26 @@ for rank, counts in enumerate(tiles):
 print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 
 # %% [markdown]
-# Rank 0 works in one step of four: all other keys lie in its future. Rank 3 works all the time, and the others wait for it.
+# Rank 0 works in one step of four, because all other keys are in its future. Rank 3 works all the time, and the others
+# wait for it.
 #
 # ## Which cut is fair?
 #
-# Nobody begins a step before its block has come. So the work must be equal in each step, not only in sum.
+# A rank cannot begin a step before its block has arrived. So the work must be equal in each step, not only in total.
 #
 # **Predict.** Which cut gives all ranks equal work in each step, and a mask only where a rank meets its own block?
 #
+# - ☐ 8 pieces: rank r has pieces r and r + 4
 # - ☐ rank r has rows r, r + 4, r + 8, …
 # - ☐ 8 pieces: rank r has pieces r and 7 − r
-# - ☐ 8 pieces: rank r has pieces r and r + 4
 #
 # <details><summary>Answer</summary>
 #
-# **8 pieces: rank r has pieces r and 7 − r.** Early rows have little work and late rows much: each rank has some of both.
-# Dealing rows out one by one (*striped attention*; Brandon and others, 2023) is nearly even, too, but every step
-# needs a causal mask: row 4, of rank 0, sees row 1 of rank 1, but not its row 5. So each step has tiles on a diagonal, computed
-# whole and half in vain. With pieces r and r + 4, rank 3 has pieces 3 and 7: the one with most work in each half.
+# **8 pieces: rank r has pieces r and 7 − r.** Early rows have little work and late rows have much, and here each rank
+# has some of both. Assigning single rows round-robin (*striped attention*; Brandon and others, 2023) is also nearly
+# even, but then every step needs a causal mask. Row 4, of rank 0, sees row 1 of rank 1, for example, but not its row 5.
+# So each step has tiles on a diagonal, which are computed whole though half of them is wasted. With pieces r and r + 4,
+# rank 3 has pieces 3 and 7, which are the ones with most work in each half.
 # </details>
 
 # %% tags=["hide-input"]
@@ -184,11 +192,21 @@ for rank, counts in enumerate(model.work(quarters, "zigzag", causal=True, B_r=4,
 show(zigzag.draw(**zigzag.data()))
 
 # %% [markdown]
-# Each number is the rank that computes this part of the scores. The cut on the right, *zigzag*, is that of
-# ring-flash-attention and of Llama 3. Rank 1 has a front piece, 1, and a back piece, 6 (counted from 0). When a block comes
-# by, there are two cases. Keys of a later rank, say pieces 2 and 5: the rows of piece 6 see both, those of piece 1 none. Of an
-# earlier one, 0 and 7: all rows see 0, none 7. So each such step is one kernel call without a mask, on half of the square.
-# Only a rank's own block is causal. Above the picture are zigzag's tiles, again by rank and step: each column is even.
+# In the picture, each number is the rank that computes this part of the scores. The cut on the right is called
+# *zigzag*. ring-flash-attention and Llama 3 use it. Above the picture are its tiles, again by rank and step, and each
+# column is even.
+#
+# Why is it even, and why does it need so few masks? Take rank 1. It has a front piece, 1, and a back piece, 6, if
+# pieces are counted from 0. When the block of another rank comes by, there are two cases.
+#
+# - The block is that of a later rank, for example of rank 2 with pieces 2 and 5. The rows of piece 6 see all of both pieces,
+#   because both come before piece 6. The rows of piece 1 see nothing of either.
+# - The block is that of an earlier rank, which is rank 0 with pieces 0 and 7. All rows of rank 1 see all of piece 0, and no row
+#   sees anything of piece 7.
+#
+# In the first case, half of the rows meet all of the keys. In the second case, all of the rows meet half of the keys.
+# So each such step is a single kernel call without a mask, on half of the square. Only the block of the rank itself is
+# causal.
 
 # %% [markdown]
 # ## What travels while a rank computes?
@@ -197,31 +215,36 @@ show(zigzag.draw(**zigzag.data()))
 show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
-# This is the forward pass. A number is the rank that owns the keys. What is hatched is not computed. An arrow brings K and V
-# from the left neighbour, here the rank above. No step changes K and V, so they can travel while it computes. In the backward
-# pass dK and dV cannot leave before a step has added its part. So they travel one step later.
+# This is the forward pass. A number is the rank that owns the keys, and hatched parts are not computed. An arrow brings
+# K and V from the left neighbour, which is the rank above in this picture. No step changes K and V, so they can travel
+# while the step computes with them.
 #
-# This is rank 0's backward pass, a step in each column. While it computes with block 2, two things arrive: K and V of block 1,
-# for the next step, and the sum for block 2, which rank 3 began in the step before. Rank 0 adds its part at the end. (No sum
-# comes with block 3: its owner, rank 3, adds the last part.) The queries of the own block are cut in two, with about half of
-# the work each. The second half runs while the own sums come home:
+# In the backward pass, the accumulators dK and dV cannot leave before a step has added its part to them. So they travel
+# one step later than their keys. The table shows the backward pass of rank 0, with one step in each column:
 #
-# | computes | own, first half | 3 | 2 | 1 | own, last half |
+# | computes with block | 0 (own), first half | 3 | 2 | 1 | 0 (own), last half |
 # | --- | --- | --- | --- | --- | --- |
-# | K and V arrive | 3 | 2 | 1 | | |
-# | dK and dV arrive | | | 2 | 1 | 0 |
+# | meanwhile K and V arrive of block | 3 | 2 | 1 | | |
+# | meanwhile dK and dV arrive of block | | | 2 | 1 | 0 |
+#
+# Read the column of block 2. While rank 0 computes with it, two things arrive. One is K and V of block 1, for the next
+# step. The other is the accumulator of block 2, which rank 3 began in the step before. At the end of the step, rank 0
+# adds its own part to this accumulator and sends it on. No accumulator arrives with block 3, because rank 0 is the
+# first to compute with it. Its owner, rank 3, will add the last part. The own block is special. Its queries are cut in
+# two halves with about the same work, so that one half can run at the end, while the rank's own dK and dV come home.
 #
 # ## Do the cables keep up?
 #
-# A transfer that ends before the computation beside it costs no time. Let a shard have n rows. Per head, a step of the
-# causal forward computes $2n^2d$ FLOPs (half of a square) and sends $4nd$ bytes (K and V, 2 bytes a number). So long shards
-# hide their transfers. Both times are equal at $n = 2 \cdot$ FLOP/s $/$ (bytes/s): neither d nor the number of heads is in
-# it. (Backward sends three times as much for 2.5 times the FLOPs. At equal FLOP/s it needs a fifth more rows.)
+# A transfer that ends before the computation beside it costs no time. Let a shard have n rows. Per head, one step of
+# the causal forward pass computes $2n^2d$ FLOPs (half of a square) and sends $4nd$ bytes (K and V, with 2 bytes per
+# number). The FLOPs grow with $n^2$ and the bytes with $n$, so long shards hide their transfers. Both times are equal
+# at $n = 2 \cdot$ FLOP/s $/$ (bytes/s), which contains neither d nor the number of heads. The backward pass sends three
+# times as much for 2.5 times the FLOPs, so at equal FLOP/s it needs a fifth more rows.
 #
-# In the table, *link* is the cable between GPUs: NVLink, or on the RTX 4090 the computer's ordinary bus. The first three lines
-# take half of the peak FLOP/s and the link's speed from the data sheets, in one direction. The last is measured with torch's
-# transfers, four ranks at once: each moves 131 GB/s over a link of 450, and the kernel does 708 TFLOP/s, not 495. So the last
-# line needs five times as many rows as the H100's.
+# In the table below, *link* is the connection between GPUs. It is NVLink, or on the RTX 4090 the computer's ordinary
+# bus. The first three lines take half of the peak FLOP/s and the link's speed from the data sheets, in one direction.
+# The last line is measured with torch's transfers, with four ranks at once. There, each rank moves 131 GB/s over a link
+# of 450, and the kernel does 708 TFLOP/s, not 495. So the last line needs five times as many rows as the H100.
 
 # %% tags=["hide-input"]
 def smallest(flops, link):  # rows; FLOP/s, bytes a second in one direction
@@ -238,23 +261,25 @@ for name, (flops, link) in speeds.items():
 # %% [markdown]
 # ## What do four GPUs gain?
 #
-# Four NVIDIA H200, bf16, causal, 16 heads of 128, forward and backward, against one. All lengths still fit on one GPU. Before
-# any transfer each rank sends all others a *header*: its number of rows and its options. If they do not fit, all ranks stop.
+# We compare four NVIDIA H200 with one, in bf16, causal, with 16 heads of d = 128, forward and backward. All lengths
+# still fit on one GPU. Before any transfer, each rank sends all others a *header* with its number of rows and its
+# options. If the headers do not agree, all ranks stop.
 #
-# **Predict.** With 8,192 tokens a shard has 2,048 rows, too few to hide a transfer. One GPU takes 1.6 ms, four take 7.1 ms. K
-# and V go round once in 0.72 ms. What takes most of the 7.1 ms?
+# **Predict.** With 8,192 tokens, a shard has 2,048 rows, too few to hide a transfer. One GPU takes 1.6 ms, and four
+# take 7.1 ms. K and V go round once in 0.72 ms. What takes most of the 7.1 ms?
 #
 # - ☐ the kernels: small ones leave SMs idle
-# - ☐ the transfers
 # - ☐ agreeing, starting transfers and launching kernels
+# - ☐ the transfers
 #
 # <details><summary>Answer</summary>
 #
-# **agreeing, starting transfers and launching kernels.** This is a subtraction, not a timeline. Forward sends K and V round
-# once, and backward sends three times as much, so all transfers together take 4 · 0.72 = 2.9 ms. That is only 69 GB/s,
-# because these transfers are short. Kernels take about a quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer
-# hides under a kernel, 3.8 ms are left. They are still more than 3 ms if such small kernels are half as fast. The record
-# does not show how these milliseconds are divided, nor whether transfers slow each other down beside kernels.
+# **agreeing, starting transfers and launching kernels.** This is a subtraction, not a timeline. Forward sends K and V
+# round once, and backward sends three times as much, so all transfers together take 4 · 0.72 = 2.9 ms. That is only 69
+# GB/s, because these transfers are short. Kernels take about a quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no
+# transfer hides under a kernel, 3.8 ms are left. They are still more than 3 ms if such small kernels are half as fast.
+# The record does not show how these milliseconds are divided, nor whether transfers slow each other down beside
+# kernels.
 # </details>
 
 # %% tags=["hide-input"]
@@ -262,36 +287,37 @@ recorded = ring_speed.data()
 show(ring_speed.draw(**recorded, narrow=True))
 
 # %% [markdown]
-# From 32,768 tokens on the ring is faster. What is missing to a factor of 4 goes (likely) to transfers, which occupy some SMs,
-# and to merges. The cross is four GPUs with contiguous shards. At 131,072 tokens each of four GPUs needs 2.0 GiB, not a
-# quarter of 5.1: buffers for blocks on their way come on top.
+# From 32,768 tokens on, the ring is faster than one GPU. The rest of the factor of 4 is probably lost to merges and to
+# transfers, which occupy some SMs. The cross is four GPUs with contiguous shards. At 131,072 tokens, each of four GPUs
+# needs 2.0 GiB. That is more than a quarter of 5.1 GiB, because buffers for blocks on their way come on top.
 #
-# `fa2_lab.distributed` runs this ring with torch: NCCL between GPUs, gloo between the processes of a laptop. A user writes
-# this, and starts it with `torchrun --nproc-per-node 4`:
+# `fa2_lab.distributed` runs this ring with torch. It uses NCCL between GPUs, and gloo between the processes of a
+# laptop. A user writes these lines, and starts them with `torchrun --nproc-per-node 4`:
 #
 # ```python
 # tokens = shard(tokens, dim=1)  # this rank's, in zigzag, cut from all of them
 # positions = shard(torch.arange(N), dim=0)  # for the model's position embeddings
 # ...  # the model makes q, k and v of its own tokens
-# O = ring_attention(q, k, v, causal=True)  # where attention(q, k, v, causal=True) stood
+# O = ring_attention(q, k, v, causal=True)  # instead of attention(q, k, v, causal=True)
 # ```
 
 # %% [markdown]
 # ## Recap
 #
-# - Cut the sequence. Queries stay, keys and values go round, and the parts (O, L) of the blocks are merged.
-# - Under a causal mask contiguous shards waste more than 40% of all ranks' time together. Zigzag makes the work even.
-# - Forward, a causal step hides a transfer from $2 \cdot$ FLOP/s $/$ (bytes/s) rows on, whatever d is.
-# - Backward, the final L makes each block's gradients exact. dK and dV travel with their keys, in fp32.
+# - In a ring the sequence is cut. Queries stay, keys and values go round, and the partial results (O, L) of the blocks are merged.
+# - Under a causal mask, contiguous shards waste more than 40% of the ranks' total time. Zigzag makes the work even.
+# - In the forward pass, a causal step hides a transfer from $2 \cdot$ FLOP/s $/$ (bytes/s) rows on, whatever d is.
+# - In the backward pass, the final L makes the gradients of each block exact. dK and dV travel one step behind their keys, in
+#   fp32.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** One of four steps of the backward ring, without a mask. Each argument is a list, an entry for each rank. Rank r
-# calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)`, which returns dQ, dK and dV, with the block that is with it, and
-# adds to the sums dq[r] and dk[r]. Then everybody hands on what travels. Return dq, k, v and dk as the next step finds them.
-# (The check begins with dq and dk of zeros and takes four steps. Here a rank's own part travels, too: dK is sent four times.
-# dV travels like dK and is left out.)
+# **Build.** Write one of the four steps of the backward ring, without a mask. Each argument is a list with one entry
+# per rank. Rank r calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)` with the block that it holds. The call returns
+# dQ, dK and dV, and rank r adds the first two to dq[r] and dk[r]. Then every rank hands on what travels. Return dq, k,
+# v and dk as the next step finds them. The check begins with dq and dk of zeros and takes four steps. To keep it short,
+# dV is left out, since it travels like dK, and dK is sent four times, because here a rank's own part also travels.
 
 # %%
 def ring_step(q, o, lse, do, dq, k, v, dk):
