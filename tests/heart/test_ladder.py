@@ -2,8 +2,10 @@
 
 import ast
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
+from threading import Barrier
 from types import SimpleNamespace
 
 import numpy as np
@@ -117,10 +119,18 @@ def test_a_side_rung_is_right(rung, N, d, size):
         ladder.load(rung).forward(q, k, v, True)
 
 
+def low(q, k):
+    """q and k whose scores are about −40, so that e^(−L) is more than 16 bits can hold."""
+    q[..., 0], k[..., 0] = 100, -4
+    return q, k
+
+
+@pytest.mark.parametrize("change", [lambda *x: x, low], ids=["", "low"])
 @pytest.mark.parametrize("rung", runnable(ladder.BACKWARD))
 @pytest.mark.parametrize(("N_q", "N_k", "d", "causal"), LARGE if GPU else SMALL)
-def test_a_backward_rung_is_right(rung, N_q, N_k, d, causal):
+def test_a_backward_rung_is_right(rung, N_q, N_k, d, causal, change):
     q, k, v, dO = *tensors(N_q, N_k, d), torch.randn(1, 2, N_q, d, generator=torch.Generator().manual_seed(1)).half()
+    q, k = change(q, k)
     seen = oracle.visible(N_q, N_k, causal)
     heads = zip(*(x[0].double().numpy() for x in (q, k, v, dO)), strict=True)
     O, L, *gradients = map(np.stack, zip(*(oracle.dense(*x[:3], seen, None, None, x[3]) for x in heads), strict=True))
@@ -129,6 +139,93 @@ def test_a_backward_rung_is_right(rung, N_q, N_k, d, causal):
     for x, got, want in zip((q, k, v), ladder.load(rung).backward(*given, causal), gradients, strict=True):
         assert (got.dtype, got.shape) == (x.dtype, x.shape)
         assert oracle.error(got[0].double().cpu().numpy(), want) < 2e-3
+
+
+def one_pass(Q, K, V, dO, L, D, causal):
+    """dQ, dK and dV of one head, by the consumers of rung b02 in Python: two threads, each with 64 of 128 keys."""
+    from hopper_language import LANGUAGE, Tile, multiply, plain, wait
+    from hopper_plain import starting
+
+    class Shared(Tile):
+        def index(self, n):
+            return self[n]
+
+        def store(self, x):
+            self[...] = x
+
+    def blocks(X, rows):  # what the copy engine brings: rows past the end are zero
+        whole = np.zeros((-(-len(X) // rows) * rows, d))
+        whole[: len(X)] = X
+        return whole.reshape(-1, 1, rows, d).view(Shared)
+
+    def store(x, X, head, row, tile):
+        X[row : row + 64] = x[: len(X[row : row + 64])]
+
+    def add(X, at, tile):
+        dQ[at[1] : at[1] + 64, at[2] : at[2] + 64] += tile[0]
+
+    (N_q, d), N_k, both = Q.shape, len(K), Barrier(2)
+    B_r = 8192 // d
+    begin = starting(L[None, None], D[None, None], d, B_r).reshape(-1, 1, 1, 2 * B_r)
+    Q, dO, K, V = blocks(Q, B_r), blocks(dO, B_r), blocks(K, 128), blocks(V, 128).reshape(-1, 1, 64, d)
+    dQ, dK, dV = np.zeros((len(Q) * B_r, d)), np.full((N_k, d), np.nan), np.full((N_k, d), np.nan)
+    module = ladder.copied("b02")
+    vars(module).update(
+        plain(module),
+        gl=LANGUAGE,
+        hopper=SimpleNamespace(warpgroup_mma=multiply, warpgroup_mma_wait=wait, fence_async_shared=lambda: None),
+        mbarrier=SimpleNamespace(arrive=lambda both, count: None, wait=lambda both, phase: both.wait(timeout=20)),
+        tma=SimpleNamespace(store_wait=lambda n: None, async_atomic_add=add),
+        take=lambda ring, n: ring.tiles[n, 0],
+        start=lambda begin, which: np.tile(begin[0, which * B_r : (which + 1) * B_r], (64, 1)).view(Tile),
+        release=lambda ring, n: None,
+        operand=lambda x, like: x,
+        accumulator=lambda columns: None,
+        store=store,
+        **{name: getattr(module, name).value for name in ("B_c", "NO_ROW", "NEG_INF")},
+    )
+    for j in range(0, N_k, 128):
+        first = max(j + N_q - N_k, 0) // B_r if causal else 0
+        tiles = Q[first:], K[j // 128 :], V[j // 64 :], dO[first:], begin[first:]
+        rings = tuple(SimpleNamespace(tiles=x.view(Shared)) for x in tiles)
+        shared = np.zeros((2, 128, B_r)).view(Shared), both, np.zeros((2, 1, 64, 64)).view(Shared)
+        given = dQ, dK, dV, rings, shared, (0, j, first, len(Q)), (N_q, N_k, d**-0.5, d**-0.5 / np.log(2)), causal
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda c, given=given: module.consumer(c, *given), range(2)))
+    return d**-0.5 * dQ[:N_q], dK, dV
+
+
+@pytest.mark.parametrize(("N_q", "N_k", "d", "causal"), [(65, 200, 128, True), (200, 129, 64, False)])
+def test_the_bulk_backward_adds_nothing_for_keys_that_are_not_there(N_q, N_k, d, causal):
+    """Also where all scores are about −1,000, and e^(−L) is infinite: that times a key of zeros is not a number."""
+    draw = np.random.default_rng(0)
+    Q, K, v, dO = (draw.standard_normal((n, d)) for n in (N_q, N_k, N_k, N_q))
+    for q, k in ((Q, K), (abs(Q) + 10, -abs(K) - 10)):
+        O, L, *want = oracle.dense(q, k, v, oracle.visible(N_q, N_k, causal), None, None, dO)
+        for got, gradient in zip(one_pass(q, k, v, dO, L, (dO * O).sum(1), causal), want, strict=True):
+            assert oracle.error(got, gradient) < 1e-9
+
+
+def test_the_software_exponential_is_as_near_as_its_file_says():
+    from test_hopper_softmax import OPERATIONS, execute
+
+    def down(a, b):  # the sum, rounded to the next number below
+        near = (a.astype(float) + b).astype(np.float32)
+        return np.where(near > a.astype(float) + b, np.nextafter(near, np.float32(-np.inf)), near)
+
+    whole = lambda x: x.view(np.int32)  # noqa: E731
+    OPERATIONS |= {
+        "max.NaN.f32": np.maximum,
+        "add.rm.f32": down,
+        "mov.b32": lambda a: a,
+        "mad.lo.s32": lambda a, b, c: (whole(a) * whole(b) + whole(c)).view(np.float32),
+    }
+    text = ladder.copied("x23").cubic("y", "x")
+    x = np.random.default_rng(0).uniform(-126, 128, (1000, 32)).astype(np.float32)
+    y = np.array([execute(text, dict(x=row))["y"] for row in x])
+    assert abs(y / np.exp2(x.astype(float)) - 1).max() < 9e-5
+    odd = np.resize(np.float32([-np.inf, -1000, 0, np.nan]), 32)
+    np.testing.assert_array_equal(execute(text, dict(x=odd))["y"][:4], [0, 0, 1, np.nan])
 
 
 # Each rung makes its change -----------------------------------------------------------------------------------
@@ -199,7 +296,7 @@ def test_rungs_are_launched_as_they_say(monkeypatch):
     assert stages == [1, 3]
     assert [launched(rung, monkeypatch, **sizes)[0] for rung in ("11", "12")] == [(2, 3), (3, 2)]
     for rung in ("13", "14"):  # heads side by side whose K and V fill 16 MiB
-        for N_k, at_once in ((300, 2**24 // (2 * 300 * 64 * 2)), (2**16, 1)):
+        for N_k, at_once in ((300, 2**24 // (2 * 300 * 64 * 2)), (2**16, 1), (2**17, 1)):
             grid, given, _ = launched(rung, monkeypatch, **sizes | dict(N_k=N_k))
             assert grid == (6,) and given[7:9] == (3, at_once)
 
