@@ -1,0 +1,106 @@
+"""What the workflows in .github run, run here: they start rarely, and what nobody runs breaks unseen."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fa2_lab
+
+PROJECT = Path(__file__).resolve().parents[2]
+VERSION = fa2_lab.__version__
+ELSEWHERE = (  # commands that install, or that .ci/run and other tests run: test_package, test_site, test_reach
+    "pip install ",
+    "bash .ci/run",
+    "python -m pytest\n",
+    "python -m build\n",
+    "python -m fa2_lab book --html ",
+    "python -m fa2_lab book --colab ",
+)
+
+
+def steps(workflow: str, job: str) -> list[str]:
+    """The commands of a job."""
+    read = yaml.safe_load((PROJECT / ".github" / "workflows" / f"{workflow}.yml").read_text(encoding="utf-8"))
+    return [step["run"].strip() + "\n" for step in read["jobs"][job]["steps"] if "run" in step]
+
+
+def own(workflow: str, job: str) -> list[str]:
+    """Those of its commands that no other test runs."""
+    return [command for command in steps(workflow, job) if not command.startswith(ELSEWHERE)]
+
+
+def run(command: str, folder: Path = PROJECT, **variables: str) -> subprocess.CompletedProcess:
+    """Run a step as a workflow does, with this Python."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    environment = os.environ | dict(PATH=path) | variables
+    call = ["bash", "-e", "-o", "pipefail", "-c", command]
+    return subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def hooks() -> list[str]:
+    """What pre-commit runs, over all files and without changing them."""
+    config = yaml.safe_load((PROJECT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    entries = [hook["entry"] for hook in config["repos"][0]["hooks"]]
+    return [entry.replace("ruff format", "ruff format --check") + " ." * entry.startswith("ruff") for entry in entries]
+
+
+@pytest.mark.parametrize("hook", hooks())
+def test_the_style_job(hook):
+    assert own("ci", "style") == ["pre-commit run --all-files\n"]
+    if not shutil.which(hook.split()[0], path=str(Path(sys.executable).parent)):
+        pytest.skip(f"{hook.split()[0]} is not installed here")
+    done = run(hook)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_job_of_the_newest_versions():
+    assert own("ci", "newest") == ["python -m fa2_lab doctor\n"]  # whose status test_doctor.py looks at
+    assert own("ci", "readme") == []
+
+
+def test_the_job_with_numpy_alone(tmp_path):
+    hidden = "import sys\nsys.modules.update(dict.fromkeys(('torch', 'triton', 'matplotlib', 'transformers')))\n"
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    path = os.pathsep.join((str(tmp_path), str(PROJECT)))
+    done = [run(command, PYTHONPATH=path) for command in own("ci", "numpy")]
+    assert [job.returncode for job in done] == [0, 0, 0], [job.stdout + job.stderr for job in done]
+    assert "skipped: torch is not installed" in done[0].stdout
+
+
+def test_the_release_job(tmp_path):
+    whole_links, version = own("release", "build")
+    assert own("release", "publish") == own("pages", "site") == []
+    address = "https://github.com/someone/fa2_lab/blob/abc/"
+    source = (
+        '[a](API.md#calls) [b](https://x.y) [c](#d)\n![e](figures/e.svg) <source srcset="figures/f.svg"><img src="g">\n'
+    )
+    (tmp_path / "README.md").write_text(source)
+    done = run(whole_links, tmp_path, GITHUB_REPOSITORY="someone/fa2_lab", GITHUB_SHA="abc")
+    raw = "https://raw.githubusercontent.com/someone/fa2_lab/abc/figures/"
+    want = source.replace("API.md", f"{address}API.md").replace("figures/", raw)
+    assert done.returncode == 0 and (tmp_path / "README.md").read_text() == want, done.stderr
+
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / f"fa2_lab-{VERSION}-py3-none-any.whl").touch()
+    who = "-c user.name=a -c user.email=a@b"
+    for message, tag, status in (
+        (f"Version {VERSION}", VERSION, 0),
+        (f"Version {VERSION}", "9.9", 2),
+        ("x", VERSION, 1),
+    ):
+        begun = run(f"git init -q . && git {who} commit -q --allow-empty -m '{message}'", tmp_path)
+        assert begun.returncode == 0, begun.stderr
+        assert run(version, tmp_path, GITHUB_REF_NAME=f"v{tag}").returncode == status
+
+
+def test_this_readme_has_whole_addresses_on_pypi(tmp_path):
+    shutil.copy(PROJECT / "README.md", tmp_path)
+    assert run(own("release", "build")[0], tmp_path, GITHUB_REPOSITORY="a/b", GITHUB_SHA="c").returncode == 0
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert text != (PROJECT / "README.md").read_text(encoding="utf-8")
+    assert not any(f"{opening}figures/" in text for opening in ('src="', 'srcset="', "](", ", "))
