@@ -88,7 +88,7 @@ matmul | 00 | - | matrix product; a FLOP is one addition or one multiplication i
 extra memory | 00 | - | what an algorithm must hold beyond its inputs and outputs | 额外显存
 request | 04 | - | an element that an SM loads or stores, whether L2 or DRAM holds it | 访存请求
 arithmetic intensity | 01 | - | FLOPs done for each byte that moves | 计算强度
-IO complexity | 03 | - | elements loaded from HBM and stored there, as a function of N, d and M, without a cache | 访存复杂度
+IO complexity | 03 | - | elements that move to and from HBM, as a function of N, d and M, without a cache | 访存复杂度
 # The workshop
 launch option | 11 | - | what a launch asks of the compiler: warps, stages, registers | 启动选项
 PTX | 11 | - | NVIDIA's portable assembly language, which Triton writes | 并行线程执行汇编

@@ -38,7 +38,8 @@ VERDICTS = {"registers": "spills", "shared memory": "too large"}
 
 @style.picture
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
-    """A heatmap of block sizes for each d; a cell says what the forward needs; its fill is stronger the fewer chips have it.
+    """A heatmap of block sizes for each d. A cell says what the forward needs; the fewer chips have it, the stronger
+    its fill.
 
     cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
     smallest first. compiled: {(d, B_r, B_c): spill instructions}, where somebody compiled it.
