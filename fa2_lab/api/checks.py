@@ -269,8 +269,10 @@ def check_masks(
 
 
 def check_sinks(sinks: Tensor | None, options: Options) -> None:
-    """Refuse a sink of +∞, which leaves no key a share, and sinks that would be infinite as the kernels hold them. Sinks
-    are looked at only where nobody has to wait for a GPU."""
+    """Refuse a sink of +∞, which leaves no key a share, and sinks that would be infinite as the kernels hold them.
+
+    Sinks are looked at only where nobody has to wait for a GPU.
+    """
     if sinks is None or not sinks.is_cpu or traced(sinks):
         return
     scale = abs(options.scale) if options.softcap is None else options.softcap
