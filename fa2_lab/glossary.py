@@ -83,7 +83,7 @@ FLOP | 00 | - | one floating-point operation; a multiply-add is two | 浮点运�
 multiply-add | 00 | - | a · b + c in one instruction (FMA) | 乘加
 fusion | 00 | - | several steps in one kernel; what lies between them stays on chip | 算子融合
 bandwidth | 00 | - | bytes that a path delivers per second | 带宽
-GEMM | 04 | - | general matrix multiplication: a kernel for one matrix product, whose result is cut into tiles | 通用矩阵乘法
+GEMM | 04 | - | general matrix multiplication: a kernel that computes a product tile by tile | 通用矩阵乘法
 matmul | 00 | - | matrix product; a FLOP is one addition or one multiplication in it | 矩阵乘法
 extra memory | 00 | - | what an algorithm must hold beyond its inputs and outputs | 额外显存
 request | 04 | - | an element that an SM loads or stores, whether L2 or DRAM holds it | 访存请求
