@@ -3,6 +3,7 @@
 import math
 from contextlib import nullcontext
 from copy import copy
+from itertools import chain
 from typing import Any
 
 import torch
@@ -91,6 +92,16 @@ def strides(X: torch.Tensor) -> tuple[int, ...]:
     A packed sequence is found by its first row, as a batch entry is by its number.
     """
     return X.stride()[:3] if X.dim() == 4 else (X.stride(0), X.stride(1), X.stride(0))
+
+
+def all_strides(*tensors: torch.Tensor) -> tuple:
+    """The strides of some tensors, and whether 8 divides all of them and the compiler has to be told.
+
+    It loads eight 16-bit numbers at once only if it knows that 8 divides every stride. Of an argument it finds out
+    whether 16 does, which is true for d = 80 and false for d = 72.
+    """
+    apart = tuple(map(strides, tensors))
+    return apart, triton.language.constexpr(math.gcd(16, *chain(*apart)) == 8)
 
 
 def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:

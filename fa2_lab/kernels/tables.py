@@ -1,9 +1,10 @@
 """Block sizes, warps and stages of the portable kernels, for each chip family and d.
 
 Three kernels: "forward", and of the backward "columns" (dK, dV) and "rows" (dQ). The entries for Hopper were found by
-measuring on an H200. The others were chosen by compiling (tests/heart/test_compile.py does it again): the largest that
-fit the chip's shared memory and, up to d = 128, spill no register. `fa2-lab tune` measures on the GPU at hand, and
-prints what is faster there as an entry of these tables.
+measuring on an H200. The others were chosen by compiling: they fit the chip's shared memory and spill no register, which
+tests/heart/test_compile.py checks again. (Three kinds do spill: Hopper's backward at d = 256, fp32 at d = 256, and a
+few values that Hopper's forward at d ≤ 64 keeps in memory outside its loops.) `fa2-lab tune` measures on the GPU at
+hand, and prints what is faster there as an entry of these tables.
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class Blocks:
 
     def tile(self, Q: torch.Tensor) -> PortableTile:
         """What a kernel for tensors like Q is compiled for."""
-        numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, self.upcast
+        width = min(self.d_pad, self.B_r) if in_pieces(Q) else self.d_pad
+        numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, width, self.upcast
         return PortableTile(*map(triton.language.constexpr, numbers))
 
 
@@ -71,14 +73,15 @@ HOPPER = dict(
     },
 )
 AMPERE = dict(  # sm_80 to sm_89: everything fits into the 99 KiB of the small ones
-    forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
-    columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 64, 4, 1), 128: (32, 64, 4, 2), 256: (32, 32, 4, 1)},
-    rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
+    forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
+    columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 64, 4, 1), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 192)},
+    # of columns 256: with no number of registers, ptxas stops at 168 for sm_80 and spills 2
+    rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (128, 32, 8, 2), 256: (32, 32, 4, 1)},
 )
 BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB
     # at 64, without a number of registers, ptxas stops at 128 for sm_100 and spills 4
-    forward=AMPERE["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 64, 8, 2)},
-    columns=AMPERE["columns"] | {128: (32, 64, 8, 2)},
+    forward=AMPERE["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 32, 8, 2)},
+    columns=AMPERE["columns"],
     rows=AMPERE["rows"],
 )
 CDNA = dict(  # AMD's MI300 family: 64 KiB
@@ -100,6 +103,16 @@ def family() -> dict:
     if target.backend == "hip":
         return CDNA
     return HOPPER if target.arch // 10 == 9 else BLACKWELL if target.arch >= 100 else AMPERE
+
+
+def in_pieces(Q: torch.Tensor) -> bool:
+    """Whether O is made in pieces of d that are no wider than B_r.
+
+    The last of the products that feed one another decides how warps share a tile. If it has at least as many rows as
+    columns, each warp gets whole rows of S, and otherwise some columns of all rows: then the maximum and the sum of a
+    row, and P, have to cross shared memory. Hopper's wgmma and AMD's compiler always give a warp whole rows.
+    """
+    return Q.dtype != torch.float32 and not interpreter.switched_on() and family() in (AMPERE, BLACKWELL)
 
 
 def padded(d: int) -> int:

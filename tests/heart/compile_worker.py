@@ -8,6 +8,7 @@ process keeps its first target, so every target gets a process of its own.
 
 import json
 import os
+import re
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -54,16 +55,20 @@ def meta(*shape, dtype=torch.bfloat16):
 
 # Portable -----------------------------------------------------------------------------------------------------
 
-FEW_PORTABLE = {  # every entry of the tables once, where it is tightest
-    "sm_80": [(64, "bfloat16", True)],
-    "sm_86": [(256, "bfloat16", True), (256, "float32", False)],
-    "sm_89": [(128, "bfloat16", True)],
-    "sm_90": [(64, "bfloat16", True), (128, "bfloat16", True), (256, "bfloat16", True), (128, "float16", False)],
-    "sm_100": [(128, "bfloat16", True)],
-    "sm_120": [(64, "bfloat16", True)],
-    "gfx942": [(64, "bfloat16", True), (128, "bfloat16", True), (256, "float32", False)],
+def causal(*dimensions: int) -> list[tuple]:
+    return [(d, "bfloat16", True) for d in dimensions]
+
+
+FEW_PORTABLE = {  # every entry for d > 16, and dimensions that 8 divides and 16 does not
+    "sm_80": causal(32, 40, 64, 72, 128, 256),
+    "sm_86": [*causal(96), (256, "float32", False)],
+    "sm_89": causal(32, 40, 64, 72, 128, 256),
+    "sm_90": [*causal(64, 72, 128, 256), (128, "float16", False)],
+    "sm_100": causal(64, 128, 256),
+    "sm_120": causal(64, 96, 128, 256),
+    "gfx942": [*causal(64, 128), (256, "float32", False)],
 }
-MORE_PORTABLE = [(d, "bfloat16", True) for d in (64, 128, 256)]
+MORE_PORTABLE = [*product((16, 32, 40, 64, 72, 88, 96, 104, 120, 128, 256), ("bfloat16",), (True, False))]
 
 
 def portable(target: str, which: str) -> list[dict]:
@@ -78,10 +83,16 @@ def portable(target: str, which: str) -> list[dict]:
         backward.backward(O, Q, Q, Q, O, L, Options(causal, scale=0.1))
         for name, kernel in made.items():
             blocks = tables.blocks(name, Q, causal)
-            row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, blocks=str(blocks))
+            row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, warps=blocks.warps)
             waits = target == "sm_90" and dtype != "float32" and offline.serialized(kernel.made)
-            rows.append(row | offline.report(kernel.made) | dict(waits=waits))
+            row |= offline.report(kernel.made) | dict(waits=waits, narrow=narrow(kernel.made.asm.get("ptx", "")))
+            rows.append(row | dict(shares=ttgir.shares_of_warps(kernel.made.asm["ttgir"])))
     return rows
+
+
+def narrow(ptx: str) -> int:
+    """Loads, copies and stores of fewer than sixteen bytes of a 16-bit tensor: L and D are fp32."""
+    return len(re.findall(r"(?:ld|st)\.global\S*\.(?:b16|v2\.b32)\s|cp\.async\S*\s+\[[^]]*\], \[[^]]*\], (?:0x)?[28]\b", ptx))
 
 
 # Decode -------------------------------------------------------------------------------------------------------

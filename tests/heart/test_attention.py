@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import HOPPER, check, kernels, poisoned, portable_backward  # noqa: F401 (two are fixtures)
-from kernel_truth import DEVICE, NAMES, dense, keep, run, tensors, worst
+from kernel_truth import DEVICE, GPU, NAMES, dense, keep, run, tensors, worst
 from slices import many_kernels, once, shared_out
 
 from fa2_lab.api.attention import attention
@@ -150,15 +150,15 @@ def test_huge_equal_logits(size):
 
 
 @pytest.mark.parametrize("size", (992, 3008, 4992, 6016, 6832, 6912, 6944, 7072, 8960, 29952))
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
-def test_huge_equal_logits_in_half_precision(dtype, size):
+@pytest.mark.parametrize("dtype, sign", product((torch.float16, torch.bfloat16), (1, -1)), ids=str)
+def test_huge_equal_logits_in_half_precision(dtype, sign, size):
     """Times the scale, such scores are rounded by whole powers of two, and so is p, which fp16 must hold.
 
     64 squares of such a size have an exact sum in fp32, so the scores are equal in whatever order they are added.
     """
     q, v = torch.full((1, 1, 90, 64), size, device=DEVICE, dtype=dtype), torch.randn(1, 1, 90, 64, device=DEVICE)
     for causal in (False, True):
-        O = attention(q, q, v.to(dtype), causal=causal)
+        O = attention(q, sign * q, v.to(dtype), causal=causal)
         seen = torch.arange(1, 91, device=DEVICE)[:, None] if causal else 90
         mean = (v.to(dtype).double().cumsum(2) if causal else v.to(dtype).double().sum(2, keepdim=True)) / seen
         assert worst(O, mean.expand_as(O)) < (2e-2 if dtype == torch.bfloat16 else 3e-3)
@@ -209,3 +209,25 @@ def test_strided_inputs_are_not_copied(monkeypatch):
     for name in ("contiguous", "clone", "copy_"):
         monkeypatch.setattr(torch.Tensor, name, None)
     torch.autograd.grad(attention(*inputs), inputs, dO)
+
+
+@pytest.mark.parametrize("width", (72, 76, 79, 80))
+def test_rows_may_be_any_distance_apart(width):
+    """The kernels count strides in eights if 8 divides them all, and only then; what lies between rows is NaN."""
+    q, k, v, dO = tensors(2, 2, 1, 40, 70, 72, torch.bfloat16)
+
+    def spread(x):
+        rows = torch.full((*x.shape[:3], width), torch.nan, dtype=x.dtype, device=DEVICE)[..., :72]
+        return rows.copy_(x)
+
+    q, k, v = (spread(x.detach()).requires_grad_() for x in (q, k, v))
+    check(q, k, v, spread(dO), causal=True)
+
+
+@pytest.mark.parametrize("d", (16, 72, 128))
+def test_O_in_pieces(d, monkeypatch):
+    """As the kernels make it for GPUs whose compiler would share S by columns otherwise."""
+    if GPU:
+        pytest.skip("there the chip decides")
+    monkeypatch.setattr(tables, "in_pieces", lambda Q: True)
+    check(*tensors(1, 2, 1, 50, 83, d, torch.bfloat16), causal=True)

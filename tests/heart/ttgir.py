@@ -1,6 +1,14 @@
-"""What must not stand in a Hopper kernel's TTGIR, where warps wait for each other at barriers."""
+"""What a kernel's TTGIR tells: how warps share products, and in Hopper's kernels what must not stand there."""
 
 import re
+
+
+def shares_of_warps(ttgir: str) -> list[tuple]:
+    """Of each product by mma.sync its rows and columns, and how many of them all warps together take in one round."""
+    by_mma = r"^(#\w+) = #ttg\.nvidia_mma<\{versionMajor = 2.*?warpsPerCTA = \[(\d+), (\d+)\]"
+    warps = {name: (int(rows), int(columns)) for name, rows, columns in re.findall(by_mma, ttgir, re.MULTILINE)}
+    made = re.findall(r"tt\.dot .*-> tensor<(\d+)x(\d+)xf32, (#\w+)>", ttgir)
+    return [(int(m), int(n), 16 * warps[name][0], 8 * warps[name][1]) for m, n, name in made if name in warps]
 
 
 def idle_barriers(ttgir: str) -> list[str]:

@@ -17,6 +17,7 @@ class PortableTile(NamedTuple):
     B_c: tl.constexpr
     d: tl.constexpr
     d_pad: tl.constexpr
+    width: tl.constexpr  # columns of O that one product makes
     upcast: tl.constexpr  # whether tiles become fp32 before they are multiplied: bf16 in Triton's interpreter
 
 
@@ -55,6 +56,15 @@ def block_of(t, T, heads, heads_at_once):
 
 
 @triton.jit
+def known_strides(strides):
+    """What launch.all_strides() gives, as strides of which the compiler knows whether 8 divides them."""
+    apart, IN_EIGHTS = strides
+    if IN_EIGHTS:
+        apart = [[n // 8 * 8 for n in one] for one in apart]
+    return apart
+
+
+@triton.jit
 def head_of(X, strides, batch, head):
     """Pointer to row 0 of one head, in 64 bits: a whole tensor may have more than 2^31 elements."""
     return X + tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
@@ -70,6 +80,13 @@ def one_head(X, strides, batch, head):
 def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, since=None):
     """load_rows() from a Head, in the sizes that the kernel is compiled for."""
     return load_rows(X.at, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast, since)
+
+
+@triton.jit
+def load_columns(X, c, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, since=None):
+    """The same of the columns c … c + width alone."""
+    d: tl.constexpr = min(tile.d - c, tile.width)
+    return load_rows(X.at + c, first, X.stride, n, B, d, tile.width, RAGGED, tile.upcast, since)
 
 
 @triton.jit

@@ -24,6 +24,7 @@ from fa2_lab.kernels.common.tile import (
     columns_seen,
     drop,
     head_of,
+    known_strides,
     length_of,
     load_tile,
     one_head,
@@ -146,7 +147,7 @@ def columns_kernel(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k, str
     if cu_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
         j, k_at, N_k, q_at, N_q = packed_block(j, cu_k, N_k, cu_q, N_q, sequences, B_c)
         L, D = L + q_at, D + q_at
-    Q_strides, K_strides, V_strides, dO_strides, dK_strides, dV_strides = strides
+    Q_strides, K_strides, V_strides, dO_strides, dK_strides, dV_strides = known_strides(strides)
     K, V = one_head(K, K_strides, k_at, head_kv), one_head(V, V_strides, k_at, head_kv)
     col = j * B_c + tl.arange(0, B_c)  # (B_c,)
     length = length_of(key_lengths, batch, N_k)
@@ -200,7 +201,7 @@ def rows_kernel(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k, str
     if window[1] is not None:
         i = T_r - 1 - i  # the heaviest row blocks first
     batch, head = bh // H, bh % H
-    Q_strides, K_strides, V_strides, O_strides, dO_strides, dQ_strides = strides
+    Q_strides, K_strides, V_strides, O_strides, dO_strides, dQ_strides = known_strides(strides)
     q_at, k_at, apart = batch, batch, N_q
     if cu_q is not None:
         i, q_at, N_q, k_at, N_k = packed_block(i, cu_q, N_q, cu_k, N_k, sequences, B_r)
@@ -271,7 +272,7 @@ def prepare_rows(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options
     blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
         *(rows_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=tuple(map(launch.strides, (Q, K, V, O, dO, like(Q, device="meta")))),
+        strides=launch.all_strides(Q, K, V, O, dO, like(Q, device="meta")),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(tile=blocks.tile(Q), **numbers(options)),
     )
@@ -283,7 +284,7 @@ def prepare_columns(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Option
     blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(
         *(columns_kernel, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),
-        strides=tuple(map(launch.strides, (Q, K, V, dO, *(like(x, device="meta") for x in (K, V))))),
+        strides=launch.all_strides(Q, K, V, dO, *(like(x, device="meta") for x in (K, V))),
         **launch.sizes(Q, K, of=K, streamed=Q, sequences=sequences),
         **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **numbers(options)),
     )

@@ -17,7 +17,9 @@ from fa2_lab.kernels.common.tile import (
     columns_seen,
     drop,
     head_of,
+    known_strides,
     length_of,
+    load_columns,
     load_tile,
     one_head,
     packed_block,
@@ -47,8 +49,12 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, dropout, 
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED)  # FA2.A1.L9
         if dropout is not None:  # after the row sum: l counts every key, O only those that are kept
             p_ij = drop(p_ij, row[:, None], col[None, :], dropout)
-        v_j = load_tile(V, j, keys[1], tile, B_c, MASKED, since)  # (B_c, d)  FA2.A1.L7
-        o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
+        added = ()
+        for c in tl.static_range(0, tile.d, tile.width):
+            v_j = load_columns(V, c, j, keys[1], tile, B_c, MASKED, since)  # (B_c, d)  FA2.A1.L7
+            o_c = alpha[:, None] * o_i[c // tile.width]
+            added += (tl.dot(p_ij.to(v_j.dtype), v_j, o_c, input_precision="ieee"),)  # (B_r, d)  FA2.A1.L10
+        o_i = added
     return o_i, m_i, l_i
 
 
@@ -62,7 +68,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k, strides,
     if window[1] is not None:
         i = T_r - 1 - i  # the lower a row block, the more keys it sees: start with the heaviest
     batch, head = bh // H, bh % H
-    Q_strides, K_strides, V_strides, O_strides = strides
+    Q_strides, K_strides, V_strides, O_strides = known_strides(strides)
     q_at, k_at, L_h = batch, batch, tl.cast(bh, tl.int64) * N_q
     if cu_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
         i, q_at, N_q, k_at, N_k = packed_block(i, cu_q, N_q, cu_k, N_k, sequences, B_r)
@@ -79,7 +85,9 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k, strides,
     dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
 
     q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)  FA2.A1.L4
-    o_i = tl.zeros((B_r, tile.d_pad), tl.float32)  # FA2.A1.L5
+    o_i = ()
+    for _ in tl.static_range(0, tile.d, tile.width):
+        o_i += (tl.zeros((B_r, tile.width), tl.float32),)  # FA2.A1.L5
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
     if sinks is not None:  # a key with a score and no value, seen by all
@@ -91,9 +99,10 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k, strides,
     o_i, m_i, l_i = visit_tiles(state, q_i, K, V, middle, keys, rows, window, scales, dropout, tile, MASKED=False)
 
     l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key: O = 0 and L = −∞
-    o_i = o_i / l_i[:, None]  # (B_r, d)  FA2.A1.L12
     L_i = (m_i * scales.fine + tl.log2(l_i)) * LN2  # (B_r,)  FA2.A1.L13
-    store_rows(O, o_i, i * B_r, O_strides[2], N_q, B_r, tile.d, tile.d_pad)  # FA2.A1.L14
+    for c in tl.static_range(0, tile.d, tile.width):
+        o_c = o_i[c // tile.width] / l_i[:, None]  # (B_r, d)  FA2.A1.L12
+        store_rows(O + c, o_c, i * B_r, O_strides[2], N_q, B_r, min(tile.d - c, tile.width), tile.width)  # FA2.A1.L14
     tl.store(L + L_h + row, L_i, mask=row < N_q)  # FA2.A1.L15
 
 
@@ -114,7 +123,7 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
     kernel = launch.Launch(
         *(forward_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=tuple(map(launch.strides, (Q, K, V, like(Q, device="meta")))),
+        strides=launch.all_strides(Q, K, V, like(Q, device="meta")),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(window=launch.window(options), scales=scales(options.scale, options.softcap)),
         **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q)),
