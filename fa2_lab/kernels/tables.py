@@ -1,10 +1,10 @@
 """Block sizes, warps and stages of the portable kernels, for each chip family and d.
 
 Three kernels: "forward", and of the backward "columns" (dK, dV) and "rows" (dQ). The entries for Hopper were found by
-measuring on an H200. The others were chosen by compiling: they fit the chip's shared memory and spill no register, which
-tests/heart/test_compile.py checks again. (Three kinds do spill: Hopper's backward at d = 256, fp32 at d = 256, and a
-few values that Hopper's forward at d ≤ 64 keeps in memory outside its loops.) `fa2-lab tune` measures on the GPU at
-hand, and prints what is faster there as an entry of these tables.
+measuring on an H200. The others were chosen by compiling: they fit the chip's shared memory and spill no register, as
+tests/heart/test_compile.py checks. What does spill is the backward of Hopper at d = 256, fp32 at d = 256, and outside
+its loops the forward of Hopper at d ≤ 64 without a mask. `fa2-lab tune` measures on the GPU at hand, and prints what is
+faster there as an entry of these tables.
 """
 
 from dataclasses import dataclass

@@ -55,6 +55,7 @@ def meta(*shape, dtype=torch.bfloat16):
 
 # Portable -----------------------------------------------------------------------------------------------------
 
+
 def causal(*dimensions: int) -> list[tuple]:
     return [(d, "bfloat16", True) for d in dimensions]
 
@@ -92,7 +93,9 @@ def portable(target: str, which: str) -> list[dict]:
 
 def narrow(ptx: str) -> int:
     """Loads, copies and stores of fewer than sixteen bytes of a 16-bit tensor: L and D are fp32."""
-    return len(re.findall(r"(?:ld|st)\.global\S*\.(?:b16|v2\.b32)\s|cp\.async\S*\s+\[[^]]*\], \[[^]]*\], (?:0x)?[28]\b", ptx))
+    return len(
+        re.findall(r"(?:ld|st)\.global\S*\.(?:b16|v2\.b32)\s|cp\.async\S*\s+\[[^]]*\], \[[^]]*\], (?:0x)?[28]\b", ptx)
+    )
 
 
 # Decode -------------------------------------------------------------------------------------------------------
