@@ -18,8 +18,8 @@
 # - compute, for any N, d and $B_r$, what reaches DRAM, what L2 serves, and which unit ends last,
 # - read a roofline, the chart in which this book compares costs.
 #
-# *Time: 75 minutes with two functions to write (35 to the end of Algorithm 1's first version, 40 for mask and cost).
-# Hardware: any laptop; NumPy is enough. Before this: [03 · FlashAttention](03_fa1.ipynb).*
+# *Time: 75 minutes with two functions to write, 45 for the forward pass and 30 for its cost. Hardware: any laptop; NumPy is
+# enough. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -300,8 +300,8 @@ check(
 #
 # So far the meter has counted what a loop loads and stores, wherever the GPU finds it. We call these elements *requests*.
 # Between the SMs and HBM, however, there is L2 (chapter 00). L2 answers a request for bytes that it still holds, and only the
-# other requests *reach DRAM*. A requested byte costs about 102 FLOPs of the tensor cores, because it passes L2. A byte that
-# also reaches DRAM costs about 206. So we need two numbers for each method, and then we can compare times.
+# other requests *reach DRAM*. A requested byte costs about 102 FLOPs of the tensor cores, because it passes L2. If it
+# also reaches DRAM, it costs about 206 there. So we need two numbers for each method, and then we can compare times.
 #
 # **What is requested?** For one head with N queries and N keys, without a mask:
 #
@@ -317,7 +317,7 @@ check(
 # this way for the tiles of S, and V for the tiles of O, so each of the three costs d/128 elements per score. (P is
 # still loaded once, because a tile of O is as wide as O, if d is at most 128.)
 #
-# In bytes, S and all that FA1 carries through HBM unfinished (o, $\ell$ and m) have four bytes per element, and the others
+# In bytes, S, L and all that FA1 carries through HBM unfinished (o, $\ell$ and m) have four bytes per element, and the others
 # have two. That makes $12 + 6d/128$ bytes per score for standard attention, $(10d + 16)/B_c$ for FA1, and $4d/B_r$ for FA2.
 
 # %% [markdown]
@@ -351,7 +351,8 @@ check(
 # %% [markdown]
 # **Which unit ends last?** Each time below is what one unit of an H200 needs at full speed. All units can work at the same
 # time, so a method takes *at least* the time of the unit that ends last. The last two rows were measured, with simple
-# kernels of this book in tiles of 64 × 64 (rungs 00, 01 and 03 of chapter 10):
+# kernels of this book in tiles of 64 × 64 (rungs 00, 01 and 03 of chapter 10; so the products of standard attention
+# requested even more than the table says):
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2, 64 × 64": "r03_row_blocks"}

@@ -69,9 +69,9 @@ def timeline(turns):  # in which order the workers A and B take their steps
 Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n{timeline('ABABAB')}")
 
 # %% [markdown]
-# The first timeline ends with 7, and the second one with 4, because worker B has stored what it loaded before A was done.
-# The program is the same, and no error is reported. Such a *race* is the reason why the backward pass is harder than
-# the forward pass. But first we need to know what the workers compute.
+# The first timeline ends with 7, and the second one with 4. There, worker B loaded 0 before A had stored its 3, and then
+# overwrote it. The program is the same, and no error is reported. Such a *race* is the reason why the backward pass is
+# harder than the forward pass. But first we need to know what the workers compute.
 
 # %% [markdown]
 # ## What does dS tell about a score?
@@ -291,8 +291,9 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 #
 # - **One pass as listed:** 12 bytes.
 # - **One pass with atomic adds:** dq is sent to L2, where the addition takes place, and never comes back. That leaves q (2), do
-#   (2) and dq (4), which is 8 bytes. But an atomic add costs L2 more than a plain store, because L2 has to read, add and write.
+#   (2) and dq (4), which is 8 bytes. But an atomic add may cost L2 more than a plain store, because L2 has to read, add and write.
 # - **Two passes:** q (2) and do (2) in the first, k (2) and v (2) in the second, which is also 8 bytes, and all of them plain.
+#   (dK, dV and the dQ of the second pass are stored once, and not per tile.)
 #
 # So neither fix is cheaper on all counts, and only a measurement decides. In the simple kernels of chapter 09, on an H200 (64
 # heads, N = 4,096, d = 128, no mask), one pass with atomic adds takes 7.4 ms, and two passes take 5.1 ms. Chapter 13 gets one
@@ -314,7 +315,7 @@ live("backward")
 # %% [markdown]
 # The roofline below has the forward pass and one pass backward as listed (d = 128, tiles of 64 × 64). A requested byte gets
 # 52 FLOPs in the backward pass and 63 in the forward pass, so L2 ends last in both. With atomic adds it would be 10 · 64 / 8
-# = 80 FLOPs, if an atomic add cost no more than a plain store. Since it costs more, 80 is only a bound.
+# = 80 FLOPs, if an atomic add cost no more than a plain store. Nothing here proves that, so 80 is only a bound.
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
