@@ -6,17 +6,19 @@
 #
 # **Windows, documents, sinks: what changes in the loop?**
 #
-# Not every model uses plain causal attention. Some look back only 1,024 keys. Some cap their scores, some add a score that
-# belongs to no key. Training packs many short documents into one long sequence. The loop of chapter 04 stays. What changes is
-# where it begins and ends, or the state that it starts from, or the one line that computes a score.
+# Not every model uses plain causal attention. Some look back only 1,024 keys. Some cap their scores, and some add a
+# score that belongs to no key. Training packs many short documents into one long sequence. In all of these, the loop of
+# chapter 04 stays. What changes is where it begins and ends, or the state that it starts from, or the one line that
+# computes a score.
 #
 # After this notebook you can
 #
-# - write such a mask as one interval of keys for each row, and say which tiles it visits,
-# - say what a softcap and a sink change in the forward and in the backward pass,
-# - say which masks are not intervals, what FlexAttention does for those, and which masks a model gets from us.
+# - write such a mask as one interval of keys for each row, and find the tiles that it visits,
+# - explain what a softcap and a sink change in the forward and in the backward pass,
+# - recognise masks that are not intervals, and describe what FlexAttention does for those,
+# - list the masks that a model gets from this package.
 #
-# *Time: 35 minutes. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
+# *Time: 45 minutes. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), where a tile is SKIP, DIAGONAL or FULL, and [05 · The backward
 # pass](05_backward.ipynb), where $D$ and $L$ come from.*
 
@@ -39,9 +41,9 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What does a row see?
 #
-# A causal row sees the keys from 0 up to its own place. A *window* (left, right) lets it see `left` keys before its own
-# place and `right` keys after it. Either way a row sees an *interval*: all keys from `first` up to, but not including,
-# `last`. As in chapter 04, row $r$ stands at key $r + N_k - N_q$.
+# A causal row sees the keys from 0 up to its own position. A *window* (left, right) lets it see `left` keys before its
+# own position and `right` keys after it. Either way a row sees an *interval*, a contiguous range of keys from `first`
+# up to, but not including, `last`. As in chapter 04, the position of row $r$ is key $r + N_k - N_q$.
 
 # %%
 def interval(row, N_q, N_k, left=None, right=None):  # None: no limit on that side
@@ -55,8 +57,8 @@ for window in ((None, 0), (1, 0), (1, 1)):
     print("3 queries, 5 keys:", *(interval(row, 3, 5, *window) for row in range(3)))
 
 # %% [markdown]
-# `None` is no limit, so the first line, (None, 0), is the causal mask. Padding fits as well: if only the first n keys are
-# real (n is the *key length*), `last` is at most n.
+# `None` is no limit, so the first line, (None, 0), is the causal mask. Padding fits in as well. If only the first n
+# keys are real (n is called the *key length*), `last` is at most n.
 #
 # ## Which tiles does a row block visit?
 
@@ -64,12 +66,13 @@ for window in ((None, 0), (1, 0), (1, 1)):
 show(intervals.draw(**intervals.data()))
 
 # %% [markdown]
-# Here six masks are cut into tiles. (The last two, documents and a sink, are explained below.) The thick lines are the ends
-# of the intervals, and the solid bar is the interval of row 23. A tile between the lines is FULL, a tile that a line cuts is
-# DIAGONAL, and all others are never loaded.
+# Here six masks are cut into tiles. The last two, documents and a sink, are explained below. The thick lines are the
+# ends of the intervals, and the solid bar is the interval of row 23. A tile between the lines is FULL, a tile that a
+# line cuts is DIAGONAL, and all others are never loaded.
 #
-# From one row to the next, neither end moves left. So of a whole row block only the top row and the bottom row matter. The
-# loop runs from the top row's `first` to the bottom row's `last`, and four numbers decide every tile.
+# From one row to the next, neither end moves left. So only the top row and the bottom row of a row block matter. The
+# loop runs from `first` of the top row to `last` of the bottom row, and these two rows' four numbers decide the kind of
+# every tile.
 
 # %%
 def kinds(i, B_r, B_c, N_q, N_k, **window):
@@ -88,8 +91,8 @@ def kinds(i, B_r, B_c, N_q, N_k, **window):
 print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 
 # %% [markdown]
-# Row block 2 has rows 8 to 11. Row 8 sees [0, 13) and row 11 sees [3, 16). Each key of [0, 16) is seen by at least one row:
-# four blocks. Only the keys of [3, 13) are seen by all rows, so blocks 1 and 2 are FULL.
+# Row block 2 has rows 8 to 11. Row 8 sees [0, 13) and row 11 sees [3, 16). Each key of [0, 16) is seen by at least one
+# row, so the loop visits four blocks. Only the keys of [3, 13) are seen by all rows, so blocks 1 and 2 are FULL.
 #
 # ## What does a window save?
 #
@@ -97,9 +100,9 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # with its own) visit, and how many does a plain causal mask?
 #
 # - ☐ the window as many as before, causal twice as many
-# - ☐ the window twice as many, causal four times
 # - ☐ both twice as many
 # - ☐ both four times as many
+# - ☐ the window twice as many, causal four times
 #
 # <details><summary>Answer</summary>
 #
@@ -123,16 +126,23 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # ```
 # </details>
 #
-# In a causal window wider than a tile, tiles at both edges need a mask. If tiles are square, a row block has one on the
-# diagonal. At the left end it has one if `left` or `left` + 1 is a multiple of the tile, otherwise two.
+# In a causal window wider than a tile, tiles at both edges need a mask. If tiles are square, a row block has one such
+# tile on the diagonal. At the left end it has one if `left` or `left` + 1 is a multiple of the tile, and otherwise it
+# has two.
+#
+# Implementations do not agree on how to count. Ours is (left, right), where a row also sees its own key, so (1024, 0)
+# is 1,025 keys. A model's `sliding_window` of 1,024 often counts its own key, and then it is (1023, 0) here. When you
+# compare two implementations, compare a sequence that is one token longer than the window.
 
 # %% [markdown]
 # ## Many documents in one row
 #
-# Documents have different lengths. A batch pads all of them to the longest: with 100, 30 and 70 tokens, a third of it is
-# padding. *Packed* sequences stand one after the other instead, with a list of where each starts, and no token may look
-# into another document. In the picture above they are triangles along the diagonal. Each is a small problem with intervals
-# and tiles of its own. Only addresses change: row $r$ of a document lies at `start + r`.
+# Documents have different lengths. A batch pads all of them to the longest, so with 100, 30 and 70 tokens, a third of
+# it is padding. *Packed* sequences are stored one after the other instead, with a list of where each starts. Many
+# libraries call this list the *cumulative sequence lengths*, `cu_seqlens`, because each start is the sum of all lengths
+# before it. No token may look into another document, so in the picture above the documents are triangles along the
+# diagonal. Each of them is a small problem with its own intervals and tiles. Only addresses change, because row $r$ of
+# a document is stored at `start + r`.
 
 # %%
 def packed(Q, K, V, starts, mask):
@@ -143,7 +153,7 @@ def packed(Q, K, V, starts, mask):
     return O
 
 
-lengths, starts = [100, 30, 70], [0, 100, 130, 200]
+lengths, starts = [100, 30, 70], [0, 100, 130, 200]  # starts: cu_seqlens, with the end of the last
 Q, K, V = np.random.default_rng(0).standard_normal((3, sum(lengths), 8))
 document = np.repeat(range(3), lengths)
 large = Mask(causal=True, allowed=document[:, None] == document)
@@ -155,9 +165,9 @@ for name, sizes in (("padded", [100] * 3), ("packed", lengths)):
     print(f"{name}: {sum(int(tiles_per_row(t).sum()) for t in tilings)} tiles")
 
 # %% [markdown]
-# What is it worth? Sixteen causal sequences of 100 to 4,000 tokens on an H200. Padded to the longest they are 64,000
-# tokens, packed 32,800. There are 32 heads at d = 64 and 16 at d = 128. `torch varlen_attn` is torch's call for packed
-# sequences, and FlashAttention-3 is FA2's successor, written for Hopper:
+# What does it gain? Here are sixteen causal sequences of 100 to 4,000 tokens on an H200. Padded to the longest, they
+# are 64,000 tokens. Packed, they are 32,800. There are 32 heads at d = 64 and 16 at d = 128. `torch varlen_attn` is
+# PyTorch's call for packed sequences, and FlashAttention-3 is FA2's successor, written for Hopper:
 
 # %% tags=["hide-input"]
 timed = [row for row in load("packed").rows if row.problem["batch"] == len(LENGTHS)]
@@ -167,45 +177,47 @@ for row in timed:
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
-# Padded, our call takes 1.9 to 2.1 times as long as packed: it skips padding keys, but its padding rows look at all real keys,
-# 1.9 times the work. We run the kernels of chapters 12b and 13, torch runs those of FA2, which were not written for Hopper.
+# Padded, our call takes 1.9 to 2.1 times as long as packed. It skips padding keys, but its padding rows look at all
+# real keys, which is 1.9 times the work. Our call runs the kernels of chapters 12b and 13. PyTorch runs those of FA2,
+# which were not written for Hopper.
 #
 # ## A cap on the scores
 #
 # A few huge scores can make training unstable. The language model [Gemma 2](https://arxiv.org/abs/2408.00118) therefore
-# bounds them. A *softcap* of $c$ replaces a score $s$, after scaling, by $c \tanh(s / c)$. That is nearly $s$ where $s$ is
-# small, and never beyond $\pm c$:
+# bounds them. A *softcap* of $c$ replaces a score $s$, after scaling, by $c \tanh(s / c)$. This is nearly $s$ if $s$ is
+# small, and it is never beyond $\pm c$:
 
 # %%
 s = np.array([-20, -2, 0.1, 2, 20])
 print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 
 # %% [markdown]
-# **Predict.** A mask sets hidden scores to $-\infty$. What happens if the cap comes after the mask?
+# **Predict.** A mask sets masked scores to $-\infty$. What happens if the cap comes after the mask?
 #
-# - ☐ nothing: hidden keys stay hidden
-# - ☐ hidden keys get some weight
+# - ☐ masked keys get some weight
+# - ☐ nothing: masked keys get no weight
 # - ☐ NaN
 #
 # <details><summary>Answer</summary>
 #
-# **hidden keys get some weight.** $c \tanh(-\infty) = -c$ is a score like any other. Cap first, then mask.
+# **masked keys get some weight.** $c \tanh(-\infty) = -c$ is a score like any other. So the cap comes first, and then
+# the mask.
 # </details>
 #
-# Backward, the chain rule adds one factor. With $t = c \tanh(s/c)$ the slope is $1 - (t/c)^2$, and $t$ is the score that
-# the backward pass recomputes anyway.
+# In the backward pass, the chain rule adds one factor. With $t = c \tanh(s/c)$ the slope is $1 - (t/c)^2$, and $t$ is
+# the score that the backward pass recomputes anyway.
 
 # %% [markdown]
 # ## A score that belongs to no key
 #
-# The weights of a row sum to 1, so a row must attend to something even if nothing fits. Models then put the weight on the
-# first tokens, called *attention sinks* by [Xiao and others](https://arxiv.org/abs/2309.17453). A window takes those tokens
-# away. The model gpt-oss gives each head a learned number in their place, the *sink*: one more score in each row's softmax,
-# with no value.
+# The weights of a row sum to 1, so a row must attend to something even if nothing fits. Models then put the weight on
+# the first tokens, which [Xiao and others](https://arxiv.org/abs/2309.17453) call *attention sinks*. A window takes
+# those tokens away. The model gpt-oss gives each head a learned number in their place, the *sink*. It is one more score
+# in the softmax of each row, with no value.
 #
-# Take the sink as the key that a row meets first. Then m is the sink, the sum is $e^{sink - m} = 1$, and there is no
-# value to add. So the loop of chapter 02 only gets another first state: $m$ = sink and $\ell = 1$, where it was
-# $m = -\infty$ and $\ell = 0$. No tile changes. $L$ includes the sink.
+# Think of the sink as the key that a row meets first. After it, m is the sink, the sum is $e^{sink - m} = 1$, and there
+# was no value to add. So the loop of chapter 02 only gets another first state, $m$ = sink and $\ell = 1$, instead of
+# $m = -\infty$ and $\ell = 0$. No tile changes, and $L$ includes the sink.
 
 # %%
 def one_row(s, V, m, l, o, B_c=4):  # chapter 02's loop, from any first state
@@ -225,10 +237,10 @@ print(f"o {o:.6f}, by a softmax with 11 scores {with_eleven:.6f}")
 print(f"weight left for the keys: {1 - np.exp(sink - L):.4f}")
 
 # %% [markdown]
-# Its gradient follows from chapter 05: $dS = P \circ (dP - D)$, where $D = \mathrm{rowsum}(dO \circ O)$. This holds for
-# every score of a row, so for the sink's too. For a key, $dP$ is $dO \cdot v$. The sink has no value, so its $dP$ is 0, and
-# $-P_{sink} D$ is left. All rows of a head share its sink, so its gradient is the sum over the rows:
-# $dsink = -\sum_r P_{r,sink} D_r$.
+# The gradient of the sink follows from chapter 05, where $dS = P \circ (dP - D)$ and $D = \mathrm{rowsum}(dO \circ O)$.
+# This holds for every score of a row, so it also holds for the sink. For a key, $dP$ is $dO \cdot v$. The sink has no
+# value, so its $dP$ is 0, and $-P_{sink} D$ is left. All rows of a head share the sink, so its gradient is the sum over
+# the rows, $dsink = -\sum_r P_{r,sink} D_r$.
 
 # %%
 Q, K, V, dO = np.random.default_rng(3).standard_normal((4, 12, 8))
@@ -245,24 +257,27 @@ up, down = (fa2.forward(Q, K + x, V, sink=sink, **options)[0] for x in (h, -h))
 print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-5:.6f}")
 
 # %% [markdown]
-# dQ, dK and dV need $P = e^{S - L}$ and $D$. The sink is already in $L$ and in $O$: `fa2.backward` is called as before.
+# dQ, dK and dV need $P = e^{S - L}$ and $D$. The sink is already in $L$ and in $O$, so `fa2.backward` is called as
+# before.
 #
 # ## When is one interval not enough?
 #
 # **Predict.** In which of these masks does every row see a single interval?
 #
-# - ☐ prefix: everybody sees the first 40 keys, otherwise causal
 # - ☐ every 16th key of the past
+# - ☐ prefix: every row sees the first 40 keys, otherwise causal
 # - ☐ a window of 32, and always the first 4 keys
 #
 # <details><summary>Answer</summary>
 #
-# **prefix: everybody sees the first 40 keys, otherwise causal.** Row $r$ sees $[0, \max(40, r + 1))$. In the third, a row
-# sees two intervals. One interval around both is the causal mask again, and in a long sequence most of its tiles are empty.
-# In the second, with tiles of 16 keys or more, every tile of the past must be visited and masked: nothing is saved.
+# **prefix: every row sees the first 40 keys, otherwise causal.** Row $r$ sees $[0, \max(40, r + 1))$. With a window and
+# the first 4 keys, a row sees two intervals. One interval around both would be the causal mask again, and in a long
+# sequence most of its tiles are empty. With every 16th key and tiles of 16 keys or more, every tile of the past must be
+# visited and masked, so nothing is saved.
 # </details>
 #
-# Two numbers no longer say which tiles to visit. A list always does: for each row block, the numbers of its column blocks.
+# For the other masks, two numbers per row are not enough to find the tiles to visit. A list always is. It has, for each
+# row block, the numbers of its column blocks.
 # [FlexAttention](https://pytorch.org/blog/flexattention/) works this way. You write a function `mask_mod(b, h, q, kv)`. It
 # is evaluated ahead of the kernel for all $N^2$ pairs, which gives for each row block the list of its FULL blocks and the
 # list of those that need a mask. In the blocks that need one, the kernel evaluates it again for every score, because the
@@ -270,25 +285,25 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 #
 # ## How does a model get all this?
 #
-# `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes this chapter's windows, caps and sinks, and `attention_packed`
-# takes documents by their starts. A model of Hugging Face's *transformers* ([appendix C](C_package.ipynb)) may ask for causal
-# and bidirectional masks, windows, padding and packed sequences. Any other mask is refused by name: a prefix, too, though
-# it is an interval.
+# `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes this chapter's windows, caps and sinks, and
+# `attention_packed` takes documents by their starts. A model of Hugging Face's *transformers* ([appendix
+# C](C_package.ipynb)) may ask for causal and bidirectional masks, windows, padding and packed sequences. Any other mask
+# is refused by name. That includes the prefix, although it is an interval.
 #
 # ## Recap
 #
 # - A row sees an interval $[first, last)$. The top and bottom row of a block decide its loop and its tiles.
-# - A window makes work grow with $N$. Packed documents are small problems side by side.
-# - A softcap is one function of the score, before the mask, with slope $1 - (t/c)^2$.
-# - A sink is the initial state $m = sink$, $\ell = 1$, and $dsink = -\sum_r P_{r,sink} D_r$.
+# - With a window, the work grows with $N$ instead of $N^2$. Packed documents are small problems side by side.
+# - A softcap is one function of the score, applied before the mask, with slope $1 - (t/c)^2$.
+# - A sink is the initial state $m = sink$, $\ell = 1$, and its gradient is $dsink = -\sum_r P_{r,sink} D_r$.
 # - An interval is two numbers that the kernel computes. Any other mask needs a list of tiles.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** The backward pass walks down a column block, so it asks the other way round: which rows see key `col`?
-# Write `rows_of` for a window (left, right), both numbers: the first row that sees the key, and the one after the last. For a key that
-# no row sees, both are 0.
+# **Build.** The backward pass walks down a column block, so it asks the question the other way round: which rows see
+# key `col`? Write `rows_of` for a window (left, right), where both are numbers. Return the first row that sees the key,
+# and the one after the last. For a key that no row sees, both are 0.
 #
 # <details><summary>Hint</summary>
 #
@@ -321,7 +336,7 @@ check(rows_of, *(rows_case(question, *of) for question, of in zip(questions, at,
 #     at = col - (N_k - N_q)
 #     return max(at - right, 0), max(min(at + left + 1, N_q), 0)
 # ```
-# A column of $S$ is an interval too, with left and right exchanged.
+# A column of $S$ is also an interval, with left and right exchanged.
 # </details>
 
 # %% [markdown]
