@@ -42,7 +42,7 @@ def draw(N: int, M: int, d: int, over_N: dict, over_M: dict, memories: dict) -> 
 
     over_N, over_M: {"FA2": points, ...}. memories: {chip: bytes that a block can have}.
     """
-    caption = "What the chip requests grows as N². A larger tile requests less."
+    caption = "Loads and stores of one head grow as N². Larger blocks need fewer of them."
     figure, axes = style.new_figure(6.2, caption, nrows=2)
     figure.get_layout_engine().set(hspace=0.08)
     for ax, curves in zip(axes, (over_N, over_M), strict=True):
