@@ -242,6 +242,7 @@ def hopper_backward(length: tuple, parts: int, more: dict) -> list[dict]:
         row = dict(kernel=name, d=d, N=N, causal=causal, keys=keys, parts=parts) | more | offline.report(kernel.made)
         row |= dict(early=ttgir.too_early(text), waits=specialized and offline.serialized(kernel.made))
         row |= dict(pdl=kernel.made.metadata.launch_pdl, awaits="griddepcontrol.wait" in kernel.made.asm["ptx"])
+        row |= dict(released=len(re.findall(r"\b(?:red|atom)\.global\.gpu\.release\.", kernel.made.asm["ptx"])))
         rows.append(row | dict(idle=ttgir.idle_barriers(text) if specialized else []))
     return rows
 

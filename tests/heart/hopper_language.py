@@ -61,9 +61,17 @@ def load(pointer):
     return Whole(pointer.numbers[pointer.at])
 
 
-def store(pointer, x, mask):
+def store(pointer, x, mask=None):
+    if mask is None:
+        pointer.numbers[pointer.at] = x
+        return
     assert np.isnan(pointer.numbers[pointer.at[mask]]).all(), "written twice"
     pointer.numbers[pointer.at[mask]] = x[mask]
+
+
+def atomic_add(pointer, n, sem):
+    pointer.numbers[pointer.at] += n
+    return Whole(pointer.numbers[pointer.at] - n)
 
 
 def inline_asm_elementwise(text, constraints, given, *_, **__):
@@ -98,6 +106,7 @@ LANGUAGE = SimpleNamespace(
     sum=np.sum,
     load=load,
     store=store,
+    atomic_add=atomic_add,
     convert_layout=lambda x, layout: x,
     SliceLayout=lambda *_: None,
     static_range=range,

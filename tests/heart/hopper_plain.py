@@ -14,7 +14,7 @@ from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker,
 
 from fa2_lab.kernels.common import tile
 from fa2_lab.kernels.hopper.backward import kernel as backward
-from fa2_lab.kernels.hopper.backward import products, rows, sums
+from fa2_lab.kernels.hopper.backward import launch, products, rows, sums
 from fa2_lab.kernels.hopper.backward import turns as in_order
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
@@ -148,11 +148,23 @@ STAND_INS = {
 # Rings and mailboxes, all of whose stages are kept ----------------------------------------------------------------
 
 
-class Ring:
-    """Everything that was ever filled; and who has released it, which must be everybody in the order of the tiles."""
+class Released:
+    """What one reader has released, in order and nothing twice: a release that is missing hangs a GPU."""
+
+    def __init__(self, first=0, step=1):
+        self.next, self.step = first, step
+
+    def release(self, n):
+        assert n == self.next
+        self.next += self.step
+
+
+class Ring(Released):
+    """Everything that was ever filled; and what the consumer that runs has released."""
 
     def __init__(self):
-        self.filled, self.released = [], 0
+        super().__init__()
+        self.filled = []
         self.tiles = SimpleNamespace(dtype=None, index=lambda n: self.filled[n])
 
     def fill(self, n, X, batch, head, row, N):
@@ -165,15 +177,12 @@ class Ring:
     def take(self, n):
         return self.filled[n]
 
-    def release(self, n):
-        assert n == self.released
-        self.released += 1
 
-
-class Mailbox:
+class Mailbox(Released):
     """All letters."""
 
     def __init__(self, names):
+        super().__init__()
         self.names, self.sent = names, []
 
     def send(self, n, values):
@@ -185,8 +194,10 @@ class Mailbox:
     def read(self, n, name):
         return self.sent[n][self.names.index(name)]
 
-    def release(self, n):
-        pass
+    def was_read(self):
+        """The last letter says that there are no more, so nobody waits for its release; the next reader begins."""
+        assert self.next >= len(self.sent) - 1
+        self.next = 0
 
 
 class Shown(Mailbox):
@@ -234,6 +245,7 @@ class Handed:
         backward.writer(
             c, sums, SimpleNamespace(**vars(pipes) | dict(turns=turns, dq=SimpleNamespace(index=lambda c: self)))
         )
+        pipes.mailbox.was_read()
         assert self.room and not self.owed and not self.parts
 
 
@@ -257,12 +269,12 @@ def scheduler(blocks: int, heads: int, at_once: int, only=None):
     return one
 
 
-def described(Q, K, lengths, window, B_r, B_c, starts=None):
+def described(Q, K, lengths, window, B_r, B_c, starts=None, RAGGED=True):
     """The geometry of a call whose tensors have these shapes; `starts` are cu_q and cu_k of packed sequences."""
     (_, H, N_q, _), (_, H_kv, N_k, _) = ((1, Q[1], Q[0], 0), (1, K[1], K[0], 0)) if starts else (Q, K)
     left, right = window
     sizes = dict(N_q=N_q, N_k=N_k, H=H, group=H // H_kv, B_r=B_r, B_c=B_c, left=left, right=right or 0)
-    flags = dict(RAGGED=True, CAUSAL=right is not None, key_lengths=lengths)
+    flags = dict(RAGGED=RAGGED, CAUSAL=right is not None, key_lengths=lengths)
     cu_q, cu_k = map(Pointer, starts) if starts else (None, None)
     many = dict(cu_q=cu_q, cu_k=cu_k, sequences=len(starts[0]) - 1 if starts else None)
     one = made(GEOMETRY, sizes | flags | many)
@@ -281,7 +293,7 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
     place = described(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
     O, L = np.full(Q.shape, np.nan), np.full(Q.shape[1::-1] if starts else Q.shape[:3], np.nan)
     d, heads = Q.shape[-1], L.size // place.N_q
-    sizes = SimpleNamespace(consumers=consumers, O_apart=True, thrifty=True, d_pad=d)
+    sizes = SimpleNamespace(consumers=consumers, O_apart=consumers < 3, thrifty=True, d_pad=d)
     pipes = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), sizes=sizes)
     pipes.mailbox = Mailbox((forward.NEXT_PACKED if starts else forward.NEXT).value)
     pipes.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)
@@ -289,11 +301,12 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
     Q, K, V, O_told = (Described(X, rows, d) for X, rows in ((Q, 64), (K, B_c), (V, B_c), (O, 64)))
     forward.producer(Q, K, V, pipes, scheduler(blocks, heads, 1), place)
     for c in range(consumers):
-        pipes.k.released, pipes.q.release = 0, lambda n: None
+        pipes.k.next, pipes.q.next, pipes.q.step = 0, c, consumers
         turns.clear()
         forward.consumer(c, O_told, Pointer(L.reshape(-1)), pipes, place, d**-0.5 / np.log(2))
-        assert turns == list(range(len(pipes.k.filled))) and pipes.k.released == len(turns) == len(pipes.v.filled)
-        assert not COPY_ENGINE.reading
+        assert turns == list(range(len(pipes.k.filled))) and pipes.k.next == len(turns) == len(pipes.v.filled)
+        assert pipes.q.next == len(pipes.q.filled) + c and not COPY_ENGINE.reading
+        pipes.mailbox.was_read()
     return O, L
 
 
@@ -334,7 +347,8 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     to show it, then to use what the other one has shown. With `turns` their writers add in turn.
     """
     B_r, d = sizes.B_r, Q.shape[-1]
-    place = described(Q.shape, K.shape, lengths, window, B_r, 128, starts)
+    ragged = launch.ragged(torch.empty(K.shape, device="meta"), lengths, starts)
+    place = described(Q.shape, K.shape, lengths, window, B_r, 128, starts, ragged)
     T_r, T_c, heads = blocks_of(place.N_q, place, B_r), blocks_of(place.N_k, place, 128), K.size // d // place.N_k
     dK, dV = np.full(K.shape, np.nan), np.full(V.shape, np.nan)
     lines = [len(starting) * B_r * sizes.d_pad] + 2 * [T_c * heads * 128 * sizes.d_pad]
@@ -348,7 +362,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     pipes.rows = made(rows.Rows, dict(stages, shown=Shown(rows.SHOWN_IN_TURN.value, pipes.k), B_r=B_r))
     pipes.rows.tiles = lambda n: (stages["q"].kept[n][0], stages["do"].kept[n][0])
     pipes.rows.start = lambda n, which: stages["starts"].kept[n][0][None, which]
-    pipes.rows.wait = pipes.rows.release = lambda n: None
+    pipes.rows.wait = lambda n: None
     if parts > 1:
         dK_told, dV_told = (SimpleNamespace(dtype=None, numbers=x) for x in all_sums[1:])
     blocks = scheduler(T_c, heads * parts, parts)
@@ -362,11 +376,15 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
         for x in all_sums:
             x.fill(0)
         for c in range(2):
-            pipes.k.released = pipes.v.released = 0
+            pipes.k.next = pipes.v.next = 0
+            row_blocks = Released()
+            pipes.rows.release = row_blocks.release
             dQ_sums = SimpleNamespace(numbers=all_sums[0])
             pipes.turns = Handed(2 * sizes.W) if turns else at_any_time
             backward.consumer(c, dK_told, dV_told, dQ_sums, pipes, place, d**-0.5 / np.log(2))
-            assert not COPY_ENGINE.reading
+            assert not COPY_ENGINE.reading and row_blocks.next == len(pipes.rows.shown.sent)
+            assert pipes.k.next == len(pipes.k.filled) == pipes.v.next
+            pipes.mailbox.was_read()
             if turns:
                 pipes.turns.written(c, dQ_sums, pipes)
     return dK, dV, all_sums

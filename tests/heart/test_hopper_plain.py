@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from kernel_truth import dense  # before Triton
 
 pytest.importorskip("triton")
 
+from hopper_language import Pointer, Whole, made
 from hopper_plain import by_python, in_turn, run_backward, run_forward, starting
 
 from fa2_lab.kernels.hopper.backward.sizes import choose
+from fa2_lab.kernels.hopper.shared import geometry
 
 NAN = float("nan")
 WINDOWS = [(None, None), (None, 0), (0, 0), (7, 0), (100, 0), (70, 30), (None, 40), (64, None), (128, 127)]
@@ -56,6 +59,46 @@ def test_every_row_sees_its_interval_and_nothing_else(n, N_q, N_k):
             got += run_backward(Q, K, V, dO, given, window, sizes, lengths)[:2]
         for name, x, y in zip(("O", "L", "dK", "dV"), got, want, strict=False):
             np.testing.assert_allclose(x, y, atol=1e-9, err_msg=f"{name} {window} {lengths}")
+
+
+@pytest.mark.parametrize("N_k", (64, 192, 256, 333))
+def test_keys_past_the_end_would_weigh_most(N_k):
+    """All scores are far below 0, which is what a key of zeros would get: its P is not even finite."""
+    draw = np.random.default_rng(N_k)
+    Q, dO, K, V = (draw.standard_normal((1, 2, N, 8)) for N in (200, 200, N_k, N_k))
+    Q, K = abs(Q) + 30, -abs(K) - 30
+    for window in ((None, None), (None, 0)):
+        want, _ = truth(Q, K, V, dO, window, None)
+        sizes = choose(64, 200, window[1] == 0, ragged=N_k % 128 != 0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            dK, dV, sums = run_backward(Q, K, V, dO, starting(want[1], want[4], 8, sizes.B_r), window, sizes)
+        for x, y in ((dK, want[2]), (dV, want[3])):
+            np.testing.assert_allclose(x, y, atol=1e-9)
+        assert np.isfinite(sums[0]).all()
+
+
+@pytest.mark.parametrize("DRAWN", (False, True))
+def test_each_block_is_handed_out_once_and_the_counters_end_at_zero(DRAWN, monkeypatch):
+    """By however many programs, in whatever order they run: the next launch counts from zero again."""
+    chance, program = random.Random(0), [0]
+    counter, programs = Pointer(np.zeros(2, int)), 1
+    language = dict(vars(geometry.gl), program_id=lambda axis: Whole(program[0]))
+    language |= dict(num_programs=lambda axis: Whole(programs))
+    monkeypatch.setattr(geometry, "gl", SimpleNamespace(**language))
+    for programs in (1, 3, 20):
+        blocks, heads = Whole(5), Whole(7)
+        one = made(geometry.Scheduler, dict(counter=counter, blocks=blocks, heads=heads, at_once=2, DRAWN=DRAWN))
+        running, found = dict.fromkeys(range(programs)), Counter()
+        while running:
+            program[0] = chance.choice(list(running))
+            t = running[program[0]]
+            running[program[0]] = t = one.first() if t is None else one.next()
+            if one.more(t):
+                found[one.place(t)] += 1
+            else:
+                one.leave()
+                del running[program[0]]
+        assert len(found) == 35 and set(found.values()) == {1} and not counter.numbers.any()
 
 
 # The order of additions ---------------------------------------------------------------------------------------

@@ -1,0 +1,151 @@
+"""Hopper's rungs of the ladder, run by Python on NumPy tiles: what they compute, what they release, what they count."""
+
+import math
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from kernel_truth import dense  # before Triton
+
+pytest.importorskip("triton")
+
+from hopper_language import LANGUAGE, Pointer, Tile, Whole, multiply, plain, wait
+
+from fa2_lab.kernels import ladder
+
+RUNGS = ("r20", "r21", "r22", "r23")
+
+
+class Kept(Tile):
+    """A tile that can be written."""
+
+    def store(self, x):
+        self[:] = x
+
+
+class Room:
+    """Shared memory for so many tiles; a ring keeps all that was ever filled."""
+
+    def __init__(self, shape):
+        self.shape, self.kept = shape, {}
+
+    def index(self, n):
+        return self.kept.setdefault(n, np.zeros(self.shape[2:]).view(Kept))
+
+
+class Ring:
+    """Tiles in the order of their numbers, and how often each was released."""
+
+    def __init__(self, tiles, consumers):
+        self.tiles, self.consumers, self.filled, self.released = tiles, consumers, [], Counter()
+
+    def nobody_waits_for_ever(self) -> bool:
+        """Each tile that took another one's stage could do so, because all consumers had released that one."""
+        stages = self.tiles.shape[0]
+        once = all(count <= self.consumers for count in self.released.values())
+        return once and all(self.released[n - stages] == self.consumers for n in range(stages, len(self.filled)))
+
+
+def fill(ring, n, X, head, row):
+    assert n == len(ring.filled)
+    tile = ring.tiles.index(n)
+    tile[:] = 0
+    rows = X.numbers[int(head), int(row) : int(row) + len(tile)]
+    tile[: len(rows)] = rows
+    ring.filled.append(tile)
+
+
+def send(mailbox, r, t):
+    assert r == len(mailbox.filled)
+    mailbox.filled.append(t)
+
+
+def receive(mailbox, r):
+    mailbox.released[r] += 1
+    return mailbox.filled[r]
+
+
+def release(ring, n):
+    ring.released[n] += 1
+
+
+def async_store(O, at, tile):
+    head, i = map(int, at[:2])
+    rows = O.numbers[head, i : i + 64]
+    assert np.isnan(rows).all(), "written twice"
+    rows[:] = tile[: len(rows)]
+
+
+def raised(m, top, limit):
+    """A warp raises all its rows together."""
+    some = (top > limit).reshape(4, -1).any(1).repeat(16)[:, None]
+    return np.where(some, np.maximum(m, top.max(1)[:, None]), m).view(Tile)
+
+
+def tiled(function):
+    """What it returns is a tile, unless it is a number."""
+
+    def found(*given, **named):
+        x = function(*given, **named)
+        return x.view(Tile) if isinstance(x, np.ndarray) else x
+
+    return found
+
+
+def by_python(module, monkeypatch, rings, program, programs):
+    """From now on the rung's functions are Python's."""
+
+    def ring(tiles, consumers):
+        rings.append(Ring(tiles, consumers))
+        return rings[-1]
+
+    language = dict(vars(LANGUAGE)) | dict(where=tiled(LANGUAGE.where), max=np.max)
+    language |= dict(zeros=tiled(lambda shape, *_: np.zeros(shape)), full=tiled(lambda shape, x, *_: np.full(shape, x)))
+    language |= dict(program_id=lambda axis: Whole(program[0]), num_programs=lambda axis: Whole(programs))
+    language |= dict(NVMMADistributedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None)
+    language |= dict(allocate_shared_memory=lambda dtype, shape, layout: Room(shape))
+    language |= dict(warp_specialize=lambda parts, *_: [part(*given) for part, given in reversed(parts)])
+    stand_ins = plain(module) | dict(gl=SimpleNamespace(**language), LN2=math.log(2), NEG_INF=-np.inf, LOWEST=-1e30)
+    stand_ins |= dict(LAG=8.0, room=lambda X, stages: Room((stages, 1, *X.block_shape[1:])), ring=ring, fill=fill)
+    stand_ins |= dict(take=lambda ring, n: ring.filled[n], release=release, send=send, receive=receive)
+    stand_ins |= dict(scores=lambda q, k: (q @ k.T).view(Tile), rounded=lambda p, *_: p)
+    stand_ins |= dict(raised=raised, shrunk=lambda o, alpha: o * alpha[:, :1])
+    stand_ins |= dict(tma=SimpleNamespace(async_store=async_store, store_wait=lambda n: None))
+    hopper = dict(warpgroup_mma=multiply, warpgroup_mma_wait=wait, fence_async_shared=lambda: None)
+    stand_ins |= dict(hopper=SimpleNamespace(**hopper))
+    for name, x in stand_ins.items():
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, x)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_rung_is_right_and_nobody_waits_for_ever(rung, causal, monkeypatch):
+    """O and L against float64, each written once; every stage is released before it is filled again; a counter that
+    programs draw from ends as it began."""
+    draw, heads, d, B_c = np.random.default_rng(0), 3, 8, 64
+    module, program, rings = ladder.load(rung), [0], []
+    for n, (N_q, N_k) in enumerate([(1, 500), (200, 333), (333, 200), (700, 700)]):
+        consumers, stages = 2 + n % 2, 2 + n // 2
+        persistent, apart = rung != "r20", dict(APART=n < 2) if rung == "r23" else {}
+        blocks = -(-N_q // (64 * consumers)) * heads
+        programs = min(blocks, 4) if persistent else blocks
+        with monkeypatch.context() as patch:
+            by_python(module, patch, rings, program, programs)
+            Q, K, V = (draw.standard_normal((heads, N, d)) for N in (N_q, N_k, N_k))
+            O, L, counter = np.full(Q.shape, np.nan), np.full(heads * N_q, np.nan), np.zeros(1, int)
+            told = [SimpleNamespace(numbers=X, block_shape=[1, B, d], dtype="half")
+                    for X, B in ((Q, 64), (K, B_c), (V, B_c), (O, 64))]  # fmt: skip
+            sizes = dict(CAUSAL=causal, CONSUMERS=consumers, STAGES=stages) | apart
+            numbers = map(Whole, (N_q, N_k, heads, 2))
+            given = *told, Pointer(L), *((Pointer(counter, 0),) * persistent), *numbers, d**-0.5 / math.log(2)
+            for program[0] in range(programs):
+                rings.clear()
+                module.forward_kernel(*given, **sizes)
+                assert rings and all(ring.nobody_waits_for_ever() for ring in rings), (N_q, N_k)
+        want = dense(*(torch.from_numpy(X)[None] for X in (Q, K, V, Q)), window=(None, 0 if causal else None))
+        np.testing.assert_allclose(O, want[0][0], atol=1e-9)
+        np.testing.assert_allclose(L.reshape(heads, N_q), want[1][0], atol=1e-9)
+        assert not counter.any()
