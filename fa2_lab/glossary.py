@@ -124,7 +124,8 @@ padding | - | - | keys added to make lengths equal; nobody may see them | 填充
 deterministic | 05 | - | of a kernel: the same inputs give the same result bit for bit, in every run | 确定性的
 dropout | 05 | - | each probability is set to 0 with probability p, the others divided by 1 − p | 随机失活
 multi-query attention | 05 | - | all query heads share one head of keys and values | 多查询注意力
-grouped-query attention | 05 | - | GQA: GQA: each group of query heads shares one head of keys and values | 分组查询注意力
+grouped-query attention | 05 | - | GQA: GQA: each group of query heads shares one head of keys and values |
+    分组查询注意力
 KV cache | 05 | - | keys and values kept from earlier tokens | 键值缓存
 decode | 14 | programs | making one token at a time: one query row, many keys | 逐词解码
 split-K | 07 | warp_split | the keys are divided among workers, which must merge their answers | 按键切分
@@ -173,7 +174,8 @@ zigzag | 15 | zigzag | each rank keeps a piece from the front and one from the b
 # Masks
 interval | 16 | intervals | the keys from first up to last that one row sees | 区间
 window | 16 | intervals | how many keys before and after its own place a row sees: (left, right) | 滑动窗口
-cu_seqlens | 16 | - | cumulative sequence lengths: where each packed sequence starts, and where the last one ends | 累积序列长度
+cu_seqlens | 16 | - | cumulative sequence lengths: where each packed sequence starts, and where the last one ends |
+    累积序列长度
 packed | 16 | intervals | sequences of different lengths one after the other, without padding | 变长拼接
 softcap | 16 | - | scores bounded by c: c · tanh(s / c) | 分数软上限
 sink | 16 | intervals | one more score for each head that has no value | 注意力汇
