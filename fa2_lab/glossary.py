@@ -124,7 +124,7 @@ padding | - | - | keys added to make lengths equal; nobody may see them | 填充
 deterministic | 05 | - | of a kernel: the same inputs give the same result bit for bit, in every run | 确定性的
 dropout | 05 | - | each probability is set to 0 with probability p, the others divided by 1 − p | 随机失活
 multi-query attention | 05 | - | all query heads share one head of keys and values | 多查询注意力
-grouped-query attention | 05 | - | GQA: GQA: each group of query heads shares one head of keys and values |
+grouped-query attention | 05 | - | GQA: each group of query heads shares one head of keys and values |
     分组查询注意力
 KV cache | 05 | - | keys and values kept from earlier tokens | 键值缓存
 decode | 14 | programs | making one token at a time: one query row, many keys | 逐词解码
