@@ -22,6 +22,7 @@ STILLS = {  # by piece: the picture of fa2_lab/plots that shows one moment of it
     "climb": "climb",
     "timetable": "waves",
     "backward": "dq_over_time",
+    "race": "dq_over_time",
 }
 WIDE = ("algorithm1", "climb")  # pieces that take the whole width of a window
 HEAD = re.compile(r'<title>(.*?)</title>\n<meta name="description" content="(.*?)">')
@@ -37,32 +38,41 @@ def about(name: str) -> tuple[str, str]:
 
 
 class live:
-    """`live("algorithm1")` at the end of a cell; more words go to the still picture's `data`."""
+    """`live("algorithm1", ask="order=both")` at the end of a cell.
 
-    def __init__(self, name: str, **words: Any) -> None:
+    ask: how the piece begins, as its address has it. do, still: a sentence that is shown with the piece alone, and one
+    with its still picture alone. More words go to the still picture's `data`.
+    """
+
+    def __init__(self, name: str, ask: str = "", do: str = "", still: str = "", **words: Any) -> None:
         if name not in STILLS:
             raise ValueError(f"name: got {name!r}; it takes one of {', '.join(STILLS)}")
-        self.name, self.words = name, words
+        self.name, self.ask, self.do, self.still, self.words = name, ask, do, still, words
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         drawing = import_module(f"fa2_lab.plots.{STILLS[self.name]}")
         shown, _ = show(drawing.draw(**drawing.data(**self.words)))._repr_mimebundle_()
         title, sentence = about(self.name)
-        words = f"{title}. {sentence}" if title else ""
+        words = " ".join(filter(None, [f"{title}. {sentence}" if title else "", self.still]))
         still = f'<div class="still">{shown["text/html"]}<p>{escape(words)}</p></div>'
-        html = f'<div class="live-piece" data-piece="{self.name}">{still}{self.frame(title) if title else ""}</div>'
+        asked = f'data-ask="{escape(self.ask)}" data-do="{escape(self.do)}"'
+        frame = self.frame(title) if title else ""
+        html = f'<div class="live-piece" data-piece="{self.name}" {asked}>{still}{frame}</div>'
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}
 
     def frame(self, title: str) -> str:
         """The piece in a frame; when it has come, it takes the place of the still."""
         looks = 'style="width: 100%; height: 640px; border: 0"'
         hide = 'onload="this.previousElementSibling.hidden = true"'
-        return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{escape(page(self.name))}"></iframe>'
+        inside = escape(page(self.name, self.ask, self.do))
+        return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{inside}"></iframe>'
 
 
-def page(name: str) -> str:
+def page(name: str, ask: str = "", do: str = "") -> str:
     """A piece with its styles and scripts inside: one document that asks for no other file."""
     html = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
+    html = html.replace("<html", f'<html data-ask="{escape(ask)}"', 1)
+    html = html.replace("</header>", f"<p>{escape(do)}</p></header>", 1) if do else html
 
     def style(found: re.Match) -> str:
         return f"<style>{(FOLDER / found[1]).read_text(encoding='utf-8')}</style>"

@@ -206,7 +206,7 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
     if live := LIVE.search(seen):
         still = re.search(r'<div class="still">(.*?</p>)</div>', seen, re.DOTALL)
         wide = 1240 if live[1] in WIDE_PIECES else 900
-        frame = f'<iframe width={wide} loading=lazy srcdoc="{escape(page(live[1]))}"></iframe>'
+        frame = f'<iframe width={wide} loading=lazy srcdoc="{escape(page(*map(unescape, live.groups(""))))}"></iframe>'
         return [Beat(seen=(f"{frame}<div class=still>{still[1] if still else ''}</div>",), kind="live")]
     if picture := re.search(r"<img [^>]*>", seen):
         caption = re.search(r"<p[^>]*>(.*?)</p>", seen, re.DOTALL)

@@ -95,31 +95,16 @@ function counters(rung, before) {
   return table;
 }
 
-function article(k) {
+const paragraph = (e, className, text) => text && add(e, className, "p", text);
+
+/** A rung's name and speed with the change in code. */
+function change(k) {
   const [rung, before] = [rungs[k], rungs[k - 1]];
-  const e = make("article", "rung");
-  const paragraph = (className, text) => text && add(e, className, "p", text);
+  const e = make("article", "rung change");
   const about = rung.cause ? `: ${rung.cause}` : "";
   e.append(make("h2", "", make("small", "", `Rung ${rung.n}, change ${k} of ${rungs.length - 1}${about}`), rung.name));
-  paragraph(`gain${loses(k) ? " loss" : ""}`, `${Math.round(rate(rung))} TFLOP/s, ${gain(k)}`);
-  paragraph("note", elsewhere(k));
-  paragraph("says", sentence(rung.says));
-  if (before) {
-    add(e, "", "h3", `What limited rung ${before.n}: ${rung.limit}`);
-    paragraph("note", rung.waited);
-    add(e, "", "h3", `What the change removes: ${rung.removes}`);
-  }
-  paragraph("why", rung.why);
-  paragraph("says", forecast(k));
-  paragraph("note", rung.compiled[shapeName()]);
-  paragraph("note", rung.missed[shapeName()]);
-  if (rung.counters.length) {
-    e.append(counters(rung, before));
-    paragraph(
-      "note",
-      "Counted at d = 128 without a mask. A wait: clocks of a warp for each instruction that it issues.",
-    );
-  }
+  paragraph(e, `gain${loses(k) ? " loss" : ""}`, `${Math.round(rate(rung))} TFLOP/s, ${gain(k)}`);
+  paragraph(e, "says", sentence(rung.says));
   const lines = `${rung.plus} ${rung.plus === 1 ? "line" : "lines"} in, ${rung.minus} out`;
   add(e, "", "h3", before ? `The difference to rung ${before.n}: ${lines}` : `From ${rung.file}`);
   e.append(difference(rung.diff, `Part of ${rung.file}`));
@@ -128,8 +113,25 @@ function article(k) {
     fold.append(difference(rung.whole, `All of the difference to ${rung.file}`));
     e.append(fold);
   }
-  const next = rungs[k + 1];
-  if (next) paragraph("note", `Next, rung ${next.n}, ${next.name}. What limits this one: ${next.limit}.`);
+  if (!rung.counters.length) return e;
+  e.append(counters(rung, before));
+  paragraph(e, "note", "Counted at d = 128 without a mask. A wait: clocks of a warp per instruction that it issues.");
+  return e;
+}
+
+/** What limited the rung before, what the change takes away, and what was predicted. */
+function reasons(k) {
+  const [rung, before, next] = [rungs[k], rungs[k - 1], rungs[k + 1]];
+  const e = make("section", "rung reasons");
+  if (before) {
+    add(e, "", "h3", `What limited rung ${before.n}: ${rung.limit}`);
+    paragraph(e, "note", rung.waited);
+    add(e, "", "h3", `What the change removes: ${rung.removes}`);
+  }
+  paragraph(e, "why", rung.why);
+  paragraph(e, "says", forecast(k));
+  for (const text of [elsewhere(k), rung.compiled[shapeName()], rung.missed[shapeName()]]) paragraph(e, "note", text);
+  if (next) paragraph(e, "note", `Next, rung ${next.n}, ${next.name}. What limits this one: ${next.limit}.`);
   return e;
 }
 
@@ -181,12 +183,11 @@ function drawChart(n) {
 
 const transport = new Transport($("transport"), { draw, dwell: () => 2500, t: fromAddress() });
 
-/** The rung that the address names: #r08. */
+/** The rung that the address names, as #r08, or else the highest jump. */
 function fromAddress() {
-  return Math.max(
-    0,
-    rungs.findIndex((rung) => location.hash === `#r${rung.n}`),
-  );
+  const asked = rungs.findIndex((rung) => location.hash === `#r${rung.n}`);
+  const gains = rungs.map((_, k) => (k ? ratio(k) : 0));
+  return asked < 0 ? gains.indexOf(Math.max(...gains)) : asked;
 }
 
 function draw(n) {
@@ -195,15 +196,14 @@ function draw(n) {
   $("speed").textContent = Math.round(rate(rungs[n]));
   $("share").textContent = `${percent(share(n))} of ${peers[0].name}`;
   drawChart(n);
-  $("rung").replaceChildren(article(n));
+  $("rung").replaceChildren(change(n), reasons(n));
   const address = `${location.search}#r${rungs[n].n}`;
   if (location.protocol !== "about:" && location.hash !== `#r${rungs[n].n}`) history.replaceState(null, "", address);
 }
 
 form.oninput = () => {
   read(form, set);
-  ask.set("shape", shapeName());
-  if (location.protocol !== "about:") history.replaceState(null, "", `?${ask}${location.hash}`);
+  remember({ shape: shapeName() });
   transport.show();
 };
 addEventListener("hashchange", () => transport.jump(fromAddress()));
@@ -217,7 +217,7 @@ addEventListener("touchend", (e) => {
   from = null;
 });
 
-$("made").textContent = `${made}. Pale bars: a change that loses in this shape. Steps: ← →, the bars, or a swipe.`;
+$("made").textContent = `${made}. Empty bars: a change that loses in this shape. Steps: ← →, the bars, or a swipe.`;
 mark(form, set);
 transport.length(rungs.length);
 transport.show();

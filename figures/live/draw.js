@@ -1,7 +1,7 @@
 /* What all pieces share: small helpers for a page, the bar that steps through a run, and a word with the page around. */
 "use strict";
 
-const ask = new URLSearchParams(location.search);
+const ask = new URLSearchParams(location.search || document.documentElement.dataset.ask); // or of a page around
 const $ = (id) => document.getElementById(id);
 const within = (x, span) => span && span[0] <= x && x < span[1];
 
@@ -22,6 +22,15 @@ function add(parent, className = "", tag = "div", text = "") {
 function put(e, x, y, w, h) {
   Object.assign(e.style, { left: `${x}px`, top: `${y}px` });
   if (w != null) Object.assign(e.style, { width: `${w}px`, height: `${h}px` });
+}
+
+/** Keep what is set in the address, so that it can be sent to somebody. */
+function remember(settings) {
+  for (const [name, value] of Object.entries(settings)) {
+    if (value === null || value === false || value === "") ask.delete(name);
+    else ask.set(name, value === true ? "" : value);
+  }
+  if (location.protocol !== "about:") history.replaceState(null, "", `?${ask}${location.hash}`);
 }
 
 /** Write HTML only if it is another one, so that nothing flickers and no reader is told twice. */
@@ -125,8 +134,8 @@ function follow(form, set, change) {
 
 /** Back, play, forward and a slider over the steps of a run. `draw` is called with the step that is shown. */
 class Transport {
-  constructor(parent, { draw, dwell = () => 900, t = 0 }) {
-    Object.assign(this, { draw, dwell, t, last: 0, timer: null });
+  constructor(parent, { draw, dwell = () => 900, t = 0, speeds = false }) {
+    Object.assign(this, { draw, dwell, t, last: 0, timer: null, speed: 1 });
     const button = (text, label, title, act, more = "") => {
       const e = add(parent, more, "button", text);
       Object.assign(e, { type: "button", title, onclick: act });
@@ -141,11 +150,24 @@ class Transport {
     this.slider.setAttribute("aria-label", "Step");
     this.count = make("output");
     parent.append(this.slider, this.count);
+    if (speeds) this.addSpeeds(parent);
     this.slider.oninput = () => this.jump(Number(this.slider.value));
     addEventListener("keydown", (e) => this.key(e));
     addEventListener("click", ({ detail, target }) => {
       if (detail && target.matches("[type=radio], [type=checkbox]")) target.blur(); // so that ← and → step on
     });
+  }
+
+  addSpeeds(parent) {
+    const select = make("select", "speed");
+    select.setAttribute("aria-label", "Speed");
+    for (const [factor, text] of [[0.5, "× ½"], [1, "× 1"], [2, "× 2"], [4, "× 4"]]) select.append(new Option(text, factor)); // prettier-ignore
+    this.speed = select.value = Number(ask.get("speed") || 1);
+    select.oninput = () => {
+      this.speed = Number(select.value);
+      remember({ speed: this.speed === 1 ? null : this.speed });
+    };
+    parent.append(select);
   }
 
   /** A run with so many steps; t stays where it is, if there is such a step. */
@@ -200,12 +222,12 @@ class Transport {
     this.timer = setTimeout(() => {
       this.go(this.t + 1);
       if (this.timer) this.tick();
-    }, this.dwell(this.t));
+    }, this.dwell(this.t) / this.speed);
   }
 
   key(e) {
     if (e.defaultPrevented || e.ctrlKey || e.metaKey || e.altKey) return;
-    if (e.target.matches("input:not([type=range]), select, textarea, a, summary")) return;
+    if (e.target.matches("input:not(.transport input), select, textarea, a, summary")) return;
     if (e.key === " " && e.target.matches("button")) return;
     const acts = {
       ArrowLeft: () => this.step(-1),
@@ -249,6 +271,9 @@ function frame() {
     own = null;
   }
   addEventListener("message", (e) => theme(e.data?.theme));
+  addEventListener("keydown", ({ key }) => {
+    if (key in { PageUp: 1, PageDown: 1 }) parent.postMessage({ turn: key === "PageUp" ? -1 : 1 }, "*"); // a deck's slide
+  });
   const tell = () => {
     const height = Math.ceil(document.body.getBoundingClientRect().height);
     if (own) own.style.height = `${height}px`;

@@ -328,18 +328,56 @@ function steps(q, k, v, { order = "fa2", B_r = 2, B_c = 2, causal = false, bias 
   return run.steps;
 }
 
-/** Small numbers with one decimal, so that a reader can check a product: mulberry32, a seed, no other state. */
-function numbers(seed, N = 8, d = 2) {
+/** Numbers from 0 to 1: mulberry32, a seed, no other state. */
+function random(seed) {
   let a = seed >>> 0;
-  const uniform = () => {
+  return () => {
     a += 0x6d2b79f5;
     let t = Math.imul(a ^ (a >>> 15), a | 1);
     t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
     return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
   };
+}
+
+/** Small numbers with one decimal, so that a reader can check a product. */
+function numbers(seed, N = 8, d = 2) {
+  const uniform = random(seed);
   const one = (scale) => Math.round(20 * scale * (uniform() - 0.5)) / 10;
   const matrix = (scale) => upTo(N).map(() => upTo(d).map(() => one(scale)));
   return { q: matrix(1.9), k: matrix(1.9), v: matrix(1) };
+}
+
+/** The numbers of a sentence: each word is a direction. A query has its word's, a key that of the word before, a value
+    its word's. So a word that was seen before looks at what followed it then, as in chapter 00's map. */
+function numbersOf(words) {
+  const known = [...new Set(words)];
+  const direction = (word, length) => {
+    const angle = (2 * Math.PI * known.indexOf(word)) / known.length;
+    return [Math.cos, Math.sin].map((f) => (word === undefined ? 0 : Math.round(10 * length * f(angle)) / 10));
+  };
+  return {
+    q: words.map((word) => direction(word, 2.4)),
+    k: words.map((_, n) => direction(words[n - 1], 2.4)),
+    v: words.map((word) => direction(word, 1)),
+  };
+}
+
+/** Two runs side by side, as pairs of their steps: both end their n-th tile at the same time, and who is done waits. */
+function together(one, two) {
+  const tiles = (run) => {
+    const parts = [[]];
+    run.forEach(({ op }, t) => {
+      parts.at(-1).push(t);
+      if (op === "add") parts.push([]);
+    });
+    return parts;
+  };
+  const [a, b] = [tiles(one), tiles(two)];
+  return upTo(Math.max(a.length, b.length)).flatMap((n) => {
+    const [x, y] = [a[n] || [one.length - 1], b[n] || [two.length - 1]];
+    const most = Math.max(x.length, y.length);
+    return upTo(most).map((k) => [x, y].map((part) => part[Math.max(0, k - most + part.length)]));
+  });
 }
 
 // A row that arrives in blocks (online softmax) -----------------------------------------------------------------------
@@ -514,6 +552,39 @@ function backward(tiling, passes = 1) {
   const collisions = sum(out.map(({ meet }) => sum(Object.values(meet).map((workers) => workers.length - 1))));
   out.push({ op: "done", pass: 0, at: [], meet: {}, added: [...added], products, collisions });
   return out;
+}
+
+/** Both ways to add up dQ over time, counted in products of a tile: one pass with atomic adds, and two passes. A write
+    has its block i, its time, and its workers in the order in which they add; `seed` draws that order. A block of dQ is
+    a single float32 here, the sum of a part for each tile. */
+function race(tiling, seed) {
+  const [T_r, T_c] = [cdiv(tiling.N_q, tiling.B_r), cdiv(tiling.N_k, tiling.B_c)];
+  const rows = upTo(T_r).map((i) => upTo(visited(i, tiling)));
+  const columns = upTo(T_c).map((j) => upTo(T_r).filter((i) => rows[i].includes(j)));
+  const [part, draw] = [random(5), random(seed)];
+  const parts = upTo(T_r).map(() => upTo(T_c).map(() => Math.fround(8 * (part() - 0.5))));
+  const visits = (work, each, begin, block) =>
+    work.flatMap((tiles, worker) =>
+      tiles.map((tile, k) => ({ worker, from: begin + each * k, to: begin + each * (k + 1), i: block(worker, tile) })),
+    );
+  const atomics = visits(columns, 5, 0, (_, i) => i);
+  const together = {};
+  for (const visit of atomics) (together[`${visit.i} ${visit.to}`] ||= []).push(visit);
+  const shuffled = (workers) => workers.map((w) => [draw(), w]).sort((a, b) => a[0] - b[0]).map(([, w]) => w); // prettier-ignore
+  const adds = Object.values(together).map((some) => {
+    return { i: some[0].i, time: some[0].to, workers: shuffled(some.map(({ worker }) => worker)) };
+  });
+  const begin = 4 * Math.max(...columns.map((tiles) => tiles.length));
+  const both = [...visits(columns, 4, 0, () => null), ...visits(rows, 3, begin, (i) => i)];
+  const stores = upTo(T_r).map((i) => ({ i, time: begin + 3 * rows[i].length, workers: [i] }));
+  const inOrder = (some) => some.reduce((x, y) => Math.fround(x + y), 0);
+  const added = (i) => adds.filter((add) => add.i === i).sort((a, b) => a.time - b.time).flatMap(({ workers }) => workers); // prettier-ignore
+  const last = (all) => Math.max(...all.map(({ to }) => to));
+  const sums = (order) => upTo(T_r).map((i) => inOrder(order(i).map((j) => parts[i][j])));
+  return [
+    { visits: atomics, writes: adds, end: last(atomics), sums: sums(added) },
+    { visits: both, writes: stores, end: last(both), sums: sums((i) => rows[i]) },
+  ];
 }
 
 // The words beside Algorithm 1 ----------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ const asked = {
   },
   timetable: ({ heads, tiling, SMs, perSM, ...options }) =>
     run("timetable")(run("programs")(heads, tiling, options), SMs, perSM),
+  numbersOf: (words) => run("numbersOf")(words),
+  race: ({ tiling, seed }) => run("race")(tiling, seed),
   backward: ({ tiling, passes }) => run("backward")(tiling, passes),
 };
 

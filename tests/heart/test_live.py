@@ -11,7 +11,7 @@ import pytest
 
 from fa2_lab.machine import budget, chips, grid, io
 from fa2_lab.machine.prices import cost
-from fa2_lab.plots import live
+from fa2_lab.plots import dq_over_time, live
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
@@ -264,6 +264,35 @@ def test_the_backward_meets_on_dq_where_the_model_says_so():
         for p in range(1, passes + 1):  # each pass visits each tile once
             seen = sorted((at["i"], at["j"]) for step in walked if step["pass"] == p for at in step["at"])
             assert seen == [(i, j) for i in range(tiling.T_r) for j in tiling.visited_cols(i)]
+
+
+def test_both_ways_to_add_up_dq_take_the_time_that_the_picture_gives_them():
+    rng = np.random.default_rng(5)
+    tilings = [Tiling(T, T, 1, 1, mask) for T in range(2, 8) for mask in (NO_MASK, CAUSAL)]
+    given = [("race", dict(tiling=tiling_of(t), seed=int(rng.integers(1e6)))) for t in tilings for _ in range(5)]
+    for n, (atomics, two) in enumerate(ask(given)):
+        tiling = tilings[n // 5]
+        writers, tiles = grid.dq_writers(tiling), [len(list(tiling.visited_rows(j))) for j in range(tiling.T_c)]
+        assert (atomics["end"], two["end"]) == (5 * max(tiles), 4 * max(tiles) + 3 * tiling.T_c)
+        for i, workers in enumerate(writers):  # each worker adds once, and in two passes one alone writes
+            assert sorted(w for add in atomics["writes"] if add["i"] == i for w in add["workers"]) == workers
+        assert [store["workers"] for store in two["writes"]] == [[i] for i in range(tiling.T_r)]
+        np.testing.assert_allclose(atomics["sums"], two["sums"], atol=1e-5)
+        if tiling.mask is NO_MASK:
+            ways = dq_over_time.data(tiling.T_r)["ways"].values()
+            for ours, way in zip((atomics, two), ways, strict=True):
+                assert [(v["worker"], v["from"], v["to"]) for v in ours["visits"]] == [v[:3] for v in way["visits"]]
+                assert {(w["i"], w["time"]): sorted(w["workers"]) for w in ours["writes"]} == way["writes"]
+    again = ask([("race", dict(tiling=tiling_of(tilings[8]), seed=seed)) for seed in range(40)])
+    assert len({str(ways[0]["sums"]) for ways in again}) > 5, "the order of the atomic adds decides the last bits"
+    assert len({str(ways[1]["sums"]) for ways in again}) == 1
+
+
+def test_a_sentence_looks_where_the_map_says():
+    """A word that was seen before looks at what followed it then."""
+    numbers = ask([("numbersOf", "the cat saw the dog".split())])[0]
+    _, P = naive.forward(*(np.array(numbers[name]) for name in "qkv"), mask=CAUSAL)
+    assert P[3].argmax() == 1 and P[3, 1] > 0.9
 
 
 # The pages --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,19 @@ addEventListener("message", (event) => {
   frame.style.height = `${Math.min(height, 4000)}px`;
   frame.contentWindow.postMessage({ theme: document.documentElement.dataset.theme }, "*");
 });
+
+/** A wide piece breaks out of the column of text, over the bars at both sides. */
+const widen = () => {
+  const room = document.documentElement.clientWidth;
+  const width = Math.min(room - 32, 1480);
+  for (const figure of document.querySelectorAll("figure.live-piece.wide")) {
+    figure.style = "";
+    const { left, width: narrow } = figure.getBoundingClientRect();
+    if (room >= 1000 && width > narrow) figure.style = `width: ${width}px; margin-left: ${(room - width) / 2 - left}px`;
+  }
+};
+addEventListener("load", widen);
+addEventListener("resize", widen);
 new MutationObserver(tellTheme).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 
 // Listings: a tag such as # FA2.A1.L9 goes to the margin, a comment that says "moved" or "new" stands out -----------------

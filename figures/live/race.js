@@ -1,0 +1,101 @@
+/* The race for dQ: above, one pass with atomic adds; below, two passes. One time axis, in products of a tile. */
+"use strict";
+
+const set = { blocks: 4, causal: false };
+const form = $("settings");
+const stage = $("stage");
+const WAYS = ["One pass, atomic adds", "Two passes"];
+let seed = 1;
+let ways = [];
+
+form.innerHTML = [
+  slider("blocks", "blocks of rows and keys", [2, 3, 4, 5, 6]),
+  choice("mask", "causal", [["true", "causal"]], "checkbox"),
+  `<fieldset><legend>the same input</legend><button type="button" id="again">run both again</button></fieldset>`,
+].join("");
+const transport = new Transport($("transport"), { draw, dwell: () => 420 });
+
+function prepare() {
+  const n = whole("blocks", set.blocks, 2, 6);
+  ways = race({ N_q: n, N_k: n, B_r: 1, B_c: 1, causal: set.causal }, seed);
+  transport.length(Math.max(...ways.map(({ end }) => end)) + 1);
+}
+
+function draw(t) {
+  if (!stage.clientWidth || !ways.length) return; // not laid out yet, or refused
+  const [lane, left, right] = [21, 66, stage.clientWidth < 560 ? 84 : 112];
+  const unit = (stage.clientWidth - left - right) / transport.last;
+  const high = 2 * set.blocks * lane + 40;
+  clear(stage, 2 * high + 24);
+  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, top: n * high + 24 }));
+  const x = left + t * unit;
+  shape(stage, "line", { x1: x, x2: x, y1: 18, y2: 2 * high, class: "clock" });
+  shape(stage, "text", { x: left, y: 2 * high + 16, class: "small" }, "time, in products of a tile →");
+  write($("say"), sentence(t));
+  stage.setAttribute("aria-label", sentence(t));
+}
+
+/** The workers as lanes, and below them the blocks of dQ with every addition. */
+function drawWay({ visits, writes, end, sums }, name, t, { lane, left, unit, top }) {
+  shape(stage, "text", { x: 0, y: top - 8, class: "strong" }, `${name}: ends after ${end}`);
+  for (const k of upTo(set.blocks))
+    shape(stage, "text", { x: 0, y: top + k * lane + 14, class: "small" }, `worker ${k + 1}`);
+  for (const { worker, from, to, i } of visits) {
+    const state = t >= to ? "" : t > from ? " running" : " ahead";
+    const at = { x: left + from * unit, y: top + worker * lane, width: (to - from) * unit - 1, height: lane - 3 };
+    shape(stage, "rect", { ...at, class: `visit${state}` });
+    const words = i === null ? "dK, dV" : `dQ ${i + 1}`;
+    const text = { x: at.x + at.width / 2, y: at.y + 13, class: `small middle in${state}` };
+    if (at.width > 36) shape(stage, "text", text, words);
+  }
+  const below = top + set.blocks * lane + 6;
+  for (const i of upTo(set.blocks)) {
+    const y = below + i * lane;
+    shape(stage, "text", { x: 0, y: y + 14, class: "small" }, `dQ ${i + 1}`);
+    const all = writes.filter((write) => write.i === i);
+    for (const { time, workers } of all.filter((write) => write.time <= t)) {
+      const width = workers.length > 1 ? 30 : 18;
+      const box = { x: left + time * unit - width, y, width, height: lane - 3 };
+      shape(stage, "rect", { ...box, class: `write Q${workers.length > 1 ? " meet" : ""}` });
+      const mark = workers.length > 1 ? `× ${workers.length}` : workers[0] + 1;
+      shape(stage, "text", { x: box.x + width / 2, y: y + 13, class: "small middle in" }, String(mark));
+    }
+    const whole = all.every((write) => write.time <= t);
+    const x = left + transport.last * unit + 8;
+    if (whole) shape(stage, "text", { x, y: y + 13, class: "small" }, show(sums[i], 7));
+  }
+}
+
+function sentence(t) {
+  const [one, two] = ways;
+  const now = one.writes.filter(({ time, workers }) => time === t && workers.length > 1);
+  if (t === 0) return "All workers start together. Watch who adds into dQ, and when.";
+  if (t === transport.last) {
+    const later = (two.end / one.end).toFixed(2);
+    return `Two passes take ${later} times as long, because they compute S and dP twice. But run both again. With atomic adds, the last digits of dQ change, and with two passes they never do.`;
+  }
+  if (now.length) {
+    const [{ i, workers }] = now;
+    return `${workers.length} workers add into block ${i + 1} of dQ at the same time. In this run they come in the order ${workers.map((w) => w + 1).join(", ")}.`;
+  }
+  if (t >= one.end) return "One pass has ended. Of two passes the second is at work: each block of dQ has one worker.";
+  const second = Math.min(...two.visits.filter(({ i }) => i !== null).map(({ from }) => from));
+  return t < second
+    ? "With atomic adds, every tile ends with an addition into dQ. The first of two passes adds nothing into dQ."
+    : "The second pass computes S and dP again, and each worker keeps its block of dQ on chip until the end.";
+}
+
+$("again").onclick = () => {
+  seed += 1;
+  prepare();
+  transport.jump(transport.last);
+};
+follow(form, set, () => {
+  transport.pause();
+  prepare();
+  transport.go(0);
+});
+$("note").textContent =
+  "A box is a tile. With atomic adds it has five products, in the two passes it has four and three. A mark × 4 means that 4 workers add at the same time. At the right is one number of each block of dQ, summed in float32 in the order of this run.";
+if (ask.has("step")) transport.go(Number(ask.get("step")));
+onWidth(stage, () => transport.show());
