@@ -245,5 +245,5 @@ $("undo").onclick = () => {
 
 mark(form, set);
 prepare();
-transport.go(Number(ask.get("step") || 0));
+transport.go(ask.has("step") ? Number(ask.get("step")) : run.findIndex(({ rises }) => rises));
 onWidth(stage, () => transport.show());
