@@ -72,7 +72,7 @@ HOPPER = dict(
         256: (64, 32, 4, 2),
     },
 )
-AMPERE = dict(  # sm_80 to sm_89: everything fits into the 99 KiB of the small ones
+AMPERE = dict[str, dict](  # sm_80 to sm_89: everything fits into the 99 KiB of the small ones
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
     columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 64, 4, 1), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 192)},
     # of columns 256: with no number of registers, ptxas stops at 168 for sm_80 and spills 2
