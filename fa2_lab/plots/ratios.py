@@ -13,13 +13,13 @@ LOOKS = {  # of every implementation, in the order of the legend: those that com
 }
 RIVALS = ("FlashAttention-3", "cuDNN")  # of these the whole range is drawn, and each loss
 SLOWER = "a problem on which fa2_lab is slower"
-Row = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
+Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
 
 
 def data() -> dict:
     """Ratios over every implementation in the suites that compare speed."""
     paper, sweep = load("paper"), load("sweep")
-    rows: list[Row] = []
+    rows: list[Ratios] = []
     for direction in ("forward", "backward"):
         for d in (64, 128):
             for causal in (False, True):
@@ -47,13 +47,13 @@ def against(rows: list[Measurement]) -> dict[str, list[float]]:
     return {name: ratios for name, ratios in found.items() if ratios}
 
 
-def by_direction(group: str, rows: list[Measurement]) -> list[Row]:
+def by_direction(group: str, rows: list[Measurement]) -> list[Ratios]:
     """A row for forward and one for backward."""
     return [(group, direction, against(of(rows, direction))) for direction in ("forward", "backward")]
 
 
 @style.picture
-def draw(rows: list[Row], setting: str) -> style.Drawn:
+def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     """A row for each setting: per implementation the median ratio, for the nearest two the range and each loss."""
     counts = {name: won(rows, name) for name in RIVALS}
     words = " and ".join(f"{name} on {wins:,} of {all_:,}" for name, (wins, all_) in counts.items())
@@ -103,7 +103,7 @@ def draw(rows: list[Row], setting: str) -> style.Drawn:
     return figure, f"A chart of speed ratios with a line at 1, one row for each setting. Medians: {medians}."
 
 
-def won(rows: list[Row], name: str) -> tuple[int, int]:
+def won(rows: list[Ratios], name: str) -> tuple[int, int]:
     """On how many problems fa2_lab is faster than an implementation, and on how many both were measured."""
     found = [x for _, _, ratios in rows for x in ratios.get(name, ())]
     return sum(x > 1 for x in found), len(found)

@@ -48,10 +48,10 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
         start, sums = (torch.empty(*shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
         columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
         rounded = (dK, dV) if divided else (None, None)
-        turns = sums[lines_of_sums:].view(torch.int32) if same_bits else None
+        turns, turns_of = (sums[lines_of_sums:].view(torch.int32), cu_k) if same_bits else (None, None)
         with on_device_of(Q):
             counter = host.counter_for(Q, options.recorded)  # now: the three kernels follow each other without a gap
-            before(O, dO, L, dL, start, sums, cu_q, cu_k if same_bits else None)
+            before(O, dO, L, dL, start, sums, cu_q, turns_of)
             main(Q, K, V, dO, start, sums, *columns, counter, key_lengths, turns, cu_q, cu_k)
             after(sums, dQ, *rounded, cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
