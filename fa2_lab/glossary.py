@@ -87,6 +87,8 @@ GEMM | 04 | - | general matrix multiplication: a kernel that computes a product 
 matmul | 00 | - | matrix product; a FLOP is one addition or one multiplication in it | 矩阵乘法
 extra memory | 00 | - | what an algorithm must hold beyond its inputs and outputs | 额外显存
 request | 04 | - | an element that an SM loads or stores, whether L2 or DRAM holds it | 访存请求
+memory-bound | 01 | - | of a kernel: its time is set by the bytes that it moves | 访存受限
+compute-bound | 01 | - | of a kernel: its time is set by its arithmetic | 计算受限
 arithmetic intensity | 01 | - | FLOPs done for each byte that moves | 计算强度
 IO complexity | 03 | - | elements that move to and from HBM, as a function of N, d and M, without a cache | 访存复杂度
 # The workshop

@@ -204,7 +204,8 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # %% [markdown]
 # So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it slightly less: 42 for d = 128 and N = 4,096.) By the
 # list of chapter 00, however, an H200 could do 206 FLOPs while HBM delivers one byte. So standard attention can reach at most
-# about a fifth of the GPU's speed. Measured with simple kernels on an H200, it reached 14% (rung 00 of chapter 10).
+# about a fifth of the GPU's speed. Its time is set by bytes and not by FLOPs, so it is called *memory-bound*. (The opposite is
+# *compute-bound*.) Measured with simple kernels on an H200, it reached 14% (rung 00 of chapter 10).
 
 # %% [markdown]
 # ## Backwards through a product

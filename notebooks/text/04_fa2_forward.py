@@ -383,8 +383,9 @@ Markdown("\n".join(lines))
 # workers of a head now ask for the same keys at about the same time. An H200 counted 22.1 GB for FA1 and 0.3 GB for FA2.
 #
 # The *roofline* is a chart of the same times. A method that does x FLOPs with each byte of a memory that delivers b bytes per
-# second cannot do more than b · x FLOPs per second, which is a slanted line on logarithmic axes. The tensor cores draw a
-# flat line across the top:
+# second cannot do more than b · x FLOPs per second, which is a slanted line on logarithmic axes, the *bandwidth ceiling* of that
+# memory. The tensor cores draw a flat line across the top, the *compute ceiling*. Under the slanted part a method is
+# memory-bound, and under the flat part it is compute-bound:
 
 # %% tags=["hide-input"]
 rows = [(f"FA2, {B} × {B}", cost("FA2", B_r=B, B_c=B)) for B in (64, 128)]

@@ -192,7 +192,7 @@ check(
 # it. We count the bytes per tile for each element of a block, B · d of them, with square tiles. Elements of q, k, v and do
 # have two bytes. Elements of an unfinished sum have four. (L and D are small.)
 #
-# - **Columns j outside.** dk and dv stay. For each tile, q (2 bytes), do (2) and dq (4) are loaded, and dq (4) is stored.
+# - **Columns j outside.** dk and dv stay, as *accumulators* on the chip. For each tile, q (2 bytes), do (2) and dq (4) are loaded, and dq (4) is stored.
 #   Together these are 12 bytes.
 # - **Rows i outside.** dq stays. For each tile, k (2), v (2), dk (4) and dv (4) are loaded, and dk (4) and dv (4) are stored.
 #   Together these are 20 bytes.
