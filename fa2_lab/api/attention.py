@@ -85,8 +85,8 @@ def attention(
         check_lengths(key_lengths, q, k.shape[2])
     options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], k.shape[2]))
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
-    options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), portable=backend == "portable")
-    options = options._replace(reference=not runs_on_triton(backend, q.device.type))
+    who = dict(portable=backend == "portable", reference=not runs_on_triton(backend, q.device.type))
+    options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), **who)
     check_sinks(sinks, options)
     drawn = seed_tensor(seed, q.device) if dropout_p else None
     return operators.compute(kind, Tensors(q, k, v, key_lengths, drawn, sinks), options, return_lse)

@@ -2,8 +2,9 @@
 
 A kind is all that checks and choices look at: types, dtypes, devices, shapes, strides and options. Where tensors lie
 and what values they hold are no part of it. PREPARED keeps for each kind what was made for it: who serves the call, and
-its launches with every argument but the pointers. Below this table only relaunch.py keeps something for each call: for
-each descriptor the last 64 addresses.
+its launches with every argument but the pointers. Launches that the compiler
+cannot tell apart share what Triton made of the first. Below this table only relaunch.py keeps something for each call:
+for each descriptor the last 1,024 addresses.
 
 A few values are looked at before a launch, such as the range of key_lengths. SEEN keeps which tensors passed, as they
 were then; nothing is written onto the tensors. forget() empties both.
@@ -68,9 +69,9 @@ def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
 
 
 def keep(key: tuple, made: Any) -> Any:
-    """Put `made` into the table."""
+    """Put `made` into the table, and take the oldest entry out if the table is full."""
     if len(PREPARED) >= MOST:
-        PREPARED.clear()
+        PREPARED.pop(next(iter(PREPARED)), None)
     PREPARED[key] = made
     return made
 
@@ -105,6 +106,11 @@ def like(x: Tensor, device: str | None = None) -> Tensor:
     torch's own results are, unless its rows would have gaps then; it never repeats or overlaps itself as x may do."""
     made = torch.empty_like(x, device=device)
     return torch.empty_like(x, device=device, memory_format=torch.contiguous_format) if has_gaps(made) else made
+
+
+def shaped_like(x: Tensor) -> Tensor:
+    """A tensor in the shape and the strides of like(x), for whoever asks for no more of it."""
+    return x if x.is_contiguous() else like(x, device="meta")
 
 
 # Values that were looked at -----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from operator import is_
 from typing import Any
 
 from triton import knobs
+from triton.language import constexpr
 from triton.runtime import driver
 
 NOWHERE = 0, 1, 1  # a grid without programs
@@ -48,7 +49,8 @@ class Relaunch:
             raise ValueError("an unknown order of arguments")
         self.hooks = [x for x in base if type(x).__name__ == "HookChain"]
         self.base = [*grid, *(None if type(x).__name__ == "HookChain" else x for x in base[3:])]
-        self.encode = [*map(encoder, own[:described], compiled.metadata.tensordesc_meta if described else ())]
+        self.meta = [*compiled.metadata.tensordesc_meta] if described else []
+        self.encode = [*map(encoder, own[:described], self.meta)]
         self.rest = [*map(plain, own[described + pointers :])]  # and no tensor is kept alive
         self.launcher = compiled.run.launch
         if described:
@@ -58,6 +60,14 @@ class Relaunch:
             others = pointers + len(self.rest)
             if len(mine) != len(theirs) or not all(map(alike, mine[:-others], theirs)):
                 raise ValueError("descriptors are taken apart in another way")
+
+    def resized(self, grid: Any, described: Any, rest: Any) -> "Relaunch":
+        """The same kernel on a grid, tensors and numbers of other sizes: those that it was compiled for, too."""
+        found = copy.copy(self)
+        found.base = [*grid, *self.base[3:]]
+        found.encode = [*map(encoder, described, self.meta)]
+        found.rest = [*map(plain, rest)]
+        return found
 
     def __call__(self, stream: Any, addresses: Any) -> bool:
         """Whether it was launched: where a profiler has a hook, Triton's own call must tell it of the launch."""
@@ -81,6 +91,39 @@ class Relaunch:
         own += addresses[len(self.encode) :]
         own += self.rest
         return own
+
+
+def seen_by_compiler(kernel: Any, arguments: dict[str, Any]) -> tuple:
+    """What Triton's compiler sees of a launch's numbers: constants as they are, and of the others what it may use.
+
+    Of an integer those are its width and, where the kernel lets it, whether it is 1 and whether 16 divides it.
+    """
+    try:
+        parameters = parameters_of(kernel)
+    except AttributeError:
+        return (object(),)  # this Triton is another inside: no launch is like another
+    return tuple([(name, *told(x, *parameters[name])) for name, x in arguments.items()])
+
+
+@functools.cache
+def parameters_of(kernel: Any) -> dict[str, tuple[bool, bool]]:
+    """Of each parameter whether it is a constant to the compiler, and whether its value is looked at if it is none."""
+    return {p.name: (bool(p.is_constexpr), not p.do_not_specialize) for p in kernel.params}
+
+
+def told(x: Any, constant: bool, looked_at: bool) -> tuple:
+    """What the compiler sees of one argument."""
+    kind: Any = type(x)
+    if kind is constexpr:
+        return type(x.value), x.value
+    if constant or kind is bool or x is None:
+        return kind, x
+    if kind is int:
+        width = 32 if -(2**31) <= x < 2**31 else 64 if x < 2**63 else -64
+        return (width, x == 1, x % 16 == 0) if looked_at else (width,)
+    if kind is float:
+        return (kind,)
+    return (kind, *[told(y, constant, looked_at) for y in x]) if isinstance(x, tuple) else (kind, x)
 
 
 def handed_over(compiled: Any, stream: Any, arguments: list) -> list:
@@ -121,7 +164,7 @@ def alike(mine: Any, theirs: Any) -> bool:
 
 
 def encoder(described: Any, meta: Any) -> Any:
-    """The function from an address to what `launch` puts in a descriptor's place; it keeps the last 64."""
+    """The function from an address to what `launch` puts in a descriptor's place; it keeps the last 1,024."""
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     utils = driver.active.utils
@@ -129,4 +172,4 @@ def encoder(described: Any, meta: Any) -> Any:
     fixed: tuple = meta["swizzle"], meta["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], meta["block_size"]
     fixed += described.shape, described.strides, 0
     sizes = *described.shape, *described.strides
-    return functools.lru_cache(64)(lambda address: (encode(address, *fixed), *sizes))
+    return functools.lru_cache(1024)(lambda address: (encode(address, *fixed), *sizes))

@@ -117,7 +117,12 @@ def in_pieces(Q: torch.Tensor) -> bool:
 
 def padded(d: int) -> int:
     """d as the tensor cores take it: a power of two of at least 16."""
-    return max(16, triton.next_power_of_2(d))
+    return max(16, power_of_2(d))
+
+
+def power_of_2(n: int) -> int:
+    """n, rounded up to a power of two."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
 def upcast(Q: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ with suppress(ImportError):  # without Triton, TESTED can be read all the same
     from triton.runtime import driver as driver
 
     from fa2_lab.kernels.relaunch import relaunch as relaunch
+    from fa2_lab.kernels.relaunch import seen_by_compiler as seen_by_compiler
 
 TESTED = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 OLDEST = "3.6"

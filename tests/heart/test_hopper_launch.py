@@ -185,6 +185,24 @@ def test_what_the_backward_leaves_to_others(monkeypatch):
     assert [set(map(id, x)) for x in looked_at] == [set(map(id, given)), set(map(id, given[1:4]))]
 
 
+@pytest.mark.parametrize("packed", (False, True))
+def test_expanded_heads_are_taken_and_their_gradients_lie_apart(packed, monkeypatch):
+    """The copy engine steps 0 bytes from head to head; what it writes to has memory for each head."""
+    Q, K = tensors(1, 4, 1, 500, 600, 64, packed=packed)
+    K = K.expand(*K.shape[:-2], 4, 64) if packed else K.expand(1, 4, 600, 64)
+    options, sequences = Options(True, 0.1), 2 if packed else None
+    described = forward.prepare_launch(Q, K, K, options, lengths=False, sequences=sequences).descriptors
+    assert [0 in x.strides for x in described] == [False, True, True, False]
+    made = []
+    monkeypatch.setattr(
+        backward, "Launch", lambda *setting, **arguments: made.append(setting) or (lambda *tensors: None)
+    )
+    call = backward.prepare(Q, Q, K, K, Q, options, sequences=sequences)
+    assert [0 in x.strides for x in made[1][3][:4]] == [False, True, True, False]
+    given = Q, Q, K, K, Q, Q[..., 0], None, None, "cu_q", "cu_k"
+    assert all(x.is_contiguous() for x in call(*given))
+
+
 def test_the_order_of_a_step_is_what_is_fastest_where():
     """dv_late, dk_late, hold_v, last_first and thrifty, of d, N_q, causal, ragged and same_bits."""
     for kind, want in {

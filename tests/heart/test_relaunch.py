@@ -139,6 +139,49 @@ def test_the_driver_is_handed_the_same_as_by_tritons_own_call(kind, described, g
     assert again(12, moved) and gpu.seen[2] == mine
 
 
+@pytest.mark.parametrize("kind, described", [("installed", 0), ("installed", 2), (InOneRow, 0), (InAList, 0)])
+def test_other_sizes_are_handed_over_as_by_tritons_own_call(kind, described, gpu):
+    class Longer(Descriptor):
+        shape, strides = [7, 6], [12, 1]
+
+    arguments = *(Descriptor(64 * n) for n in range(described)), *POINTERS, *REST
+    run = installed(gpu.launch, described, len(arguments)) if kind == "installed" else kind(gpu.launch)
+    made = Compiled(run, [*"abcdefghi"][: len(arguments)], described)
+    first = relaunch.relaunch(made, (7, 1, 1), 11, arguments, described, len(POINTERS))
+    rest, moved = ((5, 6), 7, 1.5, Sizes(32, Sizes(3, (4, 5)))), [*(256 * n for n in range(described)), 160, 0, 320]
+    longer = [Longer(256 * n) for n in range(described)]
+    assert first.resized((9, 2, 1), longer, rest)(12, moved)
+    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    run(9, 2, 1, 12, made.function, made.packed_metadata, None, *hooks, *longer, 160, 0, 320, *rest)
+    mine, theirs = gpu.seen
+    assert mine == [None if any(x is hook for hook in hooks) else x for x in theirs]
+    first(12, moved)
+    assert gpu.seen[2][:3] == [7, 1, 1], "the first is as it was"
+
+
+@pytest.mark.beside("launch_worker.py")
+def test_launches_are_filed_as_triton_compiles_them(rows):
+    """Those that the compiler tells apart never share what was compiled, and those that it does not always do."""
+    filed = {(kernel, number, given) for kernel, number, given in rows}
+    assert len(filed) == len({number for _, number, _ in filed}) == len({(kernel, given) for kernel, _, given in filed})
+    assert len(rows) > 5 * len(filed) > 500 and {"forward_kernel", "stream_k_kernel", "backward_kernel"} <= {
+        kernel for kernel, *_ in rows
+    }
+
+
+def test_as_many_layers_as_a_model_has_are_described_once(gpu):
+    """Each has tensors of its own, one after the other; the copy engine is told of each once."""
+    told, fill = [], gpu.fill_tma_descriptor_tiled
+    gpu.fill_tma_descriptor_tiled = gpu.fill_tma_descriptor = lambda *x: told.append(x) or fill(*x)
+    made = Compiled(installed(gpu.launch, 1, 8), [*"abcdefgh"], 1)
+    again = relaunch.relaunch(made, (7, 1, 1), 11, (Descriptor(64), *POINTERS, *REST), 1, len(POINTERS))
+    told.clear()
+    for _ in range(3):
+        for layer in range(200):
+            assert again(11, [1024 * layer, 160, 0, 320])
+    assert len(told) == 200
+
+
 def test_no_tensor_is_kept_alive(gpu):
     arguments = Descriptor(64), *POINTERS, *REST
     made = Compiled(installed(gpu.launch, 1, len(arguments)), [*"abcdefgh"], 1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -14,7 +14,9 @@ from fa2_lab.kernels import interpreter, launch, tables
 from fa2_lab.kernels.common.softmax import scales
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import Counts, DecodeTile, Strides, merge_kernel, split_kv_kernel, stream_k_kernel
-from fa2_lab.kernels.prepared import Options, kinds_of, like, prepared
+from fa2_lab.kernels.prepared import Options, kinds_of, like, prepared, shaped_like
+from fa2_lab.kernels.tables import power_of_2
+from fa2_lab.tiles import cdiv
 
 MOST_ROWS = 64  # of one tile
 MERGE_WIDTH = 32  # columns of O that a program of the merge takes
@@ -104,7 +106,7 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
 def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[str, Any]) -> launch.Launch:
     """A program for some columns of each row of O, with as many warps as these and a head's parts give work to."""
     width, heads = min(blocks.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads
-    parts = min(64, max(4, triton.next_power_of_2(cut.programs // heads + 2)))
+    parts = min(64, max(4, power_of_2(cut.programs // heads + 2)))
     warps, registers = min(4, max(1, parts * width // 1024)), blocks.registers and 128
     options = tables.Blocks(blocks.B_r, blocks.B_c, warps, stages=1, registers=registers).compiler_options()
     if common["tile"].early_merge:
@@ -162,7 +164,7 @@ PAGED = 2  # more stages, if there are more than two: the entry of the block tab
 
 def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
     """Tile, warps, stages and registers for queries like Q, and how many programs run at once."""
-    B_r, d_pad = min(MOST_ROWS, max(16, triton.next_power_of_2(shape.rows))), tables.padded(shape.d)
+    B_r, d_pad = min(MOST_ROWS, max(16, power_of_2(shape.rows))), tables.padded(shape.d)
     if interpreter.switched_on():
         SMs, found, registers = 1, INTERPRETED, None
     else:
@@ -178,7 +180,7 @@ def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
     """The cases of the tables that apply, in their order."""
     usual = Entry(*entries()["any"][tables.padded(shape.d)])
     heads, few, fp32 = shape.equal_heads, B_r == 16, Q.dtype == torch.float32
-    splits = shares.splits_of_head(SMs, heads, triton.cdiv(shape.N_k, usual.B_c))
+    splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, usual.B_c))
     applies = {
         "fp32, 64 rows": fp32 and B_r == MOST_ROWS,
         "fp32": fp32,
@@ -199,6 +201,7 @@ def entries() -> dict:
     return next((table for sizes, table in ours if sizes is theirs), FOR_AMPERE)
 
 
+@cache
 def starts_early(device: torch.device) -> bool:
     """Whether a GPU has programmatic dependent launch: a kernel may start while the one before it still runs."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
@@ -220,7 +223,7 @@ def cut_keys(
     shape: Shape, blocks: tables.Blocks, itemsize: int, at_once: int, programs: int | None, left: int | None = None
 ) -> Cut:
     """Split-KV where the rules of shares.py say so and nobody asks for a number of programs, else stream-K."""
-    row_blocks, tiles = triton.cdiv(shape.rows, blocks.B_r), triton.cdiv(shape.N_k, blocks.B_c)
+    row_blocks, tiles = cdiv(shape.rows, blocks.B_r), cdiv(shape.N_k, blocks.B_c)
     if left is not None:  # and no tile before the window of the first query
         tiles -= max(shape.N_k - shape.N_q - left, 0) // blocks.B_c
     heads = shape.batch * shape.H_kv * row_blocks
@@ -232,7 +235,7 @@ def cut_keys(
     programs = programs or at_once
     if not shape.one_length:
         return Cut(splits=0, programs=programs, share=least, whole_heads=False)
-    share = max(triton.cdiv(heads * (tiles + 1), programs), least)
+    share = max(cdiv(heads * (tiles + 1), programs), least)
     return Cut(splits=0, programs=programs, share=share, whole_heads=share % (tiles + 1) == 0)
 
 
@@ -244,12 +247,18 @@ def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, 
     masked = not (split_kv and all_seen)
     sizes = shape.d, blocks.d_pad, blocks.B_r, blocks.B_c, shape.page
     switches = masked, not split_kv, early_merge, blocks.upcast
-    return DecodeTile(*map(tl.constexpr, (*sizes, *switches)))
+    return tile_for(*sizes, *switches)
+
+
+@cache
+def tile_for(*numbers: int) -> DecodeTile:
+    """The same from its numbers; few of them ever differ."""
+    return DecodeTile(*map(tl.constexpr, numbers))
 
 
 def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> Counts:
     """The numbers of a call that hardly change from call to call."""
-    row_blocks, R = triton.cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
+    row_blocks, R = cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
     return Counts(shape.H, shape.group, shape.N_q, row_blocks, heads=shape.H_kv * row_blocks, R=R, pages=shape.pages,
                  width=shape.width, left=window[0], right=window[1])  # fmt: skip
 
@@ -301,5 +310,5 @@ def strides_of(Q: Tensor, K: Tensor, V: Tensor, table: Tensor | None) -> Strides
     """Of batch entries (or pages), heads, and rows (or keys)."""
     order = (0, 1, 2) if table is None else (0, 2, 1)
     K_strides, V_strides = (tuple(x.stride(i) for i in order) for x in (K, V))
-    O = like(Q, device="meta")
+    O = shaped_like(Q)
     return Strides(Q.stride()[:3], K_strides, V_strides, O.stride()[:3])

@@ -36,7 +36,7 @@ from fa2_lab.kernels.common.tile import (
     sees,
     store_rows,
 )
-from fa2_lab.kernels.prepared import Options, like
+from fa2_lab.kernels.prepared import Options, like, shaped_like
 
 
 class RowTensors(NamedTuple):
@@ -272,7 +272,7 @@ def prepare_rows(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options
     blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
         *(rows_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, V, O, dO, like(Q, device="meta")),
+        strides=launch.all_strides(Q, K, V, O, dO, shaped_like(Q)),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(tile=blocks.tile(Q), **numbers(options)),
     )
@@ -284,7 +284,7 @@ def prepare_columns(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Option
     blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(
         *(columns_kernel, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, V, dO, *(like(x, device="meta") for x in (K, V))),
+        strides=launch.all_strides(Q, K, V, dO, *(shaped_like(x) for x in (K, V))),
         **launch.sizes(Q, K, of=K, streamed=Q, sequences=sequences),
         **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **numbers(options)),
     )

@@ -27,7 +27,7 @@ from fa2_lab.kernels.common.tile import (
     sees,
     store_rows,
 )
-from fa2_lab.kernels.prepared import Options, like
+from fa2_lab.kernels.prepared import Options, like, shaped_like
 
 
 @triton.jit
@@ -123,7 +123,7 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
     kernel = launch.Launch(
         *(forward_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, V, like(Q, device="meta")),
+        strides=launch.all_strides(Q, K, V, shaped_like(Q)),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(window=launch.window(options), scales=scales(options.scale, options.softcap)),
         **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q)),

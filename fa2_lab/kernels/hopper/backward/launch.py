@@ -14,7 +14,7 @@ from fa2_lab.kernels.hopper.backward.sums import after_kernel, before_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
 from fa2_lab.kernels.launch import EARLY, Launch, multiprocessors, on_device_of, programs, shape, strides
-from fa2_lab.kernels.prepared import Options, like
+from fa2_lab.kernels.prepared import Options, like, shaped_like
 
 
 def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Options, key_lengths: Tensor | None = None,
@@ -114,7 +114,7 @@ def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
     if parts > 1:
         columns = 2 * (lines(dK_sums, (128, 32), swizzle=128),)
     else:
-        columns = tuple(describe(like(X, device="meta"), 64) for X in (K, V))
+        columns = tuple(describe(shaped_like(X), 64) for X in (K, V))
     sums = lines(starts, (1, 2 * chosen.B_r)), lines(dQ_sums, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
     SMs, column_blocks = multiprocessors(Q.device), programs(K, 128, sequences)
@@ -141,7 +141,7 @@ def prepare_after(Q: Tensor, K: Tensor, V: Tensor, options: Options, chosen: siz
     """dQ from its sums, and dK and dV if they are sums: one program for each consumer's part of a tile."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
-    apart = tuple(strides(like(X, device="meta")) for X in (Q, K, V))
+    apart = tuple(strides(shaped_like(X)) for X in (Q, K, V))
     return Launch(
         *(after_kernel, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | EARLY),
         **dict(strides=apart, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),

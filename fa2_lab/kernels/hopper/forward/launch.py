@@ -12,7 +12,7 @@ from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
 from fa2_lab.kernels.launch import Launch, multiprocessors, on_device_of, programs, shape
-from fa2_lab.kernels.prepared import Options, like
+from fa2_lab.kernels.prepared import Options, like, shaped_like
 
 
 def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
@@ -51,7 +51,7 @@ def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: b
     """
     causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
-    SMs, group, O = multiprocessors(Q.device), H // H_kv, like(Q, device="meta")
+    SMs, group, O = multiprocessors(Q.device), H // H_kv, shaped_like(Q)
     ragged = lengths or sequences is not None
     if options.windowed:
         chosen = sizes.choose_for_window(d, causal)

@@ -57,6 +57,6 @@ def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> T
 
 
 def copyable(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the copy engine can address such a tensor: in whole steps of 16 bytes, no dimension repeated."""
-    steps = all(n == 1 or (stride > 0 and stride % 8 == 0) for n, stride in zip(shape[:-1], strides[:-1], strict=True))
+    """Whether the copy engine can address such a tensor: in whole steps of 16 bytes; those of an expanded one are 0."""
+    steps = all(n == 1 or (stride >= 0 and stride % 8 == 0) for n, stride in zip(shape[:-1], strides[:-1], strict=True))
     return strides[-1] == 1 and steps and min(shape) > 0

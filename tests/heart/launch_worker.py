@@ -1,0 +1,76 @@
+"""Prepares calls of many sizes, and prints for each launch what it is filed under and what Triton's compiler is given.
+
+Nothing is compiled and nothing is launched.
+"""
+
+import json
+from types import SimpleNamespace
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from fa2_lab.kernels import choice, launch
+from fa2_lab.kernels.hopper.backward import launch as hopper_backward
+from fa2_lab.kernels.hopper.forward import launch as hopper_forward
+from fa2_lab.kernels.prepared import Options, Tensors, forget
+from fa2_lab.tools import offline
+
+offline.compile_for("sm_90")
+names, given = {}, []
+
+
+def number(x) -> int:
+    """Equal things have equal numbers."""
+    return names.setdefault(x, len(names))
+
+
+def compiled(kernel, key, signature, device, constexprs, options, attrs, warmup):
+    given.append(repr((signature, constexprs, options, attrs)))
+    return SimpleNamespace(run=lambda *_: None, function=None, packed_metadata=None, launch_metadata=lambda *_: None)
+
+
+def launched(self, *tensors):
+    described = len(self.descriptors)
+    handed = *map(launch.described_at, self.descriptors, tensors), *tensors[described:]
+    given.clear()
+    self.kernel.device_caches.clear()  # also what it has seen is compiled again
+    self.kernel[self.grid](*handed, **self.arguments, **self.options)
+    print(json.dumps([self.kernel.__name__, number(self.compiled_as(tensors)), given[0]]))
+
+
+JITFunction._do_compile, launch.Launch.__call__ = compiled, launched
+hopper_forward.host.counter_for = lambda X, recorded: torch.zeros(2, dtype=torch.int32)
+hopper = dict(hopper_forward=hopper_forward, hopper_backward=hopper_backward)
+for module in hopper.values():
+    module.enough_work = lambda Q, K: True
+
+
+def floats(*shape, dtype=torch.bfloat16):
+    return torch.zeros(shape, dtype=dtype)
+
+
+def calls(N: int):
+    """Dense calls forward and backward, few queries among them, and packed ones whose number of rows is the same."""
+    for N_q, heads, options in (
+        (1, 8, Options(False, 0.1)),
+        (N, 2, Options(True, 0.1)),
+        (N, 1, Options(False, 0.3, left=9)),
+    ):
+        q, k, lengths = floats(2, heads, N_q, 64), floats(2, 1, N, 64), torch.zeros(2, dtype=torch.int32)
+        for more in (dict(), dict(key_lengths=lengths), dict(key_lengths=lengths.long())):
+            tensors = Tensors(q, k, k, **more)
+            choice.forward(tensors, options)
+            choice.backward(q.clone(), None, q, floats(2, heads, N_q, dtype=torch.float32), tensors, options)
+    starts = torch.zeros(N + 1, dtype=torch.int32)
+    rows = floats(N, 2, 64)
+    packed = Tensors(rows, rows, rows, cu_q=starts, cu_k=starts)
+    choice.forward(packed, Options(True, 0.1))
+    choice.backward(rows, None, rows, floats(2, N, dtype=torch.float32), packed, Options(True, 0.1))
+
+
+for kernels in ({}, hopper):
+    for name, module in kernels.items():
+        setattr(choice, name, lambda device, module=module: module)
+    for N in (1, 15, 16, 17, 64, 100, 128, 500, 2048, 2049):
+        forget()
+        calls(N)
