@@ -201,7 +201,6 @@ def entries() -> dict:
     return next((table for sizes, table in ours if sizes is theirs), FOR_AMPERE)
 
 
-@cache
 def starts_early(device: torch.device) -> bool:
     """Whether a GPU has programmatic dependent launch: a kernel may start while the one before it still runs."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
