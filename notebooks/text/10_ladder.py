@@ -110,7 +110,7 @@ for number in ("09", "10", "11"):
 #
 # In each step of its loop, rung 09 loads a tile of K and a tile of V, multiplies, takes the exponentials, and
 # multiplies again. Between the request for a number and its arrival passes a time that is called the *latency* of the
-# load. In rung 09 nothing else of this program can run meanwhile, because the product needs the tile.
+# load. In rung 09, nothing else of this program can run meanwhile, because the product needs the tile.
 #
 # **Hypothesis.** Rung 09 waits for data. If that is so, its tensor cores should be idle for most of the time, and the
 # largest wait that the hardware counts should be the wait for memory. If either is not so, the hypothesis is wrong.
@@ -180,10 +180,10 @@ listing("09")
 
 # %% [markdown]
 # `LDG` loads from L2 or DRAM into registers, `STS` stores from registers into shared memory, `HGMMA` is an instruction
-# of the tensor cores, and `BAR.SYNC` is a barrier for the program's warps. An `LDG` itself takes no time: the hardware
-# marks its register as *not there yet* in a table, the *scoreboard*, and the warp goes on. It stops at the first
-# instruction that reads such a register, and that is the `STS`. So each step waits at its first `STS` until the tile
-# has come all the way. Only then the products begin, and while they run, nothing is under way for the next step.
+# of the tensor cores, and `BAR.SYNC` is a barrier for the program's warps. A warp does not wait at an `LDG` itself.
+# The hardware marks its register as *not there yet* in a table, the *scoreboard*, and the warp goes on. The warp stops at
+# the first instruction that reads such a register, and that is the `STS`. So each step waits at an `STS` until the tile
+# has come all the way. Only then do the products begin, and while they run, nothing is under way for the next step.
 #
 # ## What if the copies run ahead?
 #
@@ -324,17 +324,29 @@ listing("10")
 # The 8 add into the same block of S, and nobody reads S before the last one. So one wait after the eighth is enough,
 # and rung 09 has exactly that: 2 waits per tile, one for each product. In rung 10 there are 12, one after each
 # instruction. So the tensor cores stop after each of them, until the warps have noticed and have started the next one.
-# The counters have no name for this wait of their own. Probably they count it as `barrier`, because the warps meet
-# there.
+# The counters also have a reason called `gmma`, for products, but it is small here (0.16). Probably this wait is
+# counted as `barrier`, because the four warps meet there.
 #
-# Nothing in the Triton code asks for these waits. NVIDIA's compiler put them in, because it could not prove that the
-# products may run on. Since rung 08 the kernel has had two loops, first the tiles without a mask and then the masked
-# ones on the diagonal. The guess of the package's authors is that a product of the long loop may still be under way
-# when the second loop begins, and that the compiler gives up there.
+# Nothing in the Triton code asks for these waits. NVIDIA's compiler put them in. It even says why, in messages that
+# Triton hides unless you set `TRITON_ALWAYS_COMPILE=1 TRITON_DUMP_PTXAS_LOG=1` before you run a kernel on a GPU. About
+# rung 10 it says (`wgmma` is the PTX name of `HGMMA`):
+#
+# ```text
+# (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma instructions
+# defining accumulator registers of a wgmma between start and end of the pipeline stage
+# ```
+#
+# The *accumulator registers* are those of o, to which $PV$ is added. And the line that the message names is a wait
+# between the kernel's two loops. Since rung 08 it has had two, first the tiles without a mask and then the masked ones
+# on the diagonal. Two ways lead to that wait. One comes out of the long loop, where a product may still be adding to o.
+# The other one skips the long loop, because a row block may have no tile without a mask, and then ordinary instructions
+# have set o to zero. Probably the compiler cannot tell which of the two it has to wait for, so it lets no product of the
+# kernel run on.
 #
 # **Hypothesis.** If the masked loop comes first, no product of the long loop is under way when another loop begins, and
 # the compiler need not wait after each instruction. The sum over the tiles has another order then, which does not
-# matter to online softmax. If the guess is right, the waits vanish from the listing, even before we time anything.
+# matter to online softmax. If the guess is right, the waits vanish from the listing, even before we time anything, and
+# the message vanishes with them.
 #
 # ## What did exchanging the loops do?
 
@@ -351,9 +363,10 @@ for number in ("10", "11"):
     print(f"rung {number} over the rung before: no mask × {factor(number, full):.2f}, causal × {factor(number, causal):.2f}")
 
 # %% [markdown]
-# All waits but one have gone from each loop, `barrier` has fallen to a third, and the tensor cores work more than half
-# of the time. The eight instructions of $QK^\top$ are started in a row, and so are the four of $PV$. $PV$ even runs on
-# while the next copies are started and the next $QK^\top$ begins, because the only wait comes after $QK^\top$.
+# All waits but one have gone from each loop, and the message has gone as well. `barrier` has fallen to a third, and the
+# tensor cores work more than half of the time. The eight instructions of $QK^\top$ are started in a row, and so are the
+# four of $PV$. $PV$ even runs on while the next copies are started and the next $QK^\top$ begins, because the only wait
+# comes after $QK^\top$.
 #
 # This is the clearest cause on the ladder: the same work, nearly the same instructions, the same registers, and waits
 # that can be counted. An experiment agrees. Launched with `num_stages=1`, rung 11 waits twice, once per product, as
@@ -392,7 +405,7 @@ for number in ("10", "11"):
 # | the stall | the warp waits for | look for | then try | on the ladder |
 # | --- | --- | --- | --- | --- |
 # | `long_scoreboard` | data from L2 or DRAM | `LDG`, `DEPBAR` | prefetch in more stages, more programs on the SM, fewer bytes | 10 |
-# | `barrier` | other warps of the program | `BAR.SYNC`, on Hopper also `WARPGROUP.DEPBAR` | fewer and larger tiles, products that run on | 11, 18 |
+# | `barrier`, `gmma` | other warps of the program, products | `BAR.SYNC`, on Hopper `WARPGROUP.DEPBAR`, the compiler's messages | fewer and larger tiles, products that run on | 11, 18 |
 # | `short_scoreboard` | shared memory or the exponential unit | `LDS`, `MUFU` | fewer exponentials, another layout | 20 |
 # | `mio_throttle` | the queue to shared memory and special units | `STS`, `LDS`, `MUFU` | wider accesses, the copy engine | 14 |
 # | `wait` | a fixed few clocks after each instruction | long chains | fewer instructions, more independent ones | 06, 14 |
@@ -665,10 +678,11 @@ show(ratios.draw(**ratios.data()))
 
 # %% [markdown]
 # Each row of the picture compares `attention()` with other implementations in one setting. The paper's grid has 16,384
-# tokens, and heads · d = 2,048 (the *hidden size*). `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is NVIDIA's
-# library, and FlexAttention is PyTorch's compiled attention. A marker shows the median over the problems of a row, a line
-# shows how far the ratios reach, and a cross marks each problem on which `fa2_lab` is slower. Most crosses are in the last
-# two rows, because there the host's time counts, and our host code takes longer than cuDNN's in a short call.
+# tokens, and heads · d = 2,048 (the *hidden size*). `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is
+# NVIDIA's library, and FlexAttention is PyTorch's compiled attention. A marker shows the median over the problems of a
+# row, a line shows how far the ratios reach, and a cross marks each problem on which `fa2_lab` is slower. Most crosses
+# are in the last two rows, because there the host's time counts, and our host code takes longer than cuDNN's in a short
+# call.
 #
 # ## Recap
 #
@@ -738,6 +752,7 @@ verdict("rungs 09 to 11: more than half as fast again; predicted 1.66; barriers 
         and count("10", "stall: barrier") > 2 * count("09", "stall: barrier") and count("11", "stall: barrier") < 0.34 * count("10", "stall: barrier"))
 verdict("rung 09 waits most for data, and no unit is at its limit", max((x for x in counts[pair("10")[0]] if "stall" in x), key=counts[pair("10")[0]].get)
         == "stall: long_scoreboard" and count("09", cores) < 36 and count("09", issued) < 28)
+verdict("rung 10: gmma 0.16", count("10", "stall: gmma") == 0.16)
 verdict("waits for products: 2, 12, 1 per tile", [held(n, what="waits") for n in ("09", "10", "11")] == [2, 12, 1])
 verdict("the tensor cores work 54% of rung 11, so at most × 1.84", (round(count("11", cores)), round(100 / count("11", cores), 2)) == (54, 1.84))
 verdict("rung 05 gains 24%, rung 07 under the mask × 1.51", (round(factor("05", full), 2), round(factor("07", causal), 2)) == (1.24, 1.51))
