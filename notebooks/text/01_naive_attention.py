@@ -57,7 +57,8 @@ with np.errstate(over="ignore", invalid="ignore"):
 
 # %% [markdown]
 # So the formula is right, and the program is wrong. That is the first failure. The second one is memory. Here is what
-# PyTorch's own standard attention needed on an H200 beyond its inputs, for a single text with 16 heads and d = 128:
+# PyTorch's own standard attention, which computes in float32, needed on an H200 beyond its inputs. The text has N tokens, 16
+# heads and d = 128:
 
 # %% tags=["hide-input"]
 held = dict(time_and_memory.data()["memory"]["standard"])
@@ -71,7 +72,7 @@ Markdown("\n".join(["| tokens N | extra memory |", "| ---: | ---: |", *lines, f"
 
 # %% [markdown]
 # Twice the tokens take four times the memory, and 32,768 tokens no longer fit into a GPU with 141 GiB, although Q, K, V and O
-# of such a text take only half a GiB (in bf16). All this memory holds matrices of N × N, which are mere steps on the way.
+# of such a text take only half a GiB (in bf16). Nearly all this memory holds matrices of N × N, which are mere steps on the way.
 #
 # Before we repair anything, let us see what the lines compute.
 

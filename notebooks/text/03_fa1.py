@@ -238,8 +238,8 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 
 # %% [markdown]
 # Can L2 not help, so that the unfinished answers stay in this cache until they are needed again? Not here. With one worker
-# per head, all 64 heads are at work at the same time. Q of a head has 1 MiB and its unfinished O has 2 MiB. Together that
-# is 192 MiB, far too much for the 60 MiB of L2. So nearly all that FA1 loads and stores reaches DRAM.
+# per head, all 64 heads are at work at the same time. At d = 128, Q of a head has 1 MiB and its unfinished O has 2 MiB.
+# Together that is 192 MiB, far too much for the 60 MiB of L2. So nearly all that FA1 loads and stores reaches DRAM.
 #
 # In memory, on the other hand, FA1 wins in any case: it needs only 2N numbers beyond its inputs and output, $\ell$ and m.
 
