@@ -16,6 +16,7 @@ from fa2_studio.bench.results import machine
 
 ALONE = "reading alone"  # of as many bytes as the cache has
 PAGES = (16, 64, 256)
+ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)  # programs so few that latency alone limits them; stages of their loop
 MORE = 3 * REPEATS  # contestants are a microsecond apart
 PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{MORE} repetitions")
 PROTOCOL = PROTOCOL.replace("L2 cache is overwritten", "L2 cache is filled with other data by reading") + (
@@ -38,7 +39,7 @@ def run() -> Plan:
     jobs += [partial(pages, problem) for problem in grid() if problem.batch * problem.N_k in (65536, 262144)][:2]
     jobs += [partial(uneven, problem) for problem in grid()[5:6]]
     copy = {"copy TB/s": ceilings()["copy TB/s"]}
-    return Plan(Record("decode", machine(), PROTOCOL, copy, curves=by_programs(grid()[2])), jobs)
+    return Plan(Record("decode", machine(), PROTOCOL, copy, curves=by_programs(grid()[2]) | by_stages(grid()[2])), jobs)
 
 
 # Rows -----------------------------------------------------------------------------------------------------------
@@ -138,3 +139,22 @@ def by_programs(problem: Problem) -> dict[str, list[float]]:
     calls = {n: partial(plan.decode, q, k, v, options, programs=given[n]) for n in counts}
     timings = measure(calls, flushing=reading)
     return dict(programs=counts, microseconds=[1e3 * timings[n].median for n in counts], usual=[usual])
+
+
+def by_stages(problem: Problem) -> dict[str, list[float]]:
+    """GB/s that each of eight programs reads, over the stages of its loop: stages − 1 tiles are on their way."""
+    from fa2_lab.kernels.decode import plan
+    from fa2_lab.kernels.launch import Launch
+    from fa2_lab.kernels.prepared import Options
+
+    q, k, v = problem.tensors()
+    usual = plan.prepare(q, k, v, Options(causal=False, scale=problem.d**-0.5), programs=ALONE_ON_AN_SM)
+
+    def with_stages(stages: int) -> Callable:
+        options = usual.read.options | dict(num_stages=stages)
+        read = Launch(usual.read.kernel, usual.read.grid, options, **usual.read.arguments)
+        return partial(replace(usual, read=read), q, k, v)
+
+    timings = measure({stages: with_stages(stages) for stages in STAGES}, flushing=reading)
+    size = described(problem)["bytes"] / ALONE_ON_AN_SM
+    return {"stages": [*STAGES], "GB/s of a program": [size / timings[n].median / 1e6 for n in STAGES]}

@@ -31,7 +31,7 @@ CHAPTERS = [
     Chapter("07_warps", "Warps", "How do the warps of one block share a tile?"),
     Chapter("08_triton_forward", "The Triton forward kernel", "How do these lines become a GPU kernel?"),
     Chapter("09_triton_backward", "The Triton backward kernels", "How do many blocks add into one dQ?"),
-    Chapter("10_ladder", "The ladder, measured", "What did each change buy on a real GPU?"),
+    Chapter("10_ladder", "The ladder, measured", "What did each change gain on a real GPU?"),
     Chapter("11_workshop", "The workshop", "What does a GPU programmer do all day?"),
     Chapter("12a_hopper_rungs", "Hopper, machine and rungs", "What does an H100 want beyond FlashAttention-2?"),
     Chapter("12b_hopper_kernel", "Hopper, the kernel", "How does the fast kernel work, line by line?"),

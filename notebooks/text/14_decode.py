@@ -394,12 +394,19 @@ show(programs.draw(**programs.data()))
 # merge.
 #
 # How long is a tile on its way? This time is called the *latency* of a load. Of a program's four stages one is in use
-# and three, 96 KiB, are on their way. *Little's law* says that speed = bytes on their way / latency. With 96 KiB and
-# the speed of one program among eight it gives a latency of about two microseconds. The dashed line is drawn with that
-# number, so it passes the first dot by construction, and only the rest of it, up to the bend, is a prediction. If the
-# law holds, a program with 2, 3 or 6 stages reads 1/3, 2/3 or 5/3 as fast as one with 4, as long as it alone sets the
-# pace.
+# and three, 96 KiB, are on their way. *Little's law* relates the two: speed = bytes on their way / latency. With 96 KiB
+# and the speed of one program among eight, it gives a latency of about two microseconds. The dashed line is drawn with
+# that number, so it passes the first dot by construction, and only the rest of it, up to the bend, is a prediction.
 #
+# The law itself can be tried with another number of stages. If it holds, a program with 2, 3 or 6 stages reads 1/3, 2/3
+# or 5/3 as fast as one with 4, as long as it alone sets the pace. `fa2-lab bench decode` times these four on a GPU.
+
+# %% tags=["hide-input"]
+tried = zip(record.curves.get("stages", ()), record.curves.get("GB/s of a program", ()), strict=True)
+for stages, speed in tried:
+    print(f"{stages:.0f} stages, {stages - 1:.0f} tiles on their way: each of 8 programs reads {speed:.0f} GB/s")
+
+# %% [markdown]
 # Our decode reaches this share of the speed of a pure read:
 
 # %% tags=["hide-input"]

@@ -301,40 +301,73 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** The backward pass walks down a column block, so it asks the question the other way round: which rows see
-# key `col`? Write `rows_of` for a window (left, right), where both are numbers. Return the first row that sees the key,
-# and the one after the last. For a key that no row sees, both are 0.
+# **Build.** The backward pass walks down a column block, so it asks the question of `kinds` the other way round. Write
+# `column_kinds` for a window (left, right), where both are numbers. For column block j, return the row blocks that it
+# visits and the kind of each, as {number: "FULL" or "DIAGONAL"}. A row block is visited if some row of it sees some key
+# of the column block. It is FULL if each of its rows sees each key.
 #
 # <details><summary>Hint</summary>
 #
-# Row $r$ sees the key if $col - right \le r + N_k - N_q \le col + left$. Solve for $r$.
+# Row $r$ sees key $k$ if $k - right \le r + N_k - N_q \le k + left$. Solve for $r$: the rows that see one key are an
+# interval as well. The first and the last key of the column block decide the loop and the kinds.
 # </details>
 
 # %%
-def rows_of(col, N_q, N_k, left, right):
+def column_kinds(j, B_r, B_c, N_q, N_k, left, right):
     ...
 
 # %% tags=["hide-input"]
-def rows_case(question, col, N_q, N_k, left, right):
-    ends = [interval(r, N_q, N_k, left, right) for r in range(N_q)]
-    seen = [r for r, (first, last) in enumerate(ends) if first <= col < last]
-    rows = (seen[0], seen[-1] + 1) if seen else (0, 0)
-    words = f"key {col} of {N_k}, {N_q} queries, window ({left}, {right}). {question}"
-    return Case(words, (col, N_q, N_k, left, right), rows)
+def column_case(question, j, B_r, B_c, N_q, N_k, left, right):
+    kind_of = {}
+    for i in range(-(-N_q // B_r)):
+        rows, keys = range(i * B_r, min((i + 1) * B_r, N_q)), range(j * B_c, min((j + 1) * B_c, N_k))
+        ends = [interval(r, N_q, N_k, left, right) for r in rows]
+        seen = [first <= key < last for first, last in ends for key in keys]
+        kind_of |= {i: "FULL" if all(seen) else "DIAGONAL"} if any(seen) else {}
+    words = f"column block {j} of {N_k} keys, {N_q} queries, tiles {B_r} × {B_c}, window ({left}, {right}). {question}"
+    return words, (j, B_r, B_c, N_q, N_k, left, right), kind_of
 
 
-questions = "Is the second number one after the last row?", "Which end comes from left?", "At which key is row 0?"
-questions += "Can a row be negative?", "Which rows exist?", "Where no row sees the key, are both numbers 0?"
-at = (4, 9, 9, 1, 1), (4, 9, 9, 2, 0), (2, 9, 6, 1, 2), (1, 6, 9, 3, 1), (8, 6, 9, 3, 1), (0, 3, 9, 1, 0)
-check(rows_of, *(rows_case(question, *of) for question, of in zip(questions, at, strict=True)))
+def by_row_block(kind_of, B_r, N_q):  # as numbers, which the check compares
+    for i in set(kind_of) - {*range(-(-N_q // B_r))}:
+        raise ValueError(f"there is no row block {i}")
+    return np.array([("", "DIAGONAL", "FULL").index(kind_of.get(i, "")) for i in range(-(-N_q // B_r))])
+
+
+def numbered(*case):
+    kind_of = column_kinds(*case)
+    return None if kind_of is None or kind_of is ... else by_row_block(kind_of, case[1], case[3])
+
+
+numbered.__name__ = "column_kinds"  # what the message calls it
+questions = (
+    ("Is a row block visited if only its first row, or only its last, sees a key?", 1, 4, 4, 16, 16, 5, 1),
+    ("Which key of the block does the earliest row see, and which end comes from left?", 2, 4, 4, 32, 32, 8, 4),
+    ("FULL: does its first row see the last key, and its last row the first key?", 1, 2, 4, 16, 16, 9, 0),
+    ("Row 0 is not at key 0. Is N_k − N_q subtracted?", 2, 4, 4, 8, 16, 4, 1),
+    ("The last row block and the last column block are not whole. Where do they end?", 3, 4, 4, 15, 14, 1, 2),
+    ("No row sees this block. Is nothing visited?", 0, 4, 4, 4, 32, 3, 0),
+)
+print("for each row block: 0 is not visited, 1 is DIAGONAL, 2 is FULL")
+cases = [column_case(*of) for of in questions]
+check(numbered, *(Case(words, case, by_row_block(want, case[1], case[3])) for words, case, want in cases))
 
 # %% [markdown]
 # <details><summary>A solution</summary>
 #
 # ```python
-# def rows_of(col, N_q, N_k, left, right):
-#     at = col - (N_k - N_q)
-#     return max(at - right, 0), max(min(at + left + 1, N_q), 0)
+# def column_kinds(j, B_r, B_c, N_q, N_k, left, right):
+#     at = N_k - N_q
+#     first, last = j * B_c, min((j + 1) * B_c, N_k) - 1  # keys of the block
+#     begin, end = max(first - right - at, 0), min(last + left + 1 - at, N_q)  # rows that see any of them
+#     if begin >= end:
+#         return {}
+#     found = {}
+#     for i in range(begin // B_r, -(-end // B_r)):
+#         top, bottom = i * B_r, min((i + 1) * B_r, N_q) - 1
+#         full = top >= last - right - at and bottom <= first + left - at  # see the last and the first key
+#         found[i] = "FULL" if full else "DIAGONAL"
+#     return found
 # ```
 # A column of $S$ is also an interval, with left and right exchanged.
 # </details>
