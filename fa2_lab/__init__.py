@@ -5,7 +5,7 @@ from typing import Any
 
 from fa2_lab.paper import where
 
-__all__ = ["attention", "attention_packed", "attention_paged", "where"]
+__all__ = ["attention", "attention_packed", "attention_paged", "examine", "where"]
 __version__ = "0.1.0"
 
 MODULES = {
@@ -17,6 +17,8 @@ MODULES = {
 
 def __getattr__(name: str) -> Any:
     """A call, imported when it is first asked for."""
+    if name == "examine":  # a module that is its own function
+        return import_module("fa2_lab.examine")
     if name not in MODULES:
         raise AttributeError(f"module 'fa2_lab' has no attribute {name!r}")
     try:

@@ -18,6 +18,7 @@ from fa2_lab.glossary import GLOSSARY, Term
 # Commands with a main(argv) of their own. Those of the studio are entry points of the same shape: pyproject.toml.
 COMMANDS = {
     "doctor": ("fa2_lab.tools.doctor", "what this machine has, what would run on it, and what is wrong"),
+    "examine": ("fa2_lab.tools.examine", "ask an attention function, and name its mistake"),
     "figures": ("fa2_lab.tools.figures", "draw every picture into figures/"),
     "ladder": ("fa2_lab.tools.ladder", "the ladder of kernels: what each change is, and what it brought"),
     "xray": ("fa2_lab.tools.xray.command", "compile a kernel for any chip, and read what came out"),

@@ -26,6 +26,7 @@ FLOORS = {
     "api": 4,
     "distributed": 5,
     "__init__": 6,
+    "examine": 6,
     "machine": 7,
     "errata": 7,
     "plots": 8,

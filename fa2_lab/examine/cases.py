@@ -1,0 +1,132 @@
+"""The problems that an attention function is asked, small and different enough to tell the known mistakes apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+SCALE_UP = 100.0  # the last feature of q and k where all scores are moved up or down
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One problem in float64, (batch, heads, N, d): what is asked, what it shows, and what dO and dL are."""
+
+    group: str  # what it is about; the groups are judged in the order in which they are asked
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    dO: np.ndarray
+    options: dict[str, Any] = field(default_factory=dict)
+    gradients: bool = False  # whether its gradients are asked for
+    dL: np.ndarray | None = None  # the gradient of L, where L takes part in the loss
+    made: tuple[float, float] = (1.0, 0.0)  # by what all scores are multiplied, and what is added to them
+    single: bool = False  # whether exponentials overflow as in float32
+
+    def __str__(self) -> str:
+        batch, heads, N_q, d = self.q.shape
+        shared = f" on {self.k.shape[1]}" if self.k.shape[1] != heads else ""
+        options = "".join(f", {x}" if v is True else f", {x} {short(v)}" for x, v in self.options.items())
+        return f"batch {batch}, heads {heads}{shared}, {N_q} queries, {self.k.shape[2]} keys, d {d}{options}"
+
+    def rounded(self, to: Callable[[np.ndarray], np.ndarray]) -> Case:
+        """The same case with the numbers that a dtype can hold."""
+        return replace(self, single=True, **{x: to(getattr(self, x)) for x in ("q", "k", "v", "dO")})
+
+
+def short(value: Any) -> str:
+    return f"of shape {value.shape}" if isinstance(value, np.ndarray) and value.ndim > 1 else str(value)
+
+
+def case(
+    group: str,
+    N_q: int,
+    N_k: int = 0,
+    d: int = 16,
+    batch: int = 1,
+    heads: int = 2,
+    kv_heads: int = 0,
+    size: float = 1.0,
+    shift: float = 0.0,
+    seed: int = 0,
+    gradients: bool = False,
+    dL: bool = False,
+    **options: Any,
+) -> Case:
+    """Draw a case. `size` multiplies all scores, `shift` is added to each before the scale, and changes no weight."""
+    draw = np.random.default_rng([seed, N_q, N_k, d]).standard_normal
+    N_k, kv_heads = N_k or N_q, kv_heads or heads
+    q, k, v, dO = (draw((batch, h, n, d)) for h, n in ((heads, N_q), (kv_heads, N_k), (kv_heads, N_k), (heads, N_q)))
+    q = q * size
+    if shift:
+        q[..., -1], k[..., -1] = SCALE_UP, shift / SCALE_UP
+    return Case(group, q, k, v, dO, options, gradients, draw((batch, heads, N_q)) if dL else None, (size, shift))
+
+
+def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Case]:
+    """Every case, for a head dimension and for lengths that are a multiple of something where a function needs it."""
+    draw = np.random.default_rng(7)
+
+    def make(group: str, N_q: int, N_k: int = 0, **more: Any) -> Case:
+        N_q, N_k = (-(-n // multiple) * multiple for n in (N_q, N_k or N_q))
+        return case(group, N_q, N_k, **dict(d=d) | more)
+
+    empty, allowed = dict(causal=True), draw.random((1, 2, 12, 12)) < 0.6
+    allowed[..., 0] = True  # no row is empty
+    none = allowed.copy()
+    none[:, :, 3:6] = False
+    bias = 2 * draw.standard_normal((1, 2, 12, 12))
+    cases = [
+        make("plain", 16, gradients=True),
+        make("plain", 7, 13, batch=2, gradients=True),
+        make("plain", 70, size=2.0, gradients=True),
+        make("plain", 64, 128, size=2.0),
+        make("plain", 128, batch=2, heads=1),
+        make("plain", 40, 200, size=2.0, heads=1),
+        make("plain", 200, heads=1),
+        make("scale", 9, scale=0.6, gradients=True),
+        make("scale", 9, scale=0.0),
+        make("width", 9, d=d * 3 // 2),
+        make("large", 12, shift=4e4),
+        make("large", 12, shift=-4e4),
+        make("large", 70, size=3e3, heads=1),
+        make("large", 200, size=3e3, heads=1),
+        make("causal", 16, causal=True, gradients=True),
+        make("causal", 70, size=2.0, causal=True, gradients=True),
+        make("causal", 200, heads=1, causal=True),
+        make("corner", 9, 21, causal=True, gradients=True),
+        make("corner", 40, 200, heads=1, causal=True),
+        make("hidden", 12, causal=True, size=400.0),
+        make("hidden", 12, causal=True, shift=-2.4e5),
+        make("empty", 21, 9, gradients=True, **empty),
+        make("grouped", 8, heads=6, kv_heads=3, batch=2, gradients=True),
+        make("grouped", 8, heads=4, kv_heads=1),
+        make("window", 20, window=(4, 4)),
+        make("window", 20, causal=True, window=(5, 5), gradients=True),
+        make("window", 20, window=(3, 1), gradients=True),
+        make("window", 9, 21, window=(2, 1)),
+        make("softcap", 12, softcap=1.5, size=2.0, gradients=True),
+        make("softcap", 12, softcap=2.0, causal=True),
+        case("mask", 12, d=d, seed=1, mask=allowed),
+        case("bias", 12, d=d, seed=2, mask=bias),
+        case("empty-mask", 12, d=d, seed=3, mask=none),
+        make("lengths", 6, 16, batch=3, key_lengths=np.array([5, 11, 16])),
+        make("lengths", 6, 70, batch=2, heads=1, key_lengths=np.array([33, 64])),
+        case("packed", 23, d=d, cu_seqlens=np.array([0, 5, 12, 23])),
+        case("packed", 23, d=d, cu_seqlens=np.array([0, 5, 5, 12, 23]), causal=True, gradients=True),
+        make("sinks", 12, sinks=np.array([0.5, -1.0])),
+        make("sinks", 70, causal=True, sinks=np.array([1.0, 3.0])),
+        make("dL", 9, gradients=True, dL=True),
+        make("dL", 12, causal=True, gradients=True, dL=True),
+    ]
+    return [x for x in cases if x.q.shape[2] * x.k.shape[2] <= 5000] if quick else cases
+
+
+def rounded(x: np.ndarray, bits: int) -> np.ndarray:
+    """The nearest numbers with so many bits of mantissa: 8 for bf16, 11 for fp16 and TF32, 24 for fp32."""
+    with np.errstate(invalid="ignore"):
+        fraction, exponent = np.frexp(x)
+        return np.ldexp(np.round(fraction * 2.0**bits) / 2.0**bits, exponent)

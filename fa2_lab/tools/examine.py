@@ -1,0 +1,157 @@
+"""`fa2-lab examine`: ask an attention function, and name its mistake.
+
+fa2-lab examine mine.py:attention           a page: what is wrong, where, by how much, the smallest input, what to read
+fa2-lab examine mine.py:attention --quick   in ten seconds, without the long sequences
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from ast import literal_eval
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fa2_lab.examine import Report, examine
+from fa2_lab.examine.match import Finding
+from fa2_lab.examine.smallest import program
+from fa2_lab.examine.subject import LAYOUTS, Refused
+
+NOTHING = "Nothing of what is known here is wrong with it."
+
+
+def main(argv: list[str]) -> int:
+    """0: right. 1: wrong. 2: it cannot be examined."""
+    parser = argparse.ArgumentParser(prog="fa2-lab examine", description="Which known mistake does a function make?")
+    parser.add_argument("function", help="FILE:FUNCTION, as in mine.py:attention, or MODULE:FUNCTION")
+    parser.add_argument("--quick", action="store_true", help="in ten seconds, without the long sequences")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--layout", choices=list(LAYOUTS), default="", help="of q, k and v, if it is not found out")
+    parser.add_argument("--library", choices=["numpy", "torch", "jax"], default="", help="whose arrays it takes")
+    parser.add_argument("--dtype", default="", help="such as float16; the first that it takes, if not given")
+    parser.add_argument("--device", default="", help="such as cuda; torch's CPU, if not given")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an argument of every call")
+    a = parser.parse_args(argv)
+    module, function = load(a.function)
+    given = dict(assignment(text) for text in a.set)
+    try:
+        report = examine(
+            function, layout=a.layout, library=a.library, dtype=a.dtype, device=a.device, quick=a.quick, given=given
+        )
+    except Refused as refusal:
+        raise ValueError(f"examine: {a.function} cannot be examined: {refusal}") from refusal
+    print(as_json(report) if a.json else page(report, a.function, module))
+    return 0 if report.is_right else 1
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """NAME=VALUE; a value that is no Python literal is a string."""
+    name, _, value = text.partition("=")
+    try:
+        return name, literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def load(text: str) -> tuple[str, Callable]:
+    """The module's name and the function of FILE:FUNCTION."""
+    where, _, name = text.rpartition(":")
+    if not where or not name:
+        raise ValueError(f"examine: got {text!r}; it takes FILE:FUNCTION, as in mine.py:attention")
+    if importlib.util.find_spec("triton") is not None:
+        import fa2_lab.kernels  # noqa: F401 — it switches Triton's interpreter on where there is no GPU
+    try:
+        if where.endswith(".py"):
+            path = Path(where)
+            if not path.is_file():
+                raise ValueError(f"examine: there is no file {where}")
+            sys.path.insert(0, str(path.resolve().parent))
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec and spec.loader
+            module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+    except ValueError as refusal:
+        if str(refusal).startswith("examine:"):
+            raise
+        raise ValueError(f"examine: {where} does not import: ValueError: {refusal}") from refusal
+    except (Exception, SystemExit) as failure:
+        raise ValueError(f"examine: {where} does not import: {type(failure).__name__}: {failure}") from failure
+    found = getattr(module, name, None)
+    if found is None:
+        functions = [x for x, y in vars(module).items() if callable(y) and getattr(y, "__module__", "") == module.__name__]
+        raise ValueError(f"examine: {where} has no {name!r}; it has {', '.join(functions) or 'no function'}")
+    if type(found).__name__ in ("JITFunction", "InterpretedFunction"):
+        raise ValueError(f"examine: {name} is a Triton kernel; give the Python function that launches it")
+    if not callable(found):
+        raise ValueError(f"examine: {name} is not a function")
+    return module.__name__, found
+
+
+def page(report: Report, function: str, module: str) -> str:
+    """What a person reads."""
+    said = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
+    reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "reads"]
+    said += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
+    lacks = [name for name, why in report.refused.items() if not why]
+    said += [f"        not asked, because it does not take them: {', '.join(lacks)}"] if lacks else []
+    said += [f"refuses {name}: {why}" for name, why in report.refused.items() if why]
+    for finding in report.findings:
+        if finding.mistake.part != "reads":
+            said += ["", *paragraph(report, finding, module)]
+    if report.is_right:
+        said += ["", NOTHING]
+    return "\n".join(said)
+
+
+def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
+    """One finding: what, where, by how much, the smallest input, what to read."""
+    lines = [f"{'WRONG ' if finding.is_wrong else 'remark'}  {finding}  [{finding.name}]"]
+    if finding.others:
+        lines.append(f"        The same numbers would come from {' or from '.join(finding.others)}.")
+    much = "" if finding.much != finding.much else f", by up to {finding.much:.3g}"
+    lines.append(f"where   {finding.where}{much}")
+    if finding.case is not None:
+        lines.append(f"in      {finding.case}")
+    lines.append(f"read    {finding.mistake.read}")
+    if finding.is_wrong and finding.mistake.part != "memory" or finding.name in ("unknown", "all-nan"):
+        text = program(report.subject, finding, module)
+        lines += ["", *(f"    {line}".rstrip() for line in text.splitlines())] if text else []
+    return lines
+
+
+def as_json(report: Report) -> str:
+    """The same for programs."""
+    findings = [
+        dict(
+            name=x.name,
+            wrong=x.is_wrong,
+            says=str(x),
+            where=x.where,
+            much=None if x.much != x.much else x.much,
+            case=None if x.case is None else str(x.case),
+            others=list(x.others),
+            read=x.mistake.read,
+        )
+        for x in report.findings
+    ]
+    return json.dumps(
+        dict(
+            name=report.name,
+            right=report.is_right,
+            how=report.how,
+            asked=report.asked,
+            gives=report.parts,
+            refused=report.refused,
+            findings=findings,
+            seconds=round(report.seconds, 1),
+        ),
+        indent=1,
+    )
+
+
