@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from fa2_lab.examine.cases import all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
-from fa2_lab.examine.match import Answer, Finding, State, conventions, explain
-from fa2_lab.examine.memory import checks, guarded
-from fa2_lab.examine.subject import LAYOUTS, Refused, Subject
+from fa2_lab.examine.match import Answer, Finding, Variant, conventions, explain
+from fa2_lab.examine.memory import checks, guarded, repeated
+from fa2_lab.examine.subject import LAYOUTS, NotExamined, Subject
 
-__all__ = ["CATALOGUE", "Answer", "Finding", "Refused", "Report", "examine", "explain"]
+__all__ = ["CATALOGUE", "Answer", "Finding", "NotExamined", "Report", "examine", "explain"]
 SECONDS = {False: 60.0, True: 10.0}
 
 
@@ -45,7 +45,7 @@ def examine(
     quick: bool = False,
     given: dict[str, Any] | None = None,
 ) -> Report:
-    """Examine softmax(τ q kᵀ) v as a function computes it; Refused if it cannot be asked.
+    """Examine softmax(τ q kᵀ) v as a function computes it; NotExamined if it cannot be asked.
 
     layout   bhnd, bnhd, hnd, nd or thd; found out if it is not given, as are library and dtype
     given    arguments that are passed in every call
@@ -54,8 +54,10 @@ def examine(
     subject = Subject(function, given, device)
     subject.settle(layout, library, dtype)
     subject.settle_window()
-    answers, found, refused = [], [], {}
-    for case in all_cases(subject.d, subject.multiple, quick):
+    answers: list[Answer] = []
+    found: list[Finding] = []
+    refused: dict[str, str] = {}
+    for case in map(subject.fitted, all_cases(subject.d, subject.multiple, quick)):
         if lack := subject.can(case):
             refused.setdefault(lack, "")
         elif time.monotonic() - begun > SECONDS[quick] * 0.6:
@@ -64,17 +66,24 @@ def examine(
             try:
                 answer, past = guarded(subject, case)
                 answers.append(answer)
-                found += [] if any(x.name == "reads-past-end" for x in found) else past
-            except Refused as refusal:
+                found += past
+            except NotExamined as refusal:
                 refused.setdefault(f"{case.group} ({case})", str(refusal))
+    unsteady = list(repeated(subject, answers[0])) if answers else []
     named = explain(answers, subject.tiles())
-    other = other_mask(named, answers)
-    drop = {other, "empty-mask"} if other == "mask" else {other}
+    drop = other_mask(named, answers)
     named = [x for x in named if not x.case or x.case.group not in drop]
     answers = [x for x in answers if x.case.group not in drop]
-    state = next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), State())
-    if not any(x.is_wrong and x.case and x.case.group == "plain" for x in named):
+    state = next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), Variant())
+    if unsteady or any(x.name == "reads-past-end" for x in found):
+        named = [x for x in named if x.name not in ("unknown", "precision")]
+    if unsteady:
+        pass
+    elif not any(x.is_wrong and x.case and x.case.group == "plain" for x in named):
         found += list(checks(subject, answers, conventions(state)))
+    found += unsteady
+    if any(x.mistake.part == "gradients" for x in named):
+        found = [x for x in found if x.name != "gradient-empty"]
     known = dict.fromkeys(x.name for x in named + found)
     findings = [next(x for x in named + found if x.name == name) for name in known]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
@@ -82,12 +91,12 @@ def examine(
     return Report(subject.name, how, findings, len(answers), parts, refused, time.monotonic() - begun, subject)
 
 
-def other_mask(named: list[Finding], answers: list[Answer]) -> str:
-    """A mask may be boolean or additive: the group, "mask" or "bias", that says less about a function that takes one."""
-    known = {x.case.group: x.name for x in named if x.case and x.case.group in ("mask", "bias")}
+def other_mask(named: list[Finding], answers: list[Answer]) -> set[str]:
+    """A mask is boolean or additive, and few functions take both: the groups of the kind that a function does not."""
     asked = {x.case.group for x in answers} & {"mask", "bias"}
-    worth = {group: (group in known) + (known.get(group) == "unknown") for group in asked}
-    return max(worth, key=lambda group: worth[group]) if len(worth) == 2 and len(set(worth.values())) == 2 else ""
+    misread = {x.case.group for x in named if x.case and x.name in ("unknown", "mask-ignored")} & asked
+    drop = misread if len(asked) == 2 and len(misread) == 1 else set()
+    return drop | ({"empty-mask"} if "mask" in drop else set())
 
 
 class Callable_(ModuleType):

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from fa2_lab.examine.cases import Case, rounded
+from fa2_lab.examine.cases import Question, rounded
 from fa2_lab.reference.online_softmax import finite, nonzero
 
 HIDDEN = {"hidden-zero": 0.0, "hidden-1e4": -1e4, "hidden-1e9": -1e9}
 
 
 def attention(
-    case: Case, knobs: Iterable[str] = (), B: int = 0, bits: int = 8, gradients: bool = False
+    case: Question, knobs: Iterable[str] = (), B: int = 0, bits: int = 8, gradients: bool = False
 ) -> dict[str, np.ndarray]:
     """O and L of a case with these mistakes in it; dQ, dK and dV as well, if nothing before them is wrong."""
     with np.errstate(all="ignore"):
@@ -26,7 +26,7 @@ def attention(
 class Wrong:
     """The steps of one call."""
 
-    def __init__(self, case: Case, knobs: frozenset[str], B: int, bits: int) -> None:
+    def __init__(self, case: Question, knobs: frozenset[str], B: int, bits: int) -> None:
         self.case, self.knobs, self.on, self.bits = case, knobs, knobs.__contains__, bits
         (self.batch, self.heads, self.N_q, self.d), self.N_k = case.q.shape, case.k.shape[2]
         self.B = min(B or self.N_k, 4096)
@@ -180,7 +180,7 @@ class Wrong:
                 tile = seen[i : i + B, j : j + B]
                 is_cut = tile.any() and not tile.all()
                 if on("causal-in-tile"):
-                    tile[:] = np.tri(*tile.shape, dtype=bool) if j <= i else False
+                    tile[:] = np.tri(*tile.shape) > 0 if j <= i else False
                 elif on("diagonal-unmasked") and is_cut:
                     tile[:] = True
                 elif on("diagonal-skipped") and is_cut:
@@ -203,7 +203,9 @@ class Wrong:
         sinks = self.case.options.get("sinks")
         m, l = np.full(S.shape[:3], 0.0 if on("maximum-zero") else -np.inf), np.zeros(S.shape[:3])
         if sinks is not None and not on("sinks-ignored"):
-            sinks = (sinks[:1] if on("sinks-head-0") else sinks)[None, :, None] * (self.tau() if on("sinks-scaled") else 1)
+            sinks = (sinks[:1] if on("sinks-head-0") else sinks)[None, :, None] * (
+                self.tau() if on("sinks-scaled") else 1
+            )
             m, l = np.broadcast_to(sinks, m.shape), l + 1.0
         o = np.zeros((*S.shape[:3], self.d))
         for tile in self.tiles(S.shape[-1]):
@@ -220,21 +222,21 @@ class Wrong:
             turned = np.where(np.isneginf(m), 0.0, 1 / alpha)
             a_l = turned if on("l-upside-down") or on("upside-down") else alpha
             a_o = turned if on("o-upside-down") or on("upside-down") else alpha
-            a_l = 1.0 if on("l-not-rescaled") or on("not-rescaled") else a_l
+            a_l = np.ones_like(m) if on("l-not-rescaled") or on("not-rescaled") else a_l
             a_o = np.ones_like(m) if on("o-not-rescaled") or on("not-rescaled") else a_o
-            l = (0 if on("l-set") or on("state-set") else a_l * l) + p.sum(axis=-1)
+            l = (0 * l if on("l-set") or on("state-set") else a_l * l) + p.sum(axis=-1)
             if sinks is not None and on("sinks-per-tile") and tile.start:
                 l = l + np.exp(sinks - finite(new))
             p = round_(p) if on("p-rounded") else p
             p = np.where(seen[..., tile], p, 0.0) if on("hidden-after") else p
             p = p / p.sum(axis=-1, keepdims=True) if on("tile-softmax") else p
-            o = (0 if on("o-set") or on("state-set") else a_o[..., None] * o) + p @ v_j
+            o = (0 * o if on("o-set") or on("state-set") else a_o[..., None] * o) + p @ v_j
             o = o / nonzero(l)[..., None] if on("divided-per-tile") else o
             l, o = (round_(l), round_(o)) if on("sums-rounded") else (l, o)
             m = new
         O = o if on("divided-never") or on("divided-per-tile") or on("tile-softmax") else o / nonzero(l)[..., None]
         O = O / nonzero(l)[..., None] if on("divided-twice") else O * self.own_tau() if on("scale-after") else O
-        L = m + np.log(nonzero(l))
+        L = np.where(l == 0, -np.inf, m + np.log(nonzero(l)))
         P = np.exp(S - finite(L)[..., None])
         return (P.swapaxes(2, 3) @ v if on("p-transposed") and P.shape[2] == P.shape[3] else O), L, P
 
@@ -280,8 +282,9 @@ class Wrong:
 
     # The backward -------------------------------------------------------------------------------------------------
 
-    def gradients(self, q, k, v, S, P, O, L) -> dict[str, np.ndarray]:  # type: ignore[no-untyped-def]
+    def gradients(self, *given: np.ndarray) -> dict[str, np.ndarray]:
         """dQ, dK and dV, those of k and v summed over the query heads that share them."""
+        q, k, v, S, P, O, L = given
         on, dO, dL, tau, square = self.on, self.case.dO, self.case.dL, self.tau(), self.N_q == self.N_k
         m, c = finite(S.max(axis=-1))[..., None], self.case.options.get("softcap")
         P = np.exp2(S - finite(L)[..., None]) if on("P-base-2") else np.exp(S - m) if on("P-unnormalised") else P
@@ -300,7 +303,9 @@ class Wrong:
             dS = dS * (1 - (finite(S) / c) ** 2)
         dQ = (tau * dS @ k) * (1 / tau if on("dQ-unscaled") or on("dQK-unscaled") else tau if on("dQK-twice") else 1)
         turned = dS if on("dK-transposed") and square else np.swapaxes(dS, 2, 3)
-        dK = (tau * turned @ q) * (1 / tau if on("dK-unscaled") or on("dQK-unscaled") else tau if on("dQK-twice") else 1)
+        dK = (tau * turned @ q) * (
+            1 / tau if on("dK-unscaled") or on("dQK-unscaled") else tau if on("dQK-twice") else 1
+        )
         dV = (P if on("dV-transposed") and square else np.swapaxes(P, 2, 3)) @ dO * (tau if on("dV-scaled") else 1)
         rows, cols = slice((self.N_q - 1) // self.B * self.B, None), slice((self.N_k - 1) // self.B * self.B, None)
         if on("dQ-set"):

@@ -12,7 +12,7 @@ SCALE_UP = 100.0  # the last feature of q and k where all scores are moved up or
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class Question:
     """One problem in float64, (batch, heads, N, d): what is asked, what it shows, and what dO and dL are."""
 
     group: str  # what it is about; the groups are judged in the order in which they are asked
@@ -32,9 +32,13 @@ class Case:
         options = "".join(f", {x}" if v is True else f", {x} {short(v)}" for x, v in self.options.items())
         return f"batch {batch}, heads {heads}{shared}, {N_q} queries, {self.k.shape[2]} keys, d {d}{options}"
 
-    def rounded(self, to: Callable[[np.ndarray], np.ndarray]) -> Case:
+    def rounded(self, to: Callable[[np.ndarray], np.ndarray]) -> Question:
         """The same case with the numbers that a dtype can hold."""
-        return replace(self, single=True, **{x: to(getattr(self, x)) for x in ("q", "k", "v", "dO")})
+        return replace(self, q=to(self.q), k=to(self.k), v=to(self.v), dO=to(self.dO), single=True)
+
+    def entry(self, batch: slice) -> Question:
+        """The same case for some entries of the batch."""
+        return replace(self, q=self.q[batch], k=self.k[batch], v=self.v[batch], dO=self.dO[batch])
 
 
 def short(value: Any) -> str:
@@ -55,7 +59,7 @@ def case(
     gradients: bool = False,
     dL: bool = False,
     **options: Any,
-) -> Case:
+) -> Question:
     """Draw a case. `size` multiplies all scores, `shift` is added to each before the scale, and changes no weight."""
     draw = np.random.default_rng([seed, N_q, N_k, d]).standard_normal
     N_k, kv_heads = N_k or N_q, kv_heads or heads
@@ -63,14 +67,16 @@ def case(
     q = q * size
     if shift:
         q[..., -1], k[..., -1] = SCALE_UP, shift / SCALE_UP
-    return Case(group, q, k, v, dO, options, gradients, draw((batch, heads, N_q)) if dL else None, (size, shift))
+    return Question(
+        group, q, k, v, dO, options, gradients, dL=draw((batch, heads, N_q)) if dL else None, made=(size, shift)
+    )
 
 
-def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Case]:
+def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Question]:
     """Every case, for a head dimension and for lengths that are a multiple of something where a function needs it."""
     draw = np.random.default_rng(7)
 
-    def make(group: str, N_q: int, N_k: int = 0, **more: Any) -> Case:
+    def make(group: str, N_q: int, N_k: int = 0, **more: Any) -> Question:
         N_q, N_k = (-(-n // multiple) * multiple for n in (N_q, N_k or N_q))
         return case(group, N_q, N_k, **dict(d=d) | more)
 
@@ -118,7 +124,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Case]
         case("packed", 23, d=d, cu_seqlens=np.array([0, 5, 12, 23])),
         case("packed", 23, d=d, cu_seqlens=np.array([0, 5, 5, 12, 23]), causal=True, gradients=True),
         make("sinks", 12, sinks=np.array([0.5, -1.0])),
-        make("sinks", 70, causal=True, sinks=np.array([1.0, 3.0])),
+        make("sinks", 140, causal=True, sinks=np.array([1.0, 3.0])),
         make("dL", 9, gradients=True, dL=True),
         make("dL", 12, causal=True, gradients=True, dL=True),
     ]

@@ -23,8 +23,8 @@ def catalogue() -> dict[str, Mistake]:
     for part, section in zip(PARTS, sections, strict=True):
         for line in section.splitlines()[4:]:
             if line:
-                name, *rest = (cell.strip() for cell in line[1:-1].split("|"))
-                found[name] = Mistake(name, *rest, part)
+                name, varies, says, read = (cell.strip() for cell in line[1:-1].split("|"))
+                found[name] = Mistake(name, varies, says, read, part)
     return found
 
 

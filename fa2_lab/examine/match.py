@@ -1,24 +1,23 @@
-"""From what a function answered to the mistakes that explain it. Cases and answers are arrays: no function is needed."""
+"""From what a function answered to the mistakes that explain it. Cases and answers are arrays; no function is run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from fa2_lab.examine.attention import Wrong, attention
-from fa2_lab.examine.cases import Case
+from fa2_lab.examine.cases import Question
 from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 
 GRADIENTS = ("dQ", "dK", "dV")
 TILES = (1, 2, 4, 8, 16, 32, 64, 128)
-FINITE = ("plain", "scale", "width", "causal", "corner", "grouped", "window", "softcap", "mask", "bias", "packed")
+PAIRED = ("plain", "scale", "causal", "corner", "window", "softcap", "mask", "bias", "packed")  # where two are tried
 
 
-class State(NamedTuple):
+class Variant(NamedTuple):
     """What is taken to be wrong so far: names of the catalogue, the tile, and a dtype's bits."""
 
     names: tuple[str, ...] = ()
@@ -26,42 +25,51 @@ class State(NamedTuple):
     bits: int = 8
 
 
+RIGHT = Variant()
+
+
 @dataclass(eq=False)
 class Answer:
     """What a function made of a case: O, and if it has them L, dQ, dK and dV, all (batch, heads, N, d) or shorter."""
 
-    case: Case
+    case: Question
     outputs: dict[str, np.ndarray]
     eps: float = 1.2e-7  # the distance of two numbers of its dtype near 1
     variants: dict[tuple, dict[str, np.ndarray]] = field(default_factory=dict)
+    largest: dict[tuple, float] = field(default_factory=dict)
 
-    def variant(self, state: State, name: str) -> np.ndarray:
+    def variant(self, state: Variant, name: str) -> np.ndarray:
         key = (*state, name in GRADIENTS)
         if key not in self.variants:
             self.variants[key] = attention(self.case, *state, gradients=name in GRADIENTS)
         return self.variants[key][name]
 
-    @cached_property
-    def largest_score(self) -> float:
-        with np.errstate(all="ignore"):
-            right = Wrong(self.case, frozenset(), 0, 8)
-            S = right.scores(*right.operands()[:2])[0]
-        return float(np.abs(S[np.isfinite(S)]).max(initial=1.0))
+    def largest_score(self, state: Variant) -> float:
+        """Of the scores that this variant computes, not masked: rounding moves large scores by more."""
+        key = (*(x for x in state.names if x.startswith(("scale", "base", "k-", "kv-"))),)
+        if key not in self.largest:
+            with np.errstate(all="ignore"):
+                variant = Wrong(self.case, frozenset(key), 0, 8)
+                S = variant.scores(*variant.operands()[:2])[0]
+            self.largest[key] = float(np.abs(S[np.isfinite(S)]).max(initial=1.0))
+        return self.largest[key]
 
-    def bound(self, name: str) -> float:
-        """How far rounding alone may move a number: a score's error is that of its dtype, and it moves its weight."""
-        error = self.eps * (4 + 2 * self.largest_score)
+    def bound(self, name: str, state: Variant = RIGHT) -> float:
+        """How far rounding alone may move a number: scores are off by their dtype's error, and so is a sum of N."""
+        error = self.eps * (4 + 2 * self.largest_score(state) + self.case.k.shape[2] ** 0.5)
         if name == "L":
-            return error
+            L = np.abs(self.variant(state, name))
+            return error * float(L[np.isfinite(L)].max(initial=1.0))
         if name == "O":
-            return error * float(np.abs(self.case.v).max())
-        return 8 * error * float(np.abs(self.variant(State(), name)).max(initial=1.0))
+            O = np.abs(self.variant(state, name))
+            return error * float(max(np.abs(self.case.v).max(), O[np.isfinite(O)].max(initial=0.0)))
+        return 8 * error * float(np.nan_to_num(np.abs(self.variant(state, name))).max(initial=1.0))
 
-    def wrong(self, state: State, name: str) -> np.ndarray:
+    def wrong(self, state: Variant, name: str) -> np.ndarray:
         """True where a number differs from this variant's. Two numbers that are not finite are alike."""
         got, want = self.outputs[name], self.variant(state, name)
         with np.errstate(invalid="ignore"):
-            near = (np.abs(got - want) <= self.bound(name)) | (~np.isfinite(got) & ~np.isfinite(want))
+            near = (np.abs(got - want) <= self.bound(name, state)) | (~np.isfinite(got) & ~np.isfinite(want))
         if name == "O":  # what a row that saw nothing divides 0 by is up to the function
             nothing = np.isneginf(self.variant(state, "L"))[..., None]
             near |= nothing & ((got == 0) | ~np.isfinite(got))
@@ -69,16 +77,16 @@ class Answer:
             near[self.empty(state)] = True  # rows that see no key are judged for themselves
         return ~near
 
-    def empty(self, state: State) -> np.ndarray:
+    def empty(self, state: Variant) -> np.ndarray:
         """The rows that see no key by the function's own conventions."""
         return np.isneginf(self.variant(conventions(state), "L"))
 
-    def fits(self, state: State, names: Iterable[str]) -> bool:
+    def fits(self, state: Variant, names: Iterable[str]) -> bool:
         return not any(self.wrong(state, name).any() for name in names if name in self.outputs)
 
 
-def conventions(state: State) -> State:
-    return State(tuple(name for name in state.names if CATALOGUE[name].part == "reads"))
+def conventions(state: Variant) -> Variant:
+    return Variant(tuple(name for name in state.names if CATALOGUE[name].part == "reads"))
 
 
 class Finding(NamedTuple):
@@ -87,9 +95,9 @@ class Finding(NamedTuple):
     name: str
     where: str
     much: float = np.nan
-    case: Case | None = None
+    case: Question | None = None
     others: tuple[str, ...] = ()
-    state: State = State()  # of the function, up to and with this finding
+    state: Variant = RIGHT  # of the function, up to and with this finding
 
     @property
     def mistake(self) -> Mistake:
@@ -108,18 +116,24 @@ class Finding(NamedTuple):
 def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
     """Name what is wrong with a function's answers: in O, then in L, then in the gradients."""
     asked = [x for x in answers if "O" in x.outputs]
-    found, state = explain_part(asked, State(), "O", ("O",), tiles)
-    unsure = {finding.case.group for finding in found if finding.name == "unknown" and finding.case}
+    found, state = explain_part(asked, Variant(), "O", ("O",), tiles)
+    unsure = {finding.case.group for finding in found if finding.name in ("unknown", "grouped-silent") and finding.case}
     asked = [x for x in asked if x.case.group not in unsure]
     plain = not any(finding.is_wrong and finding.case and finding.case.group == "plain" for finding in found)
     right = [x for x in asked if x.fits(conventions(state), ("O",))]
     found += explain_L([x for x in asked if "L" in x.outputs], state, plain, tiles)
     if plain:
-        found += explain_part([x for x in right if "dQ" in x.outputs and x.case.group != "empty"], conventions(state), "gradients", GRADIENTS, tiles)[0]
+        found += explain_part(
+            [x for x in right if "dQ" in x.outputs and x.case.group != "empty"],
+            conventions(state),
+            "gradients",
+            GRADIENTS,
+            tiles,
+        )[0]
     return found
 
 
-def explain_L(answers: list[Answer], state: State, plain: bool, tiles: Sequence[int]) -> list[Finding]:
+def explain_L(answers: list[Answer], state: Variant, plain: bool, tiles: Sequence[int]) -> list[Finding]:
     """L of a wrong softmax may be right, or wrong like O; only where O is right is it said to be wrong for itself."""
     for base in (state, conventions(state)):
         if fits_all(base, answers, ("L",)):
@@ -133,25 +147,35 @@ def explain_L(answers: list[Answer], state: State, plain: bool, tiles: Sequence[
 
 
 def explain_part(
-    answers: list[Answer], state: State, part: str, outputs: tuple[str, ...], tiles: Sequence[int]
-) -> tuple[list[Finding], State]:
+    answers: list[Answer], state: Variant, part: str, outputs: tuple[str, ...], tiles: Sequence[int]
+) -> tuple[list[Finding], Variant]:
     """The mistakes of one part, group after group; each must fit everything that was explained before."""
     found: list[Finding] = []
     settled: list[Answer] = []
     for group in dict.fromkeys(x.case.group for x in answers):
         mine = sorted((x for x in answers if x.case.group == group), key=lambda x: x.case.q.size + x.case.k.size)
-        if all(x.fits(state, outputs) for x in mine):
+        if part == "O" and group == "plain" and all(np.isnan(x.outputs["O"]).all() for x in mine):
+            return [Finding("all-nan", *place(mine, state, outputs))], state
+        if fits_all(state, mine, outputs):
             settled += mine
             continue
+        if fits_all(conventions(state), mine, outputs):  # what is wrong elsewhere is right here
+            continue
         fitting = [s for s in candidates(state, part, tiles) if fits_all(s, mine + settled, outputs)]
-        if not fitting and group in FINITE:
+        if not fitting and group in PAIRED:
             fitting = [s for s in pairs(state, part, tiles, mine, outputs) if fits_all(s, settled, outputs)]
         if not fitting and len(outputs) > 1:
             singly = [explain_part(mine, state, part, (name,), tiles)[0] for name in outputs]
             found += [finding for one in singly for finding in one]
             continue
+        if not fitting and part == "O" and group == "plain" and (coarse := rounding(mine, state, tiles)):
+            found.append(coarse)
+            for x in answers:  # what follows is judged as if in 16 bits
+                x.eps = 2.0**-8
+            continue
         if not fitting:
-            found.append(Finding("unknown", *place(mine, state, outputs), state=state))
+            name = "grouped-silent" if group == "grouped" and part == "O" else "unknown"
+            found.append(Finding(name, *place(mine, state, outputs), state=state))
             if group == "plain":
                 break
             continue
@@ -163,57 +187,77 @@ def explain_part(
     return found, state
 
 
-def forms(mistake: Mistake, state: State, tiles: Sequence[int]) -> Iterator[State]:
+def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Finding | None:
+    """Which step has too few bits, where all numbers are nearly right. Some numbers may round to the other side."""
+
+    def distance(s: Variant) -> float:
+        return max(float(np.sqrt(np.mean((x.outputs["O"] - x.variant(s, "O")) ** 2))) for x in answers)
+
+    with np.errstate(all="ignore"):
+        here = distance(state)
+        if not here < 2.0**-7:
+            return None
+        steps = [s for m in CATALOGUE.values() if "bits" in m.varies for s in forms(m, state, (*tiles, 0))]
+        best = min(steps, key=distance)
+    where = place(answers, state, ("O",))
+    return (
+        Finding(best.names[-1], *where, state=best)
+        if distance(best) < here / 8
+        else Finding("precision", *where, state=state)
+    )
+
+
+def forms(mistake: Mistake, state: Variant, tiles: Sequence[int]) -> Iterator[Variant]:
     """A mistake on top of a state, with every tile and every dtype that it may have."""
     tiles = (tiles if not state.B else (state.B,)) if "B" in mistake.varies else (state.B,)
     for B in tiles:
         for bits in (8, 11) if "bits" in mistake.varies else (state.bits,):
-            yield State((*state.names, mistake.name), B, bits)
+            yield Variant((*state.names, mistake.name), B, bits)
 
 
-def candidates(state: State, part: str, tiles: Sequence[int]) -> Iterator[State]:
+def candidates(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Variant]:
     parts = ("reads", part) if part == "O" else (part,)
     for mistake in CATALOGUE.values():
-        if mistake.part in parts and mistake.name not in state.names:
+        if mistake.part in parts and mistake.name not in state.names and "bits" not in mistake.varies:
             yield from forms(mistake, state, tiles)
 
 
-def fits_all(state: State, answers: list[Answer], outputs: tuple[str, ...]) -> bool:
+def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) -> bool:
     return all(x.fits(state, outputs) for x in answers)
 
 
 def pairs(
-    state: State, part: str, tiles: Sequence[int], mine: list[Answer], outputs: tuple[str, ...]
-) -> Iterator[State]:
+    state: Variant, part: str, tiles: Sequence[int], mine: list[Answer], outputs: tuple[str, ...]
+) -> Iterator[Variant]:
     """Two mistakes at once, of those that change the group's smallest case. The first depends on no tile."""
     small = mine[0]
     name = outputs[0]
 
-    def changes(s: State) -> bool:
+    def changes(s: Variant) -> bool:
         return not np.allclose(small.variant(s, name), small.variant(state, name), atol=1e-3, equal_nan=True)
 
     single = [s for s in candidates(state, part, tiles) if changes(s)]
     for first in [s for s in single if s.B == state.B and s.bits == state.bits]:
         for second in single:
-            if second.names[-1] not in first.names:
-                both = State((*first.names, second.names[-1]), second.B, second.bits)
+            if second.names[-1].split("-")[0] != first.names[-1].split("-")[0] or part == "gradients":
+                both = Variant((*first.names, second.names[-1]), second.B, second.bits)
                 if fits_all(both, mine, outputs):
                     yield both
 
 
 def choose(
-    fitting: list[State], answers: list[Answer], outputs: tuple[str, ...], known: int
-) -> tuple[State, tuple[str, ...]]:
+    fitting: list[Variant], answers: list[Answer], outputs: tuple[str, ...], known: int
+) -> tuple[Variant, tuple[str, ...]]:
     """The one that fits most answers of all groups, conventions first; and the names that fit as many."""
     score = {s: sum(x.fits(s, outputs) for x in answers) for s in fitting}
     most = [s for s in fitting if score[s] == max(score.values())]
     new = [s for s in most if all(CATALOGUE[name].part == "reads" for name in s.names[known:])]
-    best = (new or most)[0]
+    best = (new or sorted(most, key=lambda s: "B" in CATALOGUE[s.names[-1]].varies))[0]
     others = [] if new else ["+".join(s.names[known:]) for s in most if set(s.names) != set(best.names)]
     return best, tuple(dict.fromkeys(others))
 
 
-def place(answers: list[Answer], state: State, outputs: tuple[str, ...]) -> tuple[str, float, Case]:
+def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tuple[str, float, Question]:
     """Where the smallest wrong answer is wrong: in which output, heads and rows; and by how much."""
     for answer in answers:
         for name in [x for x in outputs if x in answer.outputs]:
@@ -230,7 +274,11 @@ def described(wrong: np.ndarray, got: np.ndarray) -> str:
     """In words which entries of (batch, heads, N, d) or (batch, heads, N) are wrong."""
     count = f"{int(wrong.sum())} of {wrong.size} numbers"
     axes = [np.unique(np.nonzero(wrong)[axis]) for axis in range(3)]
-    parts = [f"{n} {spans(x)}" for n, x, size in zip(("batch", "heads", "rows"), axes, wrong.shape, strict=False) if len(x) < size]
+    parts = [
+        f"{n} {spans(x)}"
+        for n, x, size in zip(("batch", "heads", "rows"), axes, wrong.shape, strict=False)
+        if len(x) < size
+    ]
     return ", ".join([count, *parts]) + (", and not finite" if not np.isfinite(got[wrong]).any() else "")
 
 

@@ -1,4 +1,4 @@
-"""What numbers alone do not show: memory past the end, views, repeated calls, rows alone, rows without keys, dropout."""
+"""What numbers alone do not show: memory past the end, views, repeated calls, rows alone or without keys, dropout."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from fa2_lab.examine.cases import Case, case
-from fa2_lab.examine.match import GRADIENTS, Answer, Finding, State
-from fa2_lab.examine.subject import Refused, Subject, dtypes
+from fa2_lab.examine.cases import Question, case
+from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant
+from fa2_lab.examine.subject import NotExamined, Subject, dtypes
 
 
-def checks(subject: Subject, answers: list[Answer], state: State) -> Iterator[Finding]:
+def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
     """All that is found out by asking again. `state` is what the function was found to compute."""
-    plain = [x for x in answers if x.case.group == "plain" and not x.case.options]
+    plain = [x for x in answers if x.case.group == "plain"]
     if plain:
         base = next((x for x in plain if x.case.q.shape[0] > 1), plain[0])
-        yield from repeated(subject, base, plain[0])
         yield from views(subject, base)
         yield from alone(subject, base)
         yield from unwritten(subject, base)
@@ -35,12 +34,13 @@ def differs(a: Answer, b: np.ndarray, name: str = "O") -> float:
     """By how much two answers differ, if by more than rounding; NaN counts as infinite."""
     with np.errstate(invalid="ignore"):
         off = np.where(np.isfinite(a.outputs[name]) | np.isfinite(b), np.abs(a.outputs[name] - b), 0.0)
-    off = float(np.nan_to_num(off, nan=np.inf).max())
-    return off if off > a.bound(name) else 0.0
+    most = float(np.nan_to_num(off, nan=np.inf).max())
+    return most if most > a.bound(name) else 0.0
 
 
-def repeated(subject: Subject, base: Answer, first: Answer) -> Iterator[Finding]:
-    """The same call three times, and the first call of all once more."""
+def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
+    """The first call of all, three times more."""
+    base = first
     again = [subject.ask(base.case).outputs["O"] for _ in range(3)]
     if any(not np.array_equal(x, again[0], equal_nan=True) for x in again):
         off = np.nan_to_num(np.abs(np.array(again) - again[0]), nan=np.inf).max()
@@ -53,27 +53,31 @@ def views(subject: Subject, base: Answer) -> Iterator[Finding]:
     """Inputs that are not contiguous, or whose rows are followed by NaN."""
     if off := moved(subject, base, "gapped", 0.0):
         yield Finding("strides-ignored", "heads that lie apart in memory", off, base.case)
-    elif off := moved(subject, base, "gapped", np.nan):
+    elif np.isnan(subject.fill) and (off := moved(subject, base, "gapped", np.nan)):
         yield Finding("reads-past-end", "NaN after the last row of each head", off, base.case)
-    for place, where in (("turned", "the last axis has a stride above 1"), ("swapped", "the first two axes are exchanged")):
+    for place, where in (
+        ("turned", "the last axis has a stride above 1"),
+        ("swapped", "the first two axes are exchanged"),
+    ):
         if len(subject.shape_of(list(subject.pieces(base.case)))) > 2 and (off := moved(subject, base, place, 0.0)):
             yield Finding("strides-ignored", where, off, base.case)
             break
     c = base.case
-    same = replace(c, **{x: np.broadcast_to(getattr(c, x)[:1, :1], getattr(c, x).shape) for x in ("q", "k", "v")})
+    q, k, v = (np.broadcast_to(x[:1, :1], x.shape) for x in (c.q, c.k, c.v))
+    same = replace(c, q=q, k=k, v=v, gradients=False)
     if subject.layout not in ("nd", "thd"):
         try:
-            want = subject.ask(replace(same, gradients=False))
+            want = subject.ask(same)
             if off := differs(want, subject.ask(want.case, place="expanded", fill=0.0).outputs["O"]):
                 yield Finding("expanded-ignored", "the first axis has stride 0", off, want.case)
-        except Refused:
+        except NotExamined:
             pass
 
 
 def moved(subject: Subject, base: Answer, place: str, fill: float) -> float:
     try:
         return differs(base, subject.ask(base.case, place, fill).outputs["O"])
-    except Refused:  # a function may say that it wants contiguous inputs
+    except NotExamined:  # a function may say that it wants contiguous inputs
         return 0.0
 
 
@@ -81,8 +85,7 @@ def alone(subject: Subject, base: Answer) -> Iterator[Finding]:
     """The last batch entry without the others."""
     c = base.case
     if c.q.shape[0] > 1:
-        one = replace(c, **{x: getattr(c, x)[-1:] for x in ("q", "k", "v", "dO")})
-        answer = subject.ask(one)
+        answer = subject.ask(c.entry(slice(-1, None)))
         if off := differs(answer, base.outputs["O"][-1:]):
             yield Finding("batch-dependent", "the last batch entry", off, c)
 
@@ -94,18 +97,18 @@ def unwritten(subject: Subject, base: Answer) -> Iterator[Finding]:
     import torch
 
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
     try:
         answer = subject.ask(base.case)
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.use_deterministic_algorithms(mode=before[0], warn_only=before[1])
     for name in answer.outputs:
         if name in base.outputs and (off := differs(base, answer.outputs[name], name)):
             yield Finding("unwritten", f"{name}, where torch.empty is full of NaN", off, base.case)
             return
 
 
-def gradients(subject: Subject, base: Answer, state: State) -> Iterator[Finding]:
+def gradients(subject: Subject, base: Answer, state: Variant) -> Iterator[Finding]:
     """That every input gets one, and that dO may be an expanded view."""
     has = [x for x in GRADIENTS if x in base.outputs]
     if has and len(has) < 3:
@@ -117,28 +120,34 @@ def gradients(subject: Subject, base: Answer, state: State) -> Iterator[Finding]
             yield Finding("dO-strides", "dO with strides 0", case=ones)
 
 
-def other_dtypes(subject: Subject, plain: list[Answer], state: State) -> Iterator[Finding]:
+def other_dtypes(subject: Subject, plain: list[Answer], state: Variant) -> Iterator[Finding]:
     """The dtypes beside the one that was examined, on plain attention."""
     settled = subject.dtype
-    for subject.dtype in [x for x in dtypes(subject.library) if x != settled and subject.library == "torch"]:
+    for dtype in [x for x in dtypes(subject.library) if x != settled and subject.library == "torch"]:
+        subject.dtype = dtype
         for answer in plain[:3]:
             try:
                 answer = subject.ask(replace(answer.case, gradients=False))
-            except Refused:
+            except NotExamined:
                 break
             wrong = answer.wrong(state, "O")
             if wrong.any():
                 off = np.abs(answer.outputs["O"] - answer.variant(state, "O")).max()
-                yield Finding("precision", f"{subject.dtype}, rounding alone allows {answer.bound('O'):.1e}", float(off), answer.case)
+                yield Finding(
+                    "precision",
+                    f"{subject.dtype}, rounding alone allows {answer.bound('O'):.1e}",
+                    float(off),
+                    answer.case,
+                )
                 break
     subject.dtype = settled
 
 
-def rows_without_keys(answers: list[Answer], state: State) -> Iterator[Finding]:
+def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding]:
     """O, L and the gradients of rows that see no key."""
     for answer in answers:
         rows = answer.empty(state)
-        if not rows.any():
+        if not rows.any() or not answer.fits(state, ("O",)):
             continue
         O, case = answer.outputs["O"], answer.case
         got = O[rows]
@@ -164,10 +173,15 @@ def dropout(subject: Subject) -> Iterator[Finding]:
     n = max(d, subject.multiple)
     zero = case("dropout", N, n, d=d)
     eye = np.broadcast_to(np.eye(n, d), zero.v.shape)
-    asked = replace(zero, q=np.zeros_like(zero.q), v=eye, options=dict(dropout=p, seed=1) if subject.takes("seed") else dict(dropout=p))
+    asked = replace(
+        zero,
+        q=np.zeros_like(zero.q),
+        v=eye,
+        options=dict(dropout=p, seed=1) if subject.takes("seed") else dict(dropout=p),
+    )
     try:
         Z = subject.ask(asked).outputs["O"] * n
-    except Refused:
+    except NotExamined:
         return
     kept, value = float((Z > 1e-3).mean()) * n / min(n, d), float(np.median(Z[Z > 1e-3])) if (Z > 1e-3).any() else 0.0
     sums = Z.sum(axis=-1)
@@ -186,14 +200,13 @@ def dropout(subject: Subject) -> Iterator[Finding]:
         yield Finding(found, f"p = {p}: {kept:.0%} kept, factor {value:.3g}", case=asked)
 
 
-def guarded(subject: Subject, case: Case) -> tuple[Answer, list[Finding]]:
-    """A case between NaN; where that reaches O, the same between zeros."""
+def guarded(subject: Subject, case: Question) -> tuple[Answer, list[Finding]]:
+    """A case between NaN; where that reaches O, the same between zeros, as all that follow."""
     answer = subject.ask(case)
-    O, want = answer.outputs["O"], answer.variant(State(), "O")
-    if np.isnan(O[np.isfinite(want)]).any() and case.group not in ("large", "hidden", "empty", "empty-mask"):
+    O, want = answer.outputs["O"], answer.variant(Variant(), "O")
+    if np.isnan(subject.fill) and case.group in ("plain", "causal", "width") and np.isnan(O[np.isfinite(want)]).any():
         other = subject.ask(case, fill=0.0)
         if np.isnan(other.outputs["O"]).sum() < np.isnan(O).sum():
+            subject.fill = 0.0
             return other, [Finding("reads-past-end", "NaN before and after the inputs", case=case)]
     return answer, []
-
-

@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from fa2_lab.examine.cases import SCALE_UP, Case
-from fa2_lab.examine.match import GRADIENTS, Answer, Finding, State, conventions
-from fa2_lab.examine.subject import Refused, Subject
+from fa2_lab.examine.cases import SCALE_UP, Question
+from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventions
+from fa2_lab.examine.subject import NotExamined, Subject
 
 ORDERS = {"bhnd": (0, 1, 2, 3), "bnhd": (0, 2, 1, 3), "hnd": (1, 2, 3), "nd": (2, 3), "thd": (2, 1, 3)}
 
 
 def program(subject: Subject, finding: Finding, module: str) -> str:
     """Lines that call the function on the smallest of our cases that shows the finding; empty if none shows it."""
-    before = State(finding.state.names[: -1 if finding.name in finding.state.names else None], *finding.state[1:])
+    before = Variant(finding.state.names[: -1 if finding.name in finding.state.names else None], *finding.state[1:])
     for case in smaller(finding.case, subject) if finding.case else ():
         try:
             answer = subject.ask(case)
-        except Refused:
+        except NotExamined:
             continue
         for name in ("O", "L", *GRADIENTS):
             if name in answer.outputs and answer.wrong(before, name).any():
@@ -28,7 +28,7 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
     return ""
 
 
-def smaller(like: Case, subject: Subject) -> Iterator[Case]:
+def smaller(like: Question, subject: Subject) -> Iterator[Question]:
     """Cases of the same kind, from one row on; one head and one batch entry first."""
     (batch, heads, N_q, d), (h_k, N_k) = like.q.shape, like.k.shape[1:3]
     few = [(1, 1, 1)] if heads == h_k and not {"mask", "sinks", "key_lengths"} & set(like.options) else []
@@ -45,7 +45,7 @@ def smaller(like: Case, subject: Subject) -> Iterator[Case]:
             q = q * size
             if shift:
                 q[..., -1], k[..., -1] = SCALE_UP, shift / SCALE_UP
-            yield Case(like.group, q, k, v, dO, options(like, n, m), like.gradients, like.dL, like.made)
+            yield Question(like.group, q, k, v, dO, options(like, n, m), like.gradients, like.dL, like.made)
 
 
 def native(draw: Any, shape: tuple[int, ...], order: tuple[int, ...]) -> np.ndarray:
@@ -55,14 +55,14 @@ def native(draw: Any, shape: tuple[int, ...], order: tuple[int, ...]) -> np.ndar
     return x.swapaxes(1, 2) if order in ((0, 2, 1, 3), (2, 1, 3)) else x
 
 
-def options(like: Case, n: int, m: int) -> dict[str, Any]:
+def options(like: Question, n: int, m: int) -> dict[str, Any]:
     """The options of a case for n queries and m keys."""
     cut = {"mask": lambda x: x[..., :n, :m], "key_lengths": lambda x: np.minimum(x, m)}
     cut["cu_seqlens"] = lambda x: np.array([0, n // 2, n])
     return {name: cut.get(name, lambda x: x)(x) for name, x in like.options.items()}
 
 
-def written(subject: Subject, answer: Answer, name: str, module: str, before: State) -> str:
+def written(subject: Subject, answer: Answer, name: str, module: str, before: Variant) -> str:
     """The program for one case, with what comes out and what should."""
     case, order, d = answer.case, ORDERS[subject.layout], answer.case.q.shape[3]
     shapes = [tuple(x.shape[a] for a in order) for x in (case.q, case.k, case.v, case.dO)]
@@ -95,9 +95,13 @@ def written(subject: Subject, answer: Answer, name: str, module: str, before: St
     return "\n".join([*lines, f"print({what}[{index}{cut}])  # {shown[0]}; right: {shown[1]}" if d else ""])
 
 
-def arguments(subject: Subject, case: Case) -> list[str]:
+def arguments(subject: Subject, case: Question) -> list[str]:
     """The arguments of the call, as text."""
-    words = [f"{name}={role}" if role not in list(subject.roles)[:3] else role for name, role in subject.roles.items() if role in "qkv"]
+    words = [
+        f"{name}={role}" if role not in list(subject.roles)[:3] else role
+        for name, role in subject.roles.items()
+        if role in "qkv"
+    ]
     if list(subject.roles.values())[:3] == ["q", "k", "v"]:
         words = ["q", "k", "v"]
     for name, role in subject.roles.items():

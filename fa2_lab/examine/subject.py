@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fa2_lab.examine.cases import Case, case, rounded
-from fa2_lab.examine.match import Answer, State
+from fa2_lab.examine.cases import Question, case, rounded
+from fa2_lab.examine.match import Answer, Variant, candidates
 
 NAMES = {
     "q": "q query queries q_in xq",
@@ -44,7 +44,7 @@ EPS = {"float64": 1.2e-7, "float32": 1.2e-7, "float16": 2.0**-11, "bfloat16": 2.
 GUARD = 1 << 14  # numbers before and after each input
 
 
-class Refused(Exception):
+class NotExamined(Exception):
     """The function did not take this case; the text says what happened."""
 
 
@@ -55,6 +55,7 @@ class Subject:
         self.function, self.given, self.device = function, given or {}, device
         self.name = getattr(function, "__name__", type(function).__name__)
         self.library, self.dtype, self.layout, self.multiple, self.d = "numpy", "float64", "bhnd", 1, 16
+        self.fill = np.nan  # what lies before and after each input
         self.window_is_int, self.changed, self.overrun = False, False, False
         self.roles = self.read_signature()
 
@@ -62,7 +63,9 @@ class Subject:
 
     def read_signature(self) -> dict[str, str]:
         """{parameter: role}, the first three being q, k and v where their names say nothing."""
-        parameters = [p for p in signature(self.function).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        parameters = [
+            p for p in signature(self.function).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
         named = {p.name: ROLE.get(p.name.lower(), "") for p in parameters if p.name not in self.given}
         roles = dict(named)
         if not {"q", "k", "v"} <= set(named.values()):
@@ -70,9 +73,11 @@ class Subject:
                 roles[name] = role
         unknown = [p.name for p in parameters if not roles.get(p.name) and p.name in roles and p.default is p.empty]
         if not {"q", "k", "v"} <= set(roles.values()):
-            raise Refused(f"{self.name} takes {len(named)} arguments; q, k and v are needed")
+            raise NotExamined(f"{self.name} takes {len(named)} arguments; q, k and v are needed")
         if unknown:
-            raise Refused(f"{self.name} needs {unknown[0]!r}, which is not known here: give it with --set {unknown[0]}=…")
+            raise NotExamined(
+                f"{self.name} needs {unknown[0]!r}, which is not known here: give it with --set {unknown[0]}=…"
+            )
         self.defaults = {p.name: p.default for p in parameters}
         return {name: role for name, role in roles.items() if role}
 
@@ -97,19 +102,19 @@ class Subject:
         failure = ""
         for multiple, d in SIZES:
             for self.library in libraries:
-                for self.dtype in [dtype] if dtype else dtypes(self.library):
+                for chosen in [dtype] if dtype else dtypes(self.library):
                     for self.layout in layouts:
-                        self.multiple, self.d = multiple, d
+                        self.multiple, self.d, self.dtype = multiple, d, chosen
                         try:
                             tried.append((self.agreement(), self.library, self.dtype, self.layout))
-                            if tried[-1][0] == 3:
+                            if tried[-1][0] >= 4 and len(self.layout) > 3:
                                 return
-                        except Refused as refusal:
+                        except NotExamined as refusal:
                             failure = failure or f"as {self.library} {self.dtype} {LAYOUTS[self.layout]}, {refusal}"
                     if tried:
                         _, self.library, self.dtype, self.layout = max(tried, key=lambda x: x[0])
                         return
-        raise Refused(failure)
+        raise NotExamined(failure)
 
     def settle_window(self) -> None:
         """Whether a window is one number or two."""
@@ -117,7 +122,7 @@ class Subject:
         asked = case("window", 8 * self.multiple, d=self.d, window=(4, 4))
         if not isinstance(default, tuple):
             for self.window_is_int in (False, True):
-                with suppress(Refused):
+                with suppress(NotExamined):
                     self.ask(asked)
                     return
 
@@ -128,26 +133,35 @@ class Subject:
         own = [spaces.get(x) for x in (code.co_names if code else ())]
         found = []
         for values in (own, spaces.values(), [function]):
-            modules = {(x.__name__ if inspect.ismodule(x) else str(getattr(x, "__module__", ""))).split(".")[0] for x in values}
+            modules = {
+                (x.__name__ if inspect.ismodule(x) else str(getattr(x, "__module__", ""))).split(".")[0] for x in values
+            }
             modules |= {"torch"} if modules & {"triton", "_C", "torch._C"} else set()
             found += [x for x in ("torch", "jax", "numpy") if x in modules]
         return list(dict.fromkeys([*found, "numpy", *(["torch"] if has("torch") else [])]))
 
-    def agreement(self) -> int:
-        """3: right, maybe causal. 2: each head answers for itself. 1: it runs."""
-        asked = case("probe", 8 * self.multiple if self.multiple == 1 else self.multiple, d=self.d, batch=2, heads=3)
+    def agreement(self) -> float:
+        """5: a known mistake, in four dimensions. 4: right, or causal. 2: each head answers for itself. 1: it runs."""
+        n = 8 if self.multiple == 1 else self.multiple
+        asked = case("probe", n, d=self.d, batch=1 if self.layout == "thd" else 2, heads=3)
         first = self.ask(asked)
-        if any(first.fits(State(names), ("O",)) for names in ((), ("always-causal",))):
-            return 3
+        if any(first.fits(Variant(names), ("O",)) for names in ((), ("always-causal",))):
+            return 4
+        if len(self.layout) > 3 and any(first.fits(s, ("O",)) for s in candidates(Variant(), "O", (n,))):
+            return 5
         other = asked.v.copy()
         other[0, 0] += 1
-        more = self.ask(Case("probe", asked.q, asked.k, other, asked.dO)).outputs["O"]
+        more = self.ask(Question("probe", asked.q, asked.k, other, asked.dO)).outputs["O"]
         moved = np.abs(more - first.outputs["O"]).max(axis=(2, 3)) > 1e-6  # (batch, heads)
         return 2 if moved[0, 0] and moved.sum() == 1 else 1
 
     # Asking -------------------------------------------------------------------------------------------------------
 
-    def can(self, case: Case) -> str:
+    def fitted(self, case: Question) -> Question:
+        """A packed sequence has no batch: of a case with one its first entry."""
+        return case.entry(slice(1)) if self.layout == "thd" and case.q.shape[0] > 1 else case
+
+    def can(self, case: Question) -> str:
         """The option of a case that the function does not take; empty if it takes all."""
         masks = ("mask", "bias") if case.group == "bias" else ("mask",)
         lacks = [x for x in case.options if not any(map(self.takes, masks if x == "mask" else (x,)))]
@@ -158,16 +172,19 @@ class Subject:
             return "windows with two sides"
         return lacks[0] if lacks else ""
 
-    def ask(self, case: Case, place: str = "guarded", fill: float = np.nan, expanded_dO: bool = False) -> Answer:
-        """The function's answer to a case; Refused if it raises or returns something else than numbers."""
+    def ask(
+        self, case: Question, place: str = "guarded", fill: float | None = None, expanded_dO: bool = False
+    ) -> Answer:
+        """The function's answer to a case; NotExamined if it raises or returns something else than numbers."""
         case = case.rounded(self.hold) if self.dtype != "float64" else case
+        fill = self.fill if fill is None else fill
         outputs: dict[str, list] = {}
         pieces = list(self.pieces(case))
         for q, k, v, dO, dL, options in pieces:
             tensors = [self.tensor(x, place, fill) for x in (q, k, v)]
             try:
                 got = self.call(tensors, options, dO, dL, case, expanded_dO)
-            except Refused:
+            except NotExamined:
                 if not case.gradients:
                     raise
                 return self.ask(replace(case, gradients=False), place, fill)
@@ -175,15 +192,15 @@ class Subject:
                 outputs.setdefault(name, []).append(x)
             kept = [self.numbers(x) for x in tensors]
             self.changed |= any(not np.array_equal(a, self.hold(b)) for a, b in zip(kept, (q, k, v), strict=True))
-        whole = {}
+        whole: dict[str, np.ndarray] = {}
         for name, parts in outputs.items():
             like = {"dQ": case.q, "dK": case.k, "dV": case.v}.get(name, case.q)
             shape = like.shape[:3] if name == "L" else like.shape
             with suppress(ValueError):
                 whole[name] = self.canonical(parts, shape)
         if "O" not in whole:
-            got = [tuple(x.shape) for x in outputs.get("O", [])][:1]
-            raise Refused(f"it returns {f'shape {got[0]}' if got else 'no array'} for q of shape {self.shape_of(pieces)}")
+            shapes = [f"shape {x.shape}" for x in outputs.get("O", [])]
+            raise NotExamined(f"it returns {(shapes or ['no array'])[0]} for q of shape {self.shape_of(pieces)}")
         return Answer(case, whole, EPS[self.dtype])
 
     def shape_of(self, pieces: list) -> tuple[int, ...]:
@@ -195,7 +212,7 @@ class Subject:
             return rounded(x, 8)
         return x.astype(self.dtype).astype(np.float64)
 
-    def pieces(self, case: Case) -> Iterator[tuple]:
+    def pieces(self, case: Question) -> Iterator[tuple]:
         """A case in the function's layout: one call, or one for each batch entry or head."""
         group, o = case.q.shape[1] // case.k.shape[1], case.options
         arrays = (case.q, case.k, case.v, case.dO)
@@ -212,7 +229,10 @@ class Subject:
                     yield *(x[b] for x in arrays), None if case.dL is None else case.dL[b], options
                     continue
                 for h in range(case.q.shape[1]):
-                    one = {x: y[h] if x in ("mask", "sinks") else y[0] if x == "key_lengths" else y for x, y in options.items()}
+                    one = {
+                        x: y[h] if x in ("mask", "sinks") else y[0] if x == "key_lengths" else y
+                        for x, y in options.items()
+                    }
                     q, k, v, dO = case.q[b, h], case.k[b, h // group], case.v[b, h // group], case.dO[b, h]
                     yield q, k, v, dO, None if case.dL is None else case.dL[b, h], one
 
@@ -231,7 +251,9 @@ class Subject:
         x = x.reshape(*order, *shape[3:])
         return x.swapaxes(1, 2) if self.layout in ("bnhd", "thd") else x
 
-    def call(self, tensors: list, options: dict, dO: np.ndarray, dL: np.ndarray | None, case: Case, expanded: bool) -> dict:
+    def call(
+        self, tensors: list, options: dict, dO: np.ndarray, dL: np.ndarray | None, case: Question, expanded: bool
+    ) -> dict:
         """O, L and the gradients of one call, as arrays."""
         roles = dict(zip("qkv", tensors, strict=True))
         N_q, N_k = (x.shape[2] for x in (case.q, case.k))
@@ -241,18 +263,29 @@ class Subject:
         if self.window_is_int and "window" in ask:
             ask["window"] = ask["window"][0]
         if self.layout == "thd":
-            ask.setdefault("cu_seqlens", None)
             ask["longest"] = max(N_q, N_k)
+        neutral = dict(
+            window=(-1, -1), scale=self.d**-0.5, key_lengths=np.full(case.q.shape[0], N_k), dropout=0.0, seed=0
+        )
+        for name, role in self.roles.items():
+            if self.defaults[name] is inspect.Parameter.empty and role not in ask:
+                ask[role] = neutral.get(role)
         ask |= dict(lse=True, grouped=case.k.shape[1] != case.q.shape[1])
         for name in ("O", "L"):
             if self.takes(name):
-                roles[name] = self.tensor(np.full(tensors[0].shape[: None if name == "O" else -1], np.nan), "guarded", -7.0)
+                roles[name] = self.tensor(
+                    np.full(tensors[0].shape[: None if name == "O" else -1], np.nan), "guarded", -7.0
+                )
         arguments = dict(self.given)
         for name, role in self.roles.items():
             if role in roles:
                 arguments[name] = roles[role]
             elif role == "cu_seqlens":
-                starts = ask[role] if ask[role] is not None else np.arange(case.q.shape[0] + 1) * (N_k if "k" in name[-3:] else N_q)
+                starts = (
+                    ask[role]
+                    if ask.get(role) is not None
+                    else np.arange(case.q.shape[0] + 1) * (N_k if "k" in name[-3:] else N_q)
+                )
                 arguments[name] = self.integers(starts)
             elif role in ask:
                 arguments[name] = self.option(ask[role])
@@ -273,15 +306,23 @@ class Subject:
                     self.overrun |= any(self.guards_changed(x) for x in result)
                 found = list(result) if isinstance(result, (tuple, list)) else [result]
                 arrays = dict(O=self.numbers(found[0]))
-                if len(found) == 2 and getattr(found[1], "ndim", 0) >= tensors[0].ndim - 1 and found[1].shape[-1] != N_k or self.takes("lse"):
+                if (
+                    len(found) == 2
+                    and getattr(found[1], "ndim", 0) >= tensors[0].ndim - 1
+                    and found[1].shape[-1] != N_k
+                ) or self.takes("lse"):
                     arrays["L"] = self.numbers(found[1])
                 if wants and getattr(found[0], "requires_grad", False):
                     arrays |= self.backward(found, tensors, dO, dL, "L" in arrays, expanded)
             return arrays
         except Exception as failure:
-            raise Refused(f"{type(failure).__name__}: {str(failure).strip().splitlines()[0][:200] if str(failure) else ''}") from failure
+            raise NotExamined(
+                f"{type(failure).__name__}: {str(failure).strip().splitlines()[0][:200] if str(failure) else ''}"
+            ) from failure
 
-    def backward(self, found: list, tensors: list, dO: np.ndarray, dL: np.ndarray | None, has_L: bool, expanded: bool) -> dict:
+    def backward(
+        self, found: list, tensors: list, dO: np.ndarray, dL: np.ndarray | None, has_L: bool, expanded: bool
+    ) -> dict:
         """The gradients that torch's autograd finds; none for the loss with L where L takes none."""
         import torch
 
@@ -319,13 +360,13 @@ class Subject:
         if self.library == "torch":
             import torch
 
-            memory = torch.from_numpy(buffer).to(getattr(torch, self.dtype)).to(self.device or "cpu")
-            view = memory[GUARD : GUARD + stored.size].view(stored.shape).permute(*np.argsort(axes).tolist())
+            memory: Any = torch.from_numpy(buffer).to(getattr(torch, self.dtype)).to(self.device or "cpu")
+            view: Any = memory[GUARD : GUARD + stored.size].view(stored.shape).permute(*np.argsort(axes).tolist())
             view = view.narrow(x.ndim - 2, 0, x.shape[-2]) if gap else view
             view.copy_(torch.from_numpy(np.ascontiguousarray(x)))
             return view[:1].expand(view.shape) if place == "expanded" else view.detach()
-        memory = buffer.astype(self.dtype)
-        view = memory[GUARD : GUARD + stored.size].reshape(stored.shape).transpose(np.argsort(axes))
+        array: Any = buffer.astype(self.dtype)
+        view = array[GUARD : GUARD + stored.size].reshape(stored.shape).transpose(np.argsort(axes))
         view = view[..., : x.shape[-2], :] if gap else view
         view[...] = x
         return np.broadcast_to(view[:1], view.shape) if place == "expanded" else view

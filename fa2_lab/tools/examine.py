@@ -19,7 +19,7 @@ from typing import Any
 from fa2_lab.examine import Report, examine
 from fa2_lab.examine.match import Finding
 from fa2_lab.examine.smallest import program
-from fa2_lab.examine.subject import LAYOUTS, Refused
+from fa2_lab.examine.subject import LAYOUTS, NotExamined
 
 NOTHING = "Nothing of what is known here is wrong with it."
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         report = examine(
             function, layout=a.layout, library=a.library, dtype=a.dtype, device=a.device, quick=a.quick, given=given
         )
-    except Refused as refusal:
+    except NotExamined as refusal:
         raise ValueError(f"examine: {a.function} cannot be examined: {refusal}") from refusal
     print(as_json(report) if a.json else page(report, a.function, module))
     return 0 if report.is_right else 1
@@ -84,7 +84,9 @@ def load(text: str) -> tuple[str, Callable]:
         raise ValueError(f"examine: {where} does not import: {type(failure).__name__}: {failure}") from failure
     found = getattr(module, name, None)
     if found is None:
-        functions = [x for x, y in vars(module).items() if callable(y) and getattr(y, "__module__", "") == module.__name__]
+        functions = [
+            x for x, y in vars(module).items() if callable(y) and getattr(y, "__module__", "") == module.__name__
+        ]
         raise ValueError(f"examine: {where} has no {name!r}; it has {', '.join(functions) or 'no function'}")
     if type(found).__name__ in ("JITFunction", "InterpretedFunction"):
         raise ValueError(f"examine: {name} is a Triton kernel; give the Python function that launches it")
@@ -119,7 +121,7 @@ def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
     if finding.case is not None:
         lines.append(f"in      {finding.case}")
     lines.append(f"read    {finding.mistake.read}")
-    if finding.is_wrong and finding.mistake.part != "memory" or finding.name in ("unknown", "all-nan"):
+    if (finding.is_wrong and finding.mistake.part != "memory") or finding.name in ("unknown", "all-nan"):
         text = program(report.subject, finding, module)
         lines += ["", *(f"    {line}".rstrip() for line in text.splitlines())] if text else []
     return lines
@@ -153,5 +155,3 @@ def as_json(report: Report) -> str:
         ),
         indent=1,
     )
-
-

@@ -1,0 +1,263 @@
+"""examine/: every known mistake is told from every other and named; what is right is not called wrong."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import fa2_lab
+from fa2_lab.errata import ERRATA
+from fa2_lab.examine import examine
+from fa2_lab.examine.attention import attention
+from fa2_lab.examine.cases import Question, all_cases
+from fa2_lab.examine.catalogue import CATALOGUE
+from fa2_lab.examine.match import TILES, Answer, explain
+from fa2_lab.reference import heads
+from fa2_lab.tools.command import main
+
+KNOBS = {name: m for name, m in CATALOGUE.items() if m.part in ("reads", "O", "L", "gradients")}
+OUTPUTS = {"reads": ("O",), "O": ("O",), "L": ("L",), "gradients": ("dQ", "dK", "dV")}
+
+
+def answers(name: str, B: int = 16, quick: bool = False) -> list[Answer]:
+    """What a function with one mistake answers, with the noise of float32."""
+    noise, part = np.random.default_rng(0), CATALOGUE[name].part if name else "gradients"
+    found = []
+    for case in all_cases(quick=quick):
+        outputs = attention(case, [name] if name else [], B, gradients=part in ("reads", "gradients"))
+        kept = {x: y for x, y in outputs.items() if case.gradients or x in "OL"}
+        found.append(Answer(case, {x: y * (1 + 1e-7 * noise.uniform(-1, 1, y.shape)) for x, y in kept.items()}))
+    return found
+
+
+@pytest.mark.parametrize("part", ["O", "L", "gradients"])
+def test_no_two_mistakes_give_the_same_numbers_on_all_cases(part):
+    """In every tile; only mistakes of tails and of cut tiles are none where a tile is one number wide."""
+    weights, seen = np.random.default_rng(1).standard_normal(10**5), {}
+    forms = [("", 0)] + [
+        (name, B)
+        for name, m in KNOBS.items()
+        for B in (TILES if "B" in m.varies else (0,))
+        if m.part == part or (part == "O" and m.part == "reads")
+    ]
+    cases = all_cases()
+    for name, B in forms:
+        outputs = [attention(c, [name] if name else [], B, gradients=part == "gradients") for c in cases]
+        flat = [np.nan_to_num(y[x].ravel(), nan=7.0, posinf=9.0, neginf=-9.0) for y in outputs for x in OUTPUTS[part]]
+        row = tuple(float(np.round(np.tanh(y / 9) @ weights[: y.size], 6)) for y in flat)
+        other = seen.setdefault(row, name)
+        assert other == name or (B == 1 and not other), f"{name} in tiles of {B} is {other or 'the truth'}"
+
+
+@pytest.mark.parametrize("part", OUTPUTS)
+def test_each_mistake_is_named(part):
+    assert explain(answers("", quick=True)) == []
+    for name in [x for x, m in KNOBS.items() if m.part == part]:
+        found = explain(answers(name, quick=True))
+        assert [x.name for x in found] == [name], f"{name}: {[(x.name, x.where, x.others) for x in found]}"
+
+
+# As functions -----------------------------------------------------------------------------------------------------
+
+
+def planted(*names: str, library: str = "numpy", B: int = 16):
+    """A function of q, k, v and most options with these mistakes."""
+
+    def numbers(q, k, v, dO, **options):
+        case = Question("", q, k, v, dO, {x: y for x, y in options.items() if y is not None and y is not False})
+        return attention(case, names, B, gradients=library == "torch" and CATALOGUE[names[0]].part == "gradients")
+
+    def of_arrays(q, k, v, causal=False, scale=None, softcap=None, window=None):
+        found = numbers(q, k, v, 0 * q, causal=causal, scale=scale, softcap=softcap, window=window)
+        return found["O"], found["L"]
+
+    class Op(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v, causal):
+            ctx.save_for_backward(q, k, v)
+            ctx.causal = causal
+            Q, K, V = (x.double().numpy() for x in (q, k, v))
+            return torch.tensor(numbers(Q, K, V, 0 * Q, causal=causal)["O"], dtype=q.dtype)
+
+        @staticmethod
+        def backward(ctx, dO):
+            found = numbers(*(x.double().numpy() for x in (*ctx.saved_tensors, dO)), causal=ctx.causal)
+            return *(torch.tensor(found[x], dtype=dO.dtype) if x in found else None for x in ("dQ", "dK", "dV")), None
+
+    def of_tensors(q, k, v, is_causal=False):
+        return Op.apply(q, k, v, is_causal)
+
+    return of_arrays if library == "numpy" else of_tensors
+
+
+def names(report) -> list[str]:
+    return [finding.name for finding in report.findings]
+
+
+@pytest.mark.parametrize(
+    "library, wrong",
+    [
+        ("numpy", ["o-not-rescaled"]),
+        ("numpy", ["scale-missing", "causal-strict"]),
+        ("numpy", ["window-left-long"]),
+        ("numpy", ["L-base-2"]),
+        ("torch", ["keys-padded"]),
+        ("torch", ["causal-late"]),
+        ("torch", ["D-missing"]),
+        ("torch", ["group-last"]),
+    ],
+)
+def test_a_function_with_a_mistake_is_examined(library, wrong):
+    report = examine(planted(*wrong, library=library), quick=True)
+    assert names(report) == wrong and not report.is_right
+
+
+def of_torch(backend):
+    def sdpa(query, key, value, attn_mask=None, is_causal=False, scale=None):
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
+
+    return sdpa
+
+
+def reference(q, k, v, causal=False, window=None, softcap=None, sinks=None, scale=None, key_lengths=None):
+    options = dict(causal=causal, window=window, softcap=softcap, sinks=sinks, scale=scale, key_lengths=key_lengths)
+    return heads.forward(q, k, v, stage="fa2", B_r=16, B_c=8, **options)
+
+
+def written_with_loops(q, k, v, causal=False, sm_scale=None, BLOCK=16):
+    """Tiles of keys for all rows, (batch, N, heads, d), with torch's own gradients."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    (_, _, N_q, d), N_k = q.shape, k.shape[2]
+    m, l, o = torch.full(q.shape[:3], -torch.inf), torch.zeros(q.shape[:3]), torch.zeros_like(q)
+    for j in range(0, N_k, BLOCK):
+        s = q @ k[:, :, j : j + BLOCK].mT * (d**-0.5 if sm_scale is None else sm_scale)
+        if causal:
+            ahead = torch.arange(j, j + s.shape[-1]) - torch.arange(N_q)[:, None]
+            s = s.masked_fill(ahead > N_k - N_q, -torch.inf)
+        new = torch.maximum(m, s.amax(-1))
+        base = torch.where(new.isneginf(), 0.0, new)
+        p, alpha = torch.exp(s - base[..., None]), torch.exp(m - base)
+        m, l, o = new, alpha * l + p.sum(-1), alpha[..., None] * o + p @ v[:, :, j : j + BLOCK]
+    return (o / torch.where(l == 0, 1.0, l)[..., None]).transpose(1, 2)
+
+
+RIGHT = {
+    "torch's definition": (of_torch(SDPBackend.MATH), {}),
+    "torch's definition in fp16": (of_torch(SDPBackend.MATH), dict(dtype="float16")),
+    "torch's definition in bf16": (of_torch(SDPBackend.MATH), dict(dtype="bfloat16")),
+    "torch's flash": (of_torch(SDPBackend.FLASH_ATTENTION), {}),
+    "torch's call": (F.scaled_dot_product_attention, {}),
+    "our reference": (reference, dict(library="numpy")),
+    "a loop over tiles": (written_with_loops, {}),
+    "the right knobs": (planted(), {}),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_is_not_called_wrong(name):
+    function, options = RIGHT[name]
+    report = examine(function, **options)
+    assert report.is_right, names(report)
+    assert ("corner-top-left" in names(report)) == ("torch" in name)
+    assert ("(batch, N, heads, d)" in report.how) == ("loop" in name)
+
+
+def test_our_kernels_are_right_in_the_interpreter():
+    def ours(q, k, v, causal=False, window=None):
+        return fa2_lab.attention(q, k, v, causal=causal, window=window, return_lse=True)
+
+    report = fa2_lab.examine(ours, quick=True)
+    assert report.is_right and set(report.parts) == {"O", "L", "dQ", "dK", "dV"}, names(report)
+
+
+# Memory, runs, and what is no function ----------------------------------------------------------------------------
+
+
+def dot_product(q, k, v):
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+
+def as_if_contiguous(x):
+    return x.as_strided(x.shape, torch.empty(x.shape).stride(), x.storage_offset())
+
+
+def padded(x):
+    return x.as_strided((*x.shape[:2], x.shape[2] + 1, x.shape[3]), x.stride(), x.storage_offset())
+
+
+FAULTS = {
+    "inputs-changed": lambda q, k, v: dot_product(q.mul_(1.0), k.add_(1), v),
+    "not-deterministic": lambda q, k, v: dot_product(q, k, v) + 0.01 * torch.rand(1),
+    "strides-ignored": lambda q, k, v: dot_product(*map(as_if_contiguous, (q, k, v))),
+    "unwritten": lambda q, k, v: dot_product(q, k, v) + 0 * torch.empty(1),
+    "reads-past-end": lambda q, k, v: dot_product(q, k, v) + 0 * padded(k)[:, :, -1:].sum(),
+    "dropout-factor": None,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_memory_is_named(fault):
+    def function(q, k, v):
+        return FAULTS[fault](q, k, v)
+
+    def dropped(q, k, v, dropout_p=0.0):
+        P = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
+        return (P * (torch.rand(P.shape) >= dropout_p)) @ v
+
+    assert fault in names(examine(function if FAULTS[fault] else dropped, quick=True, library="torch"))
+
+
+def test_outputs_are_guarded():
+    def writes(Q, K, V, O):
+        O[:] = 0
+        O.base[-1] = 0
+
+    assert "writes-past-end" in [x.name for x in examine(writes, quick=True).findings] or not examine(writes).is_right
+
+
+WRONG_CALLS = {
+    "takes one": ("def f(x): return x", "takes 1 arguments"),
+    "raises": ("def f(q, k, v): raise KeyError('no such head')", "KeyError"),
+    "returns another shape": ("def f(q, k, v): return q[..., :1]", "returns shape"),
+    "needs more": ("def f(q, k, v, blocks): return q", "--set blocks=…"),
+    "does not import": ("import nothing_of_that_name", "does not import"),
+    "no function": ("f = 3", "is not a function"),
+    "none of that name": ("def g(q, k, v): return q", "it has g"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_CALLS)
+def test_what_cannot_be_examined_is_one_sentence(what, tmp_path, capsys):
+    source, says = WRONG_CALLS[what]
+    (tmp_path / f"m_{what.replace(' ', '_')}.py").write_text(source)
+    assert main(["examine", f"{tmp_path}/m_{what.replace(' ', '_')}.py:f"]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+def test_the_printed_program_runs_and_shows_the_mistake(tmp_path, capsys):
+    source = "import numpy as np\ndef f(q, k, v):\n    s = q @ np.swapaxes(k, -1, -2)\n"
+    (tmp_path / "bare.py").write_text(source + "    p = np.exp(s)\n    return p @ v / p.sum(-1, keepdims=True)\n")
+    assert main(["examine", f"{tmp_path}/bare.py:f", "--quick"]) == 1
+    page = capsys.readouterr().out
+    assert "[scale-missing]" in page and "[maximum-missing]" in page
+    lines = page.split("\n\n    import numpy")[1].split("\n\nWRONG")[0]
+    program = "import numpy" + "\n".join(line[4:] if line.startswith("    ") else line for line in lines.split("\n"))
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    printed, comment = ran.stdout.strip(), program.split("#")[1].split(";")[0].strip()
+    assert np.allclose(eval(printed.replace("  ", ",").replace(" ", ",").replace("[,", "[").replace(",,", ",")), eval(
+        ",".join(comment.split()).replace("[,", "[")), atol=1e-4), ran.stderr  # fmt: skip
+
+
+def test_the_catalogue_points_to_errata_that_exist_and_importing_takes_numpy_alone():
+    assert len(KNOBS) >= 45
+    for mistake in CATALOGUE.values():
+        for word in mistake.read.replace(";", " ").split():
+            assert not word.startswith(("fa1-", "fa2-", "article-", "notes-", "bilingual-")) or word in ERRATA, mistake
+    check = "import sys, fa2_lab.examine; assert not {'torch', 'triton', 'jax'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
