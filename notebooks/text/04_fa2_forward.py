@@ -57,8 +57,8 @@ for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 
     print(f"{words:9}  outputs {masked(seen, values)}, after the last value has changed {masked(seen, changed)}")
 
 # %% [markdown]
-# With the right mask, only the last row depends on the last token. With the other one, each row sees exactly one token too many,
-# the very token that the model has to guess. No shape is wrong and nothing overflows. In training, the loss even falls
+# With the right mask, only the last row depends on the last token. With the other one, each row except
+# the last sees exactly one token too many, the very token that the model has to guess. No shape is wrong and nothing overflows. In training, the loss even falls
 # faster than ever, and only the finished model is useless. So one test belongs beside every causal kernel: change a token, and
 # see that no earlier row changes. In tiles there are more places for this mistake, and you will meet it in your own `forward`
 # below. First, however, we build the loop that the mask goes into.
