@@ -16,7 +16,7 @@
 # - name the places where a GPU keeps numbers, and what each kind of work costs,
 # - decide whether it is cheaper to store a number or to compute it a second time.
 #
-# *Time: 35 minutes with the exercise. Hardware: any laptop; NumPy is enough. Before this: matrix products, and NumPy arrays.*
+# *Time: 35 minutes with the exercise. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy arrays.*
 #
 # A question marked **Predict** has its answer folded below it. Choose an answer before you open the fold.
 

@@ -15,7 +15,7 @@
 # - use the meter, and explain why standard attention can reach only a part of a GPU's speed,
 # - turn a score into its probability with a single number per row.
 #
-# *Time: 55 minutes with the function to write and the exercise. Hardware: any laptop; NumPy is enough. Before this:
+# *Time: 55 minutes with the function to write and the exercise. Hardware: any laptop, NumPy alone. Before this:
 # [00 · The map](00_start.ipynb), and the chain rule.*
 
 # %% tags=["hide-input"]

@@ -16,7 +16,7 @@
 # - decide by which factor old sums must shrink when a larger score arrives, and explain why one factor is enough,
 # - join two half-finished results.
 #
-# *Time: 45 minutes with the function to write. Hardware: any laptop; NumPy is enough. Before this: [01 · Naive
+# *Time: 45 minutes with the function to write. Hardware: any laptop, NumPy alone. Before this: [01 · Naive
 # attention](01_naive_attention.ipynb).*
 
 # %% tags=["hide-input"]

@@ -16,7 +16,7 @@
 # - count what FA1 loads and stores, and decide from the size of a block whether that is less than in standard attention,
 # - explain how the backward pass gets P back.
 #
-# *Time: 50 minutes with the function to write. Hardware: any laptop; NumPy is enough. Before this: [02 · Online
+# *Time: 50 minutes with the function to write. Hardware: any laptop, NumPy alone. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb).*
 
 # %% tags=["hide-input"]

@@ -16,7 +16,7 @@
 # - explain why many workers add into one dQ, and compare two fixes,
 # - decide whether a dropout mask can be replayed in another order.
 #
-# *Time: 65 minutes with the function to write and the questions at the end. Hardware: any laptop; NumPy is enough. Before
+# *Time: 65 minutes with the function to write and the questions at the end. Hardware: any laptop, NumPy alone. Before
 # this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
