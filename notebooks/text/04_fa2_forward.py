@@ -28,6 +28,7 @@ from IPython.display import Markdown
 from fa2_lab.machine import chips, io, reasons, time
 from fa2_lab.machine.prices import cost, prices
 from fa2_lab.plots import causal_tiles, deferred_normalisation, roofline, visiting_order
+from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
@@ -231,6 +232,20 @@ def kind(tiling, i, j):  # for as many queries as keys
 # columns 192 to 255, but row 255 sees them all. So the numbers i and j may only be compared if tiles are square. With tiles
 # of 128 × 64, a kernel that masks only the tile with i = j leaks.
 # </details>
+
+# %% [markdown]
+# Here are both algorithms at work on one causal square. FA1 goes down the columns, and it computes and masks the SKIP tiles,
+# too. FA2 goes along the rows and skips them, so it ends while FA1 still works.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live(
+    "algorithm1",
+    ask="order=both&causal",
+    do="Step on, and follow o of one query. FA1 stores it after each tile, and FA2 stores it once, divided. Then write a short "
+    "sentence of your own.",
+    still="Here FA2 works without a mask. Each mark on the right is one load or store.",
+    names=["FA2"],
+)
 
 # %% [markdown]
 # ## Write FA2's Algorithm 1

@@ -173,12 +173,13 @@ show(roofline.draw(**roofline.data(*costs.items())))
 # counts for dots only.) Whichever of L2's two times is right, the tensor cores end last here. $B_r = 64$ keeps nearly all
 # SMs busy and doubles the requests. Now L2 is the limit, and the launch is faster. Below 64, the time doubles with the
 # requests. So take the largest row blocks that keep the SMs busy.
-#
-# In the interactive figure, change the number of heads until the last wave is nearly empty. On GitHub, you see chapter
-# 03's static figure instead.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-live("tiles")
+live(
+    "tiles",
+    do="Change the number of heads until the last wave is nearly empty.",
+    still="This is chapter 03's figure of the same traffic. The piece itself needs a page that runs scripts.",
+)
 
 # %% [markdown]
 # ## What if several thread blocks share an SM?
@@ -246,13 +247,14 @@ live("tiles")
 # and the blocks as they come end at 26. A heavy thread block that starts late ends late, and the other SMs wait for it.
 # If it starts first, light ones fill the gaps at the end.
 # </details>
-#
-# The interactive figure begins with this case. Choose the SMs, the heads, the mask and the order, and look at the right
-# end, where some SMs have nothing left to do. The static figure on GitHub has 132 SMs and 32 heads of 16 row blocks.
-# Compare its two lower panels.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-live("timetable")
+live(
+    "timetable",
+    do="This is the case of the question. Choose the SMs, the heads, the mask and the order, and look at the right end, where "
+    "some SMs have nothing left to do.",
+    still="Here 132 SMs have 32 heads of 16 row blocks. Compare the two lower panels.",
+)
 
 # %% [markdown]
 # ## Recap

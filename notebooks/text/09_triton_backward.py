@@ -288,11 +288,10 @@ compare("dQ dK dV", (x[0, 0] for x in b00.backward(*six, False)), (dQ, dK, dV))
 # %% [markdown]
 # ## Who could own dQ?
 #
-# Here is chapter 05's picture again. In its lower half, each block of dQ has one writer. In the interactive figure,
-# choose two passes.
+# Here is chapter 05's race again. With two passes, each block of dQ has one writer.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-live("backward")
+live("race")
 
 # %% [markdown]
 # Now each block of dQ has one owner, a program with row block i, as in chapter 08. Per tile, a column program computes
