@@ -99,30 +99,30 @@ def seen_by_compiler(kernel: Any, arguments: dict[str, Any]) -> tuple:
     Of an integer those are its width and, where the kernel lets it, whether it is 1 and whether 16 divides it.
     """
     try:
-        parameters = parameters_of(kernel)
+        parameters = last_parameters(kernel, len(arguments))
     except AttributeError:
         return (object(),)  # this Triton is another inside: no launch is like another
-    return tuple([(name, *told(x, *parameters[name])) for name, x in arguments.items()])
+    return tuple([told(arguments[name], constant, looked_at) for name, constant, looked_at in parameters])
 
 
 @functools.cache
-def parameters_of(kernel: Any) -> dict[str, tuple[bool, bool]]:
-    """Of each parameter whether it is a constant to the compiler, and whether its value is looked at if it is none."""
-    return {p.name: (bool(p.is_constexpr), not p.do_not_specialize) for p in kernel.params}
+def last_parameters(kernel: Any, many: int) -> list[tuple[str, bool, bool]]:
+    """Each one's name, whether it is a constant to the compiler, and whether its value is looked at if it is none."""
+    return [(p.name, bool(p.is_constexpr), not p.do_not_specialize) for p in kernel.params[-many:]]
 
 
-def told(x: Any, constant: bool, looked_at: bool) -> tuple:
-    """What the compiler sees of one argument."""
+def told(x: Any, constant: bool, looked_at: bool) -> Any:
+    """What the compiler sees of one argument: constants with their types, and of the others no more than a number."""
     kind: Any = type(x)
     if kind is constexpr:
         return type(x.value), x.value
     if constant or kind is bool or x is None:
         return kind, x
     if kind is int:
-        width = 32 if -(2**31) <= x < 2**31 else 64 if x < 2**63 else -64
-        return (width, x == 1, x % 16 == 0) if looked_at else (width,)
+        width = 0 if -(2**31) <= x < 2**31 else 4 if x < 2**63 else 8
+        return width + (x == 1) + 2 * (x % 16 == 0) if looked_at else width
     if kind is float:
-        return (kind,)
+        return kind
     return (kind, *[told(y, constant, looked_at) for y in x]) if isinstance(x, tuple) else (kind, x)
 
 

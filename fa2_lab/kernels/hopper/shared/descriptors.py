@@ -8,6 +8,8 @@ FAR · 2^34 elements are nothing. Triton's own triton.tools.ragged_tma does the 
 """
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from triton.experimental import gluon
@@ -27,9 +29,15 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
     if X.dim() == 3:
         (_, heads, tokens, _), (_, head, row), far = shape, strides, FAR.value
         shape, strides = [far + 1, tokens, heads, far + 1, shape[3]], [2**34 - row, row, head, row]
-    block = [1] * (len(shape) - 2) + [rows, d]
-    layout = gl.NVMMASharedLayout.get_default_for(block, HALVES[X.dtype])
-    return TensorDescriptor(torch.empty(0, dtype=X.dtype), shape, [*strides, 1], block, layout)
+    nowhere, block, layout = tile_of(X.dtype, len(shape), rows, d)
+    return TensorDescriptor(nowhere, shape, [*strides, 1], block, layout)
+
+
+@cache
+def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Tensor, list[int], Any]:
+    """What descriptors of tiles of one size have in common: no memory yet, the size, and its layout on chip."""
+    block = [1] * (rank - 2) + [rows, d]
+    return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])
 
 
 @gluon.jit
@@ -52,8 +60,14 @@ def tile_at(X, batch, head, row, N):
 
 def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:
     """What a bulk copy must know to fetch, or to add, a block of a matrix of fp32."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
-    return TensorDescriptor(torch.empty(0), list(shape), [shape[1], 1], list(block), layout)
+    nowhere, layout = block_of_lines(swizzle)
+    return TensorDescriptor(nowhere, list(shape), [shape[1], 1], list(block), layout)
+
+
+@cache
+def block_of_lines(swizzle: int) -> tuple[torch.Tensor, Any]:
+    """No memory yet, and the layout of a block on chip."""
+    return torch.empty(0), gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
 
 
 def copyable(shape: Sequence[int], strides: Sequence[int]) -> bool:
