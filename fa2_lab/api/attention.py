@@ -49,13 +49,17 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and k, v (batch, kv heads, N_k, d), fp16, bf16 or fp32.
 
+    Batch, N_q and N_k may be 0. O and the gradients have the shape of their tensors and the order in which those have
+    their dimensions in memory, but their rows are contiguous and nothing in them overlaps, whatever view came in.
+
     window       (left, right): row r sees columns r + N_k − N_q − left … r + N_k − N_q + right; None is unbounded, and
                  causal means right = 0
     softcap      c: scores become c · tanh(scores / c) after the scale
     sinks        floats (heads,): one more score in every row of a head, without a key or a value, neither scaled,
-                 capped nor masked; gradients flow to it. −∞ is no sink. +∞ would leave no key a share: it is refused
-                 where it can be seen without waiting for a GPU, and gives NaN where it cannot
-    scale        None means 1/√d
+                 capped nor masked; gradients flow to it. −∞ is no sink. +∞ would leave no key a share, and fp32 cannot
+                 hold a sink of more than 10³⁸ times the softcap or, without a softcap, a scale from 10⁻¹⁰ to 1. Such
+                 sinks are refused if they can be seen without waiting for a GPU; otherwise they give NaN
+    scale        None means 1/√d; at most 10³⁰ in size, because the kernels compute in fp32
     key_lengths  integers (batch,), from 0 to N_k. On a GPU their range is looked up once per tensor and version, which
                  waits for the GPU; in a CUDA graph or a compiled function it is not, and a length outside is clamped.
                  The diagonal stays where N_k puts it

@@ -307,7 +307,7 @@ def shape_of(Q: Tensor, K: Tensor, table: Tensor | None, one_length: bool) -> Sh
 
 def strides_of(Q: Tensor, K: Tensor, V: Tensor, table: Tensor | None) -> Strides:
     """Of batch entries (or pages), heads, and rows (or keys)."""
-    order = (0, 1, 2) if table is None else (0, 2, 1)
-    K_strides, V_strides = (tuple(x.stride(i) for i in order) for x in (K, V))
-    O = shaped_like(Q)
-    return Strides(Q.stride()[:3], K_strides, V_strides, O.stride()[:3])
+    cache: Any = K.stride()[:3], V.stride()[:3]
+    if table is not None:  # in a page keys come before heads
+        cache = tuple((page, head, key) for page, key, head in cache)
+    return Strides(Q.stride()[:3], *cache, shaped_like(Q).stride()[:3])
