@@ -362,6 +362,10 @@ check(
 # | standard | Q, K and V, 3 MiB per head | tiles of a few heads: has room | each of Q, K, V and O once, but S and P (96 MiB per head) out and in: 12 bytes per score |
 # | FA1 | Q and unfinished O, 3 MiB per head | all 64 heads, one worker each: 192 MiB have no room | all requests |
 # | FA2 | K and V, 2 MiB per head | 132 workers, so about three heads: has room | each of Q, K, V and O once: 8 bytes per element of Q |
+#
+# What if the sequence is so long that K and V of a single head no longer have room? At d = 128 that happens beyond N = 122,880.
+# Even then the workers of a head load the same keys at about the same time, and L2 answers all but the first of them. So
+# K and V come from DRAM once for each group of workers that run together, and not once for each worker.
 
 # %% [markdown]
 # **Which unit ends last?** Each time below is what one unit of an H200 needs at full speed. All units can work at the same
@@ -453,6 +457,21 @@ check(
 #     return flops / TENSOR, (once + again) / L2, once / DRAM
 # ```
 # </details>
+#
+# **Predict.** Blocks have 128 rows. At d = 128 the tensor cores end last. Which unit ends last at d = 64, where a score takes only
+# half of the FLOPs and half of the bytes?
+#
+# - ☐ L2
+# - ☐ the special function units
+# - ☐ still the tensor cores, by far
+#
+# <details><summary>Answer</summary>
+#
+# **the special function units.** FLOPs and bytes per score shrink with d, but a score still takes one exponential. At d = 64
+# its products take 4 · 64 = 256 FLOPs, and an exponential costs 256. So the two units need almost exactly the same time,
+# and the few exponentials for α decide. Kernels for d = 64 therefore care about exponentials, and kernels for d = 128
+# about products.
+# </details>
 
 # %% [markdown]
 # ## Recap
@@ -507,6 +526,8 @@ wanted = {"standard": 12 + 6 * d / 128, "fa1": (10 * d + 16) / 64, "fa2": 4 * d 
 verdict("bytes per score, but for terms in N", all(abs(per_score[x] - wanted[x]) < 0.3 for x in wanted))
 few, chip = settings["FA2, 64 × 64"], prices(chips.H200)
 verdict("130 MiB per head, of which 3% reach DRAM", (few.requested >> 26, round(few.crossed / few.requested, 2)) == (130, 0.03))
+last = cost("FA2", d=64, B_r=128, B_c=128).limit(chips.H200)[0]
+verdict("128 rows at d = 64: exponentials; room for 122,880 keys", (last, chips.H200.l2_bytes // 512) == ("special function units", 122880))
 fed = few.intensity("requested") * chip.l2 / 1e12, few.intensity("crossed") * chip.dram / 1e12
 verdict("FA2: L2 allows 609 TFLOP/s, DRAM 9,800", (round(fed[0]), round(fed[1], -2)) == (609, 9800))
 
