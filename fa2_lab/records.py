@@ -110,9 +110,3 @@ def layouts_record() -> dict:
     if found is None:
         raise ValueError(f"figures/data/layouts.json is missing: `{COMPILE}` compiles the forward and writes it")
     return found
-
-
-def compiled_by(record: dict) -> str:
-    """The compiler and the tile behind recorded layouts."""
-    tile = record["layouts"][0]
-    return f"Triton {record['made_by']['triton']}, tile {tile['B_r']} × {tile['B_c']}, {tile['warps']} warps"

@@ -1,7 +1,8 @@
 """What the compiler makes of the forward kernel and of each rung, recorded for pictures and tables.
 
 `python -m fa2_studio.compiled` compiles for chips that need not be here, each in a process of its own, and writes
-figures/data/layouts.json, compiled.json and rungs.json. `python -m fa2_studio.compiled ladder` writes rungs.json alone.
+figures/data/layouts.json, compiled.json and rungs.json. `python -m fa2_studio.compiled forward` writes the first two
+alone, and `python -m fa2_studio.compiled ladder` the last one.
 """
 
 import ast
@@ -31,20 +32,24 @@ from fa2_lab.tools.xray import Compiled, loops, xray
 
 SOURCES = ("portable/forward.py", "common/softmax.py", "common/tile.py")  # what decides how the forward compiles
 TARGETS = ("sm_80", "sm_90")
-TILE = dict(B_r=128, B_c=64, warps=4, stages=2)  # whose layouts are drawn
 INSTRUCTIONS = {2: "mma", 3: "wgmma"}
 FORWARD = "forward_kernel, fp16, not causal"
 CLIMBING = ladder.RUNGS + ladder.OTHERS
 
 
 def record(folder: Path = RECORDED) -> None:
-    """Compile the forward at every block size, and for its layouts on both targets, and write down what came out."""
+    """Compile the forward and the ladder, and write down what came out."""
     files.check_writable(folder, "fa2_studio.compiled")
+    record_forward(folder)
+    record_rungs(folder)
+
+
+def record_forward(folder: Path = RECORDED) -> None:
+    """Compile the forward with the tiles that ship, for its layouts, and at every block size, and write it down."""
     source = digest(PACKAGE / "kernels" / name for name in SOURCES)
-    drawn = [dict(target=target, d=d, **TILE) for target, d in product(TARGETS, (64, 128))]
+    drawn = [dict(target=target, d=d, **shipped(target, d)) for target, d in product(TARGETS, (64, 128))]
     write(folder / "layouts.json", "layouts", at_once(layouts_of, drawn), source, FORWARD)
     write(folder / "compiled.json", "forward", at_once(budget_of, sizes()), source, FORWARD)
-    record_rungs(folder)
 
 
 def record_rungs(folder: Path = RECORDED) -> None:
@@ -135,6 +140,14 @@ def forward(q, k, v, causal):
 """
 
 
+def shipped(target: str, d: int) -> dict:
+    """The tile that the package's tables have for a target."""
+    from fa2_lab.kernels import tables
+
+    table = tables.HOPPER if target == "sm_90" else tables.AMPERE
+    return dict(zip(("B_r", "B_c", "warps", "stages"), table["forward"][d], strict=False))
+
+
 def sizes() -> list[dict]:
     """One job for every cell of the picture of block sizes, with the warps and stages that it names."""
     data = block_budget.data()
@@ -161,23 +174,25 @@ def budget_of(job: dict) -> dict:
 
 
 def layouts_of(job: dict) -> dict:
-    """Layouts and shapes of S, O and the tile of K or V, and the instruction that multiplies."""
+    """Layouts and shapes of S, of O or one of its pieces, and of the tile of K, and the instruction that multiplies."""
     kernel = compiled(job)
     ttgir = kernel.stages["ttgir"]
     dots = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<(\d+)x(\d+)xf32, #(\w+)>", ttgir)
-    (streamed,) = set(re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<\d+x(\d+)x(\d+)xf16, #(\w+),", ttgir))
-    S, O = dots[:2]  # the tile's two products; every loop over tiles repeats them
-    if dots != len(dots) // 2 * [S, O]:
+    S, O, *others = dots[: len(dots) // 2]  # the tile's products; both loops over tiles have them
+    if dots != 2 * [S, O, *others] or {O, *others} != {O}:
         raise ValueError(f"the forward's products differ from loop to loop: {dots}")
+    allocated = re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<\d+x(\d+)x(\d+)xf16, #(\w+),", ttgir)
+    (K,) = {found for found in allocated if found[:2] == (S[1], str(job["d"]))}
     tensors = {
         tensor: dict(shape=[int(rows), int(columns)], layout=kernel.layouts[name])
-        for tensor, (rows, columns, name) in dict(S=S, O=O, K=streamed).items()
+        for tensor, (rows, columns, name) in dict(S=S, O=O, K=K).items()
     }
     layout = parse(tensors["S"]["layout"])
     return dict(instruction=INSTRUCTIONS[layout.version], warpsPerCTA=list(layout.warps)) | tensors
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in ([], ["ladder"]):
+    commands = {(): record, ("forward",): record_forward, ("ladder",): record_rungs}
+    if tuple(sys.argv[1:]) not in commands:
         raise SystemExit(__doc__)
-    record_rungs() if sys.argv[1:] else record()
+    commands[tuple(sys.argv[1:])]()

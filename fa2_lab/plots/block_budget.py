@@ -8,7 +8,11 @@ BLOCKS = (32, 64, 128, 256)
 
 
 def data(stages: int = 2) -> dict:
-    """What the forward needs at every block size and on which chips it fits; spills from figures/data/compiled.json."""
+    """What the forward needs at every block size and on which chips it fits; spills from figures/data/compiled.json.
+
+    `stages` tiles of K and as many of V are in shared memory. Triton keeps num_stages of them on Hopper, and one fewer
+    on older chips.
+    """
     where = {"RTX 4090": chips.RTX_4090, "A100": chips.A100, "H100": chips.H100}
     cells = {d: _cells(where, d, stages) for d in (64, 128)}
     limits = {name: chip.shared_per_block for name, chip in where.items()}
@@ -51,7 +55,8 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
         " the fewer of these have room."
     )
     caption += f" ×: spills when compiled for {list(limits)[-1]}." if compiled else ""
-    caption += f" Forward, 16-bit, {stages} stages, 4 warps (8 where 4 do not fit)."
+    caption += f" Forward, 16-bit, 4 warps (8 where 4 do not fit), room for {stages} tiles of K and {stages} of V"
+    caption += f" (num_stages = {stages} on an H100, {stages + 1} on the others)."
     figure, axes = style.stacked(3.3, caption, ncols=len(cells))
     for ax, (d, table) in zip(axes[0], cells.items(), strict=True):
         spilling = [(B_r, B_c) for B_r, B_c in table if compiled.get((d, B_r, B_c))]

@@ -4,17 +4,17 @@ import numpy as np
 
 from fa2_lab.machine.layouts import Owners, parse
 from fa2_lab.plots import style
-from fa2_lab.records import compiled_by, layouts_record
+from fa2_lab.records import layouts_record
 
 
 def data(row: int = 21, d: int = 128) -> dict:
     """Owners of what one wgmma computes, as compiled, and the maximum that each lane of a row knows step by step."""
     record = layouts_record()
     (kernel,) = [k for k in record["layouts"] if k["target"] == "sm_90" and k["d"] == d]
-    rows, keys = kernel["S"]["shape"]
-    shape = (64, keys)
+    shape = (64, kernel["B_c"])
     owners = parse(kernel["S"]["layout"]).owners(shape)
-    made = f"{shape[0]} of S's {rows} rows, {compiled_by(record)}"
+    tile = f"tile {kernel['B_r']} × {kernel['B_c']}, {kernel['warps']} warps"
+    made = f"Triton {record['made_by']['triton']}, {tile}"
     scores = np.random.default_rng(2).integers(-99, 100, shape[1])
     lane = owners.lane[row]
     lanes = np.unique(lane)

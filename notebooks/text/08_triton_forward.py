@@ -8,7 +8,8 @@
 #
 # Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program that
 # such a worker runs, in *Triton*: Python with blocks of numbers. You say what one thread block does, and the compiler
-# shares the work among its warps, by queries as FA2 does. (`num_warps` says how many there are; chapter 11 looks at it.)
+# shares the work among its warps, of which there are `num_warps`. FA2 gives each warp whole rows of scores. Whether the
+# compiler does so too depends on the chip and on the tile, as chapter 11 shows.
 #
 # We build attention 24 times and change one thing each time: the *ladder*, of 24 *rungs*, r00 to r23. (s00 and s01 of
 # chapter 07 stand beside it.) The first fifteen are in Triton. Chapter 10 measures all 24. This chapter ends with the
@@ -118,8 +119,9 @@ show(ragged_edge.draw(**ragged_edge.data()))
 # Here is all of it, with the paper's line numbers. `i` is the first *row* of a row block here, not the block's number, and
 # `j` the first *key* of a column block. The loop over row blocks is gone: each of its passes is a program.
 #
-# `tl.dot` multiplies two blocks on the tensor cores: numbers of 16 bits (here fp16) go in, sums in fp32 come out. It wants
-# at least 16 rows and columns, so our tiles are 16 × 16. `o_i`, `l_i` and `m_i` stay in the warps' registers.
+# `tl.dot` multiplies two blocks on the tensor cores: numbers of 16 bits (here fp16) go in, sums in fp32 come out. Each sum
+# must have at least 16 terms, and those of $PV$ have one per key of the tile, so our tiles are 16 × 16. `o_i`, `l_i` and
+# `m_i` stay in the warps' registers.
 #
 # `hidden` is the score of a key that does not exist; the launch below sets it to −∞. A Python global like `NEG_INF` has to
 # stand in `tl.constexpr`. The interpreter reads it without that, too, and only a GPU's compiler refuses.

@@ -151,8 +151,16 @@ for launch, kernel in kernels.items():
 # </details>
 
 # %% [markdown]
-# Triton does not let a kernel choose this layout. What helps is a tile with rows for all: with 128 rows, `[8, 1]` is
-# split-Q as in chapter 07.
+# A kernel in Triton does not name its layouts, but its tile decides what the compiler chooses. What helps here is a tile
+# with rows for all warps: with 128 rows, `[8, 1]` is split-Q as in chapter 07.
+#
+# On an A100 or an RTX 4090, the tile decides even whether four warps share S by rows. There, each warp multiplies by
+# itself, so the warps of a program can lie beside each other, too. The compiler looks at the *last* of the products that
+# feed one another, here $PV$ with its B_r rows and d columns (d rounded up to a power of two). If B_r ≥ d, all of them get
+# `[4, 1]`, and otherwise `[1, 4]`: then each warp has some keys of every row, so maxima, sums and P have to cross shared
+# memory. At d = 128, rungs 03, 08 and 11 with their 64 rows are `[1, 4]` on these chips, and so is the backward's rung
+# b01. (`fa2-lab xray 11 --chip sm_80` shows it.) Therefore the package's own forward makes O in pieces of B_r columns
+# there, each by a product of its own.
 #
 # **Takeaway.** More warps need more rows: at least 16 rows for each. Read `warpsPerCTA` before you believe a gain in
 # registers.

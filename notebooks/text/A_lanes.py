@@ -59,8 +59,9 @@ for row in (0, 5, 13):
 # %% [markdown]
 # ## How do four lanes find a row's maximum?
 #
-# Each lane first takes the maximum of the columns it holds. Then lanes have to compare. They need no shared memory for it,
-# and need not wait for another warp: in a *shuffle*, every lane reads a register of another lane of its warp.
+# Each lane first takes the maximum of the columns it holds. Then lanes have to compare. If one warp has the whole row, they
+# need no shared memory for it, and need not wait for another warp: in a *shuffle*, every lane reads a register of another
+# lane of its warp.
 #
 # **Predict.** A row has 64 columns. How many shuffles does it take until all lanes of the row know its maximum?
 #
@@ -87,21 +88,26 @@ show(row_reduction.draw(**row_reduction.data()))
 #
 # A *layout* says which thread holds which number. In Triton the compiler chooses it. `fa2-lab xray 11` prints what it chose
 # for a kernel of chapter 10. `warpsPerCTA = [4, 1]` means four warps along the rows and one along the keys: split-Q, each warp
-# has rows of its own. (In split-K each has keys of its own. CTA is NVIDIA's word for a thread block.) Below is such a line of
-# our forward kernel for `sm_90`, and what four compilations chose. `versionMajor = 3` is `wgmma`, and `instrShape` a warp's
-# part of one instruction: 16 rows, 64 keys, a sum over 16 of d.
+# has rows of its own. (With `[1, 4]`, each warp has keys of its own. CTA is NVIDIA's word for a thread block.) Below is such
+# a line of our forward kernel for `sm_90`, and what the compiler chose for the tiles that the package uses on both chips.
+# `versionMajor = 3` is `wgmma`, and `instrShape` a warp's part of one instruction: 16 rows, 64 keys, a sum over 16 of d.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 compilations = recorded("layouts")["layouts"]
 print(compilations[-1]["S"]["layout"])
 for layout in compilations:
     rows, keys = layout["warpsPerCTA"]
-    name = "split-Q" if keys == 1 else "split-K" if rows == 1 else "both"
-    print(f"{layout['target']}, d = {layout['d']:3}, {layout['instruction']}:", end=" ")
-    print(f"{rows} warps along rows, {keys} along keys: {name}")
+    S, O = (" × ".join(map(str, layout[tensor]["shape"])) for tensor in "SO")
+    print(f"{layout['target']}, d = {layout['d']:3}, {layout['instruction']:5}:", end=" ")
+    print(f"S {S}, one product of P and V {O}: {rows} warps along rows, {keys} along keys")
 
 # %% [markdown]
-# In all four a row of S lies in one warp. So its maximum and its sum never have to leave that warp.
+# In all four, a row of S lies in one warp. So its maximum and its sum never have to leave that warp.
+#
+# With `wgmma`, this is always so for four warps, because the instruction itself gives each of them 16 rows. With `mma`,
+# each warp multiplies by itself, and the compiler decides by the last of the products that feed one another, $PV$: the
+# warps share rows if that product has at least as many rows as columns. A tile of 64 rows with d = 128 has too few, and
+# would get `[1, 4]`. So on `sm_80`, our kernel makes O in two pieces of 64 columns, each by a product of 64 × 64.
 
 # %% [markdown]
 # ## Does P have to move before the second product?
@@ -121,8 +127,9 @@ for layout in compilations:
 # <details><summary>Answer</summary>
 #
 # **none.** Row 5, columns 2 and 3, for example, are the result of lane 21. So are columns 10 and 11, since 10 mod 8 = 2. As
-# a factor all four belong to g = 5 and h = 1: lane 4 · 5 + 1. So P goes from softmax into the second product without
-# leaving its registers. It is only converted to 16 bits.
+# a factor all four belong to g = 5 and h = 1: lane 4 · 5 + 1. So where a warp has whole rows, P goes from softmax into the
+# second product without leaving its registers. It is only converted to 16 bits. (With `[1, 4]`, P goes through shared
+# memory: each warp then makes some columns of O, and needs all keys for them.)
 # </details>
 
 # %% [markdown]
@@ -151,10 +158,11 @@ show(swizzle_xor.draw(**swizzle_xor.data()))
 # %% [markdown]
 # ## How large may a tile be?
 #
-# Our forward kernel keeps $q_i$ once in shared memory, and $k_j$ and $v_j$ once per stage (room for one tile on its way):
-# $(B_r + 2 \cdot \text{stages} \cdot B_c) \cdot d$ numbers of 2 bytes. Registers hold $o_i$ and $s_{ij}$ in fp32 (one
-# number to a register), $p_{ij}$ in 16 bits, and some 40 more per thread for addresses and counters: about
-# $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$. A thread can have 255.
+# Our forward kernel keeps $q_i$ once in shared memory, and n tiles of K and as many of V, so that the next ones can arrive
+# while one is used: $(B_r + 2 n B_c) \cdot d$ numbers of 2 bytes. On Hopper n is `num_stages`, and on an A100 or an RTX
+# 4090 it is one less. Registers hold $o_i$ and $s_{ij}$ in fp32 (one number to a register), $p_{ij}$ in 16 bits, and some
+# 40 more per thread for addresses and counters: about $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$. A thread can have
+# 255.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show(block_budget.draw(**block_budget.data()))
@@ -175,7 +183,8 @@ show(block_budget.draw(**block_budget.data()))
 #
 # - Lane $4\,(r \bmod 8) + \lfloor (c \bmod 8) / 2 \rfloor$ holds row r, column c of a piece. A row has four lanes.
 # - Two shuffles give all four the row's maximum or sum.
-# - `warpsPerCTA = [4, 1]` is split-Q. P is already where the second product needs it.
+# - `warpsPerCTA = [4, 1]` is split-Q. P is already where the second product needs it. With `mma`, it takes a last product
+#   with at least as many rows as columns.
 # - Swizzle: chunk c of row r lies at place $c \oplus (r \bmod 8)$. Eight steps become one.
 # - Tiles must fit into shared memory, or the kernel does not run, and into registers, or it spills.
 
