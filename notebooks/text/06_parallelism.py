@@ -47,9 +47,10 @@ for row in load("ladder").rows:
     p = row.problem
     if row.direction == "forward" and (p["d"], p["causal"]) == (128, False):
         heads = p["batch"] * p["heads"]
-        milliseconds = f"a worker per head {row.values[slow][0]:5.2f} ms, a worker per row block {row.values[fast][0]:4.2f} ms"
-        busy = [min(1, n / chips.H200.SMs) for n in (heads, heads * p["N_q"] // 64)]
-        print(f"{heads:2} heads: {milliseconds}; SMs with work {busy[0]:.0%} and {busy[1]:.0%}")
+        print(f"{heads} heads")
+        for name, words, blocks in ((slow, "head", heads), (fast, "row block", heads * p["N_q"] // 64)):
+            busy = min(1, blocks / chips.H200.SMs)
+            print(f"    one worker per {words:9} {row.values[name][0]:5.2f} ms, SMs with work {busy:4.0%}")
 
 # %% [markdown]
 # These are two kernels of chapter 10 on an H200, with tiles of 64 × 64. With 8 heads, the first one gives work to 8 of

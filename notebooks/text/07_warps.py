@@ -246,7 +246,7 @@ keys, queries, one, all_ = both(chips.A100, 128, 64, 128)
 print("clocks on an A100   tensor cores   exponentials   FP32 units   shared memory   together")
 for name, tile in (("split-K", keys), ("split-Q", queries)):
     print(f"{name:17}{tile.tensor:15.0f}{tile.exp:15.0f}{tile.fp32:13.0f}{tile.shared:16.0f}{tile.serial:11.0f}")
-print(f"split-Q is {one:.1f} times as fast if the units take turns, {all_:.1f} times if all work at the same time")
+print(f"split-Q is {one:.1f} times as fast if the units take turns, {all_:.1f} times if all work at once")
 
 # %% [markdown]
 # Under split-K, shared memory is the busiest unit: 718 · 1,024 / 128 = 5,744 clocks. The tensor cores would be done

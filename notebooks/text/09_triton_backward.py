@@ -350,8 +350,9 @@ times = next(row.values for row in record_of("ladder").rows if row.direction == 
 bounds = {}
 for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "two passes", two)):
     bounds[name] = cores, l2 = [1e3 * cost.seconds(chips.H200)[unit] for unit in ("tensor cores", "L2")]
-    took = f"measured {times[name][0]:.1f} ms, {times[name][0] / max(cores, l2):.1f} times the larger bound"
-    print(f"{name[:3]}, {words:10}: tensor cores {cores:.2f} ms, L2 {l2:.2f} ms ({cost.requested / 1e9:.1f} GB); {took}")
+    print(f"{name[:3]}, {words}: tensor cores at least {cores:.2f} ms, L2 at least {l2:.2f} ms ({cost.requested / 1e9:.1f} GB)")
+    took = times[name][0]
+    print(f"     measured {took:.1f} ms, {took / max(cores, l2):.1f} times the larger bound")
 print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 
 # %% [markdown]

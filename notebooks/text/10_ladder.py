@@ -172,7 +172,7 @@ def listing(number):
     print(f"rung {number}:")
     runs = [(name, len([*same])) for name, same in groupby(machine[number][0])]
     words = (f"{n}\u00a0×\u00a0{name}" if n > 1 else name for name, n in runs)
-    print(textwrap.indent(textwrap.fill(" → ".join(words), 112, break_long_words=False), "    "))
+    print(textwrap.indent(textwrap.fill(" → ".join(words), 86, break_long_words=False), "    "))
 
 
 machine = {number: main_loop(number) for number in ("09", "10", "11")}
@@ -332,8 +332,9 @@ listing("10")
 # rung 10 it says (`wgmma` is the PTX name of `HGMMA`):
 #
 # ```text
-# (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma instructions
-# defining accumulator registers of a wgmma between start and end of the pipeline stage
+# (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized
+# due to non wgmma instructions defining accumulator registers of a wgmma
+# between start and end of the pipeline stage
 # ```
 #
 # The *accumulator registers* are those of o, to which $PV$ is added. And the line that the message names is a wait
@@ -523,8 +524,8 @@ alone = model.WAIT + sum(demands.values())
 two = model.WAIT + sum(D * (1 + D / alone) for D in demands.values())
 print(", ".join(f"{unit} {D:.0f}" for unit, D in demands.items()), f"clocks; wait {model.WAIT}")
 three = model.clocks(rung, programs=3)  # by the same rule
-print(f"rung 03: a tile costs {alone:.0f} clocks with one program,", end=" ")
-print(f"{two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
+print(f"rung 03: a tile costs {alone:.0f} clocks with one program")
+print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
 
 # %% [markdown]
 # By the model, a second program makes the SM more than 50% faster, and a third one adds another fifth.

@@ -171,9 +171,9 @@ for name, sizes in (("padded", [100] * 3), ("packed", lengths)):
 
 # %% tags=["hide-input"]
 timed = [row for row in load("packed").rows if row.problem["batch"] == len(LENGTHS)]
-print("                 " + "".join(f"{name:>20}" for name in timed[0].values))
+print("                 " + "".join(f"{name:>18}" for name in timed[0].values))
 for row in timed:
-    times = "".join(f"{ms:17.3f} ms" for ms, *_ in row.values.values())
+    times = "".join(f"{ms:15.3f} ms" for ms, *_ in row.values.values())
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
@@ -359,13 +359,13 @@ check(numbered, *(Case(words, case, by_row_block(want, case[1], case[3])) for wo
 # def column_kinds(j, B_r, B_c, N_q, N_k, left, right):
 #     at = N_k - N_q
 #     first, last = j * B_c, min((j + 1) * B_c, N_k) - 1  # keys of the block
-#     begin, end = max(first - right - at, 0), min(last + left + 1 - at, N_q)  # rows that see any of them
+#     begin, end = max(first - right - at, 0), min(last + left + 1 - at, N_q)  # rows that see one
 #     if begin >= end:
 #         return {}
 #     found = {}
 #     for i in range(begin // B_r, -(-end // B_r)):
 #         top, bottom = i * B_r, min((i + 1) * B_r, N_q) - 1
-#         full = top >= last - right - at and bottom <= first + left - at  # see the last and the first key
+#         full = top >= last - right - at and bottom <= first + left - at
 #         found[i] = "FULL" if full else "DIAGONAL"
 #     return found
 # ```
