@@ -36,7 +36,7 @@ LECTURES = {  # title: its chapters; of those with several sittings, which are s
     "Workers and warps": {"06": "", "07": ""},
     "Triton": {"08": "", "09": ""},
     "The ladder": {"10": "", "11": ""},
-    "Hopper": {"12a": "1 2", "12b": "1", "13": "1"},
+    "Hopper": {"12a": "1 2 3", "12b": "1 2", "13": "1 2"},
     "Decode, rings, masks": {"14": "", "15": "", "16": ""},
 }
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part IV in four", "Sitting")  # the course's, not a lecture's

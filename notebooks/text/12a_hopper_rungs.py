@@ -17,7 +17,7 @@
 # - work out how many warpgroups, rows and stages fit on an SM,
 # - write a small kernel in Gluon, and compile it for an H100 that need not be here.
 #
-# *Time: 95 minutes, in four sittings. You need a Triton kernel that you have read ([08](08_triton_forward.ipynb)), [the
+# *Time: 135 minutes, in six sittings. You need a Triton kernel that you have read ([08](08_triton_forward.ipynb)), [the
 # ladder](10_ladder.ipynb), and lanes (a *lane* is one of a warp's 32 threads), layouts and banks: [appendix A](A_lanes.ipynb),
 # 25 minutes more. No CUDA. Hardware: any laptop with Linux. Numbers were measured on an NVIDIA H200 in bf16.*
 
@@ -34,8 +34,7 @@ import torch
 from fa2_lab.kernels import triton_versions
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier
-from fa2_lab.machine.prices import cost
-from fa2_lab.plots import bulk_copy, roofline, row_reduction, tickets, timeline, wgmma
+from fa2_lab.plots import bulk_copy, row_reduction, tickets, timeline, wgmma
 from fa2_lab.plots.show import show
 from fa2_lab.tools.xray import xray
 from fa2_studio.book import maxima
@@ -44,7 +43,7 @@ from fa2_studio.book.ring import PAUSE, try_out
 from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
-# ## Sitting 1 · The machine, and a first kernel (25 minutes)
+# ## Sitting 1 · The machine (25 minutes)
 # What can the chip do by itself, and how does a kernel ask for it?
 #
 # ## What do the tensor cores wait for?
@@ -145,13 +144,15 @@ for arrival in range(5):
 
 # %% [markdown]
 # Look at the first line. Nobody has arrived, and phase 1 counts as over: it looks like the phase before the first one.
-# (Sitting 2 needs that.) After four arrivals the answers are those of the first line again: who asks only now for the first
+# (Sitting 3 needs that.) After four arrivals the answers are those of the first line again: who asks only now for the first
 # phase 0 waits for the next. In Gluon the barrier is an `mbarrier`: `init` says how many arrivals it expects, `expect` is
 # one arrival and announces a copy's bytes, `arrive` is one without bytes, `wait` waits for the end of a phase.
 #
 # A barrier says *when*. It does not say that the copy engine, which reaches shared memory by a way of its own, sees what a
 # thread has written: after `init` that takes a **fence**, `fence_async_shared()`. And before a copy goes where a product has
-# read, `warpgroup_mma_wait` must be over, in all threads. (Sitting 4 lists all cases.)
+# read, `warpgroup_mma_wait` must be over, in all threads. (Sitting 5 lists all cases.)
+#
+# ## Sitting 2 · A first kernel (15 minutes)
 #
 # ## Rung 15: write it all down yourself
 #
@@ -174,8 +175,9 @@ climb.step("15", "registers", "programs")
 # %% [markdown]
 # Tiles come from right to left, so those that need a mask come first. `full` counts the tiles at the left that need none (in
 # chapter 08 it counted keys). Two tiles are on their way before the loop. In step n the copy of tile n + 2 begins,
-# into the stage of tile n − 1. `gl.barrier()` makes sure that all 128 threads are done with that one, since one thread
-# starts the copy for all. (It is no `mbarrier`: the threads just wait for each other.) `k_here` and `v_here` are an
+# into the stage of tile n − 1. One thread starts the copy for all, so all 128 threads must be done with that stage before.
+# `gl.barrier()` says so. (It is not an `mbarrier`, because the threads just wait for each other.) Triton would also do without
+# it, since its compiler puts such a barrier (`bar.sync` in the PTX) before each `expect`. `k_here` and `v_here` are an
 # `mbarrier` for each stage. The wait names the phase, which changes each time the stages have gone round. `rows_of` drops
 # a stage's leading dimension of 1. `O_LAYOUT` is that of o in the table above. `mask` and `softmax` do what chapter 08's
 # `visit` does. `rounded` turns p into 16 bits by *inline assembly*, a line of PTX, NVIDIA's portable assembly language,
@@ -234,7 +236,7 @@ with TemporaryDirectory() as folder:
 # shell it is one line: `fa2-lab xray mine.py --chip sm_90 --d 64 --sass`. Try: take `mbarrier.wait` out. It compiles, and
 # nothing warns you.
 #
-# ## Sitting 2 · A ring, and who copies (21 minutes)
+# ## Sitting 3 · A ring, and who copies (28 minutes)
 # Some warps copy, others compute. How do they agree on who may touch a tile?
 #
 # ## A ring of stages, event by event
@@ -250,6 +252,9 @@ with TemporaryDirectory() as folder:
 # Tile n goes through its stage in round n // `STAGES`. For it the consumers wait at *filled* for the end of phase
 # `round & 1`. The producer waits at *emptied* for the end of phase `(round & 1) ^ 1`. In round 0 that is phase 1, which
 # counts as over: all stages are empty, though nobody has released one.
+#
+# Other libraries call the same barriers *full* and *empty*. In CUTLASS the producer's wait and its `expect` are
+# `producer_acquire`, the consumers' wait is `consumer_wait`, and their arrival at *emptied* is `consumer_release`.
 #
 # Here is a model ([book/ring.py](../fa2_studio/book/ring.py)). Actors are Python generators, and chance picks who goes on.
 # `take(n)` waits until tile n is there, `release(n)` gives its stage back. A consumer takes each tile, multiplies for a
@@ -359,20 +364,20 @@ climb.step("16", "issue slots used, %")
 # <details><summary>Answer</summary>
 #
 # **no: it must take and release them.** *Emptied* now expects an arrival from every consumer. Without one the producer
-# waits for ever: hence a new loop in the diff below, over `range(begin)`, the tiles that it does not see. Nor may it release
+# waits for ever. So the rung has a new loop, which takes and releases the tiles that it does not see. Nor may it release
 # without waiting. Say A does not wait. It releases stage 0 for this round and again for the next, before B has released it
 # once. *Emptied* has counted two and ends its phase, and the producer overwrites what B still reads.
 # </details>
 
 # %% tags=["nbval-ignore-output"]
-change("16", "17", "consumer")
 climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 
 # %% [markdown]
-# Its number `c` is a constant, so each consumer has code of its own. (`…`: lines that stay; the rung's file has them.)
+# A consumer's number `c` is a constant, so each consumer has code of its own.
 #
-# Half of the bytes through L2, and what for? One program fits on an SM now instead of two, so at d = 128 an SM
-# still has two warpgroups that compute. Nobody was waiting for L2 any more: the ring brings tiles early enough.
+# Half of the bytes come through L2 now, but the rung is hardly faster. One program fits on an SM instead of two, so at
+# d = 128 an SM still has two warpgroups that compute. No warp was waiting for L2 any more, because the ring brings tiles early
+# enough.
 # (Without pauses the rung gains 4%, by the clock: chapter 10.)
 #
 # ## Rung 18: long tiles
@@ -389,7 +394,7 @@ climb.step("18", "L2 bytes", "tensor cores at work, %")
 # The same bytes, half as many tiles. What a tile costs *once*, however long it is, is paid half as often: two waits for
 # products, a rescaling of o, barriers, the exchange of the row's maximum.
 #
-# ## Sitting 3 · Two warpgroups that hide each other's waits (22 minutes)
+# ## Sitting 4 · Two warpgroups that hide each other's waits (30 minutes)
 # The tensor cores still stand still while exponentials are computed, and at both ends of a row block.
 #
 # ## Rung 19: the first tile apart
@@ -484,7 +489,7 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 climb.step("21", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# ## Sitting 4 · Fewer instructions, and power (27 minutes, with the exercise)
+# ## Sitting 5 · Fewer instructions, and power (25 minutes)
 # What is left are instructions that talk between lanes, and bytes that cost power.
 #
 # ## Must m be the maximum?
@@ -591,21 +596,15 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 # | the copy engine has read (O in Q's place) | the copy engine writes | `store_wait`, then a release |
 # | a thread stores | another thread loads | in one warpgroup `gl.barrier()`; in two an mbarrier's `arrive` and `wait` (rung 21's mailbox) |
 #
-# The second line is the one that is forgotten: nothing was written, so what should be made visible? But a load may be
-# late, and the engine must not overtake it (chapter 13). The threads' barrier of the first line stands in no source here:
-# the compiler adds it (`bar.sync` in the PTX).
+# The second line is easily forgotten, because nothing was written that should become visible. It follows from PTX's memory
+# model. Threads and the copy engine reach shared memory through two *proxies*, and a barrier orders accesses of one proxy only.
+# Between two proxies only a proxy fence creates an order, and this is true for a load before a write as well (chapter 13).
+# Where a thread starts a copy or a product after others have stored, the compiler adds the threads' barrier of the first line
+# (`bar.sync` in the PTX: `fa2-lab xray 20 --ptx`).
 #
 # **Takeaway.** A fence stands where a thread's access comes first and the engine's second. Else a wait is enough.
 #
-# ## How far is the roof?
-
-# %% tags=["hide-input"]
-rows = {f"{B_r} rows a tile": cost("FA2", B_r=B_r, B_c=128) for B_r in (64, 192)}
-show(roofline.draw(**roofline.data(*rows.items())))
-
-# %% [markdown]
-# With 64 rows L2 sets the pace, if all else is perfect. With 192 the tensor cores do: 132 SMs · 4,096 FLOPs · 1.83 GHz are
-# 989 TFLOP/s. What rung 23 lacks to the roof is the time in which they idle, and a clock below 1.83 GHz.
+# ## Sitting 6 · A kernel of your own (12 minutes)
 #
 # ## Recap
 #
@@ -619,18 +618,18 @@ show(roofline.draw(**roofline.data(*rows.items())))
 # **Write a kernel.** For 64 rows of Q and all keys: the largest score of each row. A kernel goes through the tiles of K and
 # calls `tile_maxima` for each. Write that function: start the copy of tile j of K, start the product, wait for it, and
 # return the largest score of each row. Q's copy has ended phase 0 of the same barrier. N_k is a multiple of 64, so no mask.
-# Your words are `gl`, `mbarrier`, `tma`, `warpgroup_mma`, `warpgroup_mma_wait` and `all_threads`, rung 15's `gl.barrier`.
+# Your words are `gl`, `mbarrier`, `tma`, `warpgroup_mma` and `warpgroup_mma_wait`. No `gl.barrier()` is needed before the copy,
+# because the compiler adds it.
 #
 # <details><summary>Hint</summary>
 #
-# Seven lines. `all_threads()` first: nobody reads the old tile any more. `start` of rung 15 has the next two; here K is
+# Six lines. `start` of rung 15 has the first two; here K is
 # two-dimensional, so the place of the tile is `[64 * j, 0]`. Which phase does the j-th copy of K end? For the product look
 # at `scores`, and at the line after it in rung 15's loop.
 # </details>
 # <details><summary>Solution</summary>
 #
 # ```python
-# all_threads()
 # mbarrier.expect(arrived, K.block_type.nbytes)
 # tma.async_load(K, [64 * j, 0], arrived, k)
 # mbarrier.wait(arrived, (j + 1) & 1)
@@ -646,7 +645,7 @@ def tile_maxima(j, q, k, K, arrived, zero):
     ...
 
 # %% [markdown]
-# Around it goes the kernel of sitting 1, with Q's tile in `q`, a second tile `k`, and at its end this loop. The check first
+# Around it goes the kernel of sitting 2, with Q's tile in `q`, a second tile `k`, and at its end this loop. The check first
 # runs your function on NumPy, so it can say that a wait never ends, or that a tile was read too early. Then it compiles the
 # real thing.
 
@@ -664,8 +663,6 @@ verdict("m need not grow if it may lag", growths(s16, 0)[0] > 20 and growths(s16
 verdict("a forgotten release hangs", all(try_out(forgetful, seed)[0] != "all done" for seed in range(50)))
 verdict("registers needed and had", [64 * (2 * d + 3 * B_c) // 256 + 24 for d, B_c in ((64, 128), (128, 128), (128, 64))]
         == [152, 184, 136] and [min(255, (512 - 24) // n // 8 * 8) for n in (2, 3)] == [240, 160])  # fmt: skip
-verdict("the roofline: L2 sets the pace with 64 rows, tensor cores with 192",
-        [x.limit(chips.H200)[0] for x in rows.values()] == ["L2", "tensor cores"])  # fmt: skip
 verdict("rung 15 loses", all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))
 verdict("rung 16: most issue slots stay empty", climb.value("16", "issue slots used, %") < 45)
 verdict("rung 17: half of the bytes through L2, and hardly faster",

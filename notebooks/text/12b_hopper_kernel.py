@@ -16,7 +16,7 @@
 # - say which waits can be left out because another one implies them,
 # - say what the kernel reached, and why the price of an idea belongs to one kernel.
 #
-# *Time: 65 minutes, in three sittings. You need [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a
+# *Time: 110 minutes, in five sittings. You need [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a
 # Hopper GPU the checks run the real kernel. Numbers were measured on an NVIDIA H200 in bf16.*
 
 # %%
@@ -34,6 +34,7 @@ from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import heads as by_heads
 from fa2_lab.tiles import CAUSAL, Tiling
+from fa2_lab.tools.xray import xray
 from fa2_studio.book.hopper import Climb, lines_of, read, show_code
 from fa2_studio.book.orders import judge_copies
 from fa2_studio.book.ring import PAUSE, RingModel, run
@@ -45,7 +46,7 @@ device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it runs here
 
 # %% [markdown]
-# ## Sitting 1 · Who waits for whom, and who copies (22 minutes)
+# ## Sitting 1 · Barriers, sizes and the scheduler (22 minutes)
 #
 # ## The whole protocol in one picture
 #
@@ -56,7 +57,20 @@ show(pipes.draw(**pipes.data(["forward"]), narrow=True))
 
 # %% [markdown]
 # This is the set `SHORT` of the table below: two consumers, three stages. Solid arrows: a copy fills a stage, a consumer
-# takes it. Dashed arrows: a consumer releases a stage, the producer waits for that. V has none; you will see why. In words:
+# takes it. Dashed arrows: a consumer releases a stage, the producer waits for that. V has none; you will see why.
+#
+# CUTLASS, NVIDIA's library of kernels, uses other words for the same things. Its barriers are *full* and *empty*, and its
+# calls are
+#
+# | here | CUTLASS | who calls it |
+# | --- | --- | --- |
+# | `wait_for_room`, inside `fill` | `producer_acquire` | the producer, before a copy |
+# | `expect`, inside `fill` | the second half of `producer_acquire` | the producer; the copy engine then arrives by itself |
+# | `take` | `consumer_wait` | a consumer, before it reads a tile |
+# | `release` | `consumer_release` | a consumer, after it has read a tile |
+#
+# (ThunderKittens, another library, calls the roles *load*, *compute* and *store*. Here these are `producer`, `consumer` and
+# the function `store`.) The barriers of this kernel are
 #
 # | barriers | how many | who arrives | who waits | what it says |
 # | --- | --- | --- | --- | --- |
@@ -97,7 +111,7 @@ for d, (name, where) in product((64, 128), SETS.items()):
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# In *ping-pong* consumers start their products in turn (sitting 2). Where O does not lie apart, it waits for its copy in Q's
+# In *ping-pong* consumers start their products in turn (sitting 4). Where O does not lie apart, it waits for its copy in Q's
 # place, as on the last rung. Calls with dropout, softcaps or sinks take the portable kernel. So do windows if sequences are
 # packed, or if d is above 128.
 #
@@ -144,6 +158,8 @@ display(Markdown("\n".join(lines)))
 # So the kernel draws late, after the producer has started all copies of a row block but the last. The rings are full
 # then. The consumers have work until the number is there.
 #
+# ## Sitting 2 · Who copies (24 minutes)
+#
 # ## The roles
 #
 # `forward_kernel` makes room and barriers, then hands out the roles.
@@ -153,6 +169,27 @@ KERNEL = "hopper/forward/kernel.py"
 read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 
 # %% [markdown]
+# This is what the room is used for, computed from the sizes that a causal call with d = 128 and N = 4,096 is launched with:
+
+# %% tags=["hide-input"]
+size = sizes.choose(128, 4096, 4096, heads=64, SMs=132, causal=True, lengths=False)
+tile, C = 2 * size.d_pad, size.consumers  # bytes of a row
+Q, O = C * (1 + size.O_apart), C * size.O_apart  # tiles of 64 rows
+parts = [("Q", f"{Q} × 64 rows", Q * 64 * tile, f"{Q} full, {Q} empty")]
+parts += [("K", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full, {size.stages} empty")]
+parts += [("V", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full")]
+parts += [("O", f"{O} × 64 rows" if O else "in Q's room", O * 64 * tile, "none")]
+parts += [("mailbox", "2 × 4 numbers", 2 * 4 * 4, "2 full, 2 empty")]
+parts += [("ping-pong", "none" if not size.ping_pong else "no tile", 0, f"{C}" if size.ping_pong else "0")]
+lines = ["| what | tiles | bytes | barriers |", "| --- | --- | ---: | --- |"]
+lines += [f"| {name} | {tiles} | {nbytes:,} | {bars} |" for name, tiles, nbytes, bars in parts]
+lines += [f"| all of it | {C} consumers | {sum(x[2] for x in parts):,} | {227 * 1024:,} bytes is what a thread block may have |"]
+display(Markdown("\n".join(lines)))
+
+# %% [markdown]
+# Each barrier takes 8 bytes more. `fa2-lab xray hopper.forward` prints what the compiler really allocated, in its column
+# *shared*.
+#
 # `new_ring` is chapter 12a's ring, and `ForwardPipes` gives all shared memory one name. (It is an *aggregate*, Gluon's class
 # with typed fields.) Where registers do not suffice, `thrifty` asks the compiler for another order. Names for special calls:
 # `NEXT_PACKED` and `cu_q` for packed sequences ([chapter 16](16_masks.ipynb)), `left` for a window, and with *key lengths*
@@ -254,7 +291,7 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # names the next row block's first tile.
 
 # %% [markdown]
-# ## Sitting 2 · What a consumer does (25 minutes)
+# ## Sitting 3 · What a consumer does with a row block (22 minutes)
 #
 # ## How do producer and consumers agree on a stage?
 #
@@ -321,11 +358,32 @@ read(KERNEL, "step", begin="s = start_scores")
 # | `warpgroup_mma(p, …)` | S of tile n, P V of tile n − 1 | V's tile |
 # | `pass_on` | both; the next consumer may start its own | – |
 # | `warpgroup_mma_wait(1)` | P V | S |
-# | `softmax_step`, `rounded` | under the maxima and multiply-adds P V, under the exponentials nothing of its own | – |
-# | `warpgroup_mma_wait(0)`, which the compiler moves above nearly all exponentials | nothing | P V |
+# | `softmax_step`, `rounded` | P V, for as long as `ptxas` lets it: see below | – |
+# | `warpgroup_mma_wait(0)` | nothing of this consumer | P V |
+#
+# In the source all of the softmax stands between the two waits, so it could run under P V. `ptxas`, NVIDIA's assembler, moves
+# the second wait up, though. What is left under P V can be read in the machine code, without a GPU. A wait is
+# `WARPGROUP.DEPBAR`, and the wait for S ends in `0x1`, because one product may still run. So this cell counts what lies
+# between that line and the next wait, for each of the three consumers:
+
+# %% tags=["nbval-ignore-output"]
+for causal in (False, True):
+    (made,) = xray("hopper.forward", d=64, causal=causal)
+    for after in made.stages["sass"].split("gsb0, 0x1")[1:]:
+        under = after.split("WARPGROUP.DEPBAR")[0]
+        counts = {name: under.count(code) for name, code in (("maxima", "FMNMX"), ("exponentials", "MUFU.EX2"))}
+        print("causal" if causal else "full  ", "under P V:", counts)
+
+# %% [markdown]
+# Each consumer has 64 scores per thread in a tile, so with α it computes more than 64 exponentials. Without a mask its maxima
+# and a few exponentials run under P V. Under the causal mask, nothing does. There the exponentials must hide under the
+# products of the *other* consumers, and ping-pong sees to that. `fa2-lab xray hopper.forward --d 64 --sass` prints the text
+# that the cell has counted in, and `--full` leaves out the mask.
 #
 # `visit` stands around it. It masks the first, rightmost tile if the end is ragged, and after the loop multiplies the
 # last P V. So inside the loop no tile can reach past the last key.
+#
+# ## Sitting 4 · Inside a tile, and when it hangs (24 minutes)
 #
 # ## Who multiplies first?
 #
@@ -343,13 +401,9 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 #
 # ## The softmax step
 #
-# It is rung 22's, with one addition, `scale`. `factor` is $\tau \log_2 e$. `scale` begins as the same number, kept for each
-# row, and m is kept already multiplied by it, and rounded; the multiply-add `scale * x - m` does not round its product. From
-# $|m| = 2^{28}$ on, fp32 numbers are 32 apart, so m may be 16 too small, and p $2^{16}$ times too large. In O that would
-# cancel, but p has 16 bits in its product, and fp16 ends at 65,504. So `raised` gives such a row the power of two below
-# `factor` as its `scale`: products with that are exact. (Two such scores that differ do so, times `scale`, by 16 or more: the
-# largest has all the weight, with either factor. For L, `visit` multiplies m by `factor / scale` at its end.) A row lies in
-# four lanes; m, `scale` and ℓ are kept once for each, as (64, 4):
+# It is rung 22's softmax, with one addition. `factor` is $\tau \log_2 e$, and each row keeps its own copy of it in `scale`. Only
+# rows of huge scores ever change theirs, because there fp32 numbers are so far apart that p could leave fp16 otherwise. The
+# file explains this case. A row lies in four lanes, and m, `scale` and ℓ are kept once for each of them, as (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -359,8 +413,7 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # - `largest` compares pairs, then four short chains side by side, then their ends. In one long chain each comparison
 #   would wait for the one before.
 # - `raised` lets m lag by 8. Nearly always it changes nothing, and `alpha` is 1.
-# - `p` is one multiply-add and one exponential. An earlier version first multiplied m by `scale` here: the compiler put the
-#   wait for P V before that, and so the multiply-adds came after P V, too.
+# - `p` is one multiply-add and one exponential.
 
 # %% [markdown]
 # ## m in assembly
@@ -408,6 +461,32 @@ read("hopper/forward/softmax.py", "mask")
 # **Takeaway.** Sort a formula by what is known when: to the compiler, once a row, or only for each score.
 
 # %% [markdown]
+# ## What does a hang look like, and how do you find it?
+#
+# If one release is missing, nothing crashes. The call returns, because launches are asynchronous. The next line that waits
+# for the GPU, for example `torch.cuda.synchronize()` or a `print` of the result, never comes back. `nvidia-smi` shows the GPU
+# as 100% busy, since warps that wait at a barrier keep asking. Ctrl-C does not help either, so the process must be killed.
+#
+# These steps find the wait:
+#
+# 1. Make the case small: one head, one row block, then one tile more than the ring has stages. A missing release hangs only
+#    when a stage is used for the second time, so the number of tiles at which the hang begins names the ring.
+# 2. Attach `cuda-gdb -p` to the process. `info cuda warps` lists where each warp is, and `x/i $pc` its instruction. A warp that
+#    waits stands in a loop around `SYNCS.PHASECHK`. `fa2-lab xray FILE --sass` helps to find the source line of that loop.
+# 3. Ask of this barrier who should have arrived, and look for the path on which that warp goes around its `release`. It is
+#    often a tile that is skipped, or a row block that is empty.
+# 4. Count. Each stage must have as many releases as fills, times the number of consumers. This can be checked without a GPU
+#    by running the roles one after the other in Python with counters in place of barriers. The tests of this package run
+#    this kernel so, and find a release that is taken out.
+#
+# ## What about clusters and multicast?
+#
+# Hopper can launch thread blocks in *clusters*. The blocks of a cluster run on neighbouring SMs, and each may read the shared
+# memory of the others. A copy with *multicast* brings one tile from L2 to several of them at once. If two row blocks of one
+# head ran as a cluster, K and V would cross from L2 once instead of twice. The price is one more wait, because a stage may be
+# filled again only after the consumers of *both* blocks have released it, so the two blocks run in step. This kernel uses
+# neither. Its 192 rows per block already make K and V scarce in L2, and what clusters would gain here was not measured.
+#
 # ## The last copy
 
 # %% tags=["nbval-ignore-output"]
@@ -423,7 +502,7 @@ read(KERNEL, "store", begin="LANES")
 # and the tensor cores read.
 
 # %% [markdown]
-# ## Sitting 3 · What was reached (18 minutes)
+# ## Sitting 5 · What was reached (18 minutes)
 #
 # ## How fast is it?
 #
@@ -494,8 +573,8 @@ for (d, causal), ratio in over.items():
     print(f"d = {d:3}, {'causal' if causal else 'no mask':8}: {ratio:.2f} times its speed")
 
 # %% [markdown]
-# At d = 64 these lengths take the set `USUAL`, which has ping-pong; no rung has. At d = 128 nearly all of the difference is
-# that it takes heads in another order.
+# At d = 64 the kernel has ping-pong, which no rung has. At d = 128 it also takes the heads in another order. This record does
+# not show which of its differences made it faster.
 
 # %% [markdown]
 # ## The same in 150 lines, and what you cannot say

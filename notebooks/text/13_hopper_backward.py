@@ -16,7 +16,7 @@
 # - read one step of the kernel, and say of each of its waits whom it is for,
 # - say why the last bits of dQ differ from run to run, and what it costs to have the same bits.
 #
-# *Time: 65 minutes, in three sittings. Hardware: any laptop with Triton; on a Hopper GPU the checks run the real kernel.
+# *Time: 105 minutes, in five sittings. Hardware: any laptop with Triton; on a Hopper GPU the checks run the real kernel.
 # Numbers were measured on an NVIDIA H200 in bf16. Before this: [05](05_backward.ipynb), [09](09_triton_backward.ipynb), and
 # [12a](12a_hopper_rungs.ipynb) and [12b](12b_hopper_kernel.ipynb), from which producers, consumers, rings and barriers
 # are taken as known.*
@@ -47,7 +47,7 @@ device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it runs here
 
 # %% [markdown]
-# ## Sitting 1 · One step and its waits (17 minutes)
+# ## Sitting 1 · One step, and its registers (15 minutes)
 #
 # ## What does one pass save?
 #
@@ -105,6 +105,8 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
 # At d = 128 row blocks of 128 rows take too many registers, so they have 64; at d = 64 they have 128. Even then everything
 # at once leaves 16 registers for all else. So registers decide the order of a step: $S$, $dP$ and dQ must not all be there.
 # In the kernel $S$ stands beside dQ of the row block before, dQ leaves, and then $dP$ begins.
+#
+# ## Sitting 2 · The waits of a step (20 minutes)
 #
 # ## The same step, with its waits
 #
@@ -228,7 +230,7 @@ show(pipes.draw(**pipes.data(["backward"]), narrow=True))
 # own products, and until the copy engine has read the place for dQ.
 
 # %% [markdown]
-# ## Sitting 2 · The kernel (17 minutes)
+# ## Sitting 3 · The kernel (25 minutes)
 #
 # ## Three copies, one barrier
 #
@@ -256,7 +258,7 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 # `steps` row blocks see this column block. `take` waits for K and V. The first step stands before the loop. `ds=None` tells
 # it that no row block came before: there is no dQ to multiply. It is the *prologue*. The *epilogue* after the loop is dQ of
 # the last row block. V is released before it and K after it, because dQ = dS K needs K. `finish` writes dK and dV by bulk
-# copies, from dQ's place. (`wait_for_room` is for the *turns* of sitting 3. Without them it does nothing.)
+# copies, from dQ's place. (`wait_for_room` is for the *turns* of sitting 4. Without them it does nothing.)
 #
 # `interval` gives for each key the first row that sees it, and `CUT`, whether there is a mask at all. At d = 128
 # without a mask `hold` keeps half of V, the same for all row blocks, in 16 registers. Product 3 then takes that half of
@@ -283,13 +285,20 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # Why does dV's product start late? P in fp32 is needed until dS. An early product of dV would also hold P in 16 bits while dP
 # runs: at d = 64 that makes 192 + 32 = 224 registers of 240, at d = 128 with half of V 192 + 16 + 16 = 224. That leaves too
 # few for the rest, so dV waits; under the mask at d = 128 it is 208, and dV starts early. Where dV waits, P is first needed
-# for dS, and `ptxas` moves most exponentials down, below the wait for dQ:
+# for dS, and `ptxas`, NVIDIA's assembler, may move exponentials down, below the wait for dQ. Compiled with Triton 3.9, the
+# exponentials of a thread in one step run
 #
-# | | dV's product starts | most exponentials run beside |
-# | --- | --- | --- |
-# | d = 128, causal | before dQ is handed over | dQ |
-# | d = 64 | after dS | dP |
-# | d = 128, no mask | after dS | the other consumer's products: these exponentials lie even below the wait for dP |
+# | | dV's product starts | beside dQ | between dQ and dP | beside dP | after dP |
+# | --- | --- | ---: | ---: | ---: | ---: |
+# | d = 128, causal | before dQ is handed over | 32 | 0 | 0 | 0 |
+# | d = 64, causal | after dS | 8 | 28 | 28 | 0 |
+# | d = 64, no mask | after dS | 8 | 21 | 35 | 0 |
+# | d = 128, no mask | after dS | 0 | 0 | 0 | 32 |
+#
+# (One consumer's numbers are given, and the other's differ by 3 at most.) In the columns *between* and *after* no product of
+# this consumer runs, so only the other consumer's products can hide the exponentials there. To see it yourself, run
+# `fa2-lab xray hopper.backward --d 64 --full --sass` and look for `MUFU.EX2` (an exponential) between the lines
+# `WARPGROUP.DEPBAR` (a wait) and `HGMMA` (a product). Neither command needs a GPU.
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="dp = start_dp", off=LATE)
@@ -332,15 +341,16 @@ read("hopper/backward/sums.py", "add_lines")
 # | `backward_kernel` | one for each SM | the one pass; writes dK and dV, adds to dQ's sums |
 # | `after_kernel` | one for each consumer's part of a tile | reads the sums, puts them in order, times $\tau$, 16 bits |
 #
-# A launch takes a few µs, so each kernel is launched before the one before it has ended (*an early start*). Its programs take
-# SMs as these come free, make their barriers, and stop at `gdc_wait` until the *whole* kernel before has ended. Only then
-# do they touch what it wrote. So beginnings overlap, and no work does.
+# A launch takes a few µs. So the second and the third kernel are launched before the one before them has ended, which is
+# called *programmatic dependent launch* (an early start). The first one is launched as usual, because torch's kernels come
+# before it. Programs that start early take SMs as these come free, make their barriers, and stop at `gdc_wait` until the
+# *whole* kernel before has ended. Only then do they touch what it wrote. So beginnings overlap, and no work does.
 #
 # A row that sees no key has $L = -\infty$, and $-L/\tau$ would be $+\infty$. `before_kernel` writes $-\infty$ for it: S
 # begins there, so p is 0.
 
 # %% [markdown]
-# ## Sitting 3 · What it costs, and what was reached (31 minutes)
+# ## Sitting 4 · What it costs, and which bits come out (25 minutes)
 #
 # ## What is the order worth?
 #
@@ -372,7 +382,7 @@ for idea in (
 display(Markdown("\n".join(ideas.table("backward"))))
 
 # %% [markdown]
-# Three were kept: the early start of sitting 2, which counts where rows are few; fewer heads at once, which counts where rows
+# Three were kept: the early start of sitting 3, which counts where rows are few; fewer heads at once, which counts where rows
 # are many and nothing pauses; and, for calls that ask for *the same bits* (see below, "What do the same bits cost?"), another
 # order of instructions, faster although up to 48 bytes of a thread find no register and *spill* into slower memory. (*Heads
 # of 8 MiB*: so many heads run side by side as have 8 MiB of Q and dO together.)
@@ -416,7 +426,7 @@ display(Markdown("\n".join(ideas.table("backward"))))
 #
 # ## What do the same bits cost?
 #
-# If you have to repeat a training run bit by bit, call `torch.use_deterministic_algorithms(True)`. There are two ways:
+# If you have to repeat a training run bit by bit, call `torch.use_deterministic_algorithms(True)`. Kernels have two ways:
 #
 # | way | who adds to a number of dQ | price |
 # | --- | --- | --- |
@@ -483,8 +493,15 @@ for row in repeated:
 
 # %% [markdown]
 # Turns are the cheaper way. At d = 64 under the mask FlashAttention-3 pays less for them than this kernel, elsewhere more.
-# Here each part goes through a writer, with two barriers and a counter that all SMs ask. Two passes cost more, not only for
-# the second pass: the portable kernels have no producers and rings.
+# The record does not show why, because both kernels have a writer warp, barriers and counters in HBM. Two passes cost more,
+# and not only because of the second pass, since the portable kernels have no producers and no rings.
+#
+# **What you will get.** `torch.use_deterministic_algorithms(True)` does one more thing. Unless you set
+# `torch.utils.deterministic.fill_uninitialized_memory = False`, PyTorch fills every new tensor with NaN before a kernel may
+# write there. The table was measured with this filling switched off, so it shows the cost of the turns alone. With the
+# filling on, the gradients and the buffers of sums are written once more in each call.
+#
+# ## Sitting 5 · What was reached, and an exercise (20 minutes)
 #
 # ## What was reached?
 #

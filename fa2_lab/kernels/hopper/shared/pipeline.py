@@ -31,7 +31,11 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
 
 @triton.aggregate
 class Ring:
-    """Tiles in shared memory, one to a stage. The producer fills the n-th tile; consumers take it, then release it."""
+    """Tiles in shared memory, one to a stage. The producer fills the n-th tile; consumers take it, then release it.
+
+    CUTLASS calls the barriers full and empty. Its producer_acquire is wait_for_room, which fill calls by itself, its
+    consumer_wait is take, and its consumer_release is release.
+    """
 
     tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
     filled: gl.shared_memory_descriptor  # one barrier a stage: consumers wait here for the producer's copy
