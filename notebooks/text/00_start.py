@@ -111,7 +111,7 @@ show(gpu_map.draw(**gpu_map.data()))
 #   *workers* of this book.
 # - A thread block consists of several *warps*, and a warp of 32 *threads*. The threads of a warp execute the same instruction
 #   together.
-# - For these instructions an SM has units. *Tensor cores* multiply small matrices, *FP32 units* add and multiply float32
+# - For these instructions, an SM has units. *Tensor cores* multiply small matrices, *FP32 units* add and multiply float32
 #   numbers, and *special function units* compute exponentials.
 #
 # A number can be in five places:

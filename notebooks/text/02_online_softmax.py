@@ -7,7 +7,7 @@
 # **Can softmax be finished before all scores are known?**
 #
 # Softmax divides by a sum over the whole row, and before that it subtracts the maximum of the whole row. So it seems to need
-# all scores first. In fact it does not. A row only has to remember d + 2 numbers, whatever number of keys it has seen. The
+# all scores first. In fact, it does not. A row only has to remember d + 2 numbers, whatever number of keys it has seen. The
 # method is called *online softmax*, because it can be asked for its answer at any time, while keys still arrive.
 #
 # After this notebook you can

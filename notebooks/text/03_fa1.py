@@ -249,7 +249,7 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 # ## How large can a block be?
 #
 # The blocks must fit on the chip. If there is room for M elements (228 KiB are 116,736 elements of two bytes), the paper takes
-# $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries. For d = 128 that is 228 keys. This rule is only right up
+# $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries. For d = 128, that is 228 keys. This rule is only right up
 # to a constant factor: k and v fill half of the room, the scores, at four bytes, fill the other half, and q and o need 42%
 # of the room in addition.
 #
@@ -262,7 +262,7 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
 # The charts count what the SMs load and store, wherever it is found. In the upper chart all methods rise as $N^2$, and only
-# the floor, each of Q, K, V and O once, rises as N. In the lower chart N is fixed. With little room on the chip, FA1 is above
+# the floor, each of Q, K, V and O once, rises as N. In the lower chart, N is fixed. With little room on the chip, FA1 is above
 # standard attention. The upright lines mark the room on two GPUs. (FA2 is the subject of chapter 04. For standard attention
 # the charts count the tiles of its products, also explained there.) In practice larger blocks stop helping earlier: the
 # paper tried blocks of 64 to 512 keys, and beyond 256 keys the time fell no further.

@@ -308,7 +308,7 @@ check(
 # ```
 # </details>
 #
-# [The poster](../figures/poster_forward.pdf) has these lines beside the paper's.
+# [The poster](../figures/poster_forward.pdf) has these lines beside the lines of the paper.
 
 # %% [markdown]
 # ## What does all this cost?
@@ -339,7 +339,7 @@ check(
 # **What does L2 answer?** It answers a repeated load if everything that the workers of this moment load again and again has
 # room in it: 60 MiB on an H200.
 #
-# **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries it loads them again. K
+# **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries, it loads them again. K
 # and V of a head take 2 MiB (N = 4,096, d = 128, two bytes per number). Where are they found the second time?
 #
 # - ☐ in L2
@@ -371,7 +371,7 @@ check(
 # **Which unit ends last?** Each time below is what one unit of an H200 needs at full speed. All units can work at the same
 # time, so a method takes *at least* the time of the unit that ends last. The last two rows were measured, with simple
 # kernels of this book in tiles of 64 × 64 (rungs 00, 01 and 03 of chapter 10; so the products of standard attention
-# requested even more than the table says):
+# requested even more than the table shows):
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2, 64 × 64": "r03_row_blocks"}
@@ -458,7 +458,7 @@ check(
 # ```
 # </details>
 #
-# **Predict.** Blocks have 128 rows. At d = 128 the tensor cores end last. Which unit ends last at d = 64, where a score takes only
+# **Predict.** Blocks have 128 rows. At d = 128, the tensor cores end last. Which unit ends last at d = 64, where a score takes only
 # half of the FLOPs and half of the bytes?
 #
 # - ☐ L2
@@ -481,7 +481,7 @@ check(
 # - Tweak 1: no division inside the loop. One of two scalings of the output block goes; $\alpha$ stays.
 # - Tweak 2: $L = m + \log \ell$ replaces both m and $\ell$.
 # - Causal: SKIP, DIAGONAL, FULL, decided at two corners.
-# - Requests cost L2's time, and those that L2 cannot answer cost DRAM's. FA2 requests $2d/B_r$ elements per score, and
+# - Every request takes time of L2, and a request that L2 cannot answer also takes time of DRAM. FA2 requests $2d/B_r$ elements per score, and
 #   only Q, K, V and O reach DRAM. With 64 rows per block L2 ends last, with 128 rows the tensor cores (d = 128).
 #
 # [Assignment 2](assignments/2_forward.ipynb) goes further: this whole chapter with the meter on.

@@ -123,7 +123,7 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 # | D | the row sum of $P \circ dP$ | $do \cdot o$, in every tile | $do \cdot o$, once before the loops |
 #
 # S is *recomputed* from Q and K. So there are five products instead of the four for dV, dP, dQ and dK, and a quarter more
-# FLOPs. In exchange nothing of N × N is kept or loaded. The forward pass has two products, which is why a backward
+# FLOPs. In exchange, nothing of N × N is kept or loaded. The forward pass has two products, which is why a backward
 # pass is usually counted as 2.5 forward passes.
 
 # %% [markdown]
