@@ -103,7 +103,7 @@ class Board {
     const width = this.stage.clientWidth;
     const wide = width >= 520;
     const [tick, gap] = [words.length ? Math.min(62, width / 8) : 18, wide ? 12 : 8];
-    const state = 3.15 + 1.2 * d + (this.order === "fa2" ? 1.1 : 0); // widths of a cell
+    const state = 3.15 + 1.2 * d + (this.order === "fa2" || set.order === "both" ? 1.1 : 0); // in widths of a cell
     const columns = wide ? N + 0.85 * d + state : N + d;
     const most = innerWidth > 1500 || set.order === "both" ? 48 : 40; // so that the code and the controls are in view
     const c = Math.min(wide ? most : 99, Math.floor((width - tick - (wide ? 2 * gap : gap)) / columns));
@@ -503,6 +503,7 @@ $("undo").onclick = () => {
   prepare();
   transport.show();
 };
+form.onsubmit = (e) => e.preventDefault(); // Enter takes the words, and the page stays
 $("words").onchange = () => {
   const said = $("words").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
   const fine = said.length !== 1 && said.length <= 8;

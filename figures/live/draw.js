@@ -74,8 +74,8 @@ function choice(title, name, options, type = "radio") {
 
 /** A slider over some values, and the one that is set; a value that the address asks for is among them. */
 function slider(name, label, values) {
-  const asked = Number(ask.get(name));
-  const all = asked && !values.includes(asked) ? [...values, asked].sort((a, b) => a - b) : values;
+  const asked = ask.has(name) ? Number(ask.get(name)) : values[0];
+  const all = !values.includes(asked) ? [...values, asked].sort((a, b) => a - b) : values;
   const range = `type="range" name="${name}" min="0" max="${all.length - 1}" data-values="${all}"`;
   return `<label class="slider"><span><span>${label}</span><b></b></span><input ${range} aria-label="${label.replace(/<.*?>/g, "")}"></label>`;
 }

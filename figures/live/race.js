@@ -93,7 +93,7 @@ $("again").onclick = () => {
 follow(form, set, () => {
   transport.pause();
   prepare();
-  transport.go(0);
+  transport.go(ways[0].writes[0].time);
 });
 $("note").textContent =
   "A box is a tile. With atomic adds it has five products, in the two passes it has four and three. A mark × 4 means that 4 workers add at the same time. At the right is one number of each block of dQ, summed in float32 in the order of this run.";

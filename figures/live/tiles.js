@@ -31,7 +31,7 @@ function measured(x, units) {
   return `${Number((x / one).toPrecision(3)).toLocaleString("en")} ${unit}`;
 }
 const bytes = (x) => measured(x, [["PB", 1e15], ["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]); // prettier-ignore
-const seconds = (x) => measured(x, [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]); // prettier-ignore
+const seconds = (x) => measured(x, [["min", 60], ["s", 1], ["ms", 1e-3], ["µs", 1e-6]]); // prettier-ignore
 const kib = (x) => `${(x / KiB).toFixed(x % KiB ? 1 : 0)} KiB`;
 
 /** A bar with its name and number; `parts` are [share, class]. */
