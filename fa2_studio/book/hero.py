@@ -306,7 +306,7 @@ def output_levels(O: np.ndarray, steps: np.ndarray, i: int, j: int) -> np.ndarra
 
 RING = box(OX - 4, GY - 4, 4 * OW + 6.4, SIDE + 6.4, "", "w", 4)
 SENTENCES = (
-    ("Pink: scores,", "one for each query and key.", 0.2, FILL[-1] + 0.5),
+    ("The square: scores,", "one for each query and key.", 0.2, FILL[-1] + 0.5),
     ("Left: scores are read back.", "Right: used once, and dropped.", READ[0] - 0.4, GHOST[0]),
     ("Same output.", "At N = 8,192: 67 million scores, or 128 × 128.", VERDICT, None),
 )
