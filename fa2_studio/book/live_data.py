@@ -137,7 +137,7 @@ def limit(values: dict[str, float] | None) -> str:
     if not stalls:
         return ""
     busy, worst = values["tensor cores at work, %"], max(stalls, key=stalls.get)
-    waited = f"its warps waited most for {STALLS.get(worst, worst)}, {stalls[worst]:.1f} clocks an instruction"
+    waited = f"its warps waited most for {STALLS.get(worst, worst)}, {stalls[worst]:.1f} clocks per instruction"
     return f"The tensor cores worked {busy:.0f}% of the time; {waited}."
 
 

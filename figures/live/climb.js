@@ -115,7 +115,7 @@ function change(k) {
   }
   if (!rung.counters.length) return e;
   e.append(counters(rung, before));
-  paragraph(e, "note", "Counted at d = 128 without a mask. A wait: clocks of a warp per instruction that it issues.");
+  paragraph(e, "note", "Counted at d = 128 without a mask. A wait is in clocks of a warp per instruction that it issues.");
   return e;
 }
 
@@ -217,7 +217,7 @@ addEventListener("touchend", (e) => {
   from = null;
 });
 
-$("made").textContent = `${made}. Empty bars: a change that loses in this shape. Steps: ← →, the bars, or a swipe.`;
+$("made").textContent = `${made}. An empty bar is a change that loses in this shape. Step with ← and →, the bars, or a swipe.`;
 mark(form, set);
 transport.length(rungs.length);
 transport.show();

@@ -611,7 +611,7 @@ function say(step, row, { N_q, N_k, B_r, B_c }) {
   const rows = step.rows && (step.rows[1] - step.rows[0] > 1 ? "queries " : "query ") + range(step.rows);
   switch (step.op) {
     case "start":
-      return "Q, K and V lie in the GPU’s large memory, HBM. The chip is still empty.";
+      return "Q, K and V are in the GPU’s large memory, HBM. The chip is still empty.";
     case "init":
       return "FA1 begins by writing O = 0, ℓ = 0 and m = −∞ into HBM, for all queries.";
     case "q":
@@ -619,13 +619,13 @@ function say(step, row, { N_q, N_k, B_r, B_c }) {
         ? `Load ${rows}, and with them what they have summed so far: o, ℓ and m come back from HBM.`
         : `Load ${rows}. They have seen no key yet: o = 0, ℓ = 0 and m = −∞.`;
     case "kv":
-      return `Load keys and values ${range(step.cols)}.` + (fa1 ? " They stay while all queries come by." : "");
+      return `Load keys and values ${range(step.cols)}.` + (fa1 ? " They stay while all queries come and go." : "");
     case "s":
-      return `Each query times each key: a tile of ${step.s.length} × ${step.s[0].length} scores. It exists on the chip only.`;
+      return `Each query times each key: a tile of ${step.s.length} × ${step.s[0].length} scores. It exists only on the chip.`;
     case "p":
       return fa1
-        ? `p = e^(s − m_j): the weights, measured against this tile’s own largest score, ${show(step.own[a])} for query ${row + 1}.`
-        : `p = e^(s − m): the weights of this tile, measured against the row’s largest score so far.`;
+        ? `p = e^(s − m_j) are the weights, measured against this tile’s own largest score, ${show(step.own[a])} for query ${row + 1}.`
+        : `p = e^(s − m) are the weights of this tile, measured against the row’s largest score so far.`;
     case "max":
       return step.before[a] === step.m[a]
         ? `Query ${row + 1}: no score of this tile is larger than ${show(step.m[a])}. m stays.`
@@ -645,20 +645,20 @@ function say(step, row, { N_q, N_k, B_r, B_c }) {
         ? "Add this tile’s share. Now o is a finished answer for the keys seen so far."
         : "Add this tile: ℓ gains the sum of p, and o gains p v. Now the scores can go.";
     case "end":
-      return "All keys are seen. One division for each row: o / ℓ is the answer. L = m + log ℓ is kept for the backward pass.";
+      return "All keys are seen. One division per row makes o / ℓ, the answer. L = m + log ℓ is kept for the backward pass.";
     case "store":
       return fa1
         ? `Store o, ℓ and m of ${rows} in HBM, until the next keys come.`
-        : `Store the finished rows of O for ${rows}. Their scores are gone, and nobody needs them.`;
+        : `Store the finished rows of O for ${rows}. Their scores are gone, and no later step needs them.`;
     case "S":
-      return `Kernel 1: the scores of query ${step.rows[0] + 1} with all keys, stored in HBM.`;
+      return `Kernel 1 computes the scores of query ${step.rows[0] + 1} with all keys, and stores them in HBM.`;
     case "P":
-      return `Kernel 2: softmax of row ${step.rows[0] + 1}. S is read from HBM, and P is stored there.`;
+      return `Kernel 2 computes the softmax of row ${step.rows[0] + 1}. It reads S from HBM and stores P there.`;
     case "O":
-      return `Kernel 3: row ${step.rows[0] + 1} of O = P V. P is read from HBM again.`;
+      return `Kernel 3 computes row ${step.rows[0] + 1} of O = P V. It reads P from HBM again.`;
     case "done":
       return step.order === "standard"
-        ? `Done. In HBM lie ${N_q * N_k} scores S and ${N_q * N_k} weights P that nobody asked for.`
+        ? `Done. HBM now holds ${N_q * N_k} scores S and ${N_q * N_k} weights P, which no later step needs.`
         : `Done: the same answer as with the whole square, difference ${step.difference.toFixed(3)}. There were never more than ${Math.min(B_r, N_q) * Math.min(B_c, N_k)} scores at a time.`;
   }
 }

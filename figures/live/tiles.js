@@ -81,11 +81,10 @@ function compared(ratio) {
 function verdict({ moved, winner, ok, scarce }) {
   const others = Object.keys(moved).filter((name) => name !== winner);
   const ratio = (name) => moved[name].requested / moved[winner].requested;
-  const more = others.map((name) => `${NAMES[name]} ${compared(ratio(name))}`).join(", ");
-  const far = others.every((name) => ratio(name) < 1.05) ? "All three request about as much" : `${NAMES[winner]} requests least, ${more}`;
+  const [one, two] = others.map((name) => `${NAMES[name]} requests ${compared(ratio(name))}`);
   const { requested, dram } = moved.fa2;
   const blocked = ok || scarce === "registers" ? "" : " But this tile cannot run here.";
-  return `${far}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.${blocked}`;
+  return `${NAMES[winner]} requests least. ${one}, and ${two}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.${blocked}`;
 }
 
 function drawTraffic({ moved, flops }, chip) {
@@ -97,7 +96,7 @@ function drawTraffic({ moved, flops }, chip) {
   $("traffic").replaceChildren(...rows);
   const times = Object.entries(moved).map(([name, { dram }]) => `${NAMES[name]} ${seconds(dram / chip.hbm_per_second)}`);
   $("traffic-note").textContent =
-    `Outline: bytes that the chip requests. Fill: those that reach DRAM, because L2 does not have them (a model). DRAM needs for them: ${times.join(", ")}. The two products need ${seconds(flops / chip.tensor_flops)} of the tensor cores.`;
+    `An outline is what the chip requests. The fill is what reaches DRAM, because L2 does not have it (a model). For that, DRAM needs these times: ${times.join(", ")}. The two products need ${seconds(flops / chip.tensor_flops)} of the tensor cores.`;
 }
 
 /** 96 KiB of 227 KiB: 131 KiB to spare, or by how much it is too much. */

@@ -41,6 +41,10 @@ const asked = {
   },
   timetable: ({ heads, tiling, SMs, perSM, ...options }) =>
     run("timetable")(run("programs")(heads, tiling, options), SMs, perSM),
+  beside: ({ q, k, v, ...options }) => {
+    const [one, two] = ["fa1", "fa2"].map((order) => steps(q, k, v, { order, ...options }));
+    return { pairs: run("together")(one, two), ops: [one, two].map((all) => all.map(({ op }) => op)) };
+  },
   numbersOf: (words) => run("numbersOf")(words),
   race: ({ tiling, seed }) => run("race")(tiling, seed),
   backward: ({ tiling, passes }) => run("backward")(tiling, passes),

@@ -140,6 +140,19 @@ def compare_tiles(order, answer, watch):
         assert (step if order == "fa2" else stored[n])["moved"] == tile["moved"]
 
 
+def test_beside_each_other_both_algorithms_show_every_step_and_end_their_tiles_together():
+    rng = np.random.default_rng(6)
+    Q, K, V = rng.standard_normal((3, 8, 2))
+    for B_r, B_c, causal in ((4, 2, True), (2, 4, False), (8, 8, True), (1, 2, True)):
+        given = dict(q=Q, k=K, v=V, B_r=B_r, B_c=B_c, causal=causal)
+        answer = ask([("beside", given)])[0]
+        for column, ops in zip(zip(*answer["pairs"], strict=True), answer["ops"], strict=True):
+            assert list(dict.fromkeys(column)) == list(range(len(ops)))  # in order, and none is left out
+        ended = [[ops[t] == "add" for ops, t in zip(answer["ops"], pair, strict=True)] for pair in answer["pairs"]]
+        tiles = [ops.count("add") for ops in answer["ops"]]
+        assert sum(a and b for a, b in ended) >= min(tiles)
+
+
 # A row in blocks ------------------------------------------------------------------------------------------------
 
 
