@@ -6,9 +6,9 @@
 #
 # **What will we build, and what is a GPU?**
 #
-# Attention is four lines of NumPy. FlashAttention-2 computes the same numbers on a GPU, but faster and with little memory. This
-# book goes from the four lines to that *kernel*, which is the word for a program that runs on a GPU. It changes one thing
-# at a time, and it executes and checks every step.
+# Attention is four lines of NumPy. FlashAttention-2 computes the same numbers on a GPU, but faster and with little
+# memory. This book goes from the four lines to that *kernel*, which is the word for a program that runs on a GPU. It
+# changes one thing at a time, and it executes and checks every step.
 #
 # After this notebook you can
 #
@@ -39,31 +39,33 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## How much is there to gain?
 #
-# A text is a sequence of N tokens, which are words or pieces of words. Attention compares every token with every other. Below,
-# four programs do this on the same GPU. *Standard* stores the result of each step in the GPU's memory. *FA1* is FlashAttention
-# as it was printed in 2022, and *FA2* is FlashAttention-2 from 2023. *Ours* is the last kernel of this book.
+# A text is a sequence of N tokens, which are words or pieces of words. Attention compares every token with every other.
+# Below, four programs do this on the same GPU. *Standard* stores the result of each step in the GPU's memory. *FA1* is
+# FlashAttention as it was printed in 2022, and *FA2* is FlashAttention-2 from 2023. *Ours* is the last kernel of this
+# book.
 
 # %% tags=["hide-input"]
 show(time_and_memory.draw(**time_and_memory.data()))
 
 # %% [markdown]
-# At N = 4,096, our kernel is more than five times as fast as standard attention. It also needs far less memory. Each time N
-# doubles, the memory of standard attention grows about fourfold, until the GPU is full, while the memory of FA2 and of our
-# kernel only doubles. (FA1's memory was not measured. *bf16* is a number format of two bytes, and chapter 04 explains *causal*.)
+# At N = 4,096, our kernel is more than five times as fast as standard attention. It also needs far less memory. Each time
+# N doubles, the memory of standard attention grows about fourfold, until the GPU is full, while the memory of FA2 and of
+# our kernel only doubles. (FA1's memory was not measured. *bf16* is a number format of two bytes, and chapter 04 explains
+# *causal*.)
 #
 # But why is FA1 the slowest of the four? A model runs attention many times side by side, and each of these runs is called
-# a *head*. FA1's algorithm, as printed, computes a whole head on one of the GPU's 132 processors. The upper chart always has
-# 16,384 tokens and 16 heads. At N = 4,096 these are 4 texts, so there are 64 heads, and the other 68 processors have no
-# work. At N = 16,384 there is one text, and only 16 processors work. Idle processors alone can therefore make FA1 2 times
-# slower at N = 4,096, and 8 times slower at N = 16,384. Chapter 03 explains the other causes, and also why the FA1 authors'
-# own kernel was two to four times as fast as standard attention.
+# a *head*. FA1's algorithm, as printed, computes a whole head on one of the GPU's 132 processors. The upper chart always
+# has 16,384 tokens and 16 heads. At N = 4,096 these are 4 texts, so there are 64 heads, and the other 68 processors have
+# no work. At N = 16,384 there is one text, and only 16 processors work. Idle processors alone can therefore make FA1 2
+# times slower at N = 4,096, and 8 times slower at N = 16,384. Chapter 03 explains the other causes, and also why the FA1
+# authors' own kernel was two to four times as fast as standard attention.
 
 # %% [markdown]
 # ## What does attention compute?
 #
-# Each token has a query (what it is looking for), a key (what it can be found by) and a value (what it has to offer). Each of
-# these is a row of d numbers. Attention compares a query with all keys, and the better a key matches, the more its value
-# counts. The output is the weighted mean of the values.
+# Each token has a query (what it is looking for), a key (what it can be found by) and a value (what it has to offer).
+# Each of these is a row of d numbers. Attention compares a query with all keys, and the better a key matches, the more
+# its value counts. The output is the weighted mean of the values.
 
 
 # %%
@@ -89,10 +91,10 @@ def attention(Q, K, V):  # (N, d) each: one row per token
 # </details>
 
 # %% [markdown]
-# In formulas, $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and the output is $O = PV$. Q, K, V and O have
-# N · d numbers each, but S and P have N². At N = 8,192 and d = 64 that is 128 times as many. At four bytes per number, S of
-# one head takes 256 MiB. This is the trouble: the two large matrices are only steps on the way, and a model has many heads. We
-# call all memory beyond Q, K, V and O *extra memory*. (The chart at the top counts O as well.)
+# In formulas, $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and the output is $O = PV$. Q, K, V and O
+# have N · d numbers each, but S and P have N². At N = 8,192 and d = 64 that is 128 times as many. At four bytes per
+# number, S of one head takes 256 MiB. This is the trouble: the two large matrices are only steps on the way, and a model
+# has many heads. We call all memory beyond Q, K, V and O *extra memory*. (The chart at the top counts O as well.)
 #
 # KiB, MiB and GiB are 2¹⁰, 2²⁰ and 2³⁰ bytes. Speeds are in GB/s and TB/s, which are 10⁹ and 10¹² bytes per second.
 
@@ -124,9 +126,9 @@ show(gpu_map.draw(**gpu_map.data()))
 # | L2 | copies of what came from HBM lately, for all SMs (also a cache) | 60 MiB |
 # | HBM | large, beside the chip; tensors (arrays) live here; also called *DRAM* | 141 GiB (its sheet says GB) |
 #
-# *On chip* means in registers or in shared memory. The 256 MiB of S do not fit there, because the registers of all SMs together
-# have 33 MiB, and their shared memory has 29 MiB. But a piece of 128 × 128 scores takes 64 KiB (at four bytes each), and it fits
-# into a single SM.
+# *On chip* means in registers or in shared memory. The 256 MiB of S do not fit there, because the registers of all SMs
+# together have 33 MiB, and their shared memory has 29 MiB. But a piece of 128 × 128 scores takes 64 KiB (at four bytes
+# each), and it fits into a single SM.
 #
 # Two numbers describe the path from one place to another. *Bandwidth* is how many bytes arrive per second. *Latency* is how
 # long one byte takes, from the request to its arrival. An SM can hide latency if it has other warps to run in the meantime.
@@ -135,11 +137,12 @@ show(gpu_map.draw(**gpu_map.data()))
 # %% [markdown]
 # ## What does each kind of work cost?
 #
-# A *multiply-add*, a · b + c, is one instruction (FMA) and counts as two *FLOPs*, one multiplication and one addition, as in
-# all data sheets. One TFLOP/s is 10¹² FLOPs per second.
+# A *multiply-add*, a · b + c, is one instruction (FMA) and counts as two *FLOPs*, one multiplication and one addition, as
+# in all data sheets. One TFLOP/s is 10¹² FLOPs per second.
 #
-# The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure all other work by them.
-# If a byte from DRAM costs 206, the tensor cores could do 206 FLOPs while HBM delivers that byte (both at full speed).
+# The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure all other work by
+# them. If a byte from DRAM costs 206, the tensor cores could do 206 FLOPs while HBM delivers that byte (both at full
+# speed).
 
 # %%
 chip = chips.H200
@@ -170,10 +173,11 @@ for name, price in prices(chip).in_flops().items():
 # %% [markdown]
 # ## Can it be done without S?
 #
-# Cut S into *tiles*, each with the scores of a few queries and a few keys. FA1 and FA2 compute one tile, use it, and throw it
-# away. All steps run in one kernel, and the numbers between them stay on the chip. This is called *fusion*.
+# Cut S into *tiles*, each with the scores of a few queries and a few keys. FA1 and FA2 compute one tile, use it, and
+# throw it away. All steps run in one kernel, and the numbers between them stay on the chip. This is called *fusion*.
 #
-# ![Standard attention fills a square of scores and keeps it; FlashAttention-2 keeps one tile; the output is the same](../figures/hero.svg)
+# ![Standard attention fills a square of scores and keeps it; FlashAttention-2 keeps one tile; the output is the
+# same](../figures/hero.svg)
 #
 # Is the result still the same? Here are 8 queries and 8 keys, by the four lines above, and by the package's standard
 # attention, FA1 and FA2:
@@ -186,16 +190,16 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
     print(f"first number of O: {O[0, 0]:.12f}")
 
 # %% [markdown]
-# FlashAttention is the same sum in another order, and not an approximation. Approximate attention (sparse, low-rank, linear)
-# leaves scores out, joins keys or replaces softmax, so it gives another answer.
+# FlashAttention is the same sum in another order, and not an approximation. Approximate attention (sparse, low-rank,
+# linear) leaves scores out, joins keys or replaces softmax, so it gives another answer.
 
 # %% [markdown]
 # ## What comes next?
 #
-# The next chapters take this apart. Chapter 01 shows what the four lines cost. Chapter 02 computes a softmax piece by piece.
-# Chapters 03 and 04 build FA1 and FA2 from it, and chapter 05 the gradients. No chapter needs a GPU. 01 to 07, A and B are
-# NumPy. The others run Triton (a Python dialect for kernels) in Triton's interpreter, or a model of the GPU. What was
-# measured on a GPU is recorded.
+# The next chapters take this apart. Chapter 01 shows what the four lines cost. Chapter 02 computes a softmax piece by
+# piece. Chapters 03 and 04 build FA1 and FA2 from it, and chapter 05 the gradients. No chapter needs a GPU. 01 to 07, A
+# and B are NumPy. The others run Triton (a Python dialect for kernels) in Triton's interpreter, or a model of the GPU.
+# What was measured on a GPU is recorded.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 rows = [f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |" for chapter in CHAPTERS]

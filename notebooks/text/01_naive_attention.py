@@ -6,8 +6,9 @@
 #
 # **What does attention compute, and what does it cost?**
 #
-# We compute attention as it is defined, forward and backward, and count what it moves. The definition goes wrong in two ways.
-# This chapter repairs the first one, and finds out what the second one costs. The next three chapters lower that cost.
+# We compute attention as it is defined, forward and backward, and count what it moves. The definition goes wrong in two
+# ways. This chapter repairs the first one, and finds out what the second one costs. The next three chapters lower that
+# cost.
 #
 # After this notebook you can
 #
@@ -57,8 +58,8 @@ with np.errstate(over="ignore", invalid="ignore"):
 
 # %% [markdown]
 # So the formula is right, and the program is wrong. That is the first failure. The second one is memory. Here is what
-# PyTorch's own standard attention, which computes in float32, needed on an H200 beyond its inputs. The text has N tokens, 16
-# heads and d = 128:
+# PyTorch's own standard attention, which computes in float32, needed on an H200 beyond its inputs. The text has N tokens,
+# 16 heads and d = 128:
 
 # %% tags=["hide-input"]
 held = dict(time_and_memory.data()["memory"]["standard"])
@@ -71,15 +72,17 @@ lines = [f"| {N:,} | {MiB / 1024:.1f} GiB |" for N, MiB in held.items()]
 Markdown("\n".join(["| tokens N | extra memory |", "| ---: | ---: |", *lines, f"| {refused:,} | out of memory |"]))
 
 # %% [markdown]
-# Twice the tokens take four times the memory, and 32,768 tokens no longer fit into a GPU with 141 GiB, although Q, K, V and O
-# of such a text take only half a GiB (in bf16). Nearly all this memory holds matrices of N × N, which are mere steps on the way.
+# Twice the tokens take four times the memory, and 32,768 tokens no longer fit into a GPU with 141 GiB, although Q, K, V
+# and O of such a text take only half a GiB (in bf16). Nearly all this memory holds matrices of N × N, which are mere
+# steps on the way.
 #
 # Before we repair anything, let us see what the lines compute.
 
 # %% [markdown]
 # ## Three queries, three keys
 #
-# In this example all exponentials are 1, 2 or 3, so that you can follow by hand. The scores are not divided by $\sqrt{d}$ yet.
+# In this example all exponentials are 1, 2 or 3, so that you can follow by hand. The scores are not divided by $\sqrt{d}$
+# yet.
 
 # %%
 Q = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # (N, d): one query per row
@@ -102,13 +105,13 @@ print("exp(S), first row:", E[0].round(6), " P:", P[0].round(6), " O:", O[0].rou
 show(attention_map.draw(**attention_map.data()))
 
 # %% [markdown]
-# A row belongs to one word, and each square in it is the weight of one key. A word sees only itself and the words before it.
-# Look at the second "a". Nearly all of its weight is on "woodchuck", the word that followed the first "a".
+# A row belongs to one word, and each square in it is the weight of one key. A word sees only itself and the words before
+# it. Look at the second "a". Nearly all of its weight is on "woodchuck", the word that followed the first "a".
 #
-# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word. It uses the formulas of this chapter,
-# and random texts in which each word mostly has the same successor. In this toy head, the key at a position is made from the
-# word before it. So the query of the second "a" finds "woodchuck", because the key of that position means "after an a". The
-# head has never seen this sentence. After the second "woodchuck" it bets on "chuck", and is wrong.
+# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word. It uses the formulas of this
+# chapter, and random texts in which each word mostly has the same successor. In this toy head, the key at a position is
+# made from the word before it. So the query of the second "a" finds "woodchuck", because the key of that position means
+# "after an a". The head has never seen this sentence. After the second "woodchuck" it bets on "chuck", and is wrong.
 
 # %% [markdown]
 # ## How large may a score be?
@@ -116,8 +119,8 @@ show(attention_map.draw(**attention_map.data()))
 # Now to the first failure. A score adds d products. If their factors are about 1 and of either sign, the products partly
 # cancel, and the sum grows like $\sqrt{d}$. Large scores are bad for learning, because one key then gets nearly all the
 # weight, and a small change of the scores changes almost nothing. So the scores are multiplied by a scale $\tau$, usually
-# $1 / \sqrt{d}$, which gives $S = \tau QK^\top$. But single scores can still be large. From about 88.7 on, $e^s$ is too large
-# for float32 and becomes infinite.
+# $1 / \sqrt{d}$, which gives $S = \tau QK^\top$. But single scores can still be large. From about 88.7 on, $e^s$ is too
+# large for float32 and becomes infinite.
 #
 # **Predict.** A float32 row has the scores 90, 89 and 0. What is its first weight by `np.exp(s) / np.exp(s).sum()`?
 #
@@ -145,10 +148,11 @@ def safe_softmax(S):
 # %% [markdown]
 # ## How do we count what moves?
 #
-# *Standard attention* runs the definition one step after the other, as three kernels. Each kernel loads what it needs from
-# HBM and stores what it made. To count this, we use one convention and one tool. The convention is that capital letters are
-# arrays in HBM. If such an array has brackets on the right of an equals sign, its elements are *loaded* onto the chip. If it has
-# them on the left, elements are *stored*. The tool is a *meter*, which watches these arrays and counts:
+# *Standard attention* runs the definition one step after the other, as three kernels. Each kernel loads what it needs
+# from HBM and stores what it made. To count this, we use one convention and one tool. The convention is that capital
+# letters are arrays in HBM. If such an array has brackets on the right of an equals sign, its elements are *loaded* onto
+# the chip. If it has them on the left, elements are *stored*. The tool is a *meter*, which watches these arrays and
+# counts:
 
 
 # %%
@@ -170,15 +174,15 @@ for tensor in "QKSPVO":
 print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
-# S goes out and comes back, and so does P, which makes 4 · 64 elements. Q, K and V come in and O goes out, which makes 4 · 32
-# more.
+# S goes out and comes back, and so does P, which makes 4 · 64 elements. Q, K and V come in and O goes out, which makes 4
+# · 32 more.
 #
-# In a long text, all of these elements reach *DRAM*, the memory behind HBM. S and P do because they are too large for the L2
-# cache. Q, K and V are small. A kernel on a GPU loads them in pieces, and some pieces many times, but L2 answers every time
-# except the first. So each of them still comes from DRAM once. (Chapter 04 adds what passes L2.)
+# In a long text, all of these elements reach *DRAM*, the memory behind HBM. S and P do because they are too large for the
+# L2 cache. Q, K and V are small. A kernel on a GPU loads them in pieces, and some pieces many times, but L2 answers every
+# time except the first. So each of them still comes from DRAM once. (Chapter 04 adds what passes L2.)
 #
-# Without a meter, the default `UNWATCHED` lets the same lines run on plain arrays. `meter.loads("Q")`, `meter.stores("Q")` and
-# `meter.hbm_elements` are all that you need to read from it.
+# Without a meter, the default `UNWATCHED` lets the same lines run on plain arrays. `meter.loads("Q")`,
+# `meter.stores("Q")` and `meter.hbm_elements` are all that you need to read from it.
 
 # %% [markdown]
 # ## Is that much?
@@ -204,15 +208,16 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
 # So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it slightly less: 42 for d = 128 and N = 4,096.) By the
-# list of chapter 00, however, an H200 could do 206 FLOPs while HBM delivers one byte. So standard attention can reach at most
-# about a fifth of the GPU's speed. Its time is set by bytes and not by FLOPs, so it is called *memory-bound*. (The opposite is
-# *compute-bound*.) Measured with simple kernels on an H200, it reached 14% (rung 00 of chapter 10).
+# list of chapter 00, however, an H200 could do 206 FLOPs while HBM delivers one byte. So standard attention can reach at
+# most about a fifth of the GPU's speed. Its time is set by bytes and not by FLOPs, so it is called *memory-bound*. (The
+# opposite is *compute-bound*.) Measured with simple kernels on an H200, it reached 14% (rung 00 of chapter 10).
 
 # %% [markdown]
 # ## Backwards through a product
 #
 # Training asks how a loss $\varphi$ changes when Q, K and V change. We write dX for the gradient of $\varphi$ with
-# respect to X, which has the shape of X. dO is given, because it comes from what follows in the model. We begin with $O = PV$.
+# respect to X, which has the shape of X. dO is given, because it comes from what follows in the model. We begin with $O =
+# PV$.
 #
 # Take the three queries again, and let the loss be a single entry, $\varphi = O_{00} = P_{00} V_{00} + P_{01} V_{10} +
 # P_{02} V_{20}$. The gradients with respect to these entries of V are the weights $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2, 1/4.
@@ -239,8 +244,8 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # </details>
 
 # %% [markdown]
-# Now exactly. A weight is $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. We raise one score $s_k$ and ask about each
-# weight. In both cases $\partial \Sigma / \partial s_k = e^{s_k}$, because only one term of the sum contains $s_k$.
+# Now exactly. A weight is $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. We raise one score $s_k$ and ask about
+# each weight. In both cases $\partial \Sigma / \partial s_k = e^{s_k}$, because only one term of the sum contains $s_k$.
 #
 # - *Another* key, $j \ne k$: only the denominator changes, so $\partial p_j / \partial s_k = -e^{s_j} e^{s_k} / \Sigma^2 =
 #   -p_j p_k$. This is the answer above, a loss in proportion to $p_j$.
@@ -248,22 +253,22 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 #   p_k - p_k p_k$.
 #
 # For this one row, let $dp_j$ and $ds_k$ be the gradients of $\varphi$ with respect to $p_j$ and $s_k$. The score $s_k$
-# changes every weight, so by the chain rule its gradient is a sum over all of them. Every weight contributes $-p_j p_k$, and
-# the same key contributes $p_k$ in addition:
+# changes every weight, so by the chain rule its gradient is a sum over all of them. Every weight contributes $-p_j p_k$,
+# and the same key contributes $p_k$ in addition:
 #
 # $$\begin{aligned} ds_k &= \sum_j dp_j\, \frac{\partial p_j}{\partial s_k} = p_k\, dp_k - p_k \sum_j p_j\, dp_j \\
 # &= p_k\,(dp_k - D), \quad D = \sum_j p_j\, dp_j . \end{aligned}$$
 #
-# Query 0 has p = (1/4, 1/2, 1/4), and for $\varphi = O_{00}$ its dp is (8, 2, 0). So $D = 8/4 + 2/2 = 3$, which is $O_{00}$,
-# and ds = (5/4, −1/2, −3/4).
+# Query 0 has p = (1/4, 1/2, 1/4), and for $\varphi = O_{00}$ its dp is (8, 2, 0). So $D = 8/4 + 2/2 = 3$, which is
+# $O_{00}$, and ds = (5/4, −1/2, −3/4).
 #
 # D is the weighted mean of the row's dp, and it can also be computed without the row of P. Let $do_i$, $v_j$ and $o_i$ be
 # rows of dO, V and O. Then $dP_{ij} = do_i \cdot v_j$, so
 #
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
 #
-# For all rows together we write $dS = P \circ (dP - D)$, where ∘ multiplies entry by entry, and $D_i$ is subtracted from all
-# of row i of dP. Since $S = \tau QK^\top$ is a product again, $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$.
+# For all rows together we write $dS = P \circ (dP - D)$, where ∘ multiplies entry by entry, and $D_i$ is subtracted from
+# all of row i of dP. Since $S = \tau QK^\top$ is a product again, $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$.
 
 # %% [markdown]
 # ## How do we know that a gradient is right?
@@ -283,9 +288,9 @@ def backward(Q, K, V, P, dO, tau):
 
 
 # %% [markdown]
-# *Finite differences* need no formula. Change one entry by +h and by −h, subtract the two losses, and divide by 2h. As the
-# loss we take the sum of $dO \circ O$ with a fixed dO, because its gradient with respect to O is dO. Below we compare dK for
-# $\tau$ = 0.5: once right, once without $\tau$, and once without the transpose.
+# *Finite differences* need no formula. Change one entry by +h and by −h, subtract the two losses, and divide by 2h. As
+# the loss we take the sum of $dO \circ O$ with a fixed dO, because its gradient with respect to O is dO. Below we compare
+# dK for $\tau$ = 0.5: once right, once without $\tau$, and once without the transpose.
 
 # %% tags=["hide-input"]
 tau = 0.5
@@ -314,13 +319,13 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 #
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
-# So we could keep only L. Take the queries one after the other, load all keys to get L, and load them again, together with
-# the values, for p and o. S and P are then never more than one row. (Appendix B.1 of the
-# [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this. Its $L_i$ is the plain sum $\sum_j e^{S_{ij}}$, without
-# the logarithm.)
+# So we could keep only L. Take the queries one after the other, load all keys to get L, and load them again, together
+# with the values, for p and o. S and P are then never more than one row. (Appendix B.1 of the [FlashAttention
+# paper](https://arxiv.org/abs/2205.14135) does this. Its $L_i$ is the plain sum $\sum_j e^{S_{ij}}$, without the
+# logarithm.)
 #
-# **Build.** `by_rows(Q, K, V, tau)` returns O and L, one query at a time, and holds nothing of size N × N. Large scores must
-# not overflow: with $m$ for the row's maximum, $L = m + \log \sum_j e^{s_j - m}$.
+# **Build.** `by_rows(Q, K, V, tau)` returns O and L, one query at a time, and holds nothing of size N × N. Large scores
+# must not overflow: with $m$ for the row's maximum, $L = m + \log \sum_j e^{s_j - m}$.
 
 
 # %%

@@ -6,9 +6,10 @@
 #
 # **Can softmax be finished before all scores are known?**
 #
-# Softmax divides by a sum over the whole row, and before that it subtracts the maximum of the whole row. So it seems to need
-# all scores first. In fact, it does not. A row only has to remember d + 2 numbers, whatever number of keys it has seen. The
-# method is called *online softmax*, because it can be asked for its answer at any time, while keys still arrive.
+# Softmax divides by a sum over the whole row, and before that it subtracts the maximum of the whole row. So it seems to
+# need all scores first. In fact, it does not. A row only has to remember d + 2 numbers, whatever number of keys it has
+# seen. The method is called *online softmax*, because it can be asked for its answer at any time, while keys still
+# arrive.
 #
 # After this notebook you can
 #
@@ -81,8 +82,8 @@ with np.errstate(over="ignore", invalid="ignore"):
 # %% [markdown]
 # ## Two more keys, and a larger maximum
 #
-# Now log 4 and log 8 arrive, and the new maximum is log 8. The old exponentials are relative to log 3, the new ones to log 8,
-# so they cannot be added until all are relative to the same maximum.
+# Now log 4 and log 8 arrive, and the new maximum is log 8. The old exponentials are relative to log 3, the new ones to
+# log 8, so they cannot be added until all are relative to the same maximum.
 #
 # **Predict.** The old keys are gone: only $m$, $\ell$ and $o$ are left of them. What has to be done to $\ell$ and $o$?
 #
@@ -94,24 +95,24 @@ with np.errstate(over="ignore", invalid="ignore"):
 #
 # **multiply both by 3/8.** $e^{s - \log 8} / e^{s - \log 3} = e^{\log 3 - \log 8} = 3/8$, whatever s is. Every term of
 # $\ell$ and of $o$ contains one such exponential. So all terms need the same factor, and it is enough to multiply the two
-# sums. That gives $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{1}{2} + 1 = 2$, $o = \frac{3}{8} \cdot \frac{8}{3} + \frac{1}{2}
-# \cdot 4 + 1 \cdot 2 = 5$, and $o / \ell = 2.5$.
+# sums. That gives $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{1}{2} + 1 = 2$, $o = \frac{3}{8} \cdot \frac{8}{3} +
+# \frac{1}{2} \cdot 4 + 1 \cdot 2 = 5$, and $o / \ell = 2.5$.
 # </details>
 
 # %% tags=["hide-input"]
 show(rescaling.draw(**rescaling.data()))
 
 # %% [markdown]
-# Each box is the term of one key. (Key 1 has the value 0, so its box in $o$ has no width.) All old boxes shrink by the same
-# factor, and then the boxes of the new keys are added. Whenever the maximum moves, $\ell$ and $o$ are *rescaled*, which means
-# that they are multiplied by $\alpha = e^{m_{old} - m_{new}}$.
+# Each box is the term of one key. (Key 1 has the value 0, so its box in $o$ has no width.) All old boxes shrink by the
+# same factor, and then the boxes of the new keys are added. Whenever the maximum moves, $\ell$ and $o$ are *rescaled*,
+# which means that they are multiplied by $\alpha = e^{m_{old} - m_{new}}$.
 
 # %% [markdown]
 # ## A whole row, block by block
 #
-# **Build.** `update` takes the state of $B_r$ rows, their scores `s` with $B_c$ new keys, and the values `v` of these keys.
-# It returns the new $m$, $\ell$ and $o$. Each row has its own $m$ and $\ell$. Before the first key $m = -\infty$, $\ell = 0$
-# and $o = 0$.
+# **Build.** `update` takes the state of $B_r$ rows, their scores `s` with $B_c$ new keys, and the values `v` of these
+# keys. It returns the new $m$, $\ell$ and $o$. Each row has its own $m$ and $\ell$. Before the first key $m = -\infty$,
+# $\ell = 0$ and $o = 0$.
 
 
 # %%
@@ -154,9 +155,9 @@ check(
 # ```
 # </details>
 #
-# The package has this function as `SoftmaxState.update`. [Assignment 1](assignments/1_online_softmax.ipynb) takes up all of
-# this chapter, and asks for a test of your own. Use many rows in it. If the largest score of a row comes in the first block,
-# $\alpha$ is 1 from then on, and a forgotten $\alpha$ does not show.
+# The package has this function as `SoftmaxState.update`. [Assignment 1](assignments/1_online_softmax.ipynb) takes up all
+# of this chapter, and asks for a test of your own. Use many rows in it. If the largest score of a row comes in the first
+# block, $\alpha$ is 1 from then on, and a forgotten $\alpha$ does not show.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live(
@@ -193,28 +194,29 @@ live(
 # </details>
 #
 # The package therefore takes 0 in place of $m_{new}$ whenever $m_{new}$ is $-\infty$, both in p and in $\alpha$. Then
-# $e^{-\infty - 0} = 0$, as it should be. If $\ell$ is still 0 at the end, the package takes 1 in its place, for
-# $O = o / \ell$ and for the logsumexp of chapter 01, $L = m + \log \ell$. So a row without keys has O = 0 and L = $-\infty$.
+# $e^{-\infty - 0} = 0$, as it should be. If $\ell$ is still 0 at the end, the package takes 1 in its place, for $O = o /
+# \ell$ and for the logsumexp of chapter 01, $L = m + \log \ell$. So a row without keys has O = 0 and L = $-\infty$.
 
 # %% [markdown]
 # ## Can two workers share a row?
 #
-# Let two workers take one half of the keys each. Each of them ends with its own $(m, \ell, o)$. To join the two states, bring
-# both to the larger maximum $m = \max(m_a, m_b)$ and add:
+# Let two workers take one half of the keys each. Each of them ends with its own $(m, \ell, o)$. To join the two states,
+# bring both to the larger maximum $m = \max(m_a, m_b)$ and add:
 #
 # $$\begin{aligned} \ell &= e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b \\ o &= e^{m_a - m}\, o_a + e^{m_b - m}\, o_b \end{aligned}$$
 #
-# For the 1-3-4-8 row, the second half alone has $m_b = \log 8$, $\ell_b = 3/2$ and $o_b = 4$. The first half shrinks by 3/8,
-# and $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$, $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$, as before.
+# For the 1-3-4-8 row, the second half alone has $m_b = \log 8$, $\ell_b = 3/2$ and $o_b = 4$. The first half shrinks by
+# 3/8, and $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$, $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$, as
+# before.
 #
-# Does it matter who is joined with whom, or in which order? No. To see why, multiply the first equation by $e^m$. It becomes
-# $e^m \ell = e^{m_a} \ell_a + e^{m_b} \ell_b$. Here $e^m \ell$ is the plain sum $\sum e^s$ over the keys of a part, without
-# any maximum. So a merge adds plain sums (and the same holds for o), and an addition does not care about order and grouping,
-# except for rounding.
+# Does it matter who is joined with whom, or in which order? No. To see why, multiply the first equation by $e^m$. It
+# becomes $e^m \ell = e^{m_a} \ell_a + e^{m_b} \ell_b$. Here $e^m \ell$ is the plain sum $\sum e^s$ over the keys of a
+# part, without any maximum. So a merge adds plain sums (and the same holds for o), and an addition does not care about
+# order and grouping, except for rounding.
 #
 # Below, three parts of different lengths are joined, for the random S (4 × 12) and V (12 × 2) of the check above.
-# `SoftmaxState.merge` is the formula. For two parts that are both empty the formula would give NaN, so `merge`, like `update`,
-# takes 0 in place of m there. `finalize` returns $O = o / \ell$ and L.
+# `SoftmaxState.merge` is the formula. For two parts that are both empty the formula would give NaN, so `merge`, like
+# `update`, takes 0 in place of m there. `finalize` returns $O = o / \ell$ and L.
 
 # %%
 empty = SoftmaxState.reset(4, 2)  # 4 rows, no key seen, d = 2: where each part starts
@@ -229,8 +231,8 @@ show(merge_orders.draw(**merge_orders.data()))
 
 # %% [markdown]
 # A loop, a tree and two workers join the same eight blocks. (Chapter 07 explains warps, and chapter 14 decoding.) A loop
-# keeps one state, and each of its `update`s is a merge with the state of one block. A tree keeps one state for each leaf. In
-# exchange, many workers can compute the leaves at the same time.
+# keeps one state, and each of its `update`s is a merge with the state of one block. A tree keeps one state for each leaf.
+# In exchange, many workers can compute the leaves at the same time.
 
 # %% [markdown]
 # ## Is (O, L) enough?

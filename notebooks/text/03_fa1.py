@@ -6,9 +6,9 @@
 #
 # **What if the score matrix never leaves the chip?**
 #
-# Standard attention writes S and P to HBM and reads them back (chapter 01). Softmax, however, can take its keys one block at a
-# time (chapter 02). So FlashAttention of 2022, *FA1*, computes a small tile of S on the chip, uses it at once, and throws it
-# away. A single kernel does all steps.
+# Standard attention writes S and P to HBM and reads them back (chapter 01). Softmax, however, can take its keys one block
+# at a time (chapter 02). So FlashAttention of 2022, *FA1*, computes a small tile of S on the chip, uses it at once, and
+# throws it away. A single kernel does all steps.
 #
 # After this notebook you can
 #
@@ -72,9 +72,9 @@ Markdown("\n".join(["| | bytes that reached DRAM, counted | time |", "| --- | --
 # | the row so far | $m = \log 3$ | $\ell = 4/3$ | $o = 2$, divided by $\ell$ |
 # | the tile, scores $\log 4$ and $\log 8$ | $m_{tile} = \log 8$ | $\ell_{tile} = 3/2$ | $p\,v = 4$, not divided |
 #
-# Each side has its own maximum. Two factors bring both sides to the larger one, $\alpha = e^{m - m_{new}}$ for the row and
-# $\beta = e^{m_{tile} - m_{new}}$ for the tile. Then the two $\ell$ can be added. The two outputs, however, can only be added
-# as raw sums. So the old $o$ is first multiplied by the $\ell$ that it was divided by:
+# Each side has its own maximum. Two factors bring both sides to the larger one, $\alpha = e^{m - m_{new}}$ for the row
+# and $\beta = e^{m_{tile} - m_{new}}$ for the tile. Then the two $\ell$ can be added. The two outputs, however, can only
+# be added as raw sums. So the old $o$ is first multiplied by the $\ell$ that it was divided by:
 #
 # $$\ell_{new} = \alpha\,\ell + \beta\,\ell_{tile} \qquad o_{new} = \frac{\alpha\,\ell\,o + \beta\,p\,v}{\ell_{new}}$$
 #
@@ -136,9 +136,9 @@ check(
 # %% [markdown]
 # ## Which loop goes outside?
 #
-# FA1 puts the loop over column blocks j outside. A block of keys and values is loaded once, and all row blocks are taken past
-# it. Then comes the next block of keys, and all row blocks are taken past that one. (Chapter 04 asks whether this is the
-# better order.)
+# FA1 puts the loop over column blocks j outside. A block of keys and values is loaded once, and all row blocks are taken
+# past it. Then comes the next block of keys, and all row blocks are taken past that one. (Chapter 04 asks whether this is
+# the better order.)
 #
 # A single worker does this for a whole head. Between two visits to the same rows it handles all other rows of the head,
 # and their states do not fit into its SM. With N = 4,096 and d = 128, the o of all queries has 2 MiB, but the SM has 228
@@ -211,13 +211,14 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 #
 # <details><summary>Answer</summary>
 #
-# **if a block has enough keys.** For one query and one block of keys, q and o come in and o goes out, however large the block
-# is. Meanwhile standard attention moves 12 bytes for each key of the block. N does not matter, because both grow with $N^2$.
+# **if a block has enough keys.** For one query and one block of keys, q and o come in and o goes out, however large the
+# block is. Meanwhile standard attention moves 12 bytes for each key of the block. N does not matter, because both grow
+# with $N^2$.
 # </details>
 
 # %% [markdown]
-# Now in bytes, for one query and one block of $B_c$ keys. An element of q has two bytes. An element of an unfinished o has four,
-# since two would round it at every tile. Also $\ell$ and m have four.
+# Now in bytes, for one query and one block of $B_c$ keys. An element of q has two bytes. An element of an unfinished o
+# has four, since two would round it at every tile. Also $\ell$ and m have four.
 #
 # | | in | out | together |
 # | --- | ---: | ---: | ---: |
@@ -248,31 +249,31 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 # %% [markdown]
 # ## How large can a block be?
 #
-# The blocks must fit on the chip. If there is room for M elements (228 KiB are 116,736 elements of two bytes), the paper takes
-# $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries. For d = 128, that is 228 keys. This rule is only right up
-# to a constant factor: k and v fill half of the room, the scores, at four bytes, fill the other half, and q and o need 42%
-# of the room in addition.
+# The blocks must fit on the chip. If there is room for M elements (228 KiB are 116,736 elements of two bytes), the paper
+# takes $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries. For d = 128, that is 228 keys. This rule is
+# only right up to a constant factor: k and v fill half of the room, the scores, at four bytes, fill the other half, and q
+# and o need 42% of the room in addition.
 #
-# With this rule $T_c = 4Nd / M$, so FA1 loads and stores about $T_c \cdot 3Nd = 12\,N^2 d^2 / M$ elements. The paper calls
-# this the *IO complexity*, $\Theta(N^2 d^2 / M)$. In words, twice the room halves the traffic, and twice the sequence makes it
-# four times as large.
+# With this rule $T_c = 4Nd / M$, so FA1 loads and stores about $T_c \cdot 3Nd = 12\,N^2 d^2 / M$ elements. The paper
+# calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$. In words, twice the room halves the traffic, and twice the
+# sequence makes it four times as large.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
-# The charts count what the SMs load and store, wherever it is found. In the upper chart all methods rise as $N^2$, and only
-# the floor, each of Q, K, V and O once, rises as N. In the lower chart, N is fixed. With little room on the chip, FA1 is above
-# standard attention. The upright lines mark the room on two GPUs. (FA2 is the subject of chapter 04. For standard attention
-# the charts count the tiles of its products, also explained there.) In practice larger blocks stop helping earlier: the
-# paper tried blocks of 64 to 512 keys, and beyond 256 keys the time fell no further.
+# The charts count what the SMs load and store, wherever it is found. In the upper chart all methods rise as $N^2$, and
+# only the floor, each of Q, K, V and O once, rises as N. In the lower chart, N is fixed. With little room on the chip,
+# FA1 is above standard attention. The upright lines mark the room on two GPUs. (FA2 is the subject of chapter 04. For
+# standard attention the charts count the tiles of its products, also explained there.) In practice larger blocks stop
+# helping earlier: the paper tried blocks of 64 to 512 keys, and beyond 256 keys the time fell no further.
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
 #
 # The FA1 of chapter 00, and of the table at the top, is slower than standard attention. The kernel of the FA1 authors was
-# usually 2 to 4 times as fast as standard attention, and 5.7 times as fast in figure 2 of
-# [their paper](https://arxiv.org/abs/2205.14135): GPT-2 medium on an A100, N = 1,024, d = 64, 64 sequences with 16 heads each,
+# usually 2 to 4 times as fast as standard attention, and 5.7 times as fast in figure 2 of [their
+# paper](https://arxiv.org/abs/2205.14135): GPT-2 medium on an A100, N = 1,024, d = 64, 64 sequences with 16 heads each,
 # forward and backward.
 #
 # | | standard attention | FA1, the authors' kernel |
@@ -288,9 +289,9 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 #   keys is stored four times. Ours is the simplest Triton, with Algorithm 1's loops and its division in every tile, and
 #   with 64 keys per block.
 #
-# So three causes make ours four times as slow as standard attention at N = 4,096. 1.7 times as many bytes reach DRAM. Half of
-# the SMs are idle, which costs up to another factor of 2. The simple code does the rest. FA1 needs many heads and large
-# blocks.
+# So three causes make ours four times as slow as standard attention at N = 4,096. 1.7 times as many bytes reach DRAM.
+# Half of the SMs are idle, which costs up to another factor of 2. The simple code does the rest. FA1 needs many heads and
+# large blocks.
 
 # %% [markdown]
 # ## How does the backward pass get P back?
@@ -308,16 +309,16 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # $p = e^{s - m} / \ell$ is the final probability at once. (A softmax over one tile is wrong: only whole rows sum to 1.)
 # </details>
 #
-# So the backward pass computes one product more, $QK^\top$, and stores nothing of size $N^2$. Is that cheaper? By the list of
-# chapter 00, a score takes 2d FLOPs, an exponential (256) and a subtraction (32), which is 416 for d = 64 and 544 for
-# d = 128. To store P in two bytes and to load it again takes 824, which is 2.0 and 1.5 times as much. If all units work at
-# the same time, only the slowest one counts, and the comparison is 256 against 824.
+# So the backward pass computes one product more, $QK^\top$, and stores nothing of size $N^2$. Is that cheaper? By the
+# list of chapter 00, a score takes 2d FLOPs, an exponential (256) and a subtraction (32), which is 416 for d = 64 and 544
+# for d = 128. To store P in two bytes and to load it again takes 824, which is 2.0 and 1.5 times as much. If all units
+# work at the same time, only the slowest one counts, and the comparison is 256 against 824.
 #
 # <details><summary>If you train with dropout: how is its mask not stored?</summary>
 #
-# *Dropout* sets entries of P to 0 at random, and the backward pass must drop the same ones. Storing $N^2$ bits would take only
-# a sixteenth of P's memory, but that still grows with $N^2$. So each random number is computed again. Chapter 05 shows
-# what it must be computed from.
+# *Dropout* sets entries of P to 0 at random, and the backward pass must drop the same ones. Storing $N^2$ bits would take
+# only a sixteenth of P's memory, but that still grows with $N^2$. So each random number is computed again. Chapter 05
+# shows what it must be computed from.
 # </details>
 
 # %% [markdown]

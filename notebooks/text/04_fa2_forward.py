@@ -6,9 +6,9 @@
 #
 # **Same answer, same tiles: what is left to save?**
 #
-# In FA1, every unfinished answer leaves the chip after each tile and comes back for the next one. We change this one step at
-# a time, count what each step saves, and end at Algorithm 1 of the FlashAttention-2 paper (*FA2*), with a causal mask. Then
-# we add up what standard attention, FA1 and FA2 cost.
+# In FA1, every unfinished answer leaves the chip after each tile and comes back for the next one. We change this one step
+# at a time, count what each step saves, and end at Algorithm 1 of the FlashAttention-2 paper (*FA2*), with a causal mask.
+# Then we add up what standard attention, FA1 and FA2 cost.
 #
 # After this notebook you can
 #
@@ -18,8 +18,8 @@
 # - compute, for any N, d and $B_r$, what reaches DRAM, what L2 serves, and which unit ends last,
 # - read a roofline, the chart in which this book compares costs.
 #
-# *Time: 75 minutes with two functions to write, 45 for the forward pass and 30 for its cost. Hardware: any laptop, NumPy alone. Before
-# this: [03 · FlashAttention](03_fa1.ipynb).*
+# *Time: 75 minutes with two functions to write, 45 for the forward pass and 30 for its cost. Hardware: any laptop, NumPy
+# alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -40,9 +40,9 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What goes wrong with a mask?
 #
-# A language model guesses the next token, so a query must not see later keys. This is the *causal mask*: row r sees the columns
-# c ≤ r. Here are four queries that all have the scores of the 1-3-4-8 row, once with the right mask, and once with a mask that
-# is off by one:
+# A language model guesses the next token, so a query must not see later keys. This is the *causal mask*: row r sees the
+# columns c ≤ r. Here are four queries that all have the scores of the 1-3-4-8 row, once with the right mask, and once
+# with a mask that is off by one:
 
 # %%
 scores, values = np.tile(np.log([1.0, 3.0, 4.0, 8.0]), (4, 1)), np.array([8.0, 0.0, 4.0, 2.0])
@@ -58,11 +58,11 @@ for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 
     print(f"{words:9}  outputs {masked(seen, values)}, after the last value has changed {masked(seen, changed)}")
 
 # %% [markdown]
-# With the right mask, only the last row depends on the last token. With the other one, each row except
-# the last sees exactly one token too many, the very token that the model has to guess. No shape is wrong and nothing overflows. In training, the loss even falls
-# faster than ever, and only the finished model is useless. So one test belongs beside every causal kernel: change a token, and
-# see that no earlier row changes. In tiles there are more places for this mistake, and you will meet it in your own `forward`
-# below. First, however, we build the loop that the mask goes into.
+# With the right mask, only the last row depends on the last token. With the other one, each row except the last sees
+# exactly one token too many, the very token that the model has to guess. No shape is wrong and nothing overflows. In
+# training, the loss even falls faster than ever, and only the finished model is useless. So one test belongs beside every
+# causal kernel: change a token, and see that no earlier row changes. In tiles there are more places for this mistake, and
+# you will meet it in your own `forward` below. First, however, we build the loop that the mask goes into.
 
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
@@ -75,9 +75,9 @@ show(visiting_order.draw(**visiting_order.data()))
 # Below, the loops are swapped, which P. Tillet first did in Triton (as the paper reports in section 3.2). Now a row block's
 # $m$, $\ell$ and $o$ begin on the chip, stay for all tiles, and leave once.
 #
-# In the code, the loops are swapped, and the lines with a comment have moved. `tiling.rows(i)` and `tiling.cols(j)` are the
-# rows and columns of a block. A loop over `trace.serial` runs pass by pass, whereas the passes over `trace.parallel` may run
-# at the same time.
+# In the code, the loops are swapped, and the lines with a comment have moved. `tiling.rows(i)` and `tiling.cols(j)` are
+# the rows and columns of a block. A loop over `trace.serial` runs pass by pass, whereas the passes over `trace.parallel`
+# may run at the same time.
 
 # %%
 def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
@@ -115,28 +115,28 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # %% [markdown]
 # ## Who has to wait for whom?
 #
-# A third is not much. There is a better reason for the swap. In FA1, each column block continues from the $o$, $\ell$ and $m$
-# that the previous one stored, so a worker that owned one column block would have to wait for its predecessor. Only row
-# blocks need nothing from each other. After the swap, the row blocks are the outer loop, which is now `trace.parallel`. With
-# 8,192 queries in blocks of 128, 64 workers can share a head. If there are few heads, that is worth far more than a third of
-# the elements (chapter 06). And the workers of a head ask for the same keys at about the same time, which will turn out to be
-# the largest gain of all.
+# A third is not much. There is a better reason for the swap. In FA1, each column block continues from the $o$, $\ell$ and
+# $m$ that the previous one stored, so a worker that owned one column block would have to wait for its predecessor. Only
+# row blocks need nothing from each other. After the swap, the row blocks are the outer loop, which is now
+# `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a head. If there are few heads, that is
+# worth far more than a third of the elements (chapter 06). And the workers of a head ask for the same keys at about the
+# same time, which will turn out to be the largest gain of all.
 
 # %% [markdown]
 # ## Why can the division wait?
 #
-# FA1 divides $o$ by $\ell$ in every tile, but the next step never uses that ratio. It takes the old $m$, $\ell$ and $o$, and
-# multiplies both sums by the same $\alpha$. A single division after the last tile therefore gives the same result as a
-# division in every tile.
+# FA1 divides $o$ by $\ell$ in every tile, but the next step never uses that ratio. It takes the old $m$, $\ell$ and $o$,
+# and multiplies both sums by the same $\alpha$. A single division after the last tile therefore gives the same result as
+# a division in every tile.
 #
 # Take the 1-3-4-8 row in two tiles. After the first tile $\ell = 4/3$ and $o = 8/3$. FA1 stores 8/3 : 4/3 = 2, and has to
 # multiply by 4/3 again before the second tile. FA2 keeps 8/3. The second tile shrinks both by $\alpha = 3/8$ and adds its
-# terms, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$ and $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$. Now comes the
-# only division, 5/2 = 2.5.
+# terms, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$ and $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$. Now
+# comes the only division, 5/2 = 2.5.
 #
-# In general, write $\bar o$ for FA1's divided output, so that $o = \ell\,\bar o$. On the left, FA1's step (with $\beta = 1$)
-# undoes the old division, adds the new terms, and divides again. On the right, FA2 adds the same terms to its raw sums, and
-# its division can wait:
+# In general, write $\bar o$ for FA1's divided output, so that $o = \ell\,\bar o$. On the left, FA1's step (with $\beta =
+# 1$) undoes the old division, adds the new terms, and divides again. On the right, FA2 adds the same terms to its raw
+# sums, and its division can wait:
 #
 # $$\frac{\alpha\,\ell\,\bar o + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
 #
@@ -167,11 +167,11 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
-# The tile has 128 queries, 64 keys and d = 128, so $o$ and $p\,v$ are both blocks of 128 × 128. We fold FA1's division into
-# its two factors, which become $\alpha \ell / \ell_{new}$ for $o$ and $\beta / \ell_{new}$ for $p\,v$. FA1 then scales two
-# blocks, whereas FA2 only scales $o$, by $\alpha$. The dashed boxes are the work that FA2 no longer does. They are only
-# 0.4% of the operations, but these operations run on slow units. If the units take turns, as drawn, the dashed boxes cost 8%
-# of the time. Here is FA1's tile on one SM of an A100, the GPU of the FA2 paper:
+# The tile has 128 queries, 64 keys and d = 128, so $o$ and $p\,v$ are both blocks of 128 × 128. We fold FA1's division
+# into its two factors, which become $\alpha \ell / \ell_{new}$ for $o$ and $\beta / \ell_{new}$ for $p\,v$. FA1 then
+# scales two blocks, whereas FA2 only scales $o$, by $\alpha$. The dashed boxes are the work that FA2 no longer does. They
+# are only 0.4% of the operations, but these operations run on slow units. If the units take turns, as drawn, the dashed
+# boxes cost 8% of the time. Here is FA1's tile on one SM of an A100, the GPU of the FA2 paper:
 #
 # | work | count | per clock | clocks |
 # | --- | ---: | ---: | ---: |
@@ -179,9 +179,9 @@ show(deferred_normalisation.draw(**deferred_normalisation.data()))
 # | FP32 instructions: 3 per score, 2 per element of o, 8 per row | 58,368 | 64 | 912 |
 # | exponentials, on special function units: 1 per score, 2 per row | 8,448 | 16 | 528 |
 #
-# The three instructions per score are one FMA for $\tau s - m$, one comparison for the maximum and one addition for the sum:
-# 3 · 8,192 = 24,576. The two scalings of a block take 2 · 16,384 = 32,768, and FA2 saves one of them. The rest, 8 · 128 =
-# 1,024, updates m, $\ell$ and the factors.
+# The three instructions per score are one FMA for $\tau s - m$, one comparison for the maximum and one addition for the
+# sum: 3 · 8,192 = 24,576. The two scalings of a block take 2 · 16,384 = 32,768, and FA2 saves one of them. The rest, 8 ·
+# 128 = 1,024, updates m, $\ell$ and the factors.
 #
 # If all units work at once, however, the tweak saves nothing, because the tensor cores end last with or without it. In this
 # model, then, it saves between 0 and 8%. A compiled kernel can behave differently. On an H200 the tweak gained more than a
@@ -191,10 +191,10 @@ show(deferred_normalisation.draw(**deferred_normalisation.data()))
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
 #
-# Back to the mask of the beginning, in the left grid. A tile is *SKIP* if no query of it sees any of its keys. It is *FULL* if
-# each query sees every key, and *DIAGONAL* if the mask cuts through it. SKIP tiles are never loaded. Of T × T square tiles,
-# T(T + 1)/2 are visited, so in a long sequence nearly half of the work is saved. FULL tiles are computed as if there were no
-# mask. Only DIAGONAL tiles need to look at single scores.
+# Back to the mask of the beginning, in the left grid. A tile is *SKIP* if no query of it sees any of its keys. It is
+# *FULL* if each query sees every key, and *DIAGONAL* if the mask cuts through it. SKIP tiles are never loaded. Of T × T
+# square tiles, T(T + 1)/2 are visited, so in a long sequence nearly half of the work is saved. FULL tiles are computed as
+# if there were no mask. Only DIAGONAL tiles need to look at single scores.
 
 # %% tags=["hide-input"]
 show(causal_tiles.draw(**causal_tiles.data()))
@@ -204,9 +204,9 @@ show(causal_tiles.draw(**causal_tiles.data()))
 # all keys, so row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.
 #
 # FA1 as printed computes and masks all tiles. For FA2, `tiling.visited_cols(i)` lists the column blocks of row block i
-# that are not SKIP. `tiling.hide(s, i, j)` returns the scores of a tile with −∞ wherever the mask hides one, and those of a
-# FULL tile as they are. (It must be −∞, because a score of 0 would get a weight, $e^{0 - m}$.) Two corners decide the kind of
-# a tile before anything is loaded:
+# that are not SKIP. `tiling.hide(s, i, j)` returns the scores of a tile with −∞ wherever the mask hides one, and those of
+# a FULL tile as they are. (It must be −∞, because a score of 0 would get a weight, $e^{0 - m}$.) Two corners decide the
+# kind of a tile before anything is loaded:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -234,8 +234,8 @@ def kind(tiling, i, j):  # for as many queries as keys
 # </details>
 
 # %% [markdown]
-# Here are both algorithms at work on one causal square. FA1 goes down the columns, and it computes and masks the SKIP tiles,
-# too. FA2 goes along the rows and skips them, so it ends while FA1 still works.
+# Here are both algorithms at work on one causal square. FA1 goes down the columns, and it computes and masks the SKIP
+# tiles, too. FA2 goes along the rows and skips them, so it ends while FA1 still works.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live(
@@ -250,13 +250,13 @@ live(
 # %% [markdown]
 # ## Write FA2's Algorithm 1
 #
-# FA1 keeps m and $\ell$ of each row for the backward pass. FA2 only keeps $L = m + \log \ell$ from chapter 02, which is the
-# paper's *tweak 2*. One number is enough, since $p = e^{s - m} / \ell = e^{s - L}$. (In the first picture FA2 stores L, but the
-# code below that picture stores $\ell$ and m.)
+# FA1 keeps m and $\ell$ of each row for the backward pass. FA2 only keeps $L = m + \log \ell$ from chapter 02, which is
+# the paper's *tweak 2*. One number is enough, since $p = e^{s - m} / \ell = e^{s - L}$. (In the first picture FA2 stores
+# L, but the code below that picture stores $\ell$ and m.)
 #
-# **Build.** `forward(Q, K, V, tiling)` returns O and L. It needs two loops, `update` from above, one division, and L. `tiling`
-# has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The check has N that is not a multiple of the block,
-# a causal mask, and rows that see no key.
+# **Build.** `forward(Q, K, V, tiling)` returns O and L. It needs two loops, `update` from above, one division, and L.
+# `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The check has N that is not a multiple
+# of the block, a causal mask, and rows that see no key.
 
 # %%
 def forward(Q, K, V, tiling):  # (N_q, d), (N_k, d), (N_k, d) -> (N_q, d), (N_q,)
@@ -314,8 +314,8 @@ check(
 # ## What does all this cost?
 #
 # So far the meter has counted what a loop loads and stores, wherever the GPU finds it. We call these elements *requests*.
-# Between the SMs and HBM, however, there is L2 (chapter 00). L2 answers a request for bytes that it still holds, and only the
-# other requests *reach DRAM*. A requested byte costs about 102 FLOPs of the tensor cores, because it passes L2. If it
+# Between the SMs and HBM, however, there is L2 (chapter 00). L2 answers a request for bytes that it still holds, and only
+# the other requests *reach DRAM*. A requested byte costs about 102 FLOPs of the tensor cores, because it passes L2. If it
 # also reaches DRAM, it costs about 206 there. So we need two numbers for each method, and then we can compare times.
 #
 # **What is requested?** For one head with N queries and N keys, without a mask:
@@ -327,20 +327,21 @@ check(
 # | FA2 | $T_r \cdot 2Nd + 2Nd + N$ | $2d/B_r$ |
 #
 # The term with 128 is new. Chapter 01 loaded Q, K and V once, as if a whole product took place on the chip. A real *GEMM*
-# (general matrix multiplication, a kernel for one product) cuts its result into tiles, usually of 128 × 128. For each tile it
-# loads the matching rows of the left operand and columns of the right one, 128 · d elements each. Q and K are loaded in
-# this way for the tiles of S, and V for the tiles of O, so each of the three costs d/128 elements per score. (P is
-# still loaded once, because a tile of O is as wide as O, if d is at most 128.)
+# (general matrix multiplication, a kernel for one product) cuts its result into tiles, usually of 128 × 128. For each
+# tile it loads the matching rows of the left operand and columns of the right one, 128 · d elements each. Q and K are
+# loaded in this way for the tiles of S, and V for the tiles of O, so each of the three costs d/128 elements per score. (P
+# is still loaded once, because a tile of O is as wide as O, if d is at most 128.)
 #
-# In bytes, S, L and all that FA1 carries through HBM unfinished (o, $\ell$ and m) have four bytes per element, and the others
-# have two. That makes $12 + 6d/128$ bytes per score for standard attention, $(10d + 16)/B_c$ for FA1, and $4d/B_r$ for FA2.
+# In bytes, S, L and all that FA1 carries through HBM unfinished (o, $\ell$ and m) have four bytes per element, and the
+# others have two. That makes $12 + 6d/128$ bytes per score for standard attention, $(10d + 16)/B_c$ for FA1, and $4d/B_r$
+# for FA2.
 
 # %% [markdown]
 # **What does L2 answer?** It answers a repeated load if everything that the workers of this moment load again and again has
 # room in it: 60 MiB on an H200.
 #
-# **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries, it loads them again. K
-# and V of a head take 2 MiB (N = 4,096, d = 128, two bytes per number). Where are they found the second time?
+# **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries, it loads them
+# again. K and V of a head take 2 MiB (N = 4,096, d = 128, two bytes per number). Where are they found the second time?
 #
 # - ☐ in L2
 # - ☐ in HBM
@@ -349,9 +350,9 @@ check(
 # <details><summary>Answer</summary>
 #
 # **in L2.** Shared memory has room for one block of keys and values at a time, but L2 has room for the K and V of many
-# heads. A head has 4,096 / 64 = 64 row blocks, so FA2 requests K and V 64 times, and Q and O (2 MiB) once. Together these are
-# 130 MiB per head. Only 4 MiB of them reach DRAM, which is 3%, because each of the four tensors comes from there, or goes
-# there, once.
+# heads. A head has 4,096 / 64 = 64 row blocks, so FA2 requests K and V 64 times, and Q and O (2 MiB) once. Together these
+# are 130 MiB per head. Only 4 MiB of them reach DRAM, which is 3%, because each of the four tensors comes from there, or
+# goes there, once.
 # </details>
 #
 # The three methods differ in what they load again, and in how many heads are at work at the same time (here 64 heads,
@@ -363,9 +364,9 @@ check(
 # | FA1 | Q and unfinished O, 3 MiB per head | all 64 heads, one worker each: 192 MiB have no room | all requests |
 # | FA2 | K and V, 2 MiB per head | 132 workers, so about three heads: has room | each of Q, K, V and O once: 8 bytes per element of Q |
 #
-# What if the sequence is so long that K and V of a single head no longer have room? At d = 128 that happens beyond N = 122,880.
-# Even then the workers of a head load the same keys at about the same time, and L2 answers all but the first of them. So
-# K and V come from DRAM once for each group of workers that run together, and not once for each worker.
+# What if the sequence is so long that K and V of a single head no longer have room? At d = 128 that happens beyond N =
+# 122,880. Even then the workers of a head load the same keys at about the same time, and L2 answers all but the first of
+# them. So K and V come from DRAM once for each group of workers that run together, and not once for each worker.
 
 # %% [markdown]
 # **Which unit ends last?** Each time below is what one unit of an H200 needs at full speed. All units can work at the same
@@ -398,31 +399,33 @@ Markdown("\n".join(lines))
 
 # %% [markdown]
 # (FA1's tensor cores, exponentials and FP32 units take twice as long as necessary, because 64 workers keep only 64 of 132
-# SMs busy.) The swap of the loops saved a third of FA1's elements. But it saved nearly all of FA1's DRAM traffic, because the
-# workers of a head now ask for the same keys at about the same time. An H200 counted 22.1 GB for FA1 and 0.3 GB for FA2.
+# SMs busy.) The swap of the loops saved a third of FA1's elements. But it saved nearly all of FA1's DRAM traffic, because
+# the workers of a head now ask for the same keys at about the same time. An H200 counted 22.1 GB for FA1 and 0.3 GB for
+# FA2.
 #
-# The *roofline* is a chart of the same times. A method that does x FLOPs with each byte of a memory that delivers b bytes per
-# second cannot do more than b · x FLOPs per second, which is a slanted line on logarithmic axes, the *bandwidth ceiling* of that
-# memory. The tensor cores draw a flat line across the top, the *compute ceiling*. Under the slanted part a method is
-# memory-bound, and under the flat part it is compute-bound:
+# The *roofline* is a chart of the same times. A method that does x FLOPs with each byte of a memory that delivers b bytes
+# per second cannot do more than b · x FLOPs per second, which is a slanted line on logarithmic axes, the *bandwidth
+# ceiling* of that memory. The tensor cores draw a flat line across the top, the *compute ceiling*. Under the slanted part
+# a method is memory-bound, and under the flat part it is compute-bound:
 
 # %% tags=["hide-input"]
 rows = [(f"FA2, {B} × {B}", cost("FA2", B_r=B, B_c=B)) for B in (64, 128)]
 show(roofline.draw(**roofline.data("standard", "FA1", *rows)))
 
 # %% [markdown]
-# A ring counts requested bytes and belongs to the line of L2. A dot counts bytes that reach DRAM and belongs to the line of
-# DRAM. A method is as high as the lower of its two lines allows. For example, FA2 with 64 rows does $4 B_r B_c d$ FLOPs per
-# tile and requests $4 B_c d$ bytes for it, $B_r$ FLOPs per byte. (Q and O make it 63, a little less.) L2 delivers 9.66 TB/s,
-# so it allows 9.66 · 63 = 609 TFLOP/s. From DRAM the same FA2 takes a byte per 2,040 FLOPs (counted on an H200: about 2,100,
-# because the end of O can still be in L2), so DRAM would allow 9,800. The lower one is 609, and L2 ends last. With 128 rows
-# per block L2 is asked for half as much, and the tensor cores end last.
+# A ring counts requested bytes and belongs to the line of L2. A dot counts bytes that reach DRAM and belongs to the line
+# of DRAM. A method is as high as the lower of its two lines allows. For example, FA2 with 64 rows does $4 B_r B_c d$
+# FLOPs per tile and requests $4 B_c d$ bytes for it, $B_r$ FLOPs per byte. (Q and O make it 63, a little less.) L2
+# delivers 9.66 TB/s, so it allows 9.66 · 63 = 609 TFLOP/s. From DRAM the same FA2 takes a byte per 2,040 FLOPs (counted
+# on an H200: about 2,100, because the end of O can still be in L2), so DRAM would allow 9,800. The lower one is 609, and
+# L2 ends last. With 128 rows per block L2 is asked for half as much, and the tensor cores end last.
 #
-# A roofline is only a bound. The measured FA2 above takes twice the time of its slowest unit, because its units wait for each
-# other (chapters 07 and 10). On the other side, the L1 of an SM answers a few of the requests before they get to L2.
+# A roofline is only a bound. The measured FA2 above takes twice the time of its slowest unit, because its units wait for
+# each other (chapters 07 and 10). On the other side, the L1 of an SM answers a few of the requests before they get to L2.
 #
-# **Build.** Now you can do it for any size. `seconds(N, d, B_r)` returns three times for FA2's forward of one head, without a
-# mask: of the tensor cores, of L2 and of DRAM. Q, K, V and O have two bytes per number, L has four. L2 has room for K and V.
+# **Build.** Now you can do it for any size. `seconds(N, d, B_r)` returns three times for FA2's forward of one head,
+# without a mask: of the tensor cores, of L2 and of DRAM. Q, K, V and O have two bytes per number, L has four. L2 has room
+# for K and V.
 
 # %%
 TENSOR, L2, DRAM = 989.4e12, 9.6576e12, 4.8e12  # an H200: FLOPs and bytes per second
@@ -458,8 +461,8 @@ check(
 # ```
 # </details>
 #
-# **Predict.** Blocks have 128 rows. At d = 128, the tensor cores end last. Which unit ends last at d = 64, where a score takes only
-# half of the FLOPs and half of the bytes?
+# **Predict.** Blocks have 128 rows. At d = 128, the tensor cores end last. Which unit ends last at d = 64, where a score
+# takes only half of the FLOPs and half of the bytes?
 #
 # - ☐ L2
 # - ☐ the special function units
@@ -467,10 +470,10 @@ check(
 #
 # <details><summary>Answer</summary>
 #
-# **the special function units.** FLOPs and bytes per score shrink with d, but a score still takes one exponential. At d = 64
-# its products take 4 · 64 = 256 FLOPs, and an exponential costs 256. So the two units need almost exactly the same time,
-# and the few exponentials for α decide. Kernels for d = 64 therefore care about exponentials, and kernels for d = 128
-# about products.
+# **the special function units.** FLOPs and bytes per score shrink with d, but a score still takes one exponential. At d =
+# 64 its products take 4 · 64 = 256 FLOPs, and an exponential costs 256. So the two units need almost exactly the same
+# time, and the few exponentials for α decide. Kernels for d = 64 therefore care about exponentials, and kernels for d =
+# 128 about products.
 # </details>
 
 # %% [markdown]
