@@ -440,9 +440,11 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # - p is a left factor *in registers* of a running product, so the next p goes to other registers: `p_next`.
 #
 # To start S early gained 16%. To wait late is what we wrote, but NVIDIA's assembler, `ptxas`, places the second wait *before*
-# nearly all exponentials. So rung 20 hides nothing under its own P V. What it gains must be that the *other* consumer
-# multiplies meanwhile, as in *Between*: that is inferred, nobody saw it. Why not already in rung 19, the record does not
-# say. (At d = 64 numbers spill: `fa2-lab xray 20 --d 64 --full`.)
+# nearly all exponentials. So rung 20 hides most row maxima under its own P V, but hardly an exponential: at d = 128 without a
+# mask 1 or 2 of 66. What it gains must be that the *other* consumer
+# multiplies meanwhile, as in *Between*. That is inferred, because no tool shows it, and the record does not show why it was not
+# so in rung 19 already. `fa2-lab xray 20 --full --sass` prints the machine code. Look for `MUFU.EX2` after the second of the
+# loop's lines `WARPGROUP.DEPBAR`. (At d = 64 numbers spill: `fa2-lab xray 20 --d 64 --full`.)
 #
 # **Takeaway.** Start early, keep in place what is still being read, and look at what the compiler made of it.
 #

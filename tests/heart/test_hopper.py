@@ -47,7 +47,7 @@ def test_copyable():
     assert copyable((2, 4, 100, 64), strides_of(2, 4, 100, 64))
     assert copyable((2, 4, 100, 64), torch.empty(2, 100, 4, 64, device="meta").transpose(1, 2).stride())
     assert copyable((1, 4, 100, 64), (3, 6400, 64, 1)), "a dimension of 1 has no step"
-    assert not copyable((2, 4, 100, 64), (0, 6400, 64, 1)), "repeated batch"
+    assert copyable((2, 4, 100, 64), (0, 6400, 64, 1)), "one batch entry, expanded"
     assert not copyable((2, 4, 100, 64), (25600, 6400, 1, 100)), "last dimension not contiguous"
     assert not copyable((2, 4, 100, 64), (27200, 6800, 68, 1)), "rows not in steps of 16 bytes"
     assert not copyable((2, 4, 0, 64), strides_of(2, 4, 0, 64)), "nothing to copy"
@@ -55,11 +55,10 @@ def test_copyable():
     assert descriptor(odd, 64, 64).strides == [64, 6400, 64, 1], "its step would be no whole 16 bytes"
 
 
-FITS = [{}, dict(d=96), dict(d=256), dict(d=32), dict(lengths_strides=(1,))]
+FITS = [{}, dict(d=96), dict(d=256), dict(d=32), dict(lengths_strides=(1,)), dict(K_strides=(0, 0, 64, 1))]
 FITS_NOT = [dict(d=80), dict(d=48), dict(dtype=torch.float32), dict(V_dtype=torch.bfloat16)]
 FITS_NOT += [
     dict(N_v=69),
-    dict(K_strides=(0, 0, 64, 1)),
     dict(Q_strides=(6400, 3200, 1, 50)),
     dict(lengths_strides=(2,)),
 ]
