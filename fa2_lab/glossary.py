@@ -129,6 +129,7 @@ multi-query attention | 05 | - | all query heads share one head of keys and valu
 grouped-query attention | 05 | - | GQA: each group of query heads shares one head of keys and values |
     分组查询注意力
 KV cache | 05 | - | keys and values kept from earlier tokens | 键值缓存
+batch-invariant | 14 | - | of a kernel: a row's result does not depend on the other rows of the batch | 批次不变的
 decode | 14 | programs | making one token at a time: one query row, many keys | 逐词解码
 split-K | 07 | warp_split | the keys are divided among workers, which must merge their answers | 按键切分
 split-Q | 07 | warp_split | the queries are divided among workers, which need nothing from each other | 按查询切分

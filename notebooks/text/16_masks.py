@@ -153,7 +153,8 @@ def packed(Q, K, V, starts, mask):
     return O
 
 
-lengths, starts = [100, 30, 70], [0, 100, 130, 200]  # starts: cu_seqlens, with the end of the last
+lengths = [100, 30, 70]
+starts = np.cumsum([0, *lengths])  # cu_seqlens: 0, 100, 130, 200, with the end of the last
 Q, K, V = np.random.default_rng(0).standard_normal((3, sum(lengths), 8))
 document = np.repeat(range(3), lengths)
 large = Mask(causal=True, allowed=document[:, None] == document)
@@ -204,8 +205,21 @@ print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 # the mask.
 # </details>
 #
-# In the backward pass, the chain rule adds one factor. With $t = c \tanh(s/c)$ the slope is $1 - (t/c)^2$, and $t$ is
-# the score that the backward pass recomputes anyway.
+# Why −∞, and not just a large negative number such as −10,000, which many programs write into their masks? As long as a
+# row sees some key, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that sees no key, all
+# scores are equal, and softmax shares the weight among all masked keys. And two such masks cannot be added in fp16,
+# where numbers end at 65,504:
+
+# %%
+masked = np.full(4, -1e4)  # a row of four keys, all masked
+print("weights of a row that sees no key:", naive.safe_softmax(masked[None])[0])
+with np.errstate(over="ignore"):
+    print("two masks of fp16's lowest number, added:", np.finfo(np.float16).min + np.finfo(np.float16).min)
+print("with −∞, the output is", fa2.forward(*np.ones((3, 4, 8)), B_r=4, B_c=4, mask=Mask(allowed=np.zeros((4, 4), bool)))[0][0, 0])
+
+# %% [markdown]
+# In the backward pass, the chain rule adds one factor to the score's gradient. With $t = c \tanh(s/c)$ the slope is
+# $1 - (t/c)^2$, and $t$ is the score that the backward pass recomputes anyway.
 
 # %% [markdown]
 # ## A score that belongs to no key
