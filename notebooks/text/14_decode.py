@@ -249,9 +249,9 @@ right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 #
 # ## Is a row the same in another batch?
 #
-# But how many splits are there? A single sequence needs many to fill the GPU. In a batch of 16 such sequences the heads
-# alone are enough, so each head is cut into fewer splits, or not at all. Then the sums of the same row are rounded in
-# another order:
+# But how many splits are there? A single sequence needs many to fill the GPU. In a batch of 16 such sequences, the
+# heads alone are enough, so each head is cut into fewer splits, or not at all. Then the same row is rounded
+# differently, because its sums have another order, and because p becomes 16 bits wide under another maximum:
 
 # %% tags=["nbval-ignore-output"]
 few, many = (merge(split(q, k, v, n), q.float())[0].flatten() for n in (1, 5))  # O of all rows, in fp32
@@ -491,7 +491,7 @@ check(finished, Case("five parts. Is their plain mean right, if their L differ?"
 # %% tags=["hide-input"]
 paged = q3, k_pages, v_pages, table, lengths
 by_rows = host(attention_paged(*paged, backend="reference"))
-verdict("the number of splits changes last bits, and no more", 0 < (few - many).abs().max() < 1e-5)
+verdict("the number of splits changes O by what 16 bits round away, and no more", 0 < (few - many).abs().max() < 5e-4)
 for n in (1, 3):
     O, L = merge(split(q, k, v, n), q)
     theirs = attention(q, k, v, return_lse=True)
