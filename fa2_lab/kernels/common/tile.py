@@ -84,7 +84,7 @@ def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, since=No
 
 @triton.jit
 def load_columns(X, c, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, since=None):
-    """The same of the columns c … c + width alone."""
+    """load_tile() of the columns c … c + width alone."""
     d: tl.constexpr = min(tile.d - c, tile.width)
     return load_rows(X.at + c, first, X.stride, n, B, d, tile.width, RAGGED, tile.upcast, since)
 

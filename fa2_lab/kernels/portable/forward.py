@@ -32,7 +32,7 @@ from fa2_lab.kernels.prepared import Options, like, shaped_like
 
 @triton.jit
 def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, dropout, tile, MASKED: tl.constexpr):
-    """Take the tiles of some columns into one row block's state o_i (B_r, d), m_i (B_r,), l_i (B_r,)."""
+    """Take the tiles of some columns into one row block's state: o_i in pieces (B_r, width), m_i and l_i (B_r,)."""
     o_i, m_i, l_i = state
     first, last, hole, width = columns
     row, begin, end = rows
@@ -51,9 +51,9 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, dropout, 
             p_ij = drop(p_ij, row[:, None], col[None, :], dropout)
         added = ()
         for c in tl.static_range(0, tile.d, tile.width):
-            v_j = load_columns(V, c, j, keys[1], tile, B_c, MASKED, since)  # (B_c, d)  FA2.A1.L7
+            v_j = load_columns(V, c, j, keys[1], tile, B_c, MASKED, since)  # (B_c, width)  FA2.A1.L7
             o_c = alpha[:, None] * o_i[c // tile.width]
-            added += (tl.dot(p_ij.to(v_j.dtype), v_j, o_c, input_precision="ieee"),)  # (B_r, d)  FA2.A1.L10
+            added += (tl.dot(p_ij.to(v_j.dtype), v_j, o_c, input_precision="ieee"),)  # FA2.A1.L10
         o_i = added
     return o_i, m_i, l_i
 
@@ -101,7 +101,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k, strides,
     l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key: O = 0 and L = −∞
     L_i = (m_i * scales.fine + tl.log2(l_i)) * LN2  # (B_r,)  FA2.A1.L13
     for c in tl.static_range(0, tile.d, tile.width):
-        o_c = o_i[c // tile.width] / l_i[:, None]  # (B_r, d)  FA2.A1.L12
+        o_c = o_i[c // tile.width] / l_i[:, None]  # (B_r, width)  FA2.A1.L12
         store_rows(O + c, o_c, i * B_r, O_strides[2], N_q, B_r, min(tile.d - c, tile.width), tile.width)  # FA2.A1.L14
     tl.store(L + L_h + row, L_i, mask=row < N_q)  # FA2.A1.L15
 
