@@ -25,54 +25,52 @@ STILLS = {  # by piece: the picture of fa2_lab/plots that shows one moment of it
     "race": "dq_over_time",
 }
 WIDE = ("algorithm1", "climb")  # pieces that take the whole width of a window
-HEAD = re.compile(r'<title>(.*?)</title>\n<meta name="description" content="(.*?)">')
+HEAD = re.compile(
+    r'<title>(.*?)</title>\n<meta name="description" content="(.*?)">(?:\n<meta name="still" content="(.*?)">)?'
+)
 
 
-def about(name: str) -> tuple[str, str]:
-    """A piece's title and the sentence that says what it would show, from its page; a wheel has no pages."""
+def about(name: str) -> tuple[str, str, str]:
+    """A piece's title, what it would show, and what its still shows, from its page; a wheel has no pages."""
     page = FOLDER / f"{name}.html"
     if not page.is_file():
-        return "", ""
-    title, sentence = HEAD.search(page.read_text(encoding="utf-8")).groups()
-    return unescape(title), unescape(sentence)
+        return "", "", ""
+    title, sentence, still = HEAD.search(page.read_text(encoding="utf-8")).groups(default="")
+    return unescape(title), unescape(sentence), unescape(still)
 
 
 class live:
     """`live("algorithm1", ask="order=both")` at the end of a cell.
 
-    ask: how the piece begins, as its address has it. do, still: a sentence that is shown with the piece alone, and one
-    with its still picture alone. More words go to the still picture's `data`.
+    ask: how the piece begins, as its address has it. More words go to the still picture's `data`.
     """
 
-    def __init__(self, name: str, ask: str = "", do: str = "", still: str = "", **words: Any) -> None:
+    def __init__(self, name: str, ask: str = "", **words: Any) -> None:
         if name not in STILLS:
             raise ValueError(f"name: got {name!r}; it takes one of {', '.join(STILLS)}")
-        self.name, self.ask, self.do, self.still, self.words = name, ask, do, still, words
+        self.name, self.ask, self.words = name, ask, words
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         drawing = import_module(f"fa2_lab.plots.{STILLS[self.name]}")
         shown, _ = show(drawing.draw(**drawing.data(**self.words)))._repr_mimebundle_()
-        title, sentence = about(self.name)
-        words = " ".join(filter(None, [f"{title}. {sentence}" if title else "", self.still]))
+        title, sentence, of_still = about(self.name)
+        words = " ".join(filter(None, [f"{title}. {sentence}" if title else "", of_still]))
         still = f'<div class="still">{shown["text/html"]}<p>{escape(words)}</p></div>'
-        asked = f'data-ask="{escape(self.ask)}" data-do="{escape(self.do)}"'
         frame = self.frame(title) if title else ""
-        html = f'<div class="live-piece" data-piece="{self.name}" {asked}>{still}{frame}</div>'
+        html = f'<div class="live-piece" data-piece="{self.name}" data-ask="{escape(self.ask)}">{still}{frame}</div>'
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}
 
     def frame(self, title: str) -> str:
         """The piece in a frame; when it has come, it takes the place of the still."""
         looks = 'style="width: 100%; height: 640px; border: 0"'
         hide = 'onload="this.previousElementSibling.hidden = true"'
-        inside = escape(page(self.name, self.ask, self.do))
-        return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{inside}"></iframe>'
+        return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{escape(page(self.name, self.ask))}"></iframe>'
 
 
-def page(name: str, ask: str = "", do: str = "") -> str:
+def page(name: str, ask: str = "") -> str:
     """A piece with its styles and scripts inside: one document that asks for no other file."""
     html = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
     html = html.replace("<html", f'<html data-ask="{escape(ask)}"', 1)
-    html = html.replace("</header>", f"<p>{escape(do)}</p></header>", 1) if do else html
 
     def style(found: re.Match) -> str:
         return f"<style>{(FOLDER / found[1]).read_text(encoding='utf-8')}</style>"

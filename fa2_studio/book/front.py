@@ -71,16 +71,15 @@ def picture(name: str, alt: str, kind: str = "") -> str:
     return f'<picture class="{kind}">{phone}<img src="figures/{name}.svg" alt="{escape(alt)}"></picture>'
 
 
-def framed(name: str, ask: str = "", do: str = "") -> str:
+def framed(name: str, ask: str = "") -> str:
     """A live piece as a page shows it: the piece in a frame, and its still where scripts do not run, and in print."""
     still = picture(live.STILLS[name], live.about(name)[1], "still")
-    title, sentence = map(escape, live.about(name))
+    title, sentence, _ = map(escape, live.about(name))
     address = escape(f"figures/live/{name}.html{'?' * bool(ask)}{ask}")
     frame = f'<iframe src="{address}" title="{title}" loading="lazy"></iframe>'
     own = f'<a href="{address}">{title}, on a page of its own</a>'
-    task = f'<p class="do">{escape(do)}</p>' if do else ""
     wide = " wide" * (name in live.WIDE)
-    return f'<figure class="live-piece{wide}">{task}{frame}{still}<figcaption>{sentence} {own}</figcaption></figure>'
+    return f'<figure class="live-piece{wide}">{frame}{still}<figcaption>{sentence} {own}</figcaption></figure>'
 
 
 def block(name: str, *inside: str) -> str:

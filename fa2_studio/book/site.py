@@ -25,9 +25,7 @@ LOOKS = Path(__file__).with_name("looks")  # the style sheet
 FIGURES = files.ROOT / "figures"
 PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="data:image/png;base64,[^"]*">')  # of plots/show.py
 SHOWN = re.compile(r"(show|live)\(.*\)", flags=re.DOTALL)  # a cell that does nothing but show a picture or a piece
-LIVE = re.compile(
-    r'<div class="live-piece" data-piece="(\w+)"(?: data-ask="([^"]*)" data-do="([^"]*)")?>'
-)  # of plots/live.py
+LIVE = re.compile(r'<div class="live-piece" data-piece="(\w+)"(?: data-ask="([^"]*)")?>')  # of plots/live.py
 PAGES = ("API.md", "TROUBLESHOOTING.md")  # of the repository, shown as pages too
 SETTINGS = {
     "project": "fa2_lab",
@@ -134,7 +132,7 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
             for output in cell.outputs:
                 shown = output.get("data", {}).get("text/html", "")
                 if found := LIVE.search(shown):
-                    output.data = {"text/html": front.framed(found[1], *map(unescape, found.groups("")[1:]))}
+                    output.data = {"text/html": front.framed(found[1], unescape(found[2] or ""))}
                 elif (found := PICTURE.search(shown)) and (name := drawn().get(unescape(found[1]))):
                     output.data["text/html"] = shown.replace(found[0], front.picture(name, unescape(found[1])))
             cell.metadata.update(tags=tags, mystnb=look)

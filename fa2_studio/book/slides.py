@@ -155,7 +155,7 @@ def blocks(text: str) -> list[str]:
 
 def html(text: str) -> tuple[str, ...]:
     """All blocks of a Markdown text."""
-    return tuple(shown_ for part in blocks(text) for shown_ in shown(part))
+    return tuple(piece for part in blocks(text) for piece in shown(part))
 
 
 def shown(part: str) -> list[str]:

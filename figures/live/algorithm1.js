@@ -289,11 +289,20 @@ const TITLES = {
   fa2: "FlashAttention-2 (FA2): queries outside",
 };
 
+const DRAG = "Press play, or step with ← and →. Drag any filled number up or down.";
+const TASKS = {
+  standard: DRAG,
+  fa1: "Step through two column blocks, and follow m, ℓ and o of one query. They go to HBM and come back at every tile.",
+  fa2: DRAG,
+  both: "Step on, and follow o of one query. FA1 stores it after each tile, and FA2 once. Or write a sentence of your own.",
+};
+
 // From the settings to the run ----------------------------------------------------------------------------------------
 
 /** Anew the boards that are shown, with their places. */
 function build() {
   $("boards").replaceChildren();
+  $("task").textContent = TASKS[set.order];
   document.querySelector(".algorithm").classList.toggle("both", set.order === "both");
   $("code-side").hidden = $("chip-side").hidden = set.order === "both";
   boards = (set.order === "both" ? ["fa1", "fa2"] : [set.order]).map((order) => new Board($("boards"), order));

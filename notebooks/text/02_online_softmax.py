@@ -160,12 +160,7 @@ check(
 # block, $\alpha$ is 1 from then on, and a forgotten $\alpha$ does not show.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-live(
-    "softmax",
-    do="Drag a score above the line m, and step over its block. Everything before it shrinks by one factor.",
-    still="The grid has α for each row and block, and the curves below it belong to row 2. At the border between two blocks, "
-    "ℓ and o shrink if a larger score has come. Inside a block, its terms are added.",
-)
+live("softmax")
 
 # %% [markdown]
 # Every exponential is between 0 and 1, because m is subtracted in every block. So nothing overflows. And after every

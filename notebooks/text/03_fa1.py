@@ -176,14 +176,7 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
 # ## Watch it travel
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-live(
-    "algorithm1",
-    ask="order=fa1",
-    do="Step through two column blocks. S never leaves the chip. Then follow m, ℓ and o of one query. They are filled while "
-    "they are on the chip and outlined while they are in HBM, and they change places at every tile.",
-    still="Here N = 12 and d = 4. Each mark on the right is one load or store, and together they move 936 elements.",
-    names=["FA1"],
-)
+live("algorithm1", ask="order=fa1", names=["FA1"])
 
 # %% [markdown]
 # There are $T_c = \lceil N / B_c \rceil$ column blocks (rounded up). So FA1's forward moves

@@ -238,14 +238,7 @@ def kind(tiling, i, j):  # for as many queries as keys
 # tiles, too. FA2 goes along the rows and skips them, so it ends while FA1 still works.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-live(
-    "algorithm1",
-    ask="order=both&causal",
-    do="Step on, and follow o of one query. FA1 stores it after each tile, and FA2 stores it once, divided. Then write a short "
-    "sentence of your own.",
-    still="Here FA2 works without a mask. Each mark on the right is one load or store.",
-    names=["FA2"],
-)
+live("algorithm1", ask="order=both&causal", names=["FA2"])
 
 # %% [markdown]
 # ## Write FA2's Algorithm 1

@@ -176,11 +176,7 @@ show(roofline.draw(**roofline.data(*costs.items())))
 # requests. So take the largest row blocks that keep the SMs busy.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-live(
-    "tiles",
-    do="Change the number of heads until the last wave is nearly empty.",
-    still="This is chapter 03's figure of the same traffic. The piece itself needs a page that runs scripts.",
-)
+live("tiles")
 
 # %% [markdown]
 # ## What if several thread blocks share an SM?
@@ -250,12 +246,7 @@ live(
 # </details>
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-live(
-    "timetable",
-    do="This is the case of the question. Choose the SMs, the heads, the mask and the order, and look at the right end, where "
-    "some SMs have nothing left to do.",
-    still="Here 132 SMs have 32 heads of 16 row blocks. Compare the two lower panels.",
-)
+live("timetable")
 
 # %% [markdown]
 # ## Recap
