@@ -307,7 +307,7 @@ def shape_of(Q: Tensor, K: Tensor, table: Tensor | None, one_length: bool) -> Sh
 
 def strides_of(Q: Tensor, K: Tensor, V: Tensor, table: Tensor | None) -> Strides:
     """Of batch entries (or pages), heads, and rows (or keys)."""
-    cache: Any = K.stride()[:3], V.stride()[:3]
-    if table is not None:  # in a page keys come before heads
-        cache = tuple((page, head, key) for page, key, head in cache)
-    return Strides(Q.stride()[:3], *cache, shaped_like(Q).stride()[:3])
+    (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
+    if table is not None:  # in a page, keys come before heads
+        K_rest, V_rest = K_rest[::-1], V_rest[::-1]
+    return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), shaped_like(Q).stride()[:3])
