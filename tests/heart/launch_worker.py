@@ -49,20 +49,20 @@ def floats(*shape, dtype=torch.bfloat16):
     return torch.zeros(shape, dtype=dtype)
 
 
-def calls(N: int):
+def calls(N: int, d: int = 64):
     """Dense calls forward and backward, few queries among them, and packed ones whose number of rows is the same."""
     for N_q, heads, options in (
         (1, 8, Options(False, 0.1)),
         (N, 2, Options(True, 0.1)),
         (N, 1, Options(False, 0.3, left=9)),
     ):
-        q, k, lengths = floats(2, heads, N_q, 64), floats(2, 1, N, 64), torch.zeros(2, dtype=torch.int32)
+        q, k, lengths = floats(2, heads, N_q, d), floats(2, 1, N, d), torch.zeros(2, dtype=torch.int32)
         for more in (dict(), dict(key_lengths=lengths), dict(key_lengths=lengths.long())):
             tensors = Tensors(q, k, k, **more)
             choice.forward(tensors, options)
             choice.backward(q.clone(), None, q, floats(2, heads, N_q, dtype=torch.float32), tensors, options)
     starts = torch.zeros(N + 1, dtype=torch.int32)
-    rows = floats(N, 2, 64)
+    rows = floats(N, 2, d)
     packed = Tensors(rows, rows, rows, cu_q=starts, cu_k=starts)
     choice.forward(packed, Options(True, 0.1))
     choice.backward(rows, None, rows, floats(2, N, dtype=torch.float32), packed, Options(True, 0.1))
@@ -74,3 +74,4 @@ for kernels in ({}, hopper):
     for N in (1, 15, 16, 17, 64, 100, 128, 500, 2048, 2049):
         forget()
         calls(N)
+    calls(128, d=48)

@@ -298,6 +298,10 @@ def in_contiguous_rows(x):
 def test_whatever_view_comes_in_results_are_right_and_in_contiguous_rows(call, view):
     """The results' memory held NaN before. Where the copies are of a gradient, it counts each copy for itself."""
     base = arguments_of(call)
+    if (
+        call == "attention"
+    ):  # fewer rows than columns: of a view that overlaps, torch takes the columns for the rows then
+        base |= dict(q=base["q"][:, :, :5], k=base["k"][:, :, :7], v=base["v"][:, :, :7], key_lengths=whole(3, 7))
     pages = call == "attention_paged"
     for d in (8, 1):
         cut = base | {name: x[..., :d] for name, x in base.items() if name in TENSORS}

@@ -283,7 +283,7 @@ def test_state_is_the_ladder_s(on_triton, device):
 
 def test_states_of_two_lengths_take_the_same_part():
     O, L = torch.randn(1, 3, 8, 16, device=DEVICE), torch.randn(1, 3, 8, device=DEVICE)
-    for N in (20, 11):
+    for N in (11, 20):
         state = State(torch.empty(1, 3, N, 16, device=DEVICE), on_triton=True)
         state.merge(slice(0, 8), O, L)
         assert torch.equal(state.o[:, :, :8], O) and torch.equal(state.m[:, :, :8], L)
