@@ -409,7 +409,7 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 # %% [markdown]
 # ## How does PyTorch use the kernels?
 #
-# PyTorch records which operations made a tensor, and calls their backward functions when somebody calls `backward()`.
+# PyTorch records which operations made a tensor, and a call of `backward()` runs their backward functions.
 # It cannot look into a Triton kernel, so we tell it what belongs together, in a class with two functions. `forward`
 # saves what the backward pass needs in `ctx`, and `backward` gets dO and returns one gradient for each argument of
 # `forward`. An argument that has no gradient, such as `causal`, gets `None`.
@@ -434,9 +434,9 @@ class Attention(torch.autograd.Function):
 # %% [markdown]
 # Is it right? `torch.autograd.gradcheck` compares each number of the gradients with a difference of two forward calls,
 # $(f(x + h) - f(x - h)) / 2h$. It needs no second implementation to compare with, so it belongs in every test of a
-# backward pass. It is made for float64. In fp32 we choose a larger h and a larger tolerance. (On a GPU, `tl.dot` rounds
-# fp32 further, which chapter 11 explains, so the tolerance there is larger again.) For comparison, here is a backward
-# pass in which somebody has forgotten to scale dK by τ:
+# backward pass. It is made for float64. In fp32 we choose a larger h and a larger tolerance. On a GPU, `tl.dot` rounds
+# fp32 further, which chapter 11 explains, so both are larger again there. For comparison, here is a backward pass that
+# forgets to scale dK by τ:
 
 # %% tags=["nbval-ignore-output"]
 class Forgetful(Attention):
@@ -447,22 +447,22 @@ class Forgetful(Attention):
 
 
 warnings.filterwarnings("ignore", message="Input #")  # gradcheck would say that they are not float64
-tolerance = 5e-2 if device == "cuda" else 1e-3
-small = [torch.randn(1, 1, 2, d, device=device, requires_grad=True) for _ in "qkv"]  # two queries, two keys
+h, tolerance = (0.1, 5e-2) if device == "cuda" else (1e-2, 1e-3)
+small = [normal(1, 1, 2, d, seed=n).float().requires_grad_() for n in range(3)]  # two queries, two keys
 for function in (Attention, Forgetful):
     try:
-        torch.autograd.gradcheck(function.apply, (*small, True), eps=1e-2, atol=tolerance, rtol=1e-2)
+        torch.autograd.gradcheck(function.apply, (*small, True), eps=h, atol=tolerance, rtol=1e-2)
         print(f"{function.__name__}: right")
     except RuntimeError as wrong:
         print(f"{function.__name__}: {str(wrong).splitlines()[0]}")
 
 # %% [markdown]
-# gradcheck finds the mistake, and says in which input: input 1 is K.
+# gradcheck finds the mistake and names the input, which is number 1, K.
 #
 # Now something can learn with it. The smallest task that needs attention is to reverse a text: row i of the output
-# should be the token at place N − 1 − i. The values are the tokens, and each row has to find the right one. So only Q
-# and K are learned, one row of each for every place. At the beginning a row looks at all tokens a little. After some
-# steps it looks at one.
+# should be the token at position N − 1 − i. The values are the tokens, and each row has to find the right one. So only Q
+# and K are learned, with one row of each for every position. At the beginning, each row spreads its weight over several
+# tokens. After some steps it looks at one.
 
 # %% tags=["nbval-ignore-output"]
 N = 16
