@@ -262,7 +262,7 @@ class Board {
       if (yes) put(frame, x - 2, y - 2, w + 5, h + 5);
     };
     box(this.frames.q, step.q, x0, ys + r0 * c, d * qw, (r1 - r0) * c);
-    box(this.frames.o, step.o, sx, sy + r0 * rh, state * sw, (r1 - r0) * rh);
+    box(this.frames.o, step.o, sx, sy + r0 * rh, (this.order === "fa2" ? state : 3.15 + 1.2 * d) * sw, (r1 - r0) * rh);
     const all = this.order === "standard";
     box(this.frames.kv, step.k && !all, xs + c0 * c, y0, (c1 - c0) * c, 2 * d * kh + 5);
     if (all) box(this.frames.s, step.rows, xs, ys + r0 * c, N * c, c);
