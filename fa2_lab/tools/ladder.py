@@ -194,30 +194,6 @@ def hypothesis(results: Record, old: str, new: str) -> str:
     return "\n".join(text)
 
 
-def card(results: Record, name: str, *counted: str) -> str:
-    """The same page in Markdown, at d = 128: these counters, and of the difference the lines that change."""
-    old = before(name)
-    (title, sentence), why = ladder.change(name), reasons.reason(name)
-    changes = [reasons.step(results, old, name, causal) for causal in MASKS]
-    text = [f"**Rung {name[1:3]}, {title}:** {sentence}", ""]
-    text += [f"- *What limited rung {old[1:3]}:* {why.limit}.", f"- *What goes:* {why.removes}."]
-    text += [f"- *Hypothesis:* {why.why}", "", "| | no mask | causal |", "| --- | ---: | ---: |"]
-    text += [f"| predicted | {' | '.join(x.prediction for x in changes)} |"]
-    text += [f"| **measured** | {' | '.join(f'**{reasons.times(x.measured)}**' for x in changes)} |"]
-    for what in ("programs", "registers", "instructions", "waits"):
-        was, now = (both(rung, what).split("/") for rung in (old, name))
-        if was != now:
-            shown = " | ".join(f"{a} → {b}" for a, b in zip(was, now, strict=True))
-            text.append(f"| {COMPILED[what]} | {shown} |")
-    a, b = (reasons.counters(results, rung) for rung in (old, name))
-    text += [f"| {what} | {short(a[what])} → {short(b[what])} | |" for what in counted if what in a and what in b]
-    changed = [line for line in steps.diff(old, name).splitlines() if line[0] in "+-"]
-    changed = [line for line in changed if not only_words(line, changed)]
-    if any(x.misses for x in changes):
-        text += ["", f"*The prediction misses by more than a tenth.* {why.missed}"]
-    return "\n".join([*text, "", "```diff", *changed, "```", following(name)])
-
-
 def several(results: Record, **numbers: str) -> str:
     """Several changes as a table in Markdown: r05="L2 bytes" is rung 05 with this counter."""
     heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
@@ -230,21 +206,6 @@ def several(results: Record, **numbers: str) -> str:
         cells.append(" → ".join(both(rung, "programs") for rung in (before(name), name)))
         text.append(f"| {' | '.join([label(name), reasons.reason(name).cause, *cells, counter, moved])} |")
     return "\n".join(text)
-
-
-def only_words(line: str, changed: list[str]) -> bool:
-    """Whether a line of a difference comes back with the same code and another comment."""
-    code, other = line[1:].split("  # ")[0].strip(), "-" if line[0] == "+" else "+"
-    same = [x for x in changed if x[0] == other and x[1:].split("  # ")[0].strip() == code]
-    return bool(same) and all(x[1:].strip() != line[1:].strip() for x in same)
-
-
-COMPILED = {
-    "programs": "programs on an SM",
-    "registers": "registers of a thread",
-    "instructions": "instructions of a tile",
-    "waits": "waits for products, a tile",
-}
 
 
 def following(name: str) -> str:
