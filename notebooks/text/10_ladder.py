@@ -148,8 +148,8 @@ page("09")
 # %% [markdown]
 # 1. **How near is a unit to its limit?** The tensor cores work a third of the time, and the four schedulers of an SM use a
 #    quarter of their issue slots. No unit is the limit, so the warps wait.
-# 2. **How many others could work meanwhile?** Two programs of four warps fit on an SM, which has places for 64 warps. The
-#    share of the places taken is called *occupancy*. Here it is 8 of 64, or 12.5%.
+# 2. **How many others could work meanwhile?** Two programs of four warps fit on an SM, which has slots for 64 warps. The
+#    share of the slots taken is called *occupancy*. Here it is 8 of 64, or 12.5%.
 # 3. **What do the warps wait for?** A *stall* is the time that warps cannot issue their next instruction, in clocks per
 #    issued instruction, and the counter names the reason. `long_scoreboard` is the wait for L2 or DRAM. It is the largest.
 #
