@@ -21,7 +21,7 @@ STILLS = {  # by piece: the picture of fa2_lab/plots that shows one moment of it
     "tiles": "hbm_traffic",
     "climb": "climb",
     "timetable": "waves",
-    "backward": "dq_over_time",
+    "backward": "workers",
     "race": "dq_over_time",
 }
 WIDE = ("algorithm1", "climb")  # pieces that take the whole width of a window

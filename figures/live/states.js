@@ -348,7 +348,7 @@ function numbers(seed, N = 8, d = 2) {
 }
 
 /** The numbers of a sentence: each word is a direction. A query has its word's, a key that of the word before, a value
-    its word's. So a word that was seen before looks at what followed it then, as in chapter 00's map. */
+    its word's. So a word that was seen before looks at what followed it then, as in chapter 01's map. */
 function numbersOf(words) {
   const known = [...new Set(words)];
   const direction = (word, length) => {

@@ -306,11 +306,18 @@ show(backward_graph.draw(**backward_graph.data()))
 
 # %% [markdown]
 # Outlined boxes are computed again, and dashed boxes are gradients. Of two passes, the first one takes ① to ④, and the
-# second one ①, ② and ⑤. Step through both ways below. In the upper half of the static figure, all four SMs add to dQ 0 at
-# once (× 4). In its lower half, with two passes, each block of dQ has one writer, and the end comes later:
+# second one ①, ② and ⑤. Step through both ways below, and see which blocks of dQ have several writers at once:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
+
+# %% [markdown]
+# The next figure puts both ways on one time axis. With atomic adds, four workers add to the same block of dQ at once, and the
+# order in which their parts arrive differs from run to run. With two passes, each block has one writer, and the end comes
+# later:
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("race")
 
 # %% [markdown]
 # The roofline below has the forward pass and one pass backward as listed (d = 128, tiles of 64 × 64). A requested byte gets
