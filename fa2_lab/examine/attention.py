@@ -68,7 +68,7 @@ class Wrong:
         for form in ("bhnd", "bnhd"):
             if on(f"heads-reshaped-{form}"):
                 q, k, v = (reshaped(x, form) for x in (q, k, v))
-        after = ((0, 0), (0, 0), (0, max(0, len(self.columns()) - self.N_k)), (0, 0))
+        after = ((0, 0), (0, 0), (0, max(0, self.columns().max(initial=0) + 1 - self.N_k)), (0, 0))
         return (q, np.pad(k, after), np.pad(v, after)) if on("keys-padded") else (q, k, v)
 
     def columns(self) -> np.ndarray:

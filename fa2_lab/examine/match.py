@@ -173,6 +173,8 @@ def explain_part(
             for x in answers:  # what follows is judged as if in 16 bits
                 x.eps = 2.0**-8
             continue
+        if not fitting and group in ("large", "hidden") and len(state.names) > len(conventions(state).names):
+            continue  # infinities of a softmax that is wrong anyway say nothing
         if not fitting:
             name = "grouped-silent" if group == "grouped" and part == "O" else "unknown"
             found.append(Finding(name, *place(mine, state, outputs), state=state))

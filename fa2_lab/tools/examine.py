@@ -100,6 +100,7 @@ def page(report: Report, function: str, module: str) -> str:
     said = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "reads"]
     said += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
+    said += [f"also    it would be right as {also}: --layout" for also in [report.subject.also] if also]
     lacks = [name for name, why in report.refused.items() if not why]
     said += [f"        not asked, because it does not take them: {', '.join(lacks)}"] if lacks else []
     said += [f"refuses {name}: {why}" for name, why in report.refused.items() if why]
