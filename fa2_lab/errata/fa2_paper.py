@@ -173,11 +173,6 @@ MASK_BLOCKS = Erratum(
 # 3.1.1 and 3.1.2: the algorithms ------------------------------------------------------------------------------
 
 
-def second_tile(alpha: np.ndarray) -> np.ndarray:
-    """Algorithm 1, line 10, on the second of two tiles, then line 12."""
-    return (alpha * (TWO.e1 @ TWO.V1) + TWO.e2 @ TWO.V2) / TWO.l2
-
-
 INVERSE = Erratum(
     id="fa2-inverse",
     source="FA2 paper, section 3.1.1, Algorithm 1, line 10 (arXiv); "
@@ -188,8 +183,8 @@ INVERSE = Erratum(
     "FlashAttention-3's Algorithm 1 had it again (Dao-AILab/flash-attention #1303).",
     instead="No inverse: O^(j) = diag(exp(m^(j−1) − m^(j))) O^(j−1) + P V_j.",
     met="Dao-AILab/flash-attention #333, #417, #991; kyegomez/FlashAttention20 #3",
-    wrong=lambda: second_tile(1 / np.exp(TWO.m1 - TWO.m2)),
-    right=lambda: second_tile(np.exp(TWO.m1 - TWO.m2)),
+    wrong=lambda: CASE.computed("o-upside-down", B=4),
+    right=lambda: CASE.computed(B=4),
     error=lambda O: distance(O, TWO.O),
 )
 
