@@ -12,7 +12,6 @@ from fa2_lab.examine.cases import Question, case
 from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant
 from fa2_lab.examine.subject import NotExamined, Subject, dtypes
 
-
 OPEN = Variant(("causal-ignored", "mask-ignored"))
 
 

@@ -22,6 +22,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from fa2_lab.examine import examine
 from fa2_lab.machine import io
 from fa2_lab.paper import PACKAGE, where
 from fa2_lab.records import load
@@ -41,6 +42,7 @@ from fa2_studio.book.verdicts import close, verdict
 # | `reference/` | NumPy in float64, a file for each stage: `naive`, `online_softmax`, `fa1`, `fa2` |
 # | `kernels/` | Triton and Gluon (Triton's lower-level language, chapter 12a): `ladder/` to be read, the others to be called |
 # | `api/`, `transformers.py`, `distributed/` | the public calls |
+# | `examine/` | the known mistakes of attention, and what tells which of them a function makes |
 # | `machine/`, `errata/` | models of a GPU; slips of the papers, run |
 # | `plots/`, `tools/` | pictures; commands |
 #
@@ -96,6 +98,37 @@ else:
 #
 # Is a result good enough? In 16 bits no kernel agrees with float64 to the last digit. So take torch's error in the same
 # precision, against float64, as printed above for 16 bits: ours may be twice that, and three times for gradients.
+#
+# ## What is wrong with mine?
+#
+# A norm tells you that an attention function is wrong, but not why. `examine` asks the function about forty small problems
+# and compares its answers with what some 150 known mistakes would give, each to within rounding. It learns from the names of
+# the arguments what the function takes, and finds out in which order the axes are. This loop over tiles of 16 keys has two
+# bugs:
+
+# %%
+def mine(q, k, v, causal=False):  # (batch, heads, N, d)
+    (N_q, d), N_k = q.shape[2:], k.shape[2]
+    m, l, o = np.full(q.shape[:3], -np.inf), np.zeros(q.shape[:3]), np.zeros_like(q)
+    for j in range(0, N_k, 16):
+        s = q @ k[:, :, j : j + 16].swapaxes(2, 3) / np.sqrt(d)
+        if causal:
+            s = np.where(np.arange(j, j + s.shape[3]) < np.arange(N_q)[:, None] + N_k - N_q, s, -np.inf)
+        m_new = np.maximum(m, s.max(axis=3))
+        seen = np.where(np.isneginf(m_new), 0, m_new)
+        p, alpha = np.exp(s - seen[..., None]), np.exp(m - seen)
+        m, l, o = m_new, alpha * l + p.sum(axis=3), o + p @ v[:, :, j : j + 16]
+    return o / np.where(l == 0, 1, l)[..., None]
+
+
+report = examine(mine, quick=True)
+for finding in report.findings:
+    print(f"{finding}\n    {finding.where}; read {finding.mistake.read}")
+
+# %% [markdown]
+# The terminal's `fa2-lab examine mine.py:attention` prints the same with the smallest input that shows each mistake, as a
+# program to be run. It takes functions over NumPy, PyTorch, Triton or JAX, and looks at their gradients and their memory as
+# well. If no known mistake gives just these numbers, it says so, and where they are wrong.
 #
 # ## How do I count an algorithm of my own?
 #
@@ -215,6 +248,7 @@ check(softmax_and_loads, Case(words, (row, 2), (naive.safe_softmax(row[None])[0]
 # ## Checks
 
 # %% tags=["hide-input"]
+verdict("both bugs are named", [x.name for x in report.findings] == ["o-not-rescaled", "causal-strict"])
 verdict("every element once", (meter.loads("X"), meter.stores("mean")) == (30, 3))
 mean = np.empty(3)
 row_mean(X, mean, B=4, trace=UNWATCHED)
@@ -224,7 +258,7 @@ O, L = fa2.forward(*X, B_r=16, B_c=8, mask=CAUSAL, trace=watch)
 by_formula = io.fa2_forward(Tiling(64, 64, 16, 8, CAUSAL), 16).total
 verdict("fa2's traffic = the formula", watch.hbm_elements == by_formula)
 folders = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
-named = {"reference", "kernels", "api", "distributed", "machine", "errata"}
+named = {"reference", "kernels", "api", "distributed", "examine", "machine", "errata"}
 verdict("the table has every folder", folders == named | {"plots", "tools"})
 
 # %% [markdown] tags=["navigation"]
