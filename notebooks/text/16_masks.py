@@ -318,7 +318,8 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 # **Build.** The backward pass walks down a column block, so it asks the question of `kinds` the other way round. Write
 # `column_kinds` for a window (left, right), where both are numbers. For column block j, return the row blocks that it
 # visits and the kind of each, as {number: "FULL" or "DIAGONAL"}. A row block is visited if some row of it sees some key
-# of the column block. It is FULL if each of its rows sees each key.
+# of the column block. It is FULL if each of its rows sees each key. (The check compares one number per row block: 0 if
+# it is not visited, 1 if it is DIAGONAL, 2 if it is FULL.)
 #
 # <details><summary>Hint</summary>
 #
@@ -362,7 +363,6 @@ questions = (
     ("The last row block and the last column block are not whole. Where do they end?", 3, 4, 4, 15, 14, 1, 2),
     ("No row sees this block. Is nothing visited?", 0, 4, 4, 4, 32, 3, 0),
 )
-print("for each row block: 0 is not visited, 1 is DIAGONAL, 2 is FULL")
 cases = [column_case(*of) for of in questions]
 check(numbered, *(Case(words, case, by_row_block(want, case[1], case[3])) for words, case, want in cases))
 
