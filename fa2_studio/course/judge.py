@@ -16,8 +16,10 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 from checks.cells import run_source
 from checks.guard import Far, Raised, Stopped, raised
+from checks.meter import lending
 
 from fa2_studio.course import notebooks, seeds
 from fa2_studio.course.box import Limits, Room
@@ -64,7 +66,7 @@ class AssembledCell:
     kind: str
     name: str
     source: str
-    given: tuple[str, ...] = ()  # of a test: functions that are replaced by right ones where it lost points
+    given: tuple[str, ...] = ()  # of a test: functions that right ones stand for where it lost points
 
 
 def assemble(original, cells: list[Cell]) -> tuple[list[AssembledCell], list[str]]:
@@ -122,9 +124,13 @@ def asked(original, test: AssembledCell, parts: list[AssembledCell]) -> dict[str
     return {name: texts.get(cells[name], "") for name in sorted(used(test.source) & set(cells))}
 
 
-def right_cells(original, names: tuple[str, ...]) -> list[str]:
-    """The original's own cells that define these names."""
-    return [c.source for c in original.cells if is_solution(c) and defined(c.source) & set(names)]
+def right_functions(original, names: tuple[str, ...]) -> dict[str, Callable]:
+    """The original's own functions of these names. They stay here: a student's process gets what they return."""
+    space: dict = {"np": np}
+    for cell in original.cells:
+        if is_solution(cell) and defined(cell.source) & set(names):
+            exec(compile(cell.source, "<right>", "exec"), space)
+    return {name: space[name] for name in names}
 
 
 # Asking a student's process -------------------------------------------------------------------------------------------
@@ -137,6 +143,7 @@ class Session:
         self.open_room, self.limits, self.room, self.clean = open_room, limits, None, None
         self.until = time.monotonic() + limits.notebook_seconds
         self.done: list[str] = []  # the cells that ran, for a new process
+        self.lent: dict[str, Callable] = {}  # right functions that stand for earlier ones of the student's
         self.opened = 0
         self.begin_step()
 
@@ -156,7 +163,8 @@ class Session:
         if self.over:
             raise Stopped(self.over)
         place = f"{probe.__module__.rpartition('.')[2]}:{probe.__name__}" if probe else ""
-        request = {"do": "call", "probe": place, "name": name, "args": args, "kwargs": kwargs}
+        lent = {key: lending(right, args) for key, right in self.lent.items() if key != name}
+        request = {"do": "call", "probe": place, "name": name, "args": args, "kwargs": kwargs, "lent": lent}
         try:
             reply = self.ask(request, self.step_until - time.monotonic(), is_theirs)
         except Stopped as end:
@@ -206,11 +214,6 @@ class Session:
         if self.room is not None:
             self.room.close()
         self.room = None
-
-    def go_back(self, done: list[str]) -> None:
-        """Forget all but these cells: what saw right functions does not see the next step."""
-        self.end()
-        self.done, self.opened = done, self.opened - 1
 
     def close(self) -> None:
         self.end()
@@ -296,26 +299,20 @@ def judged(part: AssembledCell, session: Session, space: dict, names: dict[str, 
 
 
 def follow_through(original, parts: list[AssembledCell], session: Session, space: dict, graded: Graded) -> None:
-    """A step that lost points is tried again with right functions of earlier steps, where its cell names some.
-
-    The step that is shown most comes last: a file could carry what it saw past the end of its process.
-    """
-    for part in sorted(parts, key=lambda part: len(part.given)):
+    """A step that lost points is tried again with what right functions return, for the earlier steps its cell names."""
+    for part in parts:
         if not part.given or graded.got.get(part.name, 0) >= graded.most.get(part.name, 0):
             continue
-        mine = list(session.done)
-        with contextlib.suppress(Stopped):
-            for source in right_cells(original, part.given):
-                session.cell(source)
-            points, shown, hidden, _ = judged(part, session, space, asked(original, part, parts))
-            if points > graded.got[part.name]:
-                graded.got[part.name] = min(points, graded.most[part.name])
-                given = ", ".join(part.given)
-                graded.sentences.append(f"{part.name}: {points:g} points: it was run again with the release's {given}")
-                graded.show("again", part.name, "", shown + hidden)
-                place = max(n for n, (_, name, *_) in enumerate(graded.page[:-1]) if name == part.name)
-                graded.page.insert(place + 1, graded.page.pop())
-        session.go_back(mine)
+        session.lent = right_functions(original, part.given)
+        points, shown, hidden, _ = judged(part, session, space, asked(original, part, parts))
+        if points > graded.got[part.name]:
+            graded.got[part.name] = min(points, graded.most[part.name])
+            given = ", ".join(part.given)
+            graded.sentences.append(f"{part.name}: {points:g} points: it was run again with the release's {given}")
+            graded.show("again", part.name, "", shown + hidden)
+            place = max(n for n, (_, name, *_) in enumerate(graded.page[:-1]) if name == part.name)
+            graded.page.insert(place + 1, graded.page.pop())
+    session.lent = {}
 
 
 # A process of its own -------------------------------------------------------------------------------------------------

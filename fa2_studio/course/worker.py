@@ -13,6 +13,7 @@ from importlib import import_module
 
 import numpy as np
 from checks.cells import described, run_source
+from checks.probes import lent
 
 from fa2_studio.course import channel
 
@@ -81,10 +82,22 @@ class Worker:
 
     def do_call(self, request: dict):
         """Call something of the student's; or a probe, on it or, without a name, alone."""
-        name, args = request["name"], request["args"]
+        name = request["name"]
         if name and name not in self.space:
             raise NameError(f"name {name!r} is not defined")
         theirs = [self.space[name]] if name else []
+        mine = dict(self.space)
+        self.space |= {key: lent(there, request["args"]) for key, there in request["lent"].items()}
+        try:
+            return self.called(theirs, request)
+        finally:
+            for key in request["lent"]:
+                self.space.pop(key, None)
+            self.space |= {key: mine[key] for key in request["lent"] if key in mine}
+
+    def called(self, theirs: list, request: dict):
+        """What comes of a call, or of a probe."""
+        args = request["args"]
         if not request["probe"]:
             return theirs[0](*args, **request["kwargs"])
         module, probe = request["probe"].split(":")

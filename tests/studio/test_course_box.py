@@ -1,5 +1,6 @@
 """Attacks on the box and the judge: each gets what it deserves, a neighbour loses nothing, nothing is seen."""
 
+import json
 import os
 import sys
 import time
@@ -12,10 +13,10 @@ import pytest
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 from checks import meter
 from checks.guard import Stopped
-from course_class import QUICK, code, graded_at_once, handed_in, write
+from course_class import PATIENT, QUICK, code, graded_at_once, handed_in, write
 
-from fa2_studio.course import box, command, judge, notebooks, results
-from fa2_studio.course.notebooks import named, source
+from fa2_studio.course import box, channel, command, grade, judge, notebooks, results
+from fa2_studio.course.notebooks import grade_id, named, source
 
 needs_box = pytest.mark.skipif(not box.kind(), reason="no box on this machine: no bubblewrap, podman or docker")
 
@@ -204,15 +205,27 @@ def test_a_page_has_a_limit(tmp_path):
     assert (tmp_path / "feedback" / "ada" / "1_online_softmax.html").stat().st_size < 2**20
 
 
-def test_the_meter_gives_no_more_rows_than_there_are():
+def test_a_chip_computes_nothing_large_and_nothing_that_is_not_on_its_list():
     """Ten bytes of a request must not become gigabytes in the grader."""
-    tensor = meter.Placed("Q", np.zeros((24, 8)), meter.Meter(4, 4), "i")
-    for where in (np.zeros(10**7, np.int8), (np.zeros(10**7, np.int8), slice(None))):
-        with pytest.raises(ValueError, match="an index of 10,000,000 entries"):
-            tensor.load(where)
-        with pytest.raises(ValueError, match="an index of 10,000,000 entries"):
-            tensor.store(where, 0.0)
-    assert tensor.load(slice(4, 8)).shape == (4, 8)
+    mine = meter.Meter(4, 4)
+    chip = meter.Chip(mine, [meter.Placed("Q", np.zeros((1500, 8)), mine, "i")])
+
+    def block(*request) -> dict:
+        return {"block": chip.do([], *request, {})["block"][0]}
+
+    rows = block("getitem", ({"block": 0}, slice(0, 1500)))
+    wide, tall = block("reshape", (rows, 1, -1)), block("reshape", (rows, -1, 1))
+    asked = [
+        ("add.__call__", wide, tall), ("where", True, wide, tall), ("matmul.__call__", tall, wide),
+        ("outer", tall, tall),
+        ("full_like", wide, 0, None, None, True, (10**5, 10**5)), ("broadcast_to", wide, (10**5, 12_000)),
+        ("concatenate", [wide] * 1000), ("getitem", rows, np.zeros(10**6, np.int8)), ("stack", (wide,) * 1000),
+        ("frompyfunc", wide, 0), ("load", "/etc/passwd"), ("add.outer", tall, wide), ("astype", wide, "O"),
+        ("astype", wide, "U1000000"), ("tofile", wide, "/etc/passwd"), ("add.at", wide, 0, 1),
+    ]  # fmt: skip
+    for name, *args in asked:
+        with pytest.raises((ValueError, TypeError)):
+            chip.do([], name, tuple(args), {})
 
 
 def test_without_a_box_grade_says_what_to_install_and_stops(tmp_path, monkeypatch, capsys):
@@ -256,24 +269,40 @@ def test_a_launch_that_is_replaced_by_numpy_gets_nothing(tmp_path):
     assert graded.score == 0 and "no function of its own under @triton.jit" in " ".join(graded.sentences)
 
 
-STASH = """import ast, pathlib
-real, kept = ast.parse, pathlib.Path("{}")
-def parse(text, *more, **named):
-    if "def row_block" in text:
-        if "np.maximum" in text and not kept.exists():
-            kept.write_text(text)
-        text = kept.read_text() if kept.exists() else text
-    return real(text, *more, **named)
-ast.parse = parse"""
+WRONG_BY_ONE = {  # the rest is solved; these steps are wrong, and later ones are tried again without them
+    "1": {"update": "def update(m, l, o, s, v):\n    return m, l, o"},
+    "2": {"row_block": "def row_block(*a):\n    return 0"},
+    "3": {"tile_gradients": "def tile_gradients(*a):\n    return 0"},
+    "6": {"traffic": "def traffic(*a):\n    return 0"},
+}
 
 
-def test_what_is_shown_while_one_step_is_tried_again_is_gone_for_the_next(tmp_path):
-    """A right row_block comes by while forward is tried again; kept in a file, it would earn the meter's 8 points."""
-    blank = {"row_block": "def row_block(*a):\n    raise NotImplementedError"}
-    graded = graded_at_once(
-        tmp_path, {"eve": handed_in("2", own=(STASH.format(tmp_path / "kept"),), answers=blank)}, "", name="2"
-    )["eve"]
-    assert graded.got["test_forward"] == 2 and graded.score == 4, graded.sentences
+def solution_lines(name: str, wrong: dict) -> set[str]:
+    """Lines of the solutions in whose place a student wrote something wrong, and of no other cell."""
+    book = source(named(name))
+    mine = {line.strip() for c in book.cells if grade_id(c) in wrong for line in c.source.splitlines()}
+    others = {line.strip() for c in book.cells if grade_id(c) not in wrong for line in c.source.splitlines()}
+    return {line for line in mine - others if len(line) > 12 and not line.startswith(("###", "def ", '"""'))}
+
+
+@pytest.mark.parametrize("name", ["1", "2", "3", "6"])
+def test_no_line_of_a_solution_is_ever_sent_to_a_student_s_process(name, tmp_path, monkeypatch):
+    """A step is tried again with what right functions return: nothing else of them leaves the grader."""
+    sent, real, path = [], channel.send, write(handed_in(name, answers=WRONG_BY_ONE[name]), tmp_path / "in")
+
+    def send(stream, message, *more):
+        sent.append(json.dumps(message, default=repr))
+        real(stream, message, *more)
+
+    monkeypatch.setattr(box.channel, "send", send)
+    with grade.packages([named(name)]) as staged:
+        package = staged[named(name).name]
+        graded = judge.grade_notebook(
+            source(named(name)), notebooks.read(path), lambda: box.Room(package, PATIENT, ""), PATIENT
+        )
+    assert any(kind == "again" for kind, *_ in graded.page), "a step was tried again"
+    secret = solution_lines(name, WRONG_BY_ONE[name])
+    assert secret and not [line for line in secret if json.dumps(line)[1:-1] in "".join(sent)]
 
 
 TWICE = """
@@ -290,6 +319,28 @@ def test_a_tensor_of_an_earlier_run_is_no_way_around_the_meter(tmp_path):
     cell.source = f"kept = {{}}\n{cell.source.replace(line, line + TWICE)}"
     graded = graded_at_once(tmp_path, {"eve": book}, "", name="2")["eve"]
     assert graded.got["test_row_block"] == 4 and graded.got["test_traffic"] < 3, graded.sentences
+
+
+EARLY = """import checks.probes as p
+def there(self, x, real=p.Asking.there):
+    self.freed.extend(y.number for y in ([x] if type(x) is p.Block else []))
+    return real(self, x)
+p.Asking.there = there"""
+OFF = """import numpy as np
+import checks.probes as p
+def call(self, name, *args, real=p.Asking.__call__, **named):
+    if name.startswith("divide"):
+        args = [np.asarray(x) for x in args]
+        return args[0] / args[1]
+    return real(self, name, *args, **named)
+p.Asking.__call__ = call"""
+
+
+@pytest.mark.parametrize("own, lost", [(EARLY, "traffic operations memory"), (OFF, "operations memory")])
+def test_a_meter_cannot_be_silenced_from_the_student_s_process(own, lost, tmp_path):
+    """Blocks given back early are gone, and numbers taken off the chip are told: the counts are the grader's."""
+    graded = graded_at_once(tmp_path, {"eve": handed_in("2", own=(own,))}, "", name="2")["eve"]
+    assert all(graded.got[f"test_{step}"] == 0 for step in lost.split()), graded.got
 
 
 def test_points_and_tests_of_a_submission_count_for_nothing(tmp_path):

@@ -1,63 +1,125 @@
-"""What runs beside a student's code, in the same process: it holds no right value, it hands over what came.
+"""What runs beside a student's code, in the same process: it holds no right value and counts nothing.
 
-A probe is `probe(theirs, *arguments)`; `guard.beside` runs it where the student's function is.
+A probe is `probe(theirs, *arguments)`; `guard.beside` runs it where the student's function is. On the meter a student's
+code holds no numbers: a `Block` stands for an array on the grader's side, where all is computed and counted.
 """
 
 from __future__ import annotations
 
-import tracemalloc
+from dataclasses import is_dataclass
 
 import numpy as np
-
-from fa2_lab.trace import HbmTensor, OnChip, Trace, _on_chip, _plain
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 
 class NotAllowed(Exception):
     """What came may be right, but was got in a way that the exercise rules out."""
 
 
-class Watched(HbmTensor):
-    """A tensor that lives on the grader's side: a load asks for its rows, a store sends them."""
+class Block(NDArrayOperatorsMixin):
+    """An array on chip. Each operation is a question to the chip, and so is each look at a number."""
 
-    def __init__(self, name: str, shape: tuple, hbm, trace: Trace):
-        self.name, self.shape, self.dtype = name, tuple(shape), np.dtype(np.float64)
-        self.hbm, self.trace = hbm, trace
+    def __init__(self, ask, number: int, shape: tuple, dtype: str):
+        self.ask, self.number, self.shape, self.dtype = ask, number, tuple(shape), np.dtype(dtype)
 
-    def __getitem__(self, where) -> OnChip:
-        block = np.array(self.hbm.load(_plain_index(where)))
-        self.trace._record("load", self.name, block.size)
-        return _on_chip(block, self.trace)
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: int(np.prod(self.shape)))
+    T = property(lambda self: self.ask("transpose", self))
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **named):
+        return self.ask(f"{ufunc.__name__}.{method}", *inputs, **named)
+
+    def __array_function__(self, function, types, args, named):
+        return self.ask(function.__name__, *args, **named)
+
+    def __getattr__(self, method: str):
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return lambda *args, **named: self.ask(method, self, *args, **named)
+
+    def __getitem__(self, where):
+        return self.ask("getitem", self, where)
 
     def __setitem__(self, where, value) -> None:
-        self.hbm.store(_plain_index(where), np.array(_plain(value), dtype=np.float64))
+        self.ask("setitem", self, where, value)
 
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return self.ask("truth", self)
+
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        raise NotAllowed(f"{self.name} was read without being loaded: index it, as in q_i = Q[rows]")
+        return np.asarray(self.ask("peek", self), dtype=dtype)
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
+
+    def __index__(self) -> int:
+        return int(np.asarray(self))
+
+    __int__ = __index__
+
+    def __del__(self) -> None:
+        self.ask.freed.append(self.number)
 
 
-def _plain_index(where):
-    return tuple(map(_plain, where)) if isinstance(where, tuple) else _plain(where)
+class Watched(Block):
+    """A tensor in HBM: a load asks for its rows, a store sends them."""
+
+    def __del__(self) -> None:
+        """It stays where it is."""
 
 
-def metered(function, tensors: list, *args, **options) -> tuple[dict, int]:
-    """Run a function on watched tensors, given as (name, shape, hbm): operations by kind, and the largest array."""
-    trace = Trace()
-    watched = [Watched(name, shape, hbm, trace) for name, shape, hbm in tensors]
-    function(*watched, *args, **options)
-    return dict(trace.flops), trace.largest_on_chip
+class Asking:
+    """How blocks are asked for: by their numbers, here or over there."""
+
+    def __init__(self, do):
+        self.do, self.freed = do, []
+
+    def __call__(self, name: str, *args, **named):
+        gone, self.freed[:] = list(self.freed), []
+        return self.here(self.do(gone, name, self.there(args), self.there(named)))
+
+    def there(self, x):
+        """What is sent: a block by its number, a type by its name."""
+        if isinstance(x, Block):
+            return {"block": x.number}
+        if isinstance(x, (tuple, list)):
+            return type(x)(map(self.there, x))
+        if isinstance(x, dict):
+            return {key: self.there(value) for key, value in x.items()}
+        return np.dtype(x).name if isinstance(x, (type, np.dtype)) else x
+
+    def here(self, x):
+        """What came: a block's number, shape and type become a block."""
+        if isinstance(x, dict):
+            return Block(self, *x["block"])
+        return type(x)(map(self.here, x)) if isinstance(x, (tuple, list)) else x
 
 
-def peak(function, inputs: list, outputs: list, *args, **options) -> tuple[int, list]:
-    """Run a function on plain arrays; outputs, given by their shapes, start as NaN. Its most bytes, and they."""
-    outputs = [np.full(shape, np.nan) for shape in outputs]
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
-        function(*inputs, *outputs, *args, **options)
-        return tracemalloc.get_traced_memory()[1] - before, outputs
-    finally:
-        tracemalloc.stop()
+def metered(function, do, tensors: list, *args, **options) -> None:
+    """Run a function on the tensors of a chip, given as (number, shape)."""
+    ask = Asking(do)
+    function(*(Watched(ask, number, shape, "float64") for number, shape in tensors), *args, **options)
+
+
+def lent(function, given: tuple):
+    """What stands for a right function of the grader's: values go there and come back, and so do arrays it filled.
+
+    What is not plain goes there by its place among the arguments that the student's function was given.
+    """
+
+    def called(*args, **named):
+        asking = next((x.ask for x in args if isinstance(x, Block)), Asking(None))
+        places = {id(x): {"argument": n} for n, x in enumerate(given) if is_dataclass(x)}
+        value, arrays = function(asking.there([places.get(id(x), x) for x in args]), asking.there(named))
+        for mine, filled in zip(args, arrays):
+            if isinstance(mine, np.ndarray):
+                mine[...] = filled
+        return asking.here(value)
+
+    return called

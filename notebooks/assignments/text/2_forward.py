@@ -16,8 +16,10 @@
 # *Time: 4 to 5 hours. Before this: chapters 03 and 04. Hardware: any laptop, NumPy alone.*
 #
 # **How it is graded.** As in assignment 1, and the same is off limits: all of `fa2_lab`, and finished attention.
-# Steps 4 to 6 check your `forward` once more, with the meter on, and count only where its result is right. Keeping the scores
-# of a row block (a strip), or all of them, or taking data off the meter with `np.array`, scores 0 for the step.
+# Steps 4 to 6 run your `forward` once more, with the meter on. They count if its result is right, or wrong by a slip that the
+# checks know by name, because you have paid for that slip in step 2. Keeping the scores of a row block (a strip), or all of
+# them, scores 0 for the step. Numbers that are taken off the chip with `np.array` or `float` cost steps 3, 5 and 6, because
+# what is computed elsewhere is not counted.
 
 # %% locked="setup"
 import numpy as np
@@ -56,7 +58,8 @@ report += check.kind(kind, ((C(7, 16, 4, 2, 5), C(7, 16, 4, 2, 5, causal=True)),
 # in each tile, and the meter counts that.
 #
 # It must not look at more than one column block at a time, touch no tile that is `"skip"`, and divide once, at the end.
-# When you go on to step 3, `K` and `V` will be tensors in HBM: `K[start:end]` is a load, and nothing else works on them.
+# When you go on to step 3, `K` and `V` will be tensors in HBM. `K[start:end]` loads a block, and blocks are computed with as
+# usual: operators, `np.where`, `np.exp`, `.max(axis=1)`, `.T`. Their numbers stay on the chip, where the meter counts.
 
 # %% solution="row_block"
 def row_block(q_i, K, V, row, N_q, B_c, tau, causal):
@@ -131,8 +134,7 @@ report += check.operations(forward, [check.METERED_RAGGED])
 # %% [markdown]
 # ## 6. The meter: memory
 #
-# Nothing larger than a tile is loaded or computed in one piece, and nothing of size N² is held anywhere, not even as a
-# mask of bits.
+# Nothing larger than a tile is loaded or computed in one piece, and no more than a few tiles are on the chip at once.
 
 # %% test="memory" points=2 given="kind"
 report = check.memory(forward)
