@@ -40,7 +40,8 @@ LECTURES = {  # title: its chapters; of those with several sittings, which are s
     "Decode, rings, masks": {"14": "", "15": "", "16": ""},
 }
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part IV in four", "Sitting")  # the course's, not a lecture's
-ROWS, WIDE, LETTERS = 15, 70, 80  # what a slide holds: lines, letters of code in a line, letters of words in a line
+ROWS, LETTERS = 15, 80  # what a slide holds: lines of words, and letters in a line
+FULL, WIDE = 24, 70  # lines of code, which are closer together, and letters in a line of code
 FOLD = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
 ASKED = re.compile(r"^\*\*(?:Predict|Build)\.\*\*", re.MULTILINE)
 FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
@@ -169,10 +170,12 @@ def shown(part: str) -> list[str]:
 
 
 def split(lines: list[str], rows: Callable, most: int = ROWS - 2) -> list[list[str]]:
-    """Lines in parts that fit on a slide."""
+    """Lines in parts that fit on a slide, all about as long."""
+    total = sum(map(rows, lines))
+    fair = total / max(1, -(-total // most))
     parts: list[list[str]] = [[]]
     for line in lines:
-        if sum(map(rows, parts[-1])) + rows(line) > most:
+        if sum(map(rows, parts[-1])) >= fair:
             parts.append([])
         parts[-1].append(line)
     return parts
@@ -180,9 +183,11 @@ def split(lines: list[str], rows: Callable, most: int = ROWS - 2) -> list[list[s
 
 def listing(code: str, python: bool = True, printed: str = "") -> list[str]:
     """Code and what it prints, at a size that the last row of seats reads. Comments leave lines that are too long."""
-    kept = [line if len(line) <= WIDE else re.sub(r"\s+# .*", "", line) for line in code.rstrip().split("\n")]
-    output = split(printed.rstrip().split("\n"), rows_of, ROWS + 2) if printed else []
-    pieces = [pre(part, python) for part in split(kept, rows_of, ROWS + 2)]
+    lines = re.sub(r"\n\n\n+", "\n\n", code.rstrip()).split("\n")
+    tall = sum(map(rows_of, lines)) > ROWS + 4
+    kept = [re.sub(r"\s+# .*", "", line) if tall or len(line) > WIDE else line for line in lines]
+    output = split(printed.rstrip().split("\n"), rows_of, FULL) if printed else []
+    pieces = [pre(part, python) for part in split(kept, rows_of, FULL)]
     return pieces + [pre(part, bool(re.match(r"@|def |class ", printed)), " class=printed") for part in output]
 
 
@@ -192,7 +197,7 @@ def rows_of(line: str) -> int:
 
 def pre(lines: list[str], python: bool, kind: str = "") -> str:
     """Each line as a block; its second row, if it has one, is indented further."""
-    text = re.sub(r"\n\n\n+", "\n\n", "\n".join(lines).strip("\n"))
+    text = "\n".join(lines).strip("\n")
     coloured = highlight(text, PythonLexer(stripnl=False), COLOURS) if python else escape(text)
     bare = [re.sub(r'^(<span class="w">)?\s+(</span>)?', "", line) for line in coloured.removesuffix("\n").split("\n")]
     depth = [len(line) - len(line.lstrip()) for line in text.split("\n")]
@@ -260,7 +265,7 @@ def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[str
 def height(block: str) -> float:
     """About how many rows a block takes."""
     if rows := re.search(r"data-rows=(\d+)", block):
-        return 0.9 * int(rows[1]) + 0.3
+        return 0.86 * int(rows[1]) + 0.3
     lines = [re.sub("<[^>]*>", "", line).strip() for line in re.split(r"</(?:p|li|tr)>", block)]
     return sum(1.1 * -(-len(line) // LETTERS) for line in lines) + 0.4
 
