@@ -252,10 +252,11 @@ def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[str
     if beat.kind in ("picture", "live"):
         yield slide(title, "".join(beside), beat.seen[0], beat.kind, notes)
         return
-    room = not beat.seen or sum(map(height, [*beside, beat.seen[0]])) <= ROWS + 1
+    fits = not beat.seen or sum(map(height, [*beside, beat.seen[0]])) <= ROWS
     pages: list[list[str]] = [[]]
-    for block in [*(beside if room else []), *beat.seen]:
-        if pages[-1] and sum(map(height, pages[-1])) + height(block) > ROWS:
+    for block in [*(beside if fits else []), *beat.seen]:
+        room = ROWS + 3 * ("printed" in block[:20])  # smaller letters rather than a slide for what is printed
+        if pages[-1] and sum(map(height, pages[-1])) + height(block) > room:
             pages.append([])
         pages[-1].append(block)
     for n, page_ in enumerate(pages):
