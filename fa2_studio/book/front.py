@@ -1,7 +1,6 @@
-"""The first page of the site: one moving picture, one sentence, three ways in, the climb, and a card a chapter."""
+"""The first page of the site: a moving picture, a sentence, three ways in, the climb, and a card for each chapter."""
 
 from html import escape
-from io import BytesIO
 
 from fa2_lab.plots import climb, live
 from fa2_lab.tools import files, ladder
@@ -22,8 +21,8 @@ BORROWED = {"11_workshop": "roofline", "B_errata": "deferred_normalisation", "C_
 POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorithm 2, backward"}
 
 
-def index(assignments: list[str], toctrees: list[str], licence: str) -> str:
-    """The page in Markdown, most of it HTML."""
+def index(assignments: list[str], toctrees: list[str], licence: str, address: str) -> str:
+    """The page in Markdown, most of it HTML; `address` is the site's own, which a link's preview needs."""
     data = climb.data()
     peer, full, _ = data["peer"]
     share = data["rungs"][-1].full / full
@@ -32,9 +31,9 @@ def index(assignments: list[str], toctrees: list[str], licence: str) -> str:
         f"Here it is built in small steps, from NumPy to a kernel with {share:.0%} of the speed of {peer} on an H200."
     )
     parts = [
-        META.format(title=title),
+        META.format(title=title, address=address),
         "# FlashAttention-2, line by line",
-        block("hero", f'<img src="figures/hero.svg" width="840" height="560" alt="{escape(hero.ALT)}">'),
+        block("hero", f'<img src="figures/hero.svg" width="{hero.W}" height="{hero.H}" alt="{escape(hero.ALT)}">'),
         f"**{SENTENCE}** {claim} Every step was run, and every result was checked against plain attention in float64.",
         block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
         "[Every call of the package](API.md), with its arguments, an example and its limits.",
@@ -60,7 +59,7 @@ myst:
     "description": "{title}: exact attention from NumPy to Hopper, every step executed and checked."
     "property=og:title": "FlashAttention-2, line by line"
     "property=og:description": "{title}"
-    "property=og:image": "figures/preview.png"
+    "property=og:image": "{address}figures/climb_loop.png"
     "name=twitter:card": "summary_large_image"
 ---"""
 
@@ -109,12 +108,3 @@ def card(chapter: Chapter) -> str:
 def poster(name: str, words: str) -> str:
     image = f'<img src="figures/{name}.svg" alt="The poster: {words}">'
     return f'<a href="figures/{name}.pdf"><i>{image}</i><b>{words}</b><span>One sheet of A3, as PDF</span></a>'
-
-
-def preview() -> bytes:
-    """The picture that a link to the site shows: 1,200 × 630, the climb."""
-    figure, _ = climb.draw(**climb.data())
-    figure.set_size_inches(12, 6.3)
-    png = BytesIO()
-    figure.savefig(png, format="png", dpi=100)
-    return png.getvalue()

@@ -1,9 +1,8 @@
-"""The first picture: standard attention stores all scores, FlashAttention-2 one tile, and the output is the same.
+"""The first picture: standard attention stores all scores; FlashAttention-2 stores one tile, and shrinks its sums.
 
-`moving(**data())` is an SVG that plays by itself, without a script.
-Every tint is a number: seeded queries, keys and values, attention in float64, and o_i after each tile of Algorithm 1.
-An element as it is written is its last frame, and only keyframes take it back to the start. So whoever shows no motion
-(a printer, a reader who asked for none) sees the result.
+`moving(**data())` is an SVG that plays by itself. Every tint is a number: seeded queries, keys and values, attention in
+float64, and o_i after each tile of Algorithm 1 with the factor that came before. V is positive, so a fainter row of O
+is a smaller one.
 """
 
 from typing import Any
@@ -12,25 +11,29 @@ import numpy as np
 
 from fa2_lab.plots.style import HUES
 from fa2_lab.reference import naive
+from fa2_studio.book.film import DARK, HERE, MIDDLE, SOFT, Film, at, box, n, text
 
 # Data -----------------------------------------------------------------------------------------------------------
 
-N, D, B, SEED = 16, 4, 4, 70  # tokens, head dimension, rows and columns of a tile
+N, D, B, SEED = 12, 4, 4, 2143  # tokens, head dimension, rows and columns of a tile
 T_C = N // B
+SPOTS = [(i, j) for i in range(T_C) for j in range(T_C)]
+SLOW = 1  # the tile that is shown slowly: in it one row of the block meets a larger score, and the others do not
 
 
 def data() -> dict:
-    """Q, K, V, S and O, and `steps`, o_i after each tile of a row block: undivided, but for the last."""
-    Q, K, V = np.random.default_rng(SEED).normal(size=(3, N, D))
+    """Q, K, V, S and O; `steps`, the undivided o_i after each tile; `alpha`, a row's factor before a tile is added."""
+    rng = np.random.default_rng(SEED)
+    Q, K = rng.normal(size=(2, N, D))
+    V = rng.uniform(size=(N, D))
     S = Q @ K.T / D**0.5
-    steps = np.empty((T_C, T_C, B, D))  # (T_r, T_c, B_r, d)
-    for i, j in np.ndindex(T_C, T_C):
-        seen = (j + 1) * B
-        s = S[i * B : (i + 1) * B, :seen]
-        p = np.exp(s - s.max(axis=1, keepdims=True))
-        steps[i, j] = p @ V[:seen] / (p.sum(axis=1, keepdims=True) if seen == N else 1)
+    m = np.maximum.accumulate(S.reshape(N, T_C, B).max(axis=2), axis=1)  # (N, T_c)
+    alpha = np.exp(m[:, :-1] - m[:, 1:]).reshape(T_C, B, T_C - 1).transpose(0, 2, 1)  # (T_r, T_c − 1, B_r)
+    p = np.exp(S[:, None] - m[:, :, None])  # (N, T_c, N)
+    seen = np.arange(N) < B * np.arange(1, T_C + 1)[:, None]  # (T_c, N)
+    steps = ((p * seen) @ V).reshape(T_C, B, T_C, D).transpose(0, 2, 1, 3)  # (T_r, T_c, B_r, d)
     O, _ = naive.forward(Q, K, V)
-    return dict(Q=Q, K=K, V=V, S=S, O=O, steps=steps)
+    return dict(Q=Q, K=K, V=V, S=S, O=O, steps=steps, alpha=alpha)
 
 
 # Cells ----------------------------------------------------------------------------------------------------------
@@ -38,20 +41,10 @@ def data() -> dict:
 LEVELS = 9
 
 
-def levels(X: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:
-    """Each number's level, 1 to LEVELS, between the least and the greatest of `like`."""
-    like = X if like is None else like
-    share = (X - like.min()) / (like.max() - like.min())
-    return np.clip(np.rint(1 + (LEVELS - 1) * share), 1, LEVELS).astype(int)
-
-
-def n(x: float) -> str:
-    """A number as short as it can be written."""
-    return f"{x:.2f}".rstrip("0").rstrip(".").removeprefix("0") or "0"
-
-
-def at(x: float, y: float) -> str:
-    return f'transform="translate({n(x)} {n(y)})"'
+def levels(X: np.ndarray, low: float | None = None, high: float | None = None) -> np.ndarray:
+    """Each number's level, 1 to LEVELS, between two numbers: the least and the greatest, if none are given."""
+    low, high = X.min() if low is None else low, X.max() if high is None else high
+    return np.clip(np.rint(1 + (LEVELS - 1) * (X - low) / (high - low)), 1, LEVELS).astype(int)
 
 
 def rectangle(x: float, y: float, w: float, h: float) -> str:
@@ -77,88 +70,51 @@ def use(name: str, more: str = "") -> str:
     return f'<use href="#{name}"{more}/>'
 
 
-def text(x: float, y: float, words: str, kind: str, more: str = "") -> str:
-    return f'<text x="{n(x)}" y="{n(y)}" class="{kind}"{more}>{words}</text>'
-
-
-def box(x: float, y: float, w: float, h: float, more: str = "", kind: str = "w", r: float = 3) -> str:
-    place = f'x="{n(x)}" y="{n(y)}" width="{n(w)}" height="{n(h)}" rx="{r}"'
-    return f'<rect {place} class="{kind}"{more}/>'
-
-
-MIDDLE = ' text-anchor="middle"'
-
 # Time -----------------------------------------------------------------------------------------------------------
 
-T = 14.0  # seconds of the loop
-START = "-2.45s"  # the first frame, which a preview or a slow page shows, has scores already
-FILL = np.linspace(0.5, 3.9, N + 1)  # left: S is written, row by row
-READ = np.linspace(4.9, 9.2, N + 1)  # left: S is read, and O written
-TILE = np.linspace(0.5, 9.2, T_C * T_C + 1)  # right: a tile after the other
-GLIDE, SOFT = 0.2, 0.1  # seconds from a tile to the next one; seconds of a fade
-GHOST, VERDICT, LEAVE = (9.7, 11.0), 11.1, 13.5
-HERE = "transform:none"
+T, FIRST = 16.5, 1.9  # seconds of the loop, and the one that a preview or a slow page shows: there are scores already
+FILL = np.linspace(0.4, 2.5, N + 1)  # left: S is written, row by row
+READ = np.linspace(2.8, 4.0, N + 1)  # left: S is read, and O written
+TILE = np.array([2.9, 4.1, 9.2, *np.linspace(9.8, 13.0, 7)])  # right: when a tile comes, and when the last one goes
+SHRINK, ADD = TILE[:-1] + 0.1, TILE[:-1] + 0.28  # a row's sums shrink, then the tile is added
+SHRINK[SLOW], ADD[SLOW] = 6.0, 7.9
+FADE = np.where(np.arange(len(SPOTS)) == SLOW, 1.2, 0.1)  # seconds of the shrinking
+GLIDE = 0.2  # seconds from a tile to the next one
+GHOST, VERDICT, LEAVE = (13.2, 14.2), 13.9, 16.0
 
 
-class Film:
-    """Collects the keyframes of all elements that move."""
+def glide(film: Film, name: str, places: list[tuple[float, float]]) -> str:
+    """At places[k] during tile k; the way to the next one is the last part of the time between."""
 
-    def __init__(self) -> None:
-        self.rules: list[str] = []
+    def move(place: tuple[float, float]) -> str:
+        return f"transform:translate({n(place[0])}px,{n(place[1])}px)"
 
-    def play(self, name: str, stops: list[tuple], ease: str = "linear") -> str:
-        """Keyframes from (seconds, what holds then, easing from then on); returns the attribute that plays them."""
-        frames = ""
-        for t, what, *how in stops:
-            share = f"{100 * t / T:.2f}".rstrip("0").rstrip(".")
-            eased = f";animation-timing-function:{how[0]}" if how else ""
-            frames += f"{share}%{{{what}{eased}}}"
-        self.rules.append(f"@keyframes {name}{{{frames}}}")
-        return f' style="animation:{name} {T:g}s {ease} {START} infinite"'
-
-    def shown(self, name: str, a: float, b: float | None = None) -> str:
-        """Opaque from a on, until b or the end of the loop. What stays is opaque as written, what goes is not."""
-        begin = [(0, "opacity:0"), (a, "opacity:0"), (a + SOFT, "opacity:1")]
-        if b is None:
-            return self.play(name, [*begin, (T, "opacity:1")])
-        return ' opacity="0"' + self.play(name, [*begin, (b - SOFT, "opacity:1"), (b, "opacity:0"), (T, "opacity:0")])
-
-    def glide(self, name: str, places: list[tuple[float, float]]) -> str:
-        """At places[k] during tile k; the way to the next one is the last part of the time between."""
-
-        def move(place: tuple[float, float]) -> str:
-            return f"transform:translate({n(place[0])}px,{n(place[1])}px)"
-
-        stops = [(0, move(places[0]))]
-        for k, place in enumerate(places):
-            if k:
-                stops.append((TILE[k], move(place)))
-            if k + 1 < len(places):
-                stops.append((TILE[k + 1] - GLIDE, move(place), "cubic-bezier(.5,0,.3,1)"))
-        return self.play(name, [*stops, (T, move(places[-1]))])
+    stops = [(0, move(places[0]))]
+    for k, place in enumerate(places):
+        if k:
+            stops.append((TILE[k], move(place)))
+        if k + 1 < len(places):
+            stops.append((TILE[k + 1] - GLIDE, move(place), "cubic-bezier(.5,0,.3,1)"))
+    return film.play(name, [*stops, (T, move(places[-1]))])
 
 
 # Places ---------------------------------------------------------------------------------------------------------
 
-W, H = 840, 560
-PANELS = 30, 442  # where the two sides begin
-C, GAP = 15.5, 1.6  # a cell of S and the gap between two
-GX, GY = 62, 162  # S in its panel
-QX, QW = 27, 6.5  # Q and the width of its cells
+W, H = 840, 540
+PANELS = 28, 404  # where the two sides begin
+C, GAP = 17.5, 1.7  # a cell of S and the gap between two
+GX, GY = 54, 164  # S in its panel
+QX, QW = 21, 6.5  # Q and the width of its cells
 KY, VY, KH = 100, 131, 6  # K, V and the height of their cells
-OX, OW = GX + N * C + 16, 11.5
+OX, OW = GX + N * C + 15, 14
 SIDE, STEP = N * C, B * C
-NUMBER_Y = GY + SIDE + 75
+NUMBER_Y = GY + SIDE + 74
 
-FONTS = 'system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,"DejaVu Sans",sans-serif'
-LIGHT = "svg{--card:#fff;--edge:#d9dce0;--ink:#1f2328;--quiet:#59636e;--empty:#eff1f3}"
-DARK = "svg{--card:#12161c;--edge:#343b44;--ink:#f0f3f6;--quiet:#a5adb8;--empty:#232932}"
-LOOKS = f"""
-text{{font-family:{FONTS};fill:var(--ink)}}
-.h{{font-size:31px;font-weight:700;letter-spacing:-.4px}}.p{{font-size:25px}}.q{{font-size:23px;fill:var(--quiet)}}
-.big{{font-size:72px;font-weight:700;letter-spacing:-2px}}.l{{font-size:23px;font-weight:600}}
-.c{{font-size:24px}}.s{{font-weight:700}}.e{{fill:var(--empty)}}
-.w{{fill:none;stroke:var(--ink);stroke-width:3.2;stroke-linejoin:round}}.t{{stroke-width:2.2}}
+LOOKS = """
+.h{font-size:31px;font-weight:700;letter-spacing:-.4px}.p{font-size:25px}.q{font-size:23px;fill:var(--quiet)}
+.big{font-size:72px;font-weight:700;letter-spacing:-2px}.l{font-size:23px;font-weight:600}
+.c{font-size:25px}.s{font-weight:700}.e{fill:var(--empty)}.f{font-size:18px;font-weight:700}.r{font-size:25px;letter-spacing:-1px}
+.w{fill:none;stroke:var(--ink);stroke-width:3.2;stroke-linejoin:round}.t{stroke-width:2.2}
 """
 
 
@@ -167,17 +123,18 @@ def tints(base: float, power: float) -> str:
     return "".join(f".a{k}{{fill-opacity:{n(x)}}}" for k, x in shares.items())
 
 
-STYLE = LIGHT + LOOKS + tints(0.14, 1.3) + f"@media(prefers-color-scheme:dark){{{DARK}{tints(0.24, 1.15)}}}"
+STYLE = LOOKS + tints(0.14, 1.3) + f"@media(prefers-color-scheme:dark){{{DARK}{tints(0.24, 1.15)}}}"
 
 
 def inputs(Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> str:
     """Q beside the rows of S, K and V above its columns; each letter in its tensor's place."""
-    letters = (("Q", 12, GY + 17), ("K", GX - 17, KY + 19), ("V", GX - 17, VY + 19), ("O", OX + 2 * OW, GY - 11))
+    letters = (("K", GX - 17, KY + 19), ("V", GX - 17, VY + 19), ("O", OX + 2 * OW, GY - 9))
     return (
         group("Q", cells(levels(Q), QW, C, 1.2, QX, GY))
         + group("K", cells(levels(K.T), C, KH, 1.2, GX, KY))
         + group("V", cells(levels(V.T), C, KH, 1.2, GX, VY))
         + "".join(text(x, y, letter, "l", MIDDLE) for letter, x, y in letters)
+        + text(QX - 7, GY + 17, "Q", "l", ' text-anchor="end"')
         + box(GX, GY, SIDE, SIDE, ' fill="url(#e)"', kind="", r=0)
         + box(OX, GY, 4 * OW, SIDE, ' fill="url(#f)"', kind="", r=0)
     )
@@ -191,19 +148,22 @@ def definitions(Q: Any, K: Any, V: Any, S: Any, O: Any) -> str:
         ground = f'<path d="{rectangle(0, 0, w, C)}" fill="var(--card)"/>'
         cell = f'<path class="e" d="{rectangle(0, 0, w - GAP, C - GAP)}"/>'
         patterns += f'<pattern id="{name}" {size}>{ground}{cell}</pattern>'
-    for i in range(T_C):
-        for j in range(T_C):
-            part = levels(S)[i * B : (i + 1) * B, j * B : (j + 1) * B]
-            tiles += f'<g id="t{i}{j}">{cells(part, C, C, GAP, GX + j * STEP, GY + i * STEP)}</g>'
+    for i, j in SPOTS:
+        part = levels(S)[i * B : (i + 1) * B, j * B : (j + 1) * B]
+        tiles += f'<g id="t{i}{j}">{cells(part, C, C, GAP, GX + j * STEP, GY + i * STEP)}</g>'
     middles = [(k + 0.5) * C - GAP / 2 for k in range(B)]
     dots = "".join(f"M{n(x)} {n(y)}h0" for y in middles for x in middles)
     round_pen = f'fill="none" stroke="{HUES["S"]}" stroke-width="4" stroke-linecap="round" stroke-opacity=".55"'
     return (
-        f'{patterns}<g id="i">{inputs(Q, K, V)}</g><g id="s" fill="{HUES["S"]}">{tiles}</g>'
-        f'<g id="o" fill="{HUES["O"]}">{cells(levels(O), OW, C, GAP, OX, GY)}</g><path id="d" d="{dots}" {round_pen}/>'
+        f'<defs>{patterns}<g id="i">{inputs(Q, K, V)}</g><g id="s" fill="{HUES["S"]}">{tiles}</g>'
+        f'<g id="o" fill="{HUES["O"]}">{cells(divided(O), OW, C, GAP, OX, GY)}</g><path id="d" d="{dots}" {round_pen}/>'
         f'<clipPath id="c">{box(GX, GY, SIDE, SIDE, kind="", r=0)}</clipPath>'
-        f'<clipPath id="b">{box(OX, GY, 4 * OW, SIDE, kind="", r=0)}</clipPath>'
+        f'<clipPath id="b">{box(OX, GY, 4 * OW, SIDE, kind="", r=0)}</clipPath></defs>'
     )
+
+
+def divided(O: np.ndarray) -> np.ndarray:
+    return levels(O, 0)
 
 
 def heading(title: str, line: str) -> str:
@@ -267,31 +227,29 @@ def counter(film: Film) -> str:
     return f'<svg {window}><g transform="translate(0 -{90 * N})"{play}>{reel}</g></svg>'
 
 
-def flash(film: Film, O: np.ndarray, steps: np.ndarray) -> str:
-    """Right: one tile, gliding; of what was there only a dot remains. A block of O grows with each tile of its row."""
-    spots = [(i, j) for i in range(T_C) for j in range(T_C)]
-    tiles = dots = outputs = ""
-    for k, (i, j) in enumerate(spots):
+def flash(film: Film, S: np.ndarray, O: np.ndarray, steps: np.ndarray, alpha: np.ndarray) -> str:
+    """Right: one tile, gliding; of what was there only a dot remains. A row of O shrinks, then the tile is added."""
+    tiles = dots = ""
+    for k, (i, j) in enumerate(SPOTS):
         tiles += use(f"t{i}{j}", film.shown(f"t{k}", TILE[k] - 0.06, TILE[k + 1] - 0.1))
         dot = use("d", film.shown(f"d{k}", TILE[k + 1] - 0.16))
         dots += f"<g {at(GX + j * STEP, GY + i * STEP)}>{dot}</g>"
-        end = None if j == T_C - 1 else TILE[k + 1] + 0.22 + SOFT
-        shown = film.shown(f"o{k}", TILE[k] + 0.22, end)
-        outputs += f"<g{shown}>{cells(output_levels(O, steps, i, j), OW, C, GAP, OX, GY + i * STEP)}</g>"
     size = STEP + 3
-    rows = film.glide("x", [(0, i * STEP) for i, j in spots])
-    window = box(GX - 2.3, GY - 2.3, size, size, film.glide("w", [(j * STEP, i * STEP) for i, j in spots]))
+    rows = glide(film, "x", [(0, i * STEP) for i, j in SPOTS])
+    window = box(GX - 2.3, GY - 2.3, size, size, glide(film, "w", [(j * STEP, i * STEP) for i, j in SPOTS]))
     window += box(QX - 2.6, GY - 2.3, 4 * QW + 4, size, rows, "w t")
     window += box(OX - 2.6, GY - 2.3, 4 * OW + 3.6, size, rows, "w t")
-    columns = film.glide("y", [(j * STEP, 0) for i, j in spots])
+    columns = glide(film, "y", [(j * STEP, 0) for i, j in SPOTS])
     window += box(GX - 2.3, KY - 2.6, size, VY - KY + 4 * KH + 4, columns, "w t")
     nothing = film.play("k", [(0, "opacity:1"), (TILE[0], "opacity:0"), (T, "opacity:0")], "step-end")
     one_tile = film.play("l", [(0, "opacity:0"), (TILE[0], "opacity:1"), (T, "opacity:1")], "step-end")
     return (
-        heading("FlashAttention-2", "one tile at a time")
+        heading("FlashAttention-2", "stores one tile at a time")
         + use("i")
-        + f'<g class="z">{dots}{group("S", tiles)}{group("O", outputs)}</g>'
+        + f'<g class="z">{dots}{group("S", tiles)}{group("O", sums(film, O, steps, alpha))}</g>'
         + f"<g{film.shown('b', TILE[0] - 0.2, TILE[-1] + 0.1)}>{window}</g>"
+        + slowly(film, S, alpha)
+        + factors(film, alpha)
         + text(0, NUMBER_Y, "0", "big", f' opacity="0"{nothing}')
         + text(0, NUMBER_Y, str(B * B), "big", one_tile)
         + text(104, NUMBER_Y - 29, "scores stored", "p")
@@ -299,27 +257,91 @@ def flash(film: Film, O: np.ndarray, steps: np.ndarray) -> str:
     )
 
 
-def output_levels(O: np.ndarray, steps: np.ndarray, i: int, j: int) -> np.ndarray:
-    """Tints of o_i after tile j: as O at the last one, among the undivided ones before."""
-    return levels(O)[i * B : (i + 1) * B] if j == T_C - 1 else levels(steps[i, j], steps[:, :-1])
+def sums(film: Film, O: np.ndarray, steps: np.ndarray, alpha: np.ndarray) -> str:
+    """The rows of O after each tile: those whose maximum rises fade to α of what they were, before the next tile."""
+    drawn = ""
+    for k, (i, j) in enumerate(SPOTS):
+        if last := j == T_C - 1:
+            shown = divided(O)[i * B : (i + 1) * B]
+        else:
+            shown = levels(steps[i, j], 0, steps[i, :-1].max())
+        factor = np.ones(B) if last else alpha[i, j]
+        stays = np.where(factor[:, None] == 1, shown, 0)
+        end = None if last else ADD[k + 1] + 2 * SOFT
+        drawn += f"<g{film.shown(f'o{k}', ADD[k], end)}>{cells(stays, OW, C, GAP, OX, GY + i * STEP)}</g>"
+        for r in np.flatnonzero(factor < 1):
+            a, rest = f"opacity:{factor[r]:.2f}", film.seconds
+            stops = [
+                (0, "opacity:0"),
+                (ADD[k], "opacity:0"),
+                (ADD[k] + SOFT, "opacity:1"),
+                (SHRINK[k + 1], "opacity:1"),
+            ]
+            stops += [(SHRINK[k + 1] + FADE[k + 1], a), (end - SOFT, a), (end, "opacity:0"), (rest, "opacity:0")]
+            row = cells(shown[r : r + 1], OW, C, GAP, OX, GY + (i * B + r) * C)
+            drawn += f'<g opacity="0"{film.play(f"p{k}{r}", stops)}>{row}</g>'
+    return drawn
+
+
+def factors(film: Film, alpha: np.ndarray) -> str:
+    """Beside each row of O that shrinks, by how much."""
+    words = ""
+    for k, (i, j) in enumerate(SPOTS):
+        for r in np.flatnonzero(alpha[i, j - 1] < 1) if j else ():
+            kind, before, after, drop = ("f r", 0.35, 0.5, 9) if k == SLOW else ("f", 0.15, 0.2, 5.5)
+            y, more = GY + (i * B + r + 0.5) * C + drop, film.shown(f"a{k}{r}", SHRINK[k] - before, ADD[k] + after)
+            words += text(OX + 4 * OW + 7, y, f"× {alpha[i, j - 1, r]:.2f}", kind, more)
+    return words
+
+
+def slow_row(alpha: np.ndarray) -> int:
+    """The one row that meets a larger score in the slow tile."""
+    (row,) = np.flatnonzero(alpha[SPOTS[SLOW][0], SPOTS[SLOW][1] - 1] < 1)
+    return int(row)
+
+
+def slowly(film: Film, S: np.ndarray, alpha: np.ndarray) -> str:
+    """In the slow tile: a ring around the larger score, and from there a line to its row of O."""
+    row = slow_row(alpha)
+    column = int(S[row].argmax())
+    y = GY + row * C
+    ring = box(
+        GX + column * C - 2.2, y - 2.2, C + 2.7, C + 2.7, film.shown("sr", TILE[SLOW] + 0.35, TILE[SLOW + 1] - 0.4)
+    )
+    way = f"M{n(GX + (column + 1) * C + 1)} {n(y + C / 2 - 1)}H{n(OX - 5)}"
+    gone, drawn = "stroke-dashoffset:0;opacity:0", "stroke-dashoffset:0;opacity:1"
+    stops = [(0, "stroke-dashoffset:1;opacity:0"), (SHRINK[SLOW] - 0.8, "stroke-dashoffset:1;opacity:1")]
+    stops += [(SHRINK[SLOW] - 0.3, drawn), (ADD[SLOW], drawn), (ADD[SLOW] + SOFT, gone), (T, gone)]
+    play = film.play("sw", stops)
+    line = f'<path d="{way}" class="w t" pathLength="1" stroke-dasharray="1" opacity="0"{play}/>'
+    end = box(OX - 2.6, y - 2.2, 4 * OW + 3.4, C + 2.7, film.shown("se", SHRINK[SLOW] - 0.35, ADD[SLOW] + 0.5))
+    return ring + line + end
 
 
 RING = box(OX - 4, GY - 4, 4 * OW + 6.4, SIDE + 6.4, "", "w", 4)
-SENTENCES = (
-    ("The square: scores,", "one for each query and key.", 0.2, FILL[-1] + 0.5),
-    ("Left: scores are read back.", "Right: used once, and dropped.", READ[0] - 0.4, GHOST[0]),
-    ("Same output.", "At N = 8,192: 67 million scores, or 128 × 128.", VERDICT, None),
-)
 
 
-def end(film: Film) -> str:
+def sentences(alpha: np.ndarray) -> list[tuple]:
+    """(what is bold, the rest, from when, until when) of the line below."""
+    factor = alpha[SPOTS[SLOW][0], SPOTS[SLOW][1] - 1, slow_row(alpha)]
+    return [
+        ("One score", "for each query and key, and all are stored.", 0.2, READ[-1] - 0.1),
+        ("One row", "meets a larger score …", TILE[SLOW] + 0.1, SHRINK[SLOW] - 0.3),
+        ("So its sums shrink:", f"× {factor:.2f}.", SHRINK[SLOW] - 0.3, ADD[SLOW] - 0.1),
+        ("Then the tile is added,", "and dropped.", ADD[SLOW] - 0.1, TILE[SLOW + 1] + 0.6),
+        ("So it goes on,", "tile by tile.", TILE[SLOW + 1] + 0.6, GHOST[0]),
+        ("Same output,", "though no row ever had all its scores at once.", VERDICT, None),
+    ]
+
+
+def end(film: Film, alpha: np.ndarray) -> str:
     """The left O is laid over the right one: they are the same. Below, a sentence for each part of the time."""
     a, b = (f"transform:translateX({n(x)}px)" for x in PANELS)
     way = film.play("j", [(0, a), (GHOST[0] + 0.35, a, "cubic-bezier(.5,0,.2,1)"), (GHOST[1], b), (T, b)])
     moved = f'<g transform="translate({PANELS[1]})"{way}>{GROUND}{use("o")}{RING}</g>'
     stays = f'<g transform="translate({PANELS[0]})"><g{film.shown("m", GHOST[0])}>{RING}</g></g>'
     words = ""
-    for k, (first, rest, start, stop) in enumerate(SENTENCES):
+    for k, (first, rest, start, stop) in enumerate(sentences(alpha)):
         line = f'<tspan class="s">{first}</tspan> {rest}'
         words += text(W / 2, H - 27, line, "c", MIDDLE + film.shown(f"q{k}", start, stop))
     return f'<g class="z">{stays}<g{film.shown("h", GHOST[0])}>{moved}</g>{words}</g>'
@@ -331,28 +353,19 @@ TITLE = "Standard attention stores N × N scores; FlashAttention-2 stores one ti
 ALT = (
     f"Two squares of {N} × {N} scores, side by side. Left, standard attention: the square fills row by row and stays "
     f"full, {N * N} scores stored; then the rows of the output O are filled. Right, FlashAttention-2: a window of "
-    f"{B} × {B} scores glides over the square, row block by row block; only its {B * B} scores are stored at any time, "
-    "and the output's rows grow with each tile. At the end the left output is laid over the right one: they are equal. "
-    "For N = 8,192, one head and tiles of 128 × 128 these are 67,108,864 and 16,384 scores."
+    f"{B} × {B} scores glides over the square, and only its {B * B} scores are stored at any time. When a row meets a "
+    "larger score, a factor appears beside its row of O, the row fades by that factor, and then the tile is added. At "
+    "the end the left output is laid over the right one: they are equal."
 )
 
 
 def moving(**numbers: Any) -> str:
-    """The picture that plays: 14 seconds, and the outcome from the fourth on."""
-    film, (a, b), steps = Film(), PANELS, numbers.pop("steps")
-    left, right, last = standard(film), flash(film, numbers["O"], steps), end(film)
-    share = f"{100 * LEAVE / T:.2f}%"
-    gone = f"{100 * (LEAVE + 0.4) / T:.2f}%"
+    """The picture that plays."""
+    film, (a, b), steps, alpha = Film(T, FIRST), PANELS, numbers.pop("steps"), numbers.pop("alpha")
+    left, right = standard(film), flash(film, numbers["S"], numbers["O"], steps, alpha)
+    last = end(film, alpha)
+    share, gone = f"{100 * LEAVE / T:.2f}%", f"{100 * (LEAVE + 0.4) / T:.2f}%"
     film.rules.append(f"@keyframes z{{0%,{share}{{opacity:1}}{gone},100%{{opacity:0}}}}")
-    film.rules.append(f".z{{animation:z {T:g}s linear {START} infinite}}")
-    film.rules += [
-        f"@media {where}{{*{{animation:none!important}}}}" for where in ("print", "(prefers-reduced-motion:reduce)")
-    ]
-    style_sheet, size = "\n".join([STYLE, *film.rules]), f'viewBox="0 0 {W} {H}" width="{W}" height="{H}"'
-    card = f'width="{W - 1.5}" height="{H - 1.5}" rx="14" fill="var(--card)" stroke="var(--edge)"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title desc">\n'
-        f'<title id="title">{TITLE}</title>\n<desc id="desc">{ALT}</desc>\n<style>{style_sheet}</style>\n'
-        f'<defs>{definitions(**numbers)}</defs>\n<rect x=".75" y=".75" {card} stroke-width="1.5"/>\n'
-        f'<g transform="translate({a})">{left}</g>\n<g transform="translate({b})">{right}</g>\n{last}\n</svg>\n'
-    )
+    film.rules.append(f".z{{animation:z {T:g}s linear -{FIRST:g}s infinite}}")
+    drawing = f'<g transform="translate({a})">{left}</g>\n<g transform="translate({b})">{right}</g>\n{last}'
+    return film.svg(W, H, TITLE, ALT, STYLE, f"{definitions(**numbers)}\n{drawing}")

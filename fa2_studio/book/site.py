@@ -29,6 +29,7 @@ LIVE = re.compile(r'<div class="live-piece" data-piece="(\w+)"(?: data-ask="([^"
 PAGES = ("API.md", "TROUBLESHOOTING.md")  # of the repository, shown as pages too
 SETTINGS = {
     "project": "fa2_lab",
+    "html_baseurl": os.environ.get("SITE", ""),  # where the pages will be; pages.yml knows it
     "html_title": "fa2_lab",
     "html_context": {"default_mode": "auto"},
     "smartquotes": False,
@@ -81,7 +82,6 @@ def render(folder: Path) -> Path:
             app.build()
         shutil.copytree(pages, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".buildinfo", "objects.inv"))
     shutil.copytree(FIGURES, folder / "figures", dirs_exist_ok=True, ignore=shutil.ignore_patterns("data", "*.md"))
-    files.write(folder / "figures" / "preview.png", front.preview())
     return folder / "index.html"
 
 
@@ -195,7 +195,7 @@ def index() -> str:
     toc = [tree(title, names) for title, names in parts.items() if names]
     toc += [tree("The course", assignments()), tree("Results", ["results"])]
     toc += [tree("The package", [Path(name).stem for name in PAGES])]
-    return front.index(assignments(), toc, with_links(LICENCE, files.ROOT))
+    return front.index(assignments(), toc, with_links(LICENCE, files.ROOT), SETTINGS["html_baseurl"])
 
 
 LICENCE = "Code: [MIT](LICENSE). Text and pictures: [Creative Commons Attribution 4.0](LICENSE-TEXT)."

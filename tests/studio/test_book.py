@@ -1,15 +1,19 @@
 """The book as a reader finds it: notebooks and their sources agree, ran, link, and keep answers folded."""
 
+import itertools
 import re
 from functools import cache
 from html import unescape
 
 import jupytext
 import nbformat
+import numpy as np
 import pytest
 from jupytext.config import load_jupytext_config
+from PIL import Image
 
-from fa2_studio.book import pictures
+from fa2_lab.tools import steps
+from fa2_studio.book import climb_loop, hero, pictures
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, TEXT, navigation, written
 from fa2_studio.book.command import main
 from fa2_studio.book.run import execute, read_source
@@ -161,3 +165,41 @@ def test_the_first_picture_and_the_live_pieces_data_are_what_the_code_makes():
     for name, content in pictures.files().items():
         file = NOTEBOOKS.parent / "figures" / name
         assert file.read_text(encoding="utf-8") == content, "run `python -m fa2_studio.book.pictures`"
+    loop, posted = (NOTEBOOKS.parent / "figures" / f"climb_loop.{kind}" for kind in ("svg", "png"))
+    with Image.open(posted) as png:
+        assert png.size == (1200, 675)
+        assert png.text["drawing"] == pictures.fingerprint(loop.read_text(encoding="utf-8")), "with Chromium, run it"
+    assert posted.with_suffix(".gif").stat().st_size < 2_000_000
+
+
+def test_the_moving_climb_names_the_largest_jumps_and_its_factors_are_the_whole_climb():
+    drawn = climb_loop.data()
+    rungs, jumps = drawn["rungs"], drawn["jumps"]
+    alone = {r.number: r.full / b.full for b, r in itertools.pairwise(rungs)}
+    named = {jump.after.number for jump in jumps}
+    assert min(jump.factor for jump in jumps) > max(alone[n] for n in alone.keys() - named - {"01", "02"})
+    here, causal = map(float, re.findall(r"× ([\d.]+)", climb_loop.rest(rungs, jumps)))
+    for rest, mask in ((here, "full"), (causal, "causal")):
+        every = [getattr(j.after, mask) / getattr(j.before, mask) for j in jumps]
+        assert rest * np.prod(every) == pytest.approx(getattr(rungs[-1], mask) / getattr(rungs[0], mask), rel=0.01)
+    for jump in jumps:  # each line is in its rung's file, and was not where it now is
+        line = unescape(re.sub("<[^>]*>", "", jump.line))
+        assert line in steps.source(jump.after.number) and len(line) > 15
+
+
+def test_the_first_picture_shows_the_factors_of_algorithm_1():
+    """With o and the running maximum row by row, in plain Python."""
+    drawn = hero.data()
+    S, V, B = drawn["S"], drawn["V"], hero.B
+    for row in range(hero.N):
+        o, l, m = np.zeros(hero.D), 0.0, -np.inf
+        for j in range(hero.T_C):
+            s = S[row, j * B : (j + 1) * B]
+            new = max(m, s.max())
+            factor, p = np.exp(m - new), np.exp(s - new)
+            o, l, m = factor * o + p @ V[j * B : (j + 1) * B], factor * l + p.sum(), new
+            if j:
+                assert drawn["alpha"][row // B, j - 1, row % B] == pytest.approx(factor)
+            np.testing.assert_allclose(drawn["steps"][row // B, j, row % B], o)
+        np.testing.assert_allclose(drawn["O"][row], o / l)
+    assert f"× {drawn['alpha'][0, 0, hero.slow_row(drawn['alpha'])]:.2f}" in hero.moving(**drawn)

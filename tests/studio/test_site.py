@@ -19,7 +19,7 @@ import nbformat
 import pytest
 
 from fa2_lab.tools import command
-from fa2_studio.book import slides
+from fa2_studio.book import site, slides
 from fa2_studio.book.chapters import NOTEBOOKS, written
 
 pytest.importorskip("sphinx_book_theme", reason="not installed: pip install -e '.[site]'")
@@ -93,6 +93,15 @@ def test_nothing_is_fetched_from_another_machine(folder, pages):
     for script in [*folder.rglob("*.js"), *folder.glob("*.html")]:
         text = script.read_text(encoding="utf-8")
         assert not re.search(r"""(fetch|import|importScripts|\.open)\(\s*["'](https?:)?//""", text), script.name
+
+
+def test_a_link_to_the_site_shows_the_climb(folder, monkeypatch):
+    """Other sites load the picture, so its address is whole where the site's is known."""
+    shown = r'<meta content="([^"]*)" property="og:image"'
+    picture = re.search(shown, (folder / "index.html").read_text(encoding="utf-8"))[1]
+    assert (folder / picture).read_bytes()[:4] == b"\x89PNG"
+    monkeypatch.setitem(site.SETTINGS, "html_baseurl", "https://someone.github.io/fa2_lab/")
+    assert f'og:image": "https://someone.github.io/fa2_lab/{picture}"' in site.index()
 
 
 def test_no_assignment_shows_its_solution(folder):

@@ -1,0 +1,184 @@
+"""The climb as a moving picture: one bar goes through the speeds of all rungs, and six jumps stay below it.
+
+`moving(**data())` reads every number from the record of the ladder and every line of code from the rungs themselves.
+"""
+
+import re
+from difflib import SequenceMatcher
+from html import escape
+from typing import NamedTuple
+
+from fa2_lab.kernels import ladder
+from fa2_lab.plots import climb
+from fa2_lab.plots.climb import RungSpeeds
+from fa2_lab.tools import steps
+from fa2_studio.book.film import DARK, MIDDLE, Film, n, text
+
+JUMPS = {  # by its last rung: how many changes, what they do, and how the line begins that shows it
+    "03": (3, "Scores stay on the chip, one program per row block", "grid = "),
+    "05": (1, "O is divided once, after the last tile", "o_i = alpha"),
+    "10": (1, "The copies of two tiles run ahead", "num_warps"),
+    "11": (1, "The masked tiles come first, so matmuls need not wait", "for j in "),
+    "18": (1, "A tile has 128 keys instead of 64", "SIZES"),
+    "20": (1, "Q Kᵀ of the next tile runs beside P V of this one", "s_ij = hopper.warpgroup_mma_wait(1"),
+}
+
+
+class Jump(NamedTuple):
+    """Changes that count, from one rung to another, and the line that shows them."""
+
+    before: RungSpeeds
+    after: RungSpeeds
+    words: str
+    line: str  # of code, as markup
+
+    @property
+    def factor(self) -> float:
+        return self.after.full / self.before.full
+
+
+def data() -> dict:
+    """The speeds of all rungs and of the peer, and the six jumps."""
+    drawn = climb.data()
+    rungs, peer = drawn["rungs"], drawn["peer"]
+    numbers = [rung.number for rung in rungs]
+    jumps = []
+    for number, (changes, words, begin) in JUMPS.items():
+        k = numbers.index(number)
+        jumps.append(Jump(rungs[k - changes], rungs[k], words, changed_line(numbers[k - 1], number, begin)))
+    made = drawn["setting"].split(",")[0]
+    return dict(rungs=rungs, peer=peer, jumps=jumps, gpu=made)
+
+
+def changed_line(before: str, after: str, begin: str) -> str:
+    """The new line that begins so, with what differs from an old line that it replaces marked."""
+    for what, gone, come in steps.steps(ladder.find(before), ladder.find(after)):
+        found = next((line for line in come if what != "equal" and line.strip().startswith(begin)), None)
+        if found is not None:
+            new = words_of(found)
+            pairs = [SequenceMatcher(a=words_of(line), b=new, autojunk=False) for line in gone]
+            near = max(pairs, key=SequenceMatcher.ratio, default=None)
+            if near is None or near.ratio() < 0.75:
+                return escape("".join(new), quote=False)  # a line of its own
+            return "".join(
+                mark(what, escape("".join(new[a:b]), quote=False)) for what, _, _, a, b in near.get_opcodes()
+            )
+    raise ValueError(f"rung {after}: no changed line begins with {begin!r}")
+
+
+def words_of(line: str) -> list[str]:
+    """A line's words and signs, without its comment."""
+    return re.findall(r"\w+|\W", line.split("  # ")[0].strip())
+
+
+def mark(what: str, code: str) -> str:
+    return code if what == "equal" or not code else f'<tspan class="n">{code}</tspan>'
+
+
+# Time and places ------------------------------------------------------------------------------------------------
+
+START, SMALL, JUMP, END = 1.2, 0.24, 1.1, 2.8  # seconds of the first rung, a change, a jump, the last rung
+MOVE = 0.2  # of each, while the bar moves
+W, H = 1200, 675
+X, WIDTH = 40, 1120  # the bar's room
+BAR_Y, BAR_H = 170, 52
+FULL = 1018  # how long the bar is at the peer's speed
+ROW_Y, ROW_H = 311, 59
+
+LOOKS = """
+.h{font-size:36px;font-weight:700;letter-spacing:-.5px}.q{font-size:21px;fill:var(--quiet)}
+.big{font-size:46px;font-weight:700;letter-spacing:-1px}.s{font-size:22px;font-weight:600}.p{font-size:21px}
+.f{font-size:29px;font-weight:700;letter-spacing:-.5px}.o{fill:var(--ours)}.e{fill:var(--empty)}
+.c{font-size:19.5px;font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+.n{fill:var(--ours);font-weight:700}.d{font-size:20px;font-weight:700;fill:var(--card)}
+.w{stroke:var(--ink);stroke-width:3}
+"""
+
+
+def times(rungs: list[RungSpeeds]) -> list[float]:
+    """When each rung comes, and when the loop ends."""
+    at = [0.0, START]
+    for rung in rungs[1:-1]:
+        at.append(at[-1] + (JUMP if rung.number in JUMPS else SMALL))
+    return [*at, at[-1] + END]
+
+
+# The picture ----------------------------------------------------------------------------------------------------
+
+
+def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str) -> str:
+    """The picture that plays; as it is written it shows the last rung, and all jumps."""
+    at = times(rungs)
+    film, name = Film(at[-1], 0), peer[0]
+    shares = [rung.full / peer[1] for rung in rungs]
+    come = dict(zip((rung.number for rung in rungs), at, strict=False))
+    title = f"From {shares[0]:.0%} to {shares[-1]:.0%} of {name}'s speed"
+    setting = f"One forward kernel, {len(rungs) - 1} changes. {gpu}, bf16, N = 4,096, d = 128, no mask"
+    rows = "".join(row(film, k, jump, come[jump.after.number], peer[1]) for k, jump in enumerate(jumps))
+    drawing = (
+        text(X, 58, title, "h")
+        + text(X, 91, setting, "q")
+        + text(X + WIDTH, 112, name, "p", ' text-anchor="end"')
+        + f'<path class="e" d="M{X} {BAR_Y}h{WIDTH}v{BAR_H}h-{WIDTH}z"/>'
+        + f'<path class="w" d="M{X + FULL} 122v{BAR_Y + BAR_H + 12 - 122}"/>'
+        + bar(film, shares, at)
+        + "".join(numbers(film, rungs, k, shares[k], at) for k in range(len(rungs)))
+        + text(X, 289, rest(rungs, jumps), "p", film.shown("e", at[-2] + 0.9))
+        + rows
+    )
+    words = "; ".join(f"{jump.words}: times {jump.factor:.2f}" for jump in jumps)
+    alt = f"One bar, the speed of a forward kernel, goes through {len(rungs) - 1} changes; six jumps: {words}. "
+    alt += f"At the end the bar has passed a line, the speed of {name}."
+    looks = f"{LOOKS}@media(prefers-color-scheme:dark){{{DARK}}}"
+    return film.svg(W, H, f"{title}, in {len(rungs) - 1} changes", escape(alt, quote=False), looks, drawing)
+
+
+def bar(film: Film, shares: list[float], at: list[float]) -> str:
+    """The bar as long as the speed of the last rung; it grows, and at times shrinks, from rung to rung."""
+
+    def long(share: float) -> str:
+        return f"transform:scaleX({share / shares[-1]:.4f})"
+
+    stops = [(0, long(shares[0]))]
+    for before, share, t in zip(shares, shares[1:], at[1:-1], strict=False):
+        stops += [(t, long(before), "cubic-bezier(.4,0,.2,1)"), (t + MOVE, long(share))]
+    d = f"M0 {BAR_Y}h{n(FULL * shares[-1])}v{BAR_H}H0z"
+    play = film.play("b", [*stops, (at[-1], long(shares[-1]))])
+    return f'<g transform="translate({X} 0)"><path class="o" d="{d}"{play}/></g>'
+
+
+def numbers(film: Film, rungs: list[RungSpeeds], k: int, share: float, at: list[float]) -> str:
+    """While a rung is shown: its share above the end of the bar, and what it changed below."""
+    end = X + min(FULL - 10, FULL * share)
+    until = None if k == len(rungs) - 1 else at[k + 1]
+    shown = text(end, BAR_Y - 12, f"{share:.0%}", "big", ' text-anchor="end"' + film.shown(f"n{k}", at[k], until))
+    change = f"Change {k}, {rungs[k].name}: × {rungs[k].full / rungs[k - 1].full:.2f}" if k else "Standard attention"
+    return shown + text(X, 289, change, "p", film.shown(f"c{k}", at[k], until or at[k] + 0.9))
+
+
+def row(film: Film, k: int, jump: Jump, t: float, peer: float) -> str:
+    """A jump: its number under the bar and before the row, its factor, its name, its line, and from where to where."""
+    y, place = ROW_Y + k * ROW_H, X + FULL * jump.after.full / peer
+    from_to = f"{jump.before.full / peer:.0%} → {jump.after.full / peer:.0%}"
+    ground = f'<rect x="{X - 12}" y="{y - 3}" width="{WIDTH + 24}" height="{ROW_H - 2}" rx="8" class="e"'
+    lit = film.shown(f"l{k}", t, t + JUMP + 0.15)
+    inside = "".join(
+        f'<circle cx="{n(x)}" cy="{n(cy)}" r="15" class="o"/>{text(x, cy + 7.2, str(k + 1), "d", MIDDLE)}'
+        for x, cy in ((place, BAR_Y + BAR_H + 22), (X + 16, y + 26))
+    )
+    return f"<g{film.shown(f'j{k}', t + 0.05)}>{ground}{lit}/>{inside}" + (
+        text(X + 46, y + 36, f"× {jump.factor:.2f}", "f")
+        + text(X + 176, y + 22, jump.words, "s")
+        + text(X + 176, y + 47, jump.line, "c", ' xml:space="preserve"')
+        + text(X + WIDTH, y + 22, from_to, "q", ' text-anchor="end"')
+        + "</g>"
+    )
+
+
+def rest(rungs: list[RungSpeeds], jumps: list[Jump]) -> str:
+    """What all other changes give together, here and under the causal mask."""
+    here, causal = rungs[-1].full / rungs[0].full, rungs[-1].causal / rungs[0].causal
+    for jump in jumps:
+        here, causal = here / jump.factor, causal / (jump.after.causal / jump.before.causal)
+    others = len(rungs) - 1 - sum(changes for changes, *_ in JUMPS.values())
+    return f"The other {others} changes together: × {here:.2f} without a mask, × {causal:.2f} with the causal mask"
