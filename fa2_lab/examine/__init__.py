@@ -53,12 +53,11 @@ def examine(
     begun = time.monotonic()
     subject = Subject(function, given, device)
     subject.settle(layout, library, dtype)
-    subject.settle_window()
     answers: list[Answer] = []
     found: list[Finding] = []
     refused: dict[str, str] = {}
     for case in map(subject.fitted, all_cases(subject.d, subject.multiple, quick)):
-        if lack := subject.can(case):
+        if lack := subject.lacks(case):
             refused.setdefault(lack, "")
         elif time.monotonic() - begun > SECONDS[quick] * 0.6:
             refused["the last cases"] = "there was no time left"
@@ -72,7 +71,7 @@ def examine(
     unsteady = list(repeated(subject, answers[0])) if answers else []
     named = explain(answers, subject.tiles())
     drop = other_mask(named, answers)
-    named = [x for x in named if not x.case or x.case.group not in drop]
+    named = [x for x in named if x.group not in drop]
     answers = [x for x in answers if x.case.group not in drop]
     state = next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), Variant())
     if unsteady or any(x.name == "reads-past-end" for x in found):
@@ -95,7 +94,7 @@ def examine(
 def other_mask(named: list[Finding], answers: list[Answer]) -> set[str]:
     """A mask is boolean or additive, and few functions take both: the groups of the kind that a function does not."""
     asked = {x.case.group for x in answers} & {"mask", "bias"}
-    misread = {x.case.group for x in named if x.case and x.name in ("unknown", "mask-ignored")} & asked
+    misread = {x.group for x in named if x.name in ("unknown", "mask-ignored")} & asked
     drop = misread if len(asked) == 2 and len(misread) == 1 else set()
     return drop | ({"empty-mask"} if "mask" in drop else set())
 

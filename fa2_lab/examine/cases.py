@@ -123,8 +123,8 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
         make("lengths", 6, 70, batch=2, heads=1, key_lengths=np.array([33, 64])),
         case("packed", 23, d=d, cu_seqlens=np.array([0, 5, 12, 23])),
         case("packed", 23, d=d, cu_seqlens=np.array([0, 5, 5, 12, 23]), causal=True, gradients=True),
-        make("sinks", 12, sinks=np.array([0.5, -1.0])),
-        make("sinks", 140, causal=True, sinks=np.array([1.0, 3.0])),
+        make("sinks", 12, causal=True, sinks=np.array([0.5, -1.0])),
+        make("sinks", 20, 140, sinks=np.array([1.0, 3.0])),
         make("dL", 9, gradients=True, dL=True),
         make("dL", 12, causal=True, gradients=True, dL=True),
     ]

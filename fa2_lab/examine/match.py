@@ -104,6 +104,10 @@ class Finding(NamedTuple):
         return CATALOGUE[self.name]
 
     @property
+    def group(self) -> str:
+        return self.case.group if self.case else ""
+
+    @property
     def is_wrong(self) -> bool:
         return self.mistake.part not in ("reads", "remarks")
 
@@ -114,47 +118,41 @@ class Finding(NamedTuple):
 
 
 def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
-    """Name what is wrong with a function's answers: in O, then in L, then in the gradients."""
-    asked = [x for x in answers if "O" in x.outputs]
-    found, state = explain_part(asked, Variant(), "O", ("O",), tiles)
-    unsure = {finding.case.group for finding in found if finding.name in ("unknown", "grouped-silent") and finding.case}
-    asked = [x for x in asked if x.case.group not in unsure]
-    plain = not any(finding.is_wrong and finding.case and finding.case.group == "plain" for finding in found)
-    right = [x for x in asked if x.fits(conventions(state), ("O",))]
-    found += explain_L([x for x in asked if "L" in x.outputs], state, plain, tiles)
-    if plain:
-        found += explain_part(
-            [x for x in right if "dQ" in x.outputs and x.case.group != "empty"],
-            conventions(state),
-            "gradients",
-            GRADIENTS,
-            tiles,
-        )[0]
-    return found
-
-
-def explain_L(answers: list[Answer], state: Variant, plain: bool, tiles: Sequence[int]) -> list[Finding]:
-    """L of a wrong softmax may be right, or wrong like O; only where O is right is it said to be wrong for itself."""
-    for base in (state, conventions(state)):
-        if fits_all(base, answers, ("L",)):
-            return []
-    for base in (state, conventions(state)):
-        for s in candidates(base, "L", tiles):
-            if fits_all(s, answers, ("L",)):
-                return [Finding(s.names[-1], *place(answers, base, ("L",)), state=s)]
-    right = [x for x in answers if x.fits(conventions(state), ("O",))]
-    return explain_part(right, conventions(state), "L", ("L",), tiles)[0] if plain else []
+    """Name what is wrong with a function's answers: in O, then in L, then in the gradients where O is right."""
+    found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
+    plain = not any(x.is_wrong and x.group == "plain" for x in found)
+    sure = [
+        x
+        for x in answers
+        if not any(f.name in ("unknown", "grouped-silent") and f.group == x.case.group for f in found)
+    ]
+    of_L = [x for x in sure if "L" in x.outputs]
+    right = [x for x in sure if x.fits(conventions(state), ("O",))]
+    for base in (state, conventions(state)):  # L of a wrong softmax may be right, or wrong as O is, or for itself
+        if not fits_all(base, of_L, ("L",)):
+            single = [s for s in candidates(base, "L", tiles) if fits_all(s, of_L, ("L",))]
+            more = [Finding(s.names[-1], *place(of_L, base, ("L",)), state=s) for s in single[:1]]
+            if not more and plain and base == conventions(state):
+                more = explain_part([x for x in right if "L" in x.outputs], base, "L", ("L",), tiles)[0]
+            found += more
+            if not more:
+                continue
+        break
+    skip = {"empty"} | {"dL" for x in found if x.mistake.part == "L"}
+    asked = [x for x in right if "dQ" in x.outputs and x.case.group not in skip]
+    return found + (explain_part(asked, conventions(state), "gradients", GRADIENTS, tiles)[0] if plain else [])
 
 
 def explain_part(
-    answers: list[Answer], state: Variant, part: str, outputs: tuple[str, ...], tiles: Sequence[int]
+    answers: Sequence[Answer], state: Variant, part: str, outputs: tuple[str, ...], tiles: Sequence[int]
 ) -> tuple[list[Finding], Variant]:
     """The mistakes of one part, group after group; each must fit everything that was explained before."""
     found: list[Finding] = []
     settled: list[Answer] = []
     for group in dict.fromkeys(x.case.group for x in answers):
         mine = sorted((x for x in answers if x.case.group == group), key=lambda x: x.case.q.size + x.case.k.size)
-        if part == "O" and group == "plain" and all(np.isnan(x.outputs["O"]).all() for x in mine):
+        is_plain = part == "O" and group == "plain"
+        if is_plain and all(np.isnan(x.outputs["O"]).all() for x in mine):
             return [Finding("all-nan", *place(mine, state, outputs))], state
         if fits_all(state, mine, outputs):
             settled += mine
@@ -164,28 +162,22 @@ def explain_part(
         fitting = [s for s in candidates(state, part, tiles) if fits_all(s, mine + settled, outputs)]
         if not fitting and group in PAIRED:
             fitting = [s for s in pairs(state, part, tiles, mine, outputs) if fits_all(s, settled, outputs)]
-        if not fitting and len(outputs) > 1:
-            singly = [explain_part(mine, state, part, (name,), tiles)[0] for name in outputs]
-            found += [finding for one in singly for finding in one]
-            continue
-        if not fitting and part == "O" and group == "plain" and (coarse := rounding(mine, state, tiles)):
+        if fitting:
+            best, others = choose(fitting, answers, outputs, len(state.names))
+            new = best.names[len(state.names) :]
+            found += [Finding(name, *place(mine, state, outputs), others=others, state=best) for name in new]
+            state, settled = best, settled + mine
+        elif len(outputs) > 1:
+            found += [x for name in outputs for x in explain_part(mine, state, part, (name,), tiles)[0]]
+        elif is_plain and (coarse := rounding(mine, state, tiles)):
             found.append(coarse)
             for x in answers:  # what follows is judged as if in 16 bits
                 x.eps = 2.0**-8
-            continue
-        if not fitting and group in ("large", "hidden") and len(state.names) > len(conventions(state).names):
-            continue  # infinities of a softmax that is wrong anyway say nothing
-        if not fitting:
+        elif group in ("plain", "causal", *PAIRED) or state == conventions(state) or part != "O":
             name = "grouped-silent" if group == "grouped" and part == "O" else "unknown"
             found.append(Finding(name, *place(mine, state, outputs), state=state))
             if group == "plain":
                 break
-            continue
-        best, others = choose(fitting, answers, outputs, len(state.names))
-        for name in best.names[len(state.names) :]:
-            found.append(Finding(name, *place(mine, state, outputs), others=others, state=best))
-        state = best
-        settled += mine
     return found, state
 
 
@@ -199,14 +191,11 @@ def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Fin
         here = distance(state)
         if not here < 2.0**-7:
             return None
-        steps = [s for m in CATALOGUE.values() if "bits" in m.varies for s in forms(m, state, (*tiles, 0))]
-        best = min(steps, key=distance)
-    where = place(answers, state, ("O",))
-    return (
-        Finding(best.names[-1], *where, state=best)
-        if distance(best) < here / 8
-        else Finding("precision", *where, state=state)
-    )
+        best = min(
+            (s for m in CATALOGUE.values() if "bits" in m.varies for s in forms(m, state, (*tiles, 0))), key=distance
+        )
+    name = best.names[-1] if distance(best) < here / 8 else "precision"
+    return Finding(name, *place(answers, state, ("O",)), state=state if name == "precision" else best)
 
 
 def forms(mistake: Mistake, state: Variant, tiles: Sequence[int]) -> Iterator[Variant]:
@@ -248,7 +237,7 @@ def pairs(
 
 
 def choose(
-    fitting: list[Variant], answers: list[Answer], outputs: tuple[str, ...], known: int
+    fitting: list[Variant], answers: Sequence[Answer], outputs: tuple[str, ...], known: int
 ) -> tuple[Variant, tuple[str, ...]]:
     """The one that fits most answers of all groups, conventions first; and the names that fit as many."""
     score = {s: sum(x.fits(s, outputs) for x in answers) for s in fitting}

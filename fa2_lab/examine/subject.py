@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from fa2_lab.examine.cases import Question, case, rounded
-from fa2_lab.examine.match import Answer, Variant, candidates
+from fa2_lab.examine.match import GRADIENTS, RIGHT, TILES, Answer, Variant, candidates
 
 NAMES = {
     "q": "q query queries q_in xq",
@@ -37,11 +39,11 @@ NAMES = {
     "L": "lse l",
 }
 ROLE = {name: role for role, names in NAMES.items() for name in names.split()}
-LAYOUTS = {"bhnd": "(batch, heads, N, d)", "bnhd": "(batch, N, heads, d)", "hnd": "(heads, N, d)", "nd": "(N, d)"}
-WHOLE = ("bhnd", "bnhd", "thd")  # a function that takes four dimensions is not asked with fewer
-LAYOUTS |= {"thd": "packed (total, heads, d)"}
+WHOLE = {"bhnd": "(batch, heads, N, d)", "bnhd": "(batch, N, heads, d)", "thd": "packed (total, heads, d)"}
+LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "nd": "(N, d)"}
 SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # lengths are multiples of, head dimension
 EPS = {"float64": 1.2e-7, "float32": 1.2e-7, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+DTYPES = {"numpy": ("float64", "float32")}
 GUARD = 1 << 14  # numbers before and after each input
 
 
@@ -58,360 +60,268 @@ class Subject:
         self.library, self.dtype, self.layout, self.multiple, self.d = "numpy", "float64", "bhnd", 1, 16
         self.also = ""  # another layout, in which it would be right
         self.fill = np.nan  # what lies before and after each input
-        self.window_is_int, self.changed, self.overrun = False, False, False
-        self.roles = self.read_signature()
-
-    # The signature ------------------------------------------------------------------------------------------------
-
-    def read_signature(self) -> dict[str, str]:
-        """{parameter: role}, the first three being q, k and v where their names say nothing."""
-        parameters = [
-            p for p in signature(self.function).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]
-        named = {p.name: ROLE.get(p.name.lower(), "") for p in parameters if p.name not in self.given}
-        roles = dict(named)
-        if not {"q", "k", "v"} <= set(named.values()):
-            for name, role in zip(list(named)[:3], "qkv", strict=False):
-                roles[name] = role
-        unknown = [p.name for p in parameters if not roles.get(p.name) and p.name in roles and p.default is p.empty]
-        if not {"q", "k", "v"} <= set(roles.values()):
-            raise NotExamined(f"{self.name} takes {len(named)} arguments; q, k and v are needed")
-        if unknown:
-            raise NotExamined(
-                f"{self.name} needs {unknown[0]!r}, which is not known here: give it with --set {unknown[0]}=…"
-            )
+        self.window_is_int = self.changed = self.overrun = False
+        parameters = [p for p in signature(function).parameters.values() if p.kind < 4 and p.kind != p.VAR_POSITIONAL]
         self.defaults = {p.name: p.default for p in parameters}
-        return {name: role for name, role in roles.items() if role}
+        named = {name: ROLE.get(name.lower(), "") for name in self.defaults if name not in self.given}
+        if not {"q", "k", "v"} <= set(named.values()):
+            named |= dict(zip(list(named)[:3], "qkv", strict=False))
+        self.roles = {name: role for name, role in named.items() if role}
+        if not {"q", "k", "v"} <= set(self.roles.values()):
+            raise NotExamined(f"{self.name} takes {len(named)} arguments; q, k and v are needed")
+        for name in named:
+            if not named[name] and self.defaults[name] is inspect.Parameter.empty:
+                raise NotExamined(f"{self.name} needs {name!r}, which is not known here: give it with --set {name}=…")
+        function = inspect.unwrap(function)
+        self.code, self.space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
 
     def takes(self, role: str) -> bool:
         return role in self.roles.values()
 
     def tiles(self) -> tuple[int, ...]:
         """Tile sizes that may be the function's: numbers in its signature, its code and its module's capitals."""
-        code = getattr(inspect.unwrap(self.function), "__code__", None)
-        spaces = getattr(inspect.unwrap(self.function), "__globals__", {})
-        numbers = [*self.defaults.values(), *self.given.values(), *(code.co_consts if code else ())]
-        numbers += [x for name, x in spaces.items() if name.upper() == name]
-        return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | {1, 2, 4, 8, 16, 32, 64, 128}))
+        numbers = [*self.defaults.values(), *self.given.values(), *(self.code.co_consts if self.code else ())]
+        numbers += [x for name, x in self.space.items() if name.upper() == name]
+        return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
     # Finding out how to ask ---------------------------------------------------------------------------------------
 
     def settle(self, layout: str = "", library: str = "", dtype: str = "") -> None:
         """Choose library, dtype, sizes and layout: those that give what attention should give, else those that run."""
-        libraries = [library] if library else self.libraries()
         layouts = [layout] if layout else ["thd"] if self.takes("cu_seqlens") else ["bhnd", "bnhd", "hnd", "nd"]
-        tried: list[tuple] = []
+        libraries = [library] if library else self.libraries()
         failure = ""
-        for multiple, d in SIZES:
+        for self.multiple, self.d in SIZES:
+            tried: list[tuple] = []
             for self.library in libraries:
-                for chosen in [dtype] if dtype else dtypes(self.library):
-                    for self.layout in layouts:
-                        self.multiple, self.d, self.dtype = multiple, d, chosen
+                for kind in [x for x in dtypes(self.library) if dtype in ("", x)]:
+                    self.dtype, before = kind, len(tried)
+                    for order in layouts:
+                        self.layout = order
                         try:
-                            tried.append((self.agreement(), self.library, self.dtype, self.layout))
-                            if tried[-1][0] == 4 and self.layout in WHOLE:
-                                return
+                            tried.append((self.agreement(), self.library, kind, order))
                         except NotExamined as refusal:
-                            failure = failure or f"as {self.library} {self.dtype} {LAYOUTS[self.layout]}, {refusal}"
-                    if tried:
-                        whole = [x for x in tried if x[-1] in WHOLE] or tried
-                        _, self.library, self.dtype, self.layout = max(whole, key=lambda x: x[0])
-                        self.also = next((LAYOUTS[x[-1]] for x in tried if x not in whole and x[0] == 4), "")
-                        return
+                            failure = failure or f"as {self.library} {kind} {LAYOUTS[order]}, {refusal}"
+                    if len(tried) > before:  # the first dtype that it takes
+                        break
+            if tried:  # a function that takes four dimensions is not asked with fewer
+                whole = [x for x in tried if x[-1] in WHOLE] or tried
+                _, self.library, self.dtype, self.layout = max(whole, key=lambda x: x[0])
+                self.also = next((LAYOUTS[x[-1]] for x in tried if x not in whole and x[0] == 4), "")
+                return self.settle_window()
         raise NotExamined(failure)
 
     def settle_window(self) -> None:
         """Whether a window is one number or two."""
-        default = next((self.defaults[name] for name, role in self.roles.items() if role == "window"), ())
-        asked = case("window", 8 * self.multiple, d=self.d, window=(4, 4))
-        if not isinstance(default, tuple):
+        if not any(role == "window" and isinstance(self.defaults[name], tuple) for name, role in self.roles.items()):
             for self.window_is_int in (False, True):
                 with suppress(NotExamined):
-                    self.ask(asked)
+                    self.ask(case("window", 8 * self.multiple, d=self.d, window=(4, 4)))
                     return
 
     def libraries(self) -> list[str]:
-        """The libraries that the function's module uses, and the installed others after them."""
-        function = inspect.unwrap(self.function)
-        spaces, code = getattr(function, "__globals__", {}), getattr(function, "__code__", None)
-        own = [spaces.get(x) for x in (code.co_names if code else ())]
+        """The libraries that the function's code uses, then its module, then NumPy and torch."""
         found = []
-        for values in (own, spaces.values(), [function]):
-            modules = {
-                (x.__name__ if inspect.ismodule(x) else str(getattr(x, "__module__", ""))).split(".")[0] for x in values
-            }
-            modules |= {"torch"} if modules & {"triton", "_C", "torch._C"} else set()
-            found += [x for x in ("torch", "jax", "numpy") if x in modules]
-        return list(dict.fromkeys([*found, "numpy", *(["torch"] if has("torch") else [])]))
+        own = [self.space.get(x) for x in (self.code.co_names if self.code else ())]
+        for values in (own, list(self.space.values()), [self.function]):
+            modules = {x.__name__ if inspect.ismodule(x) else str(getattr(x, "__module__", "")) for x in values}
+            roots = {x.split(".")[0].replace("triton", "torch").replace("_C", "torch") for x in modules}
+            found += [x for x in ("torch", "jax", "numpy") if x in roots]
+        return list(dict.fromkeys([*found, "numpy", *(["torch"] if find_spec("torch") else [])]))
 
-    def agreement(self) -> float:
+    def agreement(self) -> int:
         """4: right, or causal. 3: a known mistake. 2: each head answers for itself. 1: it runs."""
         n = 8 if self.multiple == 1 else self.multiple
-        asked = case("probe", n, d=self.d, batch=1 if self.layout == "thd" else 2, heads=3)
+        asked = self.fitted(case("probe", n, d=self.d, batch=2, heads=3))
         first = self.ask(asked)
-        if any(first.fits(Variant(names), ("O",)) for names in ((), ("always-causal",))):
+        if any(first.fits(s, ("O",)) for s in (RIGHT, Variant(("always-causal",)))):
             return 4
-        if any(first.fits(s, ("O",)) for s in candidates(Variant(), "O", (n,))):
+        if any(first.fits(s, ("O",)) for s in candidates(RIGHT, "O", (n,))):
             return 3
         other = asked.v.copy()
         other[0, 0] += 1
-        more = self.ask(Question("probe", asked.q, asked.k, other, asked.dO)).outputs["O"]
-        moved = np.abs(more - first.outputs["O"]).max(axis=(2, 3)) > 1e-6  # (batch, heads)
+        moved = np.abs(self.ask(replace(asked, v=other)).outputs["O"] - first.outputs["O"]).max(axis=(2, 3)) > 1e-6
         return 2 if moved[0, 0] and moved.sum() == 1 else 1
-
-    # Asking -------------------------------------------------------------------------------------------------------
 
     def fitted(self, case: Question) -> Question:
         """A packed sequence has no batch: of a case with one its first entry."""
-        return case.entry(slice(1)) if self.layout == "thd" and case.q.shape[0] > 1 else case
+        return case.entry(slice(1)) if self.layout == "thd" else case
 
-    def can(self, case: Question) -> str:
+    def lacks(self, case: Question) -> str:
         """The option of a case that the function does not take; empty if it takes all."""
         masks = ("mask", "bias") if case.group == "bias" else ("mask",)
-        lacks = [x for x in case.options if not any(map(self.takes, masks if x == "mask" else (x,)))]
-        if not lacks and case.k.shape[1] != case.q.shape[1] and self.layout in ("nd",):
+        if lacks := [x for x in case.options if not any(map(self.takes, masks if x == "mask" else (x,)))]:
+            return lacks[0]
+        if case.k.shape[1] != case.q.shape[1] and self.layout == "nd":
             return "grouped heads"
         left, right = case.options.get("window") or (0, 0)
-        if self.window_is_int and left != right:
-            return "windows with two sides"
-        return lacks[0] if lacks else ""
+        return "windows with two sides" if self.window_is_int and left != right else ""
+
+    # Asking -------------------------------------------------------------------------------------------------------
 
     def ask(
-        self, case: Question, place: str = "guarded", fill: float | None = None, expanded_dO: bool = False
+        self, case: Question, place: str = "", fill: float | None = None, gradients: bool = True, expanded: bool = False
     ) -> Answer:
         """The function's answer to a case; NotExamined if it raises or returns something else than numbers."""
         case = case.rounded(self.hold) if self.dtype != "float64" else case
-        fill = self.fill if fill is None else fill
+        gradients = gradients and case.gradients and self.library == "torch"
+        of_L = [None] if case.dL is None else self.split(case.dL[..., None])
         outputs: dict[str, list] = {}
-        pieces = list(self.pieces(case))
-        for q, k, v, dO, dL, options in pieces:
-            tensors = [self.tensor(x, place, fill) for x in (q, k, v)]
+        for n, inputs in enumerate(zip(*map(self.split, (case.q, case.k, case.v, case.dO)), strict=True)):
+            tensors = [self.array(x, place, self.fill if fill is None else fill) for x in inputs[:3]]
             try:
-                got = self.call(tensors, options, dO, dL, case, expanded_dO)
-            except NotExamined:
-                if not case.gradients:
-                    raise
-                return self.ask(replace(case, gradients=False), place, fill)
-            for name, x in got.items():
-                outputs.setdefault(name, []).append(x)
-            kept = [self.numbers(x) for x in tensors]
-            self.changed |= any(not np.array_equal(a, self.hold(b)) for a, b in zip(kept, (q, k, v), strict=True))
-        whole: dict[str, np.ndarray] = {}
-        for name, parts in outputs.items():
-            like = {"dQ": case.q, "dK": case.k, "dV": case.v}.get(name, case.q)
-            shape = like.shape[:3] if name == "L" else like.shape
-            with suppress(ValueError):
-                whole[name] = self.canonical(parts, shape)
-        if "O" not in whole:
-            shapes = [f"shape {x.shape}" for x in outputs.get("O", [])]
-            raise NotExamined(f"it returns {(shapes or ['no array'])[0]} for q of shape {self.shape_of(pieces)}")
-        return Answer(case, whole, EPS[self.dtype])
+                with np.errstate(all="ignore"), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    for x in tensors if gradients else ():
+                        x.requires_grad_()
+                    got = self.call(tensors, self.options(case, n))
+                    found = dict(zip("OL", got, strict=False))
+                    if gradients and getattr(got[0], "requires_grad", False):
+                        found |= self.backward(got, tensors, inputs[3], of_L[n % len(of_L)], expanded)
+            except Exception as failure:
+                if gradients:
+                    return self.ask(case, place, fill, gradients=False)
+                said = str(failure).strip().split("\n")[0][:160]
+                raise NotExamined(f"{type(failure).__name__}: {said}".removesuffix(": ")) from failure
+            for name, x in found.items():
+                outputs.setdefault(name, []).append(numbers(x))
+            self.changed |= any(
+                not np.array_equal(numbers(a), self.hold(b)) for a, b in zip(tensors, inputs, strict=False)
+            )
+        like = {"O": case.q, "L": case.q[..., 0], "dQ": case.q, "dK": case.k, "dV": case.v}
+        whole = {name: self.join(parts, like[name].shape) for name, parts in outputs.items()}
+        if whole["O"] is None:
+            raise NotExamined(f"it returns shape {outputs['O'][0].shape} for q of shape {inputs[0].shape}")
+        return Answer(case, {name: x for name, x in whole.items() if x is not None}, EPS[self.dtype])
 
-    def shape_of(self, pieces: list) -> tuple[int, ...]:
-        return pieces[0][0].shape
+    def split(self, x: np.ndarray) -> list[np.ndarray]:
+        """(batch, heads, N, d) in the function's layout: one array, or one for each batch entry or head."""
+        if self.layout in ("hnd", "nd"):
+            return list(x) if self.layout == "hnd" else list(x.reshape(-1, *x.shape[2:]))
+        return [x if self.layout == "bhnd" else x.swapaxes(1, 2) if self.layout == "bnhd" else x[0].swapaxes(0, 1)]
 
-    def hold(self, x: np.ndarray) -> np.ndarray:
-        """The numbers that the dtype can hold, in float64."""
-        if self.dtype == "bfloat16":
-            return rounded(x, 8)
-        return x.astype(self.dtype).astype(np.float64)
-
-    def pieces(self, case: Question) -> Iterator[tuple]:
-        """A case in the function's layout: one call, or one for each batch entry or head."""
-        group, o = case.q.shape[1] // case.k.shape[1], case.options
-        arrays = (case.q, case.k, case.v, case.dO)
-        if self.layout in ("bhnd", "bnhd"):
-            turn = (lambda x: x.swapaxes(1, 2)) if self.layout == "bnhd" else (lambda x: x)
-            yield *map(turn, arrays), case.dL, dict(o)
-        elif self.layout == "thd":
-            flat = [x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in arrays]
-            yield *flat, case.dL, dict(o)
-        else:
-            for b in range(case.q.shape[0]):
-                options = {x: y[b : b + 1] if x == "key_lengths" else y[0] if x == "mask" else y for x, y in o.items()}
-                if self.layout == "hnd":
-                    yield *(x[b] for x in arrays), None if case.dL is None else case.dL[b], options
-                    continue
-                for h in range(case.q.shape[1]):
-                    one = {
-                        x: y[h] if x in ("mask", "sinks") else y[0] if x == "key_lengths" else y
-                        for x, y in options.items()
-                    }
-                    q, k, v, dO = case.q[b, h], case.k[b, h // group], case.v[b, h // group], case.dO[b, h]
-                    yield q, k, v, dO, None if case.dL is None else case.dL[b, h], one
-
-    def canonical(self, parts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-        """What came back, in the cases' layout; a ValueError if it has another shape."""
-        b, h, n = shape[:3]
+    def join(self, parts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray | None:
+        """What came back as (batch, heads, N, d) or, of L, (batch, heads, N); None if it has another shape."""
         x = np.stack(parts)
-        order = {"bhnd": (b, h, n), "bnhd": (b, n, h), "hnd": (b, h, n), "nd": (b, h, n), "thd": (b, n, h)}[self.layout]
-        native = {"bhnd": order, "bnhd": order, "hnd": order[1:], "nd": order[2:], "thd": (b * n, h)}[self.layout]
-        if len(shape) == 3:  # L: often (batch, heads, N) whatever the layout, or with one more axis
-            x = x[..., 0] if x.shape[-1] == 1 and x[0].ndim == len(native) + 1 else x
-            if x[0].shape != native and x[0].size == b * h * n // len(parts) and self.layout in ("bnhd", "thd"):
-                return x[0].reshape(b, h, n) if self.layout == "bnhd" else x[0].reshape(h, b, n).swapaxes(0, 1)
-        if x[0].shape[: len(native)] != native or x[0].shape[len(native) :] != shape[3:]:
-            raise ValueError
-        x = x.reshape(*order, *shape[3:])
-        return x.swapaxes(1, 2) if self.layout in ("bnhd", "thd") else x
+        if len(shape) == 4:
+            x = x if self.layout == "hnd" else x.reshape(*shape[:2], *x.shape[1:]) if self.layout == "nd" else x[0]
+            x = x.swapaxes(-2, -3) if self.layout in ("bnhd", "thd") else x
+            x = x[None] if self.layout == "thd" else x
+            return x if x.shape == shape else None
+        x = x[..., 0] if x.shape[-1] == 1 and x.ndim > len(LAYOUTS[self.layout].split(",")) else x
+        if self.layout == "nd":
+            x = x.reshape(*shape[:2], -1) if x.size == np.prod(shape) else x
+        orders = [y for y in (x, x[0], x.swapaxes(-1, -2), x[0].swapaxes(-1, -2)) if y.shape == shape]
+        return orders[0] if orders else None
 
-    def call(
-        self, tensors: list, options: dict, dO: np.ndarray, dL: np.ndarray | None, case: Question, expanded: bool
-    ) -> dict:
-        """O, L and the gradients of one call, as arrays."""
-        roles = dict(zip("qkv", tensors, strict=True))
-        N_q, N_k = (x.shape[2] for x in (case.q, case.k))
-        ask = dict(options)
+    def options(self, case: Question, n: int) -> dict[str, Any]:
+        """The options of a case for its n-th call."""
+        b, h = divmod(n, case.q.shape[1]) if self.layout == "nd" else (n, 0)
+        cut: dict[str, Any] = {}
+        if self.layout in ("hnd", "nd"):
+            one = self.layout == "nd"
+            cut["key_lengths"] = lambda x: x[b] if one else x[b : b + 1]
+            cut |= dict(mask=lambda x: x[0, h] if one else x[0], sinks=lambda x: x[h] if one else x)
+        asked = {name: cut.get(name, lambda x: x)(x) for name, x in case.options.items()}
         if case.group == "bias" and self.takes("bias"):
-            ask["bias"] = ask.pop("mask")
-        if self.window_is_int and "window" in ask:
-            ask["window"] = ask["window"][0]
-        if self.layout == "thd":
-            ask["longest"] = max(N_q, N_k)
-        neutral = dict(window=(-1, -1), scale=self.d**-0.5, key_lengths=np.full(case.q.shape[0], N_k))
-        neutral |= dict(dropout=0.0, seed=0, sinks=np.full(case.q.shape[1], -np.inf))
+            asked["bias"] = asked.pop("mask")
+        if self.window_is_int and "window" in asked:
+            asked["window"] = asked["window"][0]
+        N_q, N_k = case.q.shape[2], case.k.shape[2]
+        neutral = dict(
+            window=(-1, -1), scale=self.d**-0.5, key_lengths=np.full(case.q.shape[0], N_k), dropout=0.0, seed=0
+        )
+        neutral["sinks"] = np.full(case.q.shape[1], -np.inf)
+        neutral |= dict(causal=False, lse=True, longest=max(N_q, N_k), grouped=case.k.shape[1] != case.q.shape[1])
+        values: dict[str, Any] = {}
         for name, role in self.roles.items():
-            if self.defaults[name] is inspect.Parameter.empty and role not in ask:
-                ask[role] = neutral.get(role)
-        ask |= dict(lse=True, grouped=case.k.shape[1] != case.q.shape[1])
-        for name in ("O", "L"):
+            always = role in ("causal", "lse", "longest", "grouped") or self.defaults[name] is inspect.Parameter.empty
+            if role == "cu_seqlens":
+                values[name] = asked.get(role, np.array([0, N_k if "k" in name[-3:] else N_q]))
+            elif role in asked or (always and role not in ("q", "k", "v", "O", "L")):
+                values[name] = asked.get(role, neutral.get(role))
+        return values
+
+    def call(self, tensors: list, options: dict[str, Any]) -> list:
+        """O, and L if there is one."""
+        roles = dict(zip("qkv", tensors, strict=True))
+        for name, shape in (("O", tensors[0].shape), ("L", tensors[0].shape[:-1])):
             if self.takes(name):
-                roles[name] = self.tensor(
-                    np.full(tensors[0].shape[: None if name == "O" else -1], np.nan), "guarded", -7.0
-                )
-        arguments = dict(self.given)
-        for name, role in self.roles.items():
-            if role in roles:
-                arguments[name] = roles[role]
-            elif role == "cu_seqlens":
-                starts = (
-                    ask[role]
-                    if ask.get(role) is not None
-                    else np.arange(case.q.shape[0] + 1) * (N_k if "k" in name[-3:] else N_q)
-                )
-                arguments[name] = self.integers(starts)
-            elif role in ask:
-                arguments[name] = self.option(ask[role])
-        if self.takes("causal"):
-            for name, role in self.roles.items():
-                if role == "causal":
-                    arguments[name] = bool(options.get("causal", False))
-        wants = case.gradients and self.library == "torch"
-        if wants:
-            for x in tensors:
-                x.requires_grad_()
-        try:
-            with np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                result = invoke(self.function, arguments)
-                if result is None:  # it writes into what it was given
-                    result = [roles[x] for x in ("O", "L") if x in roles]
-                    self.overrun |= any(self.guards_changed(x) for x in result)
-                found = list(result) if isinstance(result, (tuple, list)) else [result]
-                arrays = dict(O=self.numbers(found[0]))
-                if (
-                    len(found) == 2
-                    and getattr(found[1], "ndim", 0) >= tensors[0].ndim - 1
-                    and found[1].shape[-1] != N_k
-                ) or self.takes("lse"):
-                    arrays["L"] = self.numbers(found[1])
-                if wants and getattr(found[0], "requires_grad", False):
-                    arrays |= self.backward(found, tensors, dO, dL, "L" in arrays, expanded)
-            return arrays
-        except Exception as failure:
-            raise NotExamined(
-                f"{type(failure).__name__}: {str(failure).strip().splitlines()[0][:200] if str(failure) else ''}"
-            ) from failure
+                roles[name] = self.array(np.full(tuple(shape), np.nan), fill=-7.0)
+        arguments = self.given | {name: self.option(x) for name, x in options.items()}
+        arguments |= {name: roles[role] for name, role in self.roles.items() if role in roles}
+        first = [p.name for p in signature(self.function).parameters.values() if p.kind is p.POSITIONAL_ONLY]
+        result = self.function(*(arguments.pop(x) for x in first if x in arguments), **arguments)
+        if result is None:  # it writes into what it was given, between guards of −7
+            result = [roles[x] for x in ("O", "L") if x in roles]
+            for x in result:
+                memory = x._base if self.library == "torch" else x.base
+                self.overrun |= bool((memory[:GUARD] != -7).any() or (memory[-GUARD:] != -7).any())
+        found = list(result) if isinstance(result, (tuple, list)) else [result]
+        has_L = (
+            len(found) > 1
+            and (len(found) == 2 or self.takes("lse"))
+            and getattr(found[1], "ndim", 0) >= found[0].ndim - 1
+        )
+        is_P = has_L and found[1].ndim == found[0].ndim and found[1].shape[-1] != 1
+        return found[: 2 if has_L and not is_P else 1]
 
     def backward(
-        self, found: list, tensors: list, dO: np.ndarray, dL: np.ndarray | None, has_L: bool, expanded: bool
-    ) -> dict:
-        """The gradients that torch's autograd finds; none for the loss with L where L takes none."""
+        self, got: list, tensors: list, dO: np.ndarray, dL: np.ndarray | None, expanded: bool
+    ) -> dict[str, Any]:
+        """The gradients that torch's autograd finds; none of a loss with L where L takes none."""
         import torch
 
-        if dL is not None and not (has_L and found[1].requires_grad):
-            return {}
-        outputs, gradients = [found[0]], [self.tensor(dO, "plain").to(found[0].dtype)]
-        if expanded:
-            gradients = [gradients[0].new_ones(()).expand(found[0].shape)]
+        of_O = got[0].new_ones(()).expand(got[0].shape) if expanded else self.array(dO).to(got[0].dtype)
+        outputs, gradients = [got[0]], [of_O]
         if dL is not None:
-            outputs.append(found[1])
-            flat = dL.swapaxes(0, 1).reshape(dL.shape[-2], -1) if dL.ndim == 3 else dL
-            orders = [x for x in (dL, dL.swapaxes(-1, -2), flat, flat.T) if x.shape == found[1].squeeze(-1).shape]
-            if not orders:
+            if len(got) < 2 or not got[1].requires_grad:
                 return {}
-            gradients.append(self.tensor(orders[0].reshape(found[1].shape), "plain").to(found[1].dtype))
-        got = torch.autograd.grad(outputs, tensors, gradients, allow_unused=True)
-        return {name: self.numbers(x) for name, x in zip(("dQ", "dK", "dV"), got, strict=True) if x is not None}
+            shape, dL = tuple(got[1].shape), dL[..., 0]
+            orders = [x for x in (dL, dL.swapaxes(-1, -2)) if x.shape == shape or (*x.shape, 1) == shape]
+            outputs, gradients = got[:2], [of_O, torch.tensor(orders[0].reshape(shape)).to(got[1])]
+        found = torch.autograd.grad(outputs, tensors, gradients, allow_unused=True)
+        return {name: x for name, x in zip(GRADIENTS, found, strict=True) if x is not None}
 
     # Arrays -------------------------------------------------------------------------------------------------------
 
-    def tensor(self, x: np.ndarray, place: str, fill: float = np.nan) -> Any:
+    def hold(self, x: np.ndarray) -> np.ndarray:
+        """The numbers that the dtype can hold, in float64."""
+        return rounded(x, 8) if self.dtype == "bfloat16" else x.astype(self.dtype).astype(np.float64)
+
+    def flat(self, x: np.ndarray, dtype: str = "") -> Any:
+        if self.library == "torch":
+            import torch
+
+            return torch.tensor(x, dtype=getattr(torch, dtype or self.dtype), device=self.device or "cpu")
+        array = np.array(x, dtype=dtype or self.dtype)
+        return import_module("jax.numpy").asarray(array) if self.library == "jax" else array
+
+    def array(self, x: np.ndarray, place: str = "", fill: float = np.nan) -> Any:
         """x as an array of the library, with guard numbers before and after it, or as a view."""
-        gap = 3 if place == "gapped" else 0
-        order = {"turned": (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2), "swapped": (1, 0, *range(2, x.ndim))}
-        shape = list(x.shape)
-        if gap:
-            shape[-2] += gap
-        axes = order.get(place, tuple(range(x.ndim)))
-        stored = np.full([shape[a] for a in axes], fill)
-        buffer = np.concatenate([np.full(GUARD, fill), stored.ravel(), np.full(GUARD, fill)])
         if self.library == "jax":
-            import jax.numpy as jnp
-
-            return jnp.asarray(x, dtype=self.dtype)
-        if self.library == "torch":
-            import torch
-
-            memory: Any = torch.from_numpy(buffer).to(getattr(torch, self.dtype)).to(self.device or "cpu")
-            view: Any = memory[GUARD : GUARD + stored.size].view(stored.shape).permute(*np.argsort(axes).tolist())
-            view = view.narrow(x.ndim - 2, 0, x.shape[-2]) if gap else view
-            view.copy_(torch.from_numpy(np.ascontiguousarray(x)))
-            return view[:1].expand(view.shape) if place == "expanded" else view.detach()
-        array: Any = buffer.astype(self.dtype)
-        view = array[GUARD : GUARD + stored.size].reshape(stored.shape).transpose(np.argsort(axes))
-        view = view[..., : x.shape[-2], :] if gap else view
-        view[...] = x
-        return np.broadcast_to(view[:1], view.shape) if place == "expanded" else view
-
-    def guards_changed(self, x: Any) -> bool:
-        """Whether something was written before or after an output, which lies between guards of −7."""
-        import_torch = self.library == "torch"
-        whole = x.new_empty(0).set_(x.untyped_storage()).cpu().numpy() if import_torch else x.base
-        return bool((whole[:GUARD] != -7).any() or (whole[-GUARD:] != -7).any())
-
-    def integers(self, x: np.ndarray) -> Any:
-        if self.library == "torch":
-            import torch
-
-            return torch.as_tensor(np.asarray(x), dtype=torch.int32, device=self.device or "cpu")
-        return np.asarray(x, dtype=np.int32)
+            return self.flat(x)
+        a, b = {"turned": (-1, -2), "swapped": (0, 1)}.get(place, (0, 0))
+        shape = list(x.shape)
+        shape[-2:] = [shape[-2] + 3, shape[-1]] if place == "gapped" else shape[-2:]
+        shape[a], shape[b] = shape[b], shape[a]
+        size = int(np.prod(shape))
+        memory = self.flat(np.full(size + 2 * GUARD, fill))
+        view = memory[GUARD : GUARD + size].reshape(shape).swapaxes(a, b)
+        view = view[..., : x.shape[-2], :] if place == "gapped" else view
+        view[...] = self.flat(x)
+        return import_module(self.library).broadcast_to(view[:1], x.shape) if place == "expanded" else view
 
     def option(self, x: Any) -> Any:
         """An option's value as the library wants it."""
         if not isinstance(x, np.ndarray):
-            return x
-        if x.dtype.kind in "iu":
-            return self.integers(x) if x.ndim else int(x)
-        if self.library == "torch":
-            import torch
-
-            dtype = torch.bool if x.dtype == bool else getattr(torch, self.dtype)
-            return torch.tensor(x, dtype=dtype, device=self.device or "cpu")
-        return x if x.dtype == bool else x.astype(self.dtype)
-
-    def numbers(self, x: Any) -> np.ndarray:
-        """An array of any library in float64."""
-        if hasattr(x, "detach"):
-            x = x.detach().double().cpu().numpy()
-        return np.array(x, dtype=np.float64)
+            return x.item() if isinstance(x, np.generic) else x
+        return self.flat(x, {"i": "int32", "b": "bool"}.get(x.dtype.kind, ""))
 
 
-def invoke(function: Callable, arguments: dict[str, Any]) -> Any:
-    """Call it: positional-only and unnamed parameters in their order, all others by name."""
-    parameters = signature(function).parameters.values()
-    first = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    return function(*(arguments.pop(x) for x in first if x in arguments), **arguments)
+def numbers(x: Any) -> np.ndarray:
+    """An array of any library in float64."""
+    return np.array(x.detach().double().cpu().numpy() if hasattr(x, "detach") else x, dtype=np.float64)
 
 
 def signature(function: Callable) -> inspect.Signature:
@@ -425,11 +335,5 @@ def signature(function: Callable) -> inspect.Signature:
         return inspect.Signature([inspect.Parameter(x, kind, default=None if given else none) for x, given in names])
 
 
-def has(module: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(module) is not None
-
-
 def dtypes(library: str) -> tuple[str, ...]:
-    return ("float64", "float32") if library == "numpy" else ("float32", "float16", "bfloat16")
+    return DTYPES.get(library, ("float32", "float16", "bfloat16"))
