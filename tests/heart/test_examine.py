@@ -57,7 +57,7 @@ def test_no_two_mistakes_give_the_same_numbers_on_all_cases(part):
 def test_each_mistake_is_named(part):
     assert explain(answers("", quick=True)) == []
     for name in [x for x, m in KNOBS.items() if m.part == part]:
-        found = explain(answers(name, quick=True))
+        found = explain(answers(name, quick=True), tiles=(4, 16, 64))
         assert [x.name for x in found] == [name], f"{name}: {[(x.name, x.where, x.others) for x in found]}"
 
 
