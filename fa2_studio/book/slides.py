@@ -27,7 +27,7 @@ from fa2_studio.book.callouts import mathml
 from fa2_studio.book.chapters import NOTEBOOKS, written
 from fa2_studio.book.site import LIVE, LOOKS, is_imports
 
-LECTURES = {  # title: its chapters; of those with several sittings, which are shown
+LECTURES = {  # title: its chapters; of those with several parts, which are shown
     "Attention and its cost": {"00": "", "01": ""},
     "Online softmax": {"02": ""},
     "FlashAttention": {"03": ""},
@@ -39,7 +39,7 @@ LECTURES = {  # title: its chapters; of those with several sittings, which are s
     "Hopper": {"12a": "1 2 3", "12b": "1 2", "13": "1 2"},
     "Decode, rings, masks": {"14": "", "15": "", "16": ""},
 }
-LEFT_OUT = ("Exercises", "Checks", "Questions", "Part IV in four", "Sitting")  # the course's, not a lecture's
+LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ")  # the course's, not a lecture's
 ROWS, LETTERS = 15, 80  # what a slide holds: lines of words, and letters in a line
 FULL, WIDE = 24, 70  # lines of code, which are closer together, and letters in a line of code
 FOLD = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
@@ -94,10 +94,10 @@ def deck(chapters: dict[str, str]) -> Iterator[str]:
     """The slides of some chapters."""
     for chapter in (c for c in written() if c.number in chapters):
         yield f"<section class=first><h1>{escape(chapter.title)}</h1><p>{escape(chapter.question)}</p></section>"
-        sitting = ""
+        part = ""
         for title, beats in sections(nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)):
-            sitting = title.split()[1] if title.startswith("Sitting ") else sitting
-            now = not chapters[chapter.number] or sitting in chapters[chapter.number].split() or title == "Recap"
+            part = title.split()[1] if title.startswith("Part ") else part
+            now = not chapters[chapter.number] or part in chapters[chapter.number].split() or title == "Recap"
             if now and not title.startswith(LEFT_OUT):
                 yield from slides(title, fewer(beats))
 

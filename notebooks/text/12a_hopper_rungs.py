@@ -6,20 +6,22 @@
 #
 # **What does an H100 want beyond FlashAttention-2?**
 #
-# FA2 was written for the A100. On NVIDIA's *Hopper* chips, the H100 and the H200, products run while the program goes on,
-# one thread can copy a whole tile, and warps can hand registers to each other. Here is the **machine**, as models that run
-# here, and the **rungs** 15 to 23 that use it, each as the lines that change and what they bought. The producer warp and the
-# early S are from FlashAttention-3 (2024). [Chapter 12b](12b_hopper_kernel.ipynb) reads the kernel that comes out.
+# FA2 was written for the A100. On NVIDIA's *Hopper* chips, the H100 and the H200, matmuls run while the program goes
+# on, one thread can copy a whole tile, and warps can hand registers to each other. This chapter first presents the
+# **machine**, with models that run here. Then it climbs the **rungs** 15 to 23, which use the machine, and for each
+# rung it shows the lines that change and the speed that they gained. The producer warp and the early start of S come
+# from FlashAttention-3 (2024). [Chapter 12b](12b_hopper_kernel.ipynb) reads the kernel that results.
 #
 # After this notebook you can
 #
-# - say who waits for whom in a Hopper kernel, and what happens if one wait or release is forgotten,
-# - work out how many warpgroups, rows and stages fit on an SM,
+# - explain which warps wait for which in a Hopper kernel, and predict what happens if one wait or release is forgotten,
+# - compute how many warpgroups, rows and stages fit on an SM,
 # - write a small kernel in Gluon, and compile it for an H100 that need not be here.
 #
-# *Time: 135 minutes, in six sittings. You need a Triton kernel that you have read ([08](08_triton_forward.ipynb)), [the
-# ladder](10_ladder.ipynb), and lanes (a *lane* is one of a warp's 32 threads), layouts and banks: [appendix A](A_lanes.ipynb),
-# 25 minutes more. No CUDA. Hardware: any laptop with Linux. Numbers were measured on an NVIDIA H200 in bf16.*
+# *Time: 135 minutes, in six parts. Before this: a Triton kernel that you have read ([08](08_triton_forward.ipynb)),
+# [the ladder](10_ladder.ipynb), and lanes (a *lane* is one of a warp's 32 threads), layouts and banks from [appendix
+# A](A_lanes.ipynb), which takes 25 minutes more. You do not need CUDA. Hardware: any laptop with Linux. Numbers were
+# measured on an NVIDIA H200 in bf16.*
 
 # %%
 import runpy
@@ -43,96 +45,104 @@ from fa2_studio.book.ring import PAUSE, try_out
 from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
-# ## Sitting 1 · The machine (25 minutes)
+# ## Part 1 · The machine (25 minutes)
 # What can the chip do by itself, and how does a kernel ask for it?
 #
 # ## What do the tensor cores wait for?
 #
-# A tile of B_r × B_c scores takes 4 B_r B_c d FLOPs on the tensor cores, for $QK^\top$ and $PV$, and B_r B_c exponentials on
-# other units. From the A100 to the H100 the tensor cores of one SM became twice as fast: 4,096 FLOPs a clock.
-# Exponentials stayed at 16 a clock.
+# For a tile of B_r × B_c scores, the matmuls $QK^\top$ and $PV$ take 4 B_r B_c d FLOPs on the tensor cores, and other
+# units compute B_r B_c exponentials. From the A100 to the H100, the tensor cores of one SM became twice as fast, so
+# they now do 4,096 FLOPs per clock. The rate of exponentials, however, stayed at 16 per clock.
 
 # %%
-def clocks(chip, d, B_r=64, B_c=128):  # products, exponentials
+def clocks(chip, d, B_r=64, B_c=128):  # of the matmuls, of the exponentials
     return 4 * B_r * B_c * d // chip.tensor_per_clock, B_r * B_c // chip.exp_per_clock
 
 
 for chip in (chips.A100, chips.H100):
     for d in (64, 128):
-        products, exps = clocks(chip, d)
-        share = f"{products / (products + exps):.0%} of the time tensor cores"
-        print(f"{chip.name:13} d = {d:3}: {products:,} + {exps} clocks, {share}")
+        matmuls, exps = clocks(chip, d)
+        share = f"tensor cores busy {matmuls / (matmuls + exps):.0%} of the time"
+        print(f"{chip.name:13} d = {d:3}: {matmuls:,} + {exps} clocks, {share}")
 
 # %% [markdown]
-# If one waits for the other, the tensor cores of an H100 stand still half of the time at d = 64. So everything else has to
-# happen *under* the products.
+# If each unit waits for the other, the tensor cores of an H100 are idle half of the time at d = 64. Therefore,
+# everything else has to happen *while* the matmuls run.
 #
-# ## Who holds which number?
+# ## Which thread holds which number?
 
 # %%
 show(row_reduction.draw(**row_reduction.data()))
 
 # %% [markdown]
-# The picture is the result of a warpgroup's product with 64 keys, 64 × 64 numbers: 16 rows for each of four warps, a row in
-# four lanes. The filled places are one lane's: 32 numbers in two rows. A row's maximum takes two exchanges.
+# The picture shows the result of a warpgroup's matmul with 64 keys, which is a block of 64 × 64 numbers. Each of the
+# four warps holds 16 rows, and four lanes share a row. The filled places belong to one lane, which holds 32 numbers in
+# two rows. To find the maximum of a row, its four lanes exchange values twice.
 #
-# In Triton the compiler decides which thread holds which number. In **Gluon**, a language beneath Triton, you decide:
-# Python again, the same compiler, but a tensor has a *layout* in its type. In code it is `gl`, not `tl`. Four layouts:
+# In Triton, the compiler decides which thread holds which number. In **Gluon**, a language beneath Triton, you decide.
+# Gluon is also Python and has the same compiler, but the type of a tensor includes a *layout*. In code, its name is
+# `gl` instead of `tl`. We need four layouts:
 #
-# | layout | of what | in words |
+# | layout | used for | meaning |
 # | --- | --- | --- |
-# | `NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16])` | s; also o, with d in place of B_c | the picture: as Hopper's tensor cores (version 3) leave a result; 4 warps, each 16 rows and B_c columns; one instruction goes 16 deep |
-# | `SliceLayout(1, …)` of it | m, ℓ | the same without its columns: one number for each row |
-# | `DotOperandLayout(0, …, 2)` of it | p | as the tensor cores want a left factor; 2 numbers of 16 bits to a register |
-# | `NVMMASharedLayout` | tiles of q, k, v | in shared memory, swizzled as in appendix A |
+# | `NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16])` | s, and also o, with d in place of B_c | the layout of the picture, in which Hopper's tensor cores (version 3) leave a result; there are 4 warps, each has 16 rows and B_c columns, and one instruction goes 16 deep |
+# | `SliceLayout(1, …)` of it | m, ℓ | the same layout without its columns, with one number per row |
+# | `DotOperandLayout(0, …, 2)` of it | p | the layout that the tensor cores expect of a left operand, with 2 numbers of 16 bits per register |
+# | `NVMMASharedLayout` | tiles of q, k, v | a tile in shared memory, swizzled as in appendix A |
 #
-# Only tensors of equal layouts can be added; `gl.convert_layout` changes one, and costs something only where a number has to
-# move. A row of o lies in the same lanes as that of s, so α goes from one to the other for nothing.
+# Two tensors can be added only if their layouts are equal. `gl.convert_layout` changes the layout of a tensor, and it
+# costs something only if a number has to move. The lanes that hold a row of o also hold the same row of s, so α moves
+# from the layout of s to the layout of o at no cost.
 #
-# ## What does one product read?
+# ## What does one matmul read?
 #
-# Hopper's instruction for the tensor cores is `wgmma`. A warpgroup starts it together. The result has 64 rows and stays in
-# registers. The right factor always lies in shared memory, the left one there or in registers. One `wgmma` goes 16
-# deep along the dimension that is summed. A product is *asynchronous*: the warpgroup starts it and goes on. Later it says
-# how many of its products may still be running, and waits for the others:
+# Hopper's instruction for the tensor cores is `wgmma`. All warps of a warpgroup start it together, and its result has
+# 64 rows and stays in registers. The right operand is always in shared memory, while the left operand is there or in
+# registers. One `wgmma` goes 16 deep along the dimension that is summed. A matmul is *asynchronous*, which means that
+# the warpgroup starts it and goes on. Later, the warpgroup names how many of its matmuls may still be running, and
+# waits for the others:
 #
 # ```python
-# s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)  # started, not there yet
+# s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)  # started, but not finished
 # o = warpgroup_mma(p, v, o, is_async=True)  # started after it
-# s = warpgroup_mma_wait(1, deps=[s])  # at most 1 still runs: s is there, o need not be
+# s = warpgroup_mma_wait(1, deps=[s])  # at most 1 matmul may still run, so s is ready, but o need not be
 # ```
 #
-# `use_acc=False`: the result does not begin with what `zero` holds. `deps` names the values that the wait makes valid.
-# Until then everything that the product reads must stay in place, and the warpgroup may do other work: P V of one tile can
-# run under the exponentials of the next. At d = 128 a product with 128 keys takes 512 clocks, and so do their exponentials.
-# At d = 64 it takes 256, too few to cover them: a second warpgroup will have to fill the hole.
+# `use_acc=False` means that the result does not begin with what `zero` holds. `deps` names the values that the wait
+# makes valid. Until this wait, everything that the matmul reads must stay in place. The warpgroup may do other work in
+# the meantime, so P V of one tile can run during the exponentials of the next. At d = 128, a matmul with 128 keys takes
+# 512 clocks, and so do the exponentials of these keys. At d = 64, however, the matmul takes only 256 clocks. That is
+# too short to cover the exponentials, so a second warpgroup will have to fill the gap.
 
 # %%
 show(wgmma.draw(**wgmma.data()))
 
 # %% [markdown]
-# Attention uses both places for its left factor. For $S = QK^\top$ both factors are tiles in shared memory. For $PV$ the
-# left factor P is already in registers, in the right lanes. So P never goes through shared memory.
+# Attention uses both options for the left operand. For $S = QK^\top$, both operands are tiles in shared memory. For
+# $PV$, the left operand P is already in registers and in the right lanes, so P never goes through shared memory.
 #
-# ## Who brings the tiles?
+# ## What brings the tiles?
 #
-# Hopper has a copy engine, called TMA (*tensor memory accelerator*). One thread names a *descriptor*, the first row, a
-# place in shared memory and a barrier, and goes on. The descriptor was made on the host: where the tensor lies, its
-# shape and strides, how large a tile is, and how to swizzle it. What lies outside of the tensor arrives as zeros.
+# Hopper has a copy engine called TMA (*tensor memory accelerator*). To start a TMA copy, one thread names a
+# *descriptor*, the first row, a buffer in shared memory and a barrier, and then goes on with its work. The descriptor
+# was made on the host. It records the address of the tensor, its shape and strides, the size of a tile, and the way to
+# swizzle it. For rows outside of the tensor, TMA delivers zeros.
 
 # %%
 show(bulk_copy.draw(**bulk_copy.data()))
 
 # %% [markdown]
-# Here the last tile has two keys and two rows of zeros. In V zeros do no harm. In K they do: a key of zeros has the score
-# 0, and exp(0) = 1 would join ℓ (chapter 08). So the scores are masked where a tile reaches past the last key.
+# Here, the last tile has two keys and two rows of zeros. In V, the zeros do no harm. In K, however, they do harm,
+# because a key of zeros has the score 0, and exp(0) = 1 would be added to ℓ (chapter 08). Therefore, the scores are
+# masked if a tile reaches past the last key.
 #
 # ## How do you know that a copy has arrived?
 #
-# By a **barrier**: a counter in shared memory. It is made with the number of arrivals that it expects. Whoever starts a
-# copy arrives and says how many bytes will come; the copy engine counts them off. When all have arrived and all bytes are
-# there, a *phase* ends, and the barrier starts over. Whoever waits names the phase whose end it needs. A barrier keeps a
-# single bit, so phases are called 0, 1, 0, 1, …
+# A **barrier** tells you. It is a counter in shared memory, and it is made with the number of arrivals that it expects.
+# A thread that starts a copy arrives at the barrier and announces how many bytes will come. TMA then counts these bytes
+# off. When all expected arrivals and all announced bytes are there, a *phase* ends, and the barrier starts over. A
+# thread that waits names the phase whose end it needs. Since a barrier keeps only a single bit, the *phase parity*, the
+# phases are called 0, 1, 0, 1, …
 
 # %%
 show_code(getsource(Barrier.arrive) + getsource(Barrier.over))
@@ -140,32 +150,36 @@ bar = Barrier("two arrivals", arrivals=2)
 for arrival in range(5):
     over = (f"phase {phase} over? {bar.over(phase).ready()!s:5}" for phase in (0, 1))
     print(f"after {arrival} arrivals:", *over)
-    bar.arrive("somebody")
+    bar.arrive("a thread")
 
 # %% [markdown]
-# Look at the first line. Nobody has arrived, and phase 1 counts as over: it looks like the phase before the first one.
-# (Sitting 3 needs that.) After four arrivals the answers are those of the first line again: who asks only now for the first
-# phase 0 waits for the next. In Gluon the barrier is an `mbarrier`: `init` says how many arrivals it expects, `expect` is
-# one arrival and announces a copy's bytes, `arrive` is one without bytes, `wait` waits for the end of a phase.
+# In the first line, no thread has arrived yet, but phase 1 counts as over, as if it were the phase before the first
+# one. Part 3 makes use of this. After four arrivals, the answers are those of the first line again, so a thread that
+# asks for the first phase 0 only now waits for the next phase 0.
 #
-# A barrier says *when*. It does not say that the copy engine, which reaches shared memory by a way of its own, sees what a
-# thread has written: after `init` that takes a **fence**, `fence_async_shared()`. And before a copy goes where a product has
-# read, `warpgroup_mma_wait` must be over, in all threads. (Sitting 5 lists all cases.)
+# In Gluon, the barrier is an `mbarrier`. `init` sets the number of arrivals that it expects. `expect` is one arrival
+# that also announces the bytes of a copy, and `arrive` is one arrival without bytes. `wait` waits for the end of a
+# phase.
 #
-# ## Sitting 2 · A first kernel (15 minutes)
+# A barrier tells *when* something has happened. It does not ensure that TMA sees what a thread has written, because TMA
+# reaches shared memory by a path of its own. After `init`, this takes a **fence**, `fence_async_shared()`. There is a
+# second rule. Before a copy may overwrite a buffer that a matmul has read, `warpgroup_mma_wait` must be over in all
+# threads. Part 5 lists all such cases.
+#
+# ## Part 2 · A first kernel (15 minutes)
 #
 # ## Rung 15: write it all down yourself
 #
-# Triton ended with rung 14. Rung 15 has the same tiles, stages and copies in Gluon. First what starts a copy, and what
-# starts a product:
+# The rungs in Triton ended with rung 14. Rung 15 has the same tiles, stages and copies, but it is written in Gluon.
+# First, here are the functions that start a copy and a matmul:
 
 # %% tags=["nbval-ignore-output"]
 r15 = "ladder/r15_gluon.py"
 read(r15, "start", "scores")
 
 # %% [markdown]
-# With `pred=False` neither `expect` nor `async_load` does anything. A *stage* is room for one tile: tile n goes to stage n
-# mod `STAGES`. `permute` sees k as its transpose; nothing moves. The loop:
+# With `pred=False`, neither `expect` nor `async_load` does anything. A *stage* is a buffer for one tile, and tile n
+# goes to stage n mod `STAGES`. `permute` presents k as its transpose, although no number moves. Here is the loop:
 
 # %% tags=["nbval-ignore-output"]
 read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpgroup_mma_wait")
@@ -173,25 +187,31 @@ climb = Climb()
 climb.step("15", "registers", "programs")
 
 # %% [markdown]
-# Tiles come from right to left, so those that need a mask come first. `full` counts the tiles at the left that need none (in
-# chapter 08 it counted keys). Two tiles are on their way before the loop. In step n the copy of tile n + 2 begins,
-# into the stage of tile n − 1. One thread starts the copy for all, so all 128 threads must be done with that stage before.
-# `gl.barrier()` says so. (It is not an `mbarrier`, because the threads just wait for each other.) Triton would also do without
-# it, since its compiler puts such a barrier (`bar.sync` in the PTX) before each `expect`. `k_here` and `v_here` are an
-# `mbarrier` for each stage. The wait names the phase, which changes each time the stages have gone round. `rows_of` drops
-# a stage's leading dimension of 1. `O_LAYOUT` is that of o in the table above. `mask` and `softmax` do what chapter 08's
-# `visit` does. `rounded` turns p into 16 bits by *inline assembly*, a line of PTX, NVIDIA's portable assembly language,
-# that rounds two numbers at a time. Left alone, the compiler rounds one by one and sometimes swaps them afterwards.
+# Tiles come from right to left, so those that need a mask come first. `full` counts the tiles at the left that need no
+# mask, whereas in chapter 08 it counted keys.
 #
-# The numbers are TFLOP/s at 16,384 tokens and N = 4,096, with the share of FlashAttention-3 in the same run. The rung
-# loses: a tile waits twice for products where Triton waits once, and takes more instructions. What it gains is that every
-# wait is now ours to move.
+# Before the loop, two tiles are already on their way. In step n, the copy of tile n + 2 begins, and it goes into the
+# stage of tile n − 1. One thread starts the copy for all, so all 128 threads must have finished with that stage before.
+# `gl.barrier()` ensures this. It is not an `mbarrier`, because the threads just wait for each other. The kernel would
+# even be right without it, since Triton's compiler puts such a barrier (`bar.sync` in the PTX) before each `expect`.
+# `k_here` and `v_here` hold one `mbarrier` for each stage. A wait names the phase, which changes each time all stages
+# have been used once.
+#
+# A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is the layout
+# of o in the table above. `mask` and `softmax` do what `visit` did in chapter 08. `rounded` turns p into 16 bits by
+# *inline assembly*, which is a line of PTX, NVIDIA's portable assembly language. This line rounds two numbers at a
+# time. Without it, the compiler rounds them one by one and sometimes swaps them afterwards.
+#
+# The numbers are TFLOP/s at 16,384 tokens and N = 4,096, with the share of FlashAttention-3's speed in the same run.
+# Rung 15 is slower than rung 14, because each tile now takes more instructions, and because it waits twice for matmuls,
+# while Triton waited once. In exchange, every wait is now ours to move.
 #
 # ## Compile and run a file of your own
 #
-# A kernel for Hopper compiles on any Linux machine. This one copies 64 rows of Q into shared memory and adds up each row.
-# `BlockedLayout` says how the threads share a tile: numbers for each thread, threads of a warp, warps, and which dimension
-# runs fastest. The tools call `forward`. Gluon's imports come from [book/maxima.py](../fa2_studio/book/maxima.py).
+# A kernel for Hopper compiles on any Linux machine. The kernel below copies 64 rows of Q into shared memory and adds up
+# each row. `BlockedLayout` describes how the threads share a tile. It lists the numbers per thread, the threads per
+# warp, the warps, and the dimension that runs fastest. The tools call `forward`, and Gluon's imports come from
+# [book/maxima.py](../fa2_studio/book/maxima.py).
 
 # %%
 MINE = """
@@ -232,34 +252,38 @@ with TemporaryDirectory() as folder:
         print("off by at most", wrong.abs().max().item())
 
 # %% [markdown]
-# `UTMALDG` is a bulk copy, `SYNCS` something at a barrier, `HGMMA` a product, `SHFL` an exchange between lanes. In the
-# shell it is one line: `fa2-lab xray mine.py --chip sm_90 --d 64 --sass`. Try: take `mbarrier.wait` out. It compiles, and
-# nothing warns you.
+# In this machine code, `UTMALDG` is a TMA copy, `SYNCS` is an operation on a barrier, `HGMMA` is a matmul, and `SHFL`
+# is an exchange between lanes. In the shell, the same takes one line, `fa2-lab xray mine.py --chip sm_90 --d 64
+# --sass`. Now try to take `mbarrier.wait` out of the kernel. It still compiles, and nothing warns you.
 #
-# ## Sitting 3 · A ring, and who copies (28 minutes)
-# Some warps copy, others compute. How do they agree on who may touch a tile?
+# ## Part 3 · A ring, and who copies (28 minutes)
+# Some warps copy, and others compute. How do they agree on which of them may touch a tile?
 #
 # ## A ring of stages, event by event
 #
-# In rung 15 whoever computes also copies. If somebody else copies, both must tell each other what is done. Stages that are
-# used round and round are a **ring**. Two barriers stand at each stage:
+# In rung 15, the warps that compute also copy. If a separate warp copies instead, this *producer* and the *consumers*,
+# which compute, must tell each other what they have done. Stages that are used again and again in the same order form a
+# **ring**, or *circular buffer*. Each stage has two barriers:
 #
 # | barrier | who arrives | who waits | so that |
 # | --- | --- | --- | --- |
-# | *filled* | the producer (`expect`), and the copy's bytes | all consumers | nobody reads too early |
-# | *emptied* | every consumer | the producer | nobody writes too early |
+# | *filled* | the producer (`expect`), and the copy's bytes | all consumers | no consumer reads too early |
+# | *emptied* | every consumer | the producer | the producer does not write too early |
 #
-# Tile n goes through its stage in round n // `STAGES`. For it the consumers wait at *filled* for the end of phase
-# `round & 1`. The producer waits at *emptied* for the end of phase `(round & 1) ^ 1`. In round 0 that is phase 1, which
-# counts as over: all stages are empty, though nobody has released one.
+# Tile n uses its stage in round n // `STAGES`. To read this tile, the consumers wait at *filled* for the end of phase
+# `round & 1`. To write it, the producer waits at *emptied* for the end of phase `(round & 1) ^ 1`. In round 0, that is
+# phase 1, which counts as over. The producer may therefore begin at once. This is right, since all stages are empty,
+# although no consumer has released one yet.
 #
-# Other libraries call the same barriers *full* and *empty*. In CUTLASS the producer's wait and its `expect` are
-# `producer_acquire`, the consumers' wait is `consumer_wait`, and their arrival at *emptied* is `consumer_release`.
+# Other libraries call the same barriers *full* and *empty*. In CUTLASS, the producer's wait and its `expect` are
+# together called `producer_acquire`. The consumers' wait is called `consumer_wait`, and their arrival at *emptied* is
+# called `consumer_release`.
 #
-# Here is a model ([book/ring.py](../fa2_studio/book/ring.py)). Actors are Python generators, and chance picks who goes on.
-# `take(n)` waits until tile n is there, `release(n)` gives its stage back. A consumer takes each tile, multiplies for a
-# while, notes what it has read, and releases. Three consumers, two stages, six tiles. Two mistakes: in `forgetful` consumer
-# 1 does not release tile 2; `hasty` releases a tile as soon as it has started its product.
+# The next cell runs a model of the ring ([book/ring.py](../fa2_studio/book/ring.py)) with three consumers, two stages
+# and six tiles. Its actors are Python generators, and chance picks the one that goes on. `take(n)` waits until tile n
+# is there, and `release(n)` gives its stage back. A consumer takes each tile, multiplies for a while, notes what it has
+# read, and releases the tile. Two other versions of the consumer each make a mistake. In `forgetful`, consumer 1 does
+# not release tile 2, whereas `hasty` releases each tile as soon as it has started its matmul.
 
 # %%
 def consumer(ring, T, c, seen, skip=None, early=False):  # skip: (tile, consumer)
@@ -276,20 +300,21 @@ def consumer(ring, T, c, seen, skip=None, early=False):  # skip: (tile, consumer
 forgetful, hasty = partial(consumer, skip=(2, 1)), partial(consumer, early=True)
 ends = [try_out(consumer, seed) for seed in range(500)]
 right = "all done", 3 * [list(range(6))]
-print("of 500 orders right:", sum(end == right for end in ends))
+print(f"right in {sum(end == right for end in ends)} of 500 orders")
 
 # %% [markdown]
-# **Predict.** Six tiles go through two stages. Which of the two mistakes could slip through a test?
+# **Predict.** Six tiles go through two stages. Which of the two mistakes could escape a test?
 #
 # - ☐ the forgotten release
 # - ☐ the early release
-# - ☐ both: each hangs or is wrong only in unlucky orders
+# - ☐ both, since each of them hangs or is wrong only in unlucky orders
 #
 # <details><summary>Answer</summary>
 #
-# **the early release.** Here, with two stages, `forgetful` hangs in every order: a *deadlock*. `hasty` always ends, and is
-# sometimes right. Each shows only if a later tile needs the stage: with four stages, tile 2's is needed again by tile 6,
-# and six tiles end before. So tests of such kernels take long texts, repeat a call a thousand times, and compare every bit.
+# **the early release.** Here, with two stages, `forgetful` hangs in every order, which is called a *deadlock*. `hasty`
+# always ends, and its result is sometimes right. Either mistake shows only if a later tile needs the same stage. With
+# four stages, for example, tile 2's stage is needed again by tile 6, but the six tiles end before that. So tests of
+# such kernels take long sequences, repeat a call a thousand times, and compare every bit.
 #
 # ```python
 # for stages in (2, 4, 6):
@@ -310,8 +335,8 @@ print("of 500 orders right:", sum(end == right for end in ends))
 #
 # ## Rung 16: who copies?
 #
-# Rung 16 gives the copies to a warp of their own, the **producer**. The warpgroup that computes is the **consumer**. This
-# is called *warp specialisation*. They meet only at the ring's barriers:
+# Rung 16 gives the copies to a separate warp, the **producer**. The warpgroup that computes is the **consumer**. This
+# division of work is called *warp specialisation*. The two roles meet only at the barriers of the ring:
 
 # %% tags=["nbval-ignore-output"]
 r16 = "ladder/r16_ring.py"
@@ -319,54 +344,60 @@ read(r16, "fill", "take", "release")
 read(r16, "producer", begin="fill")
 
 # %% [markdown]
-# The consumer's loop is rung 15's, with `take` where a wait stood, `release` after each product, and no copy. So the two
-# roles start:
+# The consumer runs the loop of rung 15, but with `take` instead of a wait, with `release` after each matmul, and
+# without any copy. The two roles start like this:
 
 # %% tags=["nbval-ignore-output"]
 read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 climb.step("16", "issue slots used, %")
 
 # %% [markdown]
-# - `arrive(…, count=1)` is one arrival, by one thread. It speaks for the whole warpgroup: before it the compiler has all
-#   128 threads wait for each other.
-# - `gl.warp_specialize` takes a list of (function, arguments). The first runs on the launch's own 4 warps. For the others
-#   two lists say how many warps they have and how many registers a thread: `[1]`, `[24]`. Registers change hands by whole
-#   warpgroups: four warps are set aside for the producer, although it needs one. Two programs of 256 threads share 65,536
-#   registers: 128 each. The producer's threads keep 24, and their other 104 go to the consumer's: 232.
+# - `arrive(…, count=1)` is one arrival, by one thread. It counts for the whole warpgroup, for the compiler makes all
+#   128 threads wait for each other before it.
+# - `gl.warp_specialize` takes a list of (function, arguments). The first function runs on the launch's own 4 warps. For
+#   the others, two lists set the number of warps, here `[1]`, and the number of registers per thread, here `[24]`. Only
+#   whole warpgroups can hand over registers, so four warps are set aside for the producer although it needs one. Two
+#   programs of 256 threads share 65,536 registers, which makes 128 per thread. Each producer thread keeps 24 registers
+#   and gives its other 104 to a consumer thread, which then has 232.
 #
-# No unit is full: most issue slots stay empty. But a warpgroup takes its own instructions one after the other, so each of
-# them lengthens the way of its tile.
+# No unit is fully used, and most issue slots stay empty. However, a warpgroup executes its own instructions one after
+# another, so each instruction delays its tile.
 #
 # ## Rung 17: two consumers share a tile
 #
-# Each tile of K and V comes from L2 for 64 rows. Two consumers in one program, with 64 rows each, can read the same tile.
-# How many do the registers allow? A thread of a consumer holds o and s in fp32 and p in 16 bits, $64\,(d + 1.5\,B_c) / 128$
-# registers, and some 24 for m, $\ell$ and the rest (not appendix A's 40: a descriptor holds the addresses):
+# So far, each tile of K and V comes from L2 for only 64 rows. Two consumers in one program, with 64 rows each, can read
+# the same tile. How many consumers do the registers allow? A consumer thread holds o and s in fp32 and p in 16 bits.
+# These take $64\,(d + 1.5\,B_c) / 128$ registers, and m, $\ell$ and the rest take about 24 more. Appendix A counts 40
+# for the rest, but here a descriptor holds the addresses, so 24 are enough:
 #
-# | d | keys of a tile | consumers | registers needed | there are | |
+# | d | keys per tile | consumers | registers needed | available | |
 # | ---: | ---: | ---: | ---: | ---: | --- |
 # | 64 | 128 | 3 | 152 | 160 | rung 18 |
 # | 128 | 128 | 2 | 184 | 240 | rung 18 |
 # | 128 | 128 | 3 | 184 | 160 | too few |
 # | 128 | 64 | 3 | 136 | 160 | rung 23 |
 #
-# One thread of each warpgroup: together they have 65,536 / 128 = 512 registers. The producer's keeps 24. Those of n
-# consumers share the rest in steps of 8: (512 − 24) / 3 gives 160, / 2 gives 240. Rung 17 still has tiles of 64 keys, and
-# takes two consumers at d = 128 and three at d = 64. (Three at d = 128 are for rung 23, which has to find shared memory.)
+# How many registers are available? One thread of each warpgroup together have 65,536 / 128 = 512 registers. The
+# producer's thread keeps 24, and the threads of n consumers share the rest in steps of 8. So (512 − 24) / 3 gives 160
+# registers, and (512 − 24) / 2 gives 240. Rung 17 still has tiles of 64 keys, with two consumers at d = 128 and three
+# at d = 64. Three consumers at d = 128 follow only in rung 23, which has to find shared memory for them.
 #
-# **Predict.** Under the causal mask the lower 64 rows see more tiles than the upper ones. May the upper consumer simply
-# leave out the tiles that it does not see?
+# **Predict.** Under the causal mask, the lower 64 rows see more tiles than the upper ones. May the upper consumer
+# simply leave out the tiles that it does not see?
 #
-# - ☐ no: it must take and release them
-# - ☐ yes: it never reads them
+# - ☐ no, it must take and release them
+# - ☐ yes, since it never reads them
 # - ☐ yes, if it counts them, so that its next wait names the right phase
 #
 # <details><summary>Answer</summary>
 #
-# **no: it must take and release them.** *Emptied* now expects an arrival from every consumer. Without one the producer
-# waits for ever. So the rung has a new loop, which takes and releases the tiles that it does not see. Nor may it release
-# without waiting. Say A does not wait. It releases stage 0 for this round and again for the next, before B has released it
-# once. *Emptied* has counted two and ends its phase, and the producer overwrites what B still reads.
+# **no, it must take and release them.** *Emptied* now expects an arrival from every consumer. If one arrival is
+# missing, the producer waits for ever. So the rung has a new loop, which takes and releases the tiles that a consumer
+# does not see.
+#
+# Nor may a consumer release a tile without waiting for it. Suppose that consumer A does not wait. It releases stage 0
+# for this round and again for the next, before consumer B has released it once. Then *emptied* has counted two arrivals
+# and ends its phase, so the producer overwrites a tile that B still reads.
 # </details>
 
 # %% tags=["nbval-ignore-output"]
@@ -375,96 +406,108 @@ climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 # %% [markdown]
 # A consumer's number `c` is a constant, so each consumer has code of its own.
 #
-# Half of the bytes come through L2 now, but the rung is hardly faster. One program fits on an SM instead of two, so at
-# d = 128 an SM still has two warpgroups that compute. No warp was waiting for L2 any more, because the ring brings tiles early
-# enough.
-# (Without pauses the rung gains 4%, by the clock: chapter 10.)
+# Only half of the bytes come through L2 now, but the rung is hardly faster. One program fits on an SM instead of two,
+# so at d = 128 an SM still has two warpgroups that compute. Moreover, no warp was waiting for L2 any more, because the
+# ring delivers tiles early enough. Without pauses between calls, the rung gains 4%, because its clock stays higher
+# (chapter 10).
 #
 # ## Rung 18: long tiles
 #
-# One ring now serves both consumers, so at d = 128 shared memory has room for tiles of 128 keys: Q, 2 · 16, and three stages
-# of 64 KiB are 224 of 227 KiB. In rung 16 a program had 113 KiB, too few for them, though registers sufficed: 184 of 232. The
-# change:
+# One ring now serves both consumers, so at d = 128 shared memory has room for tiles of 128 keys. Q takes 2 · 16 KiB and
+# three stages take 64 KiB each, which adds up to 224 of 227 KiB. In rung 16, a program had only 113 KiB. That is too
+# little for such tiles, although the registers would have sufficed (184 of 232). The sizes are all that changes:
 
 # %% tags=["nbval-ignore-output"]
 change("17", "18", "SIZES")
 climb.step("18", "L2 bytes", "tensor cores at work, %")
 
 # %% [markdown]
-# The same bytes, half as many tiles. What a tile costs *once*, however long it is, is paid half as often: two waits for
-# products, a rescaling of o, barriers, the exchange of the row's maximum.
+# The same bytes now arrive in half as many tiles. The cost that a tile has *once*, however long it is, is therefore
+# paid half as often. It consists of two waits for matmuls, a rescaling of o, the barriers, and the exchange of the
+# row's maximum.
 #
-# ## Sitting 4 · Two warpgroups that hide each other's waits (30 minutes)
-# The tensor cores still stand still while exponentials are computed, and at both ends of a row block.
+# ## Part 4 · Two warpgroups that hide each other's waits (30 minutes)
+# The tensor cores are still idle while exponentials are computed, and at both ends of a row block.
 #
-# ## Rung 19: the first tile apart
+# ## Rung 19: the first tile before the loop
 #
-# To look ahead, a warpgroup starts S of the next tile together with P V of this one. The first S has no P V beside it. So
-# rung 19 takes the first, rightmost tile out of the loop. No other tile can reach past the last key, so without a causal
-# mask the loop asks no more:
+# The next rung will look ahead, which means that a warpgroup starts S of the next tile together with P V of this one.
+# The first S, however, has no P V beside it. So rung 19 takes the first tile, which is the rightmost one, out of the
+# loop. No other tile can reach past the last key, so without a causal mask the loop no longer needs to test for it:
 
 # %% tags=["nbval-ignore-output"]
 change("18", "19", "consumer")
 climb.step("19", "tensor cores at work, %")
 
 # %% [markdown]
-# ## Who hides under whom?
+# ## What hides under what?
 
 # %%
 show(timeline.draw(**timeline.data()))
 
 # %% [markdown]
-# How the hardware divides the tensor cores between two warpgroups is not documented. So the model takes two extremes. And a
-# warpgroup can look ahead: start the next S before P V of this tile, so that this P V runs under the next exponentials.
+# It is not documented how the hardware divides the tensor cores between two warpgroups, so the model takes two
+# extremes. In addition, a warpgroup can *look ahead*. It then starts the next S before P V of this tile, so that this P
+# V runs during the next exponentials. The general name for this is *software pipelining*, and FlashAttention-3 calls it
+# intra-warpgroup overlap.
 #
-# | the tensor cores work | equal shares | first come, first served |
+# | the tensor cores serve the warpgroups | in equal shares | first come, first served |
 # | --- | --- | --- |
 # | without looking ahead | *Neither*, 67% | *Between*, 98% |
 # | looking ahead | *Within*, 97% | *Both*, 100% |
 #
-# In *Neither* both start together and stay together: both wait for exponentials at the same time. In *Between* they move
-# apart by themselves, and nearly always somebody multiplies. Rung 19, which does not look ahead, has 61.5%, rung 20, which
-# does, 75.5%. The panels leave out all other instructions, so a rung lies below its panel. What the compiler makes comes next.
+# In *Neither*, both warpgroups start together and stay together, so both wait for exponentials at the same time. In
+# *Between*, they move apart by themselves, and nearly always one of them multiplies. The tensor cores are busy 61.5% of
+# the time in rung 19, which does not look ahead, and 75.5% in rung 20, which does. The panels leave out all other
+# instructions, so each rung is less busy than its panel. The next section looks at what the compiler makes of it.
 #
 # ## Rung 20: start the next scores before you need them
 #
-# Here is its loop. (*Clock* is cycles over time in a run that pauses between calls; chapter 10's list has it without pauses.)
+# Here is the loop of rung 20. In the list below it, *clock* is cycles divided by time in a run that pauses between
+# calls, whereas chapter 10 lists the clock without pauses.
 
 # %% tags=["nbval-ignore-output"]
 read("ladder/r20_overlap.py", "consumer", begin="for n in range(begin + 1", end="p_ij = p_next")
 climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# - Scores n start, then P V of n − 1. One warpgroup's products end in the order in which they were started, so at
-#   `warpgroup_mma_wait(1)` scores n are there. At the second wait, with 0, P V is, too: V's tile can go, and o may shrink.
-# - p is a left factor *in registers* of a running product, so the next p goes to other registers: `p_next`.
+# - The scores of tile n start first, and then P V of tile n − 1. The matmuls of one warpgroup end in the order in which
+#   they were started, so at `warpgroup_mma_wait(1)` the scores are ready. At the second wait, with 0, P V has also
+#   ended. Then V's tile can be released, and o may be rescaled.
+# - p is a left operand *in registers* of a running matmul, so the next p goes to other registers, `p_next`.
 #
-# To start S early gained 16%. To wait late is what we wrote, but NVIDIA's assembler, `ptxas`, places the second wait *before*
-# nearly all exponentials. So rung 20 hides most row maxima under its own P V, but hardly an exponential: at d = 128 without a
-# mask 1 or 2 of 66. What it gains must be that the *other* consumer
-# multiplies meanwhile, as in *Between*. That is inferred, because no tool shows it, and the record does not show why it was not
-# so in rung 19 already. `fa2-lab xray 20 --full --sass` prints the machine code. Look for `MUFU.EX2` after the second of the
-# loop's lines `WARPGROUP.DEPBAR`. (At d = 64 numbers spill: `fa2-lab xray 20 --d 64 --full`.)
+# The early start of S gained 16%. In the source, we wait late for P V. However, NVIDIA's assembler, `ptxas`, places
+# this second wait *before* nearly all exponentials. So rung 20 hides most row maxima under its own P V, but hardly an
+# exponential: at d = 128 without a mask, it hides 1 or 2 of 66. The gain must therefore come from the *other* consumer,
+# which multiplies meanwhile, as in *Between*. That is inferred, because no tool shows it, and the record does not show
+# why rung 19 did not already behave in this way.
+#
+# `fa2-lab xray 20 --full --sass` prints the machine code. Look for `MUFU.EX2` after the second of the loop's lines
+# `WARPGROUP.DEPBAR`. At d = 64, some numbers spill, as `fa2-lab xray 20 --d 64 --full` shows.
 #
 # **Takeaway.** Start early, keep in place what is still being read, and look at what the compiler made of it.
 #
-# ## Dealt, or drawn?
+# ## Static or dynamic scheduling?
 #
-# So far each row block had a program of its own. A **persistent kernel** starts one program for each SM, which takes one
-# row block after the other. So the end of one (store O) hides under the start of the next. Either the blocks are *dealt*,
-# p, p + 132, p + 264 … to program p, or a *tile scheduler* lets a program *draw* the next number whenever it is free.
+# So far, each row block has had its own program. A **persistent kernel** instead starts one program per SM, which takes
+# one row block after another. So the end of one row block (the store of O) hides under the start of the next. There are
+# two ways to hand out the row blocks. In *static* scheduling, they are dealt out in advance, so program p gets the
+# blocks p, p + 132, p + 264, … In *dynamic* scheduling, a *tile scheduler* lets a program draw the next number whenever
+# it is free.
 #
-# **Predict.** A causal mask, and 128 row blocks in each of 16 heads. Row blocks are dealt, head by head, to 132 persistent
-# programs. When do they end, compared with rung 20's launch of a program for each row block?
+# **Predict.** There is a causal mask, and each of 16 heads has 128 row blocks. The row blocks are dealt out in advance,
+# head by head, to 132 persistent programs. When do these programs end, compared with rung 20, which launches one
+# program for each row block?
 #
-# - ☐ earlier: no program has to start
-# - ☐ at the same time: the same blocks on the same SMs
+# - ☐ earlier, since no program has to start
+# - ☐ at the same time, since the same blocks run on the same SMs
 # - ☐ later
 #
 # <details><summary>Answer</summary>
 #
-# **later.** Program p gets row block p of the first head, then p + 4 of the next, then p + 8: heavy ones again and again,
-# or light ones. Rung 20's plain launch draws: the GPU gives the next program to an SM that is free.
+# **later.** Program p gets row block p of the first head, then row block p + 4 of the next, and then p + 8. So it gets
+# heavy blocks again and again, or light ones. Rung 20's plain launch is dynamic, for the GPU gives the next program to
+# an SM that is free.
 # </details>
 
 # %%
@@ -473,32 +516,35 @@ show(tickets.draw(**tickets.data()))
 # %% [markdown]
 # ## Rung 21: programs that stay
 #
-# Drawn, all end together. So the producer draws. The consumers must hear of it: the number goes through shared memory, with
-# two barriers as at a stage of the ring. That is a **mailbox**. −1 says that there is no more.
+# With dynamic scheduling, all programs end together. So in rung 21, the producer fetches the number of the next row
+# block. The consumers need this number as well, so it goes through shared memory, with two barriers as at a stage of
+# the ring. This is a **mailbox**. The number −1 tells the consumers that there are no more row blocks.
 
 # %% tags=["nbval-ignore-output"]
 read("ladder/r21_persistent.py", "send", "receive")
 read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(counter")
 
 # %% [markdown]
-# - `gl.atomic_add(counter, 1, sem="relaxed")` draws the next number. *Relaxed*: nothing else is handed over, so memory
-#   need not be put in order. Program p begins with block p, so drawn numbers count from `gl.num_programs(0)` on.
-# - `first` counts tiles over all row blocks, because the ring goes on.
-# - Q has two stages for each consumer, so that the next Q comes early. O has room of its own: its copy runs while the next
-#   block computes. Both take the room of a third stage.
+# - `gl.atomic_add(counter, 1, sem="relaxed")` fetches the next number. *Relaxed* means that nothing else is handed over
+#   with it, so memory need not be put in order. Program p begins with block p, so fetched numbers count from
+#   `gl.num_programs(0)` on.
+# - `first` counts tiles over all row blocks, because the ring goes on from one row block to the next.
+# - Q has two stages for each consumer, so that the next Q arrives early. O has its own buffer, so its copy runs while
+#   the next block is being computed. Together, they take the room of a third stage.
 
 # %% tags=["hide-input"]
 climb.step("21", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# ## Sitting 5 · Fewer instructions, and power (25 minutes)
-# What is left are instructions that talk between lanes, and bytes that cost power.
+# ## Part 5 · Fewer instructions, and power (25 minutes)
+# Two things are left to save, which are instructions that exchange values between lanes, and bytes that cost power.
 #
 # ## Must m be the maximum?
 #
-# At every tile the lanes of a row exchange to find its maximum, and when it grows, o has to shrink. But m cancels out of O
-# and L. It only has to keep the exponentials from overflowing, and from all vanishing: if m were far above the maximum, ℓ
-# would be 0. Here are the 16 rows of a warp, with normal scores:
+# At every tile, the lanes of a row exchange values to find its maximum, and when the maximum grows, o has to be
+# rescaled. But m cancels out of O and L. It only has to keep the exponentials from overflowing, and from vanishing
+# altogether. If m were far above the maximum, ℓ would be 0. The next cell takes the 16 rows of a warp with normally
+# distributed scores, and counts the tiles in which m grows:
 
 # %%
 def growths(s, lag):  # s (tiles, rows, columns), in powers of 2
@@ -515,8 +561,8 @@ s16 = np.log2(np.e) * np.random.default_rng(16).standard_normal((128, 16, 128))
 print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 
 # %% [markdown]
-# **Predict.** Now m may *lag* by 8: all m stay until some score lies more than 8 above its row's m, in powers of 2. Then p
-# is 256 at most. In how many of the 127 tiles does m grow?
+# **Predict.** Now m may *lag* by 8. All m stay as they are until some score is more than 8 above its row's m, in powers
+# of 2, so p is at most 256. In how many of the 127 tiles does m grow?
 #
 # - ☐ in none
 # - ☐ in an eighth as many
@@ -524,8 +570,9 @@ print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 #
 # <details><summary>Answer</summary>
 #
-# **in none.** A row's maximum hardly ever lies 8 above that of its first tile. (FlashAttention-4 takes the same 8.) What
-# cancels out need not be exact, only bounded.
+# **in none.** The maximum of a row is hardly ever more than 8 above the maximum of the row's first tile. Since m
+# cancels out, it need not be exact, only bounded. This is called *lazy rescaling*, and FlashAttention-4 takes the same
+# bound of 8.
 #
 # ```python
 # times, largest = growths(s16, lag=8)
@@ -537,97 +584,110 @@ print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 # ```
 # </details>
 #
-# ## Rung 22: talk only if somebody must
+# ## Rung 22: exchange values only if a lane needs it
 #
-# m and ℓ are kept lane by lane now, (64, 4). Each lane compares its own largest score with m + 8. If *any* lane of the warp
-# is above, the four lanes of each row find their maximum, and m becomes the larger of that and m. Otherwise nobody talks, α
-# is 1, and o is left as it is. ℓ needs no exchange before the last tile: what is only added up can be added up late.
+# Rung 22 keeps m and ℓ lane by lane, in the shape (64, 4). Each lane compares its own largest score with m + 8. If
+# *any* lane of the warp is above that, the four lanes of each row find their maximum, and m becomes the larger of this
+# maximum and m. Otherwise, the lanes exchange nothing, α is 1, and o is left as it is. ℓ needs no exchange before the
+# last tile, because what is only added up can also be added up later.
 
 # %% tags=["nbval-ignore-output"]
 read("ladder/r22_lagging.py", "softmax")
 climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# `by_lanes` looks at 64 × 128 numbers as (64, 16, 4, 2): of each 8 columns each of the 4 lanes holds 2. A sum over the second
-# and the fourth dimension stays inside a lane. `raised`, in which one warp jumps and another does not, is PTX; chapter 12b
-# reads it. `shrunk` does the same for o: if α is 1 in all lanes, the warp jumps over 64 multiplications a thread.
+# `by_lanes` views 64 × 128 numbers as (64, 16, 4, 2). Of each 8 columns, each of the 4 lanes holds 2. A sum over the
+# second and the fourth dimension therefore stays inside a lane. In `raised`, one warp jumps while another does not, so
+# it is written in PTX, and chapter 12b reads it. `shrunk` does the same for o. If α is 1 in all lanes, the warp jumps
+# over 64 multiplications per thread.
 #
-# The price: with an exact maximum the largest p of a row is 1, which is not rounded, and weighs most in O. With a lagging m
-# it may be 14.5, as in the answer above, and is rounded. O's rounding error grows by 3 to 4% on normal numbers, and by 10 to
-# 17% with outliers (`fa2-lab bench accuracy`). And at d = 64 without a mask the rung loses; we do not know why.
+# The lag has a cost. With an exact maximum, the largest p of a row, which has the most weight in O, is 1 and needs no
+# rounding. With a lagging m, the largest p may be 14.5, as in the answer above, and it is rounded. So the rounding
+# error of O grows by 3 to 4% on normally distributed numbers, and by 10 to 17% with outliers (`fa2-lab bench
+# accuracy`). Besides, the rung is slower at d = 64 without a mask, and we do not know why.
 #
 # ## Rung 23: is there room for a third consumer at d = 128?
 #
-# With tiles of 64 keys, s and p are half as wide, and the registers suffice. And shared memory? 64 rows of Q, K, V or O take
-# 16 KiB at d = 128, so 227 KiB have room for 14 such tiles. A stage is K and V: two such tiles at 64 keys, four at 128. (2 ·
-# 3: for each of two consumers two places for Q, as the next block's is fetched early, and one for O. 3 · 1: one for both.)
+# With tiles of 64 keys, s and p are half as wide, so the registers suffice. Does shared memory suffice as well? At d =
+# 128, 64 rows of Q, K, V or O take 16 KiB, so 227 KiB have room for 14 such tiles. A stage holds a tile of K and a tile
+# of V. That makes two of the 14 tiles if it has 64 keys, and four if it has 128 keys. In rung 22, Q and O take 2 · 3
+# tiles. Each of the two consumers has one buffer for O and two for Q, because the next block's Q is fetched early. In
+# rung 23, Q and O take 3 · 1 tiles, since each of the three consumers has a single buffer for both:
 #
-# | | Q and O take | left | stages | keys on their way |
+# | | tiles for Q and O | tiles left | stages | keys on their way |
 # | --- | ---: | ---: | ---: | ---: |
 # | rung 22: two consumers, tiles of 128 keys | 2 · 3 | 8 | 2 | 256 |
 # | three consumers, tiles of 64 keys | 3 · 3 | 5 | 2 | 128 |
-# | rung 23: the same, O in Q's place | 3 · 1 | 11 | 5 | 320 |
+# | rung 23: the same, with O in Q's buffer | 3 · 1 | 11 | 5 | 320 |
 #
-# O is stored only after the last S of the row block has read Q. So O can wait in Q's place. Then Q's place is free only when
-# the copy of O has read it: `store_wait(0)`, then `release`.
+# Q and O can share a buffer, because O is stored only after the last S of the row block has read Q. However, this
+# buffer is free again only when TMA has read O from it. So the consumer calls `store_wait(0)` first, and then
+# `release`.
 
 # %% tags=["nbval-ignore-output"]
 change("22", "23", "SIZES", "FEW", "consumer")
 climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# The price: the next row block's Q cannot come before O has left. And large blocks fill the SMs less evenly, so with fewer
-# than 4 of them for an SM `FEW` keeps to rung 22's sizes. (`APART`: O has room of its own, as it had there.)
+# This has a cost: the next row block's Q cannot arrive before O has left. Besides, large blocks fill the SMs less
+# evenly, so `FEW` keeps the sizes of rung 22 if there are fewer than 4 such blocks per SM. `APART` means that O has its
+# own buffer, as it had in rung 22.
 #
-# Copies ran ahead far enough before, so few cycles are saved. All these rungs run at the limit of power (chapter 10), and
-# there busier tensor cores cost clock: of rung 20's gain in cycles nearly a third. Here they get busier once more, and the
-# clock stays, or nearly: bytes that do not move leave power for products.
+# In rung 22, copies already ran ahead far enough, so rung 23 saves only few cycles. But all these rungs run at the
+# power limit (chapter 10), where busier tensor cores lower the clock. This took nearly a third of rung 20's gain in
+# cycles. In rung 23, the tensor cores get busier once more, but the clock stays the same, or nearly, because bytes that
+# do not move leave power for the matmuls.
 #
-# ## Where does a fence stand?
+# ## Where is a fence needed?
 #
-# The tensor cores, too, read shared memory by the copy engine's way. So these are all cases, some of them chapter 13's:
+# The tensor cores also read shared memory by TMA's path, so they need the same care. This table lists all cases, and
+# some of them occur only in chapter 13:
 #
-# | before | after, in the same place | what must stand between |
+# | before | after, in the same buffer | what is needed between them |
 # | --- | --- | --- |
-# | a thread stores (O's tile, dS, a new barrier) | the copy engine or a product reads | **fence**, then the threads' barrier if another thread starts the copy or product |
-# | a thread *loads* (a line of numbers) | the copy engine writes | **fence**, then a release |
-# | the copy engine has written | a thread or a product reads | a wait at *filled* |
-# | a product has read | the copy engine writes | `warpgroup_mma_wait`, then a release |
-# | a product has read | a thread stores (O in Q's place) | `warpgroup_mma_wait` |
-# | the copy engine has read (a store of O) | a thread stores | `store_wait` |
-# | the copy engine has read (O in Q's place) | the copy engine writes | `store_wait`, then a release |
-# | a thread stores | another thread loads | in one warpgroup `gl.barrier()`; in two an mbarrier's `arrive` and `wait` (rung 21's mailbox) |
+# | a thread stores (O's tile, dS, a new barrier) | TMA or a matmul reads | a **fence**, then the threads' barrier if another thread starts the copy or the matmul |
+# | a thread *loads* (a line of numbers) | TMA writes | a **fence**, then a release |
+# | TMA has written | a thread or a matmul reads | a wait at *filled* |
+# | a matmul has read | TMA writes | `warpgroup_mma_wait`, then a release |
+# | a matmul has read | a thread stores (O in Q's buffer) | `warpgroup_mma_wait` |
+# | TMA has read (a store of O) | a thread stores | `store_wait` |
+# | TMA has read (O in Q's buffer) | TMA writes | `store_wait`, then a release |
+# | a thread stores | another thread loads | in one warpgroup `gl.barrier()`, in two an mbarrier's `arrive` and `wait` (rung 21's mailbox) |
 #
-# The second line is easily forgotten, because nothing was written that should become visible. It follows from PTX's memory
-# model. Threads and the copy engine reach shared memory through two *proxies*, and a barrier orders accesses of one proxy only.
-# Between two proxies only a proxy fence creates an order, and this is true for a load before a write as well (chapter 13).
-# Where a thread starts a copy or a product after others have stored, the compiler adds the threads' barrier of the first line
-# (`bar.sync` in the PTX: `fa2-lab xray 20 --ptx`).
+# The second line is easily forgotten, because nothing was written that should become visible. It follows from PTX's
+# memory model. Threads and TMA reach shared memory through two *proxies*, and a barrier orders accesses of one proxy
+# only. Between two proxies, only a proxy fence creates an order, and this is true for a load before a write as well
+# (chapter 13). If a thread starts a copy or a matmul after other threads have stored, the compiler adds the threads'
+# barrier of the first line. In the PTX, which `fa2-lab xray 20 --ptx` prints, this barrier is `bar.sync`.
 #
-# **Takeaway.** A fence stands where a thread's access comes first and the engine's second. Else a wait is enough.
+# **Takeaway.** A fence is needed if a thread's access comes first, and the access of TMA or of a matmul comes second.
+# Otherwise, a wait is enough.
 #
-# ## Sitting 6 · A kernel of your own (12 minutes)
+# ## Part 6 · A kernel of your own (12 minutes)
 #
 # ## Recap
 #
-# - Products and copies are started, not called. What they use must stay in place until they have been waited for.
-# - A barrier counts arrivals and flips one bit. A stage has two: filled and emptied.
-# - Sharing tiles made room; long tiles made speed. Exponentials hide, here (likely) under the other warpgroup's products.
-# - Row blocks are drawn when they are needed. m may lag, and lanes seldom have to talk. Near the top power decides.
+# - Matmuls and copies are started, not called, so what they use must stay in place until the program has waited for
+#   them.
+# - A barrier counts arrivals and flips one bit. Each stage has two barriers, *filled* and *emptied*.
+# - Consumers that share tiles made room for longer tiles, and longer tiles made the kernel faster. Exponentials hide
+#   under matmuls, here probably under those of the other warpgroup.
+# - Row blocks are fetched when they are needed. m may lag, so lanes seldom have to exchange values. Near the top of the
+#   ladder, power decides.
 #
 # ## Exercises
 #
-# **Write a kernel.** For 64 rows of Q and all keys: the largest score of each row. A kernel goes through the tiles of K and
-# calls `tile_maxima` for each. Write that function: start the copy of tile j of K, start the product, wait for it, and
-# return the largest score of each row. Q's copy has ended phase 0 of the same barrier. N_k is a multiple of 64, so no mask.
-# Your words are `gl`, `mbarrier`, `tma`, `warpgroup_mma` and `warpgroup_mma_wait`. No `gl.barrier()` is needed before the copy,
-# because the compiler adds it.
+# **Write a kernel.** It finds the largest score of each of 64 rows of Q, over all keys. The kernel goes through the
+# tiles of K and calls `tile_maxima` for each. Write that function: start the copy of tile j of K, start the matmul,
+# wait for it, and return the largest score of each row. Q's copy has already ended phase 0 of the same barrier. N_k is
+# a multiple of 64, so no mask is needed. You can use `gl`, `mbarrier`, `tma`, `warpgroup_mma` and `warpgroup_mma_wait`.
+# You do not need `gl.barrier()` before the copy, since the compiler adds it.
 #
 # <details><summary>Hint</summary>
 #
-# Six lines. `start` of rung 15 has the first two; here K is
-# two-dimensional, so the place of the tile is `[64 * j, 0]`. Which phase does the j-th copy of K end? For the product look
-# at `scores`, and at the line after it in rung 15's loop.
+# The function takes six lines. The first two are in rung 15's `start`, but here K is two-dimensional, so the tile
+# begins at `[64 * j, 0]`. Which phase does the j-th copy of K end? For the matmul, look at `scores`, and at the line
+# after it in rung 15's loop.
 # </details>
 # <details><summary>Solution</summary>
 #
@@ -643,13 +703,13 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 
 # %%
 def tile_maxima(j, q, k, K, arrived, zero):
-    # k: room for a tile; zero: registers for 64 × 64 scores
+    # k: a buffer for one tile of K; zero: 64 × 64 zeros in registers, for the scores
     ...
 
 # %% [markdown]
-# Around it goes the kernel of sitting 2, with Q's tile in `q`, a second tile `k`, and at its end this loop. The check first
-# runs your function on NumPy, so it can say that a wait never ends, or that a tile was read too early. Then it compiles the
-# real thing.
+# Your function becomes part of a kernel like the one of part 2, which has Q's tile in `q`, a second tile in `k`, and
+# this loop at its end. The check first runs your function on NumPy, so that it can report a wait that never ends, or a
+# tile that was read too early. Then it compiles the whole kernel.
 
 # %%
 show_code(maxima.KERNEL[maxima.KERNEL.index("    m = gl.full") :].rstrip())
@@ -660,18 +720,18 @@ print(maxima.judge(getsource(tile_maxima)))
 
 # %% tags=["hide-input"]
 busy = {panel["name"].split(":")[0]: round(panel["share"], 2) for panel in timeline.data(d=128)["panels"]}
-verdict("d = 128: 67, 97, 98 and 100% of the four panels", [*busy.values()] == [0.67, 0.97, 0.98, 1.0])
+verdict("d = 128: tensor cores busy 67, 97, 98 and 100% in the four panels", [*busy.values()] == [0.67, 0.97, 0.98, 1.0])
 verdict("m need not grow if it may lag", growths(s16, 0)[0] > 20 and growths(s16, 8)[0] == 0)
-verdict("a forgotten release hangs", all(try_out(forgetful, seed)[0] != "all done" for seed in range(50)))
-verdict("registers needed and had", [64 * (2 * d + 3 * B_c) // 256 + 24 for d, B_c in ((64, 128), (128, 128), (128, 64))]
+verdict("a forgotten release hangs in every order", all(try_out(forgetful, seed)[0] != "all done" for seed in range(50)))
+verdict("registers needed and available", [64 * (2 * d + 3 * B_c) // 256 + 24 for d, B_c in ((64, 128), (128, 128), (128, 64))]
         == [152, 184, 136] and [min(255, (512 - 24) // n // 8 * 8) for n in (2, 3)] == [240, 160])  # fmt: skip
-verdict("rung 15 loses", all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))
-verdict("rung 16: most issue slots stay empty", climb.value("16", "issue slots used, %") < 45)
-verdict("rung 17: half of the bytes through L2, and hardly faster",
+verdict("rung 15 is slower than rung 14", all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))
+verdict("in rung 16, most issue slots stay empty", climb.value("16", "issue slots used, %") < 45)
+verdict("rung 17 takes half of the bytes through L2, but is hardly faster",
         0.4 < climb.compare("17", "L2 bytes") < 0.65 and climb.factor("17") < 1.05)  # fmt: skip
-verdict("rung 18: the same bytes, and faster", abs(climb.compare("18", "L2 bytes") - 1) < 0.1 < climb.factor("18") - 0.95)
-verdict("rung 19: busy about as *Neither*, far from *Between*", 50 < climb.value("19", "tensor cores at work, %") < 75)
-verdict("rung 23: fewer bytes through L2, few cycles, hardly a lower clock", climb.compare("23", "L2 bytes") < 0.85
+verdict("rung 18 takes the same bytes, and is faster", abs(climb.compare("18", "L2 bytes") - 1) < 0.1 < climb.factor("18") - 0.95)
+verdict("rung 19 is about as busy as *Neither*, far from *Between*", 50 < climb.value("19", "tensor cores at work, %") < 75)
+verdict("rung 23 saves bytes through L2 and few cycles, and hardly lowers the clock", climb.compare("23", "L2 bytes") < 0.85
         and 0.93 < climb.compare("23", "SM cycles") < 1 and climb.compare("23", "clock, GHz") > 0.985)  # fmt: skip
 
 # %% [markdown] tags=["navigation"]
