@@ -32,19 +32,24 @@ HIGH = 0.32
 @style.picture
 def draw() -> style.Drawn:
     """What a tile loads above, what it computes beneath, and its three results at the bottom."""
-    caption = "Backward: one of five products computes S again, which nobody kept (outlined: computed again). L is"
-    caption += " kept by the forward, and D = rowsum(dO ∘ O)."
-    figure, ax = style.new_figure(3.75, caption)
+    caption = "The backward makes five products a tile, and one of them computes S again, which nobody kept. What is"
+    caption += " computed again is unfilled. L is kept by the forward, and D = rowsum(dO ∘ O)."
+    figure, ax = style.new_figure(5.2 if style.narrow() else 3.75, caption)
     for name, (x, y, w, label, kind) in NODES.items():
-        _box(ax, x, y, w, HIGH, name, label, again=kind == "again")
+        words = label.replace(" = ", " =\n") if style.narrow() else label
+        _box(ax, x, y, w, HIGH, name, words, again=kind == "again")
     for start, end in (edge.split() for edge in EDGES.split(", ")):
         _edge(ax, start, end)
     for result, tensor in AGAIN.items():
         x, y, w, *_ = NODES[result]
         _box(ax, x + w - 0.36, y - 0.26, 0.36, 0.26, tensor, tensor)
-    for y, words in {0: "from HBM", 0.75: "on chip", 3.25: "to HBM"}.items():
-        style.note(ax, 5.72, y + HIGH / 2, words, color=style.QUIET, ha="left")
-    style.bare(ax, (-0.02, 6.4), (-0.05, 3.6))
+    if style.narrow():
+        style.note(ax, 0, -0.13, "from HBM", color=style.QUIET)
+        style.note(ax, 0.55, 3.72, "to HBM", color=style.QUIET)
+    else:
+        for y, words in {0: "from HBM", 0.75: "on chip", 3.25: "to HBM"}.items():
+            style.note(ax, 5.72, y + HIGH / 2, words, color=style.QUIET)
+    style.bare(ax, (-0.02, 5.64 if style.narrow() else 6.5), (-0.2, 3.8))
     alt = (
         "A graph from top to bottom: Q, K, V, dO, L and D are loaded; S and P are computed again from Q, K and L; dP"
         " and dS follow on chip; dV, dK and dQ come out. That makes 5 matrix products a tile."

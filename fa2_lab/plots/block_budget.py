@@ -36,49 +36,55 @@ def compiled_spills() -> dict[tuple[int, int, int], int]:
     return {(row["d"], row["B_r"], row["B_c"]): row["spills"] for row in rows}
 
 
-SHADES = (0.03, 0.2, 0.4, 0.75)  # of cells that fit on all chips, on all but one, …
-VERDICTS = {"registers": "spills", "shared memory": "too large"}
+def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
+    """Where a block size runs without spilling: as compiled, and by the sum where nobody compiled it."""
+    fits = [name for name, room in limits.items() if cell["shared"] <= room]
+    if not fits:
+        return "too large"
+    if spills or cell["limit"] == "registers":
+        return "spills"
+    return "fits all" if len(fits) == len(limits) else f"{fits[-1]} only" if len(fits) == 1 else f"not {[*limits][0].split()[-1]}"
 
 
 @style.picture
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
-    """A heatmap of block sizes for each d. A cell says what the forward needs; the fewer chips have it, the stronger
-    its fill.
+    """A grid of block sizes for each d: what the forward needs, and on which chips it has it.
 
     cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
     smallest first. compiled: {(d, B_r, B_c): spill instructions}, where somebody compiled it.
     """
     room = ", ".join(f"{size // 1024} KiB on {chip}" for chip, size in limits.items())
+    verdicts = {
+        d: {blocks: verdict(cell, limits, compiled.get((d, *blocks), 0)) for blocks, cell in table.items()}
+        for d, table in cells.items()
+    }
+    fit = {d: sum(words not in ("spills", "too large") for words in found.values()) for d, found in verdicts.items()}
+    ends = " and ".join(f"{n} of {len(sizes) ** 2} at d = {d}" for d, n in fit.items())
     caption = (
-        "Fewer block sizes fit as d grows: registers spill, shared memory runs out. In a cell: registers a"
-        f" thread (at most 255) and KiB of shared memory (at most {room}). The stronger the fill,"
-        " the fewer of these have room."
+        f"Block sizes that run without spilling: {ends}. In a cell: registers of a thread by the sum (at most 255), KiB"
+        f" of shared memory (at most {room}), and the verdict. Hatched: it spills when compiled for"
+        f" {list(limits)[-1]}, or has no room anywhere. Forward, 16-bit, 4 warps (8 where 4 do not fit), room for"
+        f" {stages} tiles of K and {stages} of V (num_stages = {stages} on an H100, {stages + 1} on the others)."
     )
-    caption += f" ×: spills when compiled for {list(limits)[-1]}." if compiled else ""
-    caption += f" Forward, 16-bit, 4 warps (8 where 4 do not fit), room for {stages} tiles of K and {stages} of V"
-    caption += f" (num_stages = {stages} on an H100, {stages + 1} on the others)."
-    figure, axes = style.stacked(3.3, caption, ncols=len(cells))
+    figure, axes = style.stacked(4.0 if style.narrow() else 3.1, caption, ncols=len(cells))
     for ax, (d, table) in zip(axes[0], cells.items(), strict=True):
-        spilling = [(B_r, B_c) for B_r, B_c in table if compiled.get((d, B_r, B_c))]
-        _square(ax, sizes, table, limits, spilling)
-        ax.set_title(f"d = {d}: {sum(bool(c['fits_on']) for c in table.values())} of {len(table)} fit by the sum")
-    fit = ", ".join(f"{sum(bool(c['fits_on']) for c in table.values())} at d = {d}" for d, table in cells.items())
+        _square(ax, sizes, table, verdicts[d])
+        ax.set_title(f"d = {d}")
     alt = (
         f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"
-        f" cell registers per thread and KiB of shared memory: the stronger a cell's fill, the fewer chips have room."
-        f" Of {len(sizes) ** 2} block sizes a chip has room for {fit}."
+        f" cell registers of a thread, KiB of shared memory, and where it fits. Without spilling run {ends}."
     )
     return figure, alt
 
 
-def _square(ax: style.Axes, sizes: list[int], table: dict, limits: dict[str, int], spilling: list) -> None:
+def _square(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> None:
     for (B_r, B_c), cell in table.items():
         y, x = sizes.index(B_r), sizes.index(B_c)
-        missing = len(limits) - len(cell["fits_on"])
-        cross = " ×" if (B_r, B_c) in spilling else ""
-        words = f"{cell['registers']}{cross}\n{cell['shared'] // 1024} KiB"
-        words += "" if cell["fits_on"] else f"\n{VERDICTS[cell['limit']]}"
-        style.box(ax, x, y, 1, 1, words, style.tint(style.INK, SHADES[missing]))
+        words = f"{cell['registers']}, {cell['shared'] // 1024}\n{verdicts[B_r, B_c]}"
+        if verdicts[B_r, B_c] in ("spills", "too large"):
+            style.masked(ax, x, y, label=words)
+        else:
+            style.box(ax, x, y, 1, 1, words, style.tint(style.INK, 0.03))
     ticks = [n + 0.5 for n in range(len(sizes))]
-    style.bare(ax, (-0.03, len(sizes) + 0.03), (-0.03, len(sizes) + 0.03), aspect="equal", xticks=ticks, yticks=ticks)
+    style.bare(ax, (-0.03, len(sizes) + 0.03), (-0.03, len(sizes) + 0.03), xticks=ticks, yticks=ticks)
     ax.set(xticklabels=sizes, yticklabels=sizes, xlabel="B_c →", ylabel="← B_r")

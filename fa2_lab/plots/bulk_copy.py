@@ -15,8 +15,8 @@ def data(N: int = 10, B_c: int = 4, d: int = 64, itemsize: int = 2) -> dict:
     return dict(N=N, first=first, places=found, bytes=B_c * d * itemsize)
 
 
-ROW, CHUNK, TOP = 0.25, 0.26, 1.7
-PAGE = (1.3, 1.75, 3.1)  # inches: K's width, and where the words and the tile begin
+ROW, CHUNK = 0.25, 0.26
+PAGE = (1.3, 1.9, 2.9)  # inches: K's width, and where the words and the tile begin
 PHONE = (0.8, 1.1, 1.4)
 
 
@@ -24,8 +24,9 @@ PHONE = (0.8, 1.1, 1.4)
 def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     """N keys in HBM. places: for each row of the tile that begins at `first`, where in its line each chunk lies."""
     rows, d = len(places), 8 * places.shape[1]  # a chunk has 8 numbers
-    caption = "A tile on its way by the copy engine: one thread starts it, and rows that do not exist arrive as zeros."
-    figure, ax = style.new_figure(3.6, caption)
+    caption = "One thread starts the copy of a tile, the copy engine makes it, and rows that do not exist arrive as zeros."
+    figure, ax = style.new_figure(4.1, caption)
+    top = (first + 0.3) * ROW
     WIDE, TEXT, TILE = PHONE if style.narrow() else PAGE
     style.note(ax, 0.06, -0.1, "K in HBM", weight="bold")
     for row in range(N):
@@ -35,12 +36,15 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     style.note(ax, TEXT, -0.1, "What the one thread names", weight="bold")
     names = (f"the descriptor of K: where, {N} × {d}, tiles of {rows}", f"row {first}", "the place", "the barrier")
     for k, words in enumerate(names):
-        style.note(ax, TEXT, 0.17 + 0.22 * k, f"{k + 1}. {words}")
-    _tile(ax, TILE, N - first, places)
-    style.arrow(ax, (WIDE + 0.14, (first + 0.3 + rows / 2) * ROW), (TILE - 0.08, TOP + rows * ROW / 2), linewidth=1.2)
-    words = f"barrier: {bytes} bytes expected,\nall there: the phase ends"
-    style.box(ax, TILE, TOP + rows * ROW + 0.25, 8 * CHUNK, 0.42, words)
-    style.bare(ax, (-0.03, style.width() - 0.1), (-0.2, 3.5))
+        style.note(ax, TEXT, 0.2 + 0.27 * k, f"{k + 1}. {words}")
+    _tile(ax, TILE, top, N - first, places)
+    middle = top + rows * ROW / 2
+    style.arrow(ax, (WIDE + 0.14, middle), (TILE - 0.06, middle), linewidth=1.4)
+    if not style.narrow():
+        style.note(ax, (WIDE + 0.14 + TILE) / 2, middle - 0.12, "copy engine", ha="center")
+    words = f"barrier: {bytes} bytes\nend its phase" if style.narrow() else f"barrier: {bytes} bytes expected,\nall there: the phase ends"
+    style.box(ax, TILE, top + rows * ROW + 0.15, 8 * CHUNK, 0.5, words)
+    style.bare(ax, (-0.03, style.width() - 0.1), (-0.2, top + rows * ROW + 0.7))
     real = N - first
     alt = (
         f"Left K in HBM, {N} rows, and a frame around rows {first} to {first + rows - 1}, of which {real} exist. One"
@@ -51,14 +55,14 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     return figure, alt
 
 
-def _tile(ax: style.Axes, TILE: float, real: int, places: np.ndarray) -> None:
+def _tile(ax: style.Axes, TILE: float, top: float, real: int, places: np.ndarray) -> None:
     """The tile in shared memory: each box is 16 bytes with its chunk's number, or zeros."""
-    style.note(ax, TILE, TOP - 0.33, "The tile in shared memory", weight="bold")
-    style.note(ax, TILE, TOP - 0.12, "a box: 16 bytes, chunk c at c XOR row")
+    style.note(ax, TILE, top - 0.35, "The tile in shared memory", weight="bold")
+    style.note(ax, TILE, top - 0.13, "a box: 16 bytes, chunk c at c XOR row")
     for row, line in enumerate(places):
-        style.note(ax, TILE + 8 * CHUNK + 0.08, TOP + (row + 0.5) * ROW, f"line {row}")
+        style.note(ax, TILE + 8 * CHUNK + 0.08, top + (row + 0.5) * ROW, f"line {row}")
         for chunk, place in enumerate(line.tolist()):
-            where = (TILE + place * CHUNK, TOP + row * ROW, CHUNK, ROW)
+            where = (TILE + place * CHUNK, top + row * ROW, CHUNK, ROW)
             if row < real:
                 style.tensor_box(ax, *where, "K", str(chunk), linewidth=0.6)
             else:

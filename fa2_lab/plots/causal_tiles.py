@@ -59,4 +59,4 @@ def _grid(ax: style.Axes, name: str, tiling: Tiling) -> None:
         style.note(ax, x, y, words, ha="center", color=style.ink_on(FILLS[kind]), bbox=ground)
     style.bare(ax, (-4, tiling.N_k + 4), (-4, tiling.N_q + 4), aspect="equal", anchor="N", ylabel="← queries")
     ax.set_title(f"{name}, {tiling.N_q} × {tiling.N_k}")
-    ax.set_xlabel(f"keys →\n({len(middles[Tile.DIAGONAL])} DIAGONAL tiles, masked)", fontsize=style.SMALL)
+    ax.set_xlabel(f"keys →\nDIAGONAL, masked: {len(middles[Tile.DIAGONAL])}", fontsize=style.SMALL)

@@ -55,7 +55,7 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
             cause = f"{mask}× {gain:.2f}: {reasons.REASONS[rung.number].cause}"
             words += "" if style.narrow() else f"   {cause}"
             if style.narrow():
-                style.note(ax, 0, y + 0.82, cause, bbox=style.CLEAR)
+                style.note(ax, -0.2 * most, y + 0.82, cause, bbox=style.CLEAR)
         style.note(ax, end, y, words, bbox=style.CLEAR)
     dots = dict(color=style.PAPER, markeredgecolor=style.INK, markersize=4.5, linestyle="none")
     ax.plot([r.causal for r in rungs], places, "o", **dots)

@@ -1,6 +1,6 @@
 """Tweak 1: FA1's and FA2's arithmetic of one tile as a timeline."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fa2_lab.machine import chips, io, time
 from fa2_lab.plots import style
@@ -14,7 +14,7 @@ class Timed(NamedTuple):
     clocks: float
 
 
-ONLY_FA1 = "scale p v"
+ONLY_FA1 = "p v ×β"
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
@@ -24,9 +24,9 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     """
     product = 2 * B_r * B_c * d / chip.tensor_per_clock
     of_tile, of_rows = B_r * B_c / chip.fp32_per_clock, B_r * d / chip.fp32_per_clock
-    scores = [Timed("q kᵀ", "S", product), Timed("max", "m", of_tile), Timed("τs − m", "S", of_tile)]
-    scores += [Timed("exp", "P", B_r * B_c / chip.exp_per_clock), Timed("Σ", "l", of_tile)]
-    sums = [Timed("scale o", "O", of_rows), Timed("p v", "O", product)]
+    softmax = 3 * of_tile + B_r * B_c / chip.exp_per_clock  # max, τ s − m, exp and the sum
+    scores = [Timed("q kᵀ", "S", product), Timed("softmax", "P", softmax)]
+    sums = [Timed("o ×α", "O", of_rows), Timed("p v", "O", product)]
     loops = {"FA1": [*scores, *sums, Timed(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
     for algorithm, steps in loops.items():
         whole = time.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm.lower())
@@ -34,7 +34,7 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
         steps.insert(len(scores), Timed("", "m", rest))
     once = io.fa2_forward_end(B_r, d)
     rest = (once.total() - once["multiply"]) / chip.fp32_per_clock
-    end = [Timed("", "m", rest), Timed("scale o", "O", once["multiply"] / chip.fp32_per_clock)]
+    end = [Timed("", "m", rest), Timed("o ÷ℓ", "O", once["multiply"] / chip.fp32_per_clock)]
     setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"
     return dict(loops=loops, end=end, setting=setting)
 
@@ -50,22 +50,18 @@ def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
     """
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]
-    caption = "One division per row, not one in each tile, and one block scaled, not two: this saves"
-    caption += f" {saved:.0%} of the clocks if the units take turns, and nothing if they all work at once. {setting}."
-    figure, ax = style.new_figure(3.2, caption)
-    gone = next(s for s in loops["FA1"] if s.name == ONLY_FA1)
+    caption = f"FA2 divides once a row, not once a tile: {saved:.0%} fewer clocks for a tile, if its operations take turns."
+    figure, ax = style.new_figure(2.7, f"{caption} If all units work at once, nothing is saved. {setting}.")
     for y, (name, steps) in enumerate(loops.items()):
         stop = _boxes(ax, y, steps)
-        style.note(ax, -30, y + HIGH / 2, f"{name}\n{total[name]:,.0f}", ha="right")
-    outline = dict(linestyle=(0, (2, 1.5)), linewidth=1.2)
-    _box(ax, stop, 1, gone.clocks, "", style.PAPER, **outline)
-    _box(ax, stop + gone.clocks, 1, total["FA1"] - total["FA2"] - gone.clocks, "", style.PAPER, **outline)
-    style.note(ax, total["FA1"], 2 + HIGH / 2, "dashed: gone, scaling p v\nand ÷ l with its factors", ha="right")
-    style.note(ax, 0, -0.2, "unnamed: m, l and their factors, one operation per row")
+        style.note(ax, -30, y + HIGH / 2, f"{name}, a tile\n{total[name]:,.0f}", ha="right")
+    style.box(ax, stop, 1, total["FA1"] - stop, HIGH, "", linestyle=(0, (2, 1.5)), linewidth=1.2)
+    style.note(ax, total["FA1"], 1.12 + HIGH, "dashed: gone", ha="right", va="top")
     _boxes(ax, 2, end)
-    style.note(ax, -30, 2 + HIGH / 2, f"FA2, once\n{sum(s.clocks for s in end):,.0f}", ha="right")
-    style.bare(ax, (-440, total["FA1"] + 15), (-0.4, 2.7), xticks=range(0, int(total["FA1"]), 1000))
-    ax.set_title("Clocks of one tile, if every operation waits for the one before")
+    style.note(ax, -30, 2 + HIGH / 2, f"FA2, at the end\n{sum(s.clocks for s in end):,.0f}", ha="right")
+    style.note(ax, sum(s.clocks for s in end) + 40, 2 + HIGH / 2, "the one division of a row block")
+    left = -1400 if style.narrow() else -560
+    style.bare(ax, (left, total["FA1"] + 15), (-0.1, 2.7), xticks=range(0, int(total["FA1"]), 1000), xlabel="clocks →")
     alt = (
         f"Two rows of boxes on a time axis: FA1's inner loop takes {total['FA1']:,.0f} clocks, FA2's"
         f" {total['FA2']:,.0f}, {saved:.0%} less. FA1 scales p v as well and divides by l; these boxes are dashed at"
@@ -79,16 +75,10 @@ def _boxes(ax: style.Axes, y: float, steps: list[Timed]) -> float:
     x = 0.0
     for step in steps:
         fill = style.fill(step.tensor) if step.name else style.hue(step.tensor)
-        edge = dict(linewidth=2.0, zorder=3) if step.name == ONLY_FA1 else dict(linewidth=0.8 if step.name else 0)
-        _box(ax, x, y, step.clocks, step.name, fill, **edge)
+        edge = dict(linewidth=2.4, zorder=3) if step.name == ONLY_FA1 else dict(linewidth=0.8 if step.name else 0)
+        slim = step.clocks < 420
+        words = step.name.split()[-1] if slim and style.narrow() and step.name else step.name
+        words = "\n".join(words.rsplit(" ", 1)) if slim else words
+        style.box(ax, x, y, step.clocks, HIGH, words, fill, **edge)
         x += step.clocks
     return x
-
-
-def _box(ax: style.Axes, x: float, y: float, width: float, name: str, fill: str, **look: Any) -> None:
-    """A box with its name, upright where the box is narrow."""
-    upright, folded = (300, 400) if style.narrow() else (200, 400)  # clocks, below which a name is
-    words = name.replace(" ", "\n", 1) if upright < width < folded else name
-    patch = style.box(ax, x, y, width, HIGH, words, fill, **look)
-    if len(name) > 1 and width < upright:
-        patch.label_text.set_rotation(90)

@@ -64,7 +64,7 @@ def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int
     """A mark for every time at which a block is written: its writer's number, or how many write at that time."""
     for (i, time), SMs in writes.items():
         several = len(SMs) > 1
-        label, width = (f"× {len(SMs)}", 1.5) if several else (str(SMs[0]), 0.9)
+        label, width = (f"× {len(SMs)}", 2.6 if style.narrow() else 1.5) if several else (str(SMs[0]), 0.9)
         ground = style.fill("dQ") if several else style.worker(SMs[0])
         look = dict(edgecolor=style.hue("dQ"), linewidth=1.2)
         style.box(ax, time - width, top + 0.42 + i, width, 0.76, label, ground, **look)

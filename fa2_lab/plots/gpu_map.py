@@ -35,7 +35,7 @@ def memories(chip: chips.Chip) -> list[Memory]:
 
 ZOOM = 14  # how many times as long the sides under the lens are
 PAGE = (1.75, 2.3, 0.84, 3.2, 4.25, 0.85)  # inches: HBM's side, the lens and its width, words, bars, the longest bar
-PHONE = (1.2, 1.38, 0.62, 2.1, 3.12, 0.4)
+PHONE = (1.1, 1.22, 0.6, 1.87, 3.03, 0.34)
 
 
 @style.picture
@@ -48,7 +48,7 @@ def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
     unit = SIDE / sqrt(far.size)
     dots = [unit * sqrt(place.size) for place in near]
     style.box(ax, 0, 0.4, SIDE, SIDE, fill=style.tint(style.INK, 0.12))
-    style.note(ax, 0.1, 0.6, f"{far.name} {_size(far.size)}", weight="bold")
+    style.note(ax, 0, 0.4 + SIDE + 0.2, f"{far.name} {_size(far.size)}", bbox=style.CLEAR)
     pitch, x, low = 0.72, 0.06, 0.4 + SIDE - 0.06
     for n, (place, dot) in enumerate(zip(near, dots, strict=True)):
         style.box(ax, x, low - dot, dot, dot, fill=style.WORKERS[1], linewidth=0)

@@ -54,10 +54,10 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
     caption = "One operator, any order: a loop, a tree and a split end at the same o and L."
     places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
     depths = [max(y for _, y in place) + 0.9 for place in places.values()]
-    figure, axes = style.new_figure(7.4, caption, nrows=1 + len(orders), height_ratios=[0.95, *depths])
+    figure, axes = style.new_figure(10 if style.narrow() else 7.4, caption, nrows=1 + len(orders), height_ratios=[0.95, *depths])
     for k, state in enumerate(leaves):
         _state(axes[0], k, 0, state)
-    axes[0].set_title("The state of each key block: m, l and o (d = 1)")
+    axes[0].set_title("The state of each key block: from above m, l and o (d = 1)")
     style.bare(axes[0], (-0.5, len(leaves) - 0.5), (-0.45, 0.45))
     for ax, (name, merges) in zip(axes[1:], orders.items(), strict=True):
         _order(ax, places[name], len(leaves), merges)
@@ -88,7 +88,7 @@ def _places(leaves: int, merges: list[Merge]) -> list[tuple[float, float]]:
 
 def _order(ax: style.Axes, places: list, leaves: int, merges: list[Merge]) -> None:
     for k in range(leaves):
-        style.box(ax, k - W / 2, -0.2, W, 0.4, f"block {k}", style.tint(style.INK, 0.06), linewidth=0.5)
+        style.box(ax, k - W / 2, -0.2, W, 0.4, f"{k}" if style.narrow() else f"block {k}", style.tint(style.INK, 0.06), linewidth=0.5)
     for (x, y), (*children, state) in zip(places[leaves:], merges, strict=True):
         for child in children:
             _arrow(ax, places[child], (x, y), leaf=child < leaves)
@@ -110,5 +110,6 @@ def _arrow(ax: style.Axes, start: tuple, end: tuple, leaf: bool) -> None:
 
 
 def _state(ax: style.Axes, x: float, y: float, state: SoftmaxState) -> None:
-    words = "\n".join(f"{name} {getattr(state, name).item():.2f}" for name in "mlo").replace("-", "−")
+    names = dict.fromkeys("mlo", "") if style.narrow() else {name: f"{name} " for name in "mlo"}
+    words = "\n".join(f"{word}{getattr(state, name).item():.2f}" for name, word in names.items()).replace("-", "−")
     style.box(ax, x - W / 2, y - H / 2, W, H, words, style.fill("m"))

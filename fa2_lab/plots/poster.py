@@ -131,7 +131,7 @@ def _head(ax: style.Axes, title: str, algorithm: Algorithm, files: tuple[str, st
         "$N$: length; $d$: head dimension; $B_r$, $B_c$: rows and columns of a tile; $τ$: the scale;\n"
         "$m_i$: the largest score of each row so far; $\\ell_i$: its sum of exponentials;"
         " $L_i = m_i + \\log\\,\\ell_i$.\n"
-        "The colour under a number is that of the tensor which the line makes."
+        "The ground under a number is that of the tensor which the line makes."
     )
     ax.text(0, 0.9, under, fontsize=WORDS, color=style.QUIET, va="top", linespacing=1.35)
     names = dict(words=("In words", ""), numpy=("In NumPy", files[0]), triton=("In Triton", files[1]))

@@ -22,15 +22,15 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
         fill = style.tint(style.hue("Q"), 0.45 if row in rows else 0.2) if row < N else style.PAPER
         style.box(ax, col, row, 1, 1, str(n), fill, linewidth=0.5)
     title = dict(ha="center", va="bottom", weight="bold")
-    style.note(ax, d / 2, -0.3, "Q in memory", **title)
-    style.note(ax, d / 2, len(every) + 0.6, "unfilled: the next head's rows", ha="center", color=style.QUIET)
+    style.note(ax, 0, -0.3, "Q in memory", **title | dict(ha="left"))
+    style.note(ax, 0, len(every) + 0.6, "unfilled: the next head's rows", color=style.QUIET)
     for k in range(rows[-1] // B_r + 1):
         style.box(ax, -3.1, k * B_r + 0.1, 1.6, B_r - 0.2, str(k), style.worker(3) if k == i else style.PAPER)
     style.note(ax, -2.3, -0.3, "program", **title)
     top = (len(every) - B_r) / 2
     _tile(ax, d + 2.6, top, rows, offsets, exist)
     _tile(ax, 2 * d + 5.4, top, rows, np.where(exist[:, None], offsets, -1), exist)
-    style.note(ax, 1.5 * d + 2.6, top - 0.3, "offsets of its tile", **title)
+    style.note(ax, 1.5 * d + 2.6, top - 0.3, "its offsets", **title)
     style.note(ax, 2.5 * d + 5.4, top - 0.3, "as loaded", **title)
     for x in (d + 0.4, 2 * d + 3.4):
         style.arrow(ax, (x, top + B_r / 2), (x + 0.9, top + B_r / 2))
@@ -38,8 +38,10 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
         f"row = {i} · B_r + (0 … {B_r - 1}) = {', '.join(map(str, rows))}\noffset = row · d + (0 … {d - 1})\n"
         f"mask = row < N, with N = {N}\n\nhatched: masked"
     )
-    style.note(ax, d + 2.6, top + B_r + 0.5, words, va="top")
-    style.bare(ax, (-4.1, 3 * d + 5.6), (-1.1, len(every) + 1.1), aspect="equal")
+    at = (-4, len(every) + 1.6) if style.narrow() else (d + 2.6, top + B_r + 0.5)
+    style.note(ax, *at, words, va="top")
+    bottom = len(every) + (6.8 if style.narrow() else 1.1)
+    style.bare(ax, (-4.1, 3 * d + 5.6), (-1.1, bottom), aspect="equal")
     alt = (
         f"Q of one head in memory, {N} rows of {d} numbers, and behind it the next head's rows. Program {i} computes"
         f" rows {rows[0]} to {rows[-1]} and from them the offsets {offsets[0, 0]} to {offsets[-1, -1]}. Rows from"

@@ -91,11 +91,10 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         [drawn[name] for name in titles if name in drawn],
         [title for name, title in titles.items() if name in drawn],
         loc="outside lower left",
-        ncols=2 if style.narrow() else 3,
+        ncols=1 if style.narrow() else 2,
         frameon=False,
         fontsize=style.SMALL,
     )
-    figure.suptitle(headline, x=0.01, ha="left", fontsize=style.LARGE, fontweight="bold", wrap=True)
     medians = "; ".join(
         f"{group}, {name}: {', '.join(f'{median(found):.2f} times {peer}' for peer, found in ratios.items())}"
         for group, name, ratios in rows

@@ -62,7 +62,7 @@ def _bars(ax: style.Axes, name: str, stages: list[np.ndarray], hue: str) -> None
         for key, width in enumerate(terms):
             if width > 0:
                 fill = style.tint(hue, 0.75 if key < len(stages[0]) else 0.25)
-                label = _fraction(width) if width > 0.05 * widest else ""
+                label = _fraction(width) if width > (0.09 if style.narrow() else 0.05) * widest else ""
                 style.box(ax, left[key], n * STEP, width, HIGH, label, fill)
         ax.text(left[-1] + 0.02 * widest, n * STEP + HIGH / 2, f"{name} = {_fraction(left[-1])}", va="center")
     dashes = dict(color=style.QUIET, linewidth=0.8, linestyle=(0, (2, 2)))

@@ -44,7 +44,7 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
             end = (pitch * step - 0.05, PITCH * rank + 0.5)
             style.arrow(ax, above if rank else corner, end, style.hue("K"), linewidth=1.2)
             if not rank:
-                style.note(ax, pitch * step - 0.42, 0.5, f"from {ranks - 1}", ha="right")
+                style.note(ax, pitch * step - 0.06, 0.22, f"from {ranks - 1}", ha="right")
     for step in range(ranks):
         style.note(ax, pitch * step + 0.5, -0.22, f"step {step}", ha="center")
     style.bare(ax, (-1.0, pitch * (ranks - 1) + 1.1), (-0.45, PITCH * ranks - 0.2), aspect="equal")

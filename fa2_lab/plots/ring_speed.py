@@ -75,7 +75,7 @@ def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting
     n, at, times = contiguous
     above.plot([at], [times], marker="x", color=style.INK, linestyle="none")
     words = textwrap.fill(f"{n} GPUs, contiguous, {times:.2f}", 18 if style.narrow() else 40)
-    style.note(above, at / 1.1, times + 0.14, words, ha="right", va="bottom")
+    style.note(above, at / 1.1, times + 0.14, words, ha="right", va="bottom", bbox=style.CLEAR)
     above.set(xscale="log", xlabel="tokens in all")
     style.log_ticks(above.xaxis, lengths, [short(n) for n in lengths])
     above.set(xlim=(lengths[0] / 1.15, 1.6 * lengths[-1]), ylim=(0, 1.14 * most))

@@ -113,7 +113,7 @@ def draw(points: dict[str, Point], roofs: list[Roof], caption: str, xlabel: str,
     if style.narrow() and not crowded:
         left, column, right = min(1.5, 0.1 * left), max(3400, 1.6 * right), max(1.5e6, 700 * right)
     else:
-        left, column, right = min(8, 0.4 * left), max(5000, 2.3 * right), max(60000, 25 * right)  # names in a column
+        left, column, right = min(5 if style.narrow() else 8, 0.4 * left), max(5000, 2.3 * right), max(60000, 25 * right)  # names in a column
     low = min(50, 0.5 * min(place[1] for place in points.values()))
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, 1.9 * top))
     style.log_ticks(ax.xaxis, [x for x in (1, 10, 100, 1000, 10000) if left <= x <= right])
@@ -139,11 +139,14 @@ def _roof(ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: 
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
     ax.plot([left, ridge, right], [left * roof.bytes, roof.flops, roof.flops], **look)
     if left_of_it:
-        style.note(ax, 0.4 * ridge, 0.5 * roof.flops, roof.slope, ha="right", va="bottom")
+        words = roof.slope.replace(": ", ":\n") if style.narrow() else roof.slope
+        style.note(ax, 0.4 * ridge, 0.5 * roof.flops, words, ha="right", va="bottom")
     else:
         style.note(ax, 0.16 * ridge, 0.1 * roof.flops, roof.slope, va="top")
     if roof.dashed:
         style.note(ax, right / 1.05, 1.06 * roof.flops, roof.flat, ha="right", va="bottom", color=style.QUIET)
+    elif under_it and style.narrow():
+        style.note(ax, 1.1 * left, roof.flops, roof.flat)
     elif under_it:
         style.note(ax, 1.05 * ridge, 0.93 * roof.flops, roof.flat, va="top")
     else:

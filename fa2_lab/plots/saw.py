@@ -34,17 +34,22 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
 
     model, measured: {heads: factor}. held: programs on an SM before and after the change.
     """
+    most, least = max(measured, key=measured.get), min(measured, key=measured.get)
     caption = (
-        f"Two loops instead of one leave {held[1]} programs on an SM instead of {held[0]}. How much that loses depends "
-        f"on how full the last wave of programs is. Line: the model; dots: measured. {setting}."
+        f"One change makes {most} heads {measured[most] - 1:.0%} faster and {least} heads {1 - measured[least]:.0%}"
+        f" slower: the last wave of programs decides. Rung {AFTER} has room for {held[1]} programs on an SM, rung"
+        f" {BEFORE} for {held[0]}. {setting}."
     )
-    figure, ax = style.new_figure(2.6, caption)
+    figure, ax = style.new_figure(2.9, caption)
     ax.axhline(1, color=style.QUIET, linewidth=0.9)
-    ax.plot(list(model), list(model.values()), color=style.QUIET)
+    ax.step(list(model), list(model.values()), color=style.QUIET, where="mid", linewidth=1.2)
     for heads, factor in measured.items():
-        ax.plot(heads, factor, "o", color=style.OURS, markersize=6)
-        style.note(ax, heads, factor + 0.06, f"{factor:.2f}", ha="center", bbox=style.CLEAR)
-    ax.set(xlabel="heads", ylabel="rung 09 over rung 07", xlim=(1.5, max(model) + 0.5))
+        ax.plot(heads, factor, "o", color=style.OURS, markersize=7)
+        style.note(ax, heads, factor + 0.07, f"{factor:.2f}", ha="center", bbox=style.CLEAR)
+    style.note(ax, max(model) + 0.4, 1.34, "line: the model", ha="right")
+    style.note(ax, max(model) + 0.4, 1.24, "dots: measured", ha="right", color=style.OURS)
+    style.note(ax, max(model) + 0.4, 1.03, "the same", ha="right", va="bottom", color=style.QUIET)
+    ax.set(xlabel="heads", ylabel=f"rung {AFTER} over rung {BEFORE}", xlim=(1.2, max(model) + 0.5), ylim=(0.55, 1.4))
     ax.set_xticks(range(2, max(model) + 1, 2))
     shown = "; ".join(f"{heads} heads {factor:.2f}" for heads, factor in (measured or model).items())
     return figure, f"How many times as fast rung 09 is as rung 07, over the number of heads: a saw. {shown}."

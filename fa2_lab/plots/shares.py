@@ -52,5 +52,5 @@ def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
         style.arrow(ax, (start, head), (x + 6.4, head))
         style.note(ax, (start + x + 6.3) / 2, head - 0.28, "merge", ha="center")
     else:
-        style.note(ax, x, head, f"program {readers[0]} ends it", color=style.QUIET)
+        style.note(ax, x, head, f"program {readers[0]}", color=style.QUIET)
     style.tensor_box(ax, x + 6.5, head - H / 2, 1.7, H, "O", "O, L")

@@ -8,6 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
+from fa2_lab.plots.style import headline_of
+
 
 class show:
     """`show(draw(data))` at the end of a cell displays a picture and its caption.
@@ -23,9 +25,10 @@ class show:
         width = round(96 * self.figure.get_figwidth())
         image = b64encode(self.png()).decode()
         shown = f'<img alt="{escape(self.alt)}" width="{width}" src="data:image/png;base64,{image}">'
-        caption = self.figure.get_label()
+        whole = self.figure.get_label()
+        caption = whole.removeprefix(headline_of(whole)).removeprefix(".").strip()  # the headline is in the picture
         shown += f'<p style="max-width:{width}px">{escape(caption)}</p>' if caption else ""
-        return {"text/html": shown, "text/plain": " ".join(filter(None, ["[figure]", caption, self.alt]))}, {}
+        return {"text/html": shown, "text/plain": " ".join(filter(None, ["[figure]", whole, self.alt]))}, {}
 
     def png(self) -> str:
         """The picture as PNG, in letters."""

@@ -2,8 +2,9 @@
 
 Hue says which tensor; P has the hue of S, but paler. A worker (thread block, warp, rank) is one of four greys with its
 name printed on it. What is measured is grey, and ours has one accent. Hatched means masked. Queries run down, keys
-run right. A picture is drawn for a column of 560 pixels, and by the same function for a phone, where panels may stack
-and no letter is smaller; its message is the caption beside it, not a title inside.
+run right. A picture is drawn for a column of 784 pixels, and by the same function for a phone, where panels may stack and no
+letter is smaller. The first sentence of its caption stands above it as a headline. Words never name a colour: what a
+hue says, a label, hatching or an outline says as well.
 """
 
 import re
@@ -27,8 +28,9 @@ from matplotlib.text import Annotation, Text
 
 Drawn = tuple[Figure, str]  # what draw() of a picture returns: a figure and its alternative text
 
-WIDTH, NARROW = 560 / 96, 400 / 96  # inches: 560 pixels of a page, and what a phone shows almost at full size
-SMALL, NORMAL, LARGE = 8.25, 9.0, 11.0  # points: 11, 12 and 15 pixels of a page
+WIDTH, NARROW = 784 / 96, 390 / 96  # inches: a page's column, and a phone
+UNITS = {WIDTH: 5.83, NARROW: 4.17}  # how many units are across: lengths inside a picture are counted in these
+SMALL, NORMAL, LARGE = 9.75, 10.5, 12.0  # points: 13, 14 and 16 pixels of a page
 
 INK, QUIET, PAPER, MASKED = "#222222", "#656A70", "#FFFFFF", "#EEEEEE"
 BLUE, ORANGE, GREEN, PINK, VERMILION, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
@@ -162,22 +164,44 @@ def fill(tensor: str) -> str:
 # Figures, axes, and what stands in them -------------------------------------------------------------------------
 
 
-def width() -> float:
+def across() -> float:
     """Inches across the picture that is being drawn."""
     return matplotlib.rcParams["figure.figsize"][0]
 
 
 def narrow() -> bool:
     """Whether the picture that is being drawn is for a phone."""
-    return width() < WIDTH
+    return across() < WIDTH
+
+
+def width() -> float:
+    """Units across the picture that is being drawn."""
+    return UNITS[across()]
 
 
 def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Axes | Sequence[Axes]]:
-    """A figure of a page's width with its message as caption, and its axes (arguments as for plt.subplots)."""
-    figure = Figure(figsize=(width(), height), layout="constrained")
+    """A figure of so many units of height with its caption and headline, and its axes (arguments as for plt.subplots)."""
+    figure = Figure(figsize=(across(), height * across() / width()), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03)
     figure.set_label(caption)
+    headline = figure.suptitle(headline_of(caption), x=0.005, ha="left", fontsize=LARGE, fontweight="bold")
+    fold(headline, 0.99 * figure.bbox.width)
+    figure.set_figheight(figure.get_figheight() + 0.23 * (1 + headline.get_text().count("\n")))
     return figure, figure.subplots(**subplots)
+
+
+def headline_of(caption: str) -> str:
+    """The first sentence of a caption."""
+    return re.split(r"(?<=\.) ", caption)[0].removesuffix(".")
+
+
+def fold(text: Text, room: float) -> None:
+    """Words that are wider than so many pixels go on in a next line."""
+    lines = text.get_text().split("\n")
+    letters = max(map(len, lines))
+    while text.get_window_extent().width > room and letters > 1:
+        letters -= 1
+        text.set_text("\n".join(textwrap.fill(line, letters) for line in lines))
 
 
 def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any) -> tuple[Figure, np.ndarray]:
@@ -194,11 +218,8 @@ def fold_titles(figure: Figure) -> None:
     for ax in figure.axes:
         title, box = ax.set_title(ax.get_title(loc="left")), ax.get_window_extent()
         beside = [other.x0 for other in (a.get_window_extent() for a in figure.axes) if _right_of(box, other)]
-        room = min([*beside, figure.bbox.x1]) - title.get_window_extent().x0
-        share = room / max(title.get_window_extent().width, 1)
-        if share < 1:
-            title.set_text(textwrap.fill(title.get_text(), int(0.95 * share * len(title.get_text()))))
-            figure.draw_without_rendering()
+        fold(title, min([*beside, figure.bbox.x1]) - title.get_window_extent().x0)
+    figure.draw_without_rendering()
 
 
 def _right_of(box: Any, other: Any) -> bool:
@@ -310,7 +331,8 @@ def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None =
 
 # Files ----------------------------------------------------------------------------------------------------------
 
-FONTS = "'DejaVu Sans', 'Bitstream Vera Sans', Verdana, Geneva, sans-serif"  # the first one's widths fit the others
+# A page's own letters; none are wider than those of DejaVu Sans, by which a picture is laid out.
+FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 SHORTER = {  # what matplotlib writes: what says the same
     r"<!--.*?-->": "",

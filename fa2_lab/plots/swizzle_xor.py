@@ -30,16 +30,17 @@ def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
     caption = (
         f"A swizzle bit by bit: chunk XOR row is the place; {steps[plain][chunk]} reads of one group of banks become"
         f" one of each. A line is a row of K, 128 bytes; a box is 16 bytes of it, with its chunk's number. The boxes"
-        f" of chunk {chunk}, with the full fill, are read together."
+        f" of chunk {chunk}, framed, are read together."
     )
     figure, ax = style.new_figure(3.1, caption)
     rows, across = places[swizzled].shape
     _bits(ax, places[swizzled], chunk)
     for (name, where), x in zip(places.items(), (FIRST, SECOND), strict=True):
         _memory(ax, x, where, chunk)
-        style.note(ax, x, -1.5, f"{name}:\n{style.counted(steps[name][chunk], 'step')}", weight="bold")
+        words = name.replace(" the", "\nthe") if style.narrow() else name
+        style.note(ax, x, -1.0, f"{words}:\n{style.counted(steps[name][chunk], 'step')}", weight="bold", va="bottom")
     style.note(ax, FIRST - 0.3, rows + 1.1, "reads", ha="right")
-    style.bare(ax, (-0.1, SECOND + across + 0.1), (-2.5, rows + 1.8))
+    style.bare(ax, (-0.1, SECOND + across + 0.1), (-3.6 if style.narrow() else -2.7, rows + 1.8))
     every = {name: sorted(set(n)) for name, n in steps.items()}
     lines = ", ".join(f"row {r}: place {p}" for r, p in enumerate(places[swizzled][:, chunk]))
     alt = (
@@ -56,10 +57,10 @@ def _steps(steps: list[int]) -> str:
 
 def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
     """For every row: row XOR chunk = place, with three bits each."""
-    style.note(ax, 0, -1.5, "XOR of their bits", weight="bold")
+    style.note(ax, 0, -1.0, "XOR", weight="bold", va="bottom")
     columns = dict(row=0.7, chunk=2.9, place=5.1)
     for name, x in columns.items():
-        style.note(ax, x, -0.5, name, ha="center")
+        style.note(ax, x, -0.5, "c" if style.narrow() and name == "chunk" else name, ha="center")
     for row, place in enumerate(where[:, chunk].tolist()):
         for name, n in dict(row=row, chunk=chunk, place=place).items():
             style.note(ax, columns[name], row + 0.5, f"{n:03b}", ha="center")
@@ -76,4 +77,5 @@ def _memory(ax: style.Axes, x: float, where: np.ndarray, chunk: int) -> None:
         style.box(ax, x + place, len(where) + 0.6, 1, 1, str(reads), full)
     for (row, c), place in np.ndenumerate(where):
         fill = style.tint(style.hue("K"), 1.0 if c == chunk else 0.15)
-        style.box(ax, x + place, row, 1, 1, str(c), fill, edgecolor=style.PAPER)
+        frame = dict(edgecolor=style.INK, linewidth=1.6, zorder=3) if c == chunk else dict(edgecolor=style.PAPER)
+        style.box(ax, x + place, row, 1, 1, str(c), fill, **frame)

@@ -39,7 +39,7 @@ def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
         _grid(grid, name, T_r, T_c, visits(log))
         _timeline(timeline, log, longest)
         timeline.set_title(f"{moved[name]:,} elements")
-    axes[-1][1].set_xlabel("time → (filled: load, open: store)")
+    axes[-1][1].set_xlabel("filled: load, open: store" if style.narrow() else "time → (filled: load, open: store)")
     goes = {"FA1": "down the columns, with O, l and m loaded and stored at every tile", "FA2": "along the rows"}
     alt = (
         f"Grids of {T_r} by {T_c} tiles with the order of visits, each beside its loads and stores over time. "

@@ -24,8 +24,8 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
     owners: {("forward" or "backward", causal): worker of each tile (T_r, T_c), −1 where skipped}.
     dq_writers: {causal: for each row block, the backward's workers that add into its dQ}.
     """
-    caption = "The paper's figure 2. Forward: a worker owns a row, and a block of O has one writer. Backward: a worker"
-    caption += " owns a column, and several add into one block of dQ."
+    caption = "Forward, a worker owns a row, and O has one writer; backward, it owns a column, and several add into dQ."
+    caption += " The paper's figure 2. A number names a worker."
     T_r, T_c = owners["forward", False].shape
     figure, axes = style.stacked(5.4, caption, nrows=2, ncols=2, height_ratios=[T_r, T_r + DEEPER])
     for column, causal in enumerate((False, True)):

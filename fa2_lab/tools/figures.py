@@ -17,7 +17,6 @@ from fa2_lab.tools import files
 PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
     "time_and_memory": "00_start",
     "gpu_map": "00_start",
-    "card": "00_start",
     "attention_map": "01_naive_attention",
     "rescaling": "02_online_softmax",
     "state_stream": "02_online_softmax",
@@ -54,7 +53,6 @@ PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
 }
 MOVING = ("hero", "climb_loop")  # written by fa2_studio/book/pictures.py
 PHONE = "narrow"  # the folder of the same pictures as a phone shows them
-PRINTED = ("card",)  # also as PDF
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 
 
@@ -72,8 +70,6 @@ def build(folder: Path, names: list[str] | None = None) -> None:
         numbers = picture.data()
         figure, alt = picture.draw(**numbers)
         files.write(folder / f"{name}.svg", style.svg(figure, alt))
-        if name in PRINTED:
-            files.write(folder / f"{name}.pdf", pdf(figure))
         files.write(folder / PHONE / f"{name}.svg", style.svg(*picture.draw(**numbers, narrow=True)))
     files.write(folder / "README.md", gallery_page(folder))
 

@@ -225,8 +225,8 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
 # </details>
 
 # %% [markdown]
-# All formulas and costs are on [one page](../figures/card.svg) ([PDF](../figures/card.pdf)). A tag such as FA2.A1.L12 names
-# a paper, an algorithm and a line, and `fa2-lab where FA2.A1.L12` prints that line. `fa2-lab glossary` explains words.
+# A tag such as FA2.A1.L12 names a paper, an algorithm and a line, and `fa2-lab where FA2.A1.L12` prints that line.
+# `fa2-lab glossary` explains words.
 
 # %% [markdown]
 # ## Recap

@@ -255,11 +255,11 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
-# The charts count what the SMs load and store, wherever it is found. In the upper chart all methods rise as $N^2$, and
-# only the floor, each of Q, K, V and O once, rises as N. In the lower chart, N is fixed. With little room on the chip,
-# FA1 is above standard attention. The upright lines mark the room on two GPUs. (FA2 is the subject of chapter 04. For
-# standard attention the charts count the tiles of its products, also explained there.) In practice larger blocks stop
-# helping earlier: the paper tried blocks of 64 to 512 keys, and beyond 256 keys the time fell no further.
+# The chart counts what the SMs load and store, wherever it is found, and N is fixed. With little room on the chip, FA1 is
+# above standard attention. Each step to the right doubles the room, and what FA1 moves falls to about half, towards the
+# least that is possible: each of Q, K, V and O once. (For standard attention the chart counts the tiles of its products,
+# which chapter 04 explains.) In practice larger blocks stop helping earlier: the paper tried blocks of 64 to 512 keys, and
+# beyond 256 keys the time fell no further.
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?

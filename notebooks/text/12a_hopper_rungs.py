@@ -75,9 +75,9 @@ for chip in (chips.A100, chips.H100):
 show(row_reduction.draw(**row_reduction.data()))
 
 # %% [markdown]
-# The picture shows the result of a warpgroup's matmul with 64 keys, which is a block of 64 × 64 numbers. Each of the
-# four warps holds 16 rows, and four lanes share a row. The filled places belong to one lane, which holds 32 numbers in
-# two rows. To find the maximum of a row, its four lanes exchange values twice.
+# The picture shows a row in the result of a warpgroup's matmul with 64 keys, which is a block of 64 × 64 numbers. Each of
+# the four warps holds 16 rows, and four lanes share a row. One lane holds 32 numbers in two rows. To find the maximum of a
+# row, its four lanes exchange values twice.
 #
 # In Triton, the compiler decides which thread holds which number. In **Gluon**, a language beneath Triton, you decide.
 # Gluon is also Python and has the same compiler, but the type of a tensor includes a *layout*. In code, its name is

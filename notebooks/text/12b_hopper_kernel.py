@@ -53,11 +53,12 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it ru
 # One program fills an SM: a producer warp, and one to three consumer warpgroups of 64 rows each.
 
 # %%
-show(pipes.draw(**pipes.data(["forward"]), narrow=True))
+show(pipes.draw(**pipes.data(["forward"])))
 
 # %% [markdown]
-# This is the set `SHORT` of the table below: two consumers, three stages. Solid arrows: a copy fills a stage, a consumer
-# takes it. Dashed arrows: a consumer releases a stage, the producer waits for that. V has none; you will see why.
+# This is the set `SHORT` of the table below: two consumers, three stages. Along a solid arrow, a copy fills a stage and a
+# consumer takes it. Along a dashed arrow, consumers release a stage, and the producer waits for that. V has no dashed arrow,
+# and you will see why.
 #
 # CUTLASS, NVIDIA's library of kernels, uses other words for the same things. Its barriers are *full* and *empty*, and its
 # calls are

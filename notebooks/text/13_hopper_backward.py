@@ -222,12 +222,12 @@ show(backward_step.draw(**backward_step.data()))
 # with one as many side by side as L2 holds.
 
 # %%
-show(pipes.draw(**pipes.data(["backward"]), narrow=True))
+show(pipes.draw(**pipes.data(["backward"])))
 
 # %% [markdown]
-# This is the whole thread block, with 12b's rings and mailbox. A consumer waits for seven things. Five have arrows: the
-# mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$ together), and the other consumer's dS. Two waits have none: for its
-# own products, and until the copy engine has read the place for dQ.
+# This is the whole thread block, with 12b's rings and mailbox. A consumer waits for seven things. Four have arrows: the
+# mailbox, K, V and a row block (Q, dO, $-L/\tau$ and $-D$ together). Three have none: the other consumer's dS, its own
+# products, and the copy engine, which must have read the place for dQ.
 
 # %% [markdown]
 # ## Sitting 3 · The kernel (25 minutes)

@@ -79,7 +79,7 @@ for row in (0, 5, 13):
 show(row_reduction.draw(**row_reduction.data()))
 
 # %% [markdown]
-# The picture follows a row of a whole *accumulator*, the registers of four warps in which a product is summed up. This one
+# The picture follows a row of an *accumulator*, the registers of four warps in which a product is summed up. This one
 # is 64 rows of S, with 64 keys. A lane has 16 columns of row 21. (Its registers 2 and 3 hold row 29.) XOR names the lane to
 # read from: it compares two numbers bit by bit and gives 1 where they differ, so 20 XOR 1 is 21, and 20 XOR 2 is 22.
 
@@ -168,10 +168,10 @@ show(swizzle_xor.draw(**swizzle_xor.data()))
 show(block_budget.draw(**block_budget.data()))
 
 # %% [markdown]
-# If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. The word *spills* in a
-# cell is the estimate's: a sum above 255. A × is the compiler's. They differ, for the sum is mostly too low. A cell has four
-# warps, or eight where four will not do. At d = 128, in the right grid, 128 × 128 has eight: 200 registers, not 360, and even
-# so it spills. 128 × 64 has eight, too, and does not. 128 × 32 stays at four, with 216, and spills.
+# If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. The first number in a cell
+# is the sum above, and the word *spills* is what the compiler did. They differ because the sum is mostly too low. A cell has
+# four warps, or eight where four will not do. At d = 128, in the right grid, 128 × 128 has eight: 200 registers, not 360, and
+# even so it spills. 128 × 64 has eight, too, and does not. 128 × 32 stays at four, with 216, and spills.
 #
 # If shared memory runs out, the kernel does not run at all: `out of resource: shared memory, Required: 131074, Hardware
 # limit: 101376` was met on an RTX 4090

@@ -1,4 +1,4 @@
-"""Every picture: readable at 560 pixels, nothing cut or covered, colours of the table, words for those who cannot see.
+"""Every picture: readable at 784 pixels and on a phone, nothing cut or covered, colours of the table, words for those who cannot see.
 
 The file in figures/ shows what the code draws: the same words, colours and shapes. Places may differ by a few pixels,
 because each version of matplotlib lays a picture out a little differently.
@@ -112,7 +112,7 @@ def test_its_words_are_large_enough_and_lie_on_the_page(name):
     assert figure.get_figwidth() == pytest.approx(width) or name in figures.SHEETS
     page = figure.bbox.padded(1)
     for text in texts(figure):
-        assert text.get_fontsize() >= (8 if name in figures.SHEETS else 8.25), text.get_text()  # 8.25 points: 11 pixels
+        assert text.get_fontsize() >= (8 if name in figures.SHEETS else 9.75), text.get_text()  # 9.75 points: 13 pixels
         box = text.get_window_extent(renderer)
         assert page.contains(box.x0, box.y0) and page.contains(box.x1, box.y1), text.get_text()
 
@@ -178,7 +178,6 @@ def test_it_has_a_caption_and_words_for_those_who_cannot_see_it(name):
     caption, alt = root.findtext(f"{SVG}title"), root.findtext(f"{SVG}desc")
     assert caption.endswith(".") and 60 <= len(alt) <= 1000 and "\n" not in caption + alt
     assert (caption, alt) == (drawn(name)[0].get_label(), drawn(name)[1])
-    assert all("".join(t.itertext()) != caption for t in root.iter(f"{SVG}text"))  # it stands beside the picture
 
 
 def test_the_hues_of_tensors_stay_apart_for_eyes_without_green():
