@@ -96,7 +96,7 @@ class Subject:
             for self.library in libraries:
                 for kind in [x for x in dtypes(self.library) if dtype in ("", x)]:
                     self.dtype, before = kind, len(tried)
-                    for order in layouts:
+                    for order in layouts if not any(x[0] == 4 and x[-1] in WHOLE for x in tried) else ():
                         self.layout = order
                         try:
                             tried.append((self.agreement(), self.library, kind, order))
@@ -106,8 +106,8 @@ class Subject:
                         break
             if tried:  # a function that takes four dimensions is not asked with fewer
                 whole = [x for x in tried if x[-1] in WHOLE] or tried
-                _, self.library, self.dtype, self.layout = max(whole, key=lambda x: x[0])
-                self.also = next((LAYOUTS[x[-1]] for x in tried if x not in whole and x[0] == 4), "")
+                best, self.library, self.dtype, self.layout = max(whole, key=lambda x: x[0])
+                self.also = next((x[-1] for x in tried if x not in whole and x[0] == 4 > best), "")
                 return self.settle_window()
         raise NotExamined(failure)
 
@@ -181,7 +181,7 @@ class Subject:
             except Exception as failure:
                 if gradients:
                     return self.ask(case, place, fill, gradients=False)
-                said = str(failure).strip().split("\n")[0][:160]
+                said = str(failure).strip().split("\n")[0][:100]
                 raise NotExamined(f"{type(failure).__name__}: {said}".removesuffix(": ")) from failure
             for name, x in found.items():
                 outputs.setdefault(name, []).append(numbers(x))

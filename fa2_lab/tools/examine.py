@@ -100,7 +100,8 @@ def page(report: Report, function: str, module: str) -> str:
     said = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "reads"]
     said += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
-    said += [f"also    it would be right as {also}: --layout" for also in [report.subject.also] if also]
+    also = report.subject.also
+    said += [f"        It would be right as {LAYOUTS[also]}; if you mean that, say --layout {also}."] if also else []
     lacks = [name for name, why in report.refused.items() if not why]
     said += [f"        not asked, because it does not take them: {', '.join(lacks)}"] if lacks else []
     said += [f"refuses {name}: {why}" for name, why in report.refused.items() if why]
@@ -130,29 +131,12 @@ def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
 
 def as_json(report: Report) -> str:
     """The same for programs."""
-    findings = [
-        dict(
-            name=x.name,
-            wrong=x.is_wrong,
-            says=str(x),
-            where=x.where,
-            much=None if x.much != x.much else x.much,
-            case=None if x.case is None else str(x.case),
-            others=list(x.others),
-            read=x.mistake.read,
+
+    def of(x: Finding) -> dict[str, Any]:
+        known = dict(
+            name=x.name, wrong=x.is_wrong, says=str(x), where=x.where, much=None if x.much != x.much else x.much
         )
-        for x in report.findings
-    ]
-    return json.dumps(
-        dict(
-            name=report.name,
-            right=report.is_right,
-            how=report.how,
-            asked=report.asked,
-            gives=report.parts,
-            refused=report.refused,
-            findings=findings,
-            seconds=round(report.seconds, 1),
-        ),
-        indent=1,
-    )
+        return known | dict(case=str(x.case) if x.case else None, others=list(x.others), read=x.mistake.read)
+
+    kept = {name: getattr(report, name) for name in ("name", "how", "asked", "parts", "refused", "seconds")}
+    return json.dumps(kept | dict(right=report.is_right, findings=[of(x) for x in report.findings]), indent=1)
