@@ -2,6 +2,8 @@
 
 from statistics import median
 
+from matplotlib.transforms import blended_transform_factory
+
 from fa2_lab.plots import style
 from fa2_lab.records import Measurement, load
 
@@ -12,7 +14,7 @@ LOOKS = {  # of every implementation, in the order of the legend: those that com
     "torch flash": dict(color=style.QUIET, marker="s", markersize=3.5, markerfacecolor=style.PAPER),
 }
 RIVALS = ("FlashAttention-3", "cuDNN")  # of these the whole range is drawn, and each loss
-SLOWER = "a problem on which fa2_lab is slower"
+SLOWER = "slower on one problem"
 Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
 
 
@@ -58,43 +60,56 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     counts = {name: won(rows, name) for name in RIVALS}
     words = " and ".join(f"{name} on {wins:,} of {all_:,}" for name, (wins, all_) in counts.items())
     headline = f"fa2_lab is faster than {words} problems"
-    caption = f"{headline}. Above 1, fa2_lab is faster. {setting}."
+    caption = (
+        f"{headline}. To the right of the line, fa2_lab is faster. A mark is the median of a setting, a line its range,"
+        f" and a short stroke a problem on which fa2_lab is slower. {setting}."
+    )
     groups = list(dict.fromkeys(row[0] for row in rows))
-    figure, ax = style.new_figure(0.7 + 0.235 * (len(rows) + len(groups)), caption)
+    size = style.SMALL if style.narrow() else 9.75  # points: 13 pixels of a page
+    figure, ax = style.new_figure(0.9 + 0.235 * (len(rows) + len(groups)), caption)
+    left = blended_transform_factory(figure.transFigure, ax.transData)
     y, places, labels = 0.0, [], []
     for group in groups:
-        style.note(ax, -0.02, y, group, ha="right", fontweight="bold", transform=ax.get_yaxis_transform())
+        style.note(ax, 0.01, y, group, fontweight="bold", fontsize=size, transform=left).set_in_layout(False)
+        first = y + 0.5
         for _, name, ratios in (row for row in rows if row[0] == group):
             y += 1
             places.append(y)
             labels.append(name)
             ax.axhline(y, color=style.MASKED, linewidth=0.8, zorder=0)
             for peer, found in ratios.items():
-                lane = y + {"FlashAttention-3": -0.14, "cuDNN": 0.14}.get(peer, 0)
+                lane = y + {"FlashAttention-3": -0.16, "cuDNN": 0.16}.get(peer, 0)
                 if peer in RIVALS:
                     ax.plot([min(found), max(found)], [lane, lane], color=style.INK, linewidth=0.8)
                     losses = [x for x in found if x < 1]
-                    ax.plot(losses, [lane] * len(losses), "x", color=style.OURS, markersize=5, label=SLOWER, zorder=4)
+                    look = dict(color=style.OURS, markersize=6, markeredgewidth=1.3, zorder=4)
+                    ax.plot(losses, [lane] * len(losses), "|", label=SLOWER, **look)
                 ax.plot([median(found)], [lane], linestyle="none", label=peer, zorder=3, **LOOKS[peer])
+        ax.plot([1, 1], [first, y + 0.5], color=style.INK, linewidth=1.2, zorder=1)
         y += 1
-    ax.axvline(1, color=style.INK, linewidth=1.2, zorder=1)
-    ax.set(xscale="log", xlim=(0.5, 6.5), ylim=(y - 0.4, -0.6), yticks=places, yticklabels=labels)
+    ax.set(xscale="log", xlim=(0.5, 6.5), ylim=(y - 0.4, -0.6), yticks=places)
+    ax.set_yticklabels(labels, fontsize=size)
+    style.note(ax, 1.06, 0, "fa2_lab is faster →", fontsize=size)
     ticks = {0.5: "0.5×", 0.7: "0.7×", 1: "equal", 1.5: "1.5×", 2: "2×", 3: "3×", 5: "5×"}
-    shown = [x for x in ticks if not style.narrow() or x in (0.5, 1, 2, 5)]
+    shown = [x for x in ticks if x in (0.5, 1, 2, 5) or (not style.narrow() and x > 1.5)]
     style.log_ticks(ax.xaxis, shown, [ticks[x] for x in shown])
     ax.xaxis.tick_top()
+    ax.tick_params(axis="x", labelsize=size)
     ax.tick_params(axis="y", length=0)
     ax.spines[:].set_visible(False)
     drawn = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    titles = {name: f"than {name}, median" for name in LOOKS} | {SLOWER: SLOWER}
+    titles = {name: f"{name}, median" for name in LOOKS} | {SLOWER: SLOWER}
     figure.legend(
         [drawn[name] for name in titles if name in drawn],
         [title for name, title in titles.items() if name in drawn],
         loc="outside lower left",
-        ncols=1 if style.narrow() else 2,
+        ncols=2,
         frameon=False,
-        fontsize=style.SMALL,
+        fontsize=size,
+        handletextpad=0.3,
+        columnspacing=1.2,
     )
+    figure.suptitle(headline, x=0.01, ha="left", fontsize=style.LARGE, fontweight="bold", wrap=True)
     medians = "; ".join(
         f"{group}, {name}: {', '.join(f'{median(found):.2f} times {peer}' for peer, found in ratios.items())}"
         for group, name, ratios in rows
