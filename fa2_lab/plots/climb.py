@@ -28,7 +28,6 @@ def data() -> dict:
 
 
 NAMED = 1.13  # a factor from which on a jump is strong, and has its factor in its bar
-TEXT = 9.75  # points: 13 pixels
 
 
 @style.picture
@@ -40,27 +39,32 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
         f"From {first:.0%} to {last:.0%} of {name}'s speed in {len(rungs) - 1} changes. A bar is the speed without a"
         f" mask, a dot the speed with the causal mask, and a factor marks a jump. {setting}."
     )
-    figure, ax = style.new_figure(0.225 * len(rungs) + 0.75, caption)
+    figure, ax = style.new_figure((0.225 if style.narrow() else 0.18) * len(rungs) + 0.35, caption)
     for y, (before, rung) in enumerate(zip([rungs[0], *rungs], rungs, strict=False)):
         gain = rung.full / before.full
         fill = style.OURS if gain >= NAMED else style.tint(style.INK, 0.2)
         bar = style.box(ax, 0, y - 0.38, rung.full / full, 0.76, fill=fill, linewidth=0)
         if gain >= NAMED:
             inside = rung.full > 0.2 * full
-            look = dict(fontsize=TEXT, fontweight="normal" if style.narrow() else "bold")
-            words = style.note(ax, 0.01 + (not inside) * rung.full / full, y, f"× {gain:.2f}", **look)
+            look = dict(fontweight="normal" if style.narrow() else "bold")
+            words = style.note(
+                ax,
+                0.01 + (not inside) * rung.full / full,
+                y,
+                f"×{gain:.2f}" if style.narrow() else f"× {gain:.2f}",
+                **look,
+            )
             if inside:
                 words.set_color(style.ink_on(fill))
                 bar.label_text = words
     dots = dict(color=style.PAPER, markeredgecolor=style.INK, markersize=5.5, linestyle="none")
     ax.plot([r.causal / causal for r in rungs], range(len(rungs)), "o", zorder=3, **dots)
     ax.plot([first + 0.03], [0], "o", **dots)
-    style.beside(ax, "causal", (first + 0.03, 0), (7, 0), fontsize=TEXT)
+    style.beside(ax, "causal", (first + 0.03, 0), (7, 0))
     ax.axvline(1, color=style.INK, linewidth=1.2, zorder=0)
     style.bare(ax, (0, 1.06), (-0.6, len(rungs) - 0.4), xticks=[0, 0.25, 0.5, 0.75, 1])
-    ax.set_xticklabels(["0", "25%", "50%", "75%", "FA3" if style.narrow() else name], fontsize=TEXT)
+    ax.set_xticklabels(["0", "25%", "50%", "75%", "FA3" if style.narrow() else name])
     ax.xaxis.tick_top()
-    ax.set_yticks(range(len(rungs)), [f"{r.number}  {r.name}" for r in rungs], fontsize=TEXT)
-    figure.suptitle(caption.split(". ")[0], x=0.01, ha="left", fontsize=style.LARGE, fontweight="bold", wrap=True)
+    ax.set_yticks(range(len(rungs)), [f"{r.number}  {r.name}" for r in rungs])
     speeds = "; ".join(f"{r.number} {r.name} {r.full:.0f} and {r.causal:.0f}" for r in rungs)
     return figure, f"TFLOP/s of each rung without a mask and causal: {speeds}. {name}: {full:.0f} and {causal:.0f}."

@@ -27,7 +27,7 @@ def data() -> dict:
             for causal in (False, True):
                 mask = "causal" if causal else "non-causal"
                 found = [m for m in of(paper.rows, direction) if (m.problem["d"], m.problem["causal"]) == (d, causal)]
-                rows.append(("The FA2 paper's grid", f"{direction}, d = {d}, {mask}", against(found)))
+                rows.append((f"The FA2 paper's grid, {direction}", f"d = {d}, {mask}", against(found)))
     rows += by_direction("The same, sustained", paper.sustained)
     rows += by_direction("64 query heads, 8 K/V heads", load("nvidia").rows)
     rows += by_direction("Causal, windows, softcap, sinks", load("masks").rows)
@@ -65,12 +65,11 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         f" and a short stroke a problem on which fa2_lab is slower. {setting}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
-    size = style.SMALL if style.narrow() else 9.75  # points: 13 pixels of a page
-    figure, ax = style.new_figure(0.9 + 0.235 * (len(rows) + len(groups)), caption)
+    figure, ax = style.new_figure(0.7 + (0.225 if style.narrow() else 0.175) * (len(rows) + len(groups)), caption)
     left = blended_transform_factory(figure.transFigure, ax.transData)
     y, places, labels = 0.0, [], []
     for group in groups:
-        style.note(ax, 0.01, y, group, fontweight="bold", fontsize=size, transform=left).set_in_layout(False)
+        style.note(ax, 0.01, y, group, fontweight="bold", transform=left).set_in_layout(False)
         first = y + 0.5
         for _, name, ratios in (row for row in rows if row[0] == group):
             y += 1
@@ -81,40 +80,43 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
                 lane = y + {"FlashAttention-3": -0.16, "cuDNN": 0.16}.get(peer, 0)
                 if peer in RIVALS:
                     ax.plot([min(found), max(found)], [lane, lane], color=style.INK, linewidth=0.8)
-                    losses = [x for x in found if x < 1]
-                    look = dict(color=style.OURS, markersize=6, markeredgewidth=1.3, zorder=4)
-                    ax.plot(losses, [lane] * len(losses), "|", label=SLOWER, **look)
+                    if losses := [x for x in found if x < 1]:
+                        look = dict(color=style.OURS, markersize=6, markeredgewidth=1.3, zorder=4)
+                        ax.plot(losses, [lane] * len(losses), "|", label=SLOWER, **look)
                 ax.plot([median(found)], [lane], linestyle="none", label=peer, zorder=3, **LOOKS[peer])
         ax.plot([1, 1], [first, y + 0.5], color=style.INK, linewidth=1.2, zorder=1)
         y += 1
-    ax.set(xscale="log", xlim=(0.5, 6.5), ylim=(y - 0.4, -0.6), yticks=places)
-    ax.set_yticklabels(labels, fontsize=size)
-    style.note(ax, 1.06, 0, "fa2_lab is faster →", fontsize=size)
+    ax.set(xscale="log", xlim=(0.5, 6.5), ylim=(y - 0.4, -0.6), yticks=places, yticklabels=labels)
+    style.note(ax, 6.4, 0, "fa2_lab is faster →", ha="right")
     ticks = {0.5: "0.5×", 0.7: "0.7×", 1: "equal", 1.5: "1.5×", 2: "2×", 3: "3×", 5: "5×"}
     shown = [x for x in ticks if x in (0.5, 1, 2, 5) or (not style.narrow() and x > 1.5)]
     style.log_ticks(ax.xaxis, shown, [ticks[x] for x in shown])
     ax.xaxis.tick_top()
-    ax.tick_params(axis="x", labelsize=size)
     ax.tick_params(axis="y", length=0)
     ax.spines[:].set_visible(False)
     drawn = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    titles = {name: f"{name}, median" for name in LOOKS} | {SLOWER: SLOWER}
+    titles = {name: name for name in LOOKS} | {SLOWER: SLOWER}
     figure.legend(
         [drawn[name] for name in titles if name in drawn],
         [title for name, title in titles.items() if name in drawn],
         loc="outside lower left",
-        ncols=2,
+        ncols=2 if style.narrow() else 3,
         frameon=False,
-        fontsize=size,
+        fontsize=style.SMALL,
         handletextpad=0.3,
         columnspacing=1.2,
     )
-    figure.suptitle(headline, x=0.01, ha="left", fontsize=style.LARGE, fontweight="bold", wrap=True)
-    medians = "; ".join(
-        f"{group}, {name}: {', '.join(f'{median(found):.2f} times {peer}' for peer, found in ratios.items())}"
-        for group, name, ratios in rows
-    )
-    return figure, f"A chart of speed ratios with a line at 1, one row for each setting. Medians: {medians}."
+    medians = "; ".join(f"{group}: {spread(rows, group)}" for group in groups)
+    return figure, f"Speed ratios with a line at 1, one row for each setting. Medians: {medians}."
+
+
+def spread(rows: list[Ratios], group: str) -> str:
+    """The least and the greatest median of a group's rows, by implementation."""
+    every: dict[str, list[float]] = {}
+    for _, _, ratios in (row for row in rows if row[0] == group):
+        for name, found in ratios.items():
+            every.setdefault(name, []).append(median(found))
+    return ", ".join(f"{min(found):.2f} to {max(found):.2f} × {name}" for name, found in every.items())
 
 
 def won(rows: list[Ratios], name: str) -> tuple[int, int]:

@@ -425,10 +425,11 @@ for number in ("10", "11"):
 live("climb")
 
 # %% [markdown]
-# The chart shows TFLOP/s, forward, with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. The lines are
-# FlashAttention-3, the kernel of FlashAttention's authors for Hopper. A rung that loses teaches as much as one that
-# gains. Folded below are the list of all rungs, with what limited the one before and what the change took away, and the
-# one counter that moved with each change. In a terminal, `fa2-lab ladder 07 08` prints one change on a page.
+# The chart shows each rung's share of the speed of FlashAttention-3, the kernel of FlashAttention's authors for Hopper:
+# forward, with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. A bar is the speed without a mask, and a dot is
+# the speed with the causal mask. A rung that loses teaches as much as one that gains. Folded below are the list of all
+# rungs, with what limited the one before and what the change took away, and the one counter that moved with each
+# change. In a terminal, `fa2-lab ladder 07 08` prints one change on a page.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 Markdown("\n".join(climbed.markdown(record)))
@@ -681,8 +682,8 @@ show(ratios.draw(**ratios.data()))
 # Each row of the picture compares `attention()` with other implementations in one setting. The paper's grid has 16,384
 # tokens, and heads · d = 2,048 (the *hidden size*). `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is
 # NVIDIA's library, and FlexAttention is PyTorch's compiled attention. A marker shows the median over the problems of a
-# row, a line shows how far the ratios reach, and a cross marks each problem on which `fa2_lab` is slower. Most crosses
-# are in the last two rows, because there the host's time counts, and our host code takes longer than cuDNN's in a short
+# row, a line shows how far the ratios reach, and a short stroke marks each problem on which `fa2_lab` is slower. Most
+# strokes are in the last two rows, because there the host's time counts, and our host code takes longer than cuDNN's in a short
 # call.
 #
 # ## Recap
