@@ -255,7 +255,7 @@ check(my_gradients, *(Case(words, case, gradients(case)) for words, case in case
 #     store_rows(dK, tau * dk_j, j, N_k, B_c, d)  # FA2.A2.L18
 #     store_rows(dV, dv_j, j, N_k, B_c, d)  # FA2.A2.L18
 # ```
-# In rung b01 this kernel is `columns_kernel`, with a second program number for the head.
+# In rung b01 this kernel is `bwd_dkdv`, with a second program number for the head.
 # </details>
 #
 # [Assignment 7](assignments/7_triton_backward.ipynb) goes further: both loop orders, and the one pass.
@@ -295,12 +295,12 @@ live("race")
 
 # %% [markdown]
 # Now each block of dQ has one owner, a program with row block i, as in chapter 08. Per tile, a column program computes
-# five products, or four without line 15, and a row program computes three. `rows_kernel` is this second pass.
+# five products, or four without line 15, and a row program computes three. `bwd_dq` is this second pass.
 
 # %%
 @triton.jit
-def rows_kernel(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr,
-                d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
+def bwd_dq(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr,
+           d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     Q, dO, L, D = (Q + head * N_q * d, dO + head * N_q * d,
                    L + head * N_q, D + head * N_q)
@@ -321,7 +321,7 @@ def rows_kernel(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr,
 # %% tags=["hide-input"]
 mine = torch.full(Q.shape, torch.nan, device=device)
 sizes = dict(CAUSAL=False, d=d, B_r=B, B_c=B)
-rows_kernel[(triton.cdiv(N_q, B), 1)](Q, K, V, dO, L, D, mine, N_q, N_k, d**-0.5, **sizes)
+bwd_dq[(triton.cdiv(N_q, B), 1)](Q, K, V, dO, L, D, mine, N_q, N_k, d**-0.5, **sizes)
 compare("dQ", [mine], [dQ])
 
 # %% [markdown]
@@ -490,7 +490,7 @@ print("reads  ", *read(text).argmax(1).tolist())
 
 # %% [markdown]
 # The loss falls to nearly zero, and the last line is the text backwards. All gradients came through your column kernel's
-# twin, `columns_kernel`, and through `rows_kernel`.
+# twin, `bwd_dkdv`, and through `bwd_dq`.
 
 # %% [markdown]
 # ## Recap
@@ -515,7 +515,7 @@ verdict("the bounds: 1.41 times as long; the tensor cores would put one pass fir
         and bounds["b00_atomics"][0] < bounds["b01_two_passes"][0])
 verdict("2.7 and 2.6 times the bounds", [round(times[x][0] / max(bounds[x]), 1) for x in bounds] == [2.7, 2.6])
 verdict("the small model reads the text backwards", read(text).argmax(1).tolist() == text.flip(0).tolist())
-for mine in (tile, D_kernel, rows_kernel):
+for mine in (tile, D_kernel, bwd_dq):
     verdict(f"{mine.fn.__name__} here = b01's", same_code(mine, getattr(b01, mine.fn.__name__)))
 verdict("add_rows here = b00's", same_code(add_rows, b00.add_rows))
 Q, K, V, dO, O, L, D = inputs_of(34, 17, True)

@@ -337,16 +337,16 @@ read("hopper/backward/sums.py", "add_lines")
 #
 # | launch | programs | what it does |
 # | --- | --- | --- |
-# | `before_kernel` | one for 64 rows | clears all sums; D = rowsum(dO ∘ O); writes $-L/\tau$ and $-D$ |
+# | `bwd_preprocess` | one for 64 rows | clears all sums; D = rowsum(dO ∘ O); writes $-L/\tau$ and $-D$ |
 # | `backward_kernel` | one for each SM | the one pass; writes dK and dV, adds to dQ's sums |
-# | `after_kernel` | one for each consumer's part of a tile | reads the sums, puts them in order, times $\tau$, 16 bits |
+# | `bwd_postprocess` | one for each consumer's part of a tile | reads the sums, puts them in order, times $\tau$, 16 bits |
 #
 # A launch takes a few µs. So the second and the third kernel are launched before the one before them has ended, which is
 # called *programmatic dependent launch* (an early start). The first one is launched as usual, because torch's kernels come
 # before it. Programs that start early take SMs as these come free, make their barriers, and stop at `gdc_wait` until the
 # *whole* kernel before has ended. Only then do they touch what it wrote. So beginnings overlap, and no work does.
 #
-# A row that sees no key has $L = -\infty$, and $-L/\tau$ would be $+\infty$. `before_kernel` writes $-\infty$ for it: S
+# A row that sees no key has $L = -\infty$, and $-L/\tau$ would be $+\infty$. `bwd_preprocess` writes $-\infty$ for it: S
 # begins there, so p is 0.
 
 # %% [markdown]
@@ -472,7 +472,7 @@ read("hopper/backward/turns.py", "Turns.add", "Turns.pass_on")
 # number. For packed sequences the condition is an assumption about numbers in HBM. The kernel counts a sequence's column
 # blocks from its length, but a program finds its sequence by bisection of the starts, which works only if they never run
 # backwards. With starts such as 0, 700, 300, 1000 some blocks of the first sequence are found by no program, and a writer
-# that waited for them would wait for ever. So `before_kernel` looks at the starts, and if they run backwards, it lets all
+# that waited for them would wait for ever. So `bwd_preprocess` looks at the starts, and if they run backwards, it lets all
 # counters begin with the bits of a NaN. As whole numbers these are more than any turn, so no writer waits, and dQ comes out
 # as NaN. What both ways cost in the record:
 

@@ -75,7 +75,7 @@ MORE_PORTABLE = [*product((16, 32, 40, 64, 72, 88, 96, 104, 120, 128, 256), ("bf
 def portable(target: str, which: str) -> list[dict]:
     """Every kernel in the sizes that are asked of this target."""
     offline.compile_for(target)
-    made = dict(zip(("columns", "rows"), compiling(backward, "columns_kernel", "rows_kernel"), strict=True))
+    made = dict(zip(("columns", "rows"), compiling(backward, "bwd_dkdv", "bwd_dq"), strict=True))
     made |= dict(forward=compiling(forward, "forward_kernel")[0])
     rows = []
     for d, dtype, causal in dict.fromkeys(FEW_PORTABLE[target] + MORE_PORTABLE * (which == "all")):
@@ -212,7 +212,7 @@ def hopper_forward(d: int, N: int, sizes, causal: bool, keys: bool, more: dict |
 
 # Hopper's backward --------------------------------------------------------------------------------------------
 
-BACKWARD = ("before_kernel", "backward_kernel", "after_kernel")
+BACKWARD = ("bwd_preprocess", "backward_kernel", "bwd_postprocess")
 LENGTHS = [*product((64, 128), (1024,), (False, True), (False, True))]  # d, N, causal, key_lengths
 LENGTHS += [(64, 1000, True, False), (96, 1000, True, False), (96, 1000, False, False), (96, 1024, False, False)]
 LENGTHS += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough for dK's product in the next step

@@ -330,7 +330,7 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, at_once=1,
 
 
 def starting(L, D, d: int, B_r: int):
-    """What S and dP start from, of every row block, as before_kernel writes it for (batch, heads, N)."""
+    """What S and dP start from, of every row block, as bwd_preprocess writes it for (batch, heads, N)."""
     blocks = -(-L.shape[2] // B_r)
     found = np.zeros((2, *L.shape[:2], blocks * B_r))
     found[0] = -np.inf

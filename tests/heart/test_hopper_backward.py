@@ -38,7 +38,7 @@ def test_fits_and_spills_next_to_nothing(rows, jobs):
         # Each writer's count must not be seen before the sum that it counts; consumers count parts of dK and dV, too.
         in_turn = row.get("same_bits") and row["kernel"] == "backward_kernel"
         assert row["released"] == (2 * (1 + (row["parts"] > 1)) if in_turn else 0), row
-        assert row["pdl"] == row["awaits"] == (row["kernel"] != "before_kernel"), row
+        assert row["pdl"] == row["awaits"] == (row["kernel"] != "bwd_preprocess"), row
 
 
 @pytest.mark.parametrize("W", (64, 128))

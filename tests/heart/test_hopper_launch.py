@@ -162,12 +162,12 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     assert (turns is None) is not same_bits
     for (begin, size), (later, _) in zip(places, [*places[1:], (sums.numel(), 0)], strict=True):
         assert begin % tile == 0 and begin + size <= later, "one lies in another's place"
-    (cleared, *_), before, given = called["before_kernel"]
+    (cleared, *_), before, given = called["bwd_preprocess"]
     want = O, dO, L, "dL", start, sums, "cu_q", "cu_k" if same_bits else None
     assert all(x is y for x, y in zip(given, want, strict=True))
     assert (before["O_strides"], before["dO_strides"]) == (backward.strides(O), backward.strides(dO))
     assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * chosen.B_r // 64
-    (added, *_), after, (*given, dK_out, dV_out, cu_q, cu_k) = called["after_kernel"]
+    (added, *_), after, (*given, dK_out, dV_out, cu_q, cu_k) = called["bwd_postprocess"]
     assert given[0] is sums and given[1] is dQ and (cu_q, cu_k) == ("cu_q", "cu_k")
     assert (dK_out is dK and dV_out is dV) is (parts > 1)
     assert after["strides"] == tuple(map(backward.strides, (dQ, dK, dV))) and after["N_k"] == N_k

@@ -139,7 +139,7 @@ def test_a_call_that_a_kernel_declines_is_served_at_once_and_the_next_by_the_ker
     assert [call(x) for x in (2, 3, 2)] == [("other", 2), ("own", 3), ("other", 2)] and made == [(2,)]
 
 
-@pytest.mark.parametrize("name", ("forward_kernel", "rows_kernel"))
+@pytest.mark.parametrize("name", ("forward_kernel", "bwd_dq"))
 def test_a_portable_kernel_that_cannot_be_compiled_is_a_clear_error(name, monkeypatch):
     room = choice.portable if name == "forward_kernel" else choice.portable_backward
     monkeypatch.setattr(room, name, {(2, 1, 1): raising(OF_TRITON[1])})

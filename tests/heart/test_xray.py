@@ -118,7 +118,8 @@ def test_what_cannot_be_compiled_is_one_sentence(found):
 @compiled
 def test_hopper_s_own_kernels_are_compiled_as_they_are_launched(found):
     (forward,), (before, backward, after) = found["hopper.forward"][0], found["hopper.backward"][0]
-    assert [kernel.name for kernel in (before, backward, after)] == ["before_kernel", "backward_kernel", "after_kernel"]
+    names = [kernel.name for kernel in (before, backward, after)]
+    assert names == ["bwd_preprocess", "backward_kernel", "bwd_postprocess"]
     for kernel, warps in ((forward, 16), (backward, 12)):  # three consumers, or two, with a producer's four
         assert kernel.numbers["warps"] == warps and kernel.numbers["tensor"] > 0 == kernel.numbers["spills"]
     assert "cannot be compiled for sm_90 here: ValueError: it does not take d = 80 in " in found["not hopper's d"]

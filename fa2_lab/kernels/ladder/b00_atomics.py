@@ -71,8 +71,8 @@ def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
 
 
 @triton.jit
-def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
-                   B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
+def backward_kernel(Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
+                    B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
     """One program keeps dK and dV of one column block on chip, and visits the rows that see it."""
     j, head = tl.program_id(0) * B_c, tl.program_id(1).to(tl.int64)  # FA2.A2.L5
     Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
@@ -108,5 +108,5 @@ def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, 
     rows, columns = triton.cdiv(N_q, 64), triton.cdiv(N_k, 64)  # FA2.A2.L1 FA2.A2.L2
     sizes = dict(d=d, B_r=64, num_warps=4, enable_fp_fusion=True)
     D_kernel[rows, batch * heads](O, dO, D, N_q, **sizes)
-    columns_kernel[columns, batch * heads](Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, d**-0.5, causal, B_c=64, **sizes)
+    backward_kernel[columns, batch * heads](Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, d**-0.5, causal, B_c=64, **sizes)
     return dQ.to(q.dtype), dK, dV  # FA2.A2.L20

@@ -62,8 +62,8 @@ def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
 
 
 @triton.jit
-def columns_kernel(Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
-                   B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
+def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
+             B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
     """One program keeps dK and dV of one column block on chip, and visits the rows that see it."""
     j, head = tl.program_id(0) * B_c, tl.program_id(1).to(tl.int64)
     Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
@@ -86,8 +86,8 @@ def columns_kernel(Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexp
 
 
 @triton.jit
-def rows_kernel(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
-                B_c: tl.constexpr):  # fmt: skip
+def bwd_dq(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
+           B_c: tl.constexpr):  # fmt: skip
     """One program keeps dQ of one row block on chip, and visits the columns that it sees."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
@@ -117,6 +117,6 @@ def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, 
     rows, columns = triton.cdiv(N_q, 64), triton.cdiv(N_k, 64)
     sizes = dict(d=d, B_r=64, num_warps=4, enable_fp_fusion=True)
     D_kernel[rows, batch * heads](O, dO, D, N_q, **sizes)
-    columns_kernel[columns, batch * heads](Q, K, V, dO, L, D, dK, dV, N_q, N_k, d**-0.5, causal, B_c=64, **sizes)
-    rows_kernel[rows, batch * heads](Q, K, V, dO, L, D, dQ, N_q, N_k, d**-0.5, causal, B_c=64, **sizes)
+    bwd_dkdv[columns, batch * heads](Q, K, V, dO, L, D, dK, dV, N_q, N_k, d**-0.5, causal, B_c=64, **sizes)
+    bwd_dq[rows, batch * heads](Q, K, V, dO, L, D, dQ, N_q, N_k, d**-0.5, causal, B_c=64, **sizes)
     return dQ, dK, dV

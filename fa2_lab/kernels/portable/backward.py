@@ -137,8 +137,8 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, ti
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def columns_kernel(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
-                   heads_at_once, sequences, window, factors, tile, GROUPED: tl.constexpr):  # fmt: skip
+def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
+             heads_at_once, sequences, window, factors, tile, GROUPED: tl.constexpr):  # fmt: skip
     """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it."""
     B_c: tl.constexpr = tile.B_c
     j, b_kv = place(block_count(N_k, sequences, B_c), heads, heads_at_once)  # FA2.A2.L1 FA2.A2.L5
@@ -192,8 +192,8 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def rows_kernel(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
-                heads_at_once, sequences, window, factors, tile):  # fmt: skip
+def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
+           heads_at_once, sequences, window, factors, tile):  # fmt: skip
     """Row block i of one query head: D_i and dQ_i, laid out like the forward."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
@@ -271,7 +271,7 @@ def prepare_rows(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options
     """D and dQ: one program for each row block of a query head."""
     blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
-        *(rows_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
+        *(bwd_dq, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
         strides=launch.all_strides(Q, K, V, O, dO, shaped_like(Q)),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(tile=blocks.tile(Q), **numbers(options)),
@@ -283,7 +283,7 @@ def prepare_columns(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Option
     """dK and dV: one program for each column block of a K/V head."""
     blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(
-        *(columns_kernel, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),
+        *(bwd_dkdv, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),
         strides=launch.all_strides(Q, K, V, dO, *(shaped_like(x) for x in (K, V))),
         **launch.sizes(Q, K, of=K, streamed=Q, sequences=sequences),
         **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **numbers(options)),

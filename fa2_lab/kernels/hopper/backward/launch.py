@@ -10,7 +10,7 @@ from torch import Tensor
 from fa2_lab.kernels.common.softmax import base_2
 from fa2_lab.kernels.hopper.backward import sizes
 from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
-from fa2_lab.kernels.hopper.backward.sums import after_kernel, before_kernel
+from fa2_lab.kernels.hopper.backward.sums import bwd_postprocess, bwd_preprocess
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
 from fa2_lab.kernels.launch import EARLY, Launch, multiprocessors, on_device_of, programs, shape, strides
@@ -96,7 +96,7 @@ def prepare_before(dO: Tensor, Q: Tensor, K: Tensor, O: Tensor, options: Options
     """Clear the sums, and make what S and dP start from: one program for each 64 rows."""
     (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return Launch(
-        *(before_kernel, programs(Q, chosen.B_r, sequences) * chosen.B_r // 64, dict(num_warps=4, num_stages=1)),
+        *(bwd_preprocess, programs(Q, chosen.B_r, sequences) * chosen.B_r // 64, dict(num_warps=4, num_stages=1)),
         **dict(O_strides=strides(O), dO_strides=strides(dO), H=H, N_q=N_q, N_k=N_k, sequences=sequences),
         **dict(tiles=sums[0] // (2 * chosen.d_pad)),
         **dict(scale_log2=base_2(options.scale), d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
@@ -143,7 +143,7 @@ def prepare_after(Q: Tensor, K: Tensor, V: Tensor, options: Options, chosen: siz
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
     apart = tuple(strides(shaped_like(X)) for X in (Q, K, V))
     return Launch(
-        *(after_kernel, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | EARLY),
+        *(bwd_postprocess, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | EARLY),
         **dict(strides=apart, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),
         **dict(scale=options.scale, d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
     )

@@ -68,8 +68,8 @@ def never_back(starts, n, sequences):
 
 
 @triton.jit(do_not_specialize=["H", "N_q", "N_k", "sequences", "tiles"])
-def before_kernel(O, dO, L, dL, starts, sums, cu_q, cu_k, O_strides, dO_strides, H, N_q, N_k, sequences, tiles,
-                  scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
+def bwd_preprocess(O, dO, L, dL, starts, sums, cu_q, cu_k, O_strides, dO_strides, H, N_q, N_k, sequences, tiles,
+                   scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """Zero all sums, in tiles of 64 rows, and for 64 rows write what the products start from: S −L/scale, dP −D.
 
     So the tensor cores subtract. A row that sees no key, or lies past the end, starts from −∞: its P is 0.
@@ -112,8 +112,8 @@ def before_kernel(O, dO, L, dL, starts, sums, cu_q, cu_k, O_strides, dO_strides,
 
 
 @triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
-def after_kernel(sums, dQ, dK, dV, cu_q, cu_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale, d: tl.constexpr,
-                 d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
+def bwd_postprocess(sums, dQ, dK, dV, cu_q, cu_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale, d: tl.constexpr,
+                    d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """One tile of dQ, or of dK and dV if they are given: its sum in order, scaled, in half precision."""
     gdc_wait()  # until all has been added
     T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)

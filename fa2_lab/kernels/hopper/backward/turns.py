@@ -8,7 +8,7 @@ the left.
 No writer waits for ever. The part that it waits for belongs to a column block with a lower number at the tile
 scheduler, and every number, also a program's first, is drawn by a program that runs. This needs packed sequences whose
 starts never run backwards, because otherwise some column blocks that are waited for are handed out to no program. For
-such starts before_kernel (sums.py) has the counters begin past every turn, so that no writer waits at all. Under the
+such starts bwd_preprocess (sums.py) has the counters begin past every turn, so that no writer waits at all. Under the
 causal mask no writer waits long, because the first rows that a column block visits are seen by none further right.
 """
 

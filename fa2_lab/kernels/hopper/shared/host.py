@@ -13,7 +13,7 @@ from fa2_lab.kernels.prepared import prepared
 def counter_for(X: Tensor, recorded: bool) -> Tensor:
     """Two zeros for the tile scheduler to count in, which it leaves as zeros.
 
-    On a stream no two launches that count overlap (only backward_kernel starts early, behind before_kernel), so
+    On a stream no two launches that count overlap (only backward_kernel starts early, behind bwd_preprocess), so
     there is one counter for each stream. A CUDA graph gets its own, and so does a call that torch may record: what it
     allocates in order to warm up belongs to the graph, too.
     """
