@@ -71,20 +71,20 @@ def prepare_portable(tensors: Tensors, options: Options) -> Callable:
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Sequence, options: Options) -> tuple:
     """(dQ, dK, dV) of one call, and dsinks where there are sinks. To make a record of the tensors takes time on the
     host, so it is made for the first call of a kind alone."""
-    same_bits = torch.are_deterministic_algorithms_enabled()
-    kind = "backward", options, same_bits, *kinds_of((dO, dL, O, L, *tensors))
-    call = prepared(kind, prepare_any_backward, dO, dL, O, L, tensors, options, same_bits)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    kind = "backward", options, deterministic, *kinds_of((dO, dL, O, L, *tensors))
+    call = prepared(kind, prepare_any_backward, dO, dL, O, L, tensors, options, deterministic)
     return call(dO, dL, O, L, *tensors)
 
 
 def prepare_any_backward(
-    dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, given: Sequence, options: Options, same_bits: bool
+    dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, given: Sequence, options: Options, deterministic: bool
 ) -> Callable:
     """prepare_backward() for tensors in any strides."""
     tensors = Tensors(*given)
     in_rows = all(x is None or x.is_contiguous() for x in (dL, L))
     if in_rows and not any(map(has_gaps, (dO, dL, O, *tensors))):
-        return prepare_backward(dO, O, tensors, options, same_bits)
+        return prepare_backward(dO, O, tensors, options, deterministic)
 
     def on_copies(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> tuple:
         dL = None if dL is None else rows_contiguous(dL).contiguous()
@@ -94,13 +94,13 @@ def prepare_any_backward(
     return on_copies
 
 
-def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, same_bits: bool) -> Callable:
+def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool) -> Callable:
     """What computes the gradients for calls of one kind, given (dO, dL, O, L) and then their tensors."""
     q, k, v, key_lengths, _, sinks, cu_q, _ = tensors
     hopper = hopper_backward(q.device) if for_hopper(options, sinks) else None
     own = None
     if hopper is not None and hopper.enough_work(q, k):
-        own = hopper.prepare(dO, q, k, v, O, options, key_lengths, same_bits, sequences(cu_q))
+        own = hopper.prepare(dO, q, k, v, O, options, key_lengths, deterministic, sequences(cu_q))
     if own is None:
         return prepare_portable_backward(dO, O, tensors, options)
 

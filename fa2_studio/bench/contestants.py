@@ -22,7 +22,7 @@ class Contestant:
 
     dense: Prepare | None = None
     suites: str = ""  # words
-    same_bits: Prepare | None = None  # where it has an argument for that
+    deterministic: Prepare | None = None  # where it has an argument for that
     decode: Prepare | None = None  # where it is not its dense call
     packed: Callable | None = None
     distribution: str = ""  # the installed package whose version a record names
@@ -31,8 +31,8 @@ class Contestant:
 
 def dao(module: str, distribution: str, suites: str, **kinds) -> Contestant:
     """One of Dao's packages."""
-    same_bits = dense.package(module, deterministic=True)
-    return Contestant(dense.package(module), suites, same_bits, distribution=distribution, **kinds)
+    deterministic = dense.package(module, deterministic=True)
+    return Contestant(dense.package(module), suites, deterministic, distribution=distribution, **kinds)
 
 
 EVERYWHERE = "grid sustained sweep decode ladder train"
@@ -69,7 +69,7 @@ def prepare(name: str, problem: Problem) -> dense.Attend:
     """A contestant's attention; by the same bits in every call where its name asks for them."""
     who = CONTESTANTS[name.removesuffix(SAME_BITS)]
     if name.endswith(SAME_BITS):
-        return (who.same_bits or dense.deterministic(who.dense))(problem)
+        return (who.deterministic or dense.deterministic(who.dense))(problem)
     return (who.decode if who.decode and problem.N_q == 1 else who.dense)(problem)
 
 

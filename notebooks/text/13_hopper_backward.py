@@ -439,7 +439,7 @@ display(Markdown("\n".join(ideas.table("backward"))))
 # counts for it:
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/turns.py", "Turns.add", "Turns.pass_on")
+read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 
 # %% [markdown]
 # - The consumer leaves its part, arrives at `handed` and goes on. One step later, while products run, it calls

@@ -25,7 +25,11 @@ from fa2_lab.kernels.portable import backward, forward
 from fa2_lab.kernels.prepared import Options
 from fa2_lab.tools import offline
 
-PACKED, NEAR, IN_TURN = dict(packed=3), dict(left=100), dict(same_bits=True)  # what a call of Hopper's kernels may ask
+PACKED, NEAR, IN_TURN = (
+    dict(packed=3),
+    dict(left=100),
+    dict(deterministic=True),
+)  # what a call of Hopper's kernels may ask
 
 
 class Compiling:
@@ -234,7 +238,7 @@ def hopper_backward(length: tuple, parts: int, more: dict) -> list[dict]:
     Q, lengths, starts = call_of(d, N, torch.int64 if keys else None, many)
     kernels, L = compiling(launch, *BACKWARD), torch.empty(2, 4, N)
     options = Options(causal, d**-0.5, left=more.get("left"))
-    call = launch.prepare(Q, Q, Q, Q, Q, options, lengths, "same_bits" in more, many)
+    call = launch.prepare(Q, Q, Q, Q, Q, options, lengths, "deterministic" in more, many)
     call(Q, Q, Q, Q, Q, L, L if causal else None, lengths, *starts)
     rows = []
     for name, kernel in zip(BACKWARD, kernels, strict=True):

@@ -28,7 +28,7 @@ def poison(*tensors) -> None:
     del keep
 
 
-def computed(q, k, v, dO, options, lengths=None, cu=(), dL=None, same_bits=False):
+def computed(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=False):
     """O, L and, with a dO and as far as there is a backward for this d, dQ, dK and dV; cu is (cu_q, cu_k)."""
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward
@@ -38,7 +38,7 @@ def computed(q, k, v, dO, options, lengths=None, cu=(), dL=None, same_bits=False
     O, L = forward.prepare(q, k, v, options, lengths, many)(q, k, v, lengths, *cu)
     if dO is None:
         return O, L
-    call = backward.prepare(dO, q, k, v, O, options, lengths, same_bits, many)
+    call = backward.prepare(dO, q, k, v, O, options, lengths, deterministic, many)
     poison(q, k)
     return O, L, *(call(dO, q, k, v, O, L, dL, lengths, *cu) if call else ())
 
@@ -52,7 +52,7 @@ def hidden(q, k, v, options, lengths):
     return [x.masked_fill(unseen[:, None, :, None], NAN) for x in (k, v)]
 
 
-def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, same_bits=False):
+def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=False):
     """By the rule; the gradients' truth is that for O as it was returned, which is rounded."""
     truth = partial(dense_packed, cu_q=cu[0], cu_k=cu[1]) if cu else partial(dense, lengths=lengths)
     given = torch.zeros_like(q) if dO is None else dO
@@ -60,7 +60,7 @@ def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, same_bits=False):
     want, torchs = truth(dL=dL), truth(dL=dL, dtype=q.dtype)
     if not cu:
         k, v = hidden(q, k, v, options, lengths)
-    got = computed(q, k, v, dO, options, lengths, cu, dL, same_bits)
+    got = computed(q, k, v, dO, options, lengths, cu, dL, deterministic)
     if dO is not None:
         assert len(got) == (5 if q.shape[-1] <= 128 else 2)
         lost = (given.nan_to_num() * (want[0] - got[0]).nan_to_num()).sum(-1)
@@ -69,13 +69,13 @@ def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, same_bits=False):
     judge(got, want, torchs, f"{tuple(q.shape)} {tuple(k.shape)} {options} {lengths} {cu}")
 
 
-def backward_of(Q, K, V, dO, options, same_bits=False):
+def backward_of(Q, K, V, dO, options, deterministic=False):
     """The backward on these tensors, to be called as often as one likes."""
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward
 
     O, L = forward.prepare(Q, K, V, options)(Q, K, V, key_lengths=None)
-    call = backward.prepare(dO, Q, K, V, O, options, same_bits=same_bits)
+    call = backward.prepare(dO, Q, K, V, O, options, deterministic=deterministic)
     return lambda: call(dO, Q, K, V, O, L, None, None)
 
 

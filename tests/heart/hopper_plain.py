@@ -15,7 +15,7 @@ from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker,
 from fa2_lab.kernels.common import tile
 from fa2_lab.kernels.hopper.backward import kernel as backward
 from fa2_lab.kernels.hopper.backward import launch, products, rows, sums
-from fa2_lab.kernels.hopper.backward import turns as in_order
+from fa2_lab.kernels.hopper.backward import semaphore as in_order
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
 from fa2_lab.kernels.hopper.shared import descriptors, geometry
@@ -227,7 +227,7 @@ class Handed:
     def hand_over(self, c, dq, place):
         assert self.room
         self.room = False
-        plain(in_order.Turns)["hand_over"](SimpleNamespace(handed=Held()), c, dq, place)
+        plain(in_order.Semaphore)["hand_over"](SimpleNamespace(handed=Held()), c, dq, place)
         self.parts.append(place.held)
 
     def wait(self, number, turn):
@@ -240,10 +240,12 @@ class Handed:
 
     def written(self, c, sums, pipes):
         """The writer adds them, each at its turn, which it passes on."""
-        turns = made(in_order.Turns, dict(handed=Held(), USED=True))
-        turns.wait, turns.pass_on = self.wait, self.pass_on
+        semaphore = made(in_order.Semaphore, dict(handed=Held(), USED=True))
+        semaphore.wait, semaphore.pass_on = self.wait, self.pass_on
         backward.writer(
-            c, sums, SimpleNamespace(**vars(pipes) | dict(turns=turns, dq=SimpleNamespace(index=lambda c: self)))
+            c,
+            sums,
+            SimpleNamespace(**vars(pipes) | dict(dq_semaphore=semaphore, dq=SimpleNamespace(index=lambda c: self))),
         )
         pipes.mailbox.was_read()
         assert self.room and not self.owed and not self.parts
@@ -319,8 +321,8 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, at_once=1,
     Q = SimpleNamespace(shape=(0, N_q, 2 * group) if starts else Q, block_shape=[1] * (5 if starts else 4))
     for number in range(T_c * batch * 2 * parts):
         added, mailbox, nothing = [], Mailbox(rows.NEXT_IN_TURN.value), SimpleNamespace(fill=lambda *_: None)
-        turns, sizes = SimpleNamespace(USED=True), SimpleNamespace(last_first=False)
-        pipes = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, turns=turns, sizes=sizes)
+        semaphore, sizes = SimpleNamespace(USED=True), SimpleNamespace(last_first=False)
+        pipes = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, dq_semaphore=semaphore, sizes=sizes)
         pipes.rows = SimpleNamespace(fill=lambda *shown, added=added: added.append(shown[-2:]))
         blocks = scheduler(T_c, batch * 2 * parts, at_once * parts, only=number)
         backward.producer(Q, None, None, None, None, pipes, blocks, place, T_r, parts)
@@ -366,7 +368,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     if parts > 1:
         dK_told, dV_told = (SimpleNamespace(dtype=None, numbers=x) for x in all_sums[1:])
     blocks = scheduler(T_c, heads * parts, parts)
-    pipes.turns = at_any_time = SimpleNamespace(USED=turns, wait_for_room=lambda c, n: None)
+    pipes.dq_semaphore = at_any_time = SimpleNamespace(USED=turns, wait_for_room=lambda c, n: None)
     starting = SimpleNamespace(block_type=Described.block_type, fetch=lambda at, x=starting: x[at[0]])
     COPY_ENGINE.waited = False
     backward.producer(Q, K, V, dO, starting, pipes, blocks, place, T_r, Whole(parts))
@@ -380,13 +382,13 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
             row_blocks = Released()
             pipes.rows.release = row_blocks.release
             dQ_sums = SimpleNamespace(numbers=all_sums[0])
-            pipes.turns = Handed(2 * sizes.W) if turns else at_any_time
+            pipes.dq_semaphore = Handed(2 * sizes.W) if turns else at_any_time
             backward.consumer(c, dK_told, dV_told, dQ_sums, pipes, place, d**-0.5 / np.log(2))
             assert not COPY_ENGINE.reading and row_blocks.next == len(pipes.rows.shown.sent)
             assert pipes.k.next == len(pipes.k.filled) == pipes.v.next
             pipes.mailbox.was_read()
             if turns:
-                pipes.turns.written(c, dQ_sums, pipes)
+                pipes.dq_semaphore.written(c, dQ_sums, pipes)
     return dK, dV, all_sums
 
 

@@ -31,12 +31,12 @@ def test_fits_and_spills_next_to_nothing(rows, jobs):
     for name in ("causal", "keys", "parts"):
         assert len({(row["d"] > 64, row[name]) for row in rows}) == 4, name
     for row in rows:
-        assert row["stack"] <= (48 if row.get("same_bits") else 0), row  # sizes.choose() says why
+        assert row["stack"] <= (48 if row.get("deterministic") else 0), row  # sizes.choose() says why
         assert row["shared"] <= 227 * 1024, row
         assert (row["hgmma"] > 0) == (row["kernel"] == "backward_kernel"), row
         assert row["hmma"] == 0 and not row["waits"] and not row["early"] and not row["idle"], row
         # Each writer's count must not be seen before the sum that it counts; consumers count parts of dK and dV, too.
-        in_turn = row.get("same_bits") and row["kernel"] == "backward_kernel"
+        in_turn = row.get("deterministic") and row["kernel"] == "backward_kernel"
         assert row["released"] == (2 * (1 + (row["parts"] > 1)) if in_turn else 0), row
         assert row["pdl"] == row["awaits"] == (row["kernel"] != "bwd_preprocess"), row
 
@@ -293,7 +293,7 @@ def test_gradients_in_turn_are_right(d, divided):
     masks = ((None, None), (None, 0), (130, 127), (200, 0))
     for pair, dtype, window, padded, parts in once(PAIRS[1:], DTYPES, masks, (False, True), (1, 1, 3, 100)):
         divided(parts)
-        check(*cases(d, dtype, window, pair, padded), same_bits=True)
+        check(*cases(d, dtype, window, pair, padded), deterministic=True)
 
 
 @hopper
@@ -304,7 +304,7 @@ def test_gradients_in_turn_are_right(d, divided):
 def test_the_same_bits_200_times(d, N, H_kv, causal, busy):
     """Also where another stream keeps SMs busy, so that programs start late and in another order."""
     given = (draw(2, H, N, d, torch.bfloat16, seed=seed) for seed, H in enumerate((8, H_kv, H_kv, 8)))
-    call = backward_of(*given, Options(causal, 0.1), same_bits=True)
+    call = backward_of(*given, Options(causal, 0.1), deterministic=True)
     first = call()
     differ, beside = torch.zeros((), dtype=torch.bool, device="cuda"), torch.cuda.Stream()
     A = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
@@ -345,11 +345,11 @@ def test_windows_and_the_same_bits_behind_the_public_call(monkeypatch):
     """attention() has Hopper's own kernels do it."""
     monkeypatch.setattr(choice, "portable_backward", None)
     q, k, v, dO = cases(128, torch.bfloat16, (None, 0), (1100, 1100), padded=False)[:4]
-    for window, same_bits in (((200, 0), False), ((None, 0), True), ((200, 0), True)):
-        torch.use_deterministic_algorithms(same_bits)
+    for window, deterministic in (((200, 0), False), ((None, 0), True), ((200, 0), True)):
+        torch.use_deterministic_algorithms(deterministic)
         try:
             got = run(attention, *(x.clone().requires_grad_() for x in (q, k, v)), dO, window=window)
         finally:
             torch.use_deterministic_algorithms(False)
         truth = dense_for(got[0], q, k, v, dO, window=window)
-        judge(got, truth, dense(q, k, v, dO, window=window, dtype=q.dtype), f"{window} {same_bits}")
+        judge(got, truth, dense(q, k, v, dO, window=window, dtype=q.dtype), f"{window} {deterministic}")

@@ -103,11 +103,11 @@ def by_hand(Q, K, chosen, sequences, batch):
     return H * (N_q // chosen.B_r + sequences + 1), H_kv * (N_k // 128 + sequences + 1)
 
 
-@pytest.mark.parametrize("same_bits", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("shape, causal, lengths, sequences", CASES)
-def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences, parts, same_bits, monkeypatch):
-    """Sums of dQ, then those of dK and dV where column blocks are divided, then turns: none lies in another's place."""
+def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences, parts, deterministic, monkeypatch):
+    """Sums of dQ, then of dK and dV where column blocks are divided, then semaphores: none in the place of another."""
     batch, H, H_kv, N_q, N_k, d = shape
     Q, K = tensors(*shape, packed=sequences is not None)
     given = torch.empty(batch, device="meta", dtype=torch.int32) if lengths else None
@@ -124,24 +124,24 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     monkeypatch.setattr(backward, "Launch", launch)
     Q, K = (torch.cat([x, x], -1)[..., :d] for x in (Q, K))  # rows with gaps between them, as those of dO
     L, V, O, dO = *(torch.empty_like(x) for x in (Q[..., 0], K, Q)), Q[:]
-    call = backward.prepare(dO, Q, K, V, O, Options(causal, 0.1, recorded=causal), given, same_bits, sequences)
+    call = backward.prepare(dO, Q, K, V, O, Options(causal, 0.1, recorded=causal), given, deterministic, sequences)
     dQ, dK, dV = call(dO, Q, K, V, O, L, "dL", given, "cu_q", "cu_k")
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 
     (programs, _, made), args, handed = called["backward_kernel"]
-    *main, start, sums, dK_at, dV_at, counter, keys, turns, cu_q, cu_k = handed
+    *main, start, sums, dK_at, dV_at, counter, keys, semaphore, cu_q, cu_k = handed
     assert all(x is y for x, y in zip(main, (Q, K, V, dO), strict=True)) and keys is given
     assert (cu_q, cu_k) == ("cu_q", "cu_k")
     chosen = args["SIZES"]
     many, group, ragged = sequences or 1, H // H_kv, lengths or sequences is not None or N_k % 128 != 0
-    assert chosen == backward_sizes.choose(d, ceil(N_q / many), causal, ragged, same_bits)
+    assert chosen == backward_sizes.choose(d, ceil(N_q / many), causal, ragged, deterministic)
     row_blocks, column_blocks = by_hand(Q, K, chosen, sequences, batch)
     assert asked == [(column_blocks, group * ceil(N_q / many / chosen.B_r), SMs, causal, group, chosen.d_pad)]
     assert programs == min(SMs, column_blocks * parts) and counter == ("its own" if causal else "counter")
     assert (args["RAGGED"], args["CAUSAL"], args["group"], args["parts"]) == (ragged, causal, group, parts)
     assert 2 ** args["scale"] == pytest.approx(exp(0.1))
     assert {x.block_shape[-1] for x in made[:4]} == {chosen.d_pad}
-    if same_bits:
+    if deterministic:
         at_once = parts * backward_sizes.at_once_in_turn(ceil(N_q / many), d, group)
     else:
         blocks = ceil(column_blocks / (batch * H_kv * many))
@@ -156,14 +156,14 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
         places += [(x.storage_offset(), column_blocks * 128 * chosen.d_pad) for x in (dK_at, dV_at)]
     else:
         assert dK_at is dK and dV_at is dV
-    if same_bits:
-        places.append((turns.storage_offset(), 2 * (row_blocks + column_blocks)))
-        assert turns.numel() >= places[-1][1]
-    assert (turns is None) is not same_bits
+    if deterministic:
+        places.append((semaphore.storage_offset(), 2 * (row_blocks + column_blocks)))
+        assert semaphore.numel() >= places[-1][1]
+    assert (semaphore is None) is not deterministic
     for (begin, size), (later, _) in zip(places, [*places[1:], (sums.numel(), 0)], strict=True):
         assert begin % tile == 0 and begin + size <= later, "one lies in another's place"
     (cleared, *_), before, given = called["bwd_preprocess"]
-    want = O, dO, L, "dL", start, sums, "cu_q", "cu_k" if same_bits else None
+    want = O, dO, L, "dL", start, sums, "cu_q", "cu_k" if deterministic else None
     assert all(x is y for x, y in zip(given, want, strict=True))
     assert (before["O_strides"], before["dO_strides"]) == (backward.strides(O), backward.strides(dO))
     assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * chosen.B_r // 64
@@ -204,7 +204,7 @@ def test_expanded_heads_are_taken_and_their_gradients_lie_apart(packed, monkeypa
 
 
 def test_the_order_of_a_step_is_what_is_fastest_where():
-    """dv_late, dk_late, hold_v, last_first and thrifty, of d, N_q, causal, ragged and same_bits."""
+    """dv_late, dk_late, hold_v, last_first and thrifty, of d, N_q, causal, ragged and deterministic."""
     for kind, want in {
         (64, 512, False, True, False): (True, False, False, True, TIGHT),
         (64, 512, True, False, False): (True, not TIGHT, False, True, TIGHT),

@@ -191,7 +191,7 @@ def test_starts_that_run_backwards_make_sums_and_counters_nan(starts):
     q = torch.zeros(n, 1, 16, device=DEVICE)
     L = torch.zeros(1, n, device=DEVICE)
     cu, tame = (torch.tensor(x, device=DEVICE, dtype=torch.int32) for x in (starts, [0, 300, 700, n]))
-    chosen = backward.sizes.choose(64, n // 3, True, ragged=True, same_bits=True)
+    chosen = backward.sizes.choose(64, n // 3, True, ragged=True, deterministic=True)
     start, (lines, _), _, (counters, _) = backward.shapes(q, q, chosen, 3)
     for pair, expected in (((cu, tame), wild), ((tame, cu), wild), ((tame, tame), False), ((cu, None), False)):
         sums = torch.full((lines + counters, 32), 7.0, device=DEVICE)
@@ -260,12 +260,12 @@ def drawn(n_q, n_k, heads, d, dtype, behind=0):
     return *(fenced(n + behind, H) for n, H in rows), *starts
 
 
-def check_packed(n_q, n_k, causal, d, dtype, heads=(6, 2), behind=0, same_bits=False, with_dL=False):
+def check_packed(n_q, n_k, causal, d, dtype, heads=(6, 2), behind=0, deterministic=False, with_dL=False):
     q, k, v, dO, *cu = drawn(n_q, n_k, heads, d, dtype, behind)
     for x, starts in zip((q, k, v, dO), (cu[0], cu[1], cu[1], cu[0]), strict=True):
         x[int(starts[-1]) :] = NAN
     dL = torch.randn(heads[0], len(q), device=DEVICE) if with_dL else None
-    check(q, k, v, dO, Options(causal, d**-0.5), cu=cu, dL=dL, same_bits=same_bits)
+    check(q, k, v, dO, Options(causal, d**-0.5), cu=cu, dL=dL, deterministic=deterministic)
 
 
 MANY = [*LENGTHS, ([1000, 17, 0, 333, 2049, 64, *[3] * 300], [900, 17, 5, 333, 2100, 1, *[3] * 300])]
@@ -290,9 +290,9 @@ def test_every_plan_of_the_forward(d, monkeypatch):
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_column_blocks_in_parts_and_in_turn(d, monkeypatch):
-    for lengths, parts, causal, same_bits in once(MANY, (1, 3, 100), (True, False), (True, True, False)):
+    for lengths, parts, causal, deterministic in once(MANY, (1, 3, 100), (True, False), (True, True, False)):
         monkeypatch.setattr(backward.sizes, "parts_for", lambda *_, parts=parts: parts)
-        check_packed(*lengths, causal, d, torch.bfloat16, same_bits=same_bits)
+        check_packed(*lengths, causal, d, torch.bfloat16, deterministic=deterministic)
 
 
 @hopper

@@ -143,7 +143,7 @@ def test_the_same_bits_are_asked_for_forward_and_backward_and_nowhere_else(monke
             return dO, dO, dO
 
     plain = lambda problem: Asking.apply  # noqa: E731
-    monkeypatch.setitem(CONTESTANTS, "asking", Contestant(plain, same_bits=dense.deterministic(plain)))
+    monkeypatch.setitem(CONTESTANTS, "asking", Contestant(plain, deterministic=dense.deterministic(plain)))
     x = torch.ones(2, requires_grad=True)
     for name in ("asking" + SAME_BITS, "asking"):
         call_of(contestants.prepare(name, SMALL), "both", (x, x.clone(), x.clone(), torch.ones(2)))()

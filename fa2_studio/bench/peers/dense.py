@@ -79,7 +79,7 @@ def apart(call: Callable) -> tuple[Callable, Callable[[], AbstractContextManager
 
 
 @contextmanager
-def same_bits():
+def deterministic_algorithms():
     """Torch asks for the same bits in every call. What it adds to that, new memory filled with NaN, is left out."""
     settings = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
@@ -94,7 +94,7 @@ def same_bits():
 
 def deterministic(prepare: Callable[[Problem], Attend]) -> Callable[[Problem], Attend]:
     """A contestant that is asked for the same bits in every call, forward and backward."""
-    return lambda problem: Within(prepare(problem), same_bits)
+    return lambda problem: Within(prepare(problem), deterministic_algorithms)
 
 
 def function_of(module: str, name: str) -> Callable:

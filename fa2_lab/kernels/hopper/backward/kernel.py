@@ -28,8 +28,8 @@ from fa2_lab.kernels.hopper.backward.rows import (
     interval,
     new_rows,
 )
+from fa2_lab.kernels.hopper.backward.semaphore import Semaphore, new_semaphore
 from fa2_lab.kernels.hopper.backward.sums import add_tile
-from fa2_lab.kernels.hopper.backward.turns import Turns, new_turns
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
@@ -56,7 +56,7 @@ class BackwardPipes:
     ds_filled: gl.shared_memory_descriptor
     dq: gl.shared_memory_descriptor  # (2, …): where each consumer's part of dQ waits to be added
     mailbox: Mailbox
-    turns: Turns
+    dq_semaphore: Semaphore
     sizes: gl.constexpr
 
 
@@ -68,7 +68,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
     """Announce every column block and start every copy as early as its stage is free.
 
     For the scheduler each part of a K/V head is a head of its own: it has as many column blocks. Where all add in
-    turn, the last column block comes first; turns.py says why.
+    turn, the last column block comes first; semaphore.py says why.
     """
     entries, heads, _ = shape_of(Q)
     row_blocks = entries * heads * T_r
@@ -77,7 +77,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
     t = scheduler.first()
     while scheduler.more(t):
         block, head_part = scheduler.place(t)
-        if pipes.turns.USED:
+        if pipes.dq_semaphore.USED:
             block = scheduler.blocks - 1 - block
         bh, part = head_part // parts, head_part % parts
         H_kv = geometry.H // geometry.group
@@ -137,9 +137,9 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
             dk = finish_dk(n - 1, start_dk(n - 1, dk, ds, pipes), ds, pipes, others=0)
         dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])
         pipes.k.release(r)
-        pipes.turns.wait_for_room(c, n - 1)
+        pipes.dq_semaphore.wait_for_room(c, n - 1)
         add_dq(c, n - 1, dq, sums, pipes)
-        pipes.turns.wait_for_room(c, n)
+        pipes.dq_semaphore.wait_for_room(c, n)
         finish(c, r, dk, dv, dK, dV, pipes, scale)
         r += 1
         steps = receive(r, pipes.mailbox)
@@ -192,7 +192,7 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
         s = warpgroup_mma_wait(0, deps=[s])
     else:
         dq = start_dq(c, n - 1, pipes)
-        pipes.turns.wait_for_room(c, n - 1)
+        pipes.dq_semaphore.wait_for_room(c, n - 1)
         s = warpgroup_mma_wait(1, deps=[s])
         if pipes.sizes.dk_late:
             dk = finish_dk(n - 1, dk, ds, pipes, others=1)
@@ -245,8 +245,8 @@ def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
 def add_dq(c: gl.constexpr, n, dq, sums, pipes):
     """Have this consumer's part of the n-th row block of dQ added to HBM; where all add in turn, by its writer."""
     place = pipes.dq.index(c)
-    if pipes.turns.USED:
-        pipes.turns.hand_over(c, dq, place)
+    if pipes.dq_semaphore.USED:
+        pipes.dq_semaphore.hand_over(c, dq, place)
     else:
         add_tile(dq, sums, (pipes.rows.number(n) * CONSUMERS + c) * (2 * pipes.sizes.W), place)  # FA2.A2.L15
 
@@ -257,14 +257,14 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
     batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
     if dK.dtype == gl.float32:
         at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
-        if pipes.turns.USED:
+        if pipes.dq_semaphore.USED:
             place = pipes.mailbox.read(r, "place") * CONSUMERS + c
-            pipes.turns.wait(place, pipes.mailbox.read(r, "turn"))
+            pipes.dq_semaphore.wait(place, pipes.mailbox.read(r, "turn"))
         pipes.mailbox.release(r)
         add_tile(dv, dV, at, pipes.dq.index(c))  # FA2.A2.L18
         add_tile(dk, dK, at, pipes.dq.index(c))  # FA2.A2.L18
-        if pipes.turns.USED:
-            pipes.turns.pass_on(place)
+        if pipes.dq_semaphore.USED:
+            pipes.dq_semaphore.pass_on(place)
     else:
         N_k = pipes.mailbox.read(r, "length")  # of a packed sequence; else nobody asks
         pipes.mailbox.release(r)
@@ -295,7 +295,7 @@ def writer(c: gl.constexpr, sums, pipes):
     while steps > 0:
         pipes.mailbox.release(r)
         for m in range(n, n + steps):
-            pipes.turns.add(c, m, pipes.rows, sums, pipes.dq.index(c))
+            pipes.dq_semaphore.add(c, m, pipes.rows, sums, pipes.dq.index(c))
         n += steps
         r += 1
         steps = receive(r, pipes.mailbox)
@@ -306,14 +306,15 @@ def writer(c: gl.constexpr, sums, pipes):
 
 @gluon.jit(do_not_specialize=["key_lengths", "cu_q", "cu_k", "sequences", "group", "T_r", "heads", "parts", "at_once",
                               "left", "right", "scale"])  # fmt: skip
-def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, turns, cu_q, cu_k, sequences, group, T_r,
-                    heads, parts, at_once, left, right, scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
+def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_semaphore, cu_q, cu_k, sequences, group,
+                    T_r, heads, parts, at_once, left, right, scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
                     SIZES: gl.constexpr):  # fmt: skip
     """Q to dV are tensor descriptors: of (batch, heads, N, d), or for starts and sums (dK, dV may be) see sums.py.
 
-    `turns` are the counters of turns.py, or None, and then all add in any order. left and right are a window's, or
-    None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None, cu_q and cu_k are their starts.
-    Whole numbers come one by one: those in a tuple Triton would specialise, and compile the kernel anew for many.
+    `dq_semaphore` are the counters of semaphore.py, or None, and then all add in any order. left and right are a
+    window's, or None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None, cu_q and cu_k are
+    their starts. Whole numbers come one by one: those in a tuple Triton would specialise, and compile the kernel anew
+    for many.
     """
     COLUMNS: gl.constexpr = CONSUMERS * COLS
     _, heads_q, N_q = shape_of(Q)
@@ -323,9 +324,9 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
     geometry = Geometry(
         N_q, N_k, heads_q, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.B_r, COLUMNS, cu_q, cu_k, sequences
     )  # fmt: skip
-    IN_TURN: gl.constexpr = turns is not None
+    IN_TURN: gl.constexpr = dq_semaphore is not None
     scheduler = Scheduler(counter, block_count(N_k, sequences, COLUMNS), heads, at_once, IN_TURN)
-    turns = new_turns(turns)
+    semaphore = new_semaphore(dq_semaphore)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, SIZES.B_r], Q.dtype)
     ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, SIZES.B_r], DS)
     part: gl.constexpr = [CONSUMERS, sums.block_shape[0], sums.block_shape[1]]
@@ -335,7 +336,7 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
     rows = new_rows(Q, dO, starts, SHOWN_IN_TURN if IN_TURN else SHOWN)
     READERS: gl.constexpr = 2 * CONSUMERS if IN_TURN else CONSUMERS
     mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN and dK.dtype == gl.float32 else NEXT, READERS)
-    pipes = BackwardPipes(k, v, rows, ds, ds_filled, dq, mailbox, turns, SIZES)
+    pipes = BackwardPipes(k, v, rows, ds, ds_filled, dq, mailbox, semaphore, SIZES)
     fence_async_shared()  # the copy engine must see the barriers
     gdc_launch_dependents()  # the kernel after may come to SMs that have nothing left to do; it waits by itself
     # A thread of a consumer has 240 registers, any other 24.

@@ -18,11 +18,11 @@ from fa2_lab.kernels.prepared import Options, like, shaped_like
 
 
 def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Options, key_lengths: Tensor | None = None,
-            same_bits: bool = False, sequences: int | None = None) -> Callable | None:  # fmt: skip
+            deterministic: bool = False, sequences: int | None = None) -> Callable | None:  # fmt: skip
     """What computes dQ, dK and dV for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths); dL may be None.
 
     None for a kind not taken, and from a call for tensors that the copy engine cannot address. Sums are the same bit by
-    bit each time if `same_bits` asks for it: see turns.py.
+    bit each time if `deterministic` asks for it: see semaphore.py.
     `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
     """
     if Q.shape[-1] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
@@ -31,13 +31,13 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
         return None
     if sequences and options.windowed:
         return None  # of a packed sequence consumers are told too little for a window
-    chosen, parts = choose(Q, K, options, key_lengths, same_bits, sequences)
+    chosen, parts = choose(Q, K, options, key_lengths, deterministic, sequences)
     starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen, sequences)
     divided = parts > 1  # then dK and dV are sums, too, and lie behind those of dQ
     lines_of_sums = dQ_sums[0] + 2 * dK_sums[0] * divided
-    all_sums = lines_of_sums + counters[0] * same_bits, 32  # all are cleared together
+    all_sums = lines_of_sums + counters[0] * deterministic, 32  # all are cleared together
     before = prepare_before(dO, Q, K, O, options, chosen, all_sums, sequences)
-    main = prepare_main(dO, Q, K, V, options, key_lengths, chosen, parts, same_bits, sequences)
+    main = prepare_main(dO, Q, K, V, options, key_lengths, chosen, parts, deterministic, sequences)
     after = prepare_after(Q, K, V, options, chosen, divided, sequences)
 
     def call(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, L: Tensor, dL: Tensor | None,
@@ -48,18 +48,18 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
         start, sums = (torch.empty(*shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
         columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
         rounded = (dK, dV) if divided else (None, None)
-        turns, turns_of = (sums[lines_of_sums:].view(torch.int32), cu_k) if same_bits else (None, None)
+        dq_semaphore, ordered = (sums[lines_of_sums:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
             counter = host.counter_for(Q, options.recorded)  # now: the three kernels follow each other without a gap
-            before(O, dO, L, dL, start, sums, cu_q, turns_of)
-            main(Q, K, V, dO, start, sums, *columns, counter, key_lengths, turns, cu_q, cu_k)
+            before(O, dO, L, dL, start, sums, cu_q, ordered)
+            main(Q, K, V, dO, start, sums, *columns, counter, key_lengths, dq_semaphore, cu_q, cu_k)
             after(sums, dQ, *rounded, cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
 
     return call
 
 
-def choose(Q: Tensor, K: Tensor, options: Options, key_lengths: Tensor | None, same_bits: bool,
+def choose(Q: Tensor, K: Tensor, options: Options, key_lengths: Tensor | None, deterministic: bool,
            sequences: int | None) -> tuple[sizes.BackwardSizes, int]:  # fmt: skip
     """The sizes, and into how many parts each column block is divided; what suits the causal mask suits windows.
 
@@ -68,7 +68,7 @@ def choose(Q: Tensor, K: Tensor, options: Options, key_lengths: Tensor | None, s
     causal = options.window != (None, None)
     (_, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
     N_q = -(-N_q // (sequences or 1))
-    chosen = sizes.choose(d, N_q, causal, ragged(K, key_lengths, sequences), same_bits)
+    chosen = sizes.choose(d, N_q, causal, ragged(K, key_lengths, sequences), deterministic)
     column_blocks, group = programs(K, 128, sequences), H // H_kv
     steps, SMs = group * -(-N_q // chosen.B_r), multiprocessors(Q.device)
     return chosen, sizes.parts_for(column_blocks, steps, SMs, causal, group, chosen.d_pad)
@@ -80,7 +80,7 @@ def ragged(K: Tensor, key_lengths: Tensor | None, sequences: int | None) -> bool
 
 
 def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | None) -> tuple[tuple[int, int], ...]:
-    """(lines, numbers in each) of what S and dP start from, of the sums of dQ, of those of dK, and of turns.
+    """(lines, numbers in each) of what S and dP start from, of the sums of dQ, of those of dK, and of the semaphores.
 
     The last three are whole tiles of 64 rows.
     """
@@ -104,9 +104,9 @@ def prepare_before(dO: Tensor, Q: Tensor, K: Tensor, O: Tensor, options: Options
 
 
 def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
-                 key_lengths: Tensor | None, chosen: sizes.BackwardSizes, parts: int, same_bits: bool,
+                 key_lengths: Tensor | None, chosen: sizes.BackwardSizes, parts: int, deterministic: bool,
                  sequences: int | None) -> Launch:  # fmt: skip
-    """dK, dV and the sums of dQ: one program for each SM. With `same_bits` a head's parts run side by side."""
+    """dK, dV and the sums of dQ: one program for each SM. With `deterministic` a head's parts run side by side."""
     causal, scale = options.window != (None, None), options.scale
     (batch, H, N_q, d), (_, H_kv, *_) = shape(Q), shape(K)
     starts, dQ_sums, dK_sums, _ = shapes(Q, K, chosen, sequences)
@@ -119,7 +119,7 @@ def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
     SMs, column_blocks = multiprocessors(Q.device), programs(K, 128, sequences)
     many = sequences or 1
-    if same_bits:
+    if deterministic:
         at_once = parts * sizes.at_once_in_turn(-(-N_q // many), d, H // H_kv)
     else:
         rows = 1 if options.windowed else -(-N_q // (many * parts))  # that are in use together

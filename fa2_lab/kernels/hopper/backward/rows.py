@@ -21,7 +21,7 @@ NEXT = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that ther
     ("steps", "batch", "head", "col", "unmasked_from", "seen_from", "length", "number")
 )
 SHOWN = gl.constexpr(("row", "number", "k_stage"))  # of a row block
-NEXT_IN_TURN = gl.constexpr((*NEXT.value, "turn", "place"))  # where dK and dV are added in turn: see turns.py
+NEXT_IN_TURN = gl.constexpr((*NEXT.value, "turn", "place"))  # where dK and dV are added in turn: see semaphore.py
 SHOWN_IN_TURN = gl.constexpr((*SHOWN.value, "turn"))  # and where dQ is
 
 

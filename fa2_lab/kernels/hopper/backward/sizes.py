@@ -38,7 +38,7 @@ class BackwardSizes:
         return self.B_r * self.d_pad // 128
 
 
-def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False) -> BackwardSizes:
+def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = False) -> BackwardSizes:
     """The fastest sizes.
 
     dk_late is 2 to 7% faster under the causal mask, at d 128 from 2,049 rows on only, and 2 to 4% slower without it;
@@ -49,9 +49,9 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
     slower than one that spills up to 48 bytes of a thread.
     """
     if d <= 64:
-        order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not same_bits)
-        return BackwardSizes(128, 64, **order, thrifty=TIGHT and not (same_bits and causal))
-    hold_v = not (causal or ragged or same_bits)
+        order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not deterministic)
+        return BackwardSizes(128, 64, **order, thrifty=TIGHT and not (deterministic and causal))
+    hold_v = not (causal or ragged or deterministic)
     late = causal and N_q > 2048 and not TIGHT
     return BackwardSizes(64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False)
 

@@ -74,7 +74,8 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_q, cu_k, O_strides, dO_strides
 
     So the tensor cores subtract. A row that sees no key, or lies past the end, starts from −∞: its P is 0.
     cu_k is given only if all add in turn. Then, if a start lies before the one to its left, sums start from NaN instead
-    of 0. So do the counters of turns.py, and as whole numbers the bits of a NaN are more than any turn: nobody waits.
+    of 0. So do the counters of semaphore.py, and as whole numbers the bits of a NaN are more than any turn: nobody
+    waits.
     """
     gdc_launch_dependents()  # the next kernel may come to SMs that have nothing left to do; it waits by itself
     PARTS: tl.constexpr = B_r // 64

@@ -36,7 +36,7 @@ IN_MEMORY = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 
 @triton.aggregate
-class Turns:
+class Semaphore:
     """Counters: for each consumer's part of a row block, then for its part of a column block.
 
     They begin at 0, unless starts run backwards.
@@ -89,7 +89,7 @@ class Turns:
 
 
 @gluon.jit
-def new_turns(counters):
-    """Turns of all consumers and their writers."""
+def new_semaphore(counters):
+    """Semaphore of all consumers and their writers."""
     USED: gl.constexpr = counters is not None
-    return Turns(counters, barriers(2 * CONSUMERS, 1, USED), USED)
+    return Semaphore(counters, barriers(2 * CONSUMERS, 1, USED), USED)
