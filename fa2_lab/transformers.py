@@ -217,7 +217,7 @@ def attend(
         if dropout:
             raise ValueError(f"dropout: got {dropout}; with several sequences in a row it takes 0")
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # (tokens, heads, d)
-        O: Any = attention_packed(q, k, v, seen.starts, seen.starts, longest=seen.longest, **options)
+        O: Any = attention_packed(q, k, v, seen.starts, seen.starts, max_seqlen_q=seen.longest, **options)
         return O.unflatten(0, (query.shape[0], -1)), None
     options["dropout_p"] = dropout
     key, value = (x[:, :, : seen.keys] for x in (key, value))

@@ -112,14 +112,16 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"v: got {described(v)}; it takes k's shape, {tuple(k.shape)}")
 
 
-def check_starts(cu_q: Tensor, cu_k: Tensor, q: Tensor) -> None:
+def check_starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
     """Refuse starts of wrong kind or shape."""
-    for name, starts in (("cu_q", cu_q), ("cu_k", cu_k)):
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         check_integers(name, starts, q, "an int32 tensor (batch + 1,)", (torch.int32,))
         if starts.dim() != 1 or starts.shape[0] < 2:
             raise ValueError(f"{name}: got {described(starts)}; it takes (batch + 1,), for at least one sequence")
-        if starts.shape != cu_q.shape:
-            raise ValueError(f"{name}: got {described(starts)}; it takes cu_q's shape, {tuple(cu_q.shape)}")
+        if starts.shape != cu_seqlens_q.shape:
+            raise ValueError(
+                f"{name}: got {described(starts)}; it takes cu_seqlens_q's shape, {tuple(cu_seqlens_q.shape)}"
+            )
 
 
 def check_order(name: str, starts: Tensor, total: int) -> None:
@@ -233,9 +235,9 @@ def check_seed(seed: object) -> int:
     return whole_number("seed", seed, low=0, high=2**64 - 1)
 
 
-def check_longest(longest: object) -> int:
+def check_max_seqlen(max_seqlen_q: object) -> int:
     """Refuse a number of rows that makes no sense; returns it as Python's own number."""
-    return whole_number("longest", longest, low=0)
+    return whole_number("max_seqlen_q", max_seqlen_q, low=0)
 
 
 def check_masks(

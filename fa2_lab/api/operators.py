@@ -76,13 +76,15 @@ class Call:
         key_lengths: Tensor | None = None,
         seed: Tensor | None = None,
         sinks: Tensor | None = None,
-        cu_q: Tensor | None = None,
-        cu_k: Tensor | None = None,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
         if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # a tangent is refused, not lost
-            return Attention.apply(q, k, v, sinks, (self, (q, k, v, key_lengths, seed, sinks, cu_q, cu_k)))
-        O, L = self.forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)
+            return Attention.apply(
+                q, k, v, sinks, (self, (q, k, v, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k))
+            )
+        O, L = self.forward(q, k, v, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k)
         return (O, L) if self.return_lse else O
 
 
@@ -129,7 +131,10 @@ def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor
 
 # Recorded -------------------------------------------------------------------------------------------------------
 
-TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? key_lengths, Tensor? seed, Tensor? sinks, Tensor? cu_q, Tensor? cu_k"
+TENSORS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? key_lengths, Tensor? seed, Tensor? sinks, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
+)
 OPTIONS = (
     "bool causal, float scale, float dropout_p=0.0, int? left=None, int? right=None, float? softcap=None, "
     "bool portable=False, bool one_long=False, bool reference=False, bool recorded=False"
@@ -149,8 +154,8 @@ def forward_op(*given: Any) -> tuple[Tensor, Tensor]:
 
 @forward_op.register_fake
 def forward_shapes(*given: Any) -> tuple[Tensor, Tensor]:
-    (q, *_, cu_q, _), _ = records(given)
-    rows = q.shape[:3] if cu_q is None else (q.shape[1], q.shape[0])
+    (q, *_, cu_seqlens_q, _), _ = records(given)
+    rows = q.shape[:3] if cu_seqlens_q is None else (q.shape[1], q.shape[0])
     return like(rows_contiguous(q)), q.new_empty(rows, dtype=torch.float32)
 
 

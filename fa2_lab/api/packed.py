@@ -1,9 +1,9 @@
 """Attention over packed sequences: of different lengths, one after the other, without padding.
 
-q     (total_q, heads, d): the rows of all sequences
-k, v  (total_k, kv heads, d)
-cu_q  int32 (batch + 1,): sequence b has rows cu_q[b] … cu_q[b + 1] of q; cu_q[0] = 0, cu_q[batch] = total_q
-cu_k  the same for k and v; a sequence may have no rows, no keys, or neither
+q             (total_q, heads, d): the rows of all sequences
+k, v          (total_k, kv heads, d)
+cu_seqlens_q  int32 (batch + 1,): sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b + 1] of q, from 0 to total_q
+cu_seqlens_k  the same for k and v; a sequence may have no rows, no keys, or neither
 
 No sequence sees another, and nothing is padded or copied. On a CPU, starts that do not begin at 0, run backwards or end
 elsewhere than with the last row are refused. On a GPU nobody waits to read them, so their values are not checked. There
@@ -12,6 +12,7 @@ see nothing. If starts run backwards even so, the numbers that come out mean not
 and writes only its own tensors. Hopper's deterministic backward then returns NaN in dq.
 """
 
+import warnings
 from itertools import pairwise
 from typing import Any
 
@@ -21,8 +22,8 @@ from torch import Tensor
 from fa2_lab.api import operators
 from fa2_lab.api.attention import by_reference, recall
 from fa2_lab.api.checks import (
-    check_longest,
     check_masks,
+    check_max_seqlen,
     check_numbers,
     check_order,
     check_packed,
@@ -37,37 +38,41 @@ def attention_packed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     scale: float | None = None,
-    longest: int | None = None,
+    max_seqlen_q: int | None = None,
     return_lse: bool = False,
     backend: str = "auto",
+    longest: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """O (total_q, heads, d): attention within each sequence, with gradients; fp16, bf16 or fp32.
 
     causal, window  in each sequence the diagonal ends in the bottom right corner, at its last row and its last key
-    longest         how many rows the longest sequence has, where the caller knows it: others call it max_seqlen_q or
-                    max_q. It makes one long sequence among short ones up to 15% faster on Hopper, and no result
-                    depends on it
+    max_seqlen_q    the number of rows of the longest sequence, if the caller knows it. It makes one long sequence among
+                    short ones up to 15% faster on Hopper, and no result depends on it
     return_lse      (O, L) with L (heads, total_q) in fp32
+    longest         the former name of max_seqlen_q, still accepted with a DeprecationWarning
     others          as in attention()
 
     On Hopper the kernels are those of attention(), but windows are left to the portable ones.
     """
-    tensors = Tensors(q, k, v, sinks=sinks, cu_q=cu_q, cu_k=cu_k)
-    one_long = longest is not None and mostly_one(check_longest(longest), q, cu_q)
+    tensors = Tensors(q, k, v, sinks=sinks, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    if longest is not None:
+        warnings.warn("attention_packed: longest is now called max_seqlen_q", DeprecationWarning, stacklevel=2)
+        max_seqlen_q = longest
+    one_long = max_seqlen_q is not None and mostly_one(check_max_seqlen(max_seqlen_q), q, cu_seqlens_q)
     kind, call = recall(tensors, window, (causal, softcap, scale, one_long, return_lse, backend))
     if call is None:
         check_packed(q, k, v)
-        check_starts(cu_q, cu_k, q)
-    check_order("cu_q", cu_q, q.shape[0])
-    check_order("cu_k", cu_k, k.shape[0])
+        check_starts(cu_seqlens_q, cu_seqlens_k, q)
+    check_order("cu_seqlens_q", cu_seqlens_q, q.shape[0])
+    check_order("cu_seqlens_k", cu_seqlens_k, k.shape[0])
     if call is not None:  # one of its kind has passed all checks but those of values
         check_sinks(sinks, call.options)
         return call(*tensors)
@@ -82,15 +87,15 @@ def attention_packed(
     return (O, L) if return_lse else O
 
 
-def mostly_one(longest: int, q: Any, cu_q: Any) -> bool:
+def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
     """Whether the longest sequence takes more to compute than all others, if those are equally long.
 
-    All that the choice of kernels learns of `longest`, so that batches of other lengths are of the same kind.
+    The choice of kernels learns no more of max_seqlen_q, so that batches of other lengths are of the same kind.
     """
-    if not isinstance(q, Tensor) or not isinstance(cu_q, Tensor) or q.dim() != 3:
+    if not isinstance(q, Tensor) or not isinstance(cu_seqlens_q, Tensor) or q.dim() != 3:
         return False  # the checks will refuse it
-    rows, others = q.shape[0], cu_q.numel() - 2
-    longest = min(longest, rows)
+    rows, others = q.shape[0], cu_seqlens_q.numel() - 2
+    longest = min(max_seqlen_q, rows)
     return longest**2 * others > (rows - longest) ** 2
 
 
@@ -99,10 +104,10 @@ def mostly_one(longest: int, q: Any, cu_q: Any) -> bool:
 
 def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) sequence by sequence, each by attention's reference."""
-    q, k, v, _, _, sinks, cu_q, cu_k = tensors
-    assert cu_q is not None and cu_k is not None
+    q, k, v, _, _, sinks, cu_seqlens_q, cu_seqlens_k = tensors
+    assert cu_seqlens_q is not None and cu_seqlens_k is not None
     Os, Ls = [], []
-    for (a, b), (c, d) in zip(pairs(cu_q), pairs(cu_k), strict=True):
+    for (a, b), (c, d) in zip(pairs(cu_seqlens_q), pairs(cu_seqlens_k), strict=True):
         q_b, k_b, v_b = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
         O, L = by_reference(q_b, k_b, v_b, options, sinks)
         Os.append(O[0].transpose(0, 1))

@@ -38,30 +38,32 @@ def prepare_any(tensors: Tensors, options: Options) -> Callable:
 
 def prepare(tensors: Tensors, options: Options) -> Callable:
     """What computes (O, L) for calls of one kind."""
-    q, k, v, key_lengths, _, sinks, cu_q, _ = tensors
+    q, k, v, key_lengths, _, sinks, cu_seqlens_q, _ = tensors
 
     def last(*given: Any) -> Callable:  # from the tensors of a call: none is kept here
         return prepare_portable(Tensors(*given), options)
 
-    if cu_q is None and not options.dropout_p and decode.is_decode(q, k):
+    if cu_seqlens_q is None and not options.dropout_p and decode.is_decode(q, k):
         return served("decode", decode.prepare(q, k, v, options, key_lengths), last)
     hopper = hopper_forward(q.device) if for_hopper(options, sinks) else None
     own = None
     if hopper is not None and hopper.enough_work(q, k):
-        own = hopper.prepare(q, k, v, options, key_lengths, sequences(cu_q))
+        own = hopper.prepare(q, k, v, options, key_lengths, sequences(cu_seqlens_q))
     if own is None:
         return prepare_portable(tensors, options)
 
-    def hoppers(q: Any, k: Any, v: Any, key_lengths: Any, _: Any, __: Any, cu_q: Any, cu_k: Any) -> tuple | None:
-        return own(q, k, v, key_lengths, cu_q, cu_k)
+    def hoppers(
+        q: Any, k: Any, v: Any, key_lengths: Any, _: Any, __: Any, cu_seqlens_q: Any, cu_seqlens_k: Any
+    ) -> tuple | None:
+        return own(q, k, v, key_lengths, cu_seqlens_q, cu_seqlens_k)
 
     return served("Hopper's forward", hoppers, last)
 
 
 def prepare_portable(tensors: Tensors, options: Options) -> Callable:
     """The portable forward for calls of one kind."""
-    q, k, v, key_lengths, _, _, cu_q, _ = tensors
-    own = portable.prepare(q, k, v, options, key_lengths, sequences=sequences(cu_q))
+    q, k, v, key_lengths, _, _, cu_seqlens_q, _ = tensors
+    own = portable.prepare(q, k, v, options, key_lengths, sequences=sequences(cu_seqlens_q))
     return served("the portable forward", own)
 
 
@@ -96,11 +98,11 @@ def prepare_any_backward(
 
 def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool) -> Callable:
     """What computes the gradients for calls of one kind, given (dO, dL, O, L) and then their tensors."""
-    q, k, v, key_lengths, _, sinks, cu_q, _ = tensors
+    q, k, v, key_lengths, _, sinks, cu_seqlens_q, _ = tensors
     hopper = hopper_backward(q.device) if for_hopper(options, sinks) else None
     own = None
     if hopper is not None and hopper.enough_work(q, k):
-        own = hopper.prepare(dO, q, k, v, O, options, key_lengths, deterministic, sequences(cu_q))
+        own = hopper.prepare(dO, q, k, v, O, options, key_lengths, deterministic, sequences(cu_seqlens_q))
     if own is None:
         return prepare_portable_backward(dO, O, tensors, options)
 
@@ -109,15 +111,17 @@ def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, 
 
     return served(
         "Hopper's backward",
-        lambda dO, dL, O, L, q, k, v, lengths, _, __, cu_q, cu_k: own(dO, q, k, v, O, L, dL, lengths, cu_q, cu_k),
+        lambda dO, dL, O, L, q, k, v, lengths, _, __, cu_seqlens_q, cu_seqlens_k: own(
+            dO, q, k, v, O, L, dL, lengths, cu_seqlens_q, cu_seqlens_k
+        ),
         last,
     )
 
 
 def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
     """The portable backward for calls of one kind."""
-    q, k, v, *_, cu_q, _ = tensors
-    own = portable_backward.prepare(dO, q, k, v, O, options, sequences=sequences(cu_q))
+    q, k, v, *_, cu_seqlens_q, _ = tensors
+    own = portable_backward.prepare(dO, q, k, v, O, options, sequences=sequences(cu_seqlens_q))
 
     def portables(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, q: Any, k: Any, v: Any, *others: Any) -> tuple:
         return own(dO, q, k, v, O, L, dL, *others)
@@ -128,9 +132,9 @@ def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: 
 # Who can ------------------------------------------------------------------------------------------------------
 
 
-def sequences(cu_q: Tensor | None) -> int | None:
+def sequences(cu_seqlens_q: Tensor | None) -> int | None:
     """How many packed sequences there are; None where tensors are not packed."""
-    return None if cu_q is None else cu_q.shape[0] - 1
+    return None if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
 
 
 def for_hopper(options: Options, sinks: Tensor | None) -> bool:

@@ -31,8 +31,8 @@ class Tensors(NamedTuple):
     key_lengths: Tensor | None = None
     seed: Tensor | None = None
     sinks: Tensor | None = None
-    cu_q: Tensor | None = None  # where packed sequences begin
-    cu_k: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None  # where packed sequences begin
+    cu_seqlens_k: Tensor | None = None
 
 
 class Options(NamedTuple):

@@ -99,8 +99,8 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
     options = Options(causal, Q.shape[3] ** -0.5)
     O, L = forward.forward(Q, K, V, options)
     D, scratch = torch.empty_like(L), torch.empty_like(Q)
-    dL = key_lengths = seed = cu_q = cu_k = None
-    plain = key_lengths, seed, cu_q, cu_k
+    dL = key_lengths = seed = cu_seqlens_q = cu_seqlens_k = None
+    plain = key_lengths, seed, cu_seqlens_q, cu_seqlens_k
 
     def rows(blocks, dQ: torch.Tensor) -> Callable:
         launch = backward.prepare_rows(dO, Q, K, V, O, options, blocks)

@@ -203,7 +203,7 @@ display(Markdown("\n".join(lines)))
 # is Gluon's class with typed fields. If registers run short, `thrifty` asks the compiler for another order of
 # instructions.
 #
-# Some names are only for special calls. `NEXT_PACKED` and `cu_q` are for packed sequences ([chapter
+# Some names are only for special calls. `NEXT_PACKED` and `cu_seqlens_q` are for packed sequences ([chapter
 # 16](16_masks.ipynb)), and `left` is for a window. With *key lengths*, each sequence of a batch has its own number of
 # real keys. The roles start as on the rungs. Consumer 0 runs on the launch's own warps, the other consumers follow with
 # 160 or 240 registers per thread, and the producer has 24.
@@ -335,7 +335,7 @@ read(KERNEL, "consumer", begin="# Two intervals", end="q = pipes")
 # ```
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "consumer", begin="for j in range(last - end)", end="n += last", off="geometry.cu_q")
+read(KERNEL, "consumer", begin="for j in range(last - end)", end="n += last", off="geometry.cu_seqlens_q")
 
 # %% [markdown]
 # The listing leaves out the lines for packed sequences. If the consumer's rows are all past the last row of the

@@ -29,7 +29,7 @@ def poison(*tensors) -> None:
 
 
 def computed(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=False):
-    """O, L and, with a dO and as far as there is a backward for this d, dQ, dK and dV; cu is (cu_q, cu_k)."""
+    """O, L and, with a dO and as far as there is a backward for this d, dQ, dK and dV; cu has both cu_seqlens."""
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward
 
@@ -54,7 +54,7 @@ def hidden(q, k, v, options, lengths):
 
 def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=False):
     """By the rule; the gradients' truth is that for O as it was returned, which is rounded."""
-    truth = partial(dense_packed, cu_q=cu[0], cu_k=cu[1]) if cu else partial(dense, lengths=lengths)
+    truth = partial(dense_packed, cu_seqlens_q=cu[0], cu_seqlens_k=cu[1]) if cu else partial(dense, lengths=lengths)
     given = torch.zeros_like(q) if dO is None else dO
     truth = partial(truth, q, k, v, given, window=options.window, scale=options.scale)
     want, torchs = truth(dL=dL), truth(dL=dL, dtype=q.dtype)

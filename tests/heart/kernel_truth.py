@@ -91,11 +91,11 @@ def dense(
     return oracle.attention(inputs, dO, seen, scale, factors, dL, softcap)
 
 
-def dense_packed(q, k, v, dO, cu_q, cu_k, dL=None, dtype=torch.float64, **options):
+def dense_packed(q, k, v, dO, cu_seqlens_q, cu_seqlens_k, dL=None, dtype=torch.float64, **options):
     """The same of packed sequences, each for itself; L is (heads, rows), and rows of no sequence see nothing."""
     O, dQ, dK, dV = (torch.zeros(x.shape, dtype=dtype, device=q.device) for x in (q, q, k, v))
     L, dsinks = torch.full(q.shape[1::-1], -torch.inf, dtype=dtype, device=q.device), []
-    for rows, keys in zip(*(pairwise(x.tolist()) for x in (cu_q, cu_k)), strict=True):
+    for rows, keys in zip(*(pairwise(x.tolist()) for x in (cu_seqlens_q, cu_seqlens_k)), strict=True):
         rows, keys = slice(*rows), slice(*keys)
         one = [x[at].transpose(0, 1)[None] for x, at in ((q, rows), (k, keys), (v, keys), (dO, rows))]
         found = dense(*one, dL=None if dL is None else dL[None, :, rows], dtype=dtype, **options)

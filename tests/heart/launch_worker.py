@@ -63,7 +63,7 @@ def calls(N: int, d: int = 64):
             choice.backward(q.clone(), None, q, floats(2, heads, N_q, dtype=torch.float32), tensors, options)
     starts = torch.zeros(N + 1, dtype=torch.int32)
     rows = floats(N, 2, d)
-    packed = Tensors(rows, rows, rows, cu_q=starts, cu_k=starts)
+    packed = Tensors(rows, rows, rows, cu_seqlens_q=starts, cu_seqlens_k=starts)
     choice.forward(packed, Options(True, 0.1))
     choice.backward(rows, None, rows, floats(2, N, dtype=torch.float32), packed, Options(True, 0.1))
 

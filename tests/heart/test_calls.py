@@ -35,7 +35,7 @@ def arguments_of(call: str) -> dict:
         tensors = dict(q=floats(2, 2, 20, 8), k=floats(2, 1, 24, 8), v=floats(2, 1, 24, 8), key_lengths=whole(3, 24))
     elif call == "attention_packed":
         tensors = dict(q=floats(20, 2, 8), k=floats(24, 1, 8), v=floats(24, 1, 8))
-        tensors |= dict(cu_q=whole(0, 7, 20), cu_k=whole(0, 9, 24), longest=13)
+        tensors |= dict(cu_seqlens_q=whole(0, 7, 20), cu_seqlens_k=whole(0, 9, 24), max_seqlen_q=13)
     else:
         tensors = dict(q=floats(2, 4, 3, 8), k_pages=floats(6, 4, 2, 8), v_pages=floats(6, 4, 2, 8))
         tensors |= dict(block_table=whole(*[[5, 0, 3], [1, 4, 2]]), key_lengths=whole(12, 7))
@@ -73,7 +73,7 @@ def defined(call: str, arguments: dict) -> list:
     if call == "attention":
         truth = partial(dense, lengths=given.get("key_lengths"), p=given.get("dropout_p", 0.0), seed=given.get("seed"))
     else:
-        truth = partial(dense_packed, cu_q=given["cu_q"], cu_k=given["cu_k"])
+        truth = partial(dense_packed, cu_seqlens_q=given["cu_seqlens_q"], cu_seqlens_k=given["cu_seqlens_k"])
     O, L, *_ = truth(q, given["k"], given["v"], q, **masks)
     return truth(q, given["k"], given["v"], 2 * O, dL=torch.ones_like(L), **masks)
 
@@ -94,9 +94,9 @@ OTHERS = dict(
     sinks=(None, lambda x: -x, lambda x: x.half(), lambda x: torch.full_like(x, -torch.inf)),
     q=(lambda x: 2 * x, lambda x: x[..., :1, :] if x.dim() == 4 else x),
     key_lengths=(lambda x: x - 1, lambda x: x.long(), lambda x: x.to(torch.int8), lambda x: x.to(torch.uint8)),
-    cu_q=(whole(0, 8, 20), whole(0, 20, 20), whole(0, 3, 20)),
-    cu_k=(whole(0, 8, 24), whole(0, 0, 24), whole(0, 23, 24)),
-    longest=(None, 0, 12, np.int64(19), 10**20),
+    cu_seqlens_q=(whole(0, 8, 20), whole(0, 20, 20), whole(0, 3, 20)),
+    cu_seqlens_k=(whole(0, 8, 24), whole(0, 0, 24), whole(0, 23, 24)),
+    max_seqlen_q=(None, 0, 12, np.int64(19), 10**20),
     block_table=(lambda x: x.flip(0), lambda x: x.long()),
     k=(lambda x: 2 * x,),
     v=(lambda x: -x,),
@@ -174,12 +174,12 @@ OWN = dict(
     ],
     attention_packed=[
         ("k", ValueError, lambda x: x[:, [0, 0, 0]]),
-        *[("cu_q", TypeError, x) for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)],
-        *[("cu_k", TypeError, x) for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)],
-        *[("cu_q", ValueError, x) for x in (lambda x: x[:1], lambda x: x[:, None], lambda x: x.to("meta"))],
-        *[("cu_k", ValueError, x) for x in (lambda x: x[:2], lambda x: torch.cat([x, x[-1:]]))],
-        *[("longest", TypeError, x) for x in (True, 2.5, "13")],
-        ("longest", ValueError, -1),
+        *[("cu_seqlens_q", TypeError, x) for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)],
+        *[("cu_seqlens_k", TypeError, x) for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)],
+        *[("cu_seqlens_q", ValueError, x) for x in (lambda x: x[:1], lambda x: x[:, None], lambda x: x.to("meta"))],
+        *[("cu_seqlens_k", ValueError, x) for x in (lambda x: x[:2], lambda x: torch.cat([x, x[-1:]]))],
+        *[("max_seqlen_q", TypeError, x) for x in (True, 2.5, "13")],
+        ("max_seqlen_q", ValueError, -1),
     ],
     attention_paged=[
         *OF_LENGTHS,
@@ -197,8 +197,8 @@ NOT_WAITED_FOR = dict(  # values that are looked at where they lie on the CPU
     attention=[("sinks", lambda x: x + torch.inf)],
     attention_packed=[
         ("sinks", lambda x: x + torch.inf),
-        *[("cu_q", x) for x in (first_start, whole(0, 7, 24), whole(0, 21, 20), whole(0, 7, 19))],
-        *[("cu_k", x) for x in (first_start, whole(0, 9, 20), whole(0, 30, 24), whole(0, 9, 25))],
+        *[("cu_seqlens_q", x) for x in (first_start, whole(0, 7, 24), whole(0, 21, 20), whole(0, 7, 19))],
+        *[("cu_seqlens_k", x) for x in (first_start, whole(0, 9, 20), whole(0, 30, 24), whole(0, 9, 25))],
     ],
     attention_paged=[("sinks", lambda x: x + torch.inf)],
 )
@@ -386,9 +386,11 @@ def sizes_of_none_and_one(call: str, n: int):
     """The good call with n batch entries, rows, keys, and where it goes more."""
     base = arguments_of(call)
     if call == "attention_packed":
-        yield base | dict(q=base["q"][:n], cu_q=whole(0, 0, n))
-        yield base | dict(k=base["k"][:n], v=base["v"][:n], cu_k=whole(0, n, n))
-        yield base | dict(q=base["q"][:n], cu_q=whole(0, n), k=base["k"][:n], v=base["v"][:n], cu_k=whole(0, n))
+        yield base | dict(q=base["q"][:n], cu_seqlens_q=whole(0, 0, n))
+        yield base | dict(k=base["k"][:n], v=base["v"][:n], cu_seqlens_k=whole(0, n, n))
+        yield base | dict(
+            q=base["q"][:n], cu_seqlens_q=whole(0, n), k=base["k"][:n], v=base["v"][:n], cu_seqlens_k=whole(0, n)
+        )
         return
     names = [name for name in ("q", "k", "v", "key_lengths", "block_table") if name in base]
     yield base | {name: base[name][:n] for name in names}
@@ -424,7 +426,7 @@ def test_sizes_of_none_and_one(call, n, backend):
 def test_sinks_of_minus_infinity_and_sequences_without_keys(call, backend):
     """A sink of −∞ is none; a row that sees no key sees its sink, and its L is that."""
     base = arguments_of(call) | dict(backend=backend)
-    base |= dict(key_lengths=whole(0, 7)) if "key_lengths" in base else dict(cu_k=whole(0, 0, 24))
+    base |= dict(key_lengths=whole(0, 7)) if "key_lengths" in base else dict(cu_seqlens_k=whole(0, 0, 24))
     base["sinks"] = torch.tensor([-torch.inf, 0.5, -1.0, -torch.inf], device=DEVICE)[: len(base["sinks"])]
     compare(call, base, defined(call, base), backend)
     O, L = (results(call, base)[n] for n in (0, 1))
@@ -473,7 +475,7 @@ def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout, reference
         steps = {ops.paged: [*laid, None]}
     else:
         laid = [lay(given[n]).half() for n in ("q", "k", "v")]
-        rest = [None, None, given["sinks"], given.get("cu_q"), given.get("cu_k")]
+        rest = [None, None, given["sinks"], given.get("cu_seqlens_q"), given.get("cu_seqlens_k")]
         O, L = ops.forward(*laid, *rest, *options)
         steps = {ops.forward: [*laid, *rest], ops.backward: [O, None, O, L, *laid, *rest]}
     for op, inputs in steps.items():
@@ -494,7 +496,7 @@ def test_opcheck(call):
         return
     q, k, v, sinks = (given[n] for n in ("q", "k", "v", "sinks"))
     seed, p = (whole(5, dtype=torch.int64), 0.2) if call == "attention" else (None, 0.0)
-    rest = *(given.get(n) for n in ("cu_q", "cu_k")), *masks[:2], p, *masks[3:]
+    rest = *(given.get(n) for n in ("cu_seqlens_q", "cu_seqlens_k")), *masks[:2], p, *masks[3:]
     q_, k_, v_, sinks_ = (x.clone().requires_grad_() for x in (q, k, v, sinks))
     torch.library.opcheck(ops.forward.default, (q_, k_, v_, given.get("key_lengths"), seed, sinks_, *rest))
     saved = q, k, v, given.get("key_lengths"), seed, sinks, *rest

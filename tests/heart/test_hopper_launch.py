@@ -67,9 +67,9 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     monkeypatch.setattr(forward, "prepare_launch", lambda *kind: lambda *tensors: called.extend(tensors))
     given = torch.empty(batch, device="meta", dtype=torch.int32) if lengths else None
     options = Options(causal, 0.1, recorded=causal)
-    O, L = forward.prepare(Q, K, V, options, given, sequences)(Q, K, V, given, "cu_q", "cu_k")
+    O, L = forward.prepare(Q, K, V, options, given, sequences)(Q, K, V, given, "cu_seqlens_q", "cu_seqlens_k")
     assert O.shape == Q.shape and L.shape == ((batch, H, N_q) if sequences is None else (H, N_q))
-    want = Q, K, V, O, L, "its own" if causal else "counter", given, "cu_q", "cu_k"
+    want = Q, K, V, O, L, "its own" if causal else "counter", given, "cu_seqlens_q", "cu_seqlens_k"
     assert all(x is y for x, y in zip(called, want, strict=True))
 
 
@@ -125,13 +125,13 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     Q, K = (torch.cat([x, x], -1)[..., :d] for x in (Q, K))  # rows with gaps between them, as those of dO
     L, V, O, dO = *(torch.empty_like(x) for x in (Q[..., 0], K, Q)), Q[:]
     call = backward.prepare(dO, Q, K, V, O, Options(causal, 0.1, recorded=causal), given, deterministic, sequences)
-    dQ, dK, dV = call(dO, Q, K, V, O, L, "dL", given, "cu_q", "cu_k")
+    dQ, dK, dV = call(dO, Q, K, V, O, L, "dL", given, "cu_seqlens_q", "cu_seqlens_k")
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 
     (programs, _, made), args, handed = called["backward_kernel"]
-    *main, start, sums, dK_at, dV_at, counter, keys, semaphore, cu_q, cu_k = handed
+    *main, start, sums, dK_at, dV_at, counter, keys, semaphore, cu_seqlens_q, cu_seqlens_k = handed
     assert all(x is y for x, y in zip(main, (Q, K, V, dO), strict=True)) and keys is given
-    assert (cu_q, cu_k) == ("cu_q", "cu_k")
+    assert (cu_seqlens_q, cu_seqlens_k) == ("cu_seqlens_q", "cu_seqlens_k")
     chosen = args["SIZES"]
     many, group, ragged = sequences or 1, H // H_kv, lengths or sequences is not None or N_k % 128 != 0
     assert chosen == backward_sizes.choose(d, ceil(N_q / many), causal, ragged, deterministic)
@@ -163,12 +163,12 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     for (begin, size), (later, _) in zip(places, [*places[1:], (sums.numel(), 0)], strict=True):
         assert begin % tile == 0 and begin + size <= later, "one lies in another's place"
     (cleared, *_), before, given = called["bwd_preprocess"]
-    want = O, dO, L, "dL", start, sums, "cu_q", "cu_k" if deterministic else None
+    want = O, dO, L, "dL", start, sums, "cu_seqlens_q", "cu_seqlens_k" if deterministic else None
     assert all(x is y for x, y in zip(given, want, strict=True))
     assert (before["O_strides"], before["dO_strides"]) == (backward.strides(O), backward.strides(dO))
     assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * chosen.B_r // 64
-    (added, *_), after, (*given, dK_out, dV_out, cu_q, cu_k) = called["bwd_postprocess"]
-    assert given[0] is sums and given[1] is dQ and (cu_q, cu_k) == ("cu_q", "cu_k")
+    (added, *_), after, (*given, dK_out, dV_out, cu_seqlens_q, cu_seqlens_k) = called["bwd_postprocess"]
+    assert given[0] is sums and given[1] is dQ and (cu_seqlens_q, cu_seqlens_k) == ("cu_seqlens_q", "cu_seqlens_k")
     assert (dK_out is dK and dV_out is dV) is (parts > 1)
     assert after["strides"] == tuple(map(backward.strides, (dQ, dK, dV))) and after["N_k"] == N_k
     assert added == 2 * row_blocks + 4 * column_blocks * (parts > 1)
@@ -199,7 +199,7 @@ def test_expanded_heads_are_taken_and_their_gradients_lie_apart(packed, monkeypa
     )
     call = backward.prepare(Q, Q, K, K, Q, options, sequences=sequences)
     assert [0 in x.strides for x in made[1][3][:4]] == [False, True, True, False]
-    given = Q, Q, K, K, Q, Q[..., 0], None, None, "cu_q", "cu_k"
+    given = Q, Q, K, K, Q, Q[..., 0], None, None, "cu_seqlens_q", "cu_seqlens_k"
     assert all(x.is_contiguous() for x in call(*given))
 
 

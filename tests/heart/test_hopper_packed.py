@@ -65,9 +65,9 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
     start, *sums, _ = backward.shapes(q, k, chosen, many)
     start = torch.full(start, NAN, device=DEVICE)
     sums = torch.full((sums[0][0] + 2 * sums[1][0] * divided, 32), NAN, device=DEVICE)
-    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in starts)
+    cu_seqlens_q, cu_seqlens_k = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in starts)
     before = backward.prepare_before(do, q, k, o, options, chosen, tuple(sums.shape), many)
-    before(o, do, *(torch.from_numpy(x).float().to(DEVICE) for x in (L, dL)), start, sums, cu_q, None)
+    before(o, do, *(torch.from_numpy(x).float().to(DEVICE) for x in (L, dL)), start, sums, cu_seqlens_q, None)
     assert not sums.any()
     starting = start.cpu().double().numpy().reshape(-1, 2, chosen.B_r)
     with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore", divide="ignore"):
@@ -76,7 +76,7 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
     dQ, *columns = (torch.full_like(x, NAN) for x in (q, k, v))
     sums = torch.from_numpy(np.concatenate(added[: 1 + 2 * divided])).float().to(DEVICE)
     after = backward.prepare_after(q, k, v, options, chosen, divided, many)
-    after(sums, dQ, *(columns if divided else (None, None)), cu_q, cu_k)
+    after(sums, dQ, *(columns if divided else (None, None)), cu_seqlens_q, cu_seqlens_k)
     if divided:
         dK, dV = columns
     return [torch.as_tensor(x).cpu().double() for x in (O, L.T, dQ, dK, dV)]
@@ -205,7 +205,7 @@ def test_starts_that_run_backwards_make_sums_and_counters_nan(starts):
 @pytest.mark.parametrize("wild", (*WILD, [0, 300, 700, 999], [1, 300, 700, 1000]), ids=str)
 def test_wild_starts_are_refused_on_a_cpu(wild):
     q, wild, good = torch.zeros(1000, 1, 8), torch.tensor(wild).int(), torch.tensor([0, 300, 700, 1000]).int()
-    for name, pair in (("cu_q", (wild, good)), ("cu_k", (good, wild))):
+    for name, pair in (("cu_seqlens_q", (wild, good)), ("cu_seqlens_k", (good, wild))):
         with pytest.raises(ValueError, match=f"^{name}: "):
             attention_packed(q, q, q, *pair)
 
@@ -365,10 +365,15 @@ def test_behind_the_public_call(d, monkeypatch):
         monkeypatch.setattr(choice, name, None)
     monkeypatch.setattr(forward, "enough_work", lambda *_: True)
     for n_q, n_k in (([1000, 1, 500], [900, 3, 700]), ([0, 1500, 1], [1, 1500, 102]), ([501, 500, 500], [0, 1, 1602])):
-        q, k, v, dO, cu_q, cu_k = drawn(n_q, n_k, (4, 4), d, torch.bfloat16)
+        q, k, v, dO, cu_seqlens_q, cu_seqlens_k = drawn(n_q, n_k, (4, 4), d, torch.bfloat16)
         q, k, v = (x.requires_grad_() for x in (q, k, v))
-        want, theirs = (dense_packed(q, k, v, dO, cu_q, cu_k, causal=True, dtype=t) for t in (torch.float64, q.dtype))
+        want, theirs = (
+            dense_packed(q, k, v, dO, cu_seqlens_q, cu_seqlens_k, causal=True, dtype=t)
+            for t in (torch.float64, q.dtype)
+        )
         for longest in (None, max(n_q), 1, 10**9):  # where it is wrong, too
-            O, L = attention_packed(q, k, v, cu_q, cu_k, causal=True, longest=longest, return_lse=True)
+            O, L = attention_packed(
+                q, k, v, cu_seqlens_q, cu_seqlens_k, causal=True, max_seqlen_q=longest, return_lse=True
+            )
             got = O, L, *torch.autograd.grad(O, (q, k, v), dO)
             judge(got, want, theirs, f"{n_q} {n_k} {longest}")

@@ -38,11 +38,14 @@ def drawn(n_q, n_k, heads=1, kv_heads=1, d=16, dtype=torch.float32, seed=0):
 
 def check(n_q, n_k=None, dL=False, backend="auto", options=None, sink=False, **more):
     """Run the call and judge it."""
-    q, k, v, dO, cu_q, cu_k = drawn(n_q, n_q if n_k is None else n_k, **more)
+    q, k, v, dO, cu_seqlens_q, cu_seqlens_k = drawn(n_q, n_q if n_k is None else n_k, **more)
     draw, options = torch.Generator().manual_seed(9), dict(causal=True) if options is None else options
     dL = torch.randn(q.shape[1], q.shape[0], generator=draw).to(DEVICE) if dL else None
     sinks = torch.randn(q.shape[1], generator=draw).to(DEVICE).requires_grad_() if sink else None
-    leaves, given = [q, k, v] + [sinks] * sink, dict(cu_q=cu_q, cu_k=cu_k, sinks=sinks, **options)
+    leaves, given = (
+        [q, k, v] + [sinks] * sink,
+        dict(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks, **options),
+    )
     O, L = attention_packed(q, k, v, **given, return_lse=True, backend=backend)
     got = O, L, *torch.autograd.grad((O, L) if dL is not None else O, leaves, (dO, dL) if dL is not None else dO)
     assert [x.dtype for x in got[:5]] == [q.dtype, torch.float32, q.dtype, q.dtype, q.dtype]
@@ -89,8 +92,10 @@ def test_heads_and_head_dimensions(heads, kv_heads, d):
 
 @pytest.mark.parametrize("n_q, n_k", (([3, 2], [0, 0]), ([0, 0], [4, 1]), ([0], [0])), ids=str)
 def test_without_anything_to_see(n_q, n_k):
-    q, k, v, dO, cu_q, cu_k = drawn(n_q, n_k)
-    O, L, *gradients = run(attention_packed, q, k, v, dO, cu_q=cu_q, cu_k=cu_k, causal=True)
+    q, k, v, dO, cu_seqlens_q, cu_seqlens_k = drawn(n_q, n_k)
+    O, L, *gradients = run(
+        attention_packed, q, k, v, dO, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, causal=True
+    )
     assert O.shape == q.shape and L.shape == (1, sum(n_q)) and (L == -torch.inf).all()
     assert all((x == 0).all() for x in (O, *gradients))
 
@@ -98,6 +103,14 @@ def test_without_anything_to_see(n_q, n_k):
 def test_the_reference_behind_the_same_call():
     check([0, 20, 0, 7], backend="reference", dL=True, heads=4, kv_heads=2)
     check([20, 3, 0, 7], [9, 0, 4, 9], backend="reference", options={})
+
+
+def test_the_former_name_of_max_seqlen_q_warns():
+    """It still works, and the warning names the new one."""
+    q, starts = torch.randn(20, 2, 16), torch.tensor([0, 13, 20], dtype=torch.int32)
+    with pytest.warns(DeprecationWarning, match="max_seqlen_q"):
+        O = attention_packed(q, q, q, starts, starts, longest=13, backend="reference")
+    assert torch.equal(O, attention_packed(q, q, q, starts, starts, max_seqlen_q=13, backend="reference"))
 
 
 @pytest.mark.parametrize("poison", (0, 1))
@@ -110,7 +123,14 @@ def test_no_sequence_reads_another(poison):
     given = [x.detach().clone() for x in (q, k, v, dO)]
     for x in given:
         x[rows] = NAN
-    got = run(attention_packed, *(x.requires_grad_() for x in given[:3]), given[3], cu_q=cu, cu_k=cu, causal=True)
+    got = run(
+        attention_packed,
+        *(x.requires_grad_() for x in given[:3]),
+        given[3],
+        cu_seqlens_q=cu,
+        cu_seqlens_k=cu,
+        causal=True,
+    )
     truth = dense_packed(q, k, v, dO, cu, cu, causal=True)
     for name, a, t in zip(NAMES, got, truth, strict=True):
         a, t = (x.T if name == "L" else x for x in (a, t))
@@ -142,9 +162,9 @@ def test_many_blocks_on_a_gpu(d):
 # Starts that cannot be looked at ------------------------------------------------------------------------------
 
 
-def kernels_alone(q, k, v, dO, cu_q, cu_k):
+def kernels_alone(q, k, v, dO, cu_seqlens_q, cu_seqlens_k):
     """(O, L, dQ, dK, dV) with nobody looking at the starts first, as on a GPU."""
-    O, L = torch.ops.fa2_lab.forward(q, k, v, None, None, None, cu_q, cu_k, True, 0.25)
+    O, L = torch.ops.fa2_lab.forward(q, k, v, None, None, None, cu_seqlens_q, cu_seqlens_k, True, 0.25)
     return O, L, *torch.autograd.grad(O, (q, k, v), dO)
 
 

@@ -78,7 +78,7 @@ def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypat
     keys, (q, k, v) = [], good()
     monkeypatch.setattr(choice, "prepared", lambda key, make, *given: keys.append(key) or (lambda *given: None))
     starts = torch.tensor([0, 3, 12], dtype=torch.int32, device=DEVICE)
-    record = dict(q=q, k=k, v=v, key_lengths=starts[1:], sinks=q[0, :, 0, 0], cu_q=starts, cu_k=starts)
+    record = dict(q=q, k=k, v=v, key_lengths=starts[1:], sinks=q[0, :, 0, 0], cu_seqlens_q=starts, cu_seqlens_k=starts)
     beside = dict(dO=q.clone(), dL=q[..., 0], O=q.clone(), L=q[..., 0]) if direction == "backward" else {}
 
     def call(options=Options(False, 1.0), **change):  # noqa: B008
@@ -93,7 +93,7 @@ def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypat
     others = dict(causal=True, scale=2.0, dropout_p=0.1, left=3, right=3, softcap=1.0, portable=True)
     for option in others.items():
         call(options=Options(False, 1.0)._replace(**dict([option])))
-    for name in ("key_lengths", "sinks", "cu_q", "cu_k", *(["dL"] if beside else [])):
+    for name in ("key_lengths", "sinks", "cu_seqlens_q", "cu_seqlens_k", *(["dL"] if beside else [])):
         call(**{name: None})
     if direction == "backward":
         torch.use_deterministic_algorithms(True)
@@ -219,5 +219,5 @@ def test_the_portable_kernels_can_be_asked_for(monkeypatch):
     monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: asked.append(options.one_long))
     starts = torch.tensor([0, 30, 40], dtype=torch.int32, device=DEVICE)
     for longest in (None, 30):
-        attention_packed(*packed[:3], starts, starts, longest=longest)
+        attention_packed(*packed[:3], starts, starts, max_seqlen_q=longest)
     assert asked == [False, True]

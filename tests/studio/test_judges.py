@@ -130,16 +130,20 @@ def test_adapters_hand_every_argument_on():
 def test_adapters_of_packed_sequences_and_of_pages_in_any_order_agree():
     """Two sequences of one and of four rows; FlashInfer's pages have one key each."""
     q, k, v = (torch.randn(n, 2, 16) for n in (5, 9, 9))
-    cu_q, cu_k = torch.tensor([0, 1, 5], dtype=torch.int32), torch.tensor([0, 3, 9], dtype=torch.int32)
+    cu_seqlens_q, cu_seqlens_k = torch.tensor([0, 1, 5], dtype=torch.int32), torch.tensor([0, 3, 9], dtype=torch.int32)
     sinks = torch.tensor([0.5, 2.0])
-    want = fa2_lab.attention_packed(q, k, v, cu_q, cu_k, window=(3, None), sinks=sinks, scale=0.5)
+    want = fa2_lab.attention_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, window=(3, None), sinks=sinks, scale=0.5)
     masks = dict(causal=False, window_left=3)
     ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper()
-    ragged.plan(cu_q, cu_k, 2, 2, 16, **masks)
+    ragged.plan(cu_seqlens_q, cu_seqlens_k, 2, 2, 16, **masks)
     assert torch.allclose(ragged.run(q, k, v, sinks, 0.5), want, atol=1e-5)
     over_pages = flashinfer.BatchAttentionWithAttentionSinkWrapper()
     order = torch.randperm(9)
-    over_pages.plan(cu_q, cu_k, order.argsort().int(), torch.ones(2, dtype=torch.int32), 2, 2, 16, 1, **masks)
+    over_pages.plan(
+        cu_seqlens_q, cu_seqlens_k, order.argsort().int(), torch.ones(2, dtype=torch.int32), 2, 2, 16, 1, **masks
+    )
     assert torch.allclose(over_pages.run(q, (k[order], v[order]), sinks, 0.5), want, atol=1e-5)
-    want = fa2_lab.attention_packed(q, k, v, cu_q, cu_k, window=(3, 1))
-    assert torch.allclose(torch_varlen.varlen_attn(q, k, v, cu_q, cu_k, 4, 6, window_size=(3, 1)), want, atol=1e-5)
+    want = fa2_lab.attention_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, window=(3, 1))
+    assert torch.allclose(
+        torch_varlen.varlen_attn(q, k, v, cu_seqlens_q, cu_seqlens_k, 4, 6, window_size=(3, 1)), want, atol=1e-5
+    )

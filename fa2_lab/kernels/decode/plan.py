@@ -61,8 +61,8 @@ class Decode:
         key_lengths: Tensor | None = None,
         seed: Tensor | None = None,
         sinks: Tensor | None = None,
-        cu_q: Tensor | None = None,
-        cu_k: Tensor | None = None,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Any:
         """(O, L); there is never a seed, nor are sequences packed."""

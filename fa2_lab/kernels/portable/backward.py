@@ -137,15 +137,15 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, ti
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
-             heads_at_once, sequences, window, factors, tile, GROUPED: tl.constexpr):  # fmt: skip
+def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
+             heads, heads_at_once, sequences, window, factors, tile, GROUPED: tl.constexpr):  # fmt: skip
     """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it."""
     B_c: tl.constexpr = tile.B_c
     j, b_kv = place(block_count(N_k, sequences, B_c), heads, heads_at_once)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
     q_at, k_at, before, apart = batch, batch, batch * H, N_q
-    if cu_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
-        j, k_at, N_k, q_at, N_q = packed_block(j, cu_k, N_k, cu_q, N_q, sequences, B_c)
+    if cu_seqlens_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
+        j, k_at, N_k, q_at, N_q = packed_block(j, cu_seqlens_k, N_k, cu_seqlens_q, N_q, sequences, B_c)
         L, D = L + q_at, D + q_at
     Q_strides, K_strides, V_strides, dO_strides, dK_strides, dV_strides = known_strides(strides)
     K, V = one_head(K, K_strides, k_at, head_kv), one_head(V, V_strides, k_at, head_kv)
@@ -192,8 +192,8 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
-           heads_at_once, sequences, window, factors, tile):  # fmt: skip
+def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
+           heads, heads_at_once, sequences, window, factors, tile):  # fmt: skip
     """Row block i of one query head: D_i and dQ_i, laid out like the forward."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
@@ -203,8 +203,8 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k, strides,
     batch, head = bh // H, bh % H
     Q_strides, K_strides, V_strides, O_strides, dO_strides, dQ_strides = known_strides(strides)
     q_at, k_at, apart = batch, batch, N_q
-    if cu_q is not None:
-        i, q_at, N_q, k_at, N_k = packed_block(i, cu_q, N_q, cu_k, N_k, sequences, B_r)
+    if cu_seqlens_q is not None:
+        i, q_at, N_q, k_at, N_k = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_k, N_k, sequences, B_r)
         L, D, dL = L + q_at, D + q_at, None if dL is None else dL + q_at
     K, V = one_head(K, K_strides, k_at, head // group), one_head(V, V_strides, k_at, head // group)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
@@ -250,11 +250,11 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
 
     def call(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, L: Tensor, dL: Tensor | None,
              key_lengths: Tensor | None, seed: Tensor | None, sinks: Tensor | None = None,
-             cu_q: Tensor | None = None, cu_k: Tensor | None = None) -> tuple:  # fmt: skip
+             cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None) -> tuple:  # fmt: skip
         D, dQ, dK, dV = map(like, (L, Q, K, V))
         with launch.on_device_of(Q):
-            rows(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k)
-            columns(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k)
+            rows(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k)
+            columns(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k)
         return dQ, dK, dV, *(() if sinks is None else [sink_gradients(sinks, L, D)])  # FA2.A2.L20
 
     return call

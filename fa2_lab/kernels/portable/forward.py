@@ -59,8 +59,8 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, dropout, 
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
-                   heads_at_once, sequences, window, scales, rule, tile):  # fmt: skip
+def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
+                   heads, heads_at_once, sequences, window, scales, rule, tile):  # fmt: skip
     """Row block i of one query head: all its tiles, then O_i and L_i. `group` query heads share one K/V head."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A1.L1 FA2.A1.L2
@@ -70,8 +70,8 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k, strides,
     batch, head = bh // H, bh % H
     Q_strides, K_strides, V_strides, O_strides = known_strides(strides)
     q_at, k_at, L_h = batch, batch, tl.cast(bh, tl.int64) * N_q
-    if cu_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
-        i, q_at, N_q, k_at, N_k = packed_block(i, cu_q, N_q, cu_k, N_k, sequences, B_r)
+    if cu_seqlens_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
+        i, q_at, N_q, k_at, N_k = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_k, N_k, sequences, B_r)
         L_h += q_at
     Q = one_head(Q, Q_strides, q_at, head)
     K = one_head(K, K_strides, k_at, head // group)
@@ -116,7 +116,8 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
             blocks: tables.Blocks | None = None, sequences: int | None = None) -> Callable:  # fmt: skip
     """forward() for calls of one kind, given (Q, K, V, key_lengths, seed, sinks): a program for each row block.
 
-    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
+    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_seqlens_q
+    and cu_seqlens_k.
     """
     blocks = blocks or tables.blocks("forward", Q, options.causal)
     (batch, H, N_q, _), device = launch.shape(Q), Q.device
@@ -130,11 +131,12 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
     )
 
     def call(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None, seed: Tensor | None,
-             sinks: Tensor | None = None, cu_q: Tensor | None = None, cu_k: Tensor | None = None) -> tuple:  # fmt: skip
+             sinks: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+             cu_seqlens_k: Tensor | None = None) -> tuple:  # fmt: skip
         O = like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         with launch.on_device_of(Q):
-            kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k)
+            kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k)
         return O, L  # FA2.A1.L17
 
     return call

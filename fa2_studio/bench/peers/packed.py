@@ -51,7 +51,7 @@ def by_starts(function: Callable, lengths: Sequence[int], tensors: Several, *mor
 def ours(lengths: Sequence[int], tensors: Several) -> Packed:
     """attention_packed()."""
     function = function_of("fa2_lab.api.packed", "attention_packed")
-    return by_starts(function, lengths, tensors, causal=True, longest=max(lengths))
+    return by_starts(function, lengths, tensors, causal=True, max_seqlen_q=max(lengths))
 
 
 def package(module: str) -> Callable[[Sequence[int], Several], Packed]:

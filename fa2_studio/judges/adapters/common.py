@@ -24,9 +24,11 @@ def dense(q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, Tensor]:
     return O.transpose(1, 2), L
 
 
-def packed(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options) -> tuple[Tensor, Tensor]:
+def packed(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **options
+) -> tuple[Tensor, Tensor]:
     """(O, L) of attention_packed()."""
-    return fa2_lab.attention_packed(q, k, v, cu_q, cu_k, return_lse=True, **options)
+    return fa2_lab.attention_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse=True, **options)
 
 
 def paged(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, table: Tensor, lengths: Tensor, **options) -> Tensor:

@@ -25,7 +25,7 @@ def flash_attn_func(q, k, v, **options):
 def flash_attn_varlen_func(
     q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, **options
 ):
-    return packed(q, k, v, cu_seqlens_q, cu_seqlens_k, longest=max_seqlen_q, **masks(**options))
+    return packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, **masks(**options))
 
 
 def get_scheduler_metadata(*_, **__):

@@ -21,8 +21,8 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         self.masks = dict(causal=causal, window=bounds((window_left, -1)))
 
     def run(self, q, k, v, sink, sm_scale):
-        cu_q, cu_k = (x.to(q.device) for x in self.starts)
-        return packed(q, k, v, cu_q, cu_k, sinks=sink, scale=sm_scale, **self.masks)[0]
+        cu_seqlens_q, cu_seqlens_k = (x.to(q.device) for x in self.starts)
+        return packed(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks=sink, scale=sm_scale, **self.masks)[0]
 
 
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithRaggedKVCacheWrapper):

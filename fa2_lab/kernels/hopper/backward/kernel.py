@@ -304,17 +304,17 @@ def writer(c: gl.constexpr, sums, pipes):
 # The kernel -------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["key_lengths", "cu_q", "cu_k", "sequences", "group", "T_r", "heads", "parts", "at_once",
-                              "left", "right", "scale"])  # fmt: skip
-def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_semaphore, cu_q, cu_k, sequences, group,
-                    T_r, heads, parts, at_once, left, right, scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
-                    SIZES: gl.constexpr):  # fmt: skip
+@gluon.jit(do_not_specialize=["key_lengths", "cu_seqlens_q", "cu_seqlens_k", "sequences", "group", "T_r", "heads",
+                              "parts", "at_once", "left", "right", "scale"])  # fmt: skip
+def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_semaphore, cu_seqlens_q, cu_seqlens_k,
+                    sequences, group, T_r, heads, parts, at_once, left, right, scale, CAUSAL: gl.constexpr,
+                    RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Q to dV are tensor descriptors: of (batch, heads, N, d), or for starts and sums (dK, dV may be) see sums.py.
 
     `dq_semaphore` are the counters of semaphore.py, or None, and then all add in any order. left and right are a
-    window's, or None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None, cu_q and cu_k are
-    their starts. Whole numbers come one by one: those in a tuple Triton would specialise, and compile the kernel anew
-    for many.
+    window's, or None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None, cu_seqlens_q and
+    cu_seqlens_k are their starts. Whole numbers come one by one: those in a tuple Triton would specialise, and compile
+    the kernel anew for many.
     """
     COLUMNS: gl.constexpr = CONSUMERS * COLS
     _, heads_q, N_q = shape_of(Q)
@@ -322,7 +322,8 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_
     BOUNDED: gl.constexpr = CAUSAL or right is not None
     right = 0 if right is None else right
     geometry = Geometry(
-        N_q, N_k, heads_q, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.B_r, COLUMNS, cu_q, cu_k, sequences
+        N_q, N_k, heads_q, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.B_r, COLUMNS, cu_seqlens_q,
+        cu_seqlens_k, sequences
     )  # fmt: skip
     IN_TURN: gl.constexpr = dq_semaphore is not None
     scheduler = Scheduler(counter, block_count(N_k, sequences, COLUMNS), heads, at_once, IN_TURN)

@@ -23,7 +23,8 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
 
     None for a kind not taken, and from a call for tensors that the copy engine cannot address. Sums are the same bit by
     bit each time if `deterministic` asks for it: see semaphore.py.
-    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
+    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_seqlens_q
+    and cu_seqlens_k.
     """
     if Q.shape[-1] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
         return None
@@ -41,19 +42,22 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
     after = prepare_after(Q, K, V, options, chosen, divided, sequences)
 
     def call(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, L: Tensor, dL: Tensor | None,
-             key_lengths: Tensor | None, cu_q: Tensor | None = None, cu_k: Tensor | None = None) -> Any:  # fmt: skip
+             key_lengths: Tensor | None, cu_seqlens_q: Tensor | None = None,
+             cu_seqlens_k: Tensor | None = None) -> Any:  # fmt: skip
         if not host.aligned(dO, Q, K, V, O, L, dL):
             return None
         dQ, dK, dV = map(like, (Q, K, V))
         start, sums = (torch.empty(*shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
         columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
         rounded = (dK, dV) if divided else (None, None)
-        dq_semaphore, ordered = (sums[lines_of_sums:].view(torch.int32), cu_k) if deterministic else (None, None)
+        dq_semaphore, ordered = (
+            (sums[lines_of_sums:].view(torch.int32), cu_seqlens_k) if deterministic else (None, None)
+        )
         with on_device_of(Q):
             counter = host.counter_for(Q, options.recorded)  # now: the three kernels follow each other without a gap
-            before(O, dO, L, dL, start, sums, cu_q, ordered)
-            main(Q, K, V, dO, start, sums, *columns, counter, key_lengths, dq_semaphore, cu_q, cu_k)
-            after(sums, dQ, *rounded, cu_q, cu_k)
+            before(O, dO, L, dL, start, sums, cu_seqlens_q, ordered)
+            main(Q, K, V, dO, start, sums, *columns, counter, key_lengths, dq_semaphore, cu_seqlens_q, cu_seqlens_k)
+            after(sums, dQ, *rounded, cu_seqlens_q, cu_seqlens_k)
         return dQ, dK, dV  # FA2.A2.L20
 
     return call

@@ -68,14 +68,14 @@ def never_back(starts, n, sequences):
 
 
 @triton.jit(do_not_specialize=["H", "N_q", "N_k", "sequences", "tiles"])
-def bwd_preprocess(O, dO, L, dL, starts, sums, cu_q, cu_k, O_strides, dO_strides, H, N_q, N_k, sequences, tiles,
-                   scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
+def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_strides, dO_strides, H, N_q, N_k,
+                   sequences, tiles, scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """Zero all sums, in tiles of 64 rows, and for 64 rows write what the products start from: S −L/scale, dP −D.
 
     So the tensor cores subtract. A row that sees no key, or lies past the end, starts from −∞: its P is 0.
-    cu_k is given only if all add in turn. Then, if a start lies before the one to its left, sums start from NaN instead
-    of 0. So do the counters of semaphore.py, and as whole numbers the bits of a NaN are more than any turn: nobody
-    waits.
+    cu_seqlens_k is given only if all add in turn. Then, if a start lies before the one to its left, sums start from NaN
+    instead of 0. So do the counters of semaphore.py, and as whole numbers the bits of a NaN are more than any turn:
+    nobody waits.
     """
     gdc_launch_dependents()  # the next kernel may come to SMs that have nothing left to do; it waits by itself
     PARTS: tl.constexpr = B_r // 64
@@ -83,25 +83,25 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_q, cu_k, O_strides, dO_strides
     number, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     bh, i = number // T_r, number % T_r
     zeros = tl.zeros((64 * d_pad,), tl.float32)
-    if cu_k is not None:
-        in_order = never_back(cu_q, N_q, sequences) & never_back(cu_k, N_k, sequences)
+    if cu_seqlens_k is not None:
+        in_order = never_back(cu_seqlens_q, N_q, sequences) & never_back(cu_seqlens_k, N_k, sequences)
         zeros = tl.where(in_order, zeros, float("nan"))
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         at = tl.cast(tile, tl.int64) * (64 * d_pad) + tl.arange(0, 64 * d_pad)
         tl.store(sums + at, zeros)  # FA2.A2.L3 FA2.A2.L7
 
     tokens = N_q
-    if cu_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
-        i, begin, N_q, _, _ = packed_block(i, cu_q, N_q, cu_q, N_q, sequences, B_r)
+    if cu_seqlens_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
+        i, begin, N_q, _, _ = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_q, N_q, sequences, B_r)
     first = i * B_r + part * 64
-    batch = bh // H if cu_q is None else begin
+    batch = bh // H if cu_seqlens_q is None else begin
     O, dO = head_of(O, O_strides, batch, bh % H), head_of(dO, dO_strides, batch, bh % H)
     o_i = load_rows(O, first, O_strides[2], N_q, 64, d, d_pad, RAGGED=True, UPCAST=True)
     do_i = load_rows(dO, first, dO_strides[2], N_q, 64, d, d_pad, RAGGED=True, UPCAST=True)
     D_i = tl.sum(do_i * o_i, 1)  # (64,)  FA2.A2.L4
     row = first + tl.arange(0, 64)  # (64,)
     at = tl.cast(bh, tl.int64) * tokens + row
-    if cu_q is not None:
+    if cu_seqlens_q is not None:
         at += begin
     if dL is not None:  # where the loss also uses L, dS gains P ∘ dL
         D_i -= tl.load(dL + at, mask=row < N_q, other=0.0)
@@ -113,8 +113,8 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_q, cu_k, O_strides, dO_strides
 
 
 @triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
-def bwd_postprocess(sums, dQ, dK, dV, cu_q, cu_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale, d: tl.constexpr,
-                    d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
+def bwd_postprocess(sums, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale,
+                    d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """One tile of dQ, or of dK and dV if they are given: its sum in order, scaled, in half precision."""
     gdc_wait()  # until all has been added
     T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)
@@ -122,16 +122,18 @@ def bwd_postprocess(sums, dQ, dK, dV, cu_q, cu_k, strides, batch, H, H_kv, N_q, 
     row_tiles, column_tiles = 2 * T_r * batch * H, 2 * T_c * batch * H_kv
     n = tl.program_id(0)
     if n < row_tiles:
-        finish(sums, n, dQ, dQ_strides, H, N_q, T_r, cu_q, sequences, scale, d, d_pad, B_r)  # FA2.A2.L20
+        finish(sums, n, dQ, dQ_strides, H, N_q, T_r, cu_seqlens_q, sequences, scale, d, d_pad, B_r)  # FA2.A2.L20
     elif dK is not None:
         n -= row_tiles
         sums += tl.cast(row_tiles, tl.int64) * (B_r * d_pad // 2)
         if n < column_tiles:
-            finish(sums, n, dK, dK_strides, H_kv, N_k, T_c, cu_k, sequences, scale, d, d_pad, 128)  # FA2.A2.L18
+            finish(sums, n, dK, dK_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, scale, d, d_pad, 128)  # FA2.A2.L18
         else:
             sums += tl.cast(column_tiles, tl.int64) * (64 * d_pad)
             tile = n - column_tiles
-            finish(sums, tile, dV, dV_strides, H_kv, N_k, T_c, cu_k, sequences, 1.0, d, d_pad, 128)  # FA2.A2.L18
+            finish(
+                sums, tile, dV, dV_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, 1.0, d, d_pad, 128
+            )  # FA2.A2.L18
 
 
 @triton.jit

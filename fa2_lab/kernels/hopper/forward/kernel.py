@@ -68,7 +68,7 @@ def producer(Q, K, V, pipes, scheduler, geometry):
     while scheduler.more(t):
         block, bh = scheduler.place(t)
         row, batch, k_batch, head, here = geometry.row_block(block, bh)
-        if geometry.cu_q is None or (row >= 0 and row < here.N_q):
+        if geometry.cu_seqlens_q is None or (row >= 0 and row < here.N_q):
             kv_head = head // geometry.group
             pipes.mailbox.send(r, (row, batch, head, here.N_q, here.N_k))
             end = here.tiles(row, here.B_r, here.length(batch))
@@ -117,7 +117,7 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, factor):
             skip(c, n + j, pipes)
         if end > first:
             at, there = row, here
-            if geometry.cu_q is not None:  # store() needs how far both lie apart, which is one register less
+            if geometry.cu_seqlens_q is not None:  # store() needs how far both lie apart, which is one register less
                 at, there = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
             o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, here, factor)
             if here.left is not None:
@@ -139,7 +139,7 @@ def receive(r, mailbox, geometry):
     mailbox.wait(r)
     row, batch, head = mailbox.read(r, "row"), mailbox.read(r, "batch"), mailbox.read(r, "head")
     N_q, N_k = geometry.N_q, geometry.N_k
-    if geometry.cu_q is not None:
+    if geometry.cu_seqlens_q is not None:
         N_q, N_k = mailbox.read(r, "N_q"), mailbox.read(r, "N_k")
     mailbox.release(r)
     return row, batch, head, N_q, N_k
@@ -272,13 +272,15 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
 # The kernel -------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["key_lengths", "cu_q", "cu_k", "sequences", "left", "right", "group", "at_once"])
-def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, left, right, group, at_once, factor,
-                   CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
+@gluon.jit(
+    do_not_specialize=["key_lengths", "cu_seqlens_q", "cu_seqlens_k", "sequences", "left", "right", "group", "at_once"]
+)
+def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens_k, sequences, left, right, group,
+                   at_once, factor, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Q, K, V and O are tensor descriptors of (batch, heads, N, d); lengths and heads are read from their shapes.
 
     left and right are a window's, or None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None,
-    cu_q and cu_k are their starts.
+    cu_seqlens_q and cu_seqlens_k are their starts.
     """
     CONSUMERS: gl.constexpr = SIZES.consumers
     PRODUCER: gl.constexpr = 24 if sequences is None else 32  # its registers: to search for a sequence takes more
@@ -287,7 +289,8 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, l
     BOUNDED: gl.constexpr = CAUSAL or right is not None
     right = 0 if right is None else right
     geometry = Geometry(
-        N_q, N_k, H, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c, cu_q, cu_k, sequences
+        N_q, N_k, H, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c, cu_seqlens_q,
+        cu_seqlens_k, sequences
     )  # fmt: skip
     scheduler = Scheduler(counter, block_count(N_q, sequences, SIZES.rows), batch * H, at_once, DRAWN=False)
     q = new_ring(Q, CONSUMERS * (2 if SIZES.O_apart else 1), 1)

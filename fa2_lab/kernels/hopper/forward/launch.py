@@ -20,7 +20,8 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
     """What computes O like Q, and L in fp32, for calls of one kind, given (Q, K, V, key_lengths).
 
     None for a kind not taken, and from a call for tensors that the copy engine cannot address.
-    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
+    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_seqlens_q
+    and cu_seqlens_k.
     """
     if Q.shape[-1] not in sizes.DIMENSIONS or not host.fits(Q, K, V, key_lengths):
         return None
@@ -30,14 +31,14 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
     launch = prepare_launch(Q, K, V, options, key_lengths is not None, sequences)
 
-    def call(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None,
-             cu_q: Tensor | None = None, cu_k: Tensor | None = None) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    def call(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None, cu_seqlens_q: Tensor | None = None,
+             cu_seqlens_k: Tensor | None = None) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         if not host.aligned(Q, K, V):
             return None
         O = like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         with on_device_of(Q):
-            launch(Q, K, V, O, L, host.counter_for(Q, options.recorded), key_lengths, cu_q, cu_k)
+            launch(Q, K, V, O, L, host.counter_for(Q, options.recorded), key_lengths, cu_seqlens_q, cu_seqlens_k)
         return O, L  # FA2.A1.L17
 
     return call

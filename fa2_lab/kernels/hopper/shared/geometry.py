@@ -83,19 +83,19 @@ class Geometry:
     left: gl.tensor | gl.constexpr  # it begins so many keys before the diagonal; None: with the first key
     B_r: gl.constexpr
     B_c: gl.constexpr
-    cu_q: gl.tensor | gl.constexpr  # pointers to the starts of packed sequences, whose rows N_q and N_k count; or None
-    cu_k: gl.tensor | gl.constexpr
+    cu_seqlens_q: gl.tensor | gl.constexpr  # where packed sequences begin, whose rows N_q and N_k count; or None
+    cu_seqlens_k: gl.tensor | gl.constexpr
     sequences: gl.tensor | gl.constexpr
 
     @gluon.jit
     def of_sequence(self, N_q, N_k):
         """The geometry of one packed sequence; where nothing is packed, this one."""
-        if self.cu_q is None:
+        if self.cu_seqlens_q is None:
             return self
         else:
             return Geometry(
                 N_q, N_k, self.H, self.group, self.key_lengths, self.RAGGED, self.CAUSAL, self.right, self.left,
-                self.B_r, self.B_c, self.cu_q, self.cu_k, self.sequences
+                self.B_r, self.B_c, self.cu_seqlens_q, self.cu_seqlens_k, self.sequences
             )  # fmt: skip
 
     @gluon.jit
@@ -105,12 +105,14 @@ class Geometry:
         For a packed sequence its end stands in place of its batch entry. If there is no such block, the first row is
         none of its rows.
         """
-        if self.cu_q is None:
+        if self.cu_seqlens_q is None:
             row = self.first_row(block)
             batch = bh // self.H
             return row, batch, batch, bh % self.H, self
         else:
-            i, q, N_q, k, N_k = packed_block(block, self.cu_q, self.N_q, self.cu_k, self.N_k, self.sequences, self.B_r)
+            i, q, N_q, k, N_k = packed_block(
+                block, self.cu_seqlens_q, self.N_q, self.cu_seqlens_k, self.N_k, self.sequences, self.B_r
+            )
             here = self.of_sequence(N_q, N_k)
             return here.first_row(i), q + N_q, k + N_k, bh, here
 
@@ -122,10 +124,12 @@ class Geometry:
         Packed sequences as in row_block(): one without rows has one row block all the same, which makes dK and dV
         zeros; a block that there is not has none.
         """
-        if self.cu_q is None:
+        if self.cu_seqlens_q is None:
             return block, batch, batch, 0, T_r, self
         else:
-            j, k, N_k, q, N_q = packed_block(block, self.cu_k, self.N_k, self.cu_q, self.N_q, self.sequences, self.B_c)
+            j, k, N_k, q, N_q = packed_block(
+                block, self.cu_seqlens_k, self.N_k, self.cu_seqlens_q, self.N_q, self.sequences, self.B_c
+            )
             before = q // self.B_r + block - j - k // self.B_c
             T_r = gl.where(j * self.B_c < N_k, gl.maximum(gl.cdiv(N_q, self.B_r), 1), 0)
             return j, k + N_k, q + N_q, before, T_r, self.of_sequence(N_q, N_k)
@@ -133,7 +137,7 @@ class Geometry:
     @gluon.jit
     def first_of(self, batch, head, X):
         """Where L of a head's rows begins, of rows such as those of X; for a packed sequence `batch` is its end."""
-        if self.cu_q is None:
+        if self.cu_seqlens_q is None:
             return (batch * self.H + head).to(gl.int64) * self.N_q
         else:
             _, _, tokens = shape_of(X)
