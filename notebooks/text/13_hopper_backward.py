@@ -6,20 +6,20 @@
 #
 # **One pass over the columns: who adds up dQ?**
 #
-# Chapter 09 ended with two passes. One kernel owns columns and sums up dK and dV, another owns rows and sums up dQ. Both
-# compute S and P, so part of the work is done twice. On Hopper one pass is enough, because the copy engine can *add* to
+# Chapter 09 ended with two passes. One kernel owns columns and adds up dK and dV, and another owns rows and adds up dQ.
+# Both compute S and P, so part of the work is done twice. On Hopper, one pass is enough, because TMA can *add* to
 # memory while the program goes on.
 #
 # After this notebook you can
 #
-# - say what one pass saves, and what it costs,
-# - read one step of the kernel, and say of each of its waits whom it is for,
-# - say why the last bits of dQ differ from run to run, and what it costs to have the same bits.
+# - compute what one pass saves, and name what it costs,
+# - read one step of the kernel, and name the unit or the warps for which each of its waits is,
+# - explain why the last bits of dQ differ from run to run, and what it costs to make dQ deterministic.
 #
-# *Time: 105 minutes, in five sittings. Hardware: any laptop with Triton; on a Hopper GPU the checks run the real kernel.
-# Numbers were measured on an NVIDIA H200 in bf16. Before this: [05](05_backward.ipynb), [09](09_triton_backward.ipynb), and
-# [12a](12a_hopper_rungs.ipynb) and [12b](12b_hopper_kernel.ipynb), from which producers, consumers, rings and barriers
-# are taken as known.*
+# *Time: 105 minutes, in five parts. Hardware: any laptop with Triton; on a Hopper GPU, the checks run the real kernel.
+# Numbers were measured on an NVIDIA H200 in bf16. Before this: [05](05_backward.ipynb), [09](09_triton_backward.ipynb),
+# and [12a](12a_hopper_rungs.ipynb) and [12b](12b_hopper_kernel.ipynb), which introduce producers, consumers, rings and
+# barriers.*
 
 # %%
 import numpy as np
@@ -44,29 +44,31 @@ from fa2_studio.book.verdicts import close, verdict
 # %% tags=["nbval-ignore-output"]
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
-_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it runs here
+_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the kernels run here
 
 # %% [markdown]
-# ## Sitting 1 · One step, and its registers (15 minutes)
+# ## Part 1 · One step, and its registers (15 minutes)
 #
 # ## What does one pass save?
 #
-# The backward has a short ladder of its own, `ladder/b00_atomics.py` to `b02_one_pass.py`. This chapter reads the kernel
-# that `attention()` runs.
+# The backward pass has a short ladder of its own, from `ladder/b00_atomics.py` to `b02_one_pass.py`. This chapter reads
+# the kernel that `attention()` runs.
 #
-# | rung | passes | products a tile | who adds to dQ |
+# | rung | passes | matmuls per tile | what adds to dQ |
 # | --- | --- | --- | --- |
 # | b00 atomics (Algorithm 2) | one | five | every thread, number by number |
-# | b01 two passes (chapter 09) | two | seven | nobody: each row has an owner |
-# | b02 one pass, and this chapter's kernel | one | five | the copy engine, tile by tile |
+# | b01 two passes (chapter 09) | two | seven | each row has an owner, so nothing else adds to it |
+# | b02 one pass, and this chapter's kernel | one | five | TMA, tile by tile |
 #
-# The second pass computes $S$, $dP$ and the exponentials again: two products of seven, and half of the exponentials. One
-# pass saves them. In return it adds a tile of dQ for each tile of scores, in fp32. Somebody else should do that.
+# The second pass computes $S$, $dP$ and the exponentials again, which makes two of seven matmuls and half of the
+# exponentials. A single pass saves these. In exchange, it has to add a tile of dQ for each tile of scores, in fp32, and
+# another unit should do that, so that the warps can go on.
 #
 # ## One step, in plain code
 #
-# A thread block takes a *column block*, 128 keys, and goes through the row blocks. One row block is one **step**. Here it
-# is with the letters of Algorithm 2. Tiles have keys as rows and queries as columns, so `s` in the code is $S^\top$.
+# A thread block takes a *column block* of 128 keys and goes through the row blocks. The work on one row block is one
+# **step**. Here is a step with the letters of Algorithm 2. Tiles have keys as rows and queries as columns, so `s` in
+# the code is $S^\top$.
 
 # %%
 def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
@@ -81,20 +83,21 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
     return dk, dv, dq
 
 # %% [markdown]
-# - **Why keys as rows?** The left operand of a product may come from registers, the right one must lie in shared memory.
-#   `p` and `ds` are computed in registers, and in products 2 and 4 they stand on the left. Only product 5 needs `ds`
-#   turned around, so `ds` goes through shared memory, once.
-# - **Why does `s` begin at $-L/\tau$ and `dp` at $-D$?** A product adds to what is in the accumulator. So the tensor cores
-#   subtract for us. A masked score begins at $-\infty$, so its P is 0. Its dP begins at $-D$ as all others do: with
-#   $-\infty$ there, too, $P \circ dP$ would be $0 \cdot (-\infty)$, which is NaN.
-# - **Who owns what?** dV and dK sum over rows: the column block keeps them to the end. dQ sums over keys: every column
-#   block adds to it.
+# - **Why are keys the rows?** The left operand of a matmul may come from registers, but the right one must be in shared
+#   memory. `p` and `ds` are computed in registers, and they are the left operands of matmuls 2 and 4. Only matmul 5
+#   needs `ds` transposed, so `ds` goes through shared memory, once.
+# - **Why does `s` begin at $-L/\tau$ and `dp` at $-D$?** A matmul adds to what is in the accumulator, so the tensor
+#   cores do the subtractions for us. A masked score begins at $-\infty$, so its P is 0. Its dP, however, begins at $-D$
+#   like all others. If it also began at $-\infty$, $P \circ dP$ would be $0 \cdot (-\infty)$, which is NaN.
+# - **What does a column block own?** dV and dK are sums over rows, so the column block keeps them to the end. dQ is a
+#   sum over keys, so every column block adds to it.
 #
 # ## What fits into the registers?
 #
 # Two consumer warpgroups share the column block. Each owns 64 of its keys, and has 128 threads with up to 240 registers
-# each. dK and dV stay in registers for the whole column block. A row block of $B_r$ rows needs $S$ and $dP$ (64 × $B_r$
-# each) and half of its dQ; the other consumer multiplies the other half. All in fp32 that is, for a thread:
+# each. dK and dV stay in registers for the whole column block. For a row block of $B_r$ rows, a consumer needs $S$ and
+# $dP$ (64 × $B_r$ each) and half of dQ, while the other consumer computes the other half. If all of this is in fp32,
+# one thread needs the following numbers of registers:
 #
 # | | dK and dV | with S and dQ | with P and dP | all at once |
 # | --- | ---: | ---: | ---: | ---: |
@@ -102,52 +105,55 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
 # | d = 128, $B_r$ = 64 | 128 | 192 | 192 | 224 |
 # | d = 128, $B_r$ = 128 | 128 | 256 | 256 | 320 |
 #
-# At d = 128 row blocks of 128 rows take too many registers, so they have 64; at d = 64 they have 128. Even then everything
-# at once leaves 16 registers for all else. So registers decide the order of a step: $S$, $dP$ and dQ must not all be there.
-# In the kernel $S$ stands beside dQ of the row block before, dQ leaves, and then $dP$ begins.
+# At d = 128, row blocks of 128 rows take too many registers, so row blocks have 64 rows there, whereas at d = 64 they
+# have 128. Even then, all at once would leave only 16 registers for everything else. So the registers decide the order
+# of a step, in which $S$, $dP$ and dQ must not all be present together. In the kernel, $S$ is there at the same time as
+# dQ of the previous row block. Then dQ leaves, and only then does $dP$ begin.
 #
-# ## Sitting 2 · The waits of a step (20 minutes)
+# ## Part 2 · The waits of a step (20 minutes)
 #
 # ## The same step, with its waits
 #
-# Here is the step without the numbers and with its waits, as a Python generator: it yields what it waits for.
-# `block.start` gives work to a unit and goes on. With d = 128 and 64 rows a product of one consumer takes 256 clocks, and
-# so do its exponentials; 512 where both consumers ask for the same unit. Additions run side by side, each as if alone. One
-# takes 600 clocks, which is a guess (the card below tries others). First everybody waits for everything:
+# Now we write the step without the numbers but with its waits, as a Python generator that yields what it waits for.
+# `block.start` gives work to a unit and goes on. With d = 128 and 64 rows, a matmul of one consumer takes 256 clocks,
+# and so do its exponentials. If both consumers ask for the same unit, this becomes 512 clocks. Additions run side by
+# side, each as if it were alone. An addition takes 600 clocks, which is a guess, and the question below tries other
+# values. In the first version, each job waits for the one before:
 
 # %%
 def one_by_one(block, ds_filled, T, add=600):
     for n in range(T):
         for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dV"), ("tensor", "dP"):
             yield block.start(unit, 256, f"{what} {n}").done()
-        ds_filled.arrive(block.actor)  # my dS lies in shared memory
-        yield ds_filled.over(n & 1)  # and the other consumer's, too
+        ds_filled.arrive(block.actor)  # my dS is in shared memory
+        yield ds_filled.over(n & 1)  # and so is the other consumer's dS
         for what in ("dK", "dQ"):
             yield block.start("tensor", 256, f"{what} {n}").done()
         yield block.start("copy", add, f"add dQ {n}").done()
 
 # %% [markdown]
-# And the kernel's order at d = 128 under the mask. dQ of a step is multiplied in the *next* step, beside the exponentials:
+# The second version has the kernel's order at d = 128 under the mask. The dQ of a step is multiplied in the *next*
+# step, beside the exponentials:
 
 # %%
 def kernel_order(block, ds_filled, T, add=600):
     added = None
     for n in range(T):
-        s = block.start("tensor", 256, f"S {n}")  # product 1
+        s = block.start("tensor", 256, f"S {n}")  # matmul 1
         if n > 0:
             yield ds_filled.over((n - 1) & 1)
-            dq = block.start("tensor", 256, f"dQ {n - 1}")  # product 5
+            dq = block.start("tensor", 256, f"dQ {n - 1}")  # matmul 5
         yield s.done()
         yield block.start("exp", 256, f"P {n}").done()  # beside dQ
-        dv = block.start("tensor", 256, f"dV {n}")  # product 2
+        dv = block.start("tensor", 256, f"dV {n}")  # matmul 2
         if n > 0:
             yield dq.done()
             if added:
                 yield added.done()
             added = block.start("copy", add, f"add dQ {n - 1}")
-        yield block.start("tensor", 256, f"dP {n}").done()  # product 3
+        yield block.start("tensor", 256, f"dP {n}").done()  # matmul 3
         ds_filled.arrive(block.actor)  # dS is in shared memory
-        dk = block.start("tensor", 256, f"dK {n}")  # product 4
+        dk = block.start("tensor", 256, f"dK {n}")  # matmul 4
         yield dv.done()
         yield dk.done()
     yield ds_filled.over((T - 1) & 1)
@@ -166,25 +172,27 @@ for way in (one_by_one, kernel_order):
     print(f"{way.__name__:12}: {took:5,.0f} clocks a step, {busy}")
 
 # %% [markdown]
-# We let both consumers share the tensor cores equally, as in 12a. One by one, they wait for exponentials, dS and
-# additions at the same time. In the kernel's order dQ hides the exponentials, and the next products hide the addition:
+# Both consumers share the tensor cores equally, as in chapter 12a. With one job at a time, both consumers wait for
+# exponentials, dS and additions at the same time. In the kernel's order, dQ hides the exponentials, and the next
+# matmuls hide the addition:
 
 # %%
 show(backward_step.draw(**backward_step.data()))
 
 # %% [markdown]
-# **Predict.** In each step a consumer hands over one part of dQ. How long may one addition take before everybody becomes
-# slower?
+# **Predict.** In each step, a consumer hands over one part of dQ. How long may one addition take before it slows the
+# consumers down?
 #
-# - ☐ as long as one product, 256 clocks
+# - ☐ as long as one matmul, 256 clocks
 # - ☐ about as long as a step, 2,500 clocks
-# - ☐ as long as it likes, because nobody waits for it
+# - ☐ as long as it likes, because no consumer waits for it
 #
 # <details><summary>Answer</summary>
 #
-# **about as long as a step, 2,500 clocks.** Nobody waits for the sum, but a consumer waits for the *place* in shared
-# memory from which its last part is being read: `yield added.done()`. With 5,000 clocks the additions set the pace.
-# (A little less than 5,000 a step: the ends differ.)
+# **about as long as a step, 2,500 clocks.** No consumer waits for the sum, but a consumer waits for the *buffer* in
+# shared memory from which its previous part is being read. This wait is `yield added.done()`. With 5,000 clocks, the
+# additions set the pace. A step then takes slightly less than 5,000 clocks on average, because the first and the last
+# step differ.
 #
 # ```python
 # for add in (0, 600, 2500, 5000):
@@ -203,124 +211,134 @@ show(backward_step.draw(**backward_step.data()))
 # %% [markdown]
 # ## Where do two consumers meet?
 #
-# dQ needs dS of all 128 keys, and each consumer has 64 of them. So each writes its dS into shared memory and arrives at a
-# barrier. When both have arrived, each multiplies its half of dQ, in the next step: with 64 rows half of the d columns,
-# with 128 rows 64 of the rows. Either half is a sum over all 128 keys, so it takes both dS. There is no second barrier that
-# says "I have read it", and two places for dS are enough. Steps n − 1 and n + 1 share a place. The other consumer arrives
-# for step n only after its dQ of step n − 1 is done, which has read that place. And I write dS of step n + 1 only after the
-# other has arrived for step n.
+# dQ needs the dS of all 128 keys, and each consumer has 64 of them. So each consumer writes its dS into shared memory
+# and arrives at a barrier. When both have arrived, each computes its half of dQ, in the next step. With 64 rows, this
+# half is half of the d columns, and with 128 rows, it is 64 of the rows. Either half is a sum over all 128 keys, so it
+# takes the dS of both consumers.
 #
-# ## Who makes four billion additions?
+# There is no second barrier that announces "I have read it", because two buffers for dS are enough. Steps n − 1 and
+# n + 1 share a buffer. The other consumer arrives for step n only after its dQ of step n − 1 is done, and this dQ has
+# read that buffer. A consumer, in turn, writes dS of step n + 1 only after the other has arrived for step n. So the
+# buffer has been read by then.
 #
-# Each column block of 128 keys adds $N \times d$ numbers to dQ. With N = 16,384, d = 128 and 16 heads these are 4.3 billion
-# additions in fp32. HBM would read and write 34 GB for them, 7 ms at 4.8 TB/s. All five products together take 5.6 ms, if
-# the tensor cores never stop.
+# ## Which unit makes four billion additions?
 #
-# In b00 threads made these additions one by one. Hopper's copy engine can add, too. A **bulk reduction** is a bulk copy in
-# the other direction that adds: one thread names a tile in shared memory and an address of dQ's sums, and goes on. L2 does
-# the additions, as in FlashAttention-3. The sums of a head, 8 MiB, stay there: without a mask one head runs after the other,
-# with one as many side by side as L2 holds.
+# Each column block of 128 keys adds $N \times d$ numbers to dQ. With N = 16,384, d = 128 and 16 heads, these are 4.3
+# billion additions in fp32. If HBM read and wrote these numbers, 34 GB would have to move, which takes 7 ms at 4.8
+# TB/s. All five matmuls together take only 5.6 ms, if the tensor cores never stop.
+#
+# In b00, threads made these additions one by one. However, TMA can add as well. A **bulk reduction**, or TMA reduction,
+# is a TMA copy in the other direction that adds to what is there. One thread names a tile in shared memory and an
+# address in the fp32 dQ buffer, and goes on. L2 makes the additions, as in FlashAttention-3. The fp32 dQ of one head
+# takes 8 MiB and stays in L2. Therefore, without a mask, one head runs after another, and with a mask, as many heads
+# run side by side as L2 holds.
 
 # %%
 show(pipes.draw(**pipes.data(["backward"])))
 
 # %% [markdown]
-# This is the whole thread block, with 12b's rings and mailbox. A consumer waits for seven things. Four have arrows: the
-# mailbox, K, V and a row block (Q, dO, $-L/\tau$ and $-D$ together). Three have none: the other consumer's dS, its own
-# products, and the copy engine, which must have read the place for dQ.
+# The picture shows the whole thread block, with the rings and the mailbox of chapter 12b. A consumer waits for seven
+# things. Four of them have arrows: the mailbox, K, V and a row block (Q, dO, $-L/\tau$ and $-D$ together). Three have
+# none. They are the other consumer's dS, the consumer's own matmuls, and TMA, which must have read the buffer for dQ.
 
 # %% [markdown]
-# ## Sitting 3 · The kernel (25 minutes)
+# ## Part 3 · The kernel (25 minutes)
 #
 # ## Three copies, one barrier
 #
-# `Rows` is a ring with two stages. Q, dO and the *starts*, a line of $-L/\tau$ and $-D$, come by three copies and meet at
-# one barrier: one arrival announces the bytes of all three. `start` reads $-L/\tau$ or $-D$, each thread those of its
-# queries, which are columns of Sᵀ:
+# `Rows` is a ring with two stages. Q, dO and the *starts*, which are a line of $-L/\tau$ and $-D$, come by three copies
+# that share one barrier, so one arrival announces the bytes of all three. `start` reads $-L/\tau$ or $-D$. Each thread
+# reads the numbers of its queries, which are columns of Sᵀ:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/rows.py", "Rows.start")
 
 # %% [markdown]
-# The producer, one warp, announces column blocks and starts copies. Of each query head of the group it copies the row blocks
-# that see these columns.
+# The producer is one warp, which announces column blocks and starts copies. For each query head of the group, it copies
+# the row blocks that see these columns.
 #
 # ## A consumer's column block
 #
-# Both consumers run this code. `c` is 0 or 1, a constant: the kernel is compiled for each. (Lines for `dk_late`, product 4
-# in the next step, are left out here. With Triton 3.9 it gains nothing, and is off.)
+# Both consumers run this code. Since `c` is a constant, 0 or 1, the code is compiled for each of them. The listing
+# leaves out the lines for `dk_late`, which moves matmul 4 into the next step. With Triton 3.9, this gains nothing, so
+# it is off.
 
 # %% tags=["nbval-ignore-output"]
 KERNEL, LATE = "hopper/backward/kernel.py", "pipes.sizes.dk_late"
 read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 
 # %% [markdown]
-# `steps` row blocks see this column block. `take` waits for K and V. The first step stands before the loop. `ds=None` tells
-# it that no row block came before: there is no dQ to multiply. It is the *prologue*. The *epilogue* after the loop is dQ of
-# the last row block. V is released before it and K after it, because dQ = dS K needs K. `finish` writes dK and dV by bulk
-# copies, from dQ's place. (`wait_for_room` is for the *turns* of sitting 4. Without them it does nothing.)
+# This column block is seen by `steps` row blocks. `take` waits for K and V. The first step, the *prologue*, comes
+# before the loop. `ds=None` tells it that no row block came before, so there is no dQ to compute. The *epilogue* after
+# the loop computes dQ of the last row block. V is released before the epilogue but K after it, because dQ = dS K needs
+# K. `finish` writes dK and dV by TMA copies, from dQ's buffer. `dq_semaphore.wait_for_room` is for the *turns* of part
+# 4, and without turns it does nothing.
 #
-# `interval` gives for each key the first row that sees it, and `CUT`, whether there is a mask at all. At d = 128
-# without a mask `hold` keeps half of V, the same for all row blocks, in 16 registers. Product 3 then takes that half of
-# its left factor from there, not from shared memory.
+# `interval` returns, for each key, the first row that sees it, and `CUT`, which is true if there is a mask at all. At
+# d = 128 without a mask, `hold` keeps half of V in 16 registers, since this half is the same for all row blocks. Matmul
+# 3 then takes that half of its left operand from registers instead of shared memory.
 #
 # ## The step
 #
-# Compare it with `kernel_order`: at d = 128 under the causal mask the order is the same, line by line. Elsewhere `dv_late`
-# is on, and product 2 starts after dS:
+# Compare the step with `kernel_order`. At d = 128 under the causal mask, the order is the same, line by line. In all
+# other cases, `dv_late` is on, so matmul 2 starts after dS:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 
 # %% [markdown]
-# | line | what runs meanwhile | for whom it waits |
+# | line | what runs meanwhile | what it waits for |
 # | --- | --- | --- |
-# | `rows.wait` | – | the producer: Q, dO and the starts |
-# | `start_dq`, which begins with a wait at `ds_filled` | S | the other consumer: its dS of the step before |
+# | `rows.wait` | – | the producer, for Q, dO and the starts |
+# | `start_dq`, which begins with a wait at `ds_filled` | S | the other consumer, for its dS of the step before |
 # | first `wait(1)` | dQ | S |
-# | `exp2`; `scale` is $\tau \log_2 e$ | dQ in the source; in the machine code see below | – |
+# | `exp2`, where `scale` is $\tau \log_2 e$ | dQ in the source; for the machine code see below | – |
 # | second `wait` | dV, unless it starts late | dQ |
-# | `add_dq` | dV, unless it starts late | the copy engine: the place is free |
+# | `add_dq` | dV, unless it starts late | TMA, until the buffer is free |
 #
-# Why does dV's product start late? P in fp32 is needed until dS. An early product of dV would also hold P in 16 bits while dP
-# runs: at d = 64 that makes 192 + 32 = 224 registers of 240, at d = 128 with half of V 192 + 16 + 16 = 224. That leaves too
-# few for the rest, so dV waits; under the mask at d = 128 it is 208, and dV starts early. Where dV waits, P is first needed
-# for dS, and `ptxas`, NVIDIA's assembler, may move exponentials down, below the wait for dQ. Compiled with Triton 3.9, the
-# exponentials of a thread in one step run
+# Why does dV's matmul start late? P in fp32 is needed until dS. If dV's matmul started early, the thread would also
+# hold P in 16 bits while dP runs. At d = 64, that makes 192 + 32 = 224 registers of 240, and at d = 128 with half of V,
+# it makes 192 + 16 + 16 = 224. This leaves too few for the rest, so dV waits. Under the mask at d = 128, however, the
+# sum is 208, and dV starts early.
 #
-# | | dV's product starts | beside dQ | between dQ and dP | beside dP | after dP |
+# If dV waits, P is first needed for dS, so `ptxas`, NVIDIA's assembler, may move exponentials down, below the wait for
+# dQ. The next table shows where the exponentials of a thread run in one step, as compiled with Triton 3.9:
+#
+# | | dV's matmul starts | beside dQ | between dQ and dP | beside dP | after dP |
 # | --- | --- | ---: | ---: | ---: | ---: |
 # | d = 128, causal | before dQ is handed over | 32 | 0 | 0 | 0 |
 # | d = 64, causal | after dS | 8 | 28 | 28 | 0 |
 # | d = 64, no mask | after dS | 8 | 21 | 35 | 0 |
 # | d = 128, no mask | after dS | 0 | 0 | 0 | 32 |
 #
-# (One consumer's numbers are given, and the other's differ by 3 at most.) In the columns *between* and *after* no product of
-# this consumer runs, so only the other consumer's products can hide the exponentials there. To see it yourself, run
-# `fa2-lab xray hopper.backward --d 64 --full --sass` and look for `MUFU.EX2` (an exponential) between the lines
-# `WARPGROUP.DEPBAR` (a wait) and `HGMMA` (a product). Neither command needs a GPU.
+# These are the numbers of one consumer, and those of the other differ by 3 at most. In the columns *between* and
+# *after*, no matmul of this consumer runs, so only the other consumer's matmuls can hide the exponentials there. To see
+# it yourself, run `fa2-lab xray hopper.backward --d 64 --full --sass` and look for `MUFU.EX2` (an exponential) between
+# the lines `WARPGROUP.DEPBAR` (a wait) and `HGMMA` (a matmul). This does not need a GPU. The rest of the step follows:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="dp = start_dp", off=LATE)
 read(KERNEL, "exchange")
 
 # %% [markdown]
-# - `ds` is used twice. `exchange` puts it into shared memory for both consumers. `as_operand` makes it the left operand of
-#   product 4, in the registers where it is.
-# - `rows.release(n)`: Q and dO have been read. dQ's product, still to come, reads only dS and K.
+# - `ds` is used twice. `exchange` puts it into shared memory for both consumers, and `as_operand` makes it the left
+#   operand of matmul 4, in the registers where it is.
+# - `rows.release(n)` announces that Q and dO have been read. The matmul for dQ is still to come, but it reads only dS
+#   and K.
 #
-# **Predict.** The last wait has `deps=[dv, p_half, dk, ds]`. `p_half` is P in 16 bits, and no later line uses it. Why is
-# it there?
+# **Predict.** The last wait has `deps=[dv, p_half, dk, ds]`. `p_half` is P in 16 bits, and no later line uses it. Why
+# is it there?
 #
-# - ☐ because the wait would otherwise be for dK's product alone
+# - ☐ because the wait would otherwise be for dK's matmul alone
 # - ☐ because its registers could otherwise be overwritten too early
 # - ☐ because it would otherwise not be in shared memory in time
 #
 # <details><summary>Answer</summary>
 #
-# **because its registers could otherwise be overwritten too early.** `p_half` is the left factor of dV's product. The tensor
-# cores read it in its registers until that product ends. The compiler sees no later use of them but the one in `deps`. (Not
-# the first: the 0 says that no product may still run. Not the third: P never goes through shared memory.)
+# **because its registers could otherwise be overwritten too early.** `p_half` is the left operand of dV's matmul, and
+# the tensor cores read it in its registers until that matmul ends. The compiler sees no later use of these registers
+# but the one in `deps`. The first answer is wrong because the 0 means that no matmul may still run. The third is wrong
+# because P never goes through shared memory.
 # </details>
 
 # %% [markdown]
@@ -330,32 +348,34 @@ read(KERNEL, "exchange")
 read("hopper/backward/sums.py", "add_lines")
 
 # %% [markdown]
-# This is the whole handover: wait until the engine has read what was here, store, fence, add. The tile of dQ is
-# stored in the order of each thread's registers, so nothing is shuffled. The last kernel puts the sums in order.
+# This is the whole handover. The consumer waits until TMA has read what was here before, and then it stores, fences and
+# starts the addition. The tile of dQ is stored in the order of each thread's registers, so no numbers are shuffled. The
+# last kernel puts the sums in order.
 #
 # ## Three launches
 #
 # | launch | programs | what it does |
 # | --- | --- | --- |
-# | `bwd_preprocess` | one for 64 rows | clears all sums; D = rowsum(dO ∘ O); writes $-L/\tau$ and $-D$ |
-# | `backward_kernel` | one for each SM | the one pass; writes dK and dV, adds to dQ's sums |
-# | `bwd_postprocess` | one for each consumer's part of a tile | reads the sums, puts them in order, times $\tau$, 16 bits |
+# | `bwd_preprocess` | one per 64 rows | clears all sums, computes D = rowsum(dO ∘ O), and writes $-L/\tau$ and $-D$ |
+# | `backward_kernel` | one per SM | runs the one pass, writes dK and dV, and adds to the fp32 dQ buffer |
+# | `bwd_postprocess` | one for each consumer's part of a tile | reads the sums, puts them in order, multiplies by $\tau$, and rounds to 16 bits |
 #
-# A launch takes a few µs. So the second and the third kernel are launched before the one before them has ended, which is
-# called *programmatic dependent launch* (an early start). The first one is launched as usual, because torch's kernels come
-# before it. Programs that start early take SMs as these come free, make their barriers, and stop at `gdc_wait` until the
-# *whole* kernel before has ended. Only then do they touch what it wrote. So beginnings overlap, and no work does.
+# A launch takes a few µs. So the second and the third kernel are launched before the kernel before them has ended,
+# which is called *programmatic dependent launch* (PDL). The first one is launched as usual, because PyTorch's kernels
+# come before it. Programs that start early take SMs as these become free, make their barriers, and stop at `gdc_wait`
+# until the *whole* kernel before them has ended. Only then do they touch what it wrote. So the beginnings overlap, but
+# the work does not.
 #
-# A row that sees no key has $L = -\infty$, and $-L/\tau$ would be $+\infty$. `bwd_preprocess` writes $-\infty$ for it: S
-# begins there, so p is 0.
+# A row that sees no key has $L = -\infty$, so $-L/\tau$ would be $+\infty$. For such a row, `bwd_preprocess` writes
+# $-\infty$ instead. S begins there, so p is 0.
 
 # %% [markdown]
-# ## Sitting 4 · What it costs, and which bits come out (25 minutes)
+# ## Part 4 · What it costs, and which bits come out (25 minutes)
 #
-# ## What is the order worth?
+# ## What does the order gain?
 #
-# Speed with an idea over speed without it, at N = 4,096. The idea was taken out of an earlier kernel, under Triton
-# 3.6, or, with a star, put into it:
+# The next cell shows the speed with an idea over the speed without it, at N = 4,096. The idea was taken out of an
+# earlier kernel under Triton 3.6. A star marks an idea that was put into that kernel instead:
 
 # %% tags=["hide-input"]
 tried = [x for x in ideas.worths() if x["part"] == "backward" and x["N_q"] == 4096]
@@ -373,30 +393,32 @@ for idea in (
     print(f"{idea:40}" + "".join(f"{cell:<6}".rjust(10) for cell in cells))
 
 # %% [markdown]
-# dV after dS gains most at d = 64, where registers are short without it; then come the starting values. *S and dP started
-# together* had dQ of the step before beside them, 224 registers in the table of sitting 1. In a kernel that is full to the
-# last register, an overlap that needs more of them loses. Later ideas were tried on the kernel of today, each with a
-# prediction:
+# To start dV's matmul after dS gains most at d = 64, where registers are short without it. The starting values gain
+# second most. *S and dP started together* had dQ of the step before beside them, which makes 224 registers in the table
+# of part 1. In a kernel that is full to the last register, an overlap that needs more of them loses. Later ideas were
+# tried on the kernel of today, each with a prediction:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 display(Markdown("\n".join(ideas.table("backward"))))
 
 # %% [markdown]
-# Three were kept: the early start of sitting 3, which counts where rows are few; fewer heads at once, which counts where rows
-# are many and nothing pauses; and, for calls that ask for *the same bits* (see below, "What do the same bits cost?"), another
-# order of instructions, faster although up to 48 bytes of a thread find no register and *spill* into slower memory. (*Heads
-# of 8 MiB*: so many heads run side by side as have 8 MiB of Q and dO together.)
+# We kept three of them. The programmatic dependent launch of part 3 counts if there are few rows. Fewer heads at once
+# count if there are many rows and no pauses between calls. The third idea is another order of instructions for calls
+# that ask for *the same bits* in each run, as explained below. It is faster, although up to 48 bytes per thread find no
+# register and *spill* into slower memory. *Heads of 8 MiB* means that the heads that run side by side have 8 MiB of Q
+# and dO together.
 #
 # ## Too few column blocks
 #
-# With grouped heads, a column block belongs to a K/V head and goes through the rows of all query heads that share it. Batch
-# 2, one K/V head and N = 4,096 make 64 column blocks for 132 SMs. So a column block is *divided*: several programs take a
-# part of its row blocks each. Then dK and dV have no single owner either, and the copy engine adds them up as well.
+# With grouped-query attention, a column block belongs to a K/V head and goes through the rows of all query heads that
+# share it. Batch 2, one K/V head and N = 4,096 make only 64 column blocks for 132 SMs. So a column block is *divided*,
+# which means that several programs take a part of its row blocks each. Then dK and dV have no single owner either, and
+# TMA adds them up as well.
 #
 # ## Which bits come out?
 #
-# **Predict.** Which column block adds first is chance, and a sum in fp32 depends on its order. 128 column blocks add to
-# 8,192 numbers, in two different orders. After rounding to bf16, how many of the 8,192 differ?
+# **Predict.** Chance decides which column block adds first, and a sum in fp32 depends on its order. Let 128 column
+# blocks add to 8,192 numbers, in two different orders. After rounding to bf16, how many of the 8,192 numbers differ?
 #
 # - ☐ about 4,000
 # - ☐ about 300
@@ -404,8 +426,8 @@ display(Markdown("\n".join(ideas.table("backward"))))
 #
 # <details><summary>Answer</summary>
 #
-# **fewer than 10.** bf16 rounds off thousands of times more than the orders differ by. Only a number that lies
-# almost halfway between two bf16 numbers is rounded differently.
+# **fewer than 10.** bf16 rounds off thousands of times more than the difference between the orders. Only a number that
+# is almost halfway between two bf16 numbers is rounded differently.
 #
 # ```python
 # some = np.random.default_rng(1).standard_normal((128, 8192)).astype(np.float32)
@@ -421,60 +443,68 @@ display(Markdown("\n".join(ideas.table("backward"))))
 # ```
 # </details>
 #
-# dK and dV have one owner and one order, as long as column blocks are not divided. dQ has not. So from run to run a few of
-# its numbers differ, even in bf16.
+# dK and dV have one owner and one order, as long as column blocks are not divided. dQ has neither, so from run to run a
+# few of its numbers differ, even in bf16.
 #
-# ## What do the same bits cost?
+# ## What does a deterministic dQ cost?
 #
-# If you have to repeat a training run bit by bit, call `torch.use_deterministic_algorithms(True)`. Kernels have two ways:
+# If you have to repeat a training run bit for bit, call `torch.use_deterministic_algorithms(True)`. There are two ways
+# to write a deterministic kernel:
 #
-# | way | who adds to a number of dQ | price |
+# | way | what adds to a number of dQ | cost |
 # | --- | --- | --- |
-# | two passes (b01, the portable kernels) | one owner, one order | seven products for five |
+# | two passes (b01, the portable kernels) | one owner, in one order | seven matmuls instead of five |
 # | turns (FlashAttention-3, this kernel) | all column blocks, in a fixed order | waiting |
 #
-# A **turn** is the right to add next. For each part of dQ there is a counter in HBM: how many have added to it so far.
-# A part is added when the counter says that all before it have added. When its sum has arrived, the counter goes up by one.
-# A warp that waits for a turn can do nothing else, so each consumer has a *writer*, a warp of its own that waits, adds and
-# counts for it:
+# A **turn** is the right to add next, so this way is also called *ordered accumulation*. For each part of dQ, a counter
+# in HBM, the *semaphore*, records how many column blocks have added to it so far. A column block adds its part when the
+# counter shows that all column blocks before it have added. When its sum has arrived, the counter goes up by one. A
+# warp that waits for a turn can do nothing else. Therefore, each consumer has a *writer*, which is a separate warp that
+# waits, adds and counts for it:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 
 # %% [markdown]
-# - The consumer leaves its part, arrives at `handed` and goes on. One step later, while products run, it calls
-#   `wait_for_room`, which lasts until the writer has read that part.
-# - `wait` reads the counter until so many have added, in PTX: the load `ld.acquire` ends before all that follows, and a fence
-#   keeps the copy engine, which reaches memory by another way, from adding before.
-# - `store_wait` says that the part has been *read*: the consumer may write there. `pass_on` waits until the sum has
-#   *arrived*, which is later, and counts. `release`: whoever reads the counter then finds the sum.
+# - The consumer leaves its part, arrives at `handed` and goes on. One step later, while matmuls run, it calls
+#   `wait_for_room`, which lasts until the writer's addition has read that part.
+# - `wait` reads the counter, in PTX, until the right number of column blocks have added. The load `ld.acquire` ends
+#   before all that follows. TMA, however, reaches memory by another path, so a fence keeps it from adding before the
+#   load has ended.
+# - `store_wait` ends when the part has been *read*, so the consumer may write there again. `pass_on` waits until the
+#   sum has *arrived*, which is later, and then counts. Because of `release`, a warp that reads the new count also finds
+#   the sum.
 #
-# **Predict.** Under the causal mask a column block begins with the row block on its diagonal. Turns may go from the last
-# column block to the first, or from the first to the last. Which is better?
+# **Predict.** Under the causal mask, a column block begins with the row block on its diagonal. Turns may go from the
+# last column block to the first, or from the first to the last. Which is better?
 #
-# - ☐ from the first to the last: the first has the most rows, so it should begin
+# - ☐ from the first to the last, because the first has the most rows, so it should begin
 # - ☐ from the last to the first
 # - ☐ it makes no difference, because each row block has the same adders
 #
 # <details><summary>Answer</summary>
 #
-# **from the last to the first.** With square tiles column block i starts at row block i and is first there. Block i − 1
-# starts one row block earlier, so it reaches row block i just as i has left it. The other way round, block i would idle at
-# row block i until blocks 0 to i − 1 had passed it.
+# **from the last to the first.** With square tiles, column block i starts at row block i and is first there. Column
+# block i − 1 starts one row block earlier, so it reaches row block i just as column block i has left it. In the other
+# order, column block i would be idle at row block i until column blocks 0 to i − 1 had passed it.
 # </details>
 #
-# Without a mask all begin at row block 0. There the last column block adds first. The others follow one addition apart, and
-# stay so.
+# Without a mask, all column blocks begin at row block 0. There, the last column block adds first. The others follow at
+# intervals of one addition, and they keep these intervals.
 #
-# **Can this deadlock?** It cannot if every column block that is waited for is also handed out, with a mask or without. The
-# last column block of each head is handed out first, and at each row block the turn goes from the last to the first. So the
-# column block that is waited for was handed out earlier, and it is running or done, because only a running program draws a
-# number. For packed sequences the condition is an assumption about numbers in HBM. The kernel counts a sequence's column
-# blocks from its length, but a program finds its sequence by bisection of the starts, which works only if they never run
-# backwards. With starts such as 0, 700, 300, 1000 some blocks of the first sequence are found by no program, and a writer
-# that waited for them would wait for ever. So `bwd_preprocess` looks at the starts, and if they run backwards, it lets all
-# counters begin with the bits of a NaN. As whole numbers these are more than any turn, so no writer waits, and dQ comes out
-# as NaN. What both ways cost in the record:
+# **Can this deadlock?** It cannot if every column block that is waited for is also handed out, with a mask or without.
+# The last column block of each head is handed out first, and at each row block the turn goes from the last to the
+# first. So the column block that is waited for was handed out earlier. It is running or done, because only a running
+# program fetches a number.
+#
+# For packed sequences, this condition is an assumption about numbers in HBM. The kernel counts a sequence's column
+# blocks from its length. However, a program finds its sequence by bisection of the starts, which works only if they
+# never run backwards. With starts such as 0, 700, 300, 1000, no program finds some blocks of the first sequence, and a
+# writer that waited for them would wait for ever. So `bwd_preprocess` looks at the starts, and if they run backwards,
+# it lets all counters begin with the bits of a NaN. As whole numbers, these are more than any turn, so no writer waits,
+# and dQ comes out as NaN.
+#
+# The record shows what both ways cost:
 
 # %% tags=["hide-input"]
 paper = load("paper")
@@ -482,31 +512,33 @@ backward_rows = [row for row in paper.rows if row.direction == "backward" and ro
 repeated = [row for row in load("deterministic").rows if row.direction == "backward"]
 in_paper = {tuple(row.problem[x] for x in ("d", "causal", "N_q")): row for row in backward_rows}
 costs = []  # of turns: ours, FlashAttention-3's; of two passes
-print("time over that without            turns   FlashAttention-3's   two passes")
+print("time over the time without it      turns   FlashAttention-3's   two passes")
 for row in repeated:
     p = row.problem
     ours, theirs = (row.ratio(name, f"{name} deterministic") for name in ("fa2_lab", "FlashAttention-3"))
     two = in_paper[p["d"], p["causal"], p["N_q"]].ratio("fa2_lab", "fa2_lab portable")
     costs.append((ours, theirs, two))
-    shape = f"d = {p['d']:3}, N = {p['N_q']:6,}, {'causal' if p['causal'] else 'full':6}"
+    shape = f"d = {p['d']:3}, N = {p['N_q']:6,}, {'causal' if p['causal'] else 'no mask':7}"
     print(shape + "{:14.2f} {:14.2f} {:14.2f}".format(*costs[-1]))
 
 # %% [markdown]
-# Turns are the cheaper way. At d = 64 under the mask FlashAttention-3 pays less for them than this kernel, elsewhere more.
-# The record does not show why, because both kernels have a writer warp, barriers and counters in HBM. Two passes cost more,
-# and not only because of the second pass, since the portable kernels have no producers and no rings.
+# Turns are the cheaper way. At d = 64 under the mask, FlashAttention-3 pays less for them than this kernel, but
+# otherwise it pays more. The record does not show why, because both kernels have a writer warp, barriers and counters
+# in HBM. Two passes cost more, and not only because of the second pass, since the portable kernels have no producers
+# and no rings.
 #
 # **What you will get.** `torch.use_deterministic_algorithms(True)` does one more thing. Unless you set
-# `torch.utils.deterministic.fill_uninitialized_memory = False`, PyTorch fills every new tensor with NaN before a kernel may
-# write there. The table was measured with this filling switched off, so it shows the cost of the turns alone. With the
-# filling on, the gradients and the buffers of sums are written once more in each call.
+# `torch.utils.deterministic.fill_uninitialized_memory = False`, PyTorch fills every new tensor with NaN before a kernel
+# may write there. The table was measured with this filling switched off, so it shows the cost of the turns alone. With
+# the filling on, the gradients and the fp32 buffers are written once more in each call.
 #
-# ## Sitting 5 · What was reached, and an exercise (20 minutes)
+# ## Part 5 · What was reached, and an exercise (20 minutes)
 #
 # ## What was reached?
 #
-# The FA2 paper's grid: 16,384 tokens, hidden size 2,048, in one run on an H200, and in one on an H100;
-# FlashAttention-4 on one long sequence. Below the speeds, ours over theirs.
+# The next cell shows the FA2 paper's grid, with 16,384 tokens and hidden size 2,048, in one run on an H200 and in one
+# on an H100. It also shows one long sequence, with FlashAttention-4. The lines below the speeds are ratios of our speed
+# to theirs.
 
 # %% tags=["hide-input"]
 def mean_ratio(asked, peer):
@@ -521,7 +553,7 @@ for row in backward_rows:
     p = row.problem
     if p["N_q"] == 4096:
         rates = (f"{name} {row.rate(name):.0f}" for name in ("fa2_lab", "FlashAttention-3", "cuDNN"))
-        print(f"d = {p['d']:3}, {'causal' if p['causal'] else 'full':6} ", *rates, sep="   ")
+        print(f"d = {p['d']:3}, {'causal' if p['causal'] else 'no mask':7} ", *rates, sep="   ")
 for name, peer, asked in (
     ("FlashAttention-3", "FlashAttention-3", backward_rows),
     ("cuDNN", "cuDNN", backward_rows),
@@ -529,12 +561,13 @@ for name, peer, asked in (
     ("FlashAttention-3, one sequence, N ≥ 32,768", "FlashAttention-3", long),
     ("FlashAttention-4, one sequence, N ≥ 32,768", "FlashAttention-4", long),
 ):
-    print("over {:42} {:.2f} in the mean, from {:.2f} to {:.2f}".format(name, *mean_ratio(asked, peer)))
+    print("over {:42} geometric mean {:.2f}, from {:.2f} to {:.2f}".format(name, *mean_ratio(asked, peer)))
 
 # %% [markdown]
-# On one long sequence FlashAttention-4 is ahead by a few percent, FlashAttention-3 hardly. [RESULTS.md](../RESULTS.md) has all
-# versions. On the roofline an addition to dQ is charged 8 bytes, as in chapter 09: L2 reads and writes. Column blocks of 128
-# keys add half as often as those of 64 there, and L2 could nearly keep up with the tensor cores:
+# On one long sequence, FlashAttention-4 is ahead by a few percent, and FlashAttention-3 is hardly ahead.
+# [RESULTS.md](../RESULTS.md) has all versions. On the roofline, an addition to dQ is charged 8 bytes, as in chapter 09,
+# because L2 both reads and writes. The column blocks have 128 keys here, so they add half as often as those in chapter
+# 09, which have 64. So L2 could nearly keep up with the tensor cores:
 
 # %% tags=["hide-input"]
 asked = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
@@ -545,28 +578,29 @@ picture["caption"] = picture["caption"].replace("per byte requested", "per byte 
 show(roofline.draw(**picture))
 
 # %% [markdown]
-# The model kept the tensor cores busy all the time, in the order of the causal mask; without one, as here, exponentials come
-# later, and 641 of 989 TFLOP/s are reached. Even a large matrix product reaches only 797 on this GPU, whose power sets its
-# clock. And the model has three units and nothing else: no rounding, no way of dS and dQ through shared memory, no beginning
-# and end of a column block.
+# In the order of the causal mask, the model kept the tensor cores busy all the time. Without a mask, as here,
+# exponentials come later, and the kernel reaches 641 of 989 TFLOP/s. But even a large matmul reaches only 797 TFLOP/s
+# on this GPU, whose power sets its clock. Moreover, the model has three units and nothing else. It leaves out rounding,
+# the path of dS and dQ through shared memory, and the beginning and end of a column block.
 
 # %% [markdown]
 # ## Recap
 #
-# - One pass saves two products of seven and half of the exponentials. The price is dQ, to which all column blocks add.
-# - A consumer owns 64 keys, with dK and dV in registers. Tiles have keys as rows, so only dS has to be turned.
-# - A step at d = 128 under the mask: S, with dQ of the step before beside the exponentials; dV; dP; dK. Elsewhere dV comes
-#   after dS, because registers are short.
-# - dQ is added up in any order, so its last bits differ from run to run. The same bits cost a second pass, or turns, which
-#   are cheaper.
+# - One pass saves two of seven matmuls and half of the exponentials. Its cost is dQ, to which all column blocks add.
+# - A consumer owns 64 keys, with dK and dV in registers. Tiles have keys as rows, so only dS has to be transposed.
+# - At d = 128 under the mask, a step computes S, then the exponentials beside dQ of the step before, and then dV, dP
+#   and dK. Otherwise, dV comes after dS, because registers are short.
+# - dQ is added up in any order, so its last bits differ from run to run. A deterministic dQ costs a second pass, or
+#   turns, which are cheaper.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** S and dP do not need each other. Write `my_order`: start both at once, then let the exponentials run beside dP. dQ
-# stays in its own step, and only its addition runs on. Keep the labels of `kernel_order`; the check refuses work that starts
-# before its operands are there. Is it as fast as `kernel_order`? The model has no registers, so count them as in sitting 1:
-# how many does a thread need at once at d = 128, and how many if dQ of the step before runs beside S and dP?
+# **Build.** S and dP do not need each other. Write `my_order`, which starts both at once and then lets the exponentials
+# run beside dP. dQ stays in its own step, and only its addition runs on. Keep the labels of `kernel_order`, because the
+# check refuses work that starts before its operands are there. Is your order as fast as `kernel_order`? The model has
+# no registers, so count them as in part 1. How many does a thread need at once at d = 128, and how many would it need
+# if dQ of the step before ran beside S and dP?
 
 # %%
 def my_order(block, ds_filled, T, add=600):
@@ -598,9 +632,10 @@ judge_step(my_order)
 #             yield added.done()
 #         added = block.start("copy", add, f"add dQ {n}")
 # ```
-# 2,572 clocks a step, as good in the model. It needs 192 registers, as the kernel's own order: S and dP beside dK and dV.
-# When dQ begins, P and dS are in 16 bits. With dQ of the step before beside S and dP it is 224 of 240, before anything
-# else: that is the record's *S and dP started together*, and it was slow. Your order was not tried in the kernel.
+# A step takes 2,572 clocks, so in the model this order is as good as the kernel's own. It needs 192 registers, as the
+# kernel's own order does, because S and dP are there together with dK and dV. When dQ begins, P and dS are in 16 bits.
+# With dQ of the step before beside S and dP, a thread would need 224 of 240 registers before anything else. That is the
+# record's *S and dP started together*, and it was slow. Your order was not tried in the kernel.
 # </details>
 
 # %% [markdown]
@@ -612,13 +647,13 @@ draw = np.random.default_rng(0).standard_normal
 O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
 dK, dV, dQ = step(Q, dO, L, (dO * O).sum(axis=1), K, V, 0 * K, 0 * V)
 truth = fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=8)
-verdict("step = fa2.backward", all(close(x, y) for x, y in zip((dQ, dK, dV), truth, strict=True)))
-verdict("one by one over 3,500 clocks a step; in the kernel's order under 2,600",
+verdict("step agrees with fa2.backward", all(close(x, y) for x, y in zip((dQ, dK, dV), truth, strict=True)))
+verdict("a step takes over 3,500 clocks one by one, and under 2,600 in the kernel's order",
         clocks_of_a_step(one_by_one) > 3500 and 2500 < clocks_of_a_step(kernel_order) < 2600)  # fmt: skip
 verdict("registers of a step, all at once", [d + 64 * B_r * 2 // 128 + B_r * d // 256
         for d, B_r in ((64, 128), (128, 64), (128, 128))] == [224, 224, 320])  # fmt: skip
 paces = [clocks_of_a_step(kernel_order, add=add) for add in (600, 2500, 5000)]
-verdict("an addition may take about a step", paces[1] < 1.05 * paces[0] and paces[2] > 1.5 * paces[0])
+verdict("an addition may take about as long as a step", paces[1] < 1.05 * paces[0] and paces[2] > 1.5 * paces[0])
 
 # %% tags=["hide-input"]
 N_q, N_k = (1000, 1500) if on_gpu else (70, 100)
@@ -634,20 +669,20 @@ for d in (64, 128):
         asked = [x.requires_grad_() for x in (q, k, v)]
         found = torch.autograd.grad(attention(*asked, causal=causal), asked, do)
         right = [close(x.double().cpu().numpy(), y, 3e-3) for x, y in zip(found, want, strict=True)]
-        verdict(f"dQ, dK and dV = float64, d = {d}, causal = {causal}", all(right))
+        verdict(f"dQ, dK and dV agree with float64, d = {d}, causal = {causal}", all(right))
 
 # %% tags=["hide-input"]
 additions, flops = 16 * 128 * 16384 * 128, 2.5 * 4 * 16384**2 * 128 * 16
 times = 8 * additions / chips.H200.hbm_per_second, flops / chips.H200.tensor_flops
-verdict("641 TFLOP/s of 797", (round(row.rate("fa2_lab")), round(paper.ceilings["GEMM TFLOP/s"])) == (641, 797))
-verdict("4.3 billion additions, 7 ms; products 5.6 ms", [round(1e3 * x, 1) for x in times] == [7.2, 5.6] and additions // 10**8 == 42)
-verdict("ahead of cuDNN, level with FlashAttention-3 or ahead of it",
+verdict("the kernel reaches 641 TFLOP/s, a large matmul 797", (round(row.rate("fa2_lab")), round(paper.ceilings["GEMM TFLOP/s"])) == (641, 797))
+verdict("4.3 billion additions take 7 ms, and the matmuls 5.6 ms", [round(1e3 * x, 1) for x in times] == [7.2, 5.6] and additions // 10**8 == 42)
+verdict("the kernel is ahead of cuDNN, and level with FlashAttention-3 or ahead of it",
         all(mean_ratio(backward_rows, peer)[1] > least for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))))
 verdict("turns cost less than two passes", all(1 < ours < two for ours, _, two in costs))
 kept = [line for line in ideas.table("backward") if "| yes" in line or "| for" in line]
 verdict("three later ideas are kept", len(kept) == 3 and "the same bits: instructions" in kept[0])
 verdict("S and dP together lose by 30% and more", all(x["worth"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"))
-verdict("since Triton 3.9 dK is not late", not TIGHT or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
+verdict("since Triton 3.9, dK's matmul does not start late", not TIGHT or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
 
 # %% [markdown] tags=["navigation"]
 # [← Hopper, the kernel](12b_hopper_kernel.ipynb) · [The map](00_start.ipynb) · [Decode →](14_decode.ipynb)
