@@ -71,6 +71,9 @@ thread | 00 | - | one lane of a warp | 线程
 lane | A | row_reduction | the number of a thread in its warp, 0 to 31 | 线程束通道
 wave | 06 | waves | as many thread blocks as the chip runs at once; the last one is often not full | 波次
 wave quantization | 06 | - | time lost because the last wave is not full | 波次量化
+stride | 08 | - | how far apart two neighbours of one dimension are in memory, counted in elements | 步长
+coalescing | 08 | - | a warp's load fetches each sector that its threads ask for only once | 合并访存
+sector | 08 | - | 32 bytes of memory, the least that a load fetches | 扇区
 barrier | 07 | - | a point where a block's warps wait for each other | 同步屏障
 atomic add | 05 | - | read, add and write as one step that no other thread can interrupt | 原子加
 race | 05 | - | two workers read the same old value; one of their updates is lost | 数据竞争

@@ -6,27 +6,30 @@
 #
 # **How do the lines of Algorithm 1 become a GPU kernel?**
 #
-# Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program that
-# such a worker runs, in *Triton*: Python with blocks of numbers. You say what one thread block does, and the compiler
-# shares the work among its warps, of which there are `num_warps`. FA2 gives each warp whole rows of scores. Whether the
-# compiler does so too depends on the chip and on the tile, as chapter 11 shows.
+# Chapter 04 has Algorithm 1 in NumPy. Chapter 06 gave each row block a worker of its own. Now we write the program that
+# such a worker runs, in *Triton*, which is Python with blocks of numbers. You write what one thread block does, and the
+# compiler divides the work among its warps.
 #
-# We build attention 24 times and change one thing each time: the *ladder*, of 24 *rungs*, r00 to r23. (s00 and s01 of
-# chapter 07 stand beside it.) The first fifteen are in Triton. Chapter 10 measures all 24. This chapter ends with the
-# lines of rung 11.
+# The chapter has two sittings. In the first one you write four small kernels: a difference, a copy, a softmax and a
+# matrix product. Together they contain everything that attention needs. In the second one you write the loop of the
+# FlashAttention-2 forward kernel, and time a finished kernel beside PyTorch's own.
 #
 # After this notebook you can
 #
-# - write Algorithm 1 as a Triton kernel: which program am I, where are my numbers, and where do they end,
-# - say why some of its lines do not look like the paper's,
-# - recognise three mistakes by their numbers.
+# - write a kernel and its launch: which program am I, where are my numbers, and where do they end,
+# - predict what a load costs from the addresses that neighbouring threads read,
+# - explain what `num_warps` changes in the compiled code,
+# - write Algorithm 1 as a Triton kernel, and recognise three mistakes by their numbers,
+# - time a kernel so that the number means something.
 #
-# *Time: 40 minutes with the questions and the kernel. Hardware: any machine with Linux; without an
-# NVIDIA GPU the kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2,
-# forward](04_fa2_forward.ipynb), [06 · Parallelism](06_parallelism.ipynb) and [07 · Warps](07_warps.ipynb).*
+# *Time: 115 minutes, in two sittings. Hardware: any machine with Linux; without an NVIDIA GPU the kernels run in Triton's
+# interpreter. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb), [06 ·
+# Parallelism](06_parallelism.ipynb) and [07 · Warps](07_warps.ipynb).*
 
 # %% tags=["hide-input"]
 import math
+import re
+import statistics
 from inspect import getsource
 
 import numpy as np
@@ -36,7 +39,9 @@ from fa2_lab.api.attention import attention
 from fa2_lab.kernels.ladder import load
 from fa2_lab.plots import ragged_edge
 from fa2_lab.plots.show import show
+from fa2_lab.records import load as record_of
 from fa2_lab.reference import heads
+from fa2_lab.tools.xray import xray_launches
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, same_code, verdict
 
@@ -50,49 +55,396 @@ print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpr
 _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says once that it is slow here
 
 # %% [markdown]
-# Without a GPU the package sets `TRITON_INTERPRET=1`, and every line of a kernel runs as NumPy, one program after the
-# other. In a script of your own, set the variable yourself before you import Triton. PyTorch's tensors behave like
-# NumPy's arrays. `device` says where they live, and `.float()` makes float32.
+# ## How slow is a first kernel?
+#
+# Suppose that you translate the FlashAttention paper of 2022 line by line into Triton. It has tiles, it never stores S or
+# P, and its result is right. Here is how long such a kernel takes on an H200, beside three others that compute the same
+# numbers:
+
+# %% tags=["hide-input"]
+ladder, paper = record_of("ladder"), record_of("paper")
+grid_row = dict(batch=4, heads=16, kv_heads=16, N_q=4096, N_k=4096, d=128, causal=False, dtype="bfloat16")
+climbed, published = (next(r for r in x.rows if r.problem == grid_row and r.direction == "forward") for x in (ladder, paper))
+milliseconds_on_H200 = {
+    "a first kernel, line by line (rung 01)": climbed.values["r01_fa1"][0],
+    "standard attention, three kernels (rung 00)": climbed.values["r00_standard"][0],
+    "PyTorch's FlashAttention-2": published.values["torch flash"][0],
+    "this chapter's last kernel (rung 11)": climbed.values["r11_diagonal_first"][0],
+}
+torch_flash = milliseconds_on_H200["PyTorch's FlashAttention-2"]
+print("64 heads of 4,096 tokens, d = 128, no mask, recorded on an H200")
+for name, ms in milliseconds_on_H200.items():
+    print(f"{name:44} {ms:6.2f} ms, {ms / torch_flash:5.1f} times PyTorch's")
+eight = grid_row | dict(batch=1, heads=8, kv_heads=8)
+few = next(r for r in ladder.rows if r.direction == "forward" and r.problem == eight)
+print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):.0f} times as long as rung 11")
+
+# %% [markdown]
+# The first kernel is many times slower than PyTorch's, and even slower than standard attention. So to be right is not
+# enough. The first line and the last one are two kernels of this package, and they compute the same products. They differ
+# in the numbers that travel and in the number of programs. Both are decided by a few lines that every Triton kernel has:
+# its launch, and the addresses that it loads.
+#
+# The package holds attention 24 times and changes one thing each time. This is the *ladder*, with the *rungs* r00 to r23.
+# (The kernels s00 and s01 of chapter 07 are beside it.) Chapter 10 measures all of them. This chapter ends with rung 11.
+#
+# ## Sitting 1 · An on-ramp to Triton (55 minutes)
+#
+# Without a GPU, the package sets `TRITON_INTERPRET=1`, and every line of a kernel runs as NumPy, one program after the
+# other. In a script of your own, set the variable before you import Triton. To look at a block in the interpreter, write
+# `print(x)` or `breakpoint()` into the kernel. PyTorch's tensors behave like NumPy's arrays. `device` is where they are
+# stored, and `.float()` makes float32.
 
 # %% [markdown]
 # ## What does a kernel get to see?
 #
-# `@triton.jit` makes a function a kernel. A kernel is given the address of a tensor's first number: no shape, no end. One
-# run of it is called a *program*; it is chapter 06's thread block. All programs run the same lines and differ in one
-# number, `program_id`.
-#
-# `X + at` is a block of addresses, and `tl.load` fetches what stands there. The size of a block is a power of two, known
-# when the kernel is compiled (`tl.constexpr`). A *mask* (here not the causal one) says which of the addresses are mine. Ten
-# numbers in blocks of 4 take three programs:
+# `@triton.jit` makes a function a kernel. For each tensor, a kernel gets the address of its first element, and nothing
+# else: no shape, and no end. One run of the kernel is called a *program*. It is chapter 06's thread block. All programs
+# execute the same lines and differ in one number, `tl.program_id`. The *launch* decides how many programs there are: the
+# tuple in the square brackets is the *grid*. Here 10 numbers are doubled by programs that have blocks of 4:
 
 # %%
 @triton.jit
-def copy_kernel(X, Y, N, B: tl.constexpr, CAREFUL: tl.constexpr):
-    at = tl.program_id(0) * B + tl.arange(0, B)  # (B,) my places
-    x = tl.load(X + at, mask=at < N, other=0.0)  # (B,) 0 where nothing is
-    if CAREFUL:
-        tl.store(Y + at, x, mask=at < N)
-    else:
-        tl.store(Y + at, x)
+def double_kernel(X, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)  # (B,) program 2 has 8, 9, 10, 11
+    x = tl.load(X + at)  # (B,)
+    tl.store(X + at, 2 * x)
 
 
-X = torch.arange(1.0, 11.0, device=device)
-for careful in (True, False):
-    memory = torch.full((12,), -1.0, device=device)  # 10, and two of somebody else
-    copy_kernel[(3,)](X, memory, 10, B=4, CAREFUL=careful)  # [(3,)]: three programs
-    print(f"careful = {careful!s:5}", [int(x) for x in memory])
+memory = torch.arange(1.0, 13.0, device=device)  # 10 numbers, and two that belong to somebody else
+grid = (triton.cdiv(10, 4),)  # 3 programs: 10 / 4, rounded up
+double_kernel[grid](memory, B=4)
+print([int(x) for x in memory])
 
 # %% [markdown]
-# Without a mask, the last program writes two zeros behind the end, into memory that belongs to somebody else, and no
-# error is raised. The masked load does not touch what lies behind the end, and returns `other` for it. `CAREFUL` is a
-# `constexpr`, so the compiled kernel has only one of the two stores.
+# `X + at` is a block of addresses. In this arithmetic, `X + 1` is the address of the *next element* and not of the next
+# byte, whatever the type of X is. `tl.load` fetches what is stored at these addresses into registers. The size of a block
+# must be a power of two that is known when the kernel is compiled, so it is a `tl.constexpr`.
+#
+# The launch shows the first mistake of this chapter. The last program has places 8 to 11, so it doubled two numbers past
+# the end, in memory that belongs to something else, and no error was raised. Therefore loads and stores take a *mask* (here
+# not the causal one). `tl.load(X + at, mask=real, other=0.0)` does not touch the memory where `real` is false, and returns
+# 0 there. `tl.store(X + at, x, mask=real)` writes only where `real` is true.
+#
+# **Build.** Write the kernel that stores the differences of neighbours, Y[n] = X[n + 1] − X[n]. X has N + 1 numbers and Y
+# has N.
+
+# %%
+@triton.jit
+def difference_kernel(X, Y, N, B: tl.constexpr):
+    pass
+
+
+def difference(X, Y):
+    grid = (triton.cdiv(len(Y), 8),)  # one program for each block of 8 results
+    difference_kernel[grid](X, Y, len(Y), B=8)
+
+
+# %% tags=["hide-input"]
+def host(x):  # to NumPy, for comparing
+    return x.double().cpu().numpy()
+
+
+def normal(*shape, seed=0, dtype=torch.float16):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(device, dtype)
+
+
+def guarded(x, value=torch.nan):  # the same numbers, and 1,000 others past their end
+    memory = torch.full((x.numel() + 1000,), value, dtype=x.dtype, device=device)
+    memory[:-1000] = x.flatten()
+    return memory[:-1000].view(x.shape), memory[-1000:]
+
+
+def judge_launch(launch, cases, tolerance=1e-5):
+    def written(shape, *inputs):  # into an output of infinities; nothing if it stores nothing
+        out, behind = guarded(torch.full(shape, torch.inf), 7.0)
+        launch(*inputs, out)
+        if (behind != 7).any():
+            raise IndexError("the kernel wrote past the end of its output, into memory that is not its own")
+        return None if out.isinf().all() else host(out)
+
+    written.__name__ = f"{launch.__name__}_kernel"
+    check(written, *(Case(words, (out.shape, *inputs), host(out)) for words, (inputs, out) in cases.items()), tolerance=tolerance)
+
+
+X, ten, half = guarded(normal(17, dtype=torch.float32))[0], guarded(normal(11, dtype=torch.float32))[0], guarded(normal(17))[0]
+cases = {
+    "16 results in fp32. Is X + 1 the next element, with no 4 for its bytes?": ((X,), X.diff()),
+    "16 results from fp16. Is it the same code for another type?": ((half,), half.float().diff()),
+    "10 results in blocks of 8. Do the loads and the store stop after the 10th?": ((ten,), ten.diff()),
+}
+judge_launch(difference, cases, tolerance=1e-3)
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# @triton.jit
+# def difference_kernel(X, Y, N, B: tl.constexpr):
+#     at = tl.program_id(0) * B + tl.arange(0, B)  # (B,)
+#     real = at < N
+#     x = tl.load(X + at, mask=real)
+#     following = tl.load(X + at + 1, mask=real)  # the next element
+#     tl.store(Y + at, following - x, mask=real)
+# ```
+# </details>
 
 # %% [markdown]
 # ## Where does the next row begin?
 #
-# In memory a tensor is one long line. `load_rows` assumes that the rows of a head lie one after the other, d numbers each.
-# So row r, column c is at r · d + c. (Numbers of 32 bits end at 2³¹, so the offset of the first row has 64.) `RAGGED` says that
-# the block may reach beyond the last row. The picture below shows the way from a program's number to its tile, for d = 4.
+# In memory, a matrix is one long line of numbers. How far apart two neighbours are is called a *stride*, counted in
+# elements. So the element in row r and column c is at r · row_stride + c · column_stride. In a new matrix of 4 columns,
+# the strides are 4 and 1. A view changes only the strides: nothing is copied.
+
+# %%
+matrix = torch.arange(12.0, device=device).view(3, 4)
+for name, view in (("matrix", matrix), ("matrix[:, :2]", matrix[:, :2]), ("matrix.T", matrix.T)):
+    print(f"{name:14} shape {tuple(view.shape)}, strides {view.stride()}")
+
+# %% [markdown]
+# A kernel is handed only the address, so the launch has to pass the strides as well. A block of two dimensions is made of
+# a column of rows and a row of columns: `row[:, None]` is (B, 1), `column[None, :]` is (1, B), and their sum is (B, B), as
+# in NumPy. A grid may have two dimensions, too. Then `tl.program_id(1)` is the second number.
+#
+# **Build.** Write the kernel that copies a matrix with any strides to Y, whose rows are contiguous. Each program copies one
+# block of B × B.
+
+# %%
+@triton.jit
+def copy_kernel(X, Y, rows, columns, row_stride, column_stride, B: tl.constexpr):
+    pass
+
+
+def copy(X, Y):
+    grid = (triton.cdiv(X.shape[0], 8), triton.cdiv(X.shape[1], 8))  # row blocks × column blocks
+    copy_kernel[grid](X, Y, *X.shape, *X.stride(), B=8)
+
+
+# %% tags=["hide-input"]
+wide = guarded(normal(16, 24, dtype=torch.float32))[0]
+cases = {
+    "16 × 24. Has each program its own rows and columns, and is a row of Y `columns` long?": ((wide,), wide),
+    "the first 13 of 24 columns. Is row_stride used, and does the mask ask for the column?": ((wide[:, :13],), wide[:, :13]),
+    "11 × 24. Does the mask ask for the row?": ((wide[:11],), wide[:11]),
+    "a transposed view, 24 × 16. Is column_stride used?": ((wide.T,), wide.T),
+}
+judge_launch(copy, cases)
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# @triton.jit
+# def copy_kernel(X, Y, rows, columns, row_stride, column_stride, B: tl.constexpr):
+#     row = tl.program_id(0) * B + tl.arange(0, B)[:, None]  # (B, 1)
+#     column = tl.program_id(1) * B + tl.arange(0, B)[None, :]  # (1, B)
+#     real = (row < rows) & (column < columns)  # (B, B)
+#     x = tl.load(X + row * row_stride + column * column_stride, mask=real)
+#     tl.store(Y + row * columns + column, x, mask=real)
+# ```
+# </details>
+
+# %% [markdown]
+# ## What do neighbouring threads read?
+#
+# The copy is right for every stride, but it is not equally fast. The 32 threads of a warp execute a load together. The
+# hardware looks at their 32 addresses and fetches each *sector*, 32 bytes of memory, only once, however many threads want
+# a part of it. This is called *coalescing*. If the threads read neighbouring numbers, every fetched byte is used. If they
+# read numbers that are far apart, each thread needs a sector of its own, and most of its bytes are not used. We can count
+# the sectors of one load, for numbers of four bytes:
+
+# %%
+thread = np.arange(32)
+for stride in (1, 2, 4, 8, 4096):
+    address = 4 * stride * thread  # in bytes: what each thread of a warp reads
+    fetched = 32 * len(np.unique(address // 32))
+    print(f"stride {stride:4}: 128 bytes wanted, {fetched:4} fetched, {100 * 128 / fetched:g}% used")
+
+# %% [markdown]
+# From a stride of 8 on, a load fetches eight times as many bytes as it uses. A kernel that is limited by memory then
+# becomes up to eight times slower, unless the rest of a sector is used while a cache still holds it. In a copy of
+# `matrix.T`, this may happen, because the neighbouring rows of the view are in the same sector.
+#
+# **Predict.** X is a 4096 × 4096 matrix in fp32 with contiguous rows. Neighbouring threads of a warp take neighbouring
+# *rows* of one column. How large a share of the fetched bytes does this load use?
+#
+# - ☐ all of it, because the 32 numbers are neighbours in the column
+# - ☐ an eighth
+# - ☐ a thirty-second, because each thread reads one of 32 rows
+#
+# <details><summary>Answer</summary>
+#
+# **an eighth.** Neighbours in a column are 4,096 elements apart, so each thread fetches a sector of 32 bytes and uses 4 of
+# them. That is the last line of the count above.
+# </details>
+#
+# In Triton you do not choose the threads of a block. The compiler does, and it gives neighbouring threads neighbouring
+# numbers of the dimension whose stride is 1, if it can see which one that is. It also has to see that a row begins at a
+# multiple of 16 bytes, because only then one thread may load 16 bytes with one instruction. Triton passes on whether an
+# integer argument is divisible by 16. For d = 64 or 80, that is enough. A row of d = 72 numbers in bf16 has 144 bytes, which
+# is 9 · 16, but 72 is not divisible by 16, so the compiler falls back to loads of two bytes. The package's kernels
+# therefore write `stride // 8 * 8`, which changes no value here and tells the compiler what it needs.
+
+# %% [markdown]
+# ## How does a program find a whole row?
+#
+# For a softmax, a program needs a row from its first to its last column, because the maximum and the sum go over all of
+# them. So here a block is as wide as the row, rounded up to a power of two. `tl.max(x, 0)` and `tl.sum(x, 0)` reduce a
+# block over its dimension 0, and `tl.exp(x)` takes the exponential of each number.
+#
+# **Build.** Write the softmax of each row, one program per row. The rows of X are `x_stride` apart, the rows of Y are
+# `y_stride` apart, and the columns of both are neighbours.
+
+# %%
+@triton.jit
+def softmax_kernel(X, Y, columns, x_stride, y_stride, B: tl.constexpr):
+    pass
+
+
+def softmax(X, Y):
+    rows, columns = X.shape
+    softmax_kernel[(rows,)](X, Y, columns, X.stride(0), Y.stride(0), B=triton.next_power_of_2(columns))
+
+
+# %% tags=["hide-input"]
+scores = guarded(normal(5, 24, dtype=torch.float32))[0]
+cases = {
+    "5 rows of 16, which are 24 apart. Is x_stride used, and is the sum of a row 1?": scores[:, :16],
+    "scores in the thousands. Is the maximum subtracted?": 1e3 * scores[:, :16],
+    "5 rows of 10 in blocks of 16. What do the 6 missing columns add to the sum?": scores[:, :10],
+    "5 rows of 10, all scores below −100. Is a missing column's score still the smallest?": scores[:, :10] - 200,
+}
+judge_launch(softmax, {words: ((x,), x.softmax(1)) for words, x in cases.items()})
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# @triton.jit
+# def softmax_kernel(X, Y, columns, x_stride, y_stride, B: tl.constexpr):
+#     row, column = tl.program_id(0), tl.arange(0, B)
+#     real = column < columns
+#     x = tl.load(X + row * x_stride + column, mask=real, other=float("-inf"))
+#     e = tl.exp(x - tl.max(x, 0))  # (B,) 0 in missing columns
+#     tl.store(Y + row * y_stride + column, e / tl.sum(e, 0), mask=real)
+# ```
+# </details>
+
+# %% [markdown]
+# This kernel is most of rung 00's second kernel. It shows why standard attention cannot stay on chip: the whole row must
+# fit into the registers of one program. FA2's online softmax only ever has a tile of it.
+#
+# ## How are two blocks multiplied?
+#
+# `tl.dot(a, b)` multiplies two blocks on the tensor cores. The elements of a and b have 16 bits (here fp16), and the
+# result has 32. The length of the sum, which is the number of columns of a, must be at least 16. A longer sum is cut
+# into blocks. The program goes through them in a loop, and adds the products in an *accumulator* in fp32.
+#
+# **Build.** Write C = A B, one program for each T × T tile of C. A is M × K, B is K × N, and all three have contiguous
+# rows. `tl.zeros((T, T), tl.float32)` makes the accumulator, and `range(0, K, T)` works in a kernel as it does in Python.
+
+# %%
+@triton.jit
+def product_kernel(A, B, C, M, N, K, T: tl.constexpr):
+    pass
+
+
+def product(A, B, C):
+    (M, K), N = A.shape, B.shape[1]
+    grid = (triton.cdiv(M, 16), triton.cdiv(N, 16))  # one program for each tile of C
+    product_kernel[grid](A, B, C, M, N, K, T=16)
+
+
+# %% tags=["hide-input"]
+def factors(M, N, K):
+    a, b = normal(M, K), normal(K, N, seed=1)
+    return (guarded(a)[0], guarded(b)[0]), (a.double() @ b.double()).float()
+
+
+cases = {
+    "one tile, K = 16. Where do a's rows and b's columns come from?": factors(16, 16, 16),
+    "32 × 48, K = 64. Is c added to in each pass, and do a and b both move on?": factors(32, 48, 64),
+    "20 × 40, K = 32. Do rows and columns end where C ends?": factors(20, 40, 32),
+    "K = 24 in blocks of 16. Are a and b 0 where the sum has ended?": factors(16, 16, 24),
+}
+judge_launch(product, cases, tolerance=1e-3)
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# @triton.jit
+# def product_kernel(A, B, C, M, N, K, T: tl.constexpr):
+#     row = tl.program_id(0) * T + tl.arange(0, T)[:, None]  # (T, 1)
+#     column = tl.program_id(1) * T + tl.arange(0, T)[None, :]  # (1, T)
+#     c = tl.zeros((T, T), tl.float32)
+#     for first in range(0, K, T):
+#         k = first + tl.arange(0, T)
+#         left, down = k[None, :], k[:, None]
+#         a = tl.load(A + row * K + left, mask=(row < M) & (left < K), other=0.0)
+#         b = tl.load(B + down * N + column, mask=(down < K) & (column < N), other=0.0)
+#         c += tl.dot(a, b)
+#     tl.store(C + row * N + column, c, mask=(row < M) & (column < N))
+# ```
+# </details>
+
+# %% [markdown]
+# ## What does `num_warps` change?
+#
+# A launch may also set the number of warps of a program, as in `product_kernel[grid](…, num_warps=8)`. Without it, a
+# program has 4. The result is the same, but each thread has a smaller share of every block, so it needs fewer registers.
+# Rung 00 consists of larger versions of your last two kernels. Its softmax has 4,096 numbers in a row, and its last
+# kernel multiplies P and V in tiles of 64 × 64 by 64 × 128. Both can be compiled for GPUs that are not here, an A100
+# (sm_80) and an H200 (sm_90):
+
+# %%
+WARPS = 2, 4, 8
+compiled = {chip: xray_launches("00", [dict(num_warps=W) for W in WARPS], chip, causal=False) for chip in ("sm_80", "sm_90")}
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+def instructions(kernel, name):  # of one thread
+    return len(re.findall(rf"\b{re.escape(name)}\b", kernel.stages["sass"]))
+
+
+def shared_by(kernel):  # how the product's warps are arranged
+    return next(re.search(r"warpsPerCTA = (\[.*?\])", x)[1] for x in kernel.layouts.values() if "nvidia_mma" in x)
+
+
+print("softmax of 4,096 numbers       numbers     registers     loads of   shuffles and")
+print("          warps   threads    per thread    per thread     16 bytes       barriers")
+for chip, launches in compiled.items():
+    for W, (_, kernel, _) in zip(WARPS, launches, strict=True):
+        talk = sum(instructions(kernel, name) for name in ("SHFL", "BAR"))
+        loads = instructions(kernel, "LDG.E.128")
+        print(f"{chip:7}{W:8}{32 * W:10}{4096 // 32 // W:14}{kernel.numbers['registers']:14}{loads:13}{talk:15}")
+print("\nP V, a tile of 64 × 128   registers   how warps   instructions of the tensor cores")
+for chip, launches in compiled.items():
+    for W, (*_, kernel) in zip(WARPS, launches, strict=True):
+        kind = "HGMMA" if instructions(kernel, "HGMMA") else "HMMA"
+        print(f"{chip:7}{W:8}{kernel.numbers['registers']:20}{shared_by(kernel):>12}{instructions(kernel, kind):7} {kind}")
+
+# %% [markdown]
+# - **Elements.** With twice the warps, a thread has half as many numbers, half as many loads, and fewer registers. But the
+#   row's maximum and its sum have to cross all warps, so shuffles and barriers do not become fewer.
+# - **The arrangement.** `[4, 1]` means that four warps are below each other, so each has whole rows of the result. `[1,
+#   4]` means that they are beside each other. Then each warp has some columns of all rows. `[2, 4]` is two rows of four
+#   warps. Only `[4, 1]` is chapter 07's split-Q.
+# - **The chip.** On an A100, each warp multiplies by itself (`HMMA`), and the compiler may arrange warps in any way. On an
+#   H200, four warps start one large product together (`HGMMA`). A program of two warps cannot do this there, so the compiler
+#   goes back to the small instruction, and a thread needs nearly all of its 255 registers.
+#
+# So `num_warps` decides how many registers each thread needs and who owns which rows. More warps are not more speed by
+# themselves. Chapter 10 measures what registers cost, and chapter 11 shows how to read the arrangement.
+
+# %% [markdown]
+# ## Sitting 2 · Algorithm 1 as a kernel (60 minutes)
+#
+# Attention needs nothing that you have not written yet: rows by their addresses, two products, and a softmax. The loop over
+# row blocks is gone, because each of its passes is a program. Only the loop over column blocks stays.
+#
+# The rungs read a block of rows with `load_rows`. In each head, the rows are contiguous, so the row stride is d. `RAGGED`
+# says that the block may reach past the last row. Offsets of more than 2³¹ do not fit in 32 bits, so the offset of the
+# first row has 64. The picture below shows the way from a program's number to its tile, for d = 4.
 
 # %%
 @triton.jit
@@ -108,121 +460,26 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
 show(ragged_edge.draw(**ragged_edge.data()))
 
 # %% [markdown]
-# Models often make Q as (N, heads, d) and hand on a transposed view, (heads, N, d). Nothing was copied, so between two rows
-# of head 0 lies a row of head 1. `load_rows` reads it as the next row, and nobody complains; a test with one head passes.
-# The number of places from one row to the next is the *stride*: row r, column c lies at r · stride + c. Our rungs copy such
-# a view (`contiguous()`), so that the stride is d. The package's own kernel is handed the stride.
-
-# %% [markdown]
-# ## How does Algorithm 1 look now?
+# Models often compute Q as (N, heads, d) and pass on a transposed view, (heads, N, d). Then there is a row of head 1
+# between two rows of head 0. `load_rows` would read it as the next row and raise no error, and a test with one head would
+# pass. Our rungs copy such a view (`contiguous()`) before they launch. The package's own kernel takes strides, as your
+# `copy` does.
 #
-# Here is all of it, with the paper's line numbers. `i` is the first *row* of a row block here, not the block's number, and
-# `j` the first *key* of a column block. The loop over row blocks is gone: each of its passes is a program.
-#
-# `tl.dot` multiplies two blocks on the tensor cores: numbers of 16 bits (here fp16) go in, sums in fp32 come out. Each sum
-# must have at least 16 terms, and those of $PV$ have one per key of the tile, so our tiles are 16 × 16. `o_i`, `l_i` and
-# `m_i` stay in the warps' registers.
-#
-# `hidden` is the score of a key that does not exist; the launch below sets it to −∞. A Python global like `NEG_INF` has to
-# stand in `tl.constexpr`. The interpreter reads it without that, too, and only a GPU's compiler refuses.
-
-# %%
-NEG_INF = tl.constexpr(float("-inf"))
-
-
-@triton.jit
-def loop_kernel(Q, K, V, O, L, N_q, N_k, tau, hidden,
-                d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
-    i = tl.program_id(0) * B_r  # FA2.A1.L3
-    q_i = load_rows(Q, i, N_q, B_r, d, True)  # (B_r, d)  FA2.A1.L4
-    o_i = tl.zeros((B_r, d), tl.float32)  # FA2.A1.L5
-    l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
-    m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
-    for j in range(0, N_k, B_c):  # FA2.A1.L6
-        k_j = load_rows(K, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
-        v_j = load_rows(V, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
-        s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
-        s_ij = tl.where((j + tl.arange(0, B_c) < N_k)[None, :], s_ij, hidden)
-        m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
-        p_ij = tl.exp(s_ij - m_new[:, None])  # (B_r, B_c)  FA2.A1.L9
-        alpha = tl.exp(m_i - m_new)  # (B_r,)  FA2.A1.L9
-        l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
-        o_i = alpha[:, None] * o_i + tl.dot(p_ij.to(v_j.dtype), v_j)  # FA2.A1.L10
-        m_i = m_new
-    o_i = o_i / l_i[:, None]  # FA2.A1.L12
-    row, column = i + tl.arange(0, B_r), tl.arange(0, d)
-    at = O + row[:, None] * d + column[None, :]
-    tl.store(at, o_i, mask=row[:, None] < N_q)  # FA2.A1.L14
-    tl.store(L + row, m_i + tl.log(l_i), mask=row < N_q)  # FA2.A1.L13 FA2.A1.L15
-
-# %% tags=["hide-input"]
-def host(x):  # to NumPy, for comparing
-    return x.double().cpu().numpy()
-
-
-def run(kernel, q, k, v, *more, **options):  # one head: (N, d)
-    N, d = q.shape
-    memory = [torch.full((N + 1000, *rest), 7.0, device=device) for rest in ((d,), ())]  # 1,000 rows of somebody else
-    O, L = (x[:N].fill_(torch.nan) for x in memory)
-    with np.errstate(invalid="ignore"):  # the interpreter warns of NaN, a GPU does not
-        kernel[(triton.cdiv(N, 16),)](q, k, v, O, L, N, len(k), *more, d=d, B_r=16, B_c=16, **options)
-    for name, x in zip("OL", memory, strict=True):
-        if (x[N:] != 7).any():
-            raise IndexError(f"the kernel wrote behind the end of {name}, into memory that is not its own")
-    return O, L
-
-
-def truth(q, k, v, causal=False):  # float64, with all of S
-    O, L = heads.forward(*(host(x)[None, None] for x in (q, k, v)), stage="naive", causal=causal)
-    return O[0, 0], L[0, 0]
-
-
-def normal(*shape, seed=0):
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(device, torch.float16)
-
-
-Q, K, V, tau = normal(45, 16), normal(70, 16, seed=1), normal(70, 16, seed=2), 0.25
-print("45 queries, 70 keys, tiles of 16 × 16, hidden = -inf")
-for name, got, right in zip("OL", run(loop_kernel, Q, K, V, tau, -torch.inf), truth(Q, K, V), strict=True):
-    print(f"   {name}: last number {got.flatten()[-1].item():6.2f}, right {right.flat[-1]:6.2f}")
-
-# %% [markdown]
-# **Predict.** Q = 0, so all scores are 0. 10 keys have the value 1. In a block of 16, six rows of K and V are missing and
-# come as zeros. What is the output if their scores stay 0 (`hidden` = 0, not −∞)?
-#
-# - ☐ 1, as zeros add nothing
-# - ☐ 0.625
-# - ☐ NaN
-#
-# <details><summary>Answer</summary>
-#
-# **0.625.** exp(0) = 1, so each of the six has a vote. They vote for values that were loaded as zeros: 10 / 16.
-#
-# ```python
-# zero, one = torch.zeros_like(normal(16, 16)), torch.ones_like(normal(10, 16))
-# for hidden in (0.0, -torch.inf):
-#     print(f"hidden = {hidden}:", run(loop_kernel, zero, zero[:10], one, tau, hidden)[0][0, 0].item())
-# ```
-#
-# ```text
-# hidden = 0.0: 0.625
-# hidden = -inf: 1.0
-# ```
-# </details>
-#
-# Even with p = 0 a missing row of V must be loaded as zero: what lies behind the end may be NaN, and 0 · NaN is NaN.
-
-# %% [markdown]
 # ## Which exponential does a GPU have?
 #
-# Its special units compute $2^x$, and $e^x = 2^{x \log_2 e}$. So in place of $\tau$ we multiply by $\tau \log_2 e$
-# (`tau_log2`), and take `exp2`. Then m, too, is $\log_2 e$ times as large as before. The largest score stays the largest.
+# Its special function units compute $2^x$, and $e^x = 2^{x \log_2 e}$. So in place of $\tau$ we multiply by
+# $\tau \log_2 e$, which is called `tau_log2`, and take `exp2`. Then m is also $\log_2 e$ times as large as before. The
+# largest score is still the largest.
 #
-# The lines of one tile move into a function, `visit`. With `MASKED`, row r sees the first `seen[r]` keys of the tile. The
-# scale is not applied to `s_ij`. It comes with the subtraction, tau_log2 · s − m: one multiply-add a score.
+# The function `visit` takes one tile into the state of a row block. The tags at its lines are those of the paper's
+# Algorithm 1. With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The scale
+# is not applied to `s_ij` itself. It comes with the subtraction, tau_log2 · s − m, which is one multiply-add per score.
+# A Python global like `NEG_INF` must be a `tl.constexpr`. The interpreter would also read it without that, and only a
+# GPU's compiler refuses.
 
 # %%
-LOWEST, LN2 = tl.constexpr(-1.0e30), tl.constexpr(math.log(2))
+NEG_INF, LOWEST = tl.constexpr(float("-inf")), tl.constexpr(-1.0e30)
+LN2 = tl.constexpr(math.log(2))
 
 
 @triton.jit
@@ -239,7 +496,35 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
     return o_i, l_i, m_new
 
 # %% [markdown]
-# **Predict.** After the last tile somebody stores $L = m + \log_2 \ell$. What does that spoil?
+# **Predict.** Q = 0, so all scores are 0. 10 keys have the value 1. In a block of 16, six rows of K and V are missing and
+# are loaded as zeros. What is the output if their scores stay 0, because no line sets them to −∞?
+#
+# - ☐ 1, as zeros add nothing
+# - ☐ NaN
+# - ☐ 0.625
+#
+# <details><summary>Answer</summary>
+#
+# **0.625.** exp(0) = 1, so each of the six missing keys gets a weight. Their values were loaded as zeros, so the output is
+# 10 / 16.
+#
+# ```python
+# values = np.append(np.ones(10), np.zeros(6))
+# for missing in (0.0, -np.inf):
+#     p = np.exp(np.append(np.zeros(10), np.full(6, missing)))
+#     print(f"missing scores are {missing}: {p @ values / p.sum()}")
+# ```
+#
+# ```text
+# missing scores are 0.0: 0.625
+# missing scores are -inf: 1.0
+# ```
+# </details>
+#
+# Even with p = 0, a missing row of V must be loaded as zeros. What is stored past the end may be NaN, and 0 · NaN is NaN.
+
+# %% [markdown]
+# **Predict.** After the last tile, a kernel stores $L = m + \log_2 \ell$. What does that spoil?
 #
 # - ☐ O and the gradients
 # - ☐ the gradients, but not O
@@ -253,25 +538,28 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 # </details>
 
 # %% [markdown]
-# ## Now write it
+# ## Which keys does a row see?
 #
-# Under a causal mask with $N_q \neq N_k$ the last row sees all keys. Row r sees the first $r + 1 + N_k - N_q$ keys, or none
-# if that is negative. `keys_seen` computes it. A row without keys is a trap (chapter 02): its maximum stays at −∞, and
-# −∞ − (−∞) is not a number. Chapter 04 put 0 in its place in each tile. Our rungs start m at `LOWEST`, $-10^{30}$, and need no
-# line in the loop: −∞ − (−10³⁰) is −∞, so $p = 2^{-\infty} = 0$, and ℓ stays 0.
+# Under a causal mask with $N_q \neq N_k$, the last row sees all keys. Row r sees the first $r + 1 + N_k - N_q$ keys, or
+# none if that number is negative. `keys_seen` computes it. A row without keys is a trap (chapter 02): its maximum stays
+# at −∞, and −∞ − (−∞) is not a number. Chapter 04 put 0 in its place in each tile. Our rungs start m at `LOWEST`,
+# $-10^{30}$, and then the loop needs no extra line: −∞ − (−10³⁰) is −∞, so $p = 2^{-\infty} = 0$, and ℓ stays 0.
 
 # %%
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    # minimum: rows of the block behind the end would see more than N_k keys
+    # minimum: rows of the block past the end would see more than N_k keys
     return (tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL
             else N_k + 0 * row)  # N_k for each row
 
 # %% [markdown]
-# **Build.** Write the kernel for one head: `loop_kernel`, with `visit` in its loop, a causal mask, and rows without keys,
-# which get O = 0 and L = −∞. Yours to use: `load_rows`, `keys_seen`, `visit`, and the constants `LOWEST`, `NEG_INF` (−∞)
-# and `LN2` (ln 2). `keys_seen` counts from key 0, and `visit` from the tile's first key. `tau_log2` is $\tau \log_2 e$. To
-# look at a block, write `print(q_i)` or `breakpoint()` into the kernel: without a GPU it runs as Python.
+# ## Now write it
+#
+# **Build.** Write the forward kernel for one head, with a causal mask and with rows that see no key, which get O = 0 and
+# L = −∞. `i` is the first *row* of a row block here, and `j` the first *key* of a column block. You can use `load_rows`,
+# `keys_seen`, `visit`, and the constants `LOWEST`, `NEG_INF` (−∞) and `LN2` (ln 2). `keys_seen` counts from key 0, and
+# `visit` from the tile's first key. The state (o, ℓ, m) is in fp32, and `tau_log2` is $\tau \log_2 e$. Always pass
+# `MASKED=True`, since it also hides the keys past the end.
 
 # %%
 @triton.jit
@@ -280,15 +568,31 @@ def my_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr,
     pass
 
 
+def my_forward(Q, K, V, O, L, causal):  # one head: (N, d)
+    (N_q, d), N_k = Q.shape, len(K)
+    grid = (triton.cdiv(N_q, 16),)  # one program for each row block
+    my_kernel[grid](Q, K, V, O, L, N_q, N_k, d**-0.5 / math.log(2), CAUSAL=causal, d=d, B_r=16, B_c=16)
+
+
 # %% tags=["hide-input"]
-tau_log2 = tau / math.log(2)
-
-
 def my_attention(q, k, v, causal):  # O and L by your kernel; nothing if it stores nothing
-    O, L = run(my_kernel, q, k, v, tau_log2, CAUSAL=causal)
-    return None if O.isnan().all() and L.isnan().all() else (host(O), host(L))
+    (O, after_O), (L, after_L) = (guarded(torch.full(s, torch.inf), 7.0) for s in (q.shape, q.shape[:1]))
+    my_forward(*(guarded(x)[0] for x in (q, k, v)), O, L, causal)
+    for name, behind in (("O", after_O), ("L", after_L)):
+        if (behind != 7).any():
+            raise IndexError(f"the kernel wrote past the end of {name}, into memory that is not its own")
+    return None if O.isinf().all() and L.isinf().all() else (host(O), host(L))
 
 
+my_attention.__name__ = "my_kernel"
+
+
+def truth(q, k, v, causal=False):  # float64, with all of S
+    O, L = heads.forward(*(host(x)[None, None] for x in (q, k, v)), stage="naive", causal=causal)
+    return O[0, 0], L[0, 0]
+
+
+Q, K, V = normal(45, 16), normal(70, 16, seed=1), normal(70, 16, seed=2)
 few, far, huge = normal(12, 16, seed=1), normal(20, 16), 100 * normal(16, 16)
 cases = {
     "16 queries and keys. Does visit get MASKED? Is o divided by ℓ, L a natural log?": (*3 * [huge / 100], False),
@@ -306,34 +610,35 @@ check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.i
 # @triton.jit
 # def my_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr,
 #               d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
-#     i = tl.program_id(0) * B_r
+#     i = tl.program_id(0) * B_r  # FA2.A1.L3
 #     row, column = i + tl.arange(0, B_r), tl.arange(0, d)
 #     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (B_r,)
-#     q_i = load_rows(Q, i, N_q, B_r, d, True)
-#     o_i, l_i = tl.zeros((B_r, d), tl.float32), tl.zeros((B_r,), tl.float32)
-#     m_i = tl.full((B_r,), LOWEST, tl.float32)
-#     for j in range(0, N_k, B_c):
-#         k_j = load_rows(K, j, N_k, B_c, d, True)
-#         v_j = load_rows(V, j, N_k, B_c, d, True)
+#     q_i = load_rows(Q, i, N_q, B_r, d, True)  # FA2.A1.L4
+#     o_i, l_i = tl.zeros((B_r, d), tl.float32), tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
+#     m_i = tl.full((B_r,), LOWEST, tl.float32)  # FA2.A1.L5
+#     for j in range(0, N_k, B_c):  # FA2.A1.L6
+#         k_j = load_rows(K, j, N_k, B_c, d, True)  # FA2.A1.L7
+#         v_j = load_rows(V, j, N_k, B_c, d, True)  # FA2.A1.L7
 #         o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, True)
 #     empty = l_i == 0.0  # a row that sees no key
-#     o_i = o_i / tl.where(empty, 1.0, l_i)[:, None]
-#     L_i = tl.where(empty, NEG_INF, (m_i + tl.log2(l_i)) * LN2)
+#     o_i = o_i / tl.where(empty, 1.0, l_i)[:, None]  # FA2.A1.L12
+#     L_i = tl.where(empty, NEG_INF, (m_i + tl.log2(l_i)) * LN2)  # FA2.A1.L13
 #     at = O + row[:, None] * d + column[None, :]
-#     tl.store(at, o_i, mask=row[:, None] < N_q)
-#     tl.store(L + row, L_i, mask=row < N_q)
+#     tl.store(at, o_i, mask=row[:, None] < N_q)  # FA2.A1.L14
+#     tl.store(L + row, L_i, mask=row < N_q)  # FA2.A1.L15
 # ```
 # </details>
 #
-# [Assignment 4](assignments/4_triton_forward.ipynb) goes further: all lengths, NaN behind every end, and a clock.
+# [Assignment 4](assignments/4_triton_forward.ipynb) goes further: all lengths, NaN past every end, and a clock.
 
 # %% [markdown]
 # ## Which tiles need the mask?
 #
-# So far every tile is masked. Chapter 04 sorted the tiles of a row block: FULL ones come first, then DIAGONAL ones, then
-# those to skip. Two borders, numbers of keys, are enough. Up to `full` every row sees every key. From `last` on no row sees
-# any. `full` is rounded down to whole tiles. So without a causal mask at most one tile lies between them: the ragged one at the end. The
-# first row of a block sees least and decides `full`. The last row sees most and decides `last`.
+# Your kernel masks every tile. Chapter 04 sorted the tiles of a row block: first the FULL ones, then the DIAGONAL ones, then
+# those to skip. Two bounds are enough, both counted in keys. Up to `full`, every row sees every key. From `last` on, no row
+# sees any. `full` is rounded down to whole tiles, so without a causal mask at most one tile is between them, the ragged
+# one at the end. The first row of a block sees the fewest keys and decides `full`. The last row sees the most and decides
+# `last`.
 
 # %%
 seen = np.minimum(np.arange(600) + 1, 600)  # 600 queries and keys, tiles of 128 × 64
@@ -344,26 +649,26 @@ for i in range(0, 600, 128):
 
 # %% [markdown]
 # With as many keys as queries, and tiles of 128 × 64, the mask cuts through at most two tiles of each row block. At N =
-# 8,192 that is 3% of the 65 tiles that a row block visits on average. (Rung 11 has tiles of 64 × 64: one.) So the kernel
-# gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other stops at `full`. It needs
-# neither the causal mask nor the mask of the loads.
+# 8,192 that is 3% of the 65 tiles that a row block visits on average. (Rung 11 has tiles of 64 × 64, so it is one tile.)
+# Therefore the kernel gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other stops at
+# `full`, and needs neither the causal mask nor the mask of the loads.
 
 # %% [markdown]
 # ## Which numbers may have 16 bits?
 #
-# Factors may have 16 bits, and sums need 32. Q, K, V and O have 16 bits, and p gets 16 bits for the second product. But
-# `o_i` and `l_i` stay in fp32. $o$ is divided only at the end, so over 2,048 keys with equal scores and the value 40 it
-# grows to 81,920. The largest number of fp16 is 65,504: in fp16 `o_i` becomes ∞. (For inputs in fp32 `tl.dot` has a
-# setting, `input_precision="ieee"`. Chapter 11 says why.)
+# Operands of a product may have 16 bits, but sums need 32. Q, K, V and O have 16 bits, and p gets 16 bits for the second
+# product. But `o_i` and `l_i` stay in fp32. Since $o$ is divided only at the end, it grows: over 2,048 keys with equal
+# scores and the value 40, it reaches 81,920. The largest number of fp16 is 65,504, so in fp16 `o_i` would become ∞. (For
+# inputs in fp32, `tl.dot` has a setting, `input_precision="ieee"`, which chapter 11 explains.)
 
 # %% [markdown]
 # ## All lines together
 #
-# This is the kernel of rung 11, and the line that launches it. New is `head`, the program's second number: a launch has
-# $T_r$ programs for each head of each text. `O.dtype.element_ty` is the type of O's numbers. Find the two loops, the
-# two borders, and the start of m. `num_stages=3` lets the GPU copy two tiles ahead while it computes a third.
-# `enable_fp_fusion` lets the compiler make one instruction of a product and the sum after it. The masked loop stands first
-# (chapter 10 says why).
+# This is the kernel of rung 11, and the lines that launch it. New is `head`, the program's second number, because a launch
+# has $T_r$ programs for each head of each sequence. `O.dtype.element_ty` is the type of O's elements. Find the two loops,
+# the two bounds, and the start of m. With `num_stages=3`, the GPU copies tiles ahead while it computes, and
+# `enable_fp_fusion` lets the compiler make one instruction of a multiplication and the addition after it. The masked loop
+# comes first. Chapter 10 explains why.
 
 # %% tags=["nbval-ignore-output"]
 rung = load("11")
@@ -371,18 +676,68 @@ print(getsource(rung.forward_kernel.fn))
 print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 
 # %% [markdown]
-# `load_rows`, `keys_seen` and `visit` are those from above. With grouped heads (chapter 05) a program takes K and V of head
-# `head // group`, where `group` query heads share one of them. The package's own kernel takes more kinds of calls: other
-# strides, any d up to 256, fp32, windows, dropout.
+# `load_rows`, `keys_seen` and `visit` are those from above. With grouped-query attention (chapter 05), a program takes K
+# and V of head `head // group`, where `group` query heads share one of them. The package's own kernel also takes other
+# strides, any d up to 256, fp32, windows and dropout.
+#
+# ## How do we time it?
+#
+# A call of a kernel only puts it into a queue, and Python goes on. So a stopwatch around the call would time the queue.
+# Instead, the GPU itself notes the time at two *events*, one before the kernel and one after it. The first calls do not
+# count, because they compile the kernel and wake up the GPU. And before each call, L2 is filled with something else.
+# Without that, the second call finds its inputs in L2, and is faster than it would be in a model. These are the ten
+# lines:
+
+# %%
+def milliseconds(call, repeats=20):
+    for _ in range(3):  # warm-up: the first call compiles
+        call()
+    other, times = torch.empty(2**28, dtype=torch.uint8, device="cuda"), []
+    for _ in range(repeats):
+        other.zero_()  # 256 MiB, more than any L2 holds
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record(), call(), end.record()
+        torch.cuda.synchronize()  # wait until the GPU has passed the second event
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)  # one disturbed call does not move it
 
 # %% [markdown]
+# With a GPU, the next cell times rung 11 beside PyTorch's `scaled_dot_product_attention`, and your kernels can be added to
+# `calls` in the same way. Without one, it prints the times that were recorded on an H200:
+
+# %% tags=["nbval-ignore-output"]
+if device == "cuda":
+    q, k, v = torch.randn(3, 4, 16, 4096, 128, device="cuda", dtype=torch.bfloat16)
+    X = torch.randn(2**29, device="cuda")  # 2 GiB
+    calls = {
+        "rung 01": lambda: load("01").forward(q, k, v, False),
+        "rung 11": lambda: rung.forward(q, k, v, False),
+        "scaled_dot_product_attention": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v),
+        "a copy of 64 Mi numbers, one after the other": lambda: X[: 2**26].clone(),
+        "a copy of 64 Mi numbers, every 8th": lambda: X[::8].clone(),
+    }
+    for name, call in calls.items():
+        print(f"{name:46} {milliseconds(call):7.3f} ms")
+else:
+    for name, ms in milliseconds_on_H200.items():
+        print(f"{name:46} {ms:7.3f} ms")
+
+# %% [markdown]
+# PyTorch picks one of several kernels, so *PyTorch's time* depends on its version and the GPU. The recorded line is its
+# FlashAttention-2. Rung 11 is faster than that kernel on this GPU, because FlashAttention-2 was written for the GPU before
+# it. FlashAttention-3, which was written for this one, is faster than rung 11. Chapter 10 climbs from one to the other, with
+# a few more rules for timing.
+#
 # ## Recap
 #
-# - A program is a thread block. It knows its number; addresses and masks are up to you.
+# - A program is a thread block. It knows its number; addresses and masks are up to you. `X + 1` is the next element.
+# - A load costs sectors of 32 bytes. Neighbouring threads should read neighbouring numbers.
+# - `num_warps` divides every block among more threads, so it changes registers and the arrangement of the warps.
 # - The loop over row blocks becomes the launch. $o$, ℓ and m stay in registers, in fp32.
-# - exp2, with $\log_2 e$ in the scale. L goes out as a natural logarithm.
-# - Two borders for each row block: `full` and `last`.
-# - Three mistakes and their numbers: two zeros behind the end; 0.625 in place of 1; L too large by the factor 1 / ln 2 = 1.44.
+# - exp2, with $\log_2 e$ in the scale. L is stored as a natural logarithm.
+# - Two bounds for each row block: `full` and `last`.
+# - Three mistakes and their numbers: two doubled numbers past the end; 0.625 instead of 1; L too large by 1 / ln 2 = 1.44.
+# - Timing: events, warm-up, another L2, the median.
 
 # %% [markdown]
 # ## Checks
@@ -396,6 +751,15 @@ q, k, v = normal(1, 2, 70, 16), normal(1, 2, 33, 16, seed=1), normal(1, 2, 33, 1
 want = heads.forward(*map(host, (q, k, v)), stage="naive", causal=True)
 right = [close(host(a), b, 2e-3) for a, b in zip(rung.forward(q, k, v, True), want, strict=True)]
 verdict("rung 11 = the dense result, causal, with rows that see no key", all(right))
+first, standard, _, last = milliseconds_on_H200.values()
+verdict("rung 01: ten times slower than PyTorch's FlashAttention-2, and slower than rung 00", first > max(10 * torch_flash, standard))
+verdict("rung 11 is between FlashAttention-2 and -3", published.values["FlashAttention-3"][0] < last < torch_flash)
+products = {chip: [kernel for *_, kernel in launches] for chip, launches in compiled.items()}
+verdict("two warps: no HGMMA, and nearly 255 registers",
+        all(not instructions(x[0], "HGMMA") and x[0].numbers["registers"] > 240 for x in products.values()))
+verdict("four warps: [1, 4] on sm_80, [4, 1] on sm_90", [shared_by(x[1]) for x in products.values()] == ["[1, 4]", "[4, 1]"])
+softmaxes = [[kernel.numbers["registers"] for _, kernel, _ in launches] for launches in compiled.values()]
+verdict("the softmax takes fewer registers per thread with more warps", all(x > y > z for x, y, z in softmaxes))
 
 # %% [markdown] tags=["navigation"]
 # [← Warps](07_warps.ipynb) · [The map](00_start.ipynb) · [The Triton backward kernels →](09_triton_backward.ipynb)

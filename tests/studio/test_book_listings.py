@@ -65,7 +65,7 @@ def test_forward_of_chapter_03(N_q, N_k):
 
 # The functions that readers write ---------------------------------------------------------------------------------
 
-WRONG = {  # chapter: (a part of its solution, what readers might write there â€¦)
+WRONG = {  # chapter, and a letter from its second build on: (a part of the solution, what readers might write there â€¦)
     "01": ("L[i] = m + np.log", "L[i] = np.log", "L[i] = m + np.sqrt"),
     "02": ("alpha * l + p.sum", "l + p.sum"),
     "03": ("(alpha * l)[:, None] * o", "alpha[:, None] * o"),
@@ -73,7 +73,11 @@ WRONG = {  # chapter: (a part of its solution, what readers might write there â€
     "05": ("tau * (ds.T @ q)", "ds.T @ q"),
     "06": ("free.index(min(free))", "len(ends) % SMs"),
     "07": ("np.where(np.isfinite(top), top, 0)", "top"),
-    "08": ("(m_i + tl.log2(l_i)) * LN2", "m_i + tl.log2(l_i)"),
+    "08": ("X + at + 1, mask=real", "X + at + 4, mask=real", "X + at, mask=real"),
+    "08b": ("row * row_stride", "row * columns", "column * row_stride"),
+    "08c": ('float("-inf")', "0.0", "-100.0"),
+    "08d": ("down < K", "down < N", "down >= 0"),
+    "08e": ("(m_i + tl.log2(l_i)) * LN2", "m_i + tl.log2(l_i)"),
     "09": ("tl.maximum(j + N_q - N_k, 0)", "(j + N_q - N_k)", "tl.maximum(j + N_k - N_q, 0)"),
     "10": ("ends[n - stages] if n >= stages else 0", "0", "ends[n - 1] if n else 0", "(n // stages) * work"),
     "12b": ("yield K.room(n + 1)", "pass"),
@@ -90,7 +94,7 @@ WRONG = {  # chapter: (a part of its solution, what readers might write there â€
     "A": ("r // 2 % 4", "r % 4", "0"),
 }
 BUILDS = [  # a chapter, and which of its builds
-    pytest.param(c, n, id=f"{c.number}{'abc'[n]}")
+    pytest.param(c, n, id=f"{c.number}{'abcde'[n]}")
     for c in written()
     for n in range((TEXT / f"{c.name}.py").read_text(encoding="utf-8").count("# **Build.**"))
 ]
@@ -129,8 +133,9 @@ def test_a_build_is_empty_and_its_solution_passes(chapter, build, tmp_path, monk
     assert cells.run(cells.check).startswith("your turn")
     cells.run(cells.solution)
     assert cells.run(cells.check).startswith("right")
-    if build == 0 and chapter.number in WRONG:
-        right, *wrong = WRONG[chapter.number]
+    name = chapter.number + "abcde"[build] * (build > 0)
+    if name in WRONG:
+        right, *wrong = WRONG[name]
         assert right in cells.solution
         for written in wrong:
             cells.run(cells.solution.replace(right, written))
