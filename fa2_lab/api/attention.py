@@ -68,11 +68,12 @@ def attention(
     backend      "triton"; "portable", Triton kernels without Hopper's own; "reference", the NumPy ladder in float64;
                  "auto", the first that can run on these tensors
 
-    On Hopper, fp16 and bf16 with d 32, 64, 96 or 128 have kernels of their own, with d 192 or 256 forward only. They
-    leave to the portable kernels what is small, a softcap, sinks and dropout, and a window with d above 128. Their
-    running maximum may lag, by 8 in powers of two, which saves 5% of the time and more. In bf16 it makes the error of O
-    3 to 4% larger on normal numbers, 10 to 17% where one in a thousand is an outlier, and there those of dQ and dK up
-    to 10%; with backend="portable" the maximum is exact.
+    On Hopper, fp16 and bf16 have their own kernels for every d from 32 to 128 that is divisible by 8, and for larger d,
+    up to 256, in the forward pass. These kernels leave small calls, softcap, sinks, dropout, and a window with d above
+    128 to the portable kernels. Their running maximum may lag by up to 8 in powers of two, which saves at least 5% of
+    the time. In bf16, this makes the error of O 3 to 4% larger on normal numbers, and 10 to 17% larger if one number in
+    a thousand is an outlier; in that case the errors of dQ and dK also grow by up to 10%. With backend="portable" the
+    maximum is exact.
     """
     asked = causal, softcap, scale, dropout_p, return_lse, backend
     kind, call = recall((q, k, v, key_lengths, sinks), window, asked)

@@ -73,16 +73,16 @@ HOPPER = dict(
     },
 )
 AMPERE = dict[str, dict](  # sm_80 to sm_89: everything fits into the 99 KiB of the small ones
-    forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
+    forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 32, 4, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
     # at 256, without a number of registers, ptxas stops at 168 for sm_80 and spills 2
     columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 64, 4, 1), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
-    rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (128, 32, 8, 2), 256: (32, 32, 4, 1)},
+    rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
 BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB
     # at 64, without a number of registers, ptxas stops at 128 for sm_100 and spills 4
     forward=AMPERE["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 32, 8, 2)},
     columns=AMPERE["columns"],
-    rows=AMPERE["rows"],
+    rows=AMPERE["rows"] | {128: (64, 64, 8, 2)},
 )
 CDNA = dict(  # AMD's MI300 family: 64 KiB
     forward={16: (128, 64, 4, 1), 32: (128, 64, 4, 1), 64: (128, 64, 4, 1), 128: (64, 64, 4, 1), 256: (32, 32, 4, 1)},

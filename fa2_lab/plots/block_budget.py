@@ -43,7 +43,13 @@ def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
         return "too large"
     if spills or cell["limit"] == "registers":
         return "spills"
-    return "fits all" if len(fits) == len(limits) else f"{fits[-1]} only" if len(fits) == 1 else f"not {[*limits][0].split()[-1]}"
+    return (
+        "fits all"
+        if len(fits) == len(limits)
+        else f"{fits[-1]} only"
+        if len(fits) == 1
+        else f"not {[*limits][0].split()[-1]}"
+    )
 
 
 @style.picture

@@ -24,7 +24,9 @@ PHONE = (0.8, 1.1, 1.4)
 def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     """N keys in HBM. places: for each row of the tile that begins at `first`, where in its line each chunk lies."""
     rows, d = len(places), 8 * places.shape[1]  # a chunk has 8 numbers
-    caption = "One thread starts the copy of a tile, the copy engine makes it, and rows that do not exist arrive as zeros."
+    caption = (
+        "One thread starts the copy of a tile, the copy engine makes it, and rows that do not exist arrive as zeros."
+    )
     figure, ax = style.new_figure(4.1, caption)
     top = (first + 0.3) * ROW
     WIDE, TEXT, TILE = PHONE if style.narrow() else PAGE
@@ -42,7 +44,11 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     style.arrow(ax, (WIDE + 0.14, middle), (TILE - 0.06, middle), linewidth=1.4)
     if not style.narrow():
         style.note(ax, (WIDE + 0.14 + TILE) / 2, middle - 0.12, "copy engine", ha="center")
-    words = f"barrier: {bytes} bytes\nend its phase" if style.narrow() else f"barrier: {bytes} bytes expected,\nall there: the phase ends"
+    words = (
+        f"barrier: {bytes} bytes\nend its phase"
+        if style.narrow()
+        else f"barrier: {bytes} bytes expected,\nall there: the phase ends"
+    )
     style.box(ax, TILE, top + rows * ROW + 0.15, 8 * CHUNK, 0.5, words)
     style.bare(ax, (-0.03, style.width() - 0.1), (-0.2, top + rows * ROW + 0.7))
     real = N - first

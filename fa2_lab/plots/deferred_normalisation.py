@@ -50,7 +50,9 @@ def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
     """
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]
-    caption = f"FA2 divides once a row, not once a tile: {saved:.0%} fewer clocks for a tile, if its operations take turns."
+    caption = (
+        f"FA2 divides once a row, not once a tile: {saved:.0%} fewer clocks for a tile, if its operations take turns."
+    )
     figure, ax = style.new_figure(2.7, f"{caption} If all units work at once, nothing is saved. {setting}.")
     for y, (name, steps) in enumerate(loops.items()):
         stop = _boxes(ax, y, steps)

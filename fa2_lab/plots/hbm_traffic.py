@@ -35,7 +35,14 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     for words, level in levels.items():
         ax.axhline(level, color=style.QUIET, linestyle=":" if level == standard else "-", linewidth=1.2)
         end = level == standard
-        style.beside(ax, words, (sizes[-1 if end else 0], level), (10 if end else -12, 9), ha="right" if end else "left", bbox=style.CLEAR)
+        style.beside(
+            ax,
+            words,
+            (sizes[-1 if end else 0], level),
+            (10 if end else -12, 9),
+            ha="right" if end else "left",
+            bbox=style.CLEAR,
+        )
     low, high = least / 1.6, 1.6 * moved[sizes[0]]
     for name, size in memories.items():
         ax.plot([size / 2] * 2, [low, least * 1.6], color=style.QUIET, linewidth=0.8, linestyle="--")

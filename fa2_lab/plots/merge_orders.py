@@ -54,7 +54,9 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
     caption = "One operator, any order: a loop, a tree and a split end at the same o and L."
     places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
     depths = [max(y for _, y in place) + 0.9 for place in places.values()]
-    figure, axes = style.new_figure(10 if style.narrow() else 7.4, caption, nrows=1 + len(orders), height_ratios=[0.95, *depths])
+    figure, axes = style.new_figure(
+        10 if style.narrow() else 7.4, caption, nrows=1 + len(orders), height_ratios=[0.95, *depths]
+    )
     for k, state in enumerate(leaves):
         _state(axes[0], k, 0, state)
     axes[0].set_title("The state of each key block: from above m, l and o (d = 1)")
@@ -88,7 +90,16 @@ def _places(leaves: int, merges: list[Merge]) -> list[tuple[float, float]]:
 
 def _order(ax: style.Axes, places: list, leaves: int, merges: list[Merge]) -> None:
     for k in range(leaves):
-        style.box(ax, k - W / 2, -0.2, W, 0.4, f"{k}" if style.narrow() else f"block {k}", style.tint(style.INK, 0.06), linewidth=0.5)
+        style.box(
+            ax,
+            k - W / 2,
+            -0.2,
+            W,
+            0.4,
+            f"{k}" if style.narrow() else f"block {k}",
+            style.tint(style.INK, 0.06),
+            linewidth=0.5,
+        )
     for (x, y), (*children, state) in zip(places[leaves:], merges, strict=True):
         for child in children:
             _arrow(ax, places[child], (x, y), leaf=child < leaves)

@@ -26,7 +26,9 @@ LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # the hue and the
 @style.picture
 def draw(blocks: dict[str, dict[str, tuple[int, int]]]) -> style.Drawn:
     """A panel for each pass. blocks: {"forward", "backward": {ring: (stages, releases that empty one)}}."""
-    caption = "The producer waits until a stage is empty, and the consumers wait until it is full. → full: all bytes are"
+    caption = (
+        "The producer waits until a stage is empty, and the consumers wait until it is full. → full: all bytes are"
+    )
     caption += " there; ← empty: so many consumers have released it."
     heights = [0.35 + LANE * (len(block) + 1) for block in blocks.values()]
     figure, axes = style.new_figure(sum(heights), caption, nrows=len(blocks), height_ratios=heights, squeeze=False)
@@ -36,7 +38,9 @@ def draw(blocks: dict[str, dict[str, tuple[int, int]]]) -> style.Drawn:
     ]
     for (ax,), (way, rings) in zip(axes, blocks.items(), strict=True):
         _block(ax, way, rings)
-        words = "; ".join(f"{LOOKS.get(ring, (ring, ring))[1]}: {style.counted(n, 'stage')}" for ring, (n, _) in rings.items())
+        words = "; ".join(
+            f"{LOOKS.get(ring, (ring, ring))[1]}: {style.counted(n, 'stage')}" for ring, (n, _) in rings.items()
+        )
         alt.append(f"{way.capitalize()}: {words}. Between the consumers: {BETWEEN[way]}.")
         ax.set_title(way.capitalize())
     return figure, " ".join(alt)
@@ -53,7 +57,9 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
     producer, left, right, consumers = PHONE if style.narrow() else PAGE
     bottom, end = LANE * len(rings) + 0.1, style.width() - 0.1
     style.box(ax, 0.02, 0, producer - 0.02, bottom, "producer\n\n1 warp\ncopies", style.worker(3))
-    style.box(ax, consumers, 0, end - consumers, bottom, "consumers\n0 and 1\n\n4 warps\neach\ncompute", style.worker(3))
+    style.box(
+        ax, consumers, 0, end - consumers, bottom, "consumers\n0 and 1\n\n4 warps\neach\ncompute", style.worker(3)
+    )
     for lane, (ring, (number, releases)) in enumerate(rings.items()):
         y, wide = LANE * (lane + 0.5) + 0.05, (right - left) / number
         tensor, name = LOOKS.get(ring, (ring, ring))
@@ -66,5 +72,7 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
                 style.arrow(ax, (stop - 0.05, y + 0.1), (start + 0.03, y + 0.1), linestyle=(0, (3, 2)))
         words = "with K" if not releases else f"{releases} ×" if style.narrow() else style.counted(releases, "release")
         style.note(ax, (right + consumers) / 2, y + 0.21, words, ha="center")
-    style.note(ax, 0.02, bottom + 0.15, textwrap.fill(f"Between them: {BETWEEN[way]}.", 44 if style.narrow() else 90), va="top")
+    style.note(
+        ax, 0.02, bottom + 0.15, textwrap.fill(f"Between them: {BETWEEN[way]}.", 44 if style.narrow() else 90), va="top"
+    )
     style.bare(ax, (0, style.width() - 0.08), (-0.05, bottom + (0.55 if style.narrow() else 0.35)))

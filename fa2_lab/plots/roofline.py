@@ -113,7 +113,11 @@ def draw(points: dict[str, Point], roofs: list[Roof], caption: str, xlabel: str,
     if style.narrow() and not crowded:
         left, column, right = min(1.5, 0.1 * left), max(3400, 1.6 * right), max(1.5e6, 700 * right)
     else:
-        left, column, right = min(5 if style.narrow() else 8, 0.4 * left), max(5000, 2.3 * right), max(60000, 25 * right)  # names in a column
+        left, column, right = (
+            min(5 if style.narrow() else 8, 0.4 * left),
+            max(5000, 2.3 * right),
+            max(60000, 25 * right),
+        )  # names in a column
     low = min(50, 0.5 * min(place[1] for place in points.values()))
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, 1.9 * top))
     style.log_ticks(ax.xaxis, [x for x in (1, 10, 100, 1000, 10000) if left <= x <= right])

@@ -7,11 +7,11 @@ of `fa2-lab bench sweep`, in more and in fewer parts. PORTABLE has older ones, t
 import math
 from dataclasses import dataclass
 
-from fa2_lab.kernels.hopper.shared.host import evenly
+from fa2_lab.kernels.hopper.shared.host import evenly, up_to
 from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT
 
-DIMENSIONS = (32, 64, 96, 128)  # 32 is filled up with zeros to 64
+DIMENSIONS = range(32, 129, 8)  # the copy engine fills them up with zeros to 64 or 128
 SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
 
@@ -63,7 +63,7 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = F
 # program for 64 keys at most, keep few SMs busy: each walks over all rows, and takes longer than three launches.
 # (Timed with 128 to 1,024 keys and 1 to 32 heads, at d 32 to 16,384 keys and 512 heads: the GPU from CUDA graphs, the
 # host by its clock. Rows from times at 1,024 to 6,000; d 96 has those of d 128.)
-PORTABLE = {  # d: (N_k, 64-row blocks an SM, and rows where few SMs are busy) up to
+PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are busy) up to
     32: (2048, math.inf, 2048),
     64: (512, 2, 2048),
     96: (256, 1, 700),
@@ -74,7 +74,7 @@ PORTABLE = {  # d: (N_k, 64-row blocks an SM, and rows where few SMs are busy) u
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
     """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
-    keys, most, rows = PORTABLE.get(d, (0, 0, 0))
+    keys, most, rows = up_to(d, PORTABLE)
     busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
     little = N_k <= keys and per_SM <= most and (busy or N_q <= rows)
     half_empty = N_k <= 64 and 2 * heads >= SMs  # of 128 keys in a block; portable ones are 1.2 to 1.4 times as fast

@@ -7,12 +7,12 @@ is always the number of blocks of 64 rows, in all heads, for each SM.
 
 from dataclasses import dataclass, replace
 
-from fa2_lab.kernels.hopper.shared.host import evenly
+from fa2_lab.kernels.hopper.shared.host import evenly, up_to
 from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT, padded
 
 ANY = float("inf")
-DIMENSIONS = (32, 64, 96, 128, 192, 256)  # with zeros they become 64, 128 or 256: see d_padded()
+DIMENSIONS = range(32, 257, 8)  # the copy engine fills them up with zeros to 64, 128 or 256: see d_padded()
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,12 @@ CAUSAL: dict[int, list[tuple]] = {  # d up to: (per_SM up to, N_q up to, with ke
 }
 
 # Where the portable kernel is faster, because it starts sooner, or at d 32 does without zeros, as long as keys are few.
-PORTABLE: dict[int, list[tuple]] = {  # d: (N_q up to, N_k up to, per_SM above, per_SM up to)
+PORTABLE: dict[int, list[tuple]] = {  # d up to: (N_q up to, N_k up to, per_SM above, per_SM up to)
     32: [(ANY, 3200, 0, ANY)],
     64: [(ANY, 512, 0, 4), (511, 2048, 1, 4), (64, 2048, 1, 32)],
     96: [(ANY, 255, 0, 2), (ANY, 384, 0, 1)],
     128: [(ANY, 255, 0, 2), (ANY, 512, 0, 0.5)],
+    256: [],
 }
 
 
@@ -125,7 +126,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
     if causal and (lengths or 2 * N_k < 3 * N_q):
         found = next(
             sizes
-            for most, longest, only, sizes in CAUSAL[min(width for width in CAUSAL if d <= width)]
+            for most, longest, only, sizes in up_to(d, CAUSAL)
             if per_SM <= most and N_q <= longest and only in (None, lengths)
         )
     else:
@@ -139,7 +140,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
     """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     return not any(
-        N_q <= longest and N_k <= keys and few < per_SM <= most for longest, keys, few, most in PORTABLE.get(d, ())
+        N_q <= longest and N_k <= keys and few < per_SM <= most for longest, keys, few, most in up_to(d, PORTABLE)
     )
 
 

@@ -1,6 +1,7 @@
 """What the launches of the forward and of the backward have in common."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,11 @@ def evenly(heads: int, least: int) -> int:
     """
     least = min(least, heads)
     return min(range(least, 2 * least), key=lambda n: -heads % n)
+
+
+def up_to(d: int, table: dict[int, Any]) -> Any:
+    """The entry of a table for the least of its dimensions that is no less than d."""
+    return table[min(width for width in table if d <= width)]
 
 
 def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
