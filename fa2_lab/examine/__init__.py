@@ -15,6 +15,7 @@ from fa2_lab.examine.memory import checks, guarded, repeated
 from fa2_lab.examine.subject import LAYOUTS, NotExamined, Subject
 
 __all__ = ["CATALOGUE", "Answer", "Finding", "NotExamined", "Report", "examine", "explain"]
+UNASKED = "some problems"
 SECONDS = {False: 60.0, True: 10.0}
 
 
@@ -56,11 +57,13 @@ def examine(
     answers: list[Answer] = []
     found: list[Finding] = []
     refused: dict[str, str] = {}
-    for case in map(subject.fitted, all_cases(subject.d, subject.multiple, quick)):
+    settled = time.monotonic()
+    cases = sorted(all_cases(subject.d, subject.multiple, quick), key=lambda case: case.is_long)
+    for case in map(subject.fitted, cases):
         if lack := subject.lacks(case):
             refused.setdefault(lack, "")
-        elif time.monotonic() - begun > SECONDS[quick] * 0.6:
-            refused["the last cases"] = "there was no time left"
+        elif answers and time.monotonic() - settled > SECONDS[quick] * 0.6:
+            refused[UNASKED] = "there was no time left for them"
         else:
             try:
                 answer, past = guarded(subject, case)
@@ -76,7 +79,7 @@ def examine(
     state = next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), Variant())
     if unsteady or any(x.name == "reads-past-end" for x in found):
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
-    is_right = all(x.fits(conventions(state), ("O",)) for x in answers if x.case.group == "plain")
+    is_right = answers and all(x.fits(conventions(state), ("O",)) for x in answers if x.case.group == "plain")
     if not unsteady and is_right:
         found += list(checks(subject, answers, conventions(state)))
     found += unsteady

@@ -23,6 +23,8 @@ VIEWS = {
 def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
     """All that is found out by asking again. `state` has the conventions that the function was found to follow."""
     plain = [x for x in answers if x.case.group == "plain"]
+    if not plain:
+        return
     base = next((x for x in plain if x.case.q.shape[0] > 1), plain[0])
     tests = [lambda: alone(subject, base), lambda: unwritten(subject, base), lambda: gradients(subject, base, state)]
     tests += [lambda: other_dtypes(subject, plain, state), lambda: rows_without_keys(answers, state)]

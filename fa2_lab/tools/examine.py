@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fa2_lab.examine import Report, examine
+from fa2_lab.examine import UNASKED, Report, examine
 from fa2_lab.examine.match import Finding
 from fa2_lab.examine.smallest import program
 from fa2_lab.examine.subject import LAYOUTS, NotExamined
@@ -109,7 +109,10 @@ def page(report: Report, function: str, module: str) -> str:
         if finding.mistake.part != "reads":
             said += ["", *paragraph(report, finding, module)]
     if report.is_right:
-        said += ["", NOTHING]
+        unasked = (
+            "There was no time for all problems, and nothing is wrong in those that were asked. Leave out --quick."
+        )
+        said += ["", unasked if UNASKED in report.refused else NOTHING]
     return "\n".join(said)
 
 
