@@ -8,6 +8,8 @@ from difflib import SequenceMatcher
 from html import escape
 from typing import NamedTuple
 
+import numpy as np
+
 from fa2_lab.kernels import ladder
 from fa2_lab.plots import climb
 from fa2_lab.plots.climb import RungSpeeds
@@ -78,7 +80,7 @@ def mark(what: str, code: str) -> str:
 # Time and places ------------------------------------------------------------------------------------------------
 
 START, SMALL, JUMP, END = 1.2, 0.24, 1.1, 2.8  # seconds of the first rung, a change, a jump, the last rung
-MOVE = 0.2  # of each, while the bar moves
+MOVE, QUICK = 0.2, 0.03  # of each, while the bar moves, and while a number follows the one before
 W, H = 1200, 675
 X, WIDTH = 40, 1120  # the bar's room
 BAR_Y, BAR_H = 170, 52
@@ -149,11 +151,13 @@ def bar(film: Film, shares: list[float], at: list[float]) -> str:
 
 def numbers(film: Film, rungs: list[RungSpeeds], k: int, share: float, at: list[float]) -> str:
     """While a rung is shown: its share above the end of the bar, and what it changed below."""
-    end = X + min(FULL - 10, FULL * share)
+    end = X + np.clip(FULL * share, 80, FULL - 10)
     until = None if k == len(rungs) - 1 else at[k + 1]
-    shown = text(end, BAR_Y - 12, f"{share:.0%}", "big", ' text-anchor="end"' + film.shown(f"n{k}", at[k], until))
+    shown = text(
+        end, BAR_Y - 12, f"{share:.0%}", "big", ' text-anchor="end"' + film.shown(f"n{k}", at[k], until, QUICK)
+    )
     change = f"Change {k}, {rungs[k].name}: × {rungs[k].full / rungs[k - 1].full:.2f}" if k else "Standard attention"
-    return shown + text(X, 289, change, "p", film.shown(f"c{k}", at[k], until or at[k] + 0.9))
+    return shown + text(X, 289, change, "p", film.shown(f"c{k}", at[k], until or at[k] + 0.9, QUICK))
 
 
 def row(film: Film, k: int, jump: Jump, t: float, peer: float) -> str:

@@ -46,12 +46,12 @@ class Film:
         self.rules.append(f"@keyframes {name}{{{frames}}}")
         return f' style="animation:{name} {self.seconds:g}s {ease} -{self.first:g}s infinite"'
 
-    def shown(self, name: str, a: float, b: float | None = None) -> str:
+    def shown(self, name: str, a: float, b: float | None = None, soft: float = SOFT) -> str:
         """Opaque from a on, until b or the end of the loop. What stays is opaque as written, what goes is not."""
-        begin = [(0, "opacity:0"), (a, "opacity:0"), (a + SOFT, "opacity:1")]
+        begin = [(0, "opacity:0"), (a, "opacity:0"), (a + soft, "opacity:1")] if a else [(0, "opacity:1")]
         if b is None:
             return self.play(name, [*begin, (self.seconds, "opacity:1")])
-        end = [(b - SOFT, "opacity:1"), (b, "opacity:0"), (self.seconds, "opacity:0")]
+        end = [(b - soft, "opacity:1"), (b, "opacity:0"), (self.seconds, "opacity:0")]
         return ' opacity="0"' + self.play(name, [*begin, *end])
 
     def svg(self, w: int, h: int, title: str, words: str, looks: str, drawing: str) -> str:
