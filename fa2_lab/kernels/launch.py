@@ -115,8 +115,8 @@ def all_strides(*tensors: torch.Tensor) -> tuple:
     It loads eight 16-bit numbers at once only if it knows that 8 divides every stride. Of an argument it finds out
     whether 16 does, which is true for d = 80 and false for d = 72.
     """
-    apart = tuple(map(strides, tensors))
-    return apart, triton.language.constexpr(math.gcd(16, *chain(*apart)) == 8)
+    given = tuple(map(strides, tensors))
+    return given, triton.language.constexpr(math.gcd(16, *chain(*given)) == 8)
 
 
 def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:

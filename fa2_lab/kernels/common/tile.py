@@ -58,10 +58,10 @@ def block_of(t, T, heads, heads_at_once):
 @triton.jit
 def known_strides(strides):
     """What launch.all_strides() gives, as strides of which the compiler knows whether 8 divides them."""
-    apart, IN_EIGHTS = strides
+    given, IN_EIGHTS = strides
     if IN_EIGHTS:
-        apart = [[n // 8 * 8 for n in one] for one in apart]
-    return apart
+        given = [[n // 8 * 8 for n in one] for one in given]
+    return given
 
 
 @triton.jit
@@ -77,16 +77,16 @@ def one_head(X, strides, batch, head):
 
 
 @triton.jit
-def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, since=None):
+def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
     """load_rows() from a Head, in the sizes that the kernel is compiled for."""
-    return load_rows(X.at, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast, since)
+    return load_rows(X.at, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit
-def load_columns(X, c, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, since=None):
+def load_columns(X, c, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
     """load_tile() of the columns c … c + width alone."""
     d: tl.constexpr = min(tile.d - c, tile.width)
-    return load_rows(X.at + c, first, X.stride, n, B, d, tile.width, RAGGED, tile.upcast, since)
+    return load_rows(X.at + c, first, X.stride, n, B, d, tile.width, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit
@@ -98,12 +98,12 @@ def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
 
 @triton.jit
 def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, RAGGED: tl.constexpr,
-              UPCAST: tl.constexpr, since=None):  # fmt: skip
-    """Rows first … first + B of one head. With RAGGED, rows from n on, and those before `since` where it is given, read
-    as zero and their memory is not touched."""
+              UPCAST: tl.constexpr, row_begin=None):  # fmt: skip
+    """Load rows first … first + B of one head. With RAGGED, rows from n on, and those before `row_begin` if it is given,
+    are zeros, and their memory is not touched."""
     at = row_pointers(X, first, stride, B, d_pad)
     row = first + tl.arange(0, B)
-    real = (row < n if since is None else (row >= since) & (row < n))[:, None]
+    real = (row < n if row_begin is None else (row >= row_begin) & (row < n))[:, None]
     if d != d_pad:
         x = tl.load(at, mask=real & (tl.arange(0, d_pad) < d)[None, :], other=0.0)
     elif RAGGED:

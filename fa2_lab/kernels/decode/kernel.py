@@ -146,24 +146,26 @@ def place_of(cache, first, length, tile):
 
 
 @triton.jit
-def load_keys(X, place, first, since, length, tile):
-    """Keys or values first … first + B_c of one head. What lies before `since`, where it is given, and from `length` on
-    reads as zero and is not touched."""
+def load_keys(X, place, first, row_begin, length, tile):
+    """Load keys or values first … first + B_c of one head. Those before `row_begin`, if it is given, and from `length` on
+    are zeros, and their memory is not touched."""
     stride = X.strides[2]
     if tile.page == 0:
-        return load_rows(X.at, first, stride, length, tile.B_c, tile.d, tile.d_pad, tile.masked, tile.upcast, since)
+        return load_rows(X.at, first, stride, length, tile.B_c, tile.d, tile.d_pad, tile.masked, tile.upcast, row_begin)
     elif tile.page % tile.B_c == 0:
         page, row = place
         end = length - first + row  # of the sequence, as a row of this page
-        since = None if since is None else since - first + row
+        row_begin = None if row_begin is None else row_begin - first + row
         at = X.at + page * X.strides[0]
         return load_rows(at, row, stride, end, tile.B_c, tile.d, tile.d_pad, RAGGED=True, UPCAST=tile.upcast,
-                         since=since)  # fmt: skip
+                         row_begin=row_begin)  # fmt: skip
     else:
         page, row = place
         e = tl.arange(0, tile.d_pad)
         col = first + tl.arange(0, tile.B_c)
-        real = (col < length if since is None else (col >= since) & (col < length))[:, None] & (e < tile.d)[None, :]
+        real = (col < length if row_begin is None else (col >= row_begin) & (col < length))[:, None] & (e < tile.d)[
+            None, :
+        ]
         at = X.at + (page * X.strides[0] + row.to(tl.int64) * stride)[:, None] + e[None, :]
         x = tl.load(at, mask=real, other=0.0)
         return x.to(tl.float32) if tile.upcast else x  # (B_c, d_pad)
@@ -188,12 +190,12 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
         l_i += tl.where(span.begins, one, 0.0)
     begin, end = seen
     first_key, length = keys
-    since = None if window[0] is None else first_key
+    row_begin = None if window[0] is None else first_key
     all_see, none_missed = tl.min(end, 0), tl.max(begin, 0)
     for j in range(span.first, span.last, span.step):  # FA2.A1.L6
         col = j + tl.arange(0, tile.B_c)  # (B_c,)
         place = place_of(cache, j, length, tile) if tile.page else None
-        k_j = load_keys(cache.K, place, j, since, length, tile)  # (B_c, d)  FA2.A1.L7
+        k_j = load_keys(cache.K, place, j, row_begin, length, tile)  # (B_c, d)  FA2.A1.L7
         # The condition is always true. The compiler cannot know, and so cannot lay q out before the loop.
         q_j = tl.where(j < span.last, q_i, 0.0) if FEW_ROWS and tile.late_q else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
@@ -207,7 +209,7 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
         alpha = tl.exp2((m_i - m_ref) * scales.fine)  # (B_r,)  FA2.A1.L9
         l_i = alpha[:, None] * l_i + p_ij if FEW_ROWS else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
         m_i = m_new
-        v_j = load_keys(cache.V, place, j, since, length, tile)  # (B_c, d)  FA2.A1.L7
+        v_j = load_keys(cache.V, place, j, row_begin, length, tile)  # (B_c, d)  FA2.A1.L7
         o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
     return m_i, tl.sum(l_i, 1) if FEW_ROWS else l_i, o_i
 

@@ -47,7 +47,7 @@ class RowTensors(NamedTuple):
     L: tl.tensor
     D: tl.tensor
     N: tl.tensor  # rows of a head, or of one packed sequence
-    apart: tl.tensor  # how far apart heads lie in L and D
+    head_stride: tl.tensor  # how far apart heads lie in L and D
     Q_strides: tuple
     dO_strides: tuple
 
@@ -62,9 +62,9 @@ class Group(NamedTuple):
 
 
 @triton.jit
-def of_rows(X, bh, apart, row, N_q, RAGGED: tl.constexpr):
+def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
     """One number for each row of a head, from L or D; with RAGGED, 0 where there is no such row."""
-    at = X + tl.cast(bh, tl.int64) * apart + row
+    at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
     return tl.sum(x[:, None], 1)  # over one term; otherwise every thread would load all that it needs itself
 
@@ -113,7 +113,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, ti
         dropout = None if seed is None else DropoutKey(seed, rule, head, group.batch)
         Q = one_head(rows.Q, rows.Q_strides, group.batch, head)
         q_i = load_tile(Q, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
-        L_i = of_rows(rows.L, bh, rows.apart, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
+        L_i = of_rows(rows.L, bh, rows.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
         visible = seen_by(begin, end, row[None, :], window)
         p_ji, s_ji = probabilities(k_j, q_i, L_i[None, :], visible, scales, MASKED)
@@ -122,7 +122,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, ti
             kept_ji = drop(p_ji, row[None, :], col[:, None], dropout)
         dO = one_head(rows.dO, rows.dO_strides, group.batch, head)
         do_i = load_tile(dO, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
-        D_i = of_rows(rows.D, bh, rows.apart, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
+        D_i = of_rows(rows.D, bh, rows.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         ds_ji = score_gradients(p_ji, s_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], scales, dropout)
         dv_j = add_product(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
@@ -143,7 +143,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     B_c: tl.constexpr = tile.B_c
     j, b_kv = place(block_count(N_k, sequences, B_c), heads, heads_at_once)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
-    q_at, k_at, before, apart = batch, batch, batch * H, N_q
+    q_at, k_at, before, head_stride = batch, batch, batch * H, N_q
     if cu_seqlens_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
         j, k_at, N_k, q_at, N_q = packed_block(j, cu_seqlens_k, N_k, cu_seqlens_q, N_q, sequences, B_c)
         L, D = L + q_at, D + q_at
@@ -153,14 +153,16 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     length = length_of(key_lengths, batch, N_k)
     edges, middle = rows_of(j * B_c, N_q, N_k, length, window, tile)
     begin, end = rows_seeing(col[:, None], N_q, N_k, length, window)  # (B_c, 1)
-    since = None if window[0] is None else columns_seen(0 * j, N_q, N_k, length, window)[0]  # nobody sees one before
+    row_begin = (
+        None if window[0] is None else columns_seen(0 * j, N_q, N_k, length, window)[0]
+    )  # nobody sees one before
 
-    k_j = load_tile(K, j * B_c, length, tile, B_c, RAGGED=True, since=since)  # (B_c, d)  FA2.A2.L6
-    v_j = load_tile(V, j * B_c, length, tile, B_c, RAGGED=True, since=since)  # (B_c, d)  FA2.A2.L6
+    k_j = load_tile(K, j * B_c, length, tile, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
+    v_j = load_tile(V, j * B_c, length, tile, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
     dk_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
     dv_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
     columns = k_j, v_j, col, begin, end
-    rows = RowTensors(Q, dO, L, D, N_q, apart, Q_strides, dO_strides)
+    rows = RowTensors(Q, dO, L, D, N_q, head_stride, Q_strides, dO_strides)
     shared_by = Group(q_at, before, head_kv * group if GROUPED else head_kv, group)
     dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, edges, shared_by, window, factors, seed, tile,
                             GROUPED, MASKED=True)  # fmt: skip
@@ -178,12 +180,12 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
     B_c: tl.constexpr = tile.B_c
     first, last, hole, width = columns
     L_i, D_i, row, begin, end = per_row
-    since = None if window[0] is None else keys[0]
+    row_begin = None if window[0] is None else keys[0]
     for n in range(first, last, B_c):
         j = n + tl.where(n >= hole, width, 0)
         col = j + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, since)  # (B_c, d)
-        v_j = load_tile(V, j, keys[1], tile, B_c, MASKED, since)  # (B_c, d)
+        k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, d)
+        v_j = load_tile(V, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, d)
         visible = sees(begin, end, col[None, :], window)
         p_ij, s_ij = probabilities(q_i, k_j, L_i[:, None], visible, scales, MASKED)
         ds_ij = score_gradients(p_ij, s_ij, do_i, v_j, D_i[:, None], row[:, None], col[None, :], scales, dropout)
@@ -202,7 +204,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
         i = T_r - 1 - i  # the heaviest row blocks first
     batch, head = bh // H, bh % H
     Q_strides, K_strides, V_strides, O_strides, dO_strides, dQ_strides = known_strides(strides)
-    q_at, k_at, apart = batch, batch, N_q
+    q_at, k_at, head_stride = batch, batch, N_q
     if cu_seqlens_q is not None:
         i, q_at, N_q, k_at, N_k = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_k, N_k, sequences, B_r)
         L, D, dL = L + q_at, D + q_at, None if dL is None else dL + q_at
@@ -217,12 +219,12 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     dO = one_head(dO, dO_strides, q_at, head)
     q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
     do_i = load_tile(dO, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
-    L_i = of_rows(L, bh, apart, row, N_q, RAGGED=True)  # (B_r,)
+    L_i = of_rows(L, bh, head_stride, row, N_q, RAGGED=True)  # (B_r,)
     o_i = load_tile(O, i * B_r, N_q, tile, B_r, RAGGED=True).to(tl.float32)  # (B_r, d)
     D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
     if dL is not None:  # where the loss also uses L, dS gains P ∘ dL: it is taken off D, once for all
-        D_i = tl.where(L_i == NEG_INF, 0.0, D_i - of_rows(dL, bh, apart, row, N_q, RAGGED=True))
-    tl.store(D + tl.cast(bh, tl.int64) * apart + row, D_i, mask=row < N_q)  # FA2.A2.L4
+        D_i = tl.where(L_i == NEG_INF, 0.0, D_i - of_rows(dL, bh, head_stride, row, N_q, RAGGED=True))
+    tl.store(D + tl.cast(bh, tl.int64) * head_stride + row, D_i, mask=row < N_q)  # FA2.A2.L4
     scale, scales, rule = factors
     dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
     per_row = L_i, D_i, row, begin, end

@@ -37,11 +37,11 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, dropout, 
     first, last, hole, width = columns
     row, begin, end = rows
     B_c: tl.constexpr = tile.B_c
-    since = None if window[0] is None else keys[0]
+    row_begin = None if window[0] is None else keys[0]
     for n in range(first, last, B_c):  # FA2.A1.L6
         j = n + tl.where(n >= hole, width, 0)
         col = j + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, since)  # (B_c, d)  FA2.A1.L7
+        k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A1.L8
         s_ij = capped(s_ij, scales.inner)
         if MASKED:
@@ -51,7 +51,7 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, dropout, 
             p_ij = drop(p_ij, row[:, None], col[None, :], dropout)
         added = ()
         for c in tl.static_range(0, tile.d, tile.width):
-            v_j = load_columns(V, c, j, keys[1], tile, B_c, MASKED, since)  # (B_c, width)  FA2.A1.L7
+            v_j = load_columns(V, c, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, width)  FA2.A1.L7
             o_c = alpha[:, None] * o_i[c // tile.width]
             added += (tl.dot(p_ij.to(v_j.dtype), v_j, o_c, input_precision="ieee"),)  # FA2.A1.L10
         o_i = added

@@ -145,10 +145,10 @@ def prepare_after(Q: Tensor, K: Tensor, V: Tensor, options: Options, chosen: siz
     """dQ from its sums, and dK and dV if they are sums: one program for each consumer's part of a tile."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
-    apart = tuple(strides(shaped_like(X)) for X in (Q, K, V))
+    out_strides = tuple(strides(shaped_like(X)) for X in (Q, K, V))
     return Launch(
         *(bwd_postprocess, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | EARLY),
-        **dict(strides=apart, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),
+        **dict(strides=out_strides, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),
         **dict(scale=options.scale, d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
     )
 
