@@ -428,7 +428,7 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 #
 # ## The softmax step
 #
-# This is the softmax of rung 22, with one addition. `factor` is $\tau \log_2 e$, and each row keeps its own copy of it
+# This is the softmax of rung 22, with one addition. `scale_log2` is $\tau \log_2 e$, and each row keeps its own copy of it
 # in `scale`. Only rows with huge scores ever change their copy, because there the fp32 numbers are so far apart that p
 # could otherwise leave the range of fp16. The file explains this case. A row is shared by four lanes, so m, `scale` and
 # ℓ are kept once for each of these lanes, in the shape (64, 4):

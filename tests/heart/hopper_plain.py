@@ -117,13 +117,13 @@ NOTHING = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None, arrive=l
 # The forward's softmax, without assembly ------------------------------------------------------------------------
 
 
-def first_state(s, factor):
-    """m, its scale and l of each row's four lanes; m is kept at half the factor, as rows of huge scores keep theirs."""
-    m, scale, l = (np.full((len(s), 4), x).view(Tile) for x in (softmax.LOWEST.value, factor / 2, 0.0))
+def first_state(s, scale_log2):
+    """m, its scale and l of each row's four lanes; m is kept at half of scale_log2, as rows of huge scores keep it."""
+    m, scale, l = (np.full((len(s), 4), x).view(Tile) for x in (softmax.LOWEST.value, scale_log2 / 2, 0.0))
     return m, scale, l
 
 
-def softmax_step(s, m, scale, l, factor):
+def softmax_step(s, m, scale, l, scale_log2):
     """p, m, its scale, l and alpha, of each row's four lanes; m is the exact maximum."""
     top = np.maximum(m, scale * s.max(1)[:, None])
     p, alpha = np.exp2((scale[:, :1] * s - top[:, :1]) * 2), np.exp2((m - top) * 2)

@@ -58,7 +58,7 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     assert args["SIZES"] == want and made.grid == (min(SMs, H * blocks), 1, 1)
     assert args["RAGGED"] is (lengths or sequences is not None or N_k % want.B_c != 0)
     assert (args["CAUSAL"], args["group"], args["sequences"], args["left"]) == (causal, group, sequences, None)
-    assert args["factor"] == pytest.approx(0.1 / log(2))
+    assert args["scale_log2"] == pytest.approx(0.1 / log(2))
     assert args["at_once"] == group * forward_sizes.heads_at_once(ceil(N_k / many), d, batch * H_kv, causal)
     rows = [described.block_shape[-2:] for described in made.descriptors]
     assert rows == [[n, want.d_pad] for n in (64, want.B_c, want.B_c, 64)]

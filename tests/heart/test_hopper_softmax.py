@@ -97,25 +97,28 @@ def plain(monkeypatch):
 # Streams of tiles ---------------------------------------------------------------------------------------------
 
 
-def stream(tiles, factor):
+def stream(tiles, scale_log2):
     """After tiles (64, 64) of scores: O, L in powers of two and l; and of each step p and the rows' m, scale, alpha."""
-    tiles, factor = np.float32(tiles).astype(float).view(Tile), np.float32(factor)  # in float64 p is rounded once
-    m, scale, l = softmax.first_state(tiles[0], factor)
+    tiles, scale_log2 = (
+        np.float32(tiles).astype(float).view(Tile),
+        np.float32(scale_log2),
+    )  # in float64 p is rounded once
+    m, scale, l = softmax.first_state(tiles[0], scale_log2)
     o, steps = np.zeros((64, 16)).view(Tile), []
     for s in tiles:
-        p, m, scale, l, alpha = softmax.softmax_step(s, m, scale, l, factor)
+        p, m, scale, l, alpha = softmax.softmax_step(s, m, scale, l, scale_log2)
         o = softmax.shrunk(o, alpha) + p @ V
         assert all((x == x[:, :1]).all() for x in (m, scale, alpha)), "the four lanes of a row differ"
         steps.append(SimpleNamespace(p=np.array(p), m=m[:, 0], scale=scale[:, 0], alpha=alpha[:, 0]))
     l = np.array(l.sum(1))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return o / l[:, None], m[:, 0].astype(float) * (factor / scale[:, 0]) + np.log2(l), l, steps
+        return o / l[:, None], m[:, 0].astype(float) * (scale_log2 / scale[:, 0]) + np.log2(l), l, steps
 
 
-def check(tiles, factor, rows=slice(None)):
+def check(tiles, scale_log2, rows=slice(None)):
     """O and L are right, as float64 knows them; returns the steps."""
-    O, L, _, steps = stream(tiles, factor)
-    s = np.concatenate(np.float32(tiles), 1)[rows].astype(float) * np.float32(factor)
+    O, L, _, steps = stream(tiles, scale_log2)
+    s = np.concatenate(np.float32(tiles), 1)[rows].astype(float) * np.float32(scale_log2)
     p = np.exp2(s - s.max(1)[:, None])
     np.testing.assert_allclose(O[rows], p @ np.tile(V, (len(tiles), 1)) / p.sum(1)[:, None], atol=2e-6)
     np.testing.assert_allclose(L[rows], s.max(1) + np.log2(p.sum(1)), rtol=2e-7, atol=2e-6)
@@ -126,24 +129,24 @@ def drawn(size, tiles=6):
     return size * np.random.default_rng(0).standard_normal((tiles, 64, 64))
 
 
-some_factors = pytest.mark.parametrize("factor", (2.0**-20, 1.3 * 2.0**-20, 0.1275, 1.0, 1.999, 700.0, 2.0**10))
+some_factors = pytest.mark.parametrize("scale_log2", (2.0**-20, 1.3 * 2.0**-20, 0.1275, 1.0, 1.999, 700.0, 2.0**10))
 SOME = np.arange(64) % 3 == 0  # row g or row g + 8 of a thread, both or neither
 
 
 @some_factors
 @pytest.mark.parametrize("size", (0.0, 1.0, 4.0, 30.0, 2.0**25))
-def test_ordinary_scores(size, factor):
-    for step in check(drawn(size / factor), factor):
-        assert step.p.max() <= 2**8.001 and (step.scale == np.float32(factor)).all()
+def test_ordinary_scores(size, scale_log2):
+    for step in check(drawn(size / scale_log2), scale_log2):
+        assert step.p.max() <= 2**8.001 and (step.scale == np.float32(scale_log2)).all()
 
 
 @some_factors
-def test_a_warp_follows_when_one_of_its_rows_lies_more_than_8_above(factor):
+def test_a_warp_follows_when_one_of_its_rows_lies_more_than_8_above(scale_log2):
     """And then all its rows do, each to its own maximum, by as much as alpha says."""
-    tiles, moved = drawn(1.0 / factor, tiles=20) * np.linspace(1, 6, 20)[:, None, None], []
+    tiles, moved = drawn(1.0 / scale_log2, tiles=20) * np.linspace(1, 6, 20)[:, None, None], []
     m = np.full(64, float(LOWEST))
-    for s, step in zip(np.float32(tiles), check(tiles, factor), strict=True):
-        top = s.max(1).astype(float) * np.float32(factor)
+    for s, step in zip(np.float32(tiles), check(tiles, scale_log2), strict=True):
+        top = s.max(1).astype(float) * np.float32(scale_log2)
         moved.append((top - m > 8).reshape(4, 16).any(1).repeat(16))
         want = np.where(moved[-1], np.maximum(m, np.float32(top)), m)
         assert (step.m == want).all() and (step.alpha[want == m] == 1).all()
@@ -166,36 +169,36 @@ def test_no_row_and_no_lane_is_overlooked(row, column, others):
 
 @some_factors
 @pytest.mark.parametrize("sign, power", ((1, 28), (1, 40), (1, 99), (-1, 28), (-1, 31), (-1, 99)))
-def test_huge_scores(sign, power, factor):
+def test_huge_scores(sign, power, scale_log2):
     """The largest p is 1. Rows become huge, or ordinary, and no others change their scale; what came before is gone."""
-    coarse, equal = 2.0 ** np.floor(np.log2(factor)), np.full((3, 64, 64), sign * 2.0**power * 1.01 / factor)
+    coarse, equal = 2.0 ** np.floor(np.log2(scale_log2)), np.full((3, 64, 64), sign * 2.0**power * 1.01 / scale_log2)
     huge = equal * (1 + drawn(1.0, tiles=3) ** 2)
     for tiles in (equal, huge):
-        assert all((step.scale == coarse).all() for step in check(tiles, factor))
-        assert (stream(tiles, factor)[3][0].p.max(1) == 1).all()
-    assert (stream(equal, factor)[2] == 3 * 64).all()
-    tiles, changed = drawn(3 / factor), slice(3, 6) if sign > 0 else slice(3)
+        assert all((step.scale == coarse).all() for step in check(tiles, scale_log2))
+        assert (stream(tiles, scale_log2)[3][0].p.max(1) == 1).all()
+    assert (stream(equal, scale_log2)[2] == 3 * 64).all()
+    tiles, changed = drawn(3 / scale_log2), slice(3, 6) if sign > 0 else slice(3)
     tiles[changed, SOME] = huge[:, SOME]
-    steps = check(tiles, factor)
+    steps = check(tiles, scale_log2)
     assert (steps[3].alpha[SOME] == 0).all() and (steps[3].alpha[~SOME] > 0).all()
-    for step, scale in zip(steps, np.repeat((factor, coarse)[::sign], 3), strict=True):
-        assert (step.scale == np.float32(np.where(SOME, scale, factor))).all()
+    for step, scale in zip(steps, np.repeat((scale_log2, coarse)[::sign], 3), strict=True):
+        assert (step.scale == np.float32(np.where(SOME, scale, scale_log2))).all()
 
 
 @pytest.mark.parametrize("sign", (1, -1))
 @pytest.mark.parametrize("power", range(18, 36))
 def test_fp16_holds_every_p_of_scores_that_a_product_rounds(power, sign):
     """Neighbours among float32's numbers, each the largest so far: m is rounded by as much as they may differ by."""
-    for factor in (0.1275, *np.linspace(1, 1.999, 12)):
-        first = np.float32(sign * 2.0**power / factor * np.linspace(1, 1.99, 64)[:, None]).view(np.int32)
-        for step in check([(first + sign * n).view(np.float32).repeat(64, 1) for n in range(-2, 2)], factor):
+    for scale_log2 in (0.1275, *np.linspace(1, 1.999, 12)):
+        first = np.float32(sign * 2.0**power / scale_log2 * np.linspace(1, 1.99, 64)[:, None]).view(np.int32)
+        for step in check([(first + sign * n).view(np.float32).repeat(64, 1) for n in range(-2, 2)], scale_log2):
             assert 2**-14 <= step.p.min() <= step.p.max() < 65504
 
 
 @some_factors
-def test_a_row_that_sees_nothing_keeps_what_it_has(factor):
-    tiles = drawn(3.0 / factor) + np.repeat((0, 50 / factor), 3)[:, None, None]
+def test_a_row_that_sees_nothing_keeps_what_it_has(scale_log2):
+    tiles = drawn(3.0 / scale_log2) + np.repeat((0, 50 / scale_log2), 3)[:, None, None]
     tiles[:2, SOME] = tiles[3, SOME] = tiles[:, :16] = -np.inf
-    for step in check(tiles, factor, slice(16, None))[:2]:
+    for step in check(tiles, scale_log2, slice(16, None))[:2]:
         assert (step.m[SOME] == LOWEST).all() and (step.alpha[SOME] == 1).all() and (step.p[SOME] == 0).all()
-    assert (stream(tiles, factor)[2][:16] == 0).all(), "store() knows a row that never sees a key by l = 0"
+    assert (stream(tiles, scale_log2)[2][:16] == 0).all(), "store() knows a row that never sees a key by l = 0"

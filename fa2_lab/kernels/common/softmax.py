@@ -15,7 +15,7 @@ LARGEST = 1e38  # times a score that is not 0 it is past all that tanh tells apa
 class Scales(NamedTuple):
     """What scores are multiplied by, so that their exponentials are powers of 2."""
 
-    fine: float  # τ log₂e
+    scale_log2: float  # τ log₂e
     coarse: float  # the power of two below it, for huge scores
     huge: float  # the |m| from which on scores are huge
     inner: float | None  # what goes into the softcap's tanh is multiplied by this
@@ -28,9 +28,9 @@ def base_2(scale: float) -> float:
 
 def scales(scale: float, softcap: float | None = None) -> Scales:
     """The numbers for a scale τ; softmax_step says what they are for, and capped() what a softcap is."""
-    fine = base_2(scale if softcap is None else softcap)
+    scale_log2 = base_2(scale if softcap is None else softcap)
     inner = None if softcap is None else min(scale / softcap, LARGEST)
-    return Scales(fine, 2.0 ** math.floor(math.log2(fine)), min(2.0**28 / fine, 2.0**126), inner)
+    return Scales(scale_log2, 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126), inner)
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
     m_ref = m_new
     if MASKED:  # a row that has seen no key yet has m = −∞, and −∞ − (−∞) is NaN
         m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)
-    c_i = tl.where(tl.abs(m_ref) < scales.huge, scales.fine, scales.coarse)  # (B_r,)
+    c_i = tl.where(tl.abs(m_ref) < scales.huge, scales.scale_log2, scales.coarse)  # (B_r,)
     p_ij = tl.exp2(s_ij * c_i[:, None] - (m_ref * c_i)[:, None])  # (B_r, B_c), τ of L8 is in c  FA2.A1.L8 FA2.A1.L9
     alpha = tl.exp2((m_i - m_ref) * c_i)  # (B_r,)  FA2.A1.L9
     l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9

@@ -147,8 +147,8 @@ def place_of(cache, first, length, tile):
 
 @triton.jit
 def load_keys(X, place, first, row_begin, length, tile):
-    """Load keys or values first … first + B_c of one head. Those before `row_begin`, if it is given, and from `length` on
-    are zeros, and their memory is not touched."""
+    """Load keys or values first … first + B_c of one head. Those before `row_begin`, if it is given, and from `length`
+    on are zeros, and their memory is not touched."""
     stride = X.strides[2]
     if tile.page == 0:
         return load_rows(X.at, first, stride, length, tile.B_c, tile.d, tile.d_pad, tile.masked, tile.upcast, row_begin)
@@ -185,7 +185,7 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
     m_i = tl.full((tile.B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((tile.B_r, tile.B_c) if FEW_ROWS else (tile.B_r,), tl.float32)  # FA2.A1.L5
     if sink is not None:  # a key with a score and no value, of which one program of a head takes notice
-        m_i = tl.where(span.begins, sink * (LOG2E / scales.fine), m_i)
+        m_i = tl.where(span.begins, sink * (LOG2E / scales.scale_log2), m_i)
         one = tl.where(tl.arange(0, tile.B_c) == 0, 1.0, 0.0)[None, :] if FEW_ROWS else 1.0
         l_i += tl.where(span.begins, one, 0.0)
     begin, end = seen
@@ -205,8 +205,8 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
             s_ij = tl.where(sees(begin[:, None], end[:, None], col[None, :], window), s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
         m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # a row that has seen no key: −∞ − (−∞) would be NaN
-        p_ij = tl.exp2((s_ij - m_ref[:, None]) * scales.fine)  # (B_r, B_c)  FA2.A1.L9
-        alpha = tl.exp2((m_i - m_ref) * scales.fine)  # (B_r,)  FA2.A1.L9
+        p_ij = tl.exp2((s_ij - m_ref[:, None]) * scales.scale_log2)  # (B_r, B_c)  FA2.A1.L9
+        alpha = tl.exp2((m_i - m_ref) * scales.scale_log2)  # (B_r,)  FA2.A1.L9
         l_i = alpha[:, None] * l_i + p_ij if FEW_ROWS else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
         m_i = m_new
         v_j = load_keys(cache.V, place, j, row_begin, length, tile)  # (B_c, d)  FA2.A1.L7
@@ -263,7 +263,7 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
         tl.extra.cuda.gdc_launch_dependents()
 
     if span.whole:
-        divisor, L_i = finalize(m_i, l_i, scales.fine)
+        divisor, L_i = finalize(m_i, l_i, scales.scale_log2)
         O_i = (o_i * (1.0 / divisor)[:, None]).to(rows.O.at.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
         tl.store(group_rows(rows.O, block, row, sizes, tile), O_i, mask=inside)  # FA2.A1.L14
         L_at = (block.b * sizes.H + block.kv_head * sizes.group).to(tl.int64) * sizes.N_q + row
@@ -443,9 +443,9 @@ def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, program
         m_w = tl.load(at + tile.d_pad, mask=real, other=NEG_INF)
         l_w = tl.load(at + tile.d_pad + 1, mask=real, other=0.0)
         o_w = tl.load(at[:, None] + e[None, :], mask=real[:, None], other=0.0)  # (PARTS, WIDTH)
-        m, l, o = merge(m, l, o, m_w, l_w, o_w, scales.fine)
+        m, l, o = merge(m, l, o, m_w, l_w, o_w, scales.scale_log2)
 
-    divisor, L_i = finalize(m, l, scales.fine)
+    divisor, L_i = finalize(m, l, scales.scale_log2)
     O_i = (o / divisor).to(O.dtype.element_ty)  # (WIDTH,)  FA2.A1.L12
     O_n = head_of(O, strides.O, b, head) + tl.cast(n, tl.int64) * strides.O[2]
     tl.store(O_n + e, O_i, mask=e < tile.d)  # FA2.A1.L14

@@ -75,7 +75,7 @@ def probabilities(q_i, k_j, L_i, visible, scales, MASKED: tl.constexpr):
     s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
     s_ij = capped(s_ij, scales.inner)
     # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
-    power = s_ij * scales.fine - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
+    power = s_ij * scales.scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
     if MASKED:
         power = tl.minimum(power, 100.0)  # nothing that is seen comes near; what is not seen must not overflow
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11

@@ -91,7 +91,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
     if sinks is not None:  # a key with a score and no value, seen by all
-        m_i = l_i + tl.load(sinks + head).to(tl.float32) * (LOG2E / scales.fine)
+        m_i = l_i + tl.load(sinks + head).to(tl.float32) * (LOG2E / scales.scale_log2)
         l_i += 1.0
     # DIAGONAL tiles first: the sum does not mind, and the other way round ptxas makes each product wait (15% slower).
     state, rows = (o_i, m_i, l_i), (row, begin, end)
@@ -99,7 +99,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     o_i, m_i, l_i = visit_tiles(state, q_i, K, V, middle, keys, rows, window, scales, dropout, tile, MASKED=False)
 
     l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key: O = 0 and L = −∞
-    L_i = (m_i * scales.fine + tl.log2(l_i)) * LN2  # (B_r,)  FA2.A1.L13
+    L_i = (m_i * scales.scale_log2 + tl.log2(l_i)) * LN2  # (B_r,)  FA2.A1.L13
     for c in tl.static_range(0, tile.d, tile.width):
         o_c = o_i[c // tile.width] / l_i[:, None]  # (B_r, width)  FA2.A1.L12
         store_rows(O + c, o_c, i * B_r, O_strides[2], N_q, B_r, min(tile.d - c, tile.width), tile.width)  # FA2.A1.L14

@@ -95,7 +95,7 @@ def producer(Q, K, V, pipes, scheduler, geometry):
 
 
 @gluon.jit
-def consumer(c: gl.constexpr, O, L, pipes, geometry, factor):
+def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
     """Consumer c: its 64 rows of every row block that this program gets."""
     n = 0  # tiles so far, as the producer counts them
     r = 0
@@ -119,7 +119,7 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, factor):
             at, there = row, here
             if geometry.cu_seqlens_q is not None:  # store() needs how far both lie apart, which is one register less
                 at, there = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
-            o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, here, factor)
+            o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, here, scale_log2)
             if here.left is not None:
                 for j in range(last - first, last - begin):  # tiles that only upper rows see
                     skip(c, n + j, pipes)
@@ -156,7 +156,7 @@ def skip(c: gl.constexpr, n, pipes):
 
 
 @gluon.jit
-def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, factor):
+def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, scale_log2):
     """All tiles of 64 rows, from right to left: o (64, d), m and l (64, 4)."""
     B_c: gl.constexpr = geometry.B_c
     d: gl.constexpr = pipes.sizes.d_pad
@@ -171,13 +171,13 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
     pipes.k.release(n)
     if geometry.CAUSAL or geometry.RAGGED or geometry.left is not None:
         s = mask(s, sees, (end - 1) * B_c)
-    m, scale, l = first_state(s, factor)  # FA2.A1.L5
-    p, m, scale, l, _ = softmax_step(s, m, scale, l, factor)
+    m, scale, l = first_state(s, scale_log2)  # FA2.A1.L5
+    p, m, scale, l, _ = softmax_step(s, m, scale, l, scale_log2)
     p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, d)
 
     T_c = end - first
     for j in range(1, T_c):  # FA2.A1.L6
-        o, m, scale, l, p = step(c, n + j, o, m, scale, l, p, q, sees, end - 1 - j, pipes, geometry, factor)
+        o, m, scale, l, p = step(c, n + j, o, m, scale, l, p, q, sees, end - 1 - j, pipes, geometry, scale_log2)
     if pipes.sizes.O_apart:  # the next row block's Q may come
         pipes.q.release(q_tile)
 
@@ -185,7 +185,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
         wipe(pipes.v.take(n + T_c - 1), geometry.begin(0) - first * B_c, BEFORE=True)
     o = warpgroup_mma(p, pipes.v.take(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
-    return o, m * (factor / scale), l
+    return o, m * (scale_log2 / scale), l
 
 
 @gluon.jit
@@ -214,7 +214,7 @@ def opaque(row):
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, factor):
+def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, scale_log2):
     """Start Q Kᵀ of the n-th tile and P V of the one before together; m of the former is found under the latter.
 
     ptxas decides what runs under P V. With Triton 3.9 these are the maxima and at most 9 of 68 exponentials, and at
@@ -227,7 +227,7 @@ def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, fac
     if geometry.CAUSAL or geometry.left is not None:
         if sees.cuts(j):
             s = mask(s, sees, j * geometry.B_c)
-    p_next, m, scale, l, alpha = softmax_step(s, m, scale, l, factor)
+    p_next, m, scale, l, alpha = softmax_step(s, m, scale, l, scale_log2)
     p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.sizes.d_pad)
     # ptxas moves this wait up, above nearly all exponentials. Naming p_next here does not hold it down: without a mask
     # that changes nothing, and at d = 64 under the causal mask numbers spill.
@@ -276,7 +276,7 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
     do_not_specialize=["key_lengths", "cu_seqlens_q", "cu_seqlens_k", "sequences", "left", "right", "group", "at_once"]
 )
 def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens_k, sequences, left, right, group,
-                   at_once, factor, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
+                   at_once, scale_log2, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Q, K, V and O are tensor descriptors of (batch, heads, N, d); lengths and heads are read from their shapes.
 
     left and right are a window's, or None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None,
@@ -307,9 +307,9 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
     pipes = ForwardPipes(q, k, v, o, ping_pong, mailbox, SIZES)
     fence_async_shared()  # the copy engine must see the barriers
     copies = (Q, K, V, pipes, scheduler, geometry)
-    first = (0, O, L, pipes, geometry, factor)
-    second = (1, O, L, pipes, geometry, factor)
-    third = (2, O, L, pipes, geometry, factor)
+    first = (0, O, L, pipes, geometry, scale_log2)
+    second = (1, O, L, pipes, geometry, scale_log2)
+    third = (2, O, L, pipes, geometry, scale_log2)
     if CONSUMERS == 1:
         gl.warp_specialize([(consumer, first), (producer, copies)], [1], [PRODUCER])
     elif CONSUMERS == 2:

@@ -9,9 +9,9 @@ most 256, and o need not be rescaled. The price, by `fa2-lab bench accuracy` on 
 exact maximum the error of O is 3 to 4% larger, and 10 to 17% where one number in a thousand is an outlier. For with the
 exact maximum a row's largest p is 1, which is not rounded.
 
-p = 2^(factor · s − m) is one multiply-add and one exponential. Nothing else stands between m and the multiply-adds, so
-they begin while the tensor cores still work. m is itself a product with the factor, and rounded. That cancels, too; but
-from |m| = 2²⁸ on, rounding alone could take p above 2⁸. Such a row takes the power of two below the factor as its
+p = 2^(scale_log2 · s − m) is one multiply-add and one exponential. Nothing else stands between m and the multiply-adds,
+so they begin while the tensor cores still work. m is itself a product with scale_log2, and rounded. That cancels, too;
+but from |m| = 2²⁸ on, rounding alone could take p above 2⁸. Such a row takes the power of two below scale_log2 as its
 `scale`. Its products are exact, and with scores so large a row of P is one number all the same. Where a row's scale
 changes, its old and new largest score lie 16 or more apart, so what came before counts for next to nothing: alpha = 0.
 """
@@ -27,20 +27,20 @@ LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys w
 
 
 @gluon.jit
-def first_state(s, factor):
+def first_state(s, scale_log2):
     """m, scale and l, all (64, 4), before the first tile s."""
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
     m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
-    scale = gl.full([s.shape[0], 4], factor, gl.float32, STATE)
+    scale = gl.full([s.shape[0], 4], scale_log2, gl.float32, STATE)
     l = gl.zeros([s.shape[0], 4], gl.float32, STATE)  # FA2.A1.L5
     return m, scale, l
 
 
 @gluon.jit
-def softmax_step(s, m, scale, l, factor):
+def softmax_step(s, m, scale, l, scale_log2):
     """One tile of scores s (64, B_c) into m, its scale and l: p, and alpha, by which what came before shrinks."""
     x = by_lanes(s)
-    m, scale, alpha = raised(m, scale, largest(x), factor)  # (64, 4)  FA2.A1.L9
+    m, scale, alpha = raised(m, scale, largest(x), scale_log2)  # (64, 4)  FA2.A1.L9
     p = gl.exp2(along(scale, x) * x - along(m, x))  # (64, B_c / 8, 4, 2)  FA2.A1.L9
     l = alpha * l + gl.sum(gl.sum(p, 3), 1)  # (64, 4)  FA2.A1.L9
     return as_tile(p), m, scale, l, alpha
@@ -78,7 +78,7 @@ def largest(x):
 
 # What most often has not to be done: a warp jumps over it -----------------------------------------------------
 
-# One row: m, scale and alpha, changed where they stand; `top` is this lane's largest score, $12 the factor.
+# One row: m, scale and alpha, changed where they stand; `top` is this lane's largest score, $12 scale_log2.
 # 0f4D800000 is 2²⁸, and 0x7f800000 leaves of a number the power of two below it.
 FOLLOW = """
 shfl.sync.bfly.b32 x, {top}, 1, 31, -1; max.f32 all, {top}, x;
@@ -105,13 +105,13 @@ RAISED = gl.constexpr(RAISED + "DONE:\n}")
 
 
 @gluon.jit
-def raised(m, scale, top, factor):
+def raised(m, scale, top, scale_log2):
     """m, its scale and alpha, all (64, 4). If some `top` lies more than 8 above its m, the warp's rows follow.
 
     The assembly takes two numbers of a thread at a time: they must be those of its rows r and r + 8, side by side.
     """
-    factor = gl.full([m.shape[0], m.shape[1]], factor, gl.float32, m.type.layout)
-    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, scale, top, factor],
+    scale_log2 = gl.full([m.shape[0], m.shape[1]], scale_log2, gl.float32, m.type.layout)
+    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, scale, top, scale_log2],
                                      (gl.float32, gl.float32, gl.float32), is_pure=True, pack=2)  # fmt: skip
 
 
