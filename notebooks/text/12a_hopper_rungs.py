@@ -597,8 +597,8 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 
 # %% [markdown]
 # `by_lanes` views 64 × 128 numbers as (64, 16, 4, 2). Of each 8 columns, each of the 4 lanes holds 2. A sum over the
-# second and the fourth dimension therefore stays inside a lane. In `raised`, one warp jumps while another does not, so
-# it is written in PTX, and chapter 12b reads it. `shrunk` does the same for o. If α is 1 in all lanes, the warp jumps
+# second and the fourth dimension therefore stays inside a lane. In `update_row_max`, one warp jumps while another does not, so
+# it is written in PTX, and chapter 12b reads it. `rescale_o` does the same for o. If α is 1 in all lanes, the warp jumps
 # over 64 multiplications per thread.
 #
 # The lag has a cost. With an exact maximum, the largest p of a row, which has the most weight in O, is 1 and needs no

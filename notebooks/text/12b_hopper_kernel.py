@@ -440,7 +440,7 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # - `along` places what a lane holds once per row, such as m, beside each of the lane's scores. No number moves.
 # - `largest` compares pairs, then builds four short chains side by side, and then compares their ends. In one long
 #   chain, each comparison would wait for the one before.
-# - `raised` lets m lag by 8. It nearly always changes nothing, and then `alpha` is 1.
+# - `update_row_max` lets m lag by 8. It nearly always changes nothing, and then `alpha` is 1.
 # - `p` takes one FMA and one exponential.
 
 # %% [markdown]

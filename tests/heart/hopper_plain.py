@@ -137,7 +137,7 @@ STAND_INS = {
     forward: dict(
         first_state=first_state,
         softmax_step=softmax_step,
-        shrunk=lambda o, alpha: o * alpha[:, :1],
+        rescale_o=lambda o, alpha: o * alpha[:, :1],
         rounded=lambda p, dtype: p,
         SeenColumns=maker(softmax.SeenColumns, "end", "full_end", "begin", "full"),
     ),

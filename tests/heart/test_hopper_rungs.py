@@ -78,7 +78,7 @@ def async_store(O, at, tile):
     rows[:] = tile[: len(rows)]
 
 
-def raised(m, top, limit):
+def update_row_max(m, top, limit):
     """A warp raises all its rows together."""
     some = (top > limit).reshape(4, -1).any(1).repeat(16)[:, None]
     return np.where(some, np.maximum(m, top.max(1)[:, None]), m).view(Tile)
@@ -111,7 +111,7 @@ def by_python(module, monkeypatch, rings, program, programs):
     stand_ins |= dict(LAG=8.0, room=lambda X, stages: Room((stages, 1, *X.block_shape[1:])), ring=ring, fill=fill)
     stand_ins |= dict(take=lambda ring, n: ring.filled[n], release=release, send=send, receive=receive)
     stand_ins |= dict(scores=lambda q, k: (q @ k.T).view(Tile), rounded=lambda p, *_: p)
-    stand_ins |= dict(raised=raised, shrunk=lambda o, alpha: o * alpha[:, :1])
+    stand_ins |= dict(update_row_max=update_row_max, rescale_o=lambda o, alpha: o * alpha[:, :1])
     stand_ins |= dict(tma=SimpleNamespace(async_store=async_store, store_wait=lambda n: None))
     hopper = dict(warpgroup_mma=multiply, warpgroup_mma_wait=wait, fence_async_shared=lambda: None)
     stand_ins |= dict(hopper=SimpleNamespace(**hopper))

@@ -107,7 +107,7 @@ def stream(tiles, scale_log2):
     o, steps = np.zeros((64, 16)).view(Tile), []
     for s in tiles:
         p, m, scale, l, alpha = softmax.softmax_step(s, m, scale, l, scale_log2)
-        o = softmax.shrunk(o, alpha) + p @ V
+        o = softmax.rescale_o(o, alpha) + p @ V
         assert all((x == x[:, :1]).all() for x in (m, scale, alpha)), "the four lanes of a row differ"
         steps.append(SimpleNamespace(p=np.array(p), m=m[:, 0], scale=scale[:, 0], alpha=alpha[:, 0]))
     l = np.array(l.sum(1))

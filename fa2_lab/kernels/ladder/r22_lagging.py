@@ -142,7 +142,7 @@ DONE:
 
 
 @gluon.jit
-def raised(m_i, top, limit):
+def update_row_max(m_i, top, limit):
     """m (64, 4). If some `top` of a warp's rows is above its limit, the warp raises m to the largest of the row."""
     return gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32, is_pure=True, pack=2)
 
@@ -152,7 +152,7 @@ def softmax(s_ij, l_i, m_i, tau_log2):
     """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
     x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
-    m_new = raised(m_i, top, m_i + LAG)  # (64, 4)  FA2.A1.L9
+    m_new = update_row_max(m_i, top, m_i + LAG)  # (64, 4)  FA2.A1.L9
     p_ij = gl.exp2(tau_log2 * x - along(m_new, x))  # (64, B_c / 8, 4, 2), at most 2^LAG  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64, 4)  FA2.A1.L9
     l_i = alpha * l_i + gl.sum(gl.sum(p_ij, 3), 1)  # (64, 4)  FA2.A1.L9
@@ -184,7 +184,7 @@ def in_place(n):
 
 
 @gluon.jit
-def shrunk(o_i, alpha):
+def rescale_o(o_i, alpha):
     """alpha o_i, row by row; most often there is nothing to do."""
     N: gl.constexpr = o_i.shape[1] // 2  # numbers of o in a thread
     x, a = gl.broadcast(by_lanes(o_i), along(alpha, by_lanes(o_i)))
@@ -265,7 +265,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
             p_next = rounded(p_next, O.dtype, O_LAYOUT)
             o_i, p_ij = hopper.warpgroup_mma_wait(0, deps=[o_i, p_ij])
             release(v, n - 1)
-            o_i = shrunk(o_i, alpha)
+            o_i = rescale_o(o_i, alpha)
             p_ij = p_next
         release(q, q_n)
         o_i = hopper.warpgroup_mma(p_ij, take(v, end - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10

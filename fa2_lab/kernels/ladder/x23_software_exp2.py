@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from fa2_lab.kernels import ladder
 
 wide = ladder.copied("r23")  # its functions, and its softmax below in the place of its own
-by_lanes, along, raised, LAG = wide.by_lanes, wide.along, wide.raised, wide.LAG
+by_lanes, along, update_row_max, LAG = wide.by_lanes, wide.along, wide.update_row_max, wide.LAG
 EVERY = gl.constexpr(8)  # one exponential in so many goes to the FMA units, the others to the exponential unit
 
 
@@ -48,7 +48,7 @@ def softmax(s_ij, l_i, m_i, tau_log2):
     """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
     x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
-    m_new = raised(m_i, top, m_i + LAG)  # (64, 4)
+    m_new = update_row_max(m_i, top, m_i + LAG)  # (64, 4)
     p_ij = some_by_fma(tau_log2 * x - along(m_new, x))  # (64, B_c / 8, 4, 2), at most 2^LAG
     alpha = gl.exp2(m_i - m_new)  # (64, 4)
     l_i = alpha * l_i + gl.sum(gl.sum(p_ij, 3), 1)  # (64, 4)

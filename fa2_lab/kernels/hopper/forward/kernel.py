@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from fa2_lab.kernels.common.constants import LN2, NEG_INF
 from fa2_lab.kernels.common.tile import block_count
-from fa2_lab.kernels.hopper.forward.softmax import SeenColumns, first_state, mask, rounded, shrunk, softmax_step
+from fa2_lab.kernels.hopper.forward.softmax import SeenColumns, first_state, mask, rescale_o, rounded, softmax_step
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
@@ -233,7 +233,7 @@ def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, sca
     # that changes nothing, and at d = 64 under the causal mask numbers spill.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     pipes.k.release(n)  # and V's tile n - 1
-    return shrunk(o, alpha), m, scale, l, p_next  # FA2.A1.L10
+    return rescale_o(o, alpha), m, scale, l, p_next  # FA2.A1.L10
 
 
 @gluon.jit

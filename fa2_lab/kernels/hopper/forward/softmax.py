@@ -40,7 +40,7 @@ def first_state(s, scale_log2):
 def softmax_step(s, m, scale, l, scale_log2):
     """One tile of scores s (64, B_c) into m, its scale and l: p, and alpha, by which what came before shrinks."""
     x = by_lanes(s)
-    m, scale, alpha = raised(m, scale, largest(x), scale_log2)  # (64, 4)  FA2.A1.L9
+    m, scale, alpha = update_row_max(m, scale, largest(x), scale_log2)  # (64, 4)  FA2.A1.L9
     p = gl.exp2(along(scale, x) * x - along(m, x))  # (64, B_c / 8, 4, 2)  FA2.A1.L9
     l = alpha * l + gl.sum(gl.sum(p, 3), 1)  # (64, 4)  FA2.A1.L9
     return as_tile(p), m, scale, l, alpha
@@ -105,7 +105,7 @@ RAISED = gl.constexpr(RAISED + "DONE:\n}")
 
 
 @gluon.jit
-def raised(m, scale, top, scale_log2):
+def update_row_max(m, scale, top, scale_log2):
     """m, its scale and alpha, all (64, 4). If some `top` lies more than 8 above its m, the warp's rows follow.
 
     The assembly takes two numbers of a thread at a time: they must be those of its rows r and r + 8, side by side.
@@ -131,7 +131,7 @@ def in_place(n):
 
 
 @gluon.jit
-def shrunk(o, alpha):
+def rescale_o(o, alpha):
     """o (64, d) times its rows' alpha."""
     N: gl.constexpr = o.shape[1] // 2  # numbers of o in a thread
     x = by_lanes(o)
