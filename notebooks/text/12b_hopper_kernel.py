@@ -535,7 +535,7 @@ read(KERNEL, "store", begin="LANES")
 # and then the store, the fence and the copy follow. If O has its own buffer, no warp has to wait for this copy now,
 # because the next row block is already under way.
 #
-# One more fence is in `wipe` ([pipeline.py](../fa2_lab/kernels/hopper/shared/pipeline.py)). With key lengths or a
+# One more fence is in `zero_oob_rows` ([pipeline.py](../fa2_lab/kernels/hopper/shared/pipeline.py)). With key lengths or a
 # window, a tile of V holds rows that no query sees. Their p is 0, but 0 · ∞ is not a number, so these rows are set to
 # zero. Threads store these zeros and the tensor cores read them, so a fence is needed in between.
 

@@ -147,6 +147,6 @@ def wait(running, deps):
     return deps[0] if len(deps) == 1 else deps
 
 
-def wipe(tile, real, BEFORE=False):
+def zero_oob_rows(tile, real, BEFORE=False):
     tile[: max(0, real)] = 0 if BEFORE else tile[: max(0, real)]
     tile[max(0, real) :] = tile[max(0, real) :] if BEFORE else 0

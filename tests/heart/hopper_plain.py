@@ -1,6 +1,6 @@
 """Runs the Hopper kernels' own functions by Python, on NumPy tiles: one warp after the other, nothing at the same time.
 
-Who is where, who sees whom, what is masked or wiped, where it is stored, and whose turn it is are computed by the very
+Who is where, who sees whom, what is masked or zeroed, where it is stored, and whose turn it is are computed by the very
 lines that a GPU runs. Layouts, barriers and registers mean nothing here; the softmax and what is assembly have plain
 stand-ins, and so has the copy engine, which is told what a GPU's is told.
 """
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker, multiply, plain, wait, wipe
+from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker, multiply, plain, wait, zero_oob_rows
 
 from fa2_lab.kernels.common import tile
 from fa2_lab.kernels.hopper.backward import kernel as backward
@@ -75,9 +75,17 @@ def by_python(monkeypatch) -> None:
     far.value = 2**30
     for module in (tile, descriptors, geometry, forward, softmax, backward, rows, products, in_order):
         stand_ins = plain(module) | dict(tl=LANGUAGE, gl=LANGUAGE, ROWS=64, COLS=64, CONSUMERS=2, NEG_INF=-np.inf)
-        stand_ins |= dict(NO_ROW=2**30, LN2=np.log(2), accumulator=lambda columns: None, wipe=wipe, matrix=lambda x: x)
-        stand_ins |= dict(warpgroup_mma=multiply, warpgroup_mma_wait=wait, as_operand=lambda x, *_: x, anew=lambda x: x)
-        stand_ins |= dict(several=lambda n, block: [n, *block], fence_async_shared=lambda: None, FAR=far)
+        stand_ins |= dict(
+            NO_ROW=2**30,
+            LN2=np.log(2),
+            accumulator=lambda columns: None,
+            zero_oob_rows=zero_oob_rows,
+            matrix=lambda x: x,
+        )
+        stand_ins |= dict(
+            warpgroup_mma=multiply, warpgroup_mma_wait=wait, as_operand=lambda x, *_: x, opaque_smem=lambda x: x
+        )
+        stand_ins |= dict(stacked=lambda n, block: [n, *block], fence_async_shared=lambda: None, FAR=far)
         stand_ins |= dict(gdc_wait=COPY_ENGINE.others_end)
         stand_ins |= dict(tma=COPY_ENGINE, mbarrier=NOTHING, all_threads=lambda: None, **STAND_INS.get(module, {}))
         for name, x in stand_ins.items():

@@ -40,8 +40,8 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
     barriers,
     matrix,
     new_ring,
-    several,
-    wipe,
+    stacked,
+    zero_oob_rows,
 )
 
 
@@ -158,16 +158,16 @@ def take(c: gl.constexpr, r, pipes, geometry):
     """Wait for K and V; returns this consumer's rows of V."""  # (64, d)
     k = pipes.k.take(r).slice(c * COLS, COLS, 0)
     v = pipes.v.take(r).slice(c * COLS, COLS, 0)
-    # Each consumer wipes its own 64 rows of K. For dQ it reads the other's, too, but only once that one has arrived at
-    # ds_filled, after it has wiped them and fenced.
+    # Each consumer zeroes its own 64 rows of K. For dQ it reads the other's, too, but only once that one has arrived at
+    # ds_filled, after it has zeroed them and fenced.
     if geometry.key_lengths is not None:
         real = pipes.mailbox.read(r, "length") - pipes.mailbox.read(r, "col") - c * COLS
-        wipe(k, real)
-        wipe(v, real)
+        zero_oob_rows(k, real)
+        zero_oob_rows(v, real)
     if geometry.left is not None:  # no row sees a key before the first row's first
         unseen = geometry.begin(0) - pipes.mailbox.read(r, "col") - c * COLS
-        wipe(k, unseen, BEFORE=True)
-        wipe(v, unseen, BEFORE=True)
+        zero_oob_rows(k, unseen, BEFORE=True)
+        zero_oob_rows(v, unseen, BEFORE=True)
     return v
 
 
@@ -275,7 +275,7 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
 @gluon.jit
 def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
     """Write x (64, d) by a bulk copy, through the place where dQ waited."""
-    room: gl.constexpr = several(pipes.sizes.B_r // 64, X.block_shape)
+    room: gl.constexpr = stacked(pipes.sizes.B_r // 64, X.block_shape)
     tile = pipes.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)
     tma.store_wait(0)
     matrix(tile).store(x.to(X.dtype))

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 from fa2_lab.kernels.hopper.shared.geometry import NO_ROW
 from fa2_lab.kernels.hopper.shared.mailbox import Numbers, all_threads, new_numbers
-from fa2_lab.kernels.hopper.shared.pipeline import accumulator, barriers, matrix, several
+from fa2_lab.kernels.hopper.shared.pipeline import accumulator, barriers, matrix, stacked
 
 CONSUMERS = gl.constexpr(2)
 COLS = gl.constexpr(64)  # of one consumer
@@ -135,7 +135,7 @@ class Rows:
 def new_rows(Q, dO, starts, shown: gl.constexpr):
     """Two empty stages for tiles as the descriptors say."""
     B_r: gl.constexpr = Q.block_shape[-2]
-    q = gl.allocate_shared_memory(Q.dtype, several(2, Q.block_shape), Q.layout)
-    do = gl.allocate_shared_memory(Q.dtype, several(2, Q.block_shape), dO.layout)
+    q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
+    do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)
     start = gl.allocate_shared_memory(gl.float32, [2, 1, 2 * B_r], starts.layout)
     return Rows(q, do, start, new_numbers(shown, 4), barriers(2, 1), barriers(2, CONSUMERS), B_r)

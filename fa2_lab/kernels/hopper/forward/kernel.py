@@ -23,13 +23,13 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
     PingPong,
     Ring,
     accumulator,
-    anew,
     as_operand,
     matrix,
     new_ping_pong,
     new_ring,
-    several,
-    wipe,
+    opaque_smem,
+    stacked,
+    zero_oob_rows,
 )
 from fa2_lab.kernels.triton_versions import by_triton
 
@@ -164,7 +164,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
     o = gl.zeros([ROWS, d], gl.float32, accumulator(d))  # FA2.A1.L5
 
     if geometry.key_lengths is not None:  # waits for V before K is released: needs two stages, see forward_kernel()
-        wipe(pipes.v.take(n), length - (end - 1) * B_c)
+        zero_oob_rows(pipes.v.take(n), length - (end - 1) * B_c)
     s = start_scores(c, n, q, pipes)
     pipes.ping_pong.pass_on(c)
     s = warpgroup_mma_wait(0, deps=[s])
@@ -182,7 +182,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
         pipes.q.release(q_tile)
 
     if geometry.left is not None:  # no row sees a key before the first row's first
-        wipe(pipes.v.take(n + T_c - 1), geometry.begin(0) - first * B_c, BEFORE=True)
+        zero_oob_rows(pipes.v.take(n + T_c - 1), geometry.begin(0) - first * B_c, BEFORE=True)
     o = warpgroup_mma(p, pipes.v.take(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     return o, m * (scale_log2 / scale), l
@@ -244,7 +244,7 @@ def start_scores(c: gl.constexpr, n, q, pipes):
     zero = gl.zeros([ROWS, B_c], gl.float32, accumulator(B_c))
     pipes.ping_pong.wait(c, n)
     if pipes.sizes.thrifty:
-        q = anew(q)
+        q = opaque_smem(q)
     return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
 
 
@@ -295,7 +295,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
     scheduler = Scheduler(counter, block_count(N_q, sequences, SIZES.rows), batch * H, at_once, DRAWN=False)
     q = new_ring(Q, CONSUMERS * (2 if SIZES.O_apart else 1), 1)
     if SIZES.O_apart:
-        o = gl.allocate_shared_memory(O.dtype, several(CONSUMERS, O.block_shape), O.layout)
+        o = gl.allocate_shared_memory(O.dtype, stacked(CONSUMERS, O.block_shape), O.layout)
     else:
         o = q.tiles
     # K and V have equally many stages: a release of K's tile frees V's, too. With key_lengths there are at least two:

@@ -73,7 +73,7 @@ class Ring:
 @gluon.jit
 def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, RELEASED: gl.constexpr = True):
     """A ring of tiles as the descriptor `source` describes them, emptied by so many consumers."""
-    tiles = gl.allocate_shared_memory(source.dtype, several(stages, source.block_shape), source.layout)
+    tiles = gl.allocate_shared_memory(source.dtype, stacked(stages, source.block_shape), source.layout)
     return Ring(tiles, barriers(stages, 1), barriers(stages, consumers, RELEASED), stages, RELEASED)
 
 
@@ -123,13 +123,13 @@ def matrix(tile):
 
 
 @gluon.constexpr_function
-def several(n, block):
+def stacked(n, block):
     """The shape of so many tiles."""
     return [n, *block]
 
 
 @gluon.jit
-def wipe(tile, real, BEFORE: gl.constexpr = False):
+def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
     """Zero a tile's rows from `real` on, or before: p is 0 there, but 0 times what an unused key may hold need not be.
 
     Every consumer writes the same bits, so it does not matter that they do so side by side. compute-sanitizer's
@@ -149,7 +149,7 @@ def wipe(tile, real, BEFORE: gl.constexpr = False):
 
 
 @gluon.jit
-def anew(tile):
+def opaque_smem(tile):
     """The same tile, whose addresses are computed here: the compiler would do so ahead, and keep them in registers."""
     zero = gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
     return tile.reinterpret(tile.dtype, [1, tile.shape[0], tile.shape[1]], tile.layout).index(zero)
