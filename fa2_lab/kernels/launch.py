@@ -21,7 +21,7 @@ MiB = 2**20
 SIZES = ["H", "group", "N_k", "heads", "heads_at_once", "sequences"]
 
 # Programmatic dependent launch: a kernel may start while the one before it still runs, and waits for it by itself.
-EARLY = dict(launch_pdl=True)
+USE_PDL = dict(launch_pdl=True)
 
 FUSED = dict(enable_fp_fusion=True)  # a product and a sum are one instruction: from Triton 3.10 on no longer unasked
 

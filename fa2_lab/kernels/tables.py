@@ -27,14 +27,18 @@ class Blocks:
     warps: int
     stages: int
     registers: int | None = None  # the most a thread may take; only NVIDIA's compiler can be told
-    thrifty: bool = False  # whether the compiler must do with fewer registers than it would
+    low_reg_schedule: bool = False  # whether the compiler must do with fewer registers than it would
     d_pad: int = 0  # d as the tensor cores take it
     upcast: bool = False  # whether tiles become fp32 before they are multiplied
 
     def compiler_options(self) -> dict:
         """What Triton's compiler is told: warps, stages, and the most registers of a thread if they are limited."""
         limit = {} if self.registers is None else dict(maxnreg=self.registers)
-        return dict(num_warps=self.warps, num_stages=self.stages) | limit | (FEWER_REGISTERS if self.thrifty else {})
+        return (
+            dict(num_warps=self.warps, num_stages=self.stages)
+            | limit
+            | (FEWER_REGISTERS if self.low_reg_schedule else {})
+        )
 
     def tile(self, Q: torch.Tensor) -> PortableTile:
         """What a kernel for tensors like Q is compiled for."""
@@ -46,7 +50,7 @@ class Blocks:
 TIGHT = by_triton({"3.6": False, "3.9": True})  # it keeps more addresses in registers: without care some are spilled
 FEWER_REGISTERS = dict(sched4reg=True)  # an option since Triton 3.9: its order of instructions needs fewer
 
-# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, thrifty]])}}; a pair is (full, causal)
+# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, low_reg_schedule]])}}; a pair is (full, causal)
 HOPPER = dict(
     forward={
         16: (64, 64, 4, 3),

@@ -55,7 +55,7 @@ def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
 
 def entry(blocks) -> tuple:
     """Block sizes as the tables have them: registers and thrift where they are limited."""
-    limits = (blocks.registers, blocks.thrifty) if blocks.registers or blocks.thrifty else ()
+    limits = (blocks.registers, blocks.low_reg_schedule) if blocks.registers or blocks.low_reg_schedule else ()
     return blocks.B_r, blocks.B_c, blocks.warps, blocks.stages, *limits
 
 

@@ -200,7 +200,7 @@ display(Markdown("\n".join(lines)))
 # really allocated.
 #
 # `new_ring` makes the ring of chapter 12a. `ForwardPipes` gives all shared memory one name. It is an *aggregate*, which
-# is Gluon's class with typed fields. If registers run short, `thrifty` asks the compiler for another order of
+# is Gluon's class with typed fields. If registers run short, `low_reg_schedule` asks the compiler for another order of
 # instructions.
 #
 # Some names are only for special calls. `NEXT_PACKED` and `cu_seqlens_q` are for packed sequences ([chapter

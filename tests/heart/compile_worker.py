@@ -172,7 +172,7 @@ def few() -> list[tuple]:
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
     jobs.append((128, 512, WIDE, True, False))  # met without the mask alone above
-    long_rows = replace(USUAL[64], thrifty=tables.TIGHT)
+    long_rows = replace(USUAL[64], low_reg_schedule=tables.TIGHT)
     windows = ((64, True, True), (96, True, True), (128, True, False), (128, False, False))
     jobs += [(d, 511 + keys, None, causal, keys, NEAR) for d, causal, keys in windows]
     packed = ((64, USUAL[64], False), (64, long_rows, True), (128, WIDE, True), (128, USUAL[128], True))

@@ -303,7 +303,7 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
     place = described(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
     O, L = np.full(Q.shape, np.nan), np.full(Q.shape[1::-1] if starts else Q.shape[:3], np.nan)
     d, heads = Q.shape[-1], L.size // place.N_q
-    sizes = SimpleNamespace(consumers=consumers, O_apart=consumers < 3, thrifty=True, d_pad=d)
+    sizes = SimpleNamespace(consumers=consumers, O_apart=consumers < 3, low_reg_schedule=True, d_pad=d)
     pipes = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), sizes=sizes)
     pipes.mailbox = Mailbox((forward.NEXT_PACKED if starts else forward.NEXT).value)
     pipes.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)

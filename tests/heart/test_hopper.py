@@ -223,7 +223,11 @@ def test_sizes_fit():
     """Registers and shared memory as the chip has them, counted from the sizes."""
     assert set(sizes.CAUSAL) == {*sizes.USUAL, 192}
     assert set(sizes.FULL) == set(sizes.USUAL) == set(map(sizes.d_padded, sizes.DIMENSIONS))
-    assert all(size.thrifty is TIGHT for size, causal, _ in kinds(64) if causal and size.ping_pong and size.stages == 4)
+    assert all(
+        size.low_reg_schedule is TIGHT
+        for size, causal, _ in kinds(64)
+        if causal and size.ping_pong and size.stages == 4
+    )
     for size in {size for d in sizes.USUAL for size, *_ in kinds(d)}:
         assert 128 * (size.registers * size.consumers + 32) <= 65536
         rows = 64 * size.consumers * (3 if size.O_apart else 1) + 2 * size.stages * size.B_c

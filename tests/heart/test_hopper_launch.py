@@ -204,7 +204,7 @@ def test_expanded_heads_are_taken_and_their_gradients_lie_apart(packed, monkeypa
 
 
 def test_the_order_of_a_step_is_what_is_fastest_where():
-    """dv_late, dk_late, hold_v, last_first and thrifty, of d, N_q, causal, ragged and deterministic."""
+    """dv_late, dk_late, hold_v, last_first and low_reg_schedule, of d, N_q, causal, ragged and deterministic."""
     for kind, want in {
         (64, 512, False, True, False): (True, False, False, True, TIGHT),
         (64, 512, True, False, False): (True, not TIGHT, False, True, TIGHT),
@@ -217,7 +217,7 @@ def test_the_order_of_a_step_is_what_is_fastest_where():
         (128, 2048, False, False, True): 5 * (False,),
     }.items():
         x = backward_sizes.choose(*kind)
-        assert (x.dv_late, x.dk_late, x.hold_v, x.last_first, x.thrifty) == want, kind
+        assert (x.dv_late, x.dk_late, x.hold_v, x.last_first, x.low_reg_schedule) == want, kind
 
 
 def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monkeypatch):

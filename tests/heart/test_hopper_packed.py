@@ -221,7 +221,7 @@ def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan):
     q = torch.empty(16 * 3000, 2048 // d, d, dtype=torch.float16, device="meta")
     chosen = forward.prepare_launch(q, q, q, Options(causal, 0.1), False, 16).arguments["SIZES"]
     named = forward.sizes.USUAL[d] if plan == "USUAL" else getattr(forward.sizes, plan)
-    assert replace(chosen, thrifty=False) == replace(named, thrifty=False) and chosen.d_pad == d
+    assert replace(chosen, low_reg_schedule=False) == replace(named, low_reg_schedule=False) and chosen.d_pad == d
 
 
 @pytest.mark.parametrize("d", (64, 128))

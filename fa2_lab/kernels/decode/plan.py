@@ -110,7 +110,7 @@ def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[st
     warps, registers = min(4, max(1, parts * width // 1024)), blocks.registers and 128
     options = tables.Blocks(blocks.B_r, blocks.B_c, warps, stages=1, registers=registers).compiler_options()
     if common["tile"].early_merge:
-        options |= launch.EARLY
+        options |= launch.USE_PDL
     numbers = dict(batch=shape.batch, share=cut.share, programs=cut.programs)
     own = dict(SPLIT_KV=cut.splits > 0, PARTS=parts, WIDTH=width)
     grid = shape.batch * shape.H * shape.N_q * (blocks.d_pad // width)

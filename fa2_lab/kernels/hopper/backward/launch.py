@@ -13,7 +13,7 @@ from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.backward.sums import bwd_postprocess, bwd_preprocess
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
-from fa2_lab.kernels.launch import EARLY, Launch, multiprocessors, on_device_of, programs, shape, strides
+from fa2_lab.kernels.launch import USE_PDL, Launch, multiprocessors, on_device_of, programs, shape, strides
 from fa2_lab.kernels.prepared import Options, like, shaped_like
 
 
@@ -132,7 +132,7 @@ def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
     return Launch(
         backward_kernel,
         min(SMs, column_blocks * parts),
-        chosen.options | EARLY,
+        chosen.options | USE_PDL,
         (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
         **dict(group=H // H_kv, T_r=starts[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
         **dict(at_once=min(heads, at_once), left=options.left, right=options.right, scale=base_2(scale)),
@@ -147,7 +147,7 @@ def prepare_after(Q: Tensor, K: Tensor, V: Tensor, options: Options, chosen: siz
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
     out_strides = tuple(strides(shaped_like(X)) for X in (Q, K, V))
     return Launch(
-        *(bwd_postprocess, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | EARLY),
+        *(bwd_postprocess, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | USE_PDL),
         **dict(strides=out_strides, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),
         **dict(scale=options.scale, d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
     )

@@ -25,12 +25,12 @@ class BackwardSizes:
     dk_late: bool  # dK's product starts in the next step, not at the end of its own
     hold_v: bool  # half of V stays in registers
     last_first: bool  # row blocks from the last to the first; the last is seen by all column blocks of a head
-    thrifty: bool = False  # whether the compiler must do with fewer registers than it would
+    low_reg_schedule: bool = False  # whether the compiler must do with fewer registers than it would
 
     @property
     def options(self) -> dict:
         """What the compiler is told."""
-        return dict(num_warps=4) | (FEWER_REGISTERS if self.thrifty else {})
+        return dict(num_warps=4) | (FEWER_REGISTERS if self.low_reg_schedule else {})
 
     @property
     def W(self) -> int:
@@ -50,7 +50,7 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = F
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not deterministic)
-        return BackwardSizes(128, 64, **order, thrifty=TIGHT and not (deterministic and causal))
+        return BackwardSizes(128, 64, **order, low_reg_schedule=TIGHT and not (deterministic and causal))
     hold_v = not (causal or ragged or deterministic)
     late = causal and N_q > 2048 and not TIGHT
     return BackwardSizes(64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False)

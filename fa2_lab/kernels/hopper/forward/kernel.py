@@ -243,7 +243,7 @@ def start_scores(c: gl.constexpr, n, q, pipes):
     B_c: gl.constexpr = k.shape[0]
     zero = gl.zeros([ROWS, B_c], gl.float32, accumulator(B_c))
     pipes.ping_pong.wait(c, n)
-    if pipes.sizes.thrifty:
+    if pipes.sizes.low_reg_schedule:
         q = opaque_smem(q)
     return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
 

@@ -25,7 +25,7 @@ class ForwardSizes:
     d_pad: int = 128
     ping_pong: bool = False  # consumers start their products in turn
     O_apart: bool = True  # O waits for its copy to HBM in a place of its own, not in Q's
-    thrifty: bool = False  # whether the compiler must do with fewer registers than it would
+    low_reg_schedule: bool = False  # whether the compiler must do with fewer registers than it would
 
     @property
     def rows(self) -> int:
@@ -40,14 +40,14 @@ class ForwardSizes:
     @property
     def options(self) -> dict:
         """What the compiler is told. At d 256 it is enough that Q's addresses are computed where they are needed."""
-        return dict(num_warps=4) | (FEWER_REGISTERS if self.thrifty and self.d_pad < 256 else {})
+        return dict(num_warps=4) | (FEWER_REGISTERS if self.low_reg_schedule and self.d_pad < 256 else {})
 
 
 # Sizes by d_pad. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
 USUAL = {
     64: ForwardSizes(128, consumers=3, stages=4, d_pad=64, ping_pong=True),
     128: ForwardSizes(128, consumers=2, stages=2),
-    256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, thrifty=TIGHT),
+    256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, low_reg_schedule=TIGHT),
 }
 ALONE = {d_pad: replace(sizes, consumers=1, ping_pong=False) for d_pad, sizes in USUAL.items()}
 # Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles. And for rows without a
@@ -111,7 +111,7 @@ def choose_for_window(d: int, causal: bool) -> ForwardSizes:
     Its mask takes registers: beyond d 128 there are not enough, and beyond d 64 some without a bound on the right would
     spill. A bound that is not the causal mask's is not told apart.
     """
-    return HALF[64] if d <= 64 else replace(WIDE, thrifty=TIGHT and not causal)
+    return HALF[64] if d <= 64 else replace(WIDE, low_reg_schedule=TIGHT and not causal)
 
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
@@ -133,7 +133,9 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
         found = min((row for row in FULL[d_pad] if not (lengths and row[0] == WIDE)), key=time)[0]
         if causal and found == USUAL[128]:  # two consumers see unequally many tiles: in turn, neither is a tile ahead
             found = replace(found, ping_pong=True)
-    return replace(found, thrifty=TIGHT) if causal and found == USUAL[64] else found  # the mask takes registers, too
+    return (
+        replace(found, low_reg_schedule=TIGHT) if causal and found == USUAL[64] else found
+    )  # the mask takes registers, too
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
