@@ -18,7 +18,7 @@ triton_versions.prepare()
 MiB = 2**20
 
 # Triton compiles one kernel for all values of these.
-SIZES = ["H", "group", "N_k", "heads", "heads_at_once", "sequences"]
+SIZES = ["H", "group", "N_k", "heads", "l2_group", "sequences"]
 
 # Programmatic dependent launch: a kernel may start while the one before it still runs, and waits for it by itself.
 USE_PDL = dict(launch_pdl=True)
@@ -129,7 +129,7 @@ def sizes(Q: torch.Tensor, K: torch.Tensor, of: torch.Tensor, streamed: torch.Te
     """The sizes that kernels take as they are. Programs belong to the heads `of` one tensor and stream two like one."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(of)
     found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
-    return found | dict(heads_at_once=min(batch * heads, heads_at_once(streamed)))
+    return found | dict(l2_group=min(batch * heads, l2_group(streamed)))
 
 
 def window(options: Any) -> tuple:
@@ -137,7 +137,7 @@ def window(options: Any) -> tuple:
     return options.left, triton.language.constexpr(0) if options.causal else options.right
 
 
-def heads_at_once(X: torch.Tensor) -> int:
+def l2_group(X: torch.Tensor) -> int:
     """How many heads to run side by side, so that what they stream, two tensors like X, stays in 8 MiB of L2."""
     _, _, N, d = shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))

@@ -34,11 +34,8 @@ class Blocks:
     def compiler_options(self) -> dict:
         """What Triton's compiler is told: warps, stages, and the most registers of a thread if they are limited."""
         limit = {} if self.registers is None else dict(maxnreg=self.registers)
-        return (
-            dict(num_warps=self.warps, num_stages=self.stages)
-            | limit
-            | (FEWER_REGISTERS if self.low_reg_schedule else {})
-        )
+        schedule = FEWER_REGISTERS if self.low_reg_schedule else {}
+        return dict(num_warps=self.warps, num_stages=self.stages) | limit | schedule
 
     def tile(self, Q: torch.Tensor) -> PortableTile:
         """What a kernel for tensors like Q is compiled for."""

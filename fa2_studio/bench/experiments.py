@@ -61,15 +61,15 @@ TABLE = """
 18 with two stages | STAGES=2 | | full 1.0, causal 1.0 | What is the third stage worth, which rung 21 gives away?
 20 with two stages | STAGES=2 | | full 1.0, causal 1.0 | The same where products overlap
 # Order, and the L2 cache
-13, heavy first in each head | at_once=1 | r12 | few causal 0.68 | Is heavy first inside each head enough?
-13 at_once=1 | at_once=1 | | full ?, causal ? | How many heads fit in L2 side by side?
-13 at_once=2 | at_once=2 | | full ?, causal ? | How many heads fit in L2 side by side?
-13 at_once=4 | at_once=4 | | full ?, causal ? | How many heads fit in L2 side by side?
-13 at_once=16 | at_once=16 | | full ?, causal ? | How many heads fit in L2 side by side?
-23 at_once=1 | at_once=1 | | full ?, causal ? | How many heads fit in L2 side by side?
-23 at_once=2 | at_once=2 | | full ?, causal ? | How many heads fit in L2 side by side?
-23 at_once=4 | at_once=4 | | full ?, causal ? | How many heads fit in L2 side by side?
-23 at_once=16 | at_once=16 | | full ?, causal ? | How many heads fit in L2 side by side?
+13, heavy first in each head | l2_group=1 | r12 | few causal 0.68 | Is heavy first inside each head enough?
+13 at_once=1 | l2_group=1 | | full ?, causal ? | How many heads fit in L2 side by side?
+13 at_once=2 | l2_group=2 | | full ?, causal ? | How many heads fit in L2 side by side?
+13 at_once=4 | l2_group=4 | | full ?, causal ? | How many heads fit in L2 side by side?
+13 at_once=16 | l2_group=16 | | full ?, causal ? | How many heads fit in L2 side by side?
+23 at_once=1 | l2_group=1 | | full ?, causal ? | How many heads fit in L2 side by side?
+23 at_once=2 | l2_group=2 | | full ?, causal ? | How many heads fit in L2 side by side?
+23 at_once=4 | l2_group=4 | | full ?, causal ? | How many heads fit in L2 side by side?
+23 at_once=16 | l2_group=16 | | full ?, causal ? | How many heads fit in L2 side by side?
 # The last rungs
 20 for fewer registers | sched4reg=True | | full 64 1.01 |
     With Triton 3.9 it spills at d = 64 without a mask. What does that cost?

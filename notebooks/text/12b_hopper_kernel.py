@@ -330,7 +330,7 @@ read(KERNEL, "consumer", begin="# Two intervals", end="q = pipes")
 #
 # ```text
 # begin            first                    end             last
-#   |  skip: window  |   visit: these rows    |  skip: causal  |
+#   |  drain: window |   visit: these rows    |  drain: causal |
 #                                        ◄── this way
 # ```
 
@@ -343,10 +343,10 @@ read(KERNEL, "consumer", begin="for j in range(last - end)", end="n += last", of
 # last S. Otherwise, and also if there was no `visit`, Q is released here, once the copy of O has ended.
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "skip")
+read(KERNEL, "drain_tile")
 
 # %% [markdown]
-# **Predict.** `skip` neither uses V's tile nor releases it. Why does it still call `pipes.v.take(n)`?
+# **Predict.** `drain_tile` neither uses V's tile nor releases it. Why does it still call `pipes.v.take(n)`?
 #
 # - ☐ because `take` counts, so this consumer would otherwise fall one tile behind
 # - ☐ because K would otherwise be released before V's copy is complete
@@ -421,7 +421,7 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 
 # %% [markdown]
 # The barrier of consumer 0 gets an arrival in advance, since otherwise no consumer could begin. A consumer that skips a
-# tile must still pass the turn on, as `skip` does. Ping-pong costs one wait per tile. At d = 64, where exponentials
+# tile must still pass the turn on, as `drain_tile` does. Ping-pong costs one wait per tile. At d = 64, where exponentials
 # take as long as both matmuls, it made the kernel 0.99 to 1.07 times as fast. At d = 128, where exponentials take half
 # as long, it made the kernel only 0.99 times as fast. Under the mask, however, ping-pong is also on at d = 128 if there
 # are many more keys than rows, as the table of ideas in part 5 shows.

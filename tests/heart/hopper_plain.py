@@ -270,10 +270,10 @@ class Stages:
         return self.kept[-1]
 
 
-def scheduler(blocks: int, heads: int, at_once: int, only=None):
+def scheduler(blocks: int, heads: int, l2_group: int, only=None):
     """Hands out all blocks to one program, or only one."""
     numbers = iter(range(blocks * heads) if only is None else [only])
-    one = made(geometry.Scheduler, dict(blocks=blocks, heads=heads, at_once=at_once))
+    one = made(geometry.Scheduler, dict(blocks=blocks, heads=heads, l2_group=l2_group))
     one.first = one.next = lambda: Whole(next(numbers, blocks * heads))
     one.leave = lambda: None
     return one
@@ -320,7 +320,7 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
     return O, L
 
 
-def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, at_once=1, starts=None):
+def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, l2_group=1, starts=None):
     """What the backward's producer has added, for every number at the scheduler: [(place, turn), …] of a consumer."""
     batch = len(lengths or [N_k])
     Q, K = ((N_q, 2 * group, 8), (N_k, 2, 8)) if starts else ((batch, 2 * group, N_q, 8), (batch, 2, N_k, 8))
@@ -332,7 +332,7 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, at_once=1,
         semaphore, sizes = SimpleNamespace(USED=True), SimpleNamespace(last_first=False)
         pipes = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, dq_semaphore=semaphore, sizes=sizes)
         pipes.rows = SimpleNamespace(fill=lambda *shown, added=added: added.append(shown[-2:]))
-        blocks = scheduler(T_c, batch * 2 * parts, at_once * parts, only=number)
+        blocks = scheduler(T_c, batch * 2 * parts, l2_group * parts, only=number)
         backward.producer(Q, None, None, None, None, pipes, blocks, place, T_r, parts)
         if parts > 1 and added:
             added.append((mailbox.read(0, "place"), mailbox.read(0, "turn")))

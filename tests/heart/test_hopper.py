@@ -212,11 +212,11 @@ def test_sizes(d, N_q, N_k, heads, causal, lengths, consumers, B_c):
 
 
 @pytest.mark.parametrize(
-    "heads, least, at_once",
+    "heads, least, l2_group",
     [(32, 29, 32), (32, 11, 16), (128, 20, 32), (16, 4, 4), (24, 5, 6), (113, 5, 6), (7, 1, 1), (3, 9, 3)],
 )
-def test_no_few_heads_are_left_over(heads, least, at_once):
-    assert host.evenly(heads, least) == at_once
+def test_no_few_heads_are_left_over(heads, least, l2_group):
+    assert host.evenly(heads, least) == l2_group
 
 
 def test_sizes_fit():

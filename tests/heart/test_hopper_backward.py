@@ -119,7 +119,7 @@ def test_parts():
 
 def test_in_turn_fewer_heads_of_large_groups_run_at_a_time():
     """As many as 8 MiB hold, with Q and dO of all their query heads."""
-    assert [sizes.at_once_in_turn(2048, 128, group) for group in (1, 4, 8, 64)] == [8, 2, 1, 1]
+    assert [sizes.l2_group_in_turn(2048, 128, group) for group in (1, 4, 8, 64)] == [8, 2, 1, 1]
 
 
 # Right on a GPU -----------------------------------------------------------------------------------------------

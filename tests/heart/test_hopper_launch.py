@@ -59,7 +59,7 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     assert args["RAGGED"] is (lengths or sequences is not None or N_k % want.B_c != 0)
     assert (args["CAUSAL"], args["group"], args["sequences"], args["left"]) == (causal, group, sequences, None)
     assert args["scale_log2"] == pytest.approx(0.1 / log(2))
-    assert args["at_once"] == group * forward_sizes.heads_at_once(ceil(N_k / many), d, batch * H_kv, causal)
+    assert args["l2_group"] == group * forward_sizes.l2_group(ceil(N_k / many), d, batch * H_kv, causal)
     rows = [described.block_shape[-2:] for described in made.descriptors]
     assert rows == [[n, want.d_pad] for n in (64, want.B_c, want.B_c, 64)]
 
@@ -88,7 +88,7 @@ def test_the_forward_s_windows_have_sizes_of_their_own(options, monkeypatch):
     monkeypatch.setattr(backward, "Launch", lambda *setting, **arguments: told.append(arguments))
     backward.prepare(Q, Q, K, K, Q, options)
     assert (told[1]["CAUSAL"], told[1]["left"], told[1]["right"]) == (options.causal, options.left, options.right)
-    assert told[1]["at_once"] == told[1]["heads"] > 1, "as under the causal mask"
+    assert told[1]["l2_group"] == told[1]["heads"] > 1, "as under the causal mask"
     assert not backward.choose(*tensors(1, 2, 1, 500, 640, 128), options, None, False, None)[0].hold_v
     packed = tensors(1, 2, 1, 500, 600, 64, packed=True)
     assert forward.prepare(packed[0], packed[1], packed[1], options, sequences=2) is None
@@ -142,12 +142,12 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     assert 2 ** args["scale"] == pytest.approx(exp(0.1))
     assert {x.block_shape[-1] for x in made[:4]} == {chosen.d_pad}
     if deterministic:
-        at_once = parts * backward_sizes.at_once_in_turn(ceil(N_q / many), d, group)
+        l2_group = parts * backward_sizes.l2_group_in_turn(ceil(N_q / many), d, group)
     else:
         blocks = ceil(column_blocks / (batch * H_kv * many))
         bytes_each = ceil(N_q / (many * parts)) * group * 4 * (d + chosen.d_pad)
-        at_once = backward_sizes.at_once(blocks, batch * H_kv * parts, SMs, causal, group, bytes_each)
-    assert args["heads"] == batch * H_kv * parts and args["at_once"] == min(args["heads"], at_once)
+        l2_group = backward_sizes.l2_group(blocks, batch * H_kv * parts, SMs, causal, group, bytes_each)
+    assert args["heads"] == batch * H_kv * parts and args["l2_group"] == min(args["heads"], l2_group)
     assert args["T_r"] * batch * H == row_blocks == len(start) and start.shape[1] == 2 * chosen.B_r
 
     tile = 64 * chosen.d_pad  # numbers of 64 rows
@@ -237,9 +237,9 @@ def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monk
 
 def test_as_many_heads_at_once_as_l2_holds():
     """K and V of 11 MiB, or of 21 where those of one head are 1 MiB or more; or some more, if none are left over."""
-    for N_k, heads, at_once in ((1024, 4400, 44), (4095, 2100, 12), (4096, 2100, 21), (10**6, 7, 1)):
-        assert forward_sizes.heads_at_once(N_k, 64, heads, True) == at_once
-        assert forward_sizes.heads_at_once(N_k, 64, heads, False) == 1
+    for N_k, heads, l2_group in ((1024, 4400, 44), (4095, 2100, 12), (4096, 2100, 21), (10**6, 7, 1)):
+        assert forward_sizes.l2_group(N_k, 64, heads, True) == l2_group
+        assert forward_sizes.l2_group(N_k, 64, heads, False) == 1
 
 
 def test_shapes_that_fill_the_chip_alike_have_no_few_heads_left_over():
@@ -248,7 +248,7 @@ def test_shapes_that_fill_the_chip_alike_have_no_few_heads_left_over():
     each = {2**10: 8, 2**22: 8, 2**23: 4, 2**24: 2, 2**30: 2}  # bytes of a head: how many at least
     for (blocks, heads), group in product(((64, 64), (16, 128), (11, 32), (25, 16), (1, 999)), (1, 2, 3)):
         for bytes_each, most in each.items():
-            n = backward_sizes.at_once(blocks, heads, SMs, True, group, bytes_each)
+            n = backward_sizes.l2_group(blocks, heads, SMs, True, group, bytes_each)
             least = min(heads, max(4 if group > 2 else most, ceil(0.8 * SMs / blocks)))
             assert least <= n < 2 * least and -heads % n == min(-heads % k for k in range(least, 2 * least))
-    assert backward_sizes.at_once(32, 64, SMs, False, 1, 1) == 1
+    assert backward_sizes.l2_group(32, 64, SMs, False, 1, 1) == 1

@@ -150,7 +150,7 @@ def test_all_add_in_one_order_and_nobody_waits_for_ever(n_q, n_k, monkeypatch):
     chance = random.Random(sum(n_q))
     for causal, (group, parts) in product((False, True), ((1, 1), (2, 3))):
         kind = dict(window=(None, 0 if causal else None), group=group, parts=parts, starts=(ends(n_q), ends(n_k)))
-        items = list(in_turn(sum(n_q), sum(n_k), **kind, at_once=1 + causal))
+        items = list(in_turn(sum(n_q), sum(n_k), **kind, l2_group=1 + causal))
         orders = [in_any_order(items, programs, chance) for programs in (1, 3, 200)]
         assert all(order == orders[0] for order in orders), kind
         assert sum(map(len, items)) == sum(map(len, orders[0].values())) > 0, kind
@@ -233,7 +233,7 @@ def test_one_long_sequence_among_short_ones_changes_sizes_alone(d):
         for hint in (False, True)
     )
     assert (short["SIZES"].B_c, long["SIZES"].rows) == (64, 192)
-    assert {name for name in long if long[name] != short[name]} == {"SIZES", "at_once"}
+    assert {name for name in long if long[name] != short[name]} == {"SIZES", "l2_group"}
 
 
 def test_a_batch_of_other_lengths_is_of_the_same_kind():

@@ -87,14 +87,14 @@ def test_each_block_is_handed_out_once_and_the_counters_end_at_zero(DRAWN, monke
     monkeypatch.setattr(geometry, "gl", SimpleNamespace(**language))
     for programs in (1, 3, 20):
         blocks, heads = Whole(5), Whole(7)
-        one = made(geometry.Scheduler, dict(counter=counter, blocks=blocks, heads=heads, at_once=2, DRAWN=DRAWN))
+        one = made(geometry.Scheduler, dict(counter=counter, blocks=blocks, heads=heads, l2_group=2, DRAWN=DRAWN))
         running, found = dict.fromkeys(range(programs)), Counter()
         while running:
             program[0] = chance.choice(list(running))
             t = running[program[0]]
             running[program[0]] = t = one.first() if t is None else one.next()
             if one.more(t):
-                found[one.place(t)] += 1
+                found[one.tile_coord(t)] += 1
             else:
                 one.leave()
                 del running[program[0]]
@@ -131,7 +131,7 @@ def test_all_add_in_one_order_and_nobody_waits_for_ever(n, N_q, N_k):
     for w, (window, (group, parts)) in enumerate(product(WINDOWS, ((1, 1), (2, 3), (3, 7)))):
         lengths = (None, [N_k, 0], [N_k // 3, 129])[(n + w) % 3]
         options = dict(
-            window=window, lengths=lengths, group=group, parts=parts, B_r=(64, 128)[w % 2], at_once=1 + w % 2
+            window=window, lengths=lengths, group=group, parts=parts, B_r=(64, 128)[w % 2], l2_group=1 + w % 2
         )
         items = list(in_turn(N_q, N_k, **options))
         orders = [in_any_order(items, programs, chance) for programs in (1, 2, 5, 200)]

@@ -76,19 +76,19 @@ def test_what_the_compiler_and_the_kernels_are_told(monkeypatch):
 
 def test_heads_at_once_stream_no_more_than_is_given():
     """K and V of a head of 1024 rows, d 64, fp16 are 256 KiB together."""
-    assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, dtype=torch.float16, device="meta")) == 32
-    assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, device="meta")) == 16
-    assert launch.heads_at_once(torch.empty(1, 1, 2**20, 256, device="meta")) == 1
+    assert launch.l2_group(torch.empty(2, 7, 1024, 64, dtype=torch.float16, device="meta")) == 32
+    assert launch.l2_group(torch.empty(2, 7, 1024, 64, device="meta")) == 16
+    assert launch.l2_group(torch.empty(1, 1, 2**20, 256, device="meta")) == 1
     Q, K = (torch.empty(1, 8, N, 16, dtype=torch.float16, device="meta") for N in (2**21 + 64, 1))
-    assert launch.sizes(Q, K, Q, K, None)["heads_at_once"] == 8  # times all blocks of a head it must fit 32 bits
+    assert launch.sizes(Q, K, Q, K, None)["l2_group"] == 8  # times all blocks of a head it must fit 32 bits
 
 
 # Where programs and heads lie ---------------------------------------------------------------------------------
 
 
 @triton.jit
-def places_kernel(found, T, heads, heads_at_once):
-    i, head = tile.place(T, heads, heads_at_once)
+def places_kernel(found, T, heads, l2_group):
+    i, head = tile.tile_coord(T, heads, l2_group)
     tl.store(found + 2 * tl.program_id(0), i)
     tl.store(found + 2 * tl.program_id(0) + 1, head)
 

@@ -296,14 +296,14 @@ def test_rungs_are_launched_as_they_say(monkeypatch):
     assert stages == [1, 3]
     assert [launched(rung, monkeypatch, **sizes)[0] for rung in ("11", "12")] == [(2, 3), (3, 2)]
     for rung in ("13", "14"):  # heads side by side whose K and V fill 16 MiB
-        for N_k, at_once in ((300, 2**24 // (2 * 300 * 64 * 2)), (2**16, 1), (2**17, 1)):
+        for N_k, l2_group in ((300, 2**24 // (2 * 300 * 64 * 2)), (2**16, 1), (2**17, 1)):
             grid, given, _ = launched(rung, monkeypatch, **sizes | dict(N_k=N_k))
-            assert grid == (6,) and given[7:9] == (3, at_once)
+            assert grid == (6,) and given[7:9] == (3, l2_group)
 
 
 @triton.jit
-def places_kernel(found, T, heads, at_once, place: tl.constexpr):
-    i, head = place(T, heads, at_once)
+def places_kernel(found, T, heads, l2_group, tile_coord: tl.constexpr):
+    i, head = tile_coord(T, heads, l2_group)
     tl.store(found + 2 * tl.program_id(0), i)
     tl.store(found + 2 * tl.program_id(0) + 1, head)
 
@@ -312,7 +312,7 @@ def places_kernel(found, T, heads, at_once, place: tl.constexpr):
 def test_heavy_blocks_come_first_and_no_head_is_left_out(rung):
     """Seven heads of three blocks, four heads side by side: 0 to 3 block by block, then the three that are left."""
     found = torch.full((21, 2), -1, dtype=torch.int32, device=DEVICE)
-    places_kernel[(21,)](found, 3, 7, 4, ladder.load(rung).place)
+    places_kernel[(21,)](found, 3, 7, 4, ladder.load(rung).tile_coord)
     want = [[i, head] for some in (range(4), range(4, 7)) for i in (2, 1, 0) for head in some]
     assert found.tolist() == want
 

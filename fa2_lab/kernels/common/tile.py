@@ -38,21 +38,21 @@ class DropoutKey(NamedTuple):
 
 
 @triton.jit
-def place(T, heads, heads_at_once):
+def tile_coord(T, heads, l2_group):
     """This program's block and head."""
-    return block_of(tl.program_id(0), T, heads, heads_at_once)
+    return block_of(tl.program_id(0), T, heads, l2_group)
 
 
 @triton.jit
-def block_of(t, T, heads, heads_at_once):
+def block_of(t, T, heads, l2_group):
     """The t-th block, of T to a head, and its head: some heads run side by side, so that what they read stays in L2.
 
     Of these heads, block 0 of each comes before block 1.
     """
-    section = t // (heads_at_once * T)
-    within = t % (heads_at_once * T)
-    width = tl.minimum(heads_at_once, heads - section * heads_at_once)
-    return within // width, section * heads_at_once + within % width
+    section = t // (l2_group * T)
+    within = t % (l2_group * T)
+    width = tl.minimum(l2_group, heads - section * l2_group)
+    return within // width, section * l2_group + within % width
 
 
 @triton.jit
@@ -99,8 +99,8 @@ def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
 @triton.jit
 def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, RAGGED: tl.constexpr,
               UPCAST: tl.constexpr, row_begin=None):  # fmt: skip
-    """Load rows first … first + B of one head. With RAGGED, rows from n on, and those before `row_begin` if it is given,
-    are zeros, and their memory is not touched."""
+    """Load rows first … first + B of one head. With RAGGED, rows from n on are zeros, and their memory is not touched. So
+    are rows before `row_begin`, if it is given."""
     at = row_pointers(X, first, stride, B, d_pad)
     row = first + tl.arange(0, B)
     real = (row < n if row_begin is None else (row >= row_begin) & (row < n))[:, None]

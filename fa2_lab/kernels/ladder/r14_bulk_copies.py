@@ -36,18 +36,18 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 
 @triton.jit
-def place(T_r, heads, at_once):
-    """This program's row block and head: `at_once` heads side by side, the row blocks that see most keys first."""
-    section, within = tl.program_id(0) // (at_once * T_r), tl.program_id(0) % (at_once * T_r)
-    width = tl.minimum(at_once, heads - section * at_once)
-    return T_r - 1 - within // width, section * at_once + within % width
+def tile_coord(T_r, heads, l2_group):
+    """This program's row block and head: `l2_group` heads side by side, the row blocks that see most keys first."""
+    section, within = tl.program_id(0) // (l2_group * T_r), tl.program_id(0) % (l2_group * T_r)
+    width = tl.minimum(l2_group, heads - section * l2_group)
+    return T_r - 1 - within // width, section * l2_group + within % width
 
 
 @triton.jit
-def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
+def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
                    B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
     """One program computes one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
-    i, head = place(tl.cdiv(N_q, B_r), heads, at_once)  # FA2.A1.L3
+    i, head = tile_coord(tl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
     row = i + tl.arange(0, B_r)  # (B_r,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (B_r,)
@@ -82,10 +82,10 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    at_once = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
+    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
     grid = (triton.cdiv(N_q, 64) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     Q, K, V, O_tiles = (TensorDescriptor.from_tensor(X.view(batch * heads, -1, d), [1, 64, d]) for X in (Q, K, V, O))
-    forward_kernel[grid](Q, K, V, O_tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
+    forward_kernel[grid](Q, K, V, O_tiles, L, N_q, N_k, batch * heads, l2_group, d**-0.5 / math.log(2), CAUSAL=causal,
                          d=d, B_r=64, B_c=64, num_warps=4, num_stages=3, enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17
 

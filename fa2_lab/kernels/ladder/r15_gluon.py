@@ -28,11 +28,11 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def place(T_r, heads, at_once):
-    """This program's row block and head: `at_once` heads side by side, the row blocks that see most keys first."""
-    section, within = gl.program_id(0) // (at_once * T_r), gl.program_id(0) % (at_once * T_r)
-    width = gl.minimum(at_once, heads - section * at_once)
-    return T_r - 1 - within // width, section * at_once + within % width
+def tile_coord(T_r, heads, l2_group):
+    """This program's row block and head: `l2_group` heads side by side, the row blocks that see most keys first."""
+    section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
+    width = gl.minimum(l2_group, heads - section * l2_group)
+    return T_r - 1 - within // width, section * l2_group + within % width
 
 
 @gluon.jit
@@ -96,13 +96,13 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
+def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
     """One program computes one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
     B_c: gl.constexpr = K.block_shape[1]
     d: gl.constexpr = K.block_shape[2]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
-    i, head = place(gl.cdiv(N_q, 64), heads, at_once)  # FA2.A1.L3
+    i, head = tile_coord(gl.cdiv(N_q, 64), heads, l2_group)  # FA2.A1.L3
     i = i * 64
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
@@ -156,12 +156,12 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    at_once = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
+    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
     grid = (triton.cdiv(N_q, 64) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
     blocks = zip((q, k, v, O), (64, 64, 64, 64), strict=True)
     tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
-    forward_kernel[grid](*tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
+    forward_kernel[grid](*tiles, L, N_q, N_k, batch * heads, l2_group, d**-0.5 / math.log(2), CAUSAL=causal,
                          STAGES=3, num_warps=4, enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17
 

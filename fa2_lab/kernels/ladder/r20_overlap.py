@@ -31,11 +31,11 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def place(T_r, heads, at_once):
-    """This program's row block and head: `at_once` heads side by side, the row blocks that see most keys first."""
-    section, within = gl.program_id(0) // (at_once * T_r), gl.program_id(0) % (at_once * T_r)
-    width = gl.minimum(at_once, heads - section * at_once)
-    return T_r - 1 - within // width, section * at_once + within % width
+def tile_coord(T_r, heads, l2_group):
+    """This program's row block and head: `l2_group` heads side by side, the row blocks that see most keys first."""
+    section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
+    width = gl.minimum(l2_group, heads - section * l2_group)
+    return T_r - 1 - within // width, section * l2_group + within % width
 
 
 @gluon.jit
@@ -188,11 +188,11 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
 
 
 @gluon.jit
-def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr, CONSUMERS: gl.constexpr,
+def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr, CONSUMERS: gl.constexpr,
                    STAGES: gl.constexpr):  # fmt: skip
     """One program computes one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
     B_r: gl.constexpr = 64 * CONSUMERS
-    i, head = place(gl.cdiv(N_q, B_r), heads, at_once)  # FA2.A1.L3
+    i, head = tile_coord(gl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
     T_c = gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), K.block_shape[1])  # tiles from here on are seen by no row
     T_c = gl.maximum(T_c, 1)  # rows that see no key visit one tile all the same
@@ -215,13 +215,13 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    at_once = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
+    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
     consumers, B_c, stages = SIZES[d]
     grid = (triton.cdiv(N_q, 64 * consumers) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
     blocks = zip((q, k, v, O), (64, B_c, B_c, 64), strict=True)
     tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
-    forward_kernel[grid](*tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
+    forward_kernel[grid](*tiles, L, N_q, N_k, batch * heads, l2_group, d**-0.5 / math.log(2), CAUSAL=causal,
                          CONSUMERS=consumers, STAGES=stages, num_warps=4, enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17
 

@@ -33,14 +33,14 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def place(t, N_q, N_k, heads, at_once, CAUSAL: gl.constexpr, B_r: gl.constexpr, B_c: gl.constexpr):
-    """The t-th row block: its first row, its head, and how many tiles it visits. `at_once` heads run side by side."""
+def tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.constexpr, B_c: gl.constexpr):
+    """The t-th row block: its first row, its head, and how many tiles it visits. `l2_group` heads run side by side."""
     T_r = gl.cdiv(N_q, B_r)
-    section, within = t // (at_once * T_r), t % (at_once * T_r)
-    width = gl.minimum(at_once, heads - section * at_once)
+    section, within = t // (l2_group * T_r), t % (l2_group * T_r)
+    width = gl.minimum(l2_group, heads - section * l2_group)
     i = (T_r - 1 - within // width) * B_r  # the row blocks that see most keys first
     T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # at least one
-    return i, section * at_once + within % width, T_c
+    return i, section * l2_group + within % width, T_c
 
 
 @gluon.jit
@@ -193,7 +193,7 @@ def rescale_o(o_i, alpha):
 
 
 @gluon.jit
-def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, at_once, CAUSAL: gl.constexpr):
+def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr):
     """One warp: draw row blocks while there are any, and start every copy as early as its stage is free."""
     B_c: gl.constexpr = K.block_shape[1]
     CONSUMERS: gl.constexpr = q.tiles.shape[0] // 2
@@ -201,7 +201,7 @@ def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, at_once, CAUSA
     blocks = gl.cdiv(N_q, 64 * CONSUMERS) * heads
     while t < blocks:
         send(mailbox, r, t)
-        i, head, T_c = place(t, N_q, N_k, heads, at_once, CAUSAL, 64 * CONSUMERS, B_c)
+        i, head, T_c = tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
         for c in gl.static_range(CONSUMERS):
             fill(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
         for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
@@ -216,7 +216,7 @@ def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, at_once, CAUSA
 
 
 @gluon.jit
-def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr):
+def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr):
     """One warpgroup: its 64 rows of every row block that this program gets."""
     CONSUMERS: gl.constexpr = q.tiles.shape[0] // 2
     B_c: gl.constexpr = k.tiles.shape[2]
@@ -225,7 +225,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     r, first, t = 0, 0, receive(mailbox, 0)
     while t >= 0:
-        i, head, T_c = place(t, N_q, N_k, heads, at_once, CAUSAL, 64 * CONSUMERS, B_c)
+        i, head, T_c = tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
         q_n = CONSUMERS * r + c  # its tile of Q; those of K and V are counted from `first` on
         i = i + 64 * c
         row = i + gl.arange(0, 64, ROWS)  # (64,)
@@ -288,17 +288,17 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
 
 
 @gluon.jit
-def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr,
+def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr,
                    CONSUMERS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """A program stays on its SM and computes one row block after the other. Q, K, V and O are descriptors."""
     q, o = ring(room(Q, 2 * CONSUMERS), 1), room(O, CONSUMERS)
     k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
     mailbox = ring(gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])), CONSUMERS)
     hopper.fence_async_shared()  # the copy engine sees the barriers
-    first = (0, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
-    second = (1, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
-    third = (2, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
-    copy = (Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, at_once, CAUSAL)
+    first = (0, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL)
+    second = (1, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL)
+    third = (2, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL)
+    copy = (Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, l2_group, CAUSAL)
     if CONSUMERS == 2:
         gl.warp_specialize([(consumer, first), (consumer, second), (producer, copy)], [4, 1], [240, 24])
     else:
@@ -311,14 +311,14 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    at_once = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
+    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
     consumers, B_c, stages = SIZES[d]
     SMs = torch.cuda.get_device_properties(q.device).multi_processor_count
     grid = (min(SMs, triton.cdiv(N_q, 64 * consumers) * batch * heads),)  # FA2.A1.L1 FA2.A1.L2
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
     blocks = zip((q, k, v, O), (64, B_c, B_c, 64), strict=True)
     tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
-    forward_kernel[grid](*tiles, L, counter_on(q.device), N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2),
+    forward_kernel[grid](*tiles, L, counter_on(q.device), N_q, N_k, batch * heads, l2_group, d**-0.5 / math.log(2),
                          CAUSAL=causal, CONSUMERS=consumers, STAGES=stages, num_warps=4,
                          enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

@@ -29,12 +29,12 @@ from fa2_lab.kernels.common.tile import (
     load_tile,
     one_head,
     packed_block,
-    place,
     rows_of,
     rows_seeing,
     seen_by,
     sees,
     store_rows,
+    tile_coord,
 )
 from fa2_lab.kernels.prepared import Options, like, shaped_like
 
@@ -138,10 +138,10 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, ti
 
 @triton.jit(do_not_specialize=launch.SIZES)
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-             heads, heads_at_once, sequences, window, factors, tile, GROUPED: tl.constexpr):  # fmt: skip
+             heads, l2_group, sequences, window, factors, tile, GROUPED: tl.constexpr):  # fmt: skip
     """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it."""
     B_c: tl.constexpr = tile.B_c
-    j, b_kv = place(block_count(N_k, sequences, B_c), heads, heads_at_once)  # FA2.A2.L1 FA2.A2.L5
+    j, b_kv = tile_coord(block_count(N_k, sequences, B_c), heads, l2_group)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
     q_at, k_at, before, head_stride = batch, batch, batch * H, N_q
     if cu_seqlens_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
@@ -195,11 +195,11 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
 
 @triton.jit(do_not_specialize=launch.SIZES)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-           heads, heads_at_once, sequences, window, factors, tile):  # fmt: skip
+           heads, l2_group, sequences, window, factors, tile):  # fmt: skip
     """Row block i of one query head: D_i and dQ_i, laid out like the forward."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
-    i, bh = place(T_r, heads, heads_at_once)
+    i, bh = tile_coord(T_r, heads, l2_group)
     if window[1] is not None:
         i = T_r - 1 - i  # the heaviest row blocks first
     batch, head = bh // H, bh % H

@@ -23,9 +23,9 @@ from fa2_lab.kernels.common.tile import (
     load_tile,
     one_head,
     packed_block,
-    place,
     sees,
     store_rows,
+    tile_coord,
 )
 from fa2_lab.kernels.prepared import Options, like, shaped_like
 
@@ -60,11 +60,11 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, dropout, 
 
 @triton.jit(do_not_specialize=launch.SIZES)
 def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-                   heads, heads_at_once, sequences, window, scales, rule, tile):  # fmt: skip
+                   heads, l2_group, sequences, window, scales, rule, tile):  # fmt: skip
     """Row block i of one query head: all its tiles, then O_i and L_i. `group` query heads share one K/V head."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A1.L1 FA2.A1.L2
-    i, bh = place(T_r, heads, heads_at_once)  # FA2.A1.L3
+    i, bh = tile_coord(T_r, heads, l2_group)  # FA2.A1.L3
     if window[1] is not None:
         i = T_r - 1 - i  # the lower a row block, the more keys it sees: start with the heaviest
     batch, head = bh // H, bh % H

@@ -76,7 +76,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
     r = 0  # column blocks so far
     t = scheduler.first()
     while scheduler.more(t):
-        block, head_part = scheduler.place(t)
+        block, head_part = scheduler.tile_coord(t)
         if pipes.dq_semaphore.USED:
             block = scheduler.blocks - 1 - block
         bh, part = head_part // parts, head_part % parts
@@ -305,9 +305,9 @@ def writer(c: gl.constexpr, sums, pipes):
 
 
 @gluon.jit(do_not_specialize=["key_lengths", "cu_seqlens_q", "cu_seqlens_k", "sequences", "group", "T_r", "heads",
-                              "parts", "at_once", "left", "right", "scale"])  # fmt: skip
+                              "parts", "l2_group", "left", "right", "scale"])  # fmt: skip
 def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_semaphore, cu_seqlens_q, cu_seqlens_k,
-                    sequences, group, T_r, heads, parts, at_once, left, right, scale, CAUSAL: gl.constexpr,
+                    sequences, group, T_r, heads, parts, l2_group, left, right, scale, CAUSAL: gl.constexpr,
                     RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Q to dV are tensor descriptors: of (batch, heads, N, d), or for starts and sums (dK, dV may be) see sums.py.
 
@@ -326,7 +326,7 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_
         cu_seqlens_k, sequences
     )  # fmt: skip
     IN_TURN: gl.constexpr = dq_semaphore is not None
-    scheduler = Scheduler(counter, block_count(N_k, sequences, COLUMNS), heads, at_once, IN_TURN)
+    scheduler = Scheduler(counter, block_count(N_k, sequences, COLUMNS), heads, l2_group, IN_TURN)
     semaphore = new_semaphore(dq_semaphore)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, SIZES.B_r], Q.dtype)
     ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, SIZES.B_r], DS)

@@ -124,18 +124,18 @@ def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
     SMs, column_blocks = multiprocessors(Q.device), programs(K, 128, sequences)
     many = sequences or 1
     if deterministic:
-        at_once = parts * sizes.at_once_in_turn(-(-N_q // many), d, H // H_kv)
+        l2_group = parts * sizes.l2_group_in_turn(-(-N_q // many), d, H // H_kv)
     else:
         rows = 1 if options.windowed else -(-N_q // (many * parts))  # that are in use together
         bytes_each = rows * (H // H_kv) * 4 * (d + chosen.d_pad)  # of Q, dO and the sums of dQ
-        at_once = sizes.at_once(-(-column_blocks // (batch * H_kv * many)), heads, SMs, causal, H // H_kv, bytes_each)
+        l2_group = sizes.l2_group(-(-column_blocks // (batch * H_kv * many)), heads, SMs, causal, H // H_kv, bytes_each)
     return Launch(
         backward_kernel,
         min(SMs, column_blocks * parts),
         chosen.options | USE_PDL,
         (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
         **dict(group=H // H_kv, T_r=starts[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
-        **dict(at_once=min(heads, at_once), left=options.left, right=options.right, scale=base_2(scale)),
+        **dict(l2_group=min(heads, l2_group), left=options.left, right=options.right, scale=base_2(scale)),
         **dict(CAUSAL=options.causal, RAGGED=ragged(K, key_lengths, sequences), SIZES=chosen),
     )
 

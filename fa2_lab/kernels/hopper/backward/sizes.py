@@ -106,7 +106,7 @@ def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int
     return min((2**n for n in range(9) if 2**n <= steps), key=time)
 
 
-def at_once(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_each: int) -> int:
+def l2_group(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_each: int) -> int:
     """How many of all `heads` to run at a time, each with so many column blocks; a part of a K/V head counts as a head.
 
     Without a mask one: then programs side by side read the same rows, and what they add to stays in L2. Causal blocks
@@ -118,6 +118,6 @@ def at_once(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_e
     return evenly(heads, max(least, math.ceil(0.8 * SMs / blocks))) if causal else 1
 
 
-def at_once_in_turn(N_q: int, d: int, group: int) -> int:
+def l2_group_in_turn(N_q: int, d: int, group: int) -> int:
     """How many K/V heads where all add in turn: more hide the waiting, as long as 8 MiB of L2 hold their Q and dO."""
     return max(1, 8 * MiB // (4 * N_q * d * group))

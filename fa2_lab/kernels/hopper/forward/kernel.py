@@ -66,7 +66,7 @@ def producer(Q, K, V, pipes, scheduler, geometry):
     r = 0  # row blocks so far
     t = scheduler.first()
     while scheduler.more(t):
-        block, bh = scheduler.place(t)
+        block, bh = scheduler.tile_coord(t)
         row, batch, k_batch, head, here = geometry.row_block(block, bh)
         if geometry.cu_seqlens_q is None or (row >= 0 and row < here.N_q):
             kv_head = head // geometry.group
@@ -114,7 +114,7 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
         q_tile = r * pipes.sizes.consumers + c
         q = pipes.q.take(q_tile)
         for j in range(last - end):  # tiles that only lower rows see, or all where these rows lie below the last
-            skip(c, n + j, pipes)
+            drain_tile(c, n + j, pipes)
         if end > first:
             at, there = row, here
             if geometry.cu_seqlens_q is not None:  # store() needs how far both lie apart, which is one register less
@@ -122,7 +122,7 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
             o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, here, scale_log2)
             if here.left is not None:
                 for j in range(last - first, last - begin):  # tiles that only upper rows see
-                    skip(c, n + j, pipes)
+                    drain_tile(c, n + j, pipes)
             store(O, L, o, m, l, pipes.o.index(c), batch, head, at, there)
         if end == first or not pipes.sizes.O_apart:
             tma.store_wait(0)
@@ -146,7 +146,7 @@ def receive(r, mailbox, geometry):
 
 
 @gluon.jit
-def skip(c: gl.constexpr, n, pipes):
+def drain_tile(c: gl.constexpr, n, pipes):
     """Skip a tile that these rows do not see, but keep the rings and ping-pong in step."""
     pipes.ping_pong.wait(c, n)
     pipes.ping_pong.pass_on(c)
@@ -273,10 +273,10 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
 
 
 @gluon.jit(
-    do_not_specialize=["key_lengths", "cu_seqlens_q", "cu_seqlens_k", "sequences", "left", "right", "group", "at_once"]
+    do_not_specialize=["key_lengths", "cu_seqlens_q", "cu_seqlens_k", "sequences", "left", "right", "group", "l2_group"]
 )
 def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens_k, sequences, left, right, group,
-                   at_once, scale_log2, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
+                   l2_group, scale_log2, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Q, K, V and O are tensor descriptors of (batch, heads, N, d); lengths and heads are read from their shapes.
 
     left and right are a window's, or None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None,
@@ -292,7 +292,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
         N_q, N_k, H, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c, cu_seqlens_q,
         cu_seqlens_k, sequences
     )  # fmt: skip
-    scheduler = Scheduler(counter, block_count(N_q, sequences, SIZES.rows), batch * H, at_once, DRAWN=False)
+    scheduler = Scheduler(counter, block_count(N_q, sequences, SIZES.rows), batch * H, l2_group, DRAWN=False)
     q = new_ring(Q, CONSUMERS * (2 if SIZES.O_apart else 1), 1)
     if SIZES.O_apart:
         o = gl.allocate_shared_memory(O.dtype, stacked(CONSUMERS, O.block_shape), O.layout)

@@ -65,7 +65,7 @@ def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: b
         chosen.options,
         (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
         **dict(sequences=sequences, left=options.left, right=options.right),
-        **dict(group=group, at_once=group * sizes.heads_at_once(-(-N_k // many), d, batch * H_kv, causal)),
+        **dict(group=group, l2_group=group * sizes.l2_group(-(-N_k // many), d, batch * H_kv, causal)),
         **dict(scale_log2=base_2(scale), CAUSAL=causal, RAGGED=ragged or N_k % chosen.B_c != 0, SIZES=chosen),
     )
 

@@ -133,9 +133,8 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
         found = min((row for row in FULL[d_pad] if not (lengths and row[0] == WIDE)), key=time)[0]
         if causal and found == USUAL[128]:  # two consumers see unequally many tiles: in turn, neither is a tile ahead
             found = replace(found, ping_pong=True)
-    return (
-        replace(found, low_reg_schedule=TIGHT) if causal and found == USUAL[64] else found
-    )  # the mask takes registers, too
+    masked = causal and found == USUAL[64]  # the mask takes registers, too
+    return replace(found, low_reg_schedule=TIGHT) if masked else found
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
@@ -146,7 +145,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
     )
 
 
-def heads_at_once(N_k: int, d: int, heads: int, causal: bool) -> int:
+def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
     """How many of all heads of K and V to have in use at a time.
 
     Without a mask one: then programs side by side read the same K and V. Causal row blocks take different times, which

@@ -25,7 +25,7 @@ class Scheduler:
     counter: gl.tensor  # pointer to two zeros: blocks drawn, and programs that have left
     blocks: gl.tensor  # of one head
     heads: gl.tensor  # of the whole batch
-    at_once: gl.tensor  # heads that run side by side: see block_of()
+    l2_group: gl.tensor  # heads that run side by side: see block_of()
     DRAWN: gl.constexpr  # whether the first block is drawn, too: so nobody has a number whose program does not run yet
 
     @gluon.jit
@@ -39,9 +39,9 @@ class Scheduler:
         return t < self.blocks * self.heads
 
     @gluon.jit
-    def place(self, t):
+    def tile_coord(self, t):
         """The t-th block: its index in its head, and its head."""
-        return block_of(t, self.blocks, self.heads, self.at_once)
+        return block_of(t, self.blocks, self.heads, self.l2_group)
 
     @gluon.jit
     def next(self):
