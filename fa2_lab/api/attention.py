@@ -76,7 +76,7 @@ def attention(
     maximum is exact.
     """
     asked = causal, softcap, scale, dropout_p, return_lse, backend
-    kind, call = recall((q, k, v, key_lengths, sinks), window, asked)
+    key, call = recall((q, k, v, key_lengths, sinks), window, asked)
     if seed is not None:
         seed = check_seed(seed)
     if call is not None:  # one of its kind has passed all checks but those of values
@@ -94,7 +94,7 @@ def attention(
     options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), **who)
     check_sinks(sinks, options)
     drawn = seed_tensor(seed, q.device) if dropout_p else None
-    return operators.compute(kind, Tensors(q, k, v, key_lengths, drawn, sinks), options, return_lse)
+    return operators.compute(key, Tensors(q, k, v, key_lengths, drawn, sinks), options, return_lse)
 
 
 def by_reference(q: Tensor, k: Tensor, v: Tensor, options: Options, sinks: Tensor | None) -> Any:
@@ -117,13 +117,13 @@ def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[t
             None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride(), x.is_neg())
             for x in tensors
         ]
-        kind = *seen, bounds, *asked, *map(type, asked)  # types, for True == 1 == 1.0
-        found = PREPARED.get(kind)
+        key = *seen, bounds, *asked, *map(type, asked)  # types, for True == 1 == 1.0
+        found = PREPARED.get(key)
     except (AttributeError, RuntimeError, TypeError):
         return None, None
     if found is None:
         check_recording()
-    return kind, found
+    return key, found
 
 
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:

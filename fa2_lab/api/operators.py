@@ -44,17 +44,17 @@ def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors
 # Computed at once -----------------------------------------------------------------------------------------------
 
 
-def compute(kind: tuple | None, tensors: Tensors, options: Options, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
+def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
     """O, or (O, L), of a call that has passed all checks; what is prepared for its kind, if it has one, is kept."""
     q, options = as_computed(tensors.q, tensors.sinks, options)
     as_it_comes = q is tensors.q
     tensors = tensors._replace(q=q)
     if traced(*tensors[:3]):
-        O, L = torch.ops.fa2_lab.forward(*tensors, *options._replace(recorded=True))
+        O, L = torch.ops.fa2_lab.forward(*tensors, *options._replace(traced=True))
         return (O, L) if return_lse else O
     call = Call(tensors, options, return_lse)
-    if kind is not None and as_it_comes:  # what is prepared takes q as it comes
-        keep(kind, call)
+    if key is not None and as_it_comes:  # what is prepared takes q as it comes
+        keep(key, call)
     return call(*tensors)
 
 
@@ -122,7 +122,7 @@ def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor
     if dO is None and dL is None:
         return (None,) * 4
     if torch.is_grad_enabled() or traced(dO, dL):
-        found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options._replace(recorded=True))
+        found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options._replace(traced=True))
     else:
         O, L, *tensors = ctx.saved_tensors
         found = backward(dO, dL, O, L, tensors, ctx.options)
@@ -137,7 +137,7 @@ TENSORS = (
 )
 OPTIONS = (
     "bool causal, float scale, float dropout_p=0.0, int? left=None, int? right=None, float? softcap=None, "
-    "bool portable=False, bool one_long=False, bool reference=False, bool recorded=False"
+    "bool portable=False, bool one_long=False, bool reference=False, bool traced=False"
 )
 
 

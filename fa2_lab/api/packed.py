@@ -67,7 +67,7 @@ def attention_packed(
         warnings.warn("attention_packed: longest is now called max_seqlen_q", DeprecationWarning, stacklevel=2)
         max_seqlen_q = longest
     one_long = max_seqlen_q is not None and mostly_one(check_max_seqlen(max_seqlen_q), q, cu_seqlens_q)
-    kind, call = recall(tensors, window, (causal, softcap, scale, one_long, return_lse, backend))
+    key, call = recall(tensors, window, (causal, softcap, scale, one_long, return_lse, backend))
     if call is None:
         check_packed(q, k, v)
         check_starts(cu_seqlens_q, cu_seqlens_k, q)
@@ -82,7 +82,7 @@ def attention_packed(
     on_triton = runs_on_triton(backend, q.device.type)
     check_sinks(sinks, options._replace(reference=not on_triton))
     if on_triton:
-        return operators.compute(kind, tensors, options, return_lse)
+        return operators.compute(key, tensors, options, return_lse)
     O, L = by_sequence(tensors, options)
     return (O, L) if return_lse else O
 

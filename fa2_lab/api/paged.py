@@ -68,7 +68,7 @@ def attention_paged(
     others      as in attention()
     """
     tensors = Pages(q, k_pages, v_pages, block_table, key_lengths, sinks)
-    kind, found = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
+    key, found = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
     if found is not None:
         options, run = found
     else:  # the first of its kind
@@ -87,8 +87,8 @@ def attention_paged(
     check_sinks(sinks, options)
     if run is None:
         run = prepare(tensors, options)
-        if kind is not None:
-            keep(kind, (options, run))
+        if key is not None:
+            keep(key, (options, run))
     O, L = run(*tensors)
     return (O, L) if return_lse else O
 

@@ -18,15 +18,15 @@ from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.decode import plan as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
-from fa2_lab.kernels.prepared import Options, Tensors, has_gaps, kinds_of, prepared, rows_contiguous
+from fa2_lab.kernels.prepared import Options, Tensors, has_gaps, keys_of, prepared, rows_contiguous
 
 # Forward ------------------------------------------------------------------------------------------------------
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
-    kind = "forward", options, *kinds_of(tensors)
-    return prepared(kind, prepare_any, tensors, options)(*tensors)
+    key = "forward", options, *keys_of(tensors)
+    return prepared(key, prepare_any, tensors, options)(*tensors)
 
 
 def prepare_any(tensors: Tensors, options: Options) -> Callable:
@@ -74,8 +74,8 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Seque
     """(dQ, dK, dV) of one call, and dsinks where there are sinks. To make a record of the tensors takes time on the
     host, so it is made for the first call of a kind alone."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    kind = "backward", options, deterministic, *kinds_of((dO, dL, O, L, *tensors))
-    call = prepared(kind, prepare_any_backward, dO, dL, O, L, tensors, options, deterministic)
+    key = "backward", options, deterministic, *keys_of((dO, dL, O, L, *tensors))
+    call = prepared(key, prepare_any_backward, dO, dL, O, L, tensors, options, deterministic)
     return call(dO, dL, O, L, *tensors)
 
 

@@ -47,7 +47,7 @@ class Options(NamedTuple):
     portable: bool = False  # by the portable kernels on Hopper, too
     one_long: bool = False  # of packed sequences one has most of the work
     reference: bool = False  # by the NumPy ladder
-    recorded: bool = False  # as an operator: torch may put all memory of the call into a CUDA graph
+    traced: bool = False  # as an operator: torch may put all memory of the call into a CUDA graph
 
     @property
     def windowed(self) -> bool:
@@ -82,7 +82,7 @@ def forget() -> None:
     SEEN.clear()
 
 
-def kinds_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
+def keys_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
     """What checks and choices look at in tensors that are already known to be some."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 

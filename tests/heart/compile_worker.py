@@ -186,7 +186,7 @@ def pretend() -> None:
 
     offline.compile_for("sm_90")
     host.fits = lambda *kind: True
-    host.counter_for = lambda X, recorded: torch.zeros(2, dtype=torch.int32)
+    host.counter_for = lambda X, traced: torch.zeros(2, dtype=torch.int32)
 
 
 def call_of(d: int, N: int, keys: torch.dtype | None, packed: int | None = None) -> tuple:

@@ -23,7 +23,7 @@ SMs = 132
 def some_hopper(monkeypatch):
     """As if tensors without data were on a GPU; launches keep what they are called with."""
     monkeypatch.setattr(host, "aligned", lambda *tensors: True)
-    monkeypatch.setattr(host, "counter_for", lambda X, recorded: "its own" if recorded else "counter")
+    monkeypatch.setattr(host, "counter_for", lambda X, traced: "its own" if traced else "counter")
 
 
 def tensors(batch, H, H_kv, N_q, N_k, d, packed=False):
@@ -66,7 +66,7 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     called, V = [], torch.empty_like(K)
     monkeypatch.setattr(forward, "prepare_launch", lambda *kind: lambda *tensors: called.extend(tensors))
     given = torch.empty(batch, device="meta", dtype=torch.int32) if lengths else None
-    options = Options(causal, 0.1, recorded=causal)
+    options = Options(causal, 0.1, traced=causal)
     O, L = forward.prepare(Q, K, V, options, given, sequences)(Q, K, V, given, "cu_seqlens_q", "cu_seqlens_k")
     assert O.shape == Q.shape and L.shape == ((batch, H, N_q) if sequences is None else (H, N_q))
     want = Q, K, V, O, L, "its own" if causal else "counter", given, "cu_seqlens_q", "cu_seqlens_k"
@@ -124,7 +124,7 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     monkeypatch.setattr(backward, "Launch", launch)
     Q, K = (torch.cat([x, x], -1)[..., :d] for x in (Q, K))  # rows with gaps between them, as those of dO
     L, V, O, dO = *(torch.empty_like(x) for x in (Q[..., 0], K, Q)), Q[:]
-    call = backward.prepare(dO, Q, K, V, O, Options(causal, 0.1, recorded=causal), given, deterministic, sequences)
+    call = backward.prepare(dO, Q, K, V, O, Options(causal, 0.1, traced=causal), given, deterministic, sequences)
     dQ, dK, dV = call(dO, Q, K, V, O, L, "dL", given, "cu_seqlens_q", "cu_seqlens_k")
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 

@@ -205,7 +205,7 @@ def test_a_table_is_looked_at_again_where_more_of_it_is_needed():
 def test_the_portable_kernels_can_be_asked_for(monkeypatch):
     """Whoever chooses is told so, forward and backward, in recorded calls, too; and of one long sequence."""
     asked, starts = [], 2 * [torch.tensor([0, 40], dtype=torch.int32, device=DEVICE)]
-    monkeypatch.setattr(choice, "for_hopper", lambda options, _: asked.append((options.portable, options.recorded)))
+    monkeypatch.setattr(choice, "for_hopper", lambda options, _: asked.append((options.portable, options.traced)))
     for backend, portable in (("portable", True), ("triton", False), ("auto", False)):
         dense = [torch.randn(1, 2, 40, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
         packed = [*(x.detach()[0].transpose(0, 1).requires_grad_() for x in dense), *starts]

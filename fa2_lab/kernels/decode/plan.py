@@ -14,7 +14,7 @@ from fa2_lab.kernels import interpreter, launch, tables
 from fa2_lab.kernels.common.softmax import scales
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import Counts, DecodeTile, Strides, merge_kernel, split_kv_kernel, stream_k_kernel
-from fa2_lab.kernels.prepared import Options, kinds_of, like, prepared, shaped_like
+from fa2_lab.kernels.prepared import Options, keys_of, like, prepared, shaped_like
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
@@ -39,7 +39,7 @@ def decode(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tenso
     With a table (batch, width), K and V are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
     `programs` asks for equal shares for so many programs.
     """
-    key = "decode", options, programs, *kinds_of((Q, K, V, key_lengths, table, sinks))
+    key = "decode", options, programs, *keys_of((Q, K, V, key_lengths, table, sinks))
     call = prepared(key, prepare, Q, K, V, options, key_lengths, table, programs)
     return call(Q, K, V, key_lengths, sinks=sinks, table=table)
 

@@ -54,7 +54,7 @@ def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Opt
             (sums[lines_of_sums:].view(torch.int32), cu_seqlens_k) if deterministic else (None, None)
         )
         with on_device_of(Q):
-            counter = host.counter_for(Q, options.recorded)  # now: the three kernels follow each other without a gap
+            counter = host.counter_for(Q, options.traced)  # now: the three kernels follow each other without a gap
             before(O, dO, L, dL, start, sums, cu_seqlens_q, ordered)
             main(Q, K, V, dO, start, sums, *columns, counter, key_lengths, dq_semaphore, cu_seqlens_q, cu_seqlens_k)
             after(sums, dQ, *rounded, cu_seqlens_q, cu_seqlens_k)

@@ -38,7 +38,7 @@ def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tens
         O = like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         with on_device_of(Q):
-            launch(Q, K, V, O, L, host.counter_for(Q, options.recorded), key_lengths, cu_seqlens_q, cu_seqlens_k)
+            launch(Q, K, V, O, L, host.counter_for(Q, options.traced), key_lengths, cu_seqlens_q, cu_seqlens_k)
         return O, L  # FA2.A1.L17
 
     return call

@@ -11,14 +11,14 @@ from fa2_lab.kernels.launch import addresses, current_stream
 from fa2_lab.kernels.prepared import prepared
 
 
-def counter_for(X: Tensor, recorded: bool) -> Tensor:
+def counter_for(X: Tensor, traced: bool) -> Tensor:
     """Two zeros for the tile scheduler to count in, which it leaves as zeros.
 
     On a stream no two launches that count overlap (only backward_kernel starts early, behind bwd_preprocess), so
     there is one counter for each stream. A CUDA graph gets its own, and so does a call that torch may record: what it
     allocates in order to warm up belongs to the graph, too.
     """
-    if recorded or torch.cuda.is_current_stream_capturing():
+    if traced or torch.cuda.is_current_stream_capturing():
         return zeros(X.device)
     return prepared(("counter", X.device, current_stream(X)), zeros, X.device)
 
