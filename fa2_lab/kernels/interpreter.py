@@ -35,9 +35,9 @@ def switched_on() -> bool:
     """Whether the kernels were made for the interpreter."""
     import triton
 
-    from fa2_lab.kernels.common.tile import place
+    from fa2_lab.kernels.common.tile import tile_coord
 
-    return not isinstance(place, triton.JITFunction)
+    return not isinstance(tile_coord, triton.JITFunction)
 
 
 @cache

@@ -302,8 +302,8 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # %% [markdown]
 # For each row block, the producer first sends a message of five numbers to the consumers, of which only packed
 # sequences need the two lengths. Then it copies the rightmost tile of K and after it Q. The remaining tiles follow from
-# right to left, with K one tile ahead of V. So the tiles on the diagonal, which need the mask, come first. `here` holds
-# the lengths of a packed sequence, and without packing it is `geometry` itself.
+# right to left, with K one tile ahead of V. So the tiles on the diagonal, which need the mask, come first. `sequence`
+# holds the lengths of a packed sequence, and without packing it is `geometry` itself.
 #
 # `geometry` knows which rows see which keys. `tiles` returns one past the last tile that these rows see, but at least
 # 1, so that O is written. `first_tile` returns the first tile, which is tile 0 without a window. `wait_for_room(n)` is

@@ -99,8 +99,8 @@ def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
 @triton.jit
 def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, RAGGED: tl.constexpr,
               UPCAST: tl.constexpr, row_begin=None):  # fmt: skip
-    """Load rows first … first + B of one head. With RAGGED, rows from n on are zeros, and so are rows before `row_begin`
-    if it is given. Their memory is not touched."""
+    """Load rows first … first + B of one head. With RAGGED, rows from n on are zeros, and so are those before
+    `row_begin` if it is given. Their memory is not touched."""
     at = row_pointers(X, first, stride, B, d_pad)
     row = first + tl.arange(0, B)
     real = (row < n if row_begin is None else (row >= row_begin) & (row < n))[:, None]

@@ -41,7 +41,7 @@ def call(name: str, q: torch.Tensor, causal: bool) -> None:
     elif name.startswith("hopper."):
         given, others = ((q, q, q), (None,)) if name == "hopper.forward" else (5 * (q,), (L, None, None))
         launch = import_module(f"fa2_lab.kernels.{name}.launch")
-        prepared = launch.prepare(*given, Options(causal, scale=0.1, recorded=True))
+        prepared = launch.prepare(*given, Options(causal, scale=0.1, traced=True))
         if prepared is None:
             raise ValueError(f"it does not take d = {q.shape[3]} in {q.dtype}")
         prepared(*given, *others)

@@ -82,20 +82,20 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
         bh, part = head_part // parts, head_part % parts
         H_kv = geometry.H // geometry.group
         batch, head = bh // H_kv, bh % H_kv
-        j, k_batch, q_batch, before, T, here = geometry.column_block(block, batch, T_r)
+        j, k_batch, q_batch, before, T, sequence = geometry.column_block(block, batch, T_r)
         col = j * geometry.B_c
-        length = here.length(batch)
-        first = here.first_row_block(col, length)
-        seen = here.end_of_row_blocks(col, length, T) - first  # row blocks of each query head
+        length = sequence.length(batch)
+        first = sequence.first_row_block(col, length)
+        seen = sequence.end_of_row_blocks(col, length, T) - first  # row blocks of each query head
         steps = geometry.group * seen
         begin, end = steps * part // parts, steps * (part + 1) // parts
         if begin < end:
-            full, seen_from = here.unmasked_from(col, length), here.seen_from(col)
+            full, seen_from = sequence.unmasked_from(col, length), sequence.seen_from(col)
             column = bh * scheduler.blocks + block
             before_it = gl.minimum(part, begin)  # parts that are not empty, and add to the same dK and dV
             place = row_blocks + column  # its counter, behind those of all row blocks
             pipes.mailbox.send(r, (end - begin, k_batch, head, col, full, seen_from, length, column, before_it, place))
-            keys = gl.where(here.N_q > 0, here.N_k, 0)  # what a packed sequence without rows has come as zeros
+            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # what a packed sequence without rows has come as zeros
             pipes.k.fill(r, K, k_batch, head, col, keys)  # FA2.A2.L6
             pipes.v.fill(r, V, k_batch, head, col, keys)  # FA2.A2.L6
             gdc_wait()  # until the kernel before has ended: what follows reads what it wrote, and adds to its zeros
@@ -103,8 +103,8 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
                 q_head = head * geometry.group + m // seen
                 i = first + (seen - 1 - m % seen if pipes.sizes.last_first else m % seen)
                 number = (batch * geometry.H + q_head) * T_r + before + i
-                turn = here.last_column_block(i, length) - j
-                pipes.rows.fill(n, r & 1, Q, dO, starts, q_batch, q_head, i, here.N_q, number, turn)  # FA2.A2.L9
+                turn = sequence.last_column_block(i, length) - j
+                pipes.rows.fill(n, r & 1, Q, dO, starts, q_batch, q_head, i, sequence.N_q, number, turn)  # FA2.A2.L9
                 n += 1
             r += 1
         t = scheduler.next()  # not sooner

@@ -67,23 +67,23 @@ def producer(Q, K, V, pipes, scheduler, geometry):
     t = scheduler.first()
     while scheduler.more(t):
         block, bh = scheduler.tile_coord(t)
-        row, batch, k_batch, head, here = geometry.row_block(block, bh)
-        if geometry.cu_seqlens_q is None or (row >= 0 and row < here.N_q):
+        row, batch, k_batch, head, sequence = geometry.row_block(block, bh)
+        if geometry.cu_seqlens_q is None or (row >= 0 and row < sequence.N_q):
             kv_head = head // geometry.group
-            pipes.mailbox.send(r, (row, batch, head, here.N_q, here.N_k))
-            end = here.tiles(row, here.B_r, here.length(batch))
-            first = here.first_tile(row, end)
+            pipes.mailbox.send(r, (row, batch, head, sequence.N_q, sequence.N_k))
+            end = sequence.tiles(row, sequence.B_r, sequence.length(batch))
+            first = sequence.first_tile(row, end)
             T_c = end - first
-            pipes.k.fill(n, K, k_batch, kv_head, (end - 1) * here.B_c, here.N_k)  # FA2.A1.L7
+            pipes.k.fill(n, K, k_batch, kv_head, (end - 1) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             for c in gl.static_range(CONSUMERS):
-                pipes.q.fill(r * CONSUMERS + c, Q, batch, head, row + c * ROWS, here.N_q)  # FA2.A1.L4
+                pipes.q.fill(r * CONSUMERS + c, Q, batch, head, row + c * ROWS, sequence.N_q)  # FA2.A1.L4
             for j in range(1, T_c):
-                pipes.k.fill(n + j, K, k_batch, kv_head, (end - 1 - j) * here.B_c, here.N_k)  # FA2.A1.L7
-                pipes.v.fill(n + j - 1, V, k_batch, kv_head, (end - j) * here.B_c, here.N_k)  # FA2.A1.L7
+                pipes.k.fill(n + j, K, k_batch, kv_head, (end - 1 - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
+                pipes.v.fill(n + j - 1, V, k_batch, kv_head, (end - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             n += T_c
             t = scheduler.next()  # not sooner; and here the rings are full, so that its way to L2 costs no time
             pipes.k.wait_for_room(n)
-            pipes.v.fill(n - 1, V, k_batch, kv_head, first * here.B_c, here.N_k)  # FA2.A1.L7
+            pipes.v.fill(n - 1, V, k_batch, kv_head, first * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             r += 1
         else:
             t = scheduler.next()
@@ -101,29 +101,29 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
     r = 0
     row, batch, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
     while row >= 0:
-        here = geometry.of_sequence(N_q, N_k)
-        length = here.length(batch)
+        sequence = geometry.of_sequence(N_q, N_k)
+        length = sequence.length(batch)
         # Two intervals of tiles: begin to last are those of all consumers, first to end are this one's. If its rows lie
         # past the last row, it has none: end = first.
-        last = here.tiles(row, here.B_r, length)
-        begin = here.first_tile(row, last)
+        last = sequence.tiles(row, sequence.B_r, length)
+        begin = sequence.first_tile(row, last)
         row += c * ROWS
-        end, first = gl.where(row < here.N_q, here.tiles(row, ROWS, length), begin), begin
-        if here.left is not None:
-            first = gl.where(row < here.N_q, here.first_tile(row, end), begin)
+        end, first = gl.where(row < sequence.N_q, sequence.tiles(row, ROWS, length), begin), begin
+        if sequence.left is not None:
+            first = gl.where(row < sequence.N_q, sequence.first_tile(row, end), begin)
         q_tile = r * pipes.sizes.consumers + c
         q = pipes.q.take(q_tile)
         for j in range(last - end):  # tiles that only lower rows see, or all where these rows lie below the last
             drain_tile(c, n + j, pipes)
         if end > first:
-            at, there = row, here
+            at, relative = row, sequence
             if geometry.cu_seqlens_q is not None:  # store() needs how far both lie apart, which is one register less
-                at, there = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
-            o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, here, scale_log2)
-            if here.left is not None:
+                at, relative = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
+            o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, sequence, scale_log2)
+            if sequence.left is not None:
                 for j in range(last - first, last - begin):  # tiles that only upper rows see
                     drain_tile(c, n + j, pipes)
-            store(O, L, o, m, l, pipes.o.index(c), batch, head, at, there)
+            store(O, L, o, m, l, pipes.o.index(c), batch, head, at, relative)
         if end == first or not pipes.sizes.O_apart:
             tma.store_wait(0)
             pipes.q.release(q_tile)
@@ -301,7 +301,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
     # K and V have equally many stages: a release of K's tile frees V's, too. With key_lengths there are at least two:
     # a consumer waits for V's first tile before it releases K's, and the producer fills K's second before V's first.
     k = new_ring(K, SIZES.stages, CONSUMERS)
-    v = new_ring(V, SIZES.stages, CONSUMERS, RELEASED=False)  # K's releases tell of it
+    v = new_ring(V, SIZES.stages, CONSUMERS, HAS_EMPTY=False)  # K's releases tell of it
     ping_pong = new_ping_pong(CONSUMERS, SIZES.ping_pong)
     mailbox = new_mailbox(NEXT if sequences is None else NEXT_PACKED, CONSUMERS)
     pipes = ForwardPipes(q, k, v, o, ping_pong, mailbox, SIZES)

@@ -113,8 +113,8 @@ class Geometry:
             i, q, N_q, k, N_k = packed_block(
                 block, self.cu_seqlens_q, self.N_q, self.cu_seqlens_k, self.N_k, self.sequences, self.B_r
             )
-            here = self.of_sequence(N_q, N_k)
-            return here.first_row(i), q + N_q, k + N_k, bh, here
+            sequence = self.of_sequence(N_q, N_k)
+            return sequence.first_row(i), q + N_q, k + N_k, bh, sequence
 
     @gluon.jit
     def column_block(self, block, batch, T_r):

@@ -41,13 +41,13 @@ class Ring:
     filled: gl.shared_memory_descriptor  # one barrier a stage: consumers wait here for the producer's copy
     emptied: gl.shared_memory_descriptor  # one barrier a stage: the producer waits here for all consumers
     stages: gl.constexpr
-    RELEASED: gl.constexpr  # whether consumers release its tiles; else another ring's releases tell of them, too
+    HAS_EMPTY: gl.constexpr  # whether consumers release its tiles; else another ring's releases tell of them, too
 
     @gluon.jit
     def fill(self, n, source, batch, head, row, N):
         """Producer: copy rows from `row` on, of N, into the n-th tile, once its stage is empty; then come zeros."""
         stage = n % self.stages
-        if self.RELEASED:
+        if self.HAS_EMPTY:
             self.wait_for_room(n)
         mbarrier.expect(self.filled.index(stage), source.block_type.nbytes)
         tma.async_load(source, tile_at(source, batch, head, row, N), self.filled.index(stage), self.tiles.index(stage))
@@ -71,10 +71,10 @@ class Ring:
 
 
 @gluon.jit
-def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, RELEASED: gl.constexpr = True):
+def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: gl.constexpr = True):
     """A ring of tiles as the descriptor `source` describes them, emptied by so many consumers."""
     tiles = gl.allocate_shared_memory(source.dtype, stacked(stages, source.block_shape), source.layout)
-    return Ring(tiles, barriers(stages, 1), barriers(stages, consumers, RELEASED), stages, RELEASED)
+    return Ring(tiles, barriers(stages, 1), barriers(stages, consumers, HAS_EMPTY), stages, HAS_EMPTY)
 
 
 # Ping-pong --------------------------------------------------------------------------------------------------
