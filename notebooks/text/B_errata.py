@@ -6,14 +6,14 @@
 #
 # **Which tests does a wrong formula survive?**
 #
-# The papers behind this book have slips, and texts that retell them have more. Here the wrong and the right version are run
-# side by side. How would you have found the mistake?
+# The papers behind this book contain mistakes, and texts that retell them contain more. This appendix runs the wrong
+# and the right version of each side by side. While you read, ask yourself how you would have found the mistake.
 #
 # After this notebook you can
 #
-# - say which tests a wrong formula survives, and choose inputs that it does not survive,
+# - predict which tests a wrong formula survives, and choose inputs that it does not survive,
 # - decide whether a printed formula is wrong, by a computation that does not use it,
-# - find the lines of the papers that have slips, and where other people met them.
+# - find the lines of the papers that contain mistakes, and the places where other people met them.
 #
 # *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb) and [05 · The backward pass](05_backward.ipynb).*
@@ -32,11 +32,14 @@ from fa2_studio.book.verdicts import close, verdict
 # ## One step, in six ways
 #
 # How does the output of one block of keys become part of the output of two? Take the row of chapter 02, with
-# exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, cut in the middle. After block 1, $\ell_1 = 4/3$, the raw sum is
-# $o_1 = 8/3$, and the finished output $O_1 = o_1 / \ell_1 = 2$. The factor to the new maximum is $\alpha = 3/8$. Block 2 adds
-# $b_2 = 4$, and the sum is now $\ell_2 = 2$. The right answer is 5/2. Below are Algorithm 1, lines 10 and 12, as printed
-# at ICLR 2024, and five wrong versions. In the collection below the five are `fa2-tweak1`, `fa2-two-terms`,
-# `fa2-P-tilde`, `notes-every-loop` and `fa2-inverse`. The last is line 10 on [arXiv](https://arxiv.org/abs/2307.08691).
+# exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, and cut it in the middle. After block 1, the sum of exponentials is
+# $\ell_1 = 4/3$, the raw sum is $o_1 = 8/3$, and the finished output is $O_1 = o_1 / \ell_1 = 2$. The factor to the new
+# maximum is $\alpha = 3/8$. Block 2 adds $b_2 = 4$, and the sum of exponentials is now $\ell_2 = 2$. The right answer
+# is therefore 5/2.
+#
+# Below are lines 10 and 12 of Algorithm 1, as printed at ICLR 2024, and five wrong versions. In the collection at the
+# end, the five are called `fa2-tweak1`, `fa2-two-terms`, `fa2-P-tilde`, `notes-every-loop` and `fa2-inverse`. The last
+# one is line 10 on [arXiv](https://arxiv.org/abs/2307.08691).
 
 # %%
 VERSIONS = {
@@ -60,10 +63,11 @@ for name, version in VERSIONS.items():
     print(f"{name:20}{two_blocks(version, [1, 3, 4, 8], [8, 0, 4, 2], 2):8.3f}")
 
 # %% [markdown]
-# Only the first is right. In the next two $\alpha$ is missing: one divides block 1 by $\ell_1$ twice, the other by a fraction
-# that is upside down. Then block 2 is divided twice, then block 1 is divided and block 2 not yet. The last has $1 / \alpha$.
+# Only the first version is right. The next two have no $\alpha$. One of them divides block 1 by $\ell_1$ twice, and the
+# other divides it by a fraction that is upside down. In the fourth version, block 2 is divided twice. In the fifth,
+# block 1 is already divided, but block 2 is not. The last version has $1 / \alpha$ instead of $\alpha$.
 #
-# **Predict.** You test one version on one row, cut where the bar stands. Which row lets the most wrong versions pass?
+# **Predict.** You test one version on one row, which is cut at the bar. Which row lets the most wrong versions pass?
 #
 # - ☐ 1 3 | 4 8
 # - ☐ 8 4 | 3 1
@@ -71,9 +75,9 @@ for name, version in VERSIONS.items():
 #
 # <details><summary>Answer</summary>
 #
-# **8 | 4 3 1.** The largest number comes first, so $\alpha = 1$, and it stands alone in its block, so $\ell_1 = 1$. A
-# wrong factor is invisible wherever it happens to be 1. Rows like the second are common: of random rows, one in T has its
-# largest score in the first of T blocks. Rows like the third come from a test with blocks of one key.
+# **8 | 4 3 1.** The largest number comes first, so $\alpha = 1$, and it is alone in its block, so $\ell_1 = 1$. A wrong
+# factor is invisible whenever it happens to be 1. Rows like the second are common, because one in T of all random rows
+# has its largest score in the first of T blocks. Rows like the third come from a test with blocks of one key.
 #
 # ```python
 # rows = {"1 3 | 4 8": 2, "8 4 | 3 1": 2, "8 | 4 3 1": 1}
@@ -100,13 +104,14 @@ for name, version in VERSIONS.items():
 # %% [markdown]
 # ## Which tests does a wrong gradient survive?
 #
-# Here are three ways to get the backward pass wrong with the FA2 paper in hand. It leaves the softmax scale out, on
-# purpose: a dQ copied from it lacks a $\tau$. On arXiv, section 2.2 has $dK = Q\,dS^\top$ in place of $dS^\top Q$ (below
-# with $\tau$). And Algorithm 2, line 4, prints $D \in \mathbb{R}^d$, though each of the $N$ rows has its own D. Who takes $d$
-# literally sums columns (below repeated, to be $N$ long).
+# Here are three ways to get the backward pass wrong although you have the FA2 paper in hand. First, the paper leaves
+# the softmax scale out on purpose, so a dQ that is copied from it lacks a factor of $\tau$. Second, section 2.2 on
+# arXiv has $dK = Q\,dS^\top$ in place of $dS^\top Q$, and the code below adds the $\tau$ to it. Third, line 4 of
+# Algorithm 2 prints $D \in \mathbb{R}^d$, although each of the $N$ rows has its own D. If you take $d$ literally, you
+# sum columns. The code below repeats these sums until they are $N$ long.
 #
-# Three tests look at them. The true gradients come from small differences of the forward pass and use no formula of any
-# paper.
+# We apply three tests to these mistakes. The true gradients come from small differences of the forward pass, so they
+# use no formula of any paper.
 
 # %% tags=["hide-input"]
 def by_columns(c):  # c: a Small problem with random numbers; here D = colsum(dO ∘ O), as long as N
@@ -114,7 +119,7 @@ def by_columns(c):  # c: a Small problem with random numbers; here D = colsum(dO
     return c.tau * (c.P * (c.dO @ c.V.T - D)) @ c.K
 
 
-SLIPS = {  # what the slip computes, and the truth
+SLIPS = {  # what the mistake computes, and the truth
     "dQ = dS K": lambda c: (c.dS @ c.K, c.dQ),
     "dK = τ Q dSᵀ": lambda c: (c.tau * c.Q @ c.dS.T if c.N == c.d else [], c.dK),
     "D by columns": lambda c: (by_columns(c), c.dQ),
@@ -137,24 +142,25 @@ for name, slip in SLIPS.items():
     print(f"{name:20}" + "".join(f"{result:>18}" for result in results))
 
 # %% [markdown]
-# With $\tau = 1/\sqrt{d}$ the first gradient is $\sqrt{d}$ times too large, in the right direction: easy to overlook in
-# training. All three slips pass the test of shapes if N = d. The numbers come from N = 8 and d = 4, where dK has a wrong
-# shape.
+# With $\tau = 1/\sqrt{d}$, the first gradient is $\sqrt{d}$ times too large but has the right direction, so it is easy
+# to overlook in training. All three mistakes pass the test of shapes if N = d. The tests of numbers use N = 8 and
+# d = 4, where dK has a wrong shape.
 #
 # **Takeaway.** Make N, d, the block sizes and $\tau$ all different, none of them 1, and compare numbers.
 #
 # ## A mask that leaks a little
 #
-# **Predict.** Somebody sets hidden scores to 0 before the softmax, and not to −∞. Which test sees it best?
+# **Predict.** A function sets masked scores to 0 before the softmax, and not to −∞. Which test detects this best?
 #
-# - ☐ large positive scores, all near 30: any slip is larger there
+# - ☐ large positive scores, all near 30, since any mistake is larger there
 # - ☐ small scores, near 1
 # - ☐ whether each row's weights sum to 1
 #
 # <details><summary>Answer</summary>
 #
-# **small scores, near 1.** A score of 0 gets the weight of $e^0 = 1$. Beside $e^{30}$ nobody sees it. (A row with all
-# its scores near −30 would show it.) And the weights of a row sum to 1, with the hidden keys among them.
+# **small scores, near 1.** A score of 0 gets the weight of $e^0 = 1$, which is too small to notice beside $e^{30}$,
+# although a row with all its scores near −30 would show the mistake. The weights of a row sum to 1 in any case, since
+# the masked keys are included in the sum.
 #
 # ```python
 # for score in (1.0, 30.0):
@@ -170,16 +176,20 @@ for name, slip in SLIPS.items():
 #
 # ## The collection
 #
-# The package keeps 35 entries: the wrong version, the right one, and how far each is from a result computed in a third
-# way. The wrong one must be far, the right one near. "Off by" is how far the wrong one is. Without a unit it is a
-# matrix's largest error, relative to its largest entry. (`inf`: the shape is wrong. `nan`: the wrong version gives NaN.)
-# With a unit it is the difference of two counts, factors or shares. (In `fa1-flops` a factor is 1 that should be 2.)
+# The package keeps 35 entries. Each entry has the wrong version, the right one, and the distance of each from a result
+# that is computed in a third way. The wrong version must be far from that result, and the right one must be near.
 #
-# - `fa2-lab errata fa2-inverse` shows one in full. Its test: `python -m pytest tests/heart/test_errata.py -k fa2-inverse`.
-# - (arXiv): the version of ICLR 2024 does not have it.
-# - "Met in": threads on GitHub in which people made the same mistake, or asked about the same line.
-# - O¹ is the finished answer of block 1, Õ a raw sum, and P̃ are exponentials before the division. diag(x) multiplies each
-#   row by its x. S_i^(j) are the scores of tile (i, j).
+# The column "off by" lists how far the wrong version is. Without a unit, the number is a matrix's largest error,
+# relative to its largest entry. There, `inf` means that the shape is wrong, and `nan` means that the wrong version
+# gives NaN. With a unit, the number is the difference of two counts, factors or shares. In `fa1-flops`, for example, a
+# factor is 1 that should be 2.
+#
+# - `fa2-lab errata fa2-inverse` shows one entry in full. To run its test, use `python -m pytest
+#   tests/heart/test_errata.py -k fa2-inverse`.
+# - "(arXiv)" means that the version of ICLR 2024 does not have the mistake.
+# - "Met in" lists threads on GitHub in which people made the same mistake, or asked about the same line.
+# - O¹ is the finished answer of block 1, Õ is a raw sum, and P̃ are exponentials before the division. diag(x)
+#   multiplies each row by its x. S_i^(j) are the scores of tile (i, j).
 
 # %% tags=["hide-input"]
 LINKS = {
@@ -207,7 +217,7 @@ def threads(met):
 
 def table(title, source):
     found = {name: e for name, e in ERRATA.items() if e.source.startswith(source)}
-    rows = ["| slip | where | it says | right is | off by | met in |", "|---" * 6 + "|"]
+    rows = ["| mistake | where | what is printed | what is right | off by | met in |", "|---" * 6 + "|"]
     for name, e in found.items():
         met, error = "; ".join(threads(e.met)) if e.met else "", off(judge(e).wrong_error)
         cells = f"`{name}`", place(e.source), e.claim, e.instead, f"{error} {e.unit}".strip(), met
@@ -227,30 +237,32 @@ Markdown(
 )  # fmt: skip
 
 # %% [markdown]
-# Four rows are no slips:
+# Four of these rows are not mistakes of the papers:
 #
-# - `fa2-scale`: the paper leaves the scale out on purpose.
-# - `fa1-dropout-order` and `fa1-L` are right for FA1, wrong for FA2. One generator for all tiles repeats its numbers only if
-#   both passes visit the tiles in the same order. FA1's L is a sum, FA2's is its logarithm.
-# - `fa1-empty-rows` is a case that neither paper decides: a mask hides a row's whole first tile.
+# - `fa2-scale` is about the scale, which the paper leaves out on purpose.
+# - `fa1-dropout-order` and `fa1-L` are right for FA1, but wrong for FA2. If one random generator serves all tiles, it
+#   repeats its numbers only if both passes visit the tiles in the same order. As for L, FA1's L is a sum, and FA2's L
+#   is the logarithm of that sum.
+# - `fa1-empty-rows` is a case that neither paper decides, in which a mask hides the whole first tile of a row.
 #
-# **Takeaway.** A formula is wrong when a computation that does not use it says so.
+# **Takeaway.** A formula is wrong when a computation that does not use it contradicts it.
 #
 # ## Recap
 #
-# - A wrong factor hides where it is 1: α on rows whose maximum comes first, $\ell_1$ on a block with one key, τ = 1.
-# - A wrong shape hides where N = d. A leak of the mask hides beside large positive scores.
+# - A wrong factor hides where it is 1. This happens to α on rows whose maximum comes first, to $\ell_1$ on a block with
+#   one key, and to τ if a test sets τ = 1.
+# - A wrong shape hides where N = d. A mask that leaks hides beside large positive scores.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** Write a test: `accepts(version)` is true for the first of the six versions above and false for the others, and
-# for a seventh: $(O_1 / \ell_2 + b_2) / \ell_2$ is right on the row above. Call `two_blocks(version, E, v, cut)` with
-# numbers of your own.
+# **Build.** Write a test, `accepts(version)`. It returns true for the first of the six versions above, and false for
+# the other five. It also returns false for a seventh version, $(O_1 / \ell_2 + b_2) / \ell_2$, which happens to be
+# right on the row above. Call `two_blocks(version, E, v, cut)` with numbers of your own.
 #
 # <details><summary>Hint</summary>
 #
-# What must not be 1, and what is the right answer for any exponentials and values?
+# Which quantities must not be 1? And what is the right answer for any exponentials and values?
 # </details>
 
 # %%
@@ -282,9 +294,9 @@ state = SoftmaxState.reset(1, 1)
 for part in (slice(0, 2), slice(2, 4)):
     state = state.update(np.log(E)[None, part], v[part, None])
 by_hand, (by_state, _) = two_blocks(VERSIONS["lines 10 and 12"], E, v, 2), state.finalize()
-verdict("lines 10 and 12 = SoftmaxState, twice", close([[by_hand]], by_state))
+verdict("lines 10 and 12 agree with two updates of SoftmaxState", close([[by_hand]], by_state))
 apart = [judge(e).told_apart for e in ERRATA.values()]
-verdict(f"{len(apart)} entries, all told apart", all(apart) and len(apart) == 35)
+verdict(f"{len(apart)} entries, each with its wrong and its right version told apart", all(apart) and len(apart) == 35)
 
 # %% [markdown] tags=["navigation"]
 # [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands →](C_package.ipynb)

@@ -6,7 +6,8 @@
 #
 # **Where is what, and how do I use it for something of my own?**
 #
-# Behind the chapters stands a package, `fa2_lab`. You can read the book without knowing it.
+# The chapters are built on a package, `fa2_lab`. You can read the book without knowing it, but this appendix shows what
+# else you can do with it.
 #
 # After this notebook you can
 #
@@ -14,8 +15,8 @@
 # - count what an algorithm of yours loads, stores and computes,
 # - call `fa2_lab.attention`, judge what comes back, and switch a model over to it.
 #
-# *Time: 20 minutes. Hardware: any laptop; one cell needs torch and Triton and says so if they are missing. Before this:
-# [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
+# *Time: 20 minutes. Hardware: any laptop; one cell needs PyTorch and Triton, and it tells you if they are missing.
+# Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
 from importlib.util import find_spec
@@ -37,39 +38,42 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # | in `fa2_lab/` | what is in it |
 # |---|---|
-# | `tiles.py`, `trace.py` | geometry of tiles; the meter |
-# | `paper.py`, `glossary.py`, `records.py` | the papers' algorithms and the words, as data; what was measured |
-# | `reference/` | NumPy in float64, a file for each stage: `naive`, `online_softmax`, `fa1`, `fa2` |
-# | `kernels/` | Triton and Gluon (Triton's lower-level language, chapter 12a): `ladder/` to be read, the others to be called |
+# | `tiles.py`, `trace.py` | the geometry of tiles, and the meter |
+# | `paper.py`, `glossary.py`, `records.py` | the papers' algorithms and the words, as data, and what was measured |
+# | `reference/` | NumPy in float64, with one file for each stage: `naive`, `online_softmax`, `fa1`, `fa2` |
+# | `kernels/` | Triton and Gluon (Triton's lower-level language, chapter 12a); read those in `ladder/`, and call the others |
 # | `api/`, `transformers.py`, `distributed/` | the public calls |
-# | `examine/` | the known mistakes of attention, and what tells which of them a function makes |
-# | `machine/`, `errata/` | models of a GPU; slips of the papers, run |
-# | `plots/`, `tools/` | pictures; commands |
+# | `examine/` | the known mistakes of attention, and the tests that tell which of them a function makes |
+# | `machine/`, `errata/` | models of a GPU, and the papers' mistakes, which are run there |
+# | `plots/`, `tools/` | the pictures, and the commands |
 #
-# `fa2_studio/` comes only with a clone: book, bench, course, judges (other projects' tests, run on ours). Kernels import
-# nothing from the reference. If both used the same code, its bug would spoil both, and no comparison would show it.
+# `fa2_studio/` comes only with a clone. It contains the book, the bench, the course and the judges, which run other
+# projects' tests on our kernels. Kernels import nothing from the reference, because a bug in shared code would spoil
+# both, and no comparison would show it.
 #
 # ## Which code computes this line?
 #
-# Each line of the papers' algorithms has a tag: paper, algorithm, line. The same tag is a comment on the code that computes
-# it. Line 10 of Algorithm 1 in the FlashAttention-2 paper updates the output:
+# Each line of the papers' algorithms has a tag, which consists of paper, algorithm and line. The code that computes the
+# line has the same tag as a comment. For example, line 10 of Algorithm 1 in the FlashAttention-2 paper updates the
+# output:
 
 # %% tags=["nbval-ignore-output"]
 print(where("FA2.A1.L10"))
 
 # %% [markdown]
-# In a terminal it is `fa2-lab where FA2.A1.L10`, and `fa2-lab where FA2.A1` prints the algorithm.
+# In a terminal, the command is `fa2-lab where FA2.A1.L10`, and `fa2-lab where FA2.A1` prints the whole algorithm.
 #
-# ## How do I call it?
+# ## How do I call attention?
 #
-# `fa2_lab.attention(q, k, v, causal=True)` takes torch tensors of shape (batch, heads, N, d) and does nearly what torch's
-# `scaled_dot_product_attention` does. On a GPU it runs the fastest kernel that can serve the call. Without one, Triton runs
-# the kernels in plain Python, in its *interpreter*: right numbers, small sizes, no speed. `fa2-lab doctor` says what serves
-# on this machine and why.
+# `fa2_lab.attention(q, k, v, causal=True)` takes PyTorch tensors of shape (batch, heads, N, d) and does nearly the same
+# as PyTorch's `scaled_dot_product_attention`. On a GPU, it runs the fastest kernel that can serve the call. Without a
+# GPU, Triton runs the kernels in plain Python, in its *interpreter*. Then the numbers are right, but sizes must be
+# small, because this is slow. `fa2-lab doctor` reports which kernels can run on this machine and why.
 #
-# One difference is the causal mask with fewer queries than keys. Below, 5 queries are the last of 40 tokens. With ours, as
-# with the authors' kernels, the first of them sees 36 keys (chapter 04). With torch's `is_causal` it sees one. The two have
-# been confused often ([pytorch/pytorch#108108](https://github.com/pytorch/pytorch/issues/108108),
+# One difference from PyTorch is the causal mask with fewer queries than keys. In the next cell, 5 queries are the last
+# of 40 tokens. Our function, like the authors' kernels, lets the first of them see 36 keys (chapter 04). PyTorch's
+# `is_causal`, however, lets it see one. People have often confused the two
+# ([pytorch/pytorch#108108](https://github.com/pytorch/pytorch/issues/108108),
 # [ml-explore/mlx#2835](https://github.com/ml-explore/mlx/issues/2835)).
 
 # %% tags=["nbval-ignore-output"]
@@ -93,18 +97,19 @@ else:
 
 # %% [markdown]
 # `L` is the logsumexp of each row (chapter 01). [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) lists the other differences
-# from torch. `attention_packed` takes sequences of different lengths without padding (chapter 16), `attention_paged`
+# from PyTorch. `attention_packed` takes sequences of different lengths without padding (chapter 16), `attention_paged`
 # reads a cache in pages (chapter 14), and `fa2_lab.distributed` has attention over several GPUs (chapter 15).
 #
-# Is a result good enough? In 16 bits no kernel agrees with float64 to the last digit. So take torch's error in the same
-# precision, against float64, as printed above for 16 bits: ours may be twice that, and three times for gradients.
+# When is a result good enough? In 16 bits, no kernel agrees with float64 to the last digit. So take as a measure the
+# error of PyTorch against float64 in the same precision, as printed above for 16 bits. Our error may be twice that, and
+# three times for gradients.
 #
-# ## What is wrong with mine?
+# ## What is wrong with my function?
 #
-# A norm tells you that an attention function is wrong, but not why. `examine` asks the function about forty small problems
-# and compares its answers with what some 150 known mistakes would give, each to within rounding. It learns from the names of
-# the arguments what the function takes, and finds out in which order the axes are. This loop over tiles of 16 keys has two
-# bugs:
+# A norm tells you that an attention function is wrong, but not why. `examine` asks the function about forty small
+# problems. It compares the answers with those that some 150 known mistakes would give, each to within rounding. From
+# the names of the arguments, it learns what the function takes, and it finds out in which order the axes are. The
+# following loop over tiles of 16 keys has two bugs:
 
 # %%
 def mine(q, k, v, causal=False):  # (batch, heads, N, d)
@@ -126,15 +131,17 @@ for finding in report.findings:
     print(f"{finding}\n    {finding.where}; read {finding.mistake.read}")
 
 # %% [markdown]
-# The terminal's `fa2-lab examine mine.py:attention` prints the same with the smallest input that shows each mistake, as a
-# program to be run. It takes functions over NumPy, PyTorch, Triton or JAX, and looks at their gradients and their memory as
-# well. If no known mistake gives just these numbers, it says so, and where they are wrong.
+# In a terminal, `fa2-lab examine mine.py:attention` prints the same. It also prints the smallest input that shows each
+# mistake, as a program that you can run. The command takes functions over NumPy, PyTorch, Triton or JAX, and it also
+# looks at their gradients and their memory. If no known mistake gives just these numbers, it reports that, and it
+# reports where the numbers are wrong.
 #
 # ## How do I count an algorithm of my own?
 #
-# Write it in NumPy, with slices. The meter is that of chapter 01: `meter.hbm` puts tensors into HBM, reading a slice is a
-# load, writing one is a store. `trace.serial` and `trace.parallel` name the loops: the `i` in the printed events comes from
-# there. Here is the mean of all rows, in blocks of 4 rows, with one sum on chip:
+# Write the algorithm in NumPy, with slices. The meter is the one of chapter 01. `meter.hbm` puts tensors into HBM, so
+# that reading a slice counts as a load and writing a slice counts as a store. `trace.serial` and `trace.parallel` name
+# the loops, and the `i` in the printed events comes from there. The next cell computes the mean of all rows, in blocks
+# of 4 rows, with one sum on chip:
 
 # %%
 def row_mean(X, mean, B, trace):
@@ -153,11 +160,11 @@ for event in meter.events:
     print(f"  {event.op:5} {event.elements:2} of {event.tensor}, i = {event.i}")
 
 # %% [markdown]
-# The same function runs on plain arrays, with a trace that watches nothing (`fa2_lab.trace.UNWATCHED`).
+# The same function also runs on plain arrays, with a trace that watches nothing (`fa2_lab.trace.UNWATCHED`).
 #
 # ## How do I switch a model over?
 #
-# Models of Hugging Face's `transformers` take their attention by name. One import adds ours:
+# Models of Hugging Face's `transformers` choose their attention by name. One import adds ours:
 #
 # ```python
 # import fa2_lab.transformers  # pip install -e '.[transformers]'
@@ -165,21 +172,22 @@ for event in meter.events:
 # model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
 # ```
 #
-# Grouped heads, a cache, sinks and softcap work, and the masks that [chapter 16](16_masks.ipynb) lists.
+# Grouped-query attention, a cache, sinks and softcap work, and so do the masks that [chapter 16](16_masks.ipynb) lists.
 
 # %% [markdown]
-# **Predict.** A small Llama is trained with three attentions, from the same weights on the same batches, in fp32. One
-# writes the N × N scores, the others do not. What is the largest difference of their losses in 31 steps?
+# **Predict.** A small Llama is trained with three attentions in fp32, from the same weights and on the same batches.
+# One of the three stores the N × N scores, and the others do not. What is the largest difference between their losses
+# in 31 steps?
 #
-# - ☐ about 0.1: small differences grow in training
+# - ☐ about 0.1, since small differences grow in training
 # - ☐ about 0.001
 # - ☐ below 0.0001
 #
 # <details><summary>Answer</summary>
 #
-# **below 0.0001.** All compute the same function, and add its terms in another order. Recorded on a CPU, in fp32, that
-# changes the seventh digit, and in 30 steps the change grows ten- to a hundredfold. (On a GPU the package's fp32
-# products keep all bits, too: chapter 11.)
+# **below 0.0001.** All three compute the same function, but they add its terms in different orders. In the run on a CPU
+# that we recorded, in fp32, this changes the seventh digit, and in 30 steps the change grows by a factor of ten to a
+# hundred. On a GPU, the package's fp32 matmuls also keep all bits, as chapter 11 explains.
 #
 # ```python
 # from fa2_studio.bench import models  # it needs torch
@@ -195,24 +203,27 @@ for event in meter.events:
 # ```
 # </details>
 #
-# The names `eager` and `sdpa` stand for plain PyTorch and for torch's own attention. `fa2-lab bench models` trains it again.
+# The name `eager` is for plain PyTorch, and `sdpa` is for PyTorch's own attention. `fa2-lab bench models` trains the
+# model again.
 #
 # ## Which commands are there?
 #
-# `fa2-lab --help` lists them (or `python -m fa2_lab --help`). Three to try first: `fa2-lab glossary warp`, `fa2-lab ladder
-# 05`, and `fa2-lab book --blank mine`, which writes the chapters into a folder with nothing executed.
+# `fa2-lab --help` lists them, and so does `python -m fa2_lab --help`. Try three of them first: `fa2-lab glossary warp`,
+# `fa2-lab ladder 05`, and `fa2-lab book --blank mine`, which writes the chapters into a folder with nothing executed.
 #
 # ## Recap
 #
-# - A tag such as FA2.A1.L10 leads from the paper to NumPy and Triton. Kernels share no code with the reference.
-# - `fa2_lab.attention` follows torch, with a few differences. `Trace` counts any algorithm that is written with slices.
+# - A tag such as FA2.A1.L10 leads from the paper to NumPy and to Triton. Kernels share no code with the reference.
+# - `fa2_lab.attention` follows PyTorch, with a few differences. `examine` names the mistakes of an attention function.
+#   `Trace` counts any algorithm that is written with slices.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** Softmax of one long row x, in blocks. In three passes, the first finds the maximum, the second the sum, the
-# third writes the result. The online softmax of chapter 02 merges the first two. Write it, so that it loads 2N elements.
-# (Each `x[i : i + B]` that runs is a load: in one pass of a loop, keep the slice in a variable.)
+# **Build.** Compute the softmax of one long row x, in blocks. With three passes, the first finds the maximum, the
+# second computes the sum, and the third writes the result. The online softmax of chapter 02 merges the first two
+# passes. Write it so that it loads 2N elements. Each `x[i : i + B]` that runs is a load, so keep the slice in a
+# variable within one pass of a loop.
 
 # %%
 def softmax(x, y, B):  # x and y live in HBM: read x[i : i + B], write y[i : i + B]
@@ -226,7 +237,7 @@ def softmax_and_loads(x, B):
 
 
 row = np.log([1.0, 3, 4, 8, 2])
-words = "five scores in blocks of 2. How often does each element cross?"
+words = "five scores in blocks of 2. How often is each element loaded?"
 check(softmax_and_loads, Case(words, (row, 2), (naive.safe_softmax(row[None])[0], 10)))
 
 # %% [markdown]
@@ -249,14 +260,14 @@ check(softmax_and_loads, Case(words, (row, 2), (naive.safe_softmax(row[None])[0]
 
 # %% tags=["hide-input"]
 verdict("both bugs are named", [x.name for x in report.findings] == ["o-not-rescaled", "causal-strict"])
-verdict("every element once", (meter.loads("X"), meter.stores("mean")) == (30, 3))
+verdict("row_mean loads and stores every element once", (meter.loads("X"), meter.stores("mean")) == (30, 3))
 mean = np.empty(3)
 row_mean(X, mean, B=4, trace=UNWATCHED)
 verdict("row_mean is the mean, with and without a meter", close(mean, X.mean(axis=0)))
 watch, X = Trace(), np.random.default_rng(0).standard_normal((3, 64, 16))
 O, L = fa2.forward(*X, B_r=16, B_c=8, mask=CAUSAL, trace=watch)
 by_formula = io.fa2_forward(Tiling(64, 64, 16, 8, CAUSAL), 16).total
-verdict("fa2's traffic = the formula", watch.hbm_elements == by_formula)
+verdict("fa2's traffic agrees with the formula", watch.hbm_elements == by_formula)
 folders = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
 named = {"reference", "kernels", "api", "distributed", "examine", "machine", "errata"}
 verdict("the table has every folder", folders == named | {"plots", "tools"})
