@@ -1,11 +1,12 @@
-"""The box around a student's process: one for each notebook, made by podman or docker, or else by bubblewrap.
+"""The box around a student's process, one for each notebook, made by bubblewrap.
 
 No network, nothing of the disk but Python and a part of the package, all of it read-only; a stage in memory to write
-on; one core; limits on memory, processes, files, time and on what comes back.
+on; one core; limits on memory, processes, files, time and on what comes back. `seal` refuses what is left.
 """
 
 import contextlib
 import os
+import platform
 import queue
 import secrets
 import shutil
@@ -17,6 +18,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,18 +28,21 @@ from fa2_studio.course import channel
 from fa2_studio.course.worker import alarm
 
 PROJECT = Path(__file__).resolve().parents[2]
-ENGINES = ("podman", "docker")
-IMAGE = "fa2-lab-course"  # what `notebooks/assignments/Containerfile` builds
+SITES = ("site-packages", "dist-packages")  # what folders of installed packages are called
 STAGE_MB = 256  # of all files that a notebook writes: they live in memory
 PROCESSES = 64  # threads count
 FILE_BYTES = 100 * 2**20  # of one file that a notebook writes
 GRACE = 3.0  # seconds after its time is up before a process is ended
-START = 180.0  # seconds that a process may take to be ready: the first import on a busy machine takes a minute
+START = 300.0  # seconds that a process may take to be ready: torch's import on a busy machine takes a minute
 NO_BOX = (
-    "there is no box for students' code on this machine: install bubblewrap (Linux: apt-get install bubblewrap); or, "
-    "where it is there and may not start, as for a plain user on Ubuntu 24.04, podman or docker with the image "
-    f"{IMAGE} (INSTRUCTOR.md); --trust grades without one"
+    "there is no box for students' code on this machine: install bubblewrap (Linux: apt-get install bubblewrap); where "
+    "it is there and may not start, as for a plain user on Ubuntu 24.04, call grade with sudo (INSTRUCTOR.md); "
+    "--trust grades without a box"
 )
+
+
+class NotReady(Exception):
+    """A process did not start: the machine's fault, and no student's."""
 
 
 @dataclass(frozen=True)
@@ -54,29 +59,30 @@ class Limits:
 
 @cache
 def kind() -> str:
-    """The box that this machine has: "podman", "docker" or "bwrap"; empty if none works."""
-    for engine in ENGINES:
-        if shutil.which(engine) and answers([engine, "image", "inspect", IMAGE]):
-            return engine
-    return "bwrap" if shutil.which("bwrap") and answers([*bubblewrap(Path(sys.prefix)), "true"]) else ""
-
-
-def answers(command: list[str]) -> bool:
-    """Whether a command ends well, and soon."""
+    """The box that this machine has: "bwrap", or nothing."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
-    return False
+        command = [*bubblewrap(Path(sys.prefix)), "true"]
+        return "bwrap" if subprocess.run(command, capture_output=True, timeout=30).returncode == 0 else ""
+    return ""
 
 
-def bubblewrap(package: Path) -> list[str]:
+def in_words(box: str) -> str:
+    """A box as `grade` names it."""
+    if not box:
+        return "none: students' code runs as you"
+    if box == "user":
+        return "another user, in this container"
+    return f"bubblewrap, {'started by root; each notebook is a user of its own' if os.getuid() == 0 else 'as you'}"
+
+
+def bubblewrap(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
     """bwrap's part of the command: started by root, without rights but that of becoming another user."""
-    namespaces = "--unshare-ipc --unshare-pid --unshare-net --unshare-uts"
+    namespaces = "--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try"
     rights = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID"
     shut = f"{namespaces} {rights}" if os.getuid() == 0 else "--unshare-all"
     command = ["bwrap", *shut.split(), "--die-with-parent", "--new-session", "--clearenv"]
-    seen = ["/usr", "/etc/ld.so.cache", "/etc/alternatives", sys.base_prefix, sys.prefix, str(package)]
-    seen += [p for p in sys.path if "-packages" in p or p in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    seen = [p for p in dict.fromkeys(seen) if p and Path(p).exists() and Path(p).resolve() != PROJECT]
+    seen = ["/usr", "/etc/ld.so.cache", "/etc/alternatives", sys.base_prefix, sys.prefix, *map(str, sites(needs))]
+    seen = [p for p in dict.fromkeys([*seen, str(package)]) if Path(p).exists()]
     for parent in dict.fromkeys(str(p) for s in seen for p in reversed(Path(s).parents) if str(p) != "/"):
         command += ["--perms", "0755", "--dir", parent]
     for place in seen:
@@ -86,11 +92,34 @@ def bubblewrap(package: Path) -> list[str]:
             command += ["--symlink", f"usr/{name}", f"/{name}"]
         elif Path("/", name).is_dir():
             command += ["--ro-bind", f"/{name}", f"/{name}"]
-    for place in (place for s in seen if Path(s) != package for place in own_parts(Path(s))):
-        command += ["--tmpfs", str(place)]
+    for place in dict.fromkeys(place for s in seen if Path(s) != package for place in own_parts(Path(s))):
+        command += ["--size", "4096", "--tmpfs", str(place), "--remount-ro", str(place)]
+    if not needs:  # NumPy alone
+        folders = dict.fromkeys(str(p.resolve()) for s in seen if Path(s) != package for p in installed(Path(s)))
+        command += [word for place in folders for word in ("--size", "4096", "--tmpfs", place)]
+        for path in sorted(path for site in sites(()) for path in site.glob("numpy*")):
+            command += ["--ro-bind", str(path), str(path)]
+        command += [word for place in folders for word in ("--remount-ro", place)]
     command += ["--proc", "/proc", "--dev", "/dev"]
-    command += ["--perms", "0777", "--size", str(STAGE_MB * 2**20), "--tmpfs", "/stage", "--chdir", "/stage"]
+    command += ["--perms", "0777", "--size", str(STAGE_MB * 2**20), "--tmpfs", "/stage"]
     return [*command, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def sites(needs: tuple[str, ...]) -> list[Path]:
+    """The folders of installed packages that hold NumPy and what else an assignment needs."""
+    found = (find_spec(name) for name in ("numpy", *needs))
+    return list(dict.fromkeys(Path(spec.origin).resolve().parents[1] for spec in found if spec and spec.origin))
+
+
+def installed(seen: Path) -> list[Path]:
+    """All folders of installed packages below a visible folder, torch's among them."""
+    if seen.name in SITES:
+        return [seen]
+    return [
+        p
+        for name in SITES
+        for p in sorted(seen.glob(f"lib*/python3*/{name}")) + sorted(seen.glob(f"local/lib/python3*/{name}"))
+    ]
 
 
 def own_parts(seen: Path) -> list[Path]:
@@ -99,37 +128,33 @@ def own_parts(seen: Path) -> list[Path]:
     return [p for p in places if p.is_dir() and p.is_relative_to(seen) and p != seen]
 
 
-def container(engine: str, name: str, package: Path, limits: Limits) -> list[str]:
-    """The same by a container engine."""
-    command = f"{engine} run --rm -i --name {name} --network none --read-only --cap-drop ALL --cpus 1"
-    command += f" --security-opt no-new-privileges --user 65534:65534 --pids-limit {PROCESSES} --workdir /stage"
-    command += " --ipc none" + (" --read-only-tmpfs=false" if engine == "podman" else "")
-    command += f" --memory {limits.memory_mb}m --memory-swap {limits.memory_mb}m"
-    command += f" --tmpfs /stage:size={STAGE_MB}m,mode=1777 --volume {package}:{package}:ro"
-    for key, value in environment(package, "/stage").items():
-        command += f" --env {key}={value}"
-    return [*command.split(), IMAGE]
-
-
-def limited(limits: Limits, core: int, uid: int) -> list[str]:
-    """The words that give a command one core, limits that everything below it inherits, and, unless 0, another user."""
-    if not shutil.which("prlimit"):
+def pinned(core: int) -> list[str]:
+    """The words that give a command, and all that it starts, one core."""
+    if not shutil.which("taskset"):
         return []  # no Linux
     cores = sorted(os.sched_getaffinity(0))
+    return ["taskset", "-c", str(cores[core % len(cores)])]
+
+
+def limited(limits: Limits, uid: int, counts_apart: bool) -> list[str]:
+    """The words that give a command limits that everything below it inherits, and, unless 0, another user."""
+    if not shutil.which("prlimit"):
+        return []  # no Linux
     # CUDA reserves far more addresses than it uses: on a GPU machine only private memory is counted.
     memory = "data" if os.path.exists("/dev/nvidiactl") else "as"
-    words = f"taskset -c {cores[core % len(cores)]} nice -n 5 prlimit --{memory}={limits.memory_mb * 2**20}"
+    words = f"nice -n 5 prlimit --{memory}={limits.memory_mb * 2**20}"
     words += f" --fsize={FILE_BYTES} --core=0 --nofile=256 --cpu={int(limits.notebook_seconds) + 60}"
-    if uid:  # elsewhere the user's other processes would count
-        words += f" --nproc={PROCESSES} setpriv --reuid {uid} --regid {uid} --clear-groups"
+    if uid or counts_apart:  # elsewhere the user's other processes would count: they are watched from outside
+        words += f" --nproc={PROCESSES}"
+    if uid:
+        words += f" setpriv --reuid {uid} --regid {uid} --clear-groups --no-new-privs"
     return words.split()
 
 
-def environment(package: Path, home: str) -> dict[str, str]:
+def environment(package: Path, home: str, needs: tuple[str, ...]) -> dict[str, str]:
     """All that a student's process gets of an environment."""
-    outside = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != PROJECT]
     own = dict(PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8")
-    own |= dict(PYTHONPATH=os.pathsep.join([str(package), *outside]))
+    own |= dict(PYTHONPATH=os.pathsep.join(map(str, [package, *sites(needs)])))
     own |= dict.fromkeys(("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "TRITON_HOME"), home)
     own |= dict(MPLBACKEND="Agg", PYTHONDONTWRITEBYTECODE="1", PYTHONUTF8="1")
     own |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -140,42 +165,45 @@ def environment(package: Path, home: str) -> dict[str, str]:
 
 
 class Room:
-    """One student's process in its box. `core` is the number of the core that is its own.
+    """One process in its box. `needs` is what it imports beforehand.
 
-    A box is an engine's name or "bwrap"; "user", inside of a container, is another user alone; "" is no box.
+    A box is "bwrap"; "user", inside of a platform's container, is another user alone; "" is no box. A `clean` one runs
+    no code of the student's, and is another user than those that do.
     """
 
-    def __init__(self, package: Path, limits: Limits, box: str, core: int = 0):
-        self.limits, self.far, self.box, self.began = limits, [], box, time.monotonic()
-        self.name = f"fa2-course-{secrets.token_hex(6)}"
-        self.home = "" if box and box != "user" else tempfile.mkdtemp(prefix="fa2-course-")
+    def __init__(self, package: Path, limits: Limits, box: str, needs: tuple[str, ...] = (), clean: bool = False):
+        self.limits, self.far, self.box, self.why = limits, [], box, ""
+        self.home = "" if box == "bwrap" else tempfile.mkdtemp(prefix="fa2-course-")
         self.errors = tempfile.TemporaryFile()
-        uid = 100_000 + os.getpid() % 50_000 if other_user(box, package) else 0
+        uid = 100_000 + 2 * (os.getpid() % 25_000) + clean if other_user(box, package) else 0
         if box == "user" and os.getuid() == 0 and not uid:
-            raise Stopped("the box could not be started: no other user can read this Python, and root may do all")
+            raise NotReady("the box could not be started: no other user can read this Python, and root may do all")
         if self.home and uid:
             os.chown(self.home, uid, uid)
-        python = "python" if box in ENGINES else sys.executable
-        run = [*limited(limits, core, uid), python, "-m", "fa2_studio.course.worker"]
-        env = environment(package, self.home or "/stage")
+        apart = box == "bwrap" and not uid and tuple(map(int, platform.release().split(".")[:2])) >= (5, 14)
+        beforehand = [*needs, *(["checks.probes_triton"] if clean and needs else [])]
+        run = [*limited(limits, uid, apart), sys.executable, "-m", "fa2_studio.course.worker", *beforehand]
+        env = environment(package, self.home or "/stage", needs)
         if box == "bwrap":
             inside = [word for key, value in env.items() for word in ("--setenv", key, value)]
-            run = [*bubblewrap(package), *inside, *run]
-        elif box in ENGINES:
-            run, env = [*container(box, self.name, package, limits), *run], None
+            run = [*bubblewrap(package, needs), *inside, *run]
         self.process = subprocess.Popen(
-            run, env=env, cwd=self.home or None, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+            run, env=env, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
             start_new_session=True,
         )  # fmt: skip
         self.arrived: queue.Queue = queue.Queue(2)  # who sends more than is asked for has to wait
-        threading.Thread(target=self._listen, daemon=True).start()
+        for listen in (self._listen, self._watch):
+            threading.Thread(target=listen, daemon=True).start()
         try:
-            self._next(time.monotonic() + START)
+            is_sealed = self._next(time.monotonic() + START)["sealed"]
         except Stopped as failure:
             late = f"it was not ready after {START:.0f} s" if self.process.poll() is None else ""
             said = self._last_words() or late or str(failure)
             self.close()
-            raise Stopped(f"the box could not be started: {said}") from failure
+            raise NotReady(f"the box could not be started: {said}") from failure
+        if box and not is_sealed:
+            self.close()
+            raise NotReady("the box could not be started: this system has no seccomp filters, or an unknown processor")
 
     def ask(self, request: dict, seconds: float) -> dict:
         """The reply to a request. The student's code may ask back in between, as often as it likes."""
@@ -195,10 +223,7 @@ class Room:
 
     def close(self) -> None:
         """End the process and everything that it started."""
-        if self.box in ENGINES:
-            answers([self.box, "kill", self.name])
-        with contextlib.suppress(OSError):
-            getattr(os, "killpg", os.kill)(self.process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+        self._kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=10)
         for stream in (self.process.stdin, self.process.stdout, self.errors):
@@ -240,7 +265,6 @@ class Room:
             try:
                 message = self.arrived.get(timeout=0.25)
             except queue.Empty:
-                self._watch()
                 if time.monotonic() > until:
                     raise self._late() from None
                 if self.process.poll() is not None and self.arrived.empty():
@@ -253,20 +277,26 @@ class Room:
             return message
 
     def _watch(self) -> None:
-        """What limits for one process do not see: the memory and the processor time of all of them together."""
-        if self.box in ENGINES:
-            return  # the engine's own limits
-        memory, seconds = used_by(self.process.pid)
-        if memory > self.limits.memory_mb:
-            raise self._ended(f"it used more than {self.limits.memory_mb:,} MB of memory")
-        if seconds > 1.5 * (time.monotonic() - self.began) + 5:
-            raise self._ended("it used more than one core")
+        """What limits for one process do not see: memory and number of all of them together. A thread of its own."""
+        while self.process.poll() is None and not self.why:
+            memory, processes = used_by(self.process.pid)
+            if memory > self.limits.memory_mb:
+                self.why = f"it used more than {self.limits.memory_mb:,} MB of memory"
+            if processes > 2 * PROCESSES:
+                self.why = f"it started more than {PROCESSES} processes"
+            time.sleep(0.2)
+        if self.why:
+            self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(OSError):
+            getattr(os, "killpg", os.kill)(self.process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
     def _late(self) -> Stopped:
         return Stopped(f"it did not end within {self.limits.cell_seconds:g} s and could not be interrupted")
 
     def _ended(self, why: str = "") -> Stopped:
-        why = why or self._last_words() or "too much memory, exit(), or a crash"
+        why = self.why or why or self._last_words() or "too much memory, exit(), or a crash"
         return Stopped(f"the process ended here ({why})")
 
     def _last_words(self) -> str:
@@ -286,16 +316,16 @@ def other_user(box: str, package: Path) -> bool:
     return all(p.stat().st_mode & 0o005 == 0o005 for place in places for p in (place, *place.parents))
 
 
-def used_by(pid: int) -> tuple[float, float]:
-    """MB of memory and seconds of processor time that a process and everything below it have used."""
+def used_by(pid: int) -> tuple[float, int]:
+    """MB of memory, and the number of processes and threads, of a process and everything below it."""
     parents, used = {}, {}
     for entry in Path("/proc").glob("[0-9]*") if os.path.isdir("/proc/self") else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             parents[int(entry.name)] = int(fields[1])
-            used[int(entry.name)] = (int(fields[21]) * 4096 / 2**20, sum(map(int, fields[11:15])) / 100)
+            used[int(entry.name)] = (int(fields[21]) * 4096 / 2**20, int(fields[17]))
     mine = {pid}
     while more := {p for p, parent in parents.items() if parent in mine} - mine:
         mine |= more
     found = [used[p] for p in mine if p in used]
-    return sum(m for m, _ in found), sum(s for _, s in found)
+    return sum(m for m, _ in found), sum(n for _, n in found)

@@ -13,7 +13,7 @@ from importlib import import_module
 
 import numpy as np
 
-MOST = 16 * 2**20  # bytes of one message: this limits arrays, lists and texts alike
+MOST = 2 * 2**20  # bytes of one message: this limits arrays, lists and texts alike
 NUMBERS = "biufc"  # kinds of NumPy arrays that may travel
 
 

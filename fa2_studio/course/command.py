@@ -133,8 +133,10 @@ def run_grade(options) -> int:
     limits = box.Limits(options.cell_seconds, options.notebook_seconds, options.memory_mb)
     people = results.roster(options.roster)
     how = grade.Grading(limits, options.jobs, secret_of(options), people, tuple(options.again), options.trust)
-    if options.trust:
-        print("WARNING: --trust: students' code runs as you, without a box", file=sys.stderr)
+    print(
+        f"{'WARNING: ' if options.trust else ''}box: {box.in_words('' if options.trust else box.kind())}",
+        file=sys.stderr,
+    )
     try:
         graded, faults = grade.grade_folder(options.folder, options.out, chosen(options.only), how)
     except grade.GraderError as fault:

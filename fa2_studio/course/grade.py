@@ -21,9 +21,10 @@ import sys
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -36,7 +37,7 @@ from fa2_studio.course.notebooks import Assignment, content, source, steps
 
 NEVER = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
 MOST_FILES = 10_000  # of one student that are looked at
-MARGIN = 90.0  # seconds that a grading process may take beyond its notebook's own
+MARGIN = 30.0  # seconds that a grading process may take beyond its notebook's own and what its boxes take to start
 
 
 class GraderError(RuntimeError):
@@ -146,7 +147,7 @@ def grade_folder(
 
         def done(task: tuple, graded: Graded) -> None:
             graded.sentences = task[0].remarks + graded.sentences
-            results.keep(graded, out, task[2])
+            results.keep(graded, out, "" if graded.is_unfinished else task[2])
 
         try:
             run_all(tasks, staged, how, done)
@@ -215,8 +216,9 @@ def run_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tupl
             cores.put(core)
 
     with ThreadPoolExecutor(how.jobs) as pool:
-        for task, one in tqdm(pool.map(graded, tasks), total=len(tasks), desc="grading", unit="notebook", disable=None):
-            done(task, one)
+        ended = as_completed([pool.submit(graded, task) for task in tasks])
+        for one in tqdm(ended, total=len(tasks), desc="grading", unit="notebook", disable=None):
+            done(*one.result())
 
 
 def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind: str) -> Graded:
@@ -225,16 +227,22 @@ def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind
     if one.path is None:
         return graded
     task = dict(assignment=one.assignment.name, path=str(one.path.absolute()), seed=seed, limits=asdict(how.limits))
-    task |= dict(package=str(staged[one.assignment.name]), box=kind, core=core)
+    task |= dict(package=str(staged[one.assignment.name]), box=kind, day=str(date.today()))
     env = os.environ | {"TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", "1"), "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
-    most = 2 * how.limits.notebook_seconds + MARGIN
+    most = how.limits.notebook_seconds + 2 * box.START + MARGIN
     try:
-        command = [sys.executable, "-m", "fa2_studio.course.judge"]
+        command = [*box.pinned(core), sys.executable, "-m", "fa2_studio.course.judge"]
         ended = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, env=env, timeout=most)
-        found = Graded(**json.loads(ended.stdout))
+        came = json.loads(ended.stdout)
+        if "fault" in came:
+            graded.sentences.append(f"{came['fault']}; call grade again")
+            graded.is_unfinished = True
+            return graded
+        found = Graded(**came)
     except (subprocess.TimeoutExpired, OSError, ValueError, TypeError):
-        graded.sentences.append("the grading of this notebook did not come to an end; grade it alone to see why")
+        graded.sentences.append("the grading of this notebook did not come to an end; call grade again")
+        graded.is_unfinished = True
         return graded
     found.student, found.assignment = graded.student, graded.assignment
     return found

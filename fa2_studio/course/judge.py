@@ -22,10 +22,11 @@ from checks.guard import Far, Raised, Stopped, raised
 from checks.meter import lending
 
 from fa2_studio.course import notebooks, seeds
-from fa2_studio.course.box import Limits, Room
+from fa2_studio.course.box import Limits, NotReady, Room
 from fa2_studio.course.notebooks import HIDDEN, Cell, grade_id, is_solution, steps
 
 MOST_DEATHS = 8  # how often a student's process is started again in one notebook
+OWN_MB = 1024  # of memory for the grader of one notebook, whatever it is handed
 MOST_SHOWN = 200_000  # characters of a feedback page
 
 
@@ -40,6 +41,7 @@ class Graded:
     sentences: list[str] = field(default_factory=list)
     page: list[list[str]] = field(default_factory=list)
     is_absent: bool = False  # nothing was handed in
+    is_unfinished: bool = False  # the machine's fault: it will be graded again
     other_numbers: bool = False  # the notebook was made with another seed than it is graded with
 
     @property
@@ -101,10 +103,13 @@ OTHER_NUMBERS = (
 
 def is_of_another_seed(original, cells: list[Cell]) -> bool:
     """Whether a submission's tests name another seed than the original's."""
-    tests = [cell for cell in original.cells if grade_id(cell) in steps(original)]
-    drawn = {grade_id(cell): re.findall(r"\bseed=(\d+)", cell.source)[:1] for cell in tests}
-    mine = {cell.name: re.findall(r"\bseed=(\d+)", cell.source)[:1] for cell in reversed(cells)}
-    return any(seed and mine.get(name) and mine[name] != seed for name, seed in drawn.items())
+    tests = {grade_id(cell): cell for cell in original.cells if grade_id(cell) in steps(original)}
+
+    def shown(cell) -> list[str]:
+        return re.findall(r"\bseed=(\d+)", cell.source.partition(HIDDEN[0])[0])[:1]
+
+    mine = {cell.name: shown(cell) for cell in reversed(cells)}
+    return any(mine.get(name) and shown(cell) and mine[name] != shown(cell) for name, cell in tests.items())
 
 
 def defined(source: str) -> set[str]:
@@ -139,12 +144,12 @@ def right_functions(original, names: tuple[str, ...]) -> dict[str, Callable]:
 class Session:
     """A student's process over one notebook. If it ends, the next question finds a new one in the same state."""
 
-    def __init__(self, open_room: Callable[[], Room], limits: Limits):
+    def __init__(self, open_room: Callable[[bool], Room], limits: Limits):
         self.open_room, self.limits, self.room, self.clean = open_room, limits, None, None
         self.until = time.monotonic() + limits.notebook_seconds
         self.done: list[str] = []  # the cells that ran, for a new process
         self.lent: dict[str, Callable] = {}  # right functions that stand for earlier ones of the student's
-        self.opened = 0
+        self.opened, self.ready = 0, set()
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -166,7 +171,7 @@ class Session:
         lent = {key: lending(right, args) for key, right in self.lent.items() if key != name}
         request = {"do": "call", "probe": place, "name": name, "args": args, "kwargs": kwargs, "lent": lent}
         try:
-            reply = self.ask(request, self.step_until - time.monotonic(), is_theirs)
+            reply = self.ask(request, 0.0, is_theirs)
         except Stopped as end:
             self.deaths, self.stopped = self.deaths + 1, str(end)
             if self.deaths > 1 or time.monotonic() > self.step_until:
@@ -185,29 +190,35 @@ class Session:
             self.clean, self.room = self.room, mine
 
     def ask(self, request: dict, seconds: float, is_theirs: bool = True) -> dict:
-        """The reply to a request, or Stopped with a sentence."""
-        left = self.until - time.monotonic()
-        if left <= 0:
-            raise Stopped("the notebook's time was up")
+        """The reply to a request, or Stopped with a sentence. Without seconds, it has those that its step has left."""
         try:
             if self.room is None:
                 self.open(is_theirs)
-            reply = self.room.ask(request, max(0.0, min(seconds, left)))
+            now = time.monotonic()
+            if now > self.until:
+                raise Stopped("the notebook's time was up")
+            reply = self.room.ask(request, max(0.0, min((seconds or self.step_until - now), self.until - now)))
+            if reply.get("late"):
+                raise Stopped(f"it did not end within {self.limits.cell_seconds:g} s")
         except Stopped:
             self.end()
             raise
-        if reply.get("late"):
-            raise Stopped(f"it did not end within {self.limits.cell_seconds:g} s")
         return reply
 
     def open(self, is_theirs: bool) -> None:
-        """A new process; one of the student's is brought to where the last one was."""
+        """A new process; one of the student's is brought to where the last one was. The first of each kind takes its
+        time to start, and that is nobody's."""
         if self.opened > MOST_DEATHS:
             raise Stopped("the process ended too often")
-        self.opened += 1
-        self.room = self.open_room()
+        began = time.monotonic()
+        self.room, self.opened = self.open_room(not is_theirs), self.opened + 1
+        if is_theirs not in self.ready:
+            self.ready.add(is_theirs)
+            took = time.monotonic() - began
+            self.until, self.step_until = self.until + took, self.step_until + took
         for source in self.done if is_theirs else ():
-            self.room.ask({"do": "cell", "source": source}, self.limits.cell_seconds)
+            left = self.until - time.monotonic()
+            self.room.ask({"do": "cell", "source": source}, max(0.0, min(self.limits.cell_seconds, left)))
 
     def end(self) -> None:
         """End the process that was asked last; the next question starts a new one."""
@@ -233,7 +244,7 @@ def error_of(reply: dict) -> Exception | None:
 # Judging ------------------------------------------------------------------------------------------------------------
 
 
-def grade_notebook(original, cells: list[Cell], open_room: Callable[[], Room], limits: Limits) -> Graded:
+def grade_notebook(original, cells: list[Cell], open_room: Callable[[bool], Room], limits: Limits) -> Graded:
     """Run a student's answers against the original's tests."""
     graded = Graded("", "", steps(original))
     parts, deleted = assemble(original, cells)
@@ -292,10 +303,13 @@ def judged(part: AssembledCell, session: Session, space: dict, names: dict[str, 
                 exec(compile(text, f"<{part.name}>", "exec"), space)
         with redirect_stdout(papers[bool(hidden)]):
             points = float(eval(end.strip(), space))
+    except NotReady:
+        raise
     except Exception as error:  # what a check did not expect of an answer costs this step
         sentence = f"{type(error).__name__}: {error}"[:300]
     sentence = sentence or session.over or session.stopped or getattr(space.get("report"), "refused", "")
-    return (points if points >= 0 else 0.0), papers[0].getvalue(), papers[1].getvalue(), sentence
+    hidden = re.sub(r"^ {11}expected.*\n", "", papers[1].getvalue(), flags=re.MULTILINE)  # no number to look up
+    return (points if points >= 0 else 0.0), papers[0].getvalue(), hidden, sentence
 
 
 def follow_through(original, parts: list[AssembledCell], session: Session, space: dict, graded: Graded) -> None:
@@ -325,19 +339,24 @@ def main() -> int:
     with contextlib.suppress(ImportError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_mb * 2**20,) * 2)
+        resource.setrlimit(resource.RLIMIT_DATA, (OWN_MB * 2**20,) * 2)
     assignment = notebooks.named(task["assignment"])
     original = seeds.seeded(notebooks.source(assignment), task["seed"])
+    original = seeds.on_day(original, task["seed"], task["day"])
     try:
         cells = notebooks.read(Path(task["path"]))
     except ValueError as unreadable:
         graded = Graded("", "", steps(original), sentences=[str(unreadable)])
     else:
 
-        def open_room() -> Room:
-            return Room(Path(task["package"]), limits, task["box"], task["core"])
+        def open_room(clean: bool) -> Room:
+            return Room(Path(task["package"]), limits, task["box"], assignment.needs, clean)
 
-        graded = grade_notebook(original, cells, open_room, limits)
+        try:
+            graded = grade_notebook(original, cells, open_room, limits)
+        except NotReady as fault:
+            json.dump({"fault": str(fault)}, sys.stdout)
+            return 1
         if is_of_another_seed(original, cells):
             graded.other_numbers = True
             graded.sentences.insert(0, OTHER_NUMBERS)

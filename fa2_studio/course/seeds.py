@@ -1,7 +1,7 @@
 """A seed for each student: other numbers, sizes and planted bugs, the same difficulty.
 
 A seed enters a notebook where its tests say `seed=0`, and in the cells that are written for a seed. The grader puts
-the same seed into the original before it takes a student's answers over.
+the same seed into the original before it takes a student's answers over. Hidden cases are drawn from it and the day.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from functools import partial
 from checks import predict
 
 from fa2_studio.course import keys
-from fa2_studio.course.notebooks import PROJECT, grade_id, is_solution
+from fa2_studio.course.notebooks import HIDDEN, PROJECT, grade_id, is_solution
 
 RUNG = PROJECT / "fa2_lab" / "kernels" / "ladder" / "r03_row_blocks.py"
 
@@ -53,3 +53,19 @@ def seeded(notebook, seed: int):
             if grade_id(cell) in WRITTEN:
                 cell.source = WRITTEN[grade_id(cell)](seed)
     return notebook
+
+
+def on_day(notebook, seed: int, day: str):
+    """The notebook with hidden cases of one student and one day: what is learned from them serves no second hand-in."""
+    notebook = deepcopy(notebook)
+    for cell in notebook.cells:
+        visible, mark, hidden = cell.source.partition(HIDDEN[0])
+        if mark and not is_solution(cell):
+            drawn = partial(drawn_for, seed=seed, day=day)
+            cell.source = visible + mark + re.sub(r"\bseed=([1-9]\d*)\b", drawn, hidden)
+    return notebook
+
+
+def drawn_for(match: re.Match, seed: int, day: str) -> str:
+    digest = hashlib.sha256(f"{seed} {day} {match[1]}".encode()).digest()
+    return f"seed={1 + int.from_bytes(digest[:4], 'big') % (2**31 - 1)}"

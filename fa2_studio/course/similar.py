@@ -1,18 +1,26 @@
-"""Which submissions share lines that the release does not hold, with each other or, in 9, with a rung of the ladder.
+"""Which submissions share lines that are not given, with each other, with the release's solution or, in 9, with a rung.
 
-A reason to ask the students, and no more.
+Names do not count: a line is compared with its variables numbered. A reason to ask the students, and no more.
 """
 
+import io
+import keyword
+import tokenize
+from collections import Counter
+from contextlib import suppress
 from itertools import combinations, product
 from pathlib import Path
 from typing import NamedTuple
 
 from fa2_studio.course.grade import submissions
-from fa2_studio.course.notebooks import Assignment, read, source, student_version
+from fa2_studio.course.notebooks import Assignment, is_solution, read, source, student_version
 from fa2_studio.course.seeds import RUNG
 
 SHORT = 25  # characters: shorter lines are alike by themselves
-COMMON = 0.25  # of a class: what so many wrote is how one writes it
+COMMON = 0.25  # of a class: what so many wrote is how one writes it, unless the release has it
+MOST_LINES = 5000  # of one submission that are looked at
+COPIED = 0.5  # of the release's lines: who has so many has its solution
+LEFT_OUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 class Pair(NamedTuple):
@@ -26,28 +34,50 @@ class Pair(NamedTuple):
 
 def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
     """Pairs that share lines of an assignment, those that share most first."""
-    given = {line for cell in student_version(source(assignment)).cells for line in lines_of(cell.source)}
-    own: dict[str, set[str]] = {}
+    book = source(assignment)
+    given = set(lines_of("\n".join(cell.source for cell in student_version(book).cells)))
+    own: dict[str, dict[str, str]] = {}
     for one in submissions(folder, [assignment]):
-        try:
-            cells = read(one.path) if one.path else []
-        except ValueError:
-            continue  # what cannot be read is a row of the grade
-        own[one.student] = {line for cell in cells if cell.is_code for line in lines_of(cell.source)} - given
-    often = [line for lines in own.values() for line in lines]
-    common = {line for line in set(often) if often.count(line) > max(2, COMMON * len(own))}
-    students = sorted(own)
+        with suppress(ValueError):  # what cannot be read is a row of the grade
+            text = "\n".join(cell.source for cell in (read(one.path) if one.path else []) if cell.is_code)
+            own[one.student] = {key: line for key, line in lines_of(text).items() if key not in given}
+    often = Counter(key for lines in own.values() for key in lines)
+    common = {key for key, count in often.items() if count > max(2, COMMON * len(own))}
+    found = [
+        Pair(first, second, tuple(sorted(own[first][key] for key in shared)), min(len(own[first]), len(own[second])))
+        for first, second in combinations(sorted(own), 2)
+        if (shared := (own[first].keys() & own[second].keys()) - common)
+    ]
+    solution = "\n".join(cell.source for cell in book.cells if is_solution(cell))
+    release = {"the release's solution": (lines_of(solution), COPIED)}
     rungs = sorted(RUNG.parent.glob("r[0-9]*.py")) if assignment.name.startswith("9") else []
-    own |= {f"rung {path.stem}": lines_of(path.read_text(encoding="utf-8")) - given for path in rungs}
-    couples = [*combinations(students, 2), *product(students, [f"rung {path.stem}" for path in rungs])]
-    found = []
-    for first, second in couples:
-        if shared := (own[first] & own[second]) - common:
-            found.append(Pair(first, second, tuple(sorted(shared)), min(len(own[first]), len(own[second]))))
+    release |= {f"rung {path.stem}": (lines_of(path.read_text(encoding="utf-8")), 0.0) for path in rungs}
+    for student, (name, (lines, least)) in product(sorted(own), release.items()):
+        theirs = lines.keys() - given
+        shared = (own[student].keys() & theirs) - (common if not least else set())
+        if shared and len(shared) >= least * len(theirs):
+            line = tuple(sorted(own[student][key] for key in shared))
+            found.append(Pair(student, name, line, min(len(own[student]), len(theirs))))
     return sorted(found, key=lambda pair: -len(pair.shared) / pair.of)
 
 
-def lines_of(text: str) -> set[str]:
-    """The lines of a cell that are long enough, without spaces."""
-    found = {"".join(line.split()) for line in text.splitlines()}
-    return {line for line in found if len(line) > SHORT and not line.startswith("#")}
+def lines_of(text: str) -> dict[str, str]:
+    """{a line with its names numbered and without spaces: as it was} for lines that are long enough."""
+    found = {}
+    for line in text.splitlines()[:MOST_LINES]:
+        line = line.strip()[:500]
+        if len("".join(line.split())) > SHORT and not line.startswith("#"):
+            found[numbered(line)] = line
+    return found
+
+
+def numbered(line: str) -> str:
+    """A line in which its first name is 0, the second 1, and so on; names behind a dot and Python's own stay."""
+    words, names, after_dot = [], {}, False
+    with suppress(tokenize.TokenError, IndentationError, SyntaxError):
+        for word in tokenize.generate_tokens(io.StringIO(line).readline):
+            is_name = word.type == tokenize.NAME and not after_dot and not keyword.iskeyword(word.string)
+            if word.type not in LEFT_OUT:
+                words.append(f"${names.setdefault(word.string, len(names))}" if is_name else word.string)
+            after_dot = word.string == "."
+    return " ".join(words)

@@ -1,8 +1,10 @@
 """Attacks on the box and the judge: each gets what it deserves, a neighbour loses nothing, nothing is seen."""
 
+import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +14,7 @@ import pytest
 
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 from checks import meter
-from checks.guard import Stopped
-from course_class import PATIENT, QUICK, code, graded_at_once, handed_in, write
+from course_class import FIRST, PATIENT, QUICK, code, graded_at_once, handed_in, write
 
 from fa2_studio.course import box, channel, command, grade, judge, notebooks, results
 from fa2_studio.course.notebooks import grade_id, named, source
@@ -120,7 +121,7 @@ GAIN = {  # nothing is solved: 0 is what they deserve
 }
 LOOK = (ENVIRONMENT, OTHERS, WRITES, NETWORK)
 HARM = {  # all is solved; (own cells, answers, the least it gets, the most, part of a remark, whether it can wait)
-    "looking around": (LOOK, {}, 12, 12, "unreachable", False),
+    "looking around": (LOOK, {}, 12, 12, "Operation not permitted", False),
     "answers that are too large": ((), dict(update=DEEP, merge=LONG_LIST, finalize=HUGE), 3, 3, "test_own", False),
     "58 spinning children on every core": ((SPINNERS,), {}, 0, 12, "", False),
     "memory of a whole family": ((FAMILY,), {}, 0, 12, "a cell of your own", False),
@@ -239,15 +240,197 @@ def test_a_student_s_code_never_runs_as_root_beside_the_grader(tmp_path, monkeyp
     """In a platform's container it is another user, or it is not run."""
     monkeypatch.setattr(box, "other_user", lambda *_: False)
     monkeypatch.setattr(box.os, "getuid", lambda: 0)
-    with pytest.raises(Stopped, match="no other user"):
+    with pytest.raises(box.NotReady, match="no other user"):
         box.Room(tmp_path, QUICK, "user")
 
 
-def test_the_words_of_an_engine_s_command(tmp_path):
-    words = " ".join(box.container("podman", "name", tmp_path, QUICK))
-    for part in ("--network none", "--read-only", "--cpus 1", "--memory 1500m", "--pids-limit 64", "--cap-drop ALL"):
-        assert part in words
-    assert sys.executable not in words and f"{tmp_path}:{tmp_path}:ro" in words
+LEAVE = """import ctypes, fcntl, os, socket, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+drop = lambda place: os.path.join(place, "drop")
+places = ["/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/stage", os.path.expanduser("~"), "/run", "/proc/sys/kernel"]
+places += [os.path.join(p, "__pycache__") for p in (os.path.dirname(os.__file__), *sys.path)] + sys.path
+x86 = os.uname().machine == "x86_64"
+keys = (248, 250) if x86 else (217, 219)
+lock, byte = open(os.__file__), struct.pack("hhqqi", fcntl.F_RDLCK, 0, 0, 1, 0)
+def attempt(act, *args):
+    try:
+        return act(*args)
+    except (OSError, AttributeError, ValueError):
+        return -1
+"""
+LEFT = """for ring in (-2, -3, -4, -5):
+    libc.syscall(keys[0], b"user", b"drop", b"word", 4, ring)
+libc.shmget(4660, 4096, 0o1666), libc.msgget(4660, 0o1666), libc.semget(4660, 1, 0o1666)
+attempt(lambda: libc.mq_open(b"/drop", 0o102, 0o666, None))
+spoken = attempt(socket.socket, socket.AF_UNIX)
+attempt(lambda: (spoken.bind("\\0drop"), spoken.listen()))
+attempt(fcntl.flock, lock, fcntl.LOCK_SH)
+attempt(fcntl.fcntl, lock, fcntl.F_SETLK, byte)
+for place in places:
+    attempt(lambda: open(drop(place), "w").write("word"))"""
+FOUND = """found = [f"ring {r}" for r in (-2, -3, -4, -5) if libc.syscall(keys[1], 10, r, b"user", b"drop", 0) > 0]
+kept = dict(shm=libc.shmget(4660, 0, 0), msg=libc.msgget(4660, 0), sem=libc.semget(4660, 0, 0))
+found += [name for name, number in kept.items() if number >= 0]
+found += ["mq"] if attempt(lambda: libc.mq_open(b"/drop", 0)) >= 0 else []
+listening = attempt(socket.socket, socket.AF_UNIX)
+found += ["socket"] if attempt(lambda: listening.connect("\\0drop")) is None else []
+vsock = attempt(socket.socket, 40)
+found += ["vsock"] if vsock != -1 else []
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    found += ["flock"]
+except OSError:
+    pass
+asked = attempt(fcntl.fcntl, lock, fcntl.F_GETLK, struct.pack("hhqqi", fcntl.F_WRLCK, 0, 0, 1, 0))
+found += ["lock"] if asked != -1 and struct.unpack("hhqqi", asked)[0] != fcntl.F_UNLCK else []
+found += [place for place in places if attempt(lambda: open(drop(place)).read()) == "word"]
+found += ["user namespace"] if attempt(lambda: libc.unshare(0x10000000)) == 0 else []
+assert not found, found"""
+
+
+def said_in_a_box(package: Path, *cells: str, assignment=FIRST, rooms=None) -> str:
+    """What the last of these cells raised in a box; the box goes to `rooms`, or is closed."""
+    room = box.Room(package, QUICK, box.kind(), assignment.needs)
+    try:
+        replies = [room.ask({"do": "cell", "source": cell}, 60.0) for cell in cells]
+        assert not replies[-1].get("late")
+        return " ".join(map(str, replies[-1].get("error", ())))
+    finally:
+        room.close() if rooms is None else rooms.append(room)
+
+
+@needs_box
+def test_no_word_passes_from_one_notebook_to_another():
+    """By none of the ways that the kernel has, neither beside it nor after it."""
+    with grade.packages([FIRST]) as staged:
+        package, rooms = staged[FIRST.name], []
+        said_in_a_box(package, LEAVE, LEFT, rooms=rooms)
+        beside = said_in_a_box(package, LEAVE, FOUND)
+        rooms[0].close()
+        assert (beside, said_in_a_box(package, LEAVE, FOUND)) == ("", "")
+
+
+@needs_box
+def test_torch_is_there_for_triton_alone():
+    """Autograd and finished attention are no NumPy; no folder of packages is left to look in."""
+    reach = """import glob, sys
+for top in (sys.prefix, sys.base_prefix, "/usr", "/usr/local"):
+    sys.path += glob.glob(f"{top}/lib*/python3*/*-packages")
+import torch"""
+    with grade.packages([FIRST]) as staged:
+        assert "ModuleNotFoundError" in said_in_a_box(staged[FIRST.name], reach)
+
+
+@needs_box
+def test_a_checkout_below_any_folder_stays_unseen(tmp_path, monkeypatch):
+    home = tmp_path / "my-packages" / "dist-packages-of-mine" / "notebooks" / "assignments"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(home), str(home.parents[1])])
+    monkeypatch.setenv("PYTHONPATH", str(home))
+    home.mkdir(parents=True)
+    words = [*box.bubblewrap(tmp_path / "package"), *box.environment(tmp_path / "package", "", ()).values()]
+    assert not [word for word in words if "my-packages" in word]
+
+
+def test_a_plain_user_s_box_has_a_limit_of_processes_too():
+    assert "--nproc=64" in box.limited(QUICK, uid=0, counts_apart=True)
+
+
+GROWS = """import os, time
+def test_merge(merge):
+    for _ in range(7):
+        if not os.fork():
+            kept = bytearray(300 * 2**20)
+            time.sleep(1000)
+    state = np.zeros(2), np.ones(2), np.zeros((2, 2))
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        merge(state, state)
+"""
+WIDE = """def test_merge(merge):
+    for n in (20_000, 5000):
+        a, b = ((np.zeros(x), np.ones(x), np.zeros((n, 1))) for x in ((n, 1), (1, n)))
+        try:
+            merge(a, b)
+        except ValueError:
+            pass
+    assert False
+"""
+FLOOD = """import json, os, threading
+line = json.dumps([[]] * 500_000).encode() + b"\\n"
+def flood():
+    while True:
+        for number in range(3, 20):
+            try:
+                os.write(number, line)
+            except OSError:
+                pass
+threading.Thread(target=flood, daemon=True).start()"""
+
+
+@needs_box
+def test_what_a_notebook_does_to_the_grader_costs_that_notebook_alone(tmp_path):
+    """Memory that grows while messages come, arrays that broadcast to gigabytes, and a flood of messages."""
+    books = {
+        "grows": handed_in(answers={"own": GROWS}),
+        "beside": handed_in(),
+        "wide": handed_in(answers={"own": WIDE}),
+    }
+    books |= {"flood": handed_in(own=(FLOOD,)), "beside too": handed_in()}
+    most, stop = [0.0], threading.Event()
+
+    def watch():
+        while not stop.wait(0.1):
+            for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    if b"course.judge" in cmdline.read_bytes():
+                        pages = int((cmdline.parent / "statm").read_text().split()[1])
+                        most[0] = max(most[0], pages * 4096 / 2**20)
+
+    threading.Thread(target=watch, daemon=True).start()
+    got = graded_at_once(tmp_path, books, box.kind(), box.Limits(25, 120, 1500))
+    stop.set()
+    assert got["beside"].score == got["beside too"].score == 12 and most[0] < 1200
+    assert got["grows"].got["test_own"] == got["wide"].got["test_own"] == 0
+    assert "more than 1,500 MB" in " ".join(got["grows"].sentences)
+
+
+@needs_box
+def test_a_notebook_ends_in_the_time_it_is_told(tmp_path):
+    began = time.monotonic()
+    limits = box.Limits(cell_seconds=5, notebook_seconds=15, memory_mb=1500)
+    graded = graded_at_once(tmp_path, {"deaf": handed_in(own=(DEAF,) * 12)}, box.kind(), limits)["deaf"]
+    assert time.monotonic() - began < 15 + 25 and graded.score == 0
+
+
+@needs_box
+def test_a_kernel_that_never_ends_costs_its_step_alone(tmp_path):
+    """And torch's import costs nobody a step, though it may take longer than a step has."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    endless = source(named("4"))
+    (cell,) = [c for c in endless.cells if grade_id(c) == "one_tile"]
+    answers = {
+        "one_tile": cell.source.replace(
+            "    tl.store(O +", "    while tl.sum(row) > 0:\n        row += 1\n    tl.store(O +"
+        )
+    }
+    limits = box.Limits(cell_seconds=8, notebook_seconds=120)
+    graded = graded_at_once(tmp_path, {"ada": handed_in("4", answers=answers)}, box.kind(), limits, name="4")["ada"]
+    assert graded.got == {"test_one_tile": 0, "test_loop": 4, "test_full": 5}, graded.sentences
+
+
+def test_results_are_written_as_they_come(tmp_path, monkeypatch):
+    """A notebook that takes long keeps nobody waiting."""
+    done = []
+
+    def grade_one(one, *_):
+        time.sleep(2.0 if one.student == "a" else 0.0)
+        return judge.Graded(one.student, one.assignment.name)
+
+    monkeypatch.setattr(grade, "grade_one", grade_one)
+    tasks = [(grade.Found(name, FIRST), 0, "") for name in "abc"]
+    grade.run_all(tasks, {}, grade.Grading(jobs=2, trust=True), lambda task, _: done.append(task[0].student))
+    assert done == ["b", "c", "a"]
 
 
 FORGED = """import numpy as np
@@ -298,7 +481,7 @@ def test_no_line_of_a_solution_is_ever_sent_to_a_student_s_process(name, tmp_pat
     with grade.packages([named(name)]) as staged:
         package = staged[named(name).name]
         graded = judge.grade_notebook(
-            source(named(name)), notebooks.read(path), lambda: box.Room(package, PATIENT, ""), PATIENT
+            source(named(name)), notebooks.read(path), lambda _: box.Room(package, PATIENT, ""), PATIENT
         )
     assert any(kind == "again" for kind, *_ in graded.page), "a step was tried again"
     secret = solution_lines(name, WRONG_BY_ONE[name])

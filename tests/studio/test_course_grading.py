@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from course_play import outcome as played
 from course_wrong import WRONG
 
 from fa2_studio.course import channel, command, grade, judge, notebooks, results
-from fa2_studio.course.notebooks import grade_id, source
+from fa2_studio.course.notebooks import grade_id, is_solution, source
 
 TRUST = grade.Grading(PATIENT, trust=True)
 
@@ -185,20 +186,34 @@ def test_nbgrader_s_folders_are_read(tmp_path):
 
 
 def test_submissions_that_share_lines_of_their_own_are_listed(tmp_path, capsys):
-    """A copy with other spaces is listed; what the release gives, and what everybody writes, is not."""
+    """A copy with other spaces and names is listed; what the release gives, and what everybody writes, is not."""
     for n in range(2):
-        own_way = f"def merge(a, b):\n    my_own_way_of_joining_{n} = a[0] + b[0] * {n}"
-        write(handed_in(answers={"merge": own_way}), tmp_path / f"s{n}")
-    odd = "def merge(a, b):\n    a_strange_way_to_join_the_two = (a[0] -  b[0]) * 17 + b[0]"
-    for name in ("ada", "bob"):
-        write(handed_in(answers={"merge": odd.replace("  b", " b" if name == "bob" else "  b")}), tmp_path / name)
+        own_way = f"def merge(a, b):\n    return my_own_way_of_joining_{n}(a[0] + b[0] * {n}, {'b' * n} a)"
+        write(handed_in(answers={"merge": own_way}, solved=False), tmp_path / f"s{n}")
+    odd = "def merge(a, b):\n    a_strange_way_to_join_the_two = (a[0] - b[0]) * 17 + b[0]"
+    for name, text in {"ada": odd, "bob": odd.replace("a_strange_way", "the_way").replace(" - ", "-")}.items():
+        write(handed_in(answers={"merge": text}, solved=False), tmp_path / name)
     assert command.main(["similar", str(tmp_path), "--only", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("1_online_softmax: ada and bob share 1 of") and printed.count("\n") == 1
     rung = (notebooks.PROJECT / "fa2_lab" / "kernels" / "ladder" / "r06_base_2.py").read_text(encoding="utf-8")
     write(handed_in("9", own=(rung,), solved=False), tmp_path / "eve", "9_up_the_ladder.ipynb")
-    printed = capsys.readouterr().out
     assert command.main(["similar", str(tmp_path), "--only", "9"]) == 0
     assert capsys.readouterr().out.startswith("9_up_the_ladder: eve and rung r06_base_2 share ")
-    assert printed.startswith("1_online_softmax: ada and bob share 1 of") and printed.count("\n") == 1
+
+
+def test_the_release_s_own_solution_is_seen_however_many_hand_it_in(tmp_path, capsys):
+    """With other names, and beside a notebook of sixteen megabytes, which stops nobody."""
+    answers = {grade_id(c): c.source for c in source(FIRST).cells if is_solution(c)}
+    renamed = {key: re.sub(r"\bbase\b", "b0", re.sub(r"\balpha\b", "factor", text)) for key, text in answers.items()}
+    for n in range(8):
+        write(handed_in(answers=renamed if n % 2 else answers), tmp_path / f"s{n}")
+    write(handed_in(own=("value_of_this_line = 1 + 2 + 3 + 4\n" * 450_000,), solved=False), tmp_path / "long")
+    began = time.monotonic()
+    assert command.main(["similar", str(tmp_path), "--only", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"s{n} and the release's solution share" in printed for n in range(8)) and "long" not in printed
+    assert time.monotonic() - began < 60
 
 
 # Shapes of notebooks --------------------------------------------------------------------------------------------------

@@ -187,7 +187,8 @@ def right_answer(step: str, seed: int) -> Answer:
     path, slip = keys.slip_of(step, seed)
     line = sorted(keys.wrong_lines(path, slip, seed))[0]
     pair = tuple(keys.renamed(path, text, seed).rstrip("\n") for text in (slip.wrong, slip.right))
-    return Answer(line=line, cause=slip.cause, mend=[pair], shows=slip.shows, hides=slip.hides)
+    runs = dict(shows=slip.shows or dict(tiles=7), hides=slip.hides or dict(tiles=7))
+    return Answer(line=line, cause=slip.cause, mend=[pair], **runs)
 
 
 @pytest.mark.parametrize("step", ["hang", "race"])
@@ -197,6 +198,22 @@ def test_every_planted_slip_of_the_pipeline_can_be_found_mended_and_proven(step,
     answer = right_answer(step, seed)
     for part, wrong in dict(line="yield qk.done()", cause="corner").items():
         assert judged(step, Answer(**(answer.parts | {part: wrong})), seed) == (3, 1)
+
+
+@pytest.mark.parametrize("step", ["hang", "race"])
+def test_an_empty_answer_has_no_points(step, judged):
+    assert judged(step, Answer(line="", cause="", mend=[], shows={}, hides={}), 0) == (0, 0)
+
+
+def test_hidden_cases_are_a_student_s_own_and_the_day_s():
+    """What is learned from one hand-in serves no second one, and no neighbour."""
+    for name, assignment in ASSIGNMENTS.items():
+        book = source(assignment)
+        drawn = {
+            "".join(c.source for c in seeds.on_day(seeds.seeded(book, seed), seed, day).cells)
+            for seed in (1, 2) for day in ("2030-01-01", "2030-01-02")
+        }  # fmt: skip
+        assert len(drawn) == 4 or name.startswith(("5", "8")), name
 
 
 def test_one_text_does_not_serve_two_seeds(judged):

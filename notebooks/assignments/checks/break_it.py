@@ -68,6 +68,6 @@ def backward(test, more: list[Change] | tuple = ()) -> Report:
 
 def judge(step: str, test, bugs: list[Change]) -> Report:
     """Bugs caught minus false alarms."""
-    right = {"the unchanged kernel": kernel()} | {change.name: kernel(change) for change in RIGHT}
-    wrong = {f"{bug.name}{f' ({bug.told})' if bug.told else ''}": kernel(bug) for bug in bugs}
-    return caught_minus_alarms(Report(step), test, wrong, right, HINT)
+    right = {"the unchanged kernel": ()} | {change.name: (change,) for change in RIGHT}
+    wrong = {f"{bug.name}{f' ({bug.told})' if bug.told else ''}": (bug,) for bug in bugs}
+    return caught_minus_alarms(Report(step), test, wrong, right, HINT, lambda changes: kernel(*changes))

@@ -46,6 +46,8 @@ def checked(run, usual: dict) -> dict:
     """A run as a student gives it, or a failure that says what is asked for."""
     if not isinstance(run, dict) or set(run) - set(usual):
         raise Failed(f"a dict with some of {', '.join(usual)}", f"{run!r}"[:120])
+    if usual | run == usual:
+        raise Failed("at least one size or clock that is not the usual one", f"{run!r}"[:120])
     run = usual | run
     for name, value in run.items():
         low, high = (0, 1) if name == "causal" else LIMITS.get(name, CLOCKS)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
+
 from fa2_lab.machine import budget, grid, io
 from fa2_lab.machine.chips import CHIPS, KiB
 from fa2_lab.tiles import Mask, Tiling, cdiv
@@ -83,13 +85,20 @@ def compare(name: str, got, want, where: str) -> None:
         raise Failed(f"{name} = {want:,.10g}", f"{float(got):,.10g}", where)
 
 
+def varied(shapes, place: int, seed: int) -> list:
+    """The shapes with other lengths, which stand at a place; seed 0 has them as they are."""
+    draw = np.random.default_rng([6, seed])
+    longer = [int(draw.integers(1, 64)) if seed else 0 for _ in shapes]
+    return [(*x[:place], x[place] + more, *x[place + 1 :]) for x, more in zip(shapes, longer, strict=True)]
+
+
 SHAPES = [(A100, 8, 4096, 128, 1), (H100, 2, 1000, 128, 2), (RTX, 3, 2048, 64, 1)]
 
 
 @step
-def waves(report: Report, function, shapes=SHAPES) -> None:
+def waves(report: Report, function, shapes=SHAPES, seed: int = 0) -> None:
     """Waves, and the share of the slots that work."""
-    for chip, heads, N_q, B_r, resident in shapes:
+    for chip, heads, N_q, B_r, resident in varied(shapes, 2, seed):
         where = f"{chip.name}, {heads} heads, {N_q} queries, B_r {B_r}, {resident} block(s) on each SM"
         blocks, slots = heads * cdiv(N_q, B_r), chip.SMs * resident
         with report.check(f"waves: {where}", "How many thread blocks are there, and how many run at once?"):
@@ -109,10 +118,10 @@ TRAFFIC = [(1024, 64, (128, 64), False), (1024, 64, (128, 64), True), (1000, 96,
 
 
 @step
-def traffic(report: Report, function, shapes=TRAFFIC) -> None:
+def traffic(report: Report, function, shapes=TRAFFIC, seed: int = 0) -> None:
     """HBM bytes of one head."""
     hint = "Q, O and L once; K and V once for each row block that sees them."
-    check_bytes(report, function, shapes, bytes_moved, hint)
+    check_bytes(report, function, varied(shapes, 0, seed), bytes_moved, hint)
 
 
 def check_bytes(report: Report, function, shapes, truth, hint: str) -> None:
@@ -149,9 +158,9 @@ BEST = [(A100, 4096, 64, False), (A100, 4096, 128, True), (RTX, 2048, 128, False
 
 
 @step
-def best_blocks(report: Report, function, shapes=BEST) -> None:
+def best_blocks(report: Report, function, shapes=BEST, seed: int = 0) -> None:
     """The block sizes that fit and move least."""
-    for chip, N, d, causal in shapes:
+    for chip, N, d, causal in varied(shapes, 1, seed):
         where = f"{chip.name}, N {N}, d {d}{', causal' if causal else ''}"
         with report.check(where, "First drop what does not fit with 4 warps nor with 8; then compare what is moved."):
             got = tuple(parts("(B_r, B_c)", call(function, chip, N, d, causal), 2))
@@ -180,9 +189,9 @@ WRITERS = [(512, (128, 64), True), (512, (64, 128), True), (1000, (128, 64), Fal
 
 
 @step
-def writers(report: Report, function, shapes=WRITERS) -> None:
+def writers(report: Report, function, shapes=WRITERS, seed: int = 0) -> None:
     """How many column blocks add into each row block of dQ."""
-    for N, blocks, causal in shapes:
+    for N, blocks, causal in varied(shapes, 0, seed):
         where = in_words(N, 0, blocks, causal)
         want = [len(workers) for workers in grid.dq_writers(tiling(N, blocks, causal))]
         with report.check(where, "One program for each column block. Which row blocks see it, the last row included?"):
@@ -212,16 +221,16 @@ PASSES = [(1024, 64, (128, 64), False), (1024, 64, (64, 128), True), (1000, 96, 
 
 
 @step
-def backward_traffic(report: Report, function, shapes=PASSES) -> None:
+def backward_traffic(report: Report, function, shapes=PASSES, seed: int = 0) -> None:
     """HBM bytes of one head's backward in one pass."""
     hint = "O once; dO once for D. Then Q, dO, L, D and dQ for each visited tile: is dQ loaded, stored, or both?"
-    check_bytes(report, function, shapes, one_pass_bytes, hint)
+    check_bytes(report, function, varied(shapes, 0, seed), one_pass_bytes, hint)
 
 
 @step
-def passes(report: Report, function, shapes=PASSES) -> None:
+def passes(report: Report, function, shapes=PASSES, seed: int = 0) -> None:
     """One pass or two: the bytes of two, and which moves fewer."""
-    for N, d, blocks, causal in shapes:
+    for N, d, blocks, causal in varied(shapes, 0, seed):
         where, cut = in_words(N, d, blocks, causal), tiling(N, blocks, causal)
         with report.check(where, "The first pass no longer touches dQ; the second is laid out like the forward."):
             got = parts("(bytes of two passes, 1 or 2)", call(function, N, d, *blocks, causal), 2)

@@ -117,7 +117,7 @@ def lent(function, given: tuple):
         asking = next((x.ask for x in args if isinstance(x, Block)), Asking(None))
         places = {id(x): {"argument": n} for n, x in enumerate(given) if is_dataclass(x)}
         value, arrays = function(asking.there([places.get(id(x), x) for x in args]), asking.there(named))
-        for mine, filled in zip(args, arrays):
+        for mine, filled in zip(args, arrays, strict=False):
             if isinstance(mine, np.ndarray):
                 mine[...] = filled
         return asking.here(value)

@@ -170,11 +170,17 @@ def own_test(test, wrong: dict | None = None, right: dict | None = None) -> Repo
 UNWRITTEN, TOO_LATE = "not written yet", "your test did not end in time"
 
 
-def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: str) -> Report:
-    """The share of wrong things that the test caught, minus the share of right ones that it refused."""
-    order = [*right.items(), *wrong.items()]
+def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: str, make=lambda thing: thing) -> Report:
+    """The share of wrong things that the test caught, minus the share of right ones that it refused.
+
+    Each is made and tried twice: a test that says yes and no of one thing has thrown a coin.
+    """
+    order = [*right.items(), *wrong.items()] * 2
     SystemRandom().shuffle(order)  # a test that counts its calls learns nothing
-    verdicts = {name: verdict_on(test, thing) for name, thing in order}
+    verdicts, refusals = {}, {name: set() for name, _ in order}
+    for name, thing in order:
+        verdicts[name] = verdict_on(test, make(thing))
+        refusals[name] |= {bool(verdicts[name])} if verdicts[name] != TOO_LATE else set()
     alarms = {name: verdicts[name] for name in right if verdicts[name] and verdicts[name] != TOO_LATE}
     unwritten = {verdicts[name] for name in right} == {UNWRITTEN}  # then the checks below say so, once
     for name, verdict in ({} if unwritten else alarms).items():
@@ -188,6 +194,9 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
     if alarms and not unwritten:
         print(f"           {len(alarms)} of {len(right)} right ones refused; that share of the catches is taken away")
     report.passed = max(0.0, report.passed - len(wrong) * len(alarms) / len(right))
+    if unsure := [name for name, found in refusals.items() if len(found) > 1]:
+        report.passed, report.refused = 0.0, f"your test gave two answers about {unsure[0]}: draw from a fixed seed"
+        print(f"           {report.refused}")
     return report
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from . import truth
 from .guard import apart, name_of
 from .listing import of_kernel
-from .report import Failed, Report, equal, step, tile_place
+from .report import Failed, Report, at_most, equal, step, tile_place
 from .truth import Case
 
 LOG2E = 1.4426950408889634
@@ -58,6 +58,9 @@ def run(kernel, case: Case, step: str, hidden: int = 0) -> tuple[np.ndarray, np.
     options |= dict(N_q=case.N_q, CAUSAL=case.causal) if step == "full" else {}
     got, meter = launch(kernel, case.tiling.T_r, dict(Q=Q, K=K, V=V), outputs, options)
     check_products(sorted(meter["products"]), case)
+    for name in ("K", "V"):
+        hint = "Each program goes through the keys once: m, l and o are carried along."
+        at_most(f"elements of {name} loaded", meter["loads"][name], case.tiling.T_r * case.N_k * case.d, hint)
     return got["O"], got.get("L")
 
 

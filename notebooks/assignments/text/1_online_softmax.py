@@ -96,7 +96,7 @@ report += check.finalize(finalize, seed=103)
 # given `merge`? Write a test that finds out.
 #
 # `test_merge(merge)` raises an `AssertionError` if the merge it is given is wrong in any way that matters, and returns
-# quietly if it is right. It will meet wrong merges, and right ones. You score the share of wrong ones caught, minus the
+# quietly if it is right. It will meet wrong merges, and right ones, each of them twice. You score the share of wrong ones caught, minus the
 # share of right ones refused.
 #
 # A right merge may round differently from yours, and it may keep its state in another way, as long as the state says the

@@ -58,7 +58,7 @@ report += check.one_tile(one_tile, [check.Case(16, 16, 64, 16, 16, size=2.0, see
 # ## 2. The loop
 #
 # Now there are several row blocks, one program each (`tl.program_id(0)`), and several column blocks, which each program
-# visits in a loop. Lengths are multiples of the blocks. Carry `m`, `l` and `o` through the loop in fp32, divide once, store
+# visits in a loop, once: each program loads K and V one time. Lengths are multiples of the blocks. Carry `m`, `l` and `o` through the loop in fp32, divide once, store
 # `O`, and store `L`: the natural logarithm of each row's sum of exponentials. (`m` is in base 2 here. What is ln 2 for?)
 
 # %% solution="loop"
