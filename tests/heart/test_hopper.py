@@ -55,8 +55,17 @@ def test_copyable():
     assert descriptor(odd, 64, 64).strides == [64, 6400, 64, 1], "its step would be no whole 16 bytes"
 
 
-FITS = [{}, dict(d=96), dict(d=256), dict(d=32), dict(lengths_strides=(1,)), dict(K_strides=(0, 0, 64, 1))]
-FITS_NOT = [dict(d=80), dict(d=48), dict(dtype=torch.float32), dict(V_dtype=torch.bfloat16)]
+FITS = [
+    {},
+    dict(d=96),
+    dict(d=256),
+    dict(d=32),
+    dict(d=72),
+    dict(d=80),
+    dict(lengths_strides=(1,)),
+    dict(K_strides=(0, 0, 64, 1)),
+]
+FITS_NOT = [dict(d=24), dict(d=68), dict(dtype=torch.float32), dict(V_dtype=torch.bfloat16)]
 FITS_NOT += [
     dict(N_v=69),
     dict(Q_strides=(6400, 3200, 1, 50)),
