@@ -68,7 +68,7 @@ def judge(source: str) -> str:
     if wrong := on_numpy(source):
         return wrong
     if find_spec("triton") is None:
-        return "right on NumPy; Triton is missing here, so it was not compiled (it exists for Linux only)"
+        return "right on NumPy, but Triton is missing here (it exists for Linux only), so the kernel was not compiled"
     return compiled_for_hopper(source) or "right"
 
 
@@ -91,13 +91,13 @@ def model_of_gluon(coming: list) -> dict:
 
     def start_copy(X, place, barrier, tile, pred=True):
         if len(place) != 2 or place[1] != 0:
-            raise RuntimeError("K is two-dimensional here: the place of a tile is its first row and column 0, [row, 0]")
+            raise RuntimeError("K is two-dimensional here, so a tile begins at its first row and at column 0, [row, 0]")
         tile[:] = np.nan
         coming.append((X, place[0], barrier, tile))
 
     def wait(barrier, phase, pred=True):
         if coming and barrier.over(phase).ready():
-            raise RuntimeError(f"phase {phase} was over before the copy has come, so a tile on its way is read")
+            raise RuntimeError(f"phase {phase} was over before the copy arrived, so a tile is read that is still on its way")
         while not barrier.over(phase).ready():
             if not coming:
                 raise RuntimeError(f"it waits for ever: no copy is on its way that could end phase {phase}")
@@ -121,7 +121,7 @@ def model_of_gluon(coming: list) -> dict:
     def over_what_is_there(function):
         def checked(*values, **options):
             if any(isinstance(x, SimpleNamespace) for x in values):
-                raise RuntimeError("the product may still run: use what warpgroup_mma_wait(0, …) returns")
+                raise RuntimeError("the matmul may still run: use what warpgroup_mma_wait(0, …) returns")
             return function(*values, **options)
 
         return checked
@@ -157,16 +157,16 @@ def on_numpy(source: str) -> str:
     except Exception as failure:
         return f"tile {j}: {type(failure).__name__}: {failure}"
     if np.isnan(m).any():
-        return "a tile was read while its copy was on its way"
+        return "a tile was read while its copy was still on its way"
     tiles = K.rows.reshape(3, 64, 64)
     causes = {
         "": (q @ K.rows.T).max(axis=1),
-        "it runs, and its maxima are those of the columns: a row's scores lie along axis 1": (tiles @ rows[0].T).max(
+        "it runs, but its maxima are those of the columns: the scores of a row are along axis 1": (tiles @ rows[0].T).max(
             (0, 2)
         ),
-        "it runs, and its scores are q k: for q kᵀ the product must see k as its transpose": (q @ tiles).max((0, 2)),
+        "it runs, but its scores are q k: for q kᵀ, the matmul must get k as its transpose": (q @ tiles).max((0, 2)),
     }
-    return next((cause for cause, found in causes.items() if close(m, found)), "it runs, and its maxima are wrong")
+    return next((cause for cause, found in causes.items() if close(m, found)), "it runs, but its maxima are wrong")
 
 
 # Compiled -----------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def try_copies(copies: Callable, T: int) -> str:
             raise RuntimeError(f"stages: {stages}; {mistake}") from None
         if ended != "all done":
             over = "" if "the producer" in ended else "the producer has ended; "
-            raise RuntimeError(f"stages: {stages}; nobody can go on: {over}{ended}")
+            raise RuntimeError(f"stages: {stages}; no actor can go on: {over}{ended}")
     return "right: with one, two and three stages, in 100 orders of events each"
 
 
@@ -59,7 +59,7 @@ def wiping(K: RingModel, V: RingModel, T: int, me: str) -> Iterator[tuple]:
         stage = yield from ring.take(n)
         yield PAUSE
         if ring.tiles[stage] != n:
-            over = f"tile {ring.latest[stage]} lies there"
+            over = f"tile {ring.latest[stage]} is there now"
             raise RuntimeError(f"{ring.name}'s tile {n} was overwritten before {me} had read it; {over}")
 
     for n in range(T):
@@ -91,7 +91,7 @@ class Watched(Block):
     def start(self, unit: str, clocks: float, label: str, *more: Callable) -> Job:
         what, _, n = label.rpartition(" ")
         if what not in NEEDS or not n.isdigit():
-            raise RuntimeError(f"{label!r} is no label: it is one of {', '.join(NEEDS)}, and the step's number")
+            raise RuntimeError(f"{label!r} is not a label: a label is one of {', '.join(NEEDS)}, and the step's number")
         both = CONSUMERS if what == "dQ" else (self.actor,)
         needed = [(c, f"{x} {n}") for c in both for x in NEEDS[what].split()]
         if what == "add dQ" and int(n) > 0:

@@ -75,9 +75,9 @@ for chip in (chips.A100, chips.H100):
 show(row_reduction.draw(**row_reduction.data()))
 
 # %% [markdown]
-# The picture shows a row in the result of a warpgroup's matmul with 64 keys, which is a block of 64 × 64 numbers. Each of
-# the four warps holds 16 rows, and four lanes share a row. One lane holds 32 numbers in two rows. To find the maximum of a
-# row, its four lanes exchange values twice.
+# The picture follows one row in the result of a warpgroup's matmul with 64 keys. The result is a block of 64 × 64
+# numbers, and each of the four warps holds 16 of its rows. Four lanes share a row, so one lane holds 32 numbers, in two
+# rows. To find the maximum of a row, its four lanes exchange values twice.
 #
 # In Triton, the compiler decides which thread holds which number. In **Gluon**, a language beneath Triton, you decide.
 # Gluon is also Python and has the same compiler, but the type of a tensor includes a *layout*. In code, its name is
@@ -162,9 +162,9 @@ for arrival in range(5):
 # phase.
 #
 # A barrier tells *when* something has happened. It does not ensure that TMA sees what a thread has written, because TMA
-# reaches shared memory by a path of its own. After `init`, this takes a **fence**, `fence_async_shared()`. There is a
-# second rule. Before a copy may overwrite a buffer that a matmul has read, `warpgroup_mma_wait` must be over in all
-# threads. Part 5 lists all such cases.
+# reaches shared memory by a path of its own. After `init`, this takes a **fence**, `fence_async_shared()`. A second
+# rule is for buffers that are used again. Before a copy may overwrite a buffer that a matmul has read,
+# `warpgroup_mma_wait` must be over in all threads. Part 5 lists all such cases.
 #
 # ## Part 2 · A first kernel (15 minutes)
 #
@@ -192,10 +192,10 @@ climb.step("15", "registers", "programs")
 #
 # Before the loop, two tiles are already on their way. In step n, the copy of tile n + 2 begins, and it goes into the
 # stage of tile n − 1. One thread starts the copy for all, so all 128 threads must have finished with that stage before.
-# `gl.barrier()` ensures this. It is not an `mbarrier`, because the threads just wait for each other. The kernel would
-# even be right without it, since Triton's compiler puts such a barrier (`bar.sync` in the PTX) before each `expect`.
-# `k_here` and `v_here` hold one `mbarrier` for each stage. A wait names the phase, which changes each time all stages
-# have been used once.
+# `gl.barrier()` ensures this. It is not an `mbarrier`, because the threads just wait for each other. In fact, the
+# kernel would also be right without this line, since Triton's compiler puts such a barrier (`bar.sync` in the PTX)
+# before each `expect`. `k_here` and `v_here` hold one `mbarrier` for each stage. A wait names the phase, which changes
+# each time all stages have been used once.
 #
 # A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is the layout
 # of o in the table above. `mask` and `softmax` do what `visit` did in chapter 08. `rounded` turns p into 16 bits by
@@ -377,10 +377,11 @@ climb.step("16", "issue slots used, %")
 # | 128 | 128 | 3 | 184 | 160 | too few |
 # | 128 | 64 | 3 | 136 | 160 | rung 23 |
 #
-# How many registers are available? One thread of each warpgroup together have 65,536 / 128 = 512 registers. The
-# producer's thread keeps 24, and the threads of n consumers share the rest in steps of 8. So (512 − 24) / 3 gives 160
-# registers, and (512 − 24) / 2 gives 240. Rung 17 still has tiles of 64 keys, with two consumers at d = 128 and three
-# at d = 64. Three consumers at d = 128 follow only in rung 23, which has to find shared memory for them.
+# To see how many registers are available, take one thread of each warpgroup. Together, these threads have 65,536 /
+# 128 = 512 registers. The producer's thread keeps 24, and the threads of n consumers share the rest in steps of 8. So
+# (512 − 24) / 3 gives 160 registers, and (512 − 24) / 2 gives 240. Rung 17 still has tiles of 64 keys, with two
+# consumers at d = 128 and three at d = 64. Three consumers at d = 128 follow only in rung 23, which has to find shared
+# memory for them.
 #
 # **Predict.** Under the causal mask, the lower 64 rows see more tiles than the upper ones. May the upper consumer
 # simply leave out the tiles that it does not see?
@@ -422,8 +423,8 @@ change("17", "18", "SIZES")
 climb.step("18", "L2 bytes", "tensor cores at work, %")
 
 # %% [markdown]
-# The same bytes now arrive in half as many tiles. The cost that a tile has *once*, however long it is, is therefore
-# paid half as often. It consists of two waits for matmuls, a rescaling of o, the barriers, and the exchange of the
+# The same bytes now arrive in half as many tiles. A tile has some costs only *once*, however long it is, and these are
+# therefore paid half as often. They are two waits for matmuls, a rescaling of o, the barriers, and the exchange of the
 # row's maximum.
 #
 # ## Part 4 · Two warpgroups that hide each other's waits (30 minutes)
@@ -537,7 +538,7 @@ climb.step("21", "SM cycles", "clock, GHz")
 
 # %% [markdown]
 # ## Part 5 · Fewer instructions, and power (25 minutes)
-# Two things are left to save, which are instructions that exchange values between lanes, and bytes that cost power.
+# Two things are left to save: instructions that exchange values between lanes, and bytes that cost power.
 #
 # ## Must m be the maximum?
 #
@@ -608,11 +609,11 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 #
 # ## Rung 23: is there room for a third consumer at d = 128?
 #
-# With tiles of 64 keys, s and p are half as wide, so the registers suffice. Does shared memory suffice as well? At d =
-# 128, 64 rows of Q, K, V or O take 16 KiB, so 227 KiB have room for 14 such tiles. A stage holds a tile of K and a tile
-# of V. That makes two of the 14 tiles if it has 64 keys, and four if it has 128 keys. In rung 22, Q and O take 2 · 3
-# tiles. Each of the two consumers has one buffer for O and two for Q, because the next block's Q is fetched early. In
-# rung 23, Q and O take 3 · 1 tiles, since each of the three consumers has a single buffer for both:
+# With tiles of 64 keys, s and p are half as wide, so the registers suffice. Does shared memory suffice as well? At
+# d = 128, 64 rows of Q, K, V or O take 16 KiB, so 227 KiB have room for 14 such tiles. A stage holds K and V. It takes
+# two of these tiles if it has 64 keys, and four if it has 128 keys. In rung 22, Q and O take 2 · 3 tiles. Each of the
+# two consumers has one buffer for O and two for Q, because the next block's Q is fetched early. In rung 23, Q and O
+# take 3 · 1 tiles, since each of the three consumers has a single buffer for both:
 #
 # | | tiles for Q and O | tiles left | stages | keys on their way |
 # | --- | ---: | ---: | ---: | ---: |
@@ -634,9 +635,9 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 # own buffer, as it had in rung 22.
 #
 # In rung 22, copies already ran ahead far enough, so rung 23 saves only few cycles. But all these rungs run at the
-# power limit (chapter 10), where busier tensor cores lower the clock. This took nearly a third of rung 20's gain in
-# cycles. In rung 23, the tensor cores get busier once more, but the clock stays the same, or nearly, because bytes that
-# do not move leave power for the matmuls.
+# power limit (chapter 10), where busier tensor cores lower the clock. Rung 20, for example, lost nearly a third of its
+# gain in cycles in this way. In rung 23, the tensor cores get busier once more, but the clock stays the same, or
+# nearly, because bytes that do not move leave power for the matmuls.
 #
 # ## Where is a fence needed?
 #

@@ -486,8 +486,8 @@ read("hopper/forward/softmax.py", "mask")
 
 # %% [markdown]
 # If we write `seen` for `sees.end - first`, the first `where` tests `col - (col & 6) < seen - (col & 6)`. The left side
-# is a constant for the compiler, whereas there would otherwise be 32 column numbers in each lane. The right side is
-# computed once per row.
+# is a constant for the compiler, and it replaces 32 column numbers in each lane. The right side is computed once per
+# row.
 #
 # **Takeaway.** Sort the parts of a formula by the time at which they are known: when the kernel is compiled, once per
 # row, or only for each score.
@@ -606,9 +606,9 @@ for idea, rung in IDEAS.items():
 display(Markdown("\n".join(ideas.table("forward"))))
 
 # %% [markdown]
-# Most predictions were too hopeful. To save an instruction or a barrier gains nothing if the program waits for
-# something else. *In a CUDA graph* means that calls are recorded once and then replayed. New sizes gained if the old
-# ones had been chosen for other shapes. The last comparison is between the kernel and the last rung:
+# Most predictions were too hopeful. Saving an instruction or a barrier gains nothing if the program waits for something
+# else. *In a CUDA graph* means that calls are recorded once and then replayed. New sizes gained if the old ones had
+# been chosen for other shapes. The last comparison is between the kernel and the last rung:
 
 # %% tags=["hide-input"]
 over = {shape: climb.factor("fa2_lab", *shape, old=ladder.RUNGS[-1]) for shape in climb.shapes}
@@ -646,11 +646,12 @@ for (d, causal), ratio in over.items():
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** With key lengths, a consumer takes V's first tile before it releases K's first tile, because it has to wipe
-# V's tile. From the next tile on, it behaves like `tiles_of`. With only one stage, the kernel's producer then hangs,
-# since V₀ comes after K₁, and K₁ waits for the release of K₀. Write, on the model, a producer of one row block that
-# needs only one stage. The check tries 1, 2 and 3 stages. `yield K.room(n)` waits for room, and n = T is allowed.
-# `yield from K.copy(n)` and `yield from V.copy(n)` copy a tile. V is not released, so `V.room` would wait for ever.
+# **Build.** With key lengths, a consumer takes V's first tile before it releases K's first tile, because it has to set
+# rows of V's tile to zero. From the next tile on, it behaves like `tiles_of`. With only one stage, the kernel's
+# producer then hangs, since V₀ comes after K₁, and K₁ waits for the release of K₀. Write, on the model, a producer of
+# one row block that needs only one stage. The check tries 1, 2 and 3 stages. `yield K.room(n)` waits for room, and
+# n = T is allowed. `yield from K.copy(n)` and `yield from V.copy(n)` copy a tile. V is not released, so `V.room` would
+# wait for ever.
 
 # %%
 def my_copies(K, V, T):  # T tiles

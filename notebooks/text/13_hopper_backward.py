@@ -60,9 +60,9 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 # | b01 two passes (chapter 09) | two | seven | each row has an owner, so nothing else adds to it |
 # | b02 one pass, and this chapter's kernel | one | five | TMA, tile by tile |
 #
-# The second pass computes $S$, $dP$ and the exponentials again, which makes two of seven matmuls and half of the
-# exponentials. A single pass saves these. In exchange, it has to add a tile of dQ for each tile of scores, in fp32, and
-# another unit should do that, so that the warps can go on.
+# The second pass computes $S$, $dP$ and the exponentials again. These are two of seven matmuls and half of the
+# exponentials, and a single pass saves them. In exchange, it has to add a tile of dQ for each tile of scores, in fp32.
+# Another unit should do that, so that the warps can go on.
 #
 # ## One step, in plain code
 #
@@ -393,7 +393,7 @@ for idea in (
     print(f"{idea:40}" + "".join(f"{cell:<6}".rjust(10) for cell in cells))
 
 # %% [markdown]
-# To start dV's matmul after dS gains most at d = 64, where registers are short without it. The starting values gain
+# Starting dV's matmul after dS gains most at d = 64, where registers are short without it. The starting values gain
 # second most. *S and dP started together* had dQ of the step before beside them, which makes 224 registers in the table
 # of part 1. In a kernel that is full to the last register, an overlap that needs more of them loses. Later ideas were
 # tried on the kernel of today, each with a prediction:
@@ -402,18 +402,18 @@ for idea in (
 display(Markdown("\n".join(ideas.table("backward"))))
 
 # %% [markdown]
-# We kept three of them. The programmatic dependent launch of part 3 counts if there are few rows. Fewer heads at once
-# count if there are many rows and no pauses between calls. The third idea is another order of instructions for calls
-# that ask for *the same bits* in each run, as explained below. It is faster, although up to 48 bytes per thread find no
-# register and *spill* into slower memory. *Heads of 8 MiB* means that the heads that run side by side have 8 MiB of Q
-# and dO together.
+# We kept three of them. The programmatic dependent launch of part 3 matters if there are few rows. Running fewer heads
+# at once matters if there are many rows and no pauses between calls. The third idea is another order of instructions
+# for calls that ask for *the same bits* in each run, as explained below. It is faster, although up to 48 bytes per
+# thread find no register and *spill* into slower memory. *Heads of 8 MiB* means that the heads that run side by side
+# have 8 MiB of Q and dO together.
 #
 # ## Too few column blocks
 #
 # With grouped-query attention, a column block belongs to a K/V head and goes through the rows of all query heads that
-# share it. Batch 2, one K/V head and N = 4,096 make only 64 column blocks for 132 SMs. So a column block is *divided*,
-# which means that several programs take a part of its row blocks each. Then dK and dV have no single owner either, and
-# TMA adds them up as well.
+# share it. Batch 2, one K/V head and N = 4,096 make only 64 column blocks for 132 SMs. In such a case, a column block
+# is *divided*, which means that several programs take a part of its row blocks each. Then dK and dV have no single
+# owner either, and TMA adds them up as well.
 #
 # ## Which bits come out?
 #

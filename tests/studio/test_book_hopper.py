@@ -7,15 +7,15 @@ from fa2_studio.book import hopper, maxima, orders
 WRONG = {  # a change of the solution, and what must be said of it
     ("tma.async_load(K, [64 * j, 0], arrived, k)", "pass"): "tile 0: it waits for ever",
     ("mbarrier.expect(arrived, K.block_type.nbytes)", "pass"): "tile 0: the barrier was not told",
-    ("mbarrier.wait(arrived, (j + 1) & 1)", "pass"): "a tile was read while its copy was on its way",
-    ("(j + 1) & 1", "j & 1"): "tile 0: phase 0 was over before the copy has come",
-    ("gl.max(s, 1)", "gl.max(s, 0)"): "it runs, and its maxima are those of the columns",
-    ("k.permute((1, 0))", "k"): "it runs, and its scores are q k:",
-    ("64 * j", "j"): "it runs, and its maxima are wrong",
+    ("mbarrier.wait(arrived, (j + 1) & 1)", "pass"): "a tile was read while its copy was still on its way",
+    ("(j + 1) & 1", "j & 1"): "tile 0: phase 0 was over before the copy arrived",
+    ("gl.max(s, 1)", "gl.max(s, 0)"): "it runs, but its maxima are those of the columns",
+    ("k.permute((1, 0))", "k"): "it runs, but its scores are q k:",
+    ("64 * j", "j"): "it runs, but its maxima are wrong",
     ("[64 * j, 0]", "[0, 64 * j, 0]"): "tile 0: K is two-dimensional here",
     ("k.permute((1, 0))", "k.T"): "tile 0: shared memory has no .T",
-    ("s = warpgroup_mma_wait(0, deps=[s])", "pass"): "tile 0: the product may still run",
-    ("mma_wait(0", "mma_wait(1"): "tile 0: the product may still run",
+    ("s = warpgroup_mma_wait(0, deps=[s])", "pass"): "tile 0: the matmul may still run",
+    ("mma_wait(0", "mma_wait(1"): "tile 0: the matmul may still run",
 }
 
 
@@ -96,7 +96,7 @@ def yielding(K, V, T):
     yield K.copy(0)
 
 
-HANGS = "stages: 1; nobody can go on: "
+HANGS = "stages: 1; no actor can go on: "
 
 
 @pytest.mark.parametrize(
