@@ -72,7 +72,7 @@ class AssembledCell:
 
 
 def assemble(original, cells: list[Cell]) -> tuple[list[AssembledCell], list[str]]:
-    """The original's locked cells around a student's answers and own cells, and the names of deleted cells."""
+    """The original's locked cells around a student's answers and own cells, and what is said of lost cells."""
     known = {grade_id(c): c for c in original.cells if grade_id(c)}
     by_id = {c.get("id"): grade_id(c) for c in known.values() if c.get("id")}
     answers, own, last = {}, {"": []}, ""
@@ -93,7 +93,9 @@ def assemble(original, cells: list[Cell]) -> tuple[list[AssembledCell], list[str
         elif mine is not None and mine.is_code:
             parts.append(AssembledCell("answer", name, mine.source))
         parts += [AssembledCell("own", "", c.source) for c in own.get(name, [])]
-    return parts, [name for name in known if name not in answers]
+    lost = [f"the cell {name} was deleted" for name in known if name not in answers]
+    lost += [f"the cell {name} is no code any more, but text" for name, cell in answers.items() if not cell.is_code]
+    return parts, lost
 
 
 OTHER_NUMBERS = (
@@ -247,8 +249,8 @@ def error_of(reply: dict) -> Exception | None:
 def grade_notebook(original, cells: list[Cell], open_room: Callable[[bool], Room], limits: Limits) -> Graded:
     """Run a student's answers against the original's tests."""
     graded = Graded("", "", steps(original))
-    parts, deleted = assemble(original, cells)
-    graded.sentences += [f"the cell {name} was deleted" for name in deleted]
+    parts, lost = assemble(original, cells)
+    graded.sentences += lost
     session, space = Session(open_room, limits), {}
     try:
         for part in parts:

@@ -18,7 +18,12 @@ def call(function, *args, **kwargs):
     copies = [a.copy() if type(a) is np.ndarray else a for a in args]
     nowhere = open(os.devnull, "w", encoding="utf-8", errors="replace")
     with nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere), np.errstate(all="ignore"):
-        return function(*copies, **kwargs)
+        came = function(*copies, **kwargs)
+    if any(
+        type(a) is np.ndarray and not np.array_equal(a, b, equal_nan=True) for a, b in zip(args, copies, strict=True)
+    ):
+        print(f"  note: {name_of(function)} changed an argument in place, and whoever calls it may need that once more")
+    return came
 
 
 def beside(probe, function, *args, **kwargs):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import permutations
 
 import numpy as np
 
@@ -167,6 +168,19 @@ def parts(name: str, got, count: int, hint: str = "") -> tuple:
         came = f"{len(got)} of them" if isinstance(got, (tuple, list)) else type(got).__name__
         raise Failed(f"{count} results, {name}", came, hint=hint)
     return tuple(got)
+
+
+def in_order(names: str, got: tuple, want: tuple) -> None:
+    """Fail where right results came in another order."""
+
+    def same(results: tuple) -> bool:
+        return all(
+            np.shape(a) == np.shape(b) and np.allclose(a, b, 1e-6, 1e-6) for a, b in zip(results, want, strict=True)
+        )
+
+    with suppress(TypeError, ValueError):
+        if not same(got) and any(map(same, permutations(got))):
+            raise Failed(f"{names}, in this order", "the right results in another order")
 
 
 def numbers(a, b) -> list[str]:

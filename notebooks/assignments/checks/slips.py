@@ -1,10 +1,11 @@
-"""Slips of assignments 1 and 2 that are known by the values they come to: {the hint: those values}."""
+"""Slips of assignments 1, 2, 3 and 7 that are known by the values they come to: {the hint: those values}."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from fa2_lab.reference.online_softmax import finite
+from fa2_lab.tiles import cdiv
 
 from . import truth
 from .truth import Case
@@ -147,3 +148,35 @@ def of_rows(case: Case, name: str, rows: slice = slice(None)) -> Slips:
         "m is missing in L: the weights were summed under it.": (O, np.log(l)),
     }  # fmt: skip
     return {said: wrong["OL".index(name)][rows] for said, wrong in slips.items()}
+
+
+# Gradients ----------------------------------------------------------------------------------------------------------
+
+
+def gradients(given: dict, case: Case, P=None, D=None, rows=slice(None), columns=slice(None)) -> dict[str, np.ndarray]:
+    """dQ, dK, dV in float64: right as it stands; other P or D, or some rows and columns alone, for slips."""
+    Q, K, V, dO = (given[name] for name in ("Q", "K", "V", "dO"))
+    P = truth.probabilities(Q, K, case.tau, case.seen)[0] if P is None else P
+    dS = P * (dO @ V.T - (given["D"] if D is None else D)[:, None])
+    part = np.zeros_like(P)
+    part[rows, columns] = 1
+    return dict(dQ=case.tau * (part * dS) @ K, dK=case.tau * (part * dS).T @ Q, dV=(part * P).T @ dO)
+
+
+def of_gradient(name: str, given: dict, case: Case) -> Slips:
+    """What the slips that chapter 05 warns of make of a gradient."""
+    want, known = gradients(given, case)[name], {}
+    if name != "dV":
+        known["τ is missing: S = τ Q Kᵀ, so dQ and dK carry one τ each."] = want / case.tau
+        known["τ stands twice: once is enough, in dS or at the end."] = want * case.tau
+        known["D is missing: dS = P ∘ (dP − D)."] = gradients(given, case, D=np.zeros(case.N_q))[name]
+    S = np.where(case.seen, case.tau * given["Q"] @ given["K"].T, -np.inf)
+    P = np.exp2(S - finite(given["L"])[:, None])
+    said = "exp2 of a natural score: L is a natural logarithm. Use tl.exp, or multiply by log₂ e."
+    known[said] = gradients(given, case, P=P)[name]
+    block, B, N = ("column", case.B_c, case.N_k) if name == "dQ" else ("row", case.B_r, case.N_q)
+    if N > B:
+        last = slice((cdiv(N, B) - 1) * B, None)
+        said = f"Only the last {block} block's part is here: it is set where it has to be added."
+        known[said] = gradients(given, case, **{f"{block}s": last})[name]
+    return known

@@ -10,7 +10,7 @@ from fa2_lab.reference.online_softmax import SoftmaxState
 
 from . import slips
 from .guard import Stopped, call
-from .report import Failed, Report, as_numbers, equal, parts, step, words_of
+from .report import Failed, Report, as_numbers, equal, in_order, parts, step, words_of
 
 UNDER_THE_OLD_MAXIMUM = "What was summed before stands under the old maximum; bring it under the new one."
 
@@ -42,6 +42,7 @@ def in_shape(state, rows: int, d: int) -> tuple:
 
 def same_state(got, want, known=dict) -> None:
     """(m, l, o) against the true one, name by name."""
+    in_order("(m, l, o)", parts("(m, l, o)", got, 3), want)
     for name, a, b in zip("mlo", in_shape(got, *want[2].shape), want, strict=True):
         equal(name, a, b, slips=lambda name=name: known().get(name, {}))
 
@@ -59,6 +60,7 @@ def joins(function, a: tuple, b: tuple, want: tuple) -> None:
 def ends(function, state: tuple, names: str) -> None:
     """A student's end of a state against the true one, or one of its two parts."""
     got, want = parts("(o, L)", call(function, *state), 2), SoftmaxState(*state).finalize()
+    in_order("(o, L)", got, want)
     for name, mine, true in zip("oL", got, want, strict=True):
         if name in names:
             equal(name, mine, true, slips=lambda name=name: slips.of_finalize(state)[name])

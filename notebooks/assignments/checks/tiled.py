@@ -9,7 +9,7 @@ from fa2_lab.machine import io
 from . import slips, truth
 from .guard import call
 from .meter import Run, metered
-from .report import Failed, NotAllowed, Report, equal, parts, step, tile_place
+from .report import Failed, NotAllowed, Report, equal, in_order, parts, step, tile_place
 from .truth import Case
 
 PLAIN = Case(N_q=12, N_k=12, d=4, B_r=4, B_c=3)
@@ -82,6 +82,7 @@ def check_row_blocks(function, case: Case) -> None:
         rows = cut.rows(i)
         got = call(function, Q[rows], K, V, rows.start, case.N_q, case.B_c, case.tau, case.causal)
         o_i, L_i = parts("(o_i, L_i)", got, 2)
+        in_order("(o_i, L_i)", (o_i, L_i), (O[rows], L[rows]))
 
         def place(at, first=rows.start, i=i):
             return f"row {first + at[0]}, in row block {i}"

@@ -22,7 +22,7 @@ class Case:
     causal: bool = False
     size: float = 1.0
     seed: int = 0
-    tau: float = 0.5
+    tau: float = 0.4  # not 1/√d of any case: a τ of one's own would go unseen
     shift: float = 0.0  # added to Q and taken from K: with 100, all scores are far below what exp can take
 
     def tensors(self) -> list[np.ndarray]:
