@@ -352,8 +352,8 @@ read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 climb.step("16", "issue slots used, %")
 
 # %% [markdown]
-# - `arrive(…, count=1)` is one arrival, by one thread. It counts for the whole warpgroup, for the compiler makes all
-#   128 threads wait for each other before it.
+# - `arrive(…, count=1)` is one arrival, by one thread. It counts for the whole warpgroup, because the compiler makes
+#   all 128 threads wait for each other before it.
 # - `gl.warp_specialize` takes a list of (function, arguments). The first function runs on the launch's own 4 warps. For
 #   the others, two lists set the number of warps, here `[1]`, and the number of registers per thread, here `[24]`. Only
 #   whole warpgroups can hand over registers, so four warps are set aside for the producer although it needs one. Two
@@ -507,8 +507,8 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # <details><summary>Answer</summary>
 #
 # **later.** Program p gets row block p of the first head, then row block p + 4 of the next, and then p + 8. So it gets
-# heavy blocks again and again, or light ones. Rung 20's plain launch is dynamic, for the GPU gives the next program to
-# an SM that is free.
+# heavy blocks again and again, or light ones. Rung 20's plain launch is dynamic, since the GPU gives the next program
+# to an SM that is free.
 # </details>
 
 # %%
@@ -605,7 +605,7 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 # The lag has a cost. With an exact maximum, the largest p of a row, which has the most weight in O, is 1 and needs no
 # rounding. With a lagging m, the largest p may be 14.5, as in the answer above, and it is rounded. So the rounding
 # error of O grows by 3 to 4% on normally distributed numbers, and by 10 to 17% with outliers (`fa2-lab bench
-# accuracy`). Besides, the rung is slower at d = 64 without a mask, and we do not know why.
+# accuracy`). In addition, the rung is slower at d = 64 without a mask, and we do not know why.
 #
 # ## Rung 23: is there room for a third consumer at d = 128?
 #

@@ -363,8 +363,8 @@ read(KERNEL, "drain_tile")
 # uses the stage of K's tile n + 1. So all consumers had released K's tile n + 1, and those that need V's tile n had
 # used it by then, so it must have arrived. At the last tile of a row block, however, there is no such tile of K.
 #
-# The first answer is wrong because `take` counts nothing, for it is given n. The second is wrong because this tile of V
-# is freed by K's *next* release, and a consumer that uses it makes that release only after its P V. The model above
+# The first answer is wrong because `take` counts nothing, since it is given n. The second is wrong because this tile of
+# V is freed by K's *next* release, and a consumer that uses it makes that release only after its P V. The model above
 # cannot show the mistake, since it makes one copy after another.
 # </details>
 
@@ -598,9 +598,9 @@ for idea, rung in IDEAS.items():
 # ideas do not multiply to the gain of all. The last three ideas are from this chapter, and they gain little.
 #
 # Later ideas were tried on the kernel of today, with Triton 3.9, each with a prediction. *Measured* shows how many
-# times as fast the kernel became, on average and (from the worst problem to the best). In the column *without pauses*,
-# calls follow each other, so the clock falls. *Kept* shows for how many of the problems we kept the idea. Bytes that
-# *have none* have no register, so they spill.
+# times as fast the kernel became, on average and, in parentheses, from the worst problem to the best. In the column
+# *without pauses*, calls follow each other, so the clock falls. *Kept* shows for how many of the problems we kept the
+# idea. Bytes that *have none* have no register, so they spill.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 display(Markdown("\n".join(ideas.table("forward"))))

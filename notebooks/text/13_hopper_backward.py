@@ -498,11 +498,11 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # program fetches a number.
 #
 # For packed sequences, this condition is an assumption about numbers in HBM. The kernel counts a sequence's column
-# blocks from its length. However, a program finds its sequence by bisection of the starts, which works only if they
-# never run backwards. With starts such as 0, 700, 300, 1000, no program finds some blocks of the first sequence, and a
-# writer that waited for them would wait for ever. So `bwd_preprocess` looks at the starts, and if they run backwards,
-# it lets all counters begin with the bits of a NaN. As whole numbers, these are more than any turn, so no writer waits,
-# and dQ comes out as NaN.
+# blocks from its length. However, a program finds its sequence by bisection of the cumulative sequence lengths, which
+# works only if they never decrease. With cumulative lengths such as 0, 700, 300, 1000, no program finds some blocks of
+# the first sequence, and a writer that waited for them would wait for ever. So `bwd_preprocess` looks at the cumulative
+# lengths, and if they decrease anywhere, it lets all counters begin with the bits of a NaN. As whole numbers, these are
+# more than any turn, so no writer waits, and dQ comes out as NaN.
 #
 # The record shows what both ways cost:
 
