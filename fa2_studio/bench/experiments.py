@@ -48,6 +48,7 @@ TABLE = """
     How much of rung 06 under the mask are instructions, without the third program?
 07 at 168 registers | maxnreg=168 | | causal 1.2 | Under the mask skipping costs the third program
 09 at 168 registers | maxnreg=168 | | full 1.19, causal 1.19 | Is it for the third program that two loops lose?
+11 at 128 registers | maxnreg=128 | | full 64 ? | At d = 64 the order of the loops costs the fourth program
 13 at 128 registers | maxnreg=128 | | full 64 ? | At d = 64 groups cost the fourth program
 # Copies ahead, and the order of the loops
 11 with one stage | num_stages=1 | r09 | full 1.0, causal 1.0 | Without copies ahead, does the loops' order matter?

@@ -6,20 +6,24 @@
 #
 # **What does a GPU programmer do all day?**
 #
-# A kernel is slower than expected, or its result is slightly wrong. Here are the tools, each on one file of your own.
+# Chapter 10 went from rung 09 to rung 11 in two rounds: a hypothesis, three numbers of `ncu`, the instructions behind the
+# largest stall, one change, the time. This chapter goes on from there. First comes a third round, on the same kernel,
+# because it disappoints in another shape. Then come the tools for a file of your own: what the compiler makes of it,
+# when its warps wait, how to search for the fastest launch, and what to do if its result is wrong.
 #
 # After this notebook you can
 #
+# - compute how many programs fit on an SM, and predict from it what a launch option gains or loses,
 # - compile a file of yours for a GPU that is not here, and read what the compiler made of it,
-# - say what `num_warps`, `num_stages` and `maxnreg` do, and how many programs fit on an SM,
-# - say which tool answers which question: how long, what limits it, what its warps wait for, and when,
-# - find a wrong number and an access outside a tensor, and say what a search for the fastest launch may get wrong.
+# - decide which tool answers which question about a slow kernel,
+# - search for the fastest launch without fooling yourself,
+# - find a wrong number and an access outside a tensor.
 #
-# *Time: 35 minutes. Hardware: any laptop with Linux. Lines for a GPU say so. Before
+# *Time: 70 minutes. Hardware: any laptop with Linux; what needs a GPU is marked. Before
 # this: [07 · Warps](07_warps.ipynb), [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder,
 # measured](10_ladder.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 import re
 import sys
 from collections import Counter
@@ -32,24 +36,141 @@ import fa2_lab.kernels  # first: without a GPU it switches Triton's interpreter 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine.budget import blocks_per_sm
 from fa2_lab.machine.chips import H200
+from fa2_lab.records import load
 from fa2_lab.tools import files
-from fa2_lab.tools import ladder as climbed
-from fa2_lab.tools.xray import xray, xray_launches
+from fa2_lab.tools.xray import loops, xray, xray_launches
+from fa2_studio.bench import experiments
+from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
+record = load("ladder")
+
+
+def faster(heads, d, causal=False):  # rung 11 over rung 10 in one of the recorded shapes
+    shape = dict(batch=4 if heads > 8 else 1, heads=heads // 4 if heads > 8 else heads, d=d, causal=causal)
+    row = next(r for r in record.rows if r.direction == "forward" and shape.items() <= r.problem.items())
+    return row.ratio(ladder.find("11"), ladder.find("10"))
 
 # %% tags=["hide-input"]
 import triton
 import triton.language as tl
 
 # %% [markdown]
+# ## Why does rung 11 lose at d = 64?
+#
+# Rung 11 is rung 10 with its two loops exchanged. In chapter 10, that removed all waits but one from each loop, and made
+# the kernel about a quarter faster. Those numbers are for d = 128.
+#
+# **Predict.** Heads of d = 64 have half as many instructions of the tensor cores in each product, and rung 10 waits after
+# each of them there, too. What does the same exchange do at d = 64, without a mask?
+#
+# - ☐ it loses
+# - ☐ it gains about as much
+# - ☐ it gains less, because there are fewer waits to remove
+#
+# <details><summary>Answer</summary>
+#
+# **it loses.** A little with many heads, and more with few:
+#
+# ```python
+# for d, heads in ((128, 64), (64, 128), (64, 8)):
+#     print(f"d = {d:3}, {heads:3} heads: rung 11 is {faster(heads, d):.2f} times as fast as rung 10")
+# ```
+#
+# ```text
+# d = 128,  64 heads: rung 11 is 1.26 times as fast as rung 10
+# d =  64, 128 heads: rung 11 is 0.98 times as fast as rung 10
+# d =  64,   8 heads: rung 11 is 0.88 times as fast as rung 10
+# ```
+# </details>
+#
+# So a change that was right has made something worse. `ncu` would show the stalls, as in chapter 10. But before that, the
+# compiler can already be asked, even without a GPU. `fa2-lab xray 10 --full --d 64` prints what it made of rung 10, and
+# `fa2-lab xray 11 --full --d 64` what it made of rung 11.
+
+# %%
+rungs = {number: xray(number, d=64, causal=False)[0] for number in ("10", "11")}
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+print("          waits in a loop   registers per thread   spills   shared memory, KiB")
+for number, kernel in rungs.items():
+    n, waits = kernel.numbers, loops(kernel.stages["sass"])[-1].waits
+    print(f"rung {number}{waits:18}{n['registers']:23}{n['spills']:9}{n['shared'] / 1024:21.0f}")
+
+# %% [markdown]
+# The exchange did what it should. At d = 64, too, all waits but one have gone. The only other difference that could matter
+# is two registers. Can two registers cost so much?
+#
+# **Build.** Write how many programs fit on an SM at the same time. An SM of an H200 has 65,536 registers, 228 KiB of shared
+# memory, and slots for 64 warps, and at most 32 programs run on it. A thread gets registers in steps of 8. The system takes
+# 1 KiB of shared memory for each program, in addition to what the kernel asks for.
+
+# %%
+def programs(registers, shared, warps):  # registers of one thread, bytes and warps of one program
+    ...
+
+
+# %% tags=["hide-input"]
+KIB = 1024
+cases = {
+    "128 registers, 4 warps. Do you count the registers of all threads, 32 in a warp?": (128, 8 * KIB, 4),
+    "56 KiB of shared memory. Does shared memory limit them, too?": (64, 56 * KIB, 4),
+    "no shared memory, 16 registers, 8 warps. How many slots for warps are there?": (16, 0, 8),
+    "169 registers, 4 warps. What is 169 in steps of 8, rounded up?": (169, 48 * KIB, 4),
+    "75.5 KiB. Is the system's 1 KiB counted for every program?": (32, 75 * KIB + 512, 4),
+    "one warp, 16 registers. What else limits their number?": (16, 0, 1),
+}
+check(programs, *(Case(words, case, blocks_per_sm(H200, case[1], case[0], case[2])) for words, case in cases.items()))
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def programs(registers, shared, warps):
+#     of_a_thread = -(-registers // 8) * 8  # in steps of 8
+#     by_registers = 65536 // (of_a_thread * 32 * warps)
+#     by_shared = 228 * 1024 // (shared + 1024)
+#     by_warps = 64 // warps
+#     return min(by_registers, by_shared, by_warps, 32)
+# ```
+# </details>
+#
+# With 128 registers, four programs of four warps fill the 65,536 registers exactly. 130 are rounded up to 136, and then
+# only three fit. So rung 11 has fewer waits, but also one program less that could work during the remaining ones. With 8
+# heads, the waves of chapter 06 make it worse: 512 programs fit at once if an SM holds four, because 132 SMs have 528
+# places then. With three there are 396, so a second wave is needed.
+#
+# **Hypothesis.** If the fourth program comes back, rung 11 is no longer behind. The option `maxnreg` of the launch limits
+# the registers. It can have a price: values that find no register are *spilled* to memory. So we look at the spills
+# before we time anything:
+
+# %%
+limits = {}
+for number in ("11", "13"):
+    (plain,), (limited,) = xray_launches(number, [{}, dict(maxnreg=128)], d=64, causal=False)
+    limits[number] = limited.numbers
+    print(f"rung {number}: {plain.numbers['registers']} registers, at most 128: {limited.numbers['spills']} spills")
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+for number in ("11", "13"):
+    gain = experiments.ratio(record, f"{number} at 128 registers", 64, causal=False, heads=128)
+    if gain:
+        print(f"measured at d = 64 on an H200: rung {number} with maxnreg=128 is {gain:.2f} times as fast as without")
+
+# %% [markdown]
+# In rung 11, the compiler finds the two registers at no cost. Rung 13 is rung 11 with heads in groups, and it has the
+# same problem with 134 registers. There the limit costs a few spills, and still it gains. That supports the hypothesis.
+#
+# Two things are worth keeping from this round. A result belongs to a shape, so repeat it for the shapes that you care
+# about. And the number of programs moves in steps, so a small change of the registers may do nothing, or a lot.
+#
 # ## Which tools work on a file of your own?
 #
-# All tools below work on one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and its last lines call that
-# function, so that a profiler has something to watch. If no `mine.py` lies beside this notebook, the next cell writes one:
-# rung 11, without its own last lines, with tiles of 64 × 64, 4 warps and 3 stages. Your kernel of
-# [assignment 4](assignments/4_triton_forward.ipynb) will do.
+# From here on, everything works on one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and its last lines
+# call that function, so that a profiler has something to watch. If there is no `mine.py` beside this notebook, the next
+# cell writes one: rung 11, without its own last lines, with tiles of 64 × 64, 4 warps and 3 stages. Your kernel of
+# [assignment 4](assignments/4_triton_forward.ipynb) will do as well.
 
 # %%
 CALL = """
@@ -65,26 +186,26 @@ if not mine.exists():
     _ = mine.write_text(rung.split("\n\nif __name__")[0] + CALL, encoding="utf-8")
 
 # %% [markdown]
-# | you want to know | the line |
-# | --- | --- |
-# | registers, spills, shared memory, layouts | `fa2-lab xray mine.py --full` |
-# | its instructions | `fa2-lab xray mine.py --full --sass` |
-# | how long each kernel takes | `nsys profile -o mine python mine.py; nsys stats -r cuda_gpu_kern_sum mine.nsys-rep` |
-# | what limits it, what its warps wait for | `ncu -k regex:forward -s 2 -c 1 --set full python mine.py` |
-# | how long, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` |
-# | an access outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` |
-# | a race in shared memory (not with the barriers of chapter 12a) | `compute-sanitizer --tool racecheck python mine.py` |
-# | a value | `TRITON_INTERPRET=1 python mine.py`, with a `breakpoint()`, q, k, v on the CPU, no `synchronize`, a small N and one head |
+# | you want to know | the line | GPU |
+# | --- | --- | --- |
+# | registers, spills, shared memory, layouts | `fa2-lab xray mine.py --full` | no |
+# | its instructions | `fa2-lab xray mine.py --full --sass` | no |
+# | how long each kernel takes | `nsys profile -o mine python mine.py; nsys stats -r cuda_gpu_kern_sum mine.nsys-rep` | yes |
+# | what limits it, what its warps wait for | `ncu -k regex:forward -s 2 -c 1 --set full python mine.py` | yes |
+# | how long, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` | yes |
+# | an access outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` | yes |
+# | a race in shared memory (not with the barriers of chapter 12a) | `compute-sanitizer --tool racecheck python mine.py` | yes |
+# | a value | `TRITON_INTERPRET=1 python mine.py`, with a `breakpoint()`, q, k, v on the CPU, no `synchronize`, a small N and one head | no |
 #
-# If a kernel is slow, begin with `xray`, then `nsys`, which times kernels, then `ncu`, which reads the hardware's counters.
-# Proton is Triton's own profiler. If it is wrong, begin with the last line. The first two and the last need no GPU. `xray`
-# compiles for an H200 and the causal mask unless you say `--chip` or `--full`, and takes the three options below.
-
-# %% [markdown]
+# If the kernel is slow, begin with `xray`. Then take `nsys`, which times kernels, and then `ncu`, whose page you read as in
+# chapter 10. (If it reports `ERR_NVGPUCTRPERM`, the machine's owner must allow counters.) Proton is Triton's own profiler.
+# If the kernel's result is wrong, begin with the last line of the table. `xray` compiles for an H200 and the causal mask
+# unless you set `--chip` or `--full`.
+#
 # ## What does the compiler make of a launch option?
 #
-# `num_warps` warps share the program's tiles. The tiles of a loop are copied ahead into `num_stages` stages. `maxnreg` is
-# the most registers that a thread may have.
+# Here is `mine.py` at d = 128, compiled with four launches. Before you read the table, fill in its last column with your
+# `programs`.
 
 # %%
 LAUNCHES = {
@@ -104,22 +225,20 @@ for launch, kernel in kernels.items():
     print(f"{launch:14}{n['registers']:10}{n['spills']:8}{n['shared'] / 1024:12.0f}{fit:20}")
 
 # %% [markdown]
-# - **Stages.** (Numbers of rung 11.) A tile of 64 · 128 numbers of two bytes has 16 KiB. One stage: Q, K and V, 48 KiB.
-#   Three: Q, and three tiles of K and of V, 112 KiB: `3x64x128xbf16` in the text that Triton hands on
-#   (`fa2-lab xray mine.py --ttgir`). More stages take no more registers: the copies go straight to shared memory.
-# - **maxnreg.** With 128, some of a thread's values find no register and live in memory. *Spills*: how many instructions
-#   store and load them.
-# - **Programs.** An SM has 65,536 registers, 228 KiB of shared memory and places for 64 warps. As many programs run on it
-#   as fit into all three. (The share of the 64 places taken is its *occupancy*.) In steps of 8, 138 registers are 144: 8
-#   warps take 256 · 144 = 36,864, so one program fits. With one stage 179 are 184, and 128 · 184 leave room for two.
+# - **Stages.** A tile of 64 · 128 numbers of two bytes has 16 KiB. With one stage, shared memory holds Q, K and V, which are
+#   48 KiB. With three, it holds Q and three tiles of both K and V, 112 KiB. More stages take no more registers, because the
+#   copies go straight to shared memory.
+# - **maxnreg.** With 128, some of a thread's values find no register. *Spills* counts the instructions that store and
+#   load them.
+# - **Programs.** As it is, registers leave room for 3 programs, but shared memory only for 2. So `maxnreg=128`, with
+#   registers for 4, gains nothing here, although it was the fix at d = 64.
 #
-# As it is, registers leave room for 3 programs, and shared memory for 2. So `maxnreg=128`, with registers for 4, gains
-# nothing.
+# So before you change an option, ask which of the limits is the smallest one. Only that one is worth moving.
 #
 # ## What do eight warps do?
 #
-# A product of the tensor cores of Hopper (H100, H200) has 64 rows, and four warps make it together, 16 rows each. A tile
-# of `mine.py` has 64 × 64 scores.
+# On Hopper (H100, H200), four warps start a product of the tensor cores together. It has 64 rows, 16 for each of them. A
+# tile of `mine.py` has 64 × 64 scores.
 #
 # **Predict.** How do eight warps share $S = QK^\top$?
 #
@@ -129,10 +248,10 @@ for launch, kernel in kernels.items():
 #
 # <details><summary>Answer</summary>
 #
-# **four of them compute what the other four compute, too.** The layout of S is `warpsPerCTA = [8, 1]`: all eight warps lie
-# below each other, which would be 128 rows. So each row is computed twice, and each exponential, too. For $PV$ the compiler
-# chose `[4, 2]`: there four warps take half of d. The table had the clue: with twice the warps a thread still has 138
-# registers, not half of 168. (8,704: two loops, each with 64 · 64 scores and 256 factors, α of 64 rows in 4 lanes each.)
+# **four of them compute what the other four compute, too.** The layout of S is `warpsPerCTA = [8, 1]`: all eight warps are
+# below each other, which would be 128 rows. So each row is computed twice, and so is each exponential. For $PV$ the
+# compiler chose `[4, 2]`, where four warps take half of d. The table had the clue. With twice the warps, a thread still has
+# 138 registers, and not half of 168.
 #
 # ```python
 # rows = {name: kernels[name] for name in ("as it is", "num_warps=8")}
@@ -154,21 +273,24 @@ for launch, kernel in kernels.items():
 # A kernel in Triton does not name its layouts, but its tile decides what the compiler chooses. What helps here is a tile
 # with rows for all warps: with 128 rows, `[8, 1]` is split-Q as in chapter 07.
 #
-# On an A100 or an RTX 4090, the tile decides even whether four warps share S by rows. There, each warp multiplies by
-# itself, so the warps of a program can lie beside each other, too. The compiler looks at the *last* of the products that
-# feed one another, here $PV$ with its B_r rows and d columns (d rounded up to a power of two). If B_r ≥ d, all of them get
-# `[4, 1]`, and otherwise `[1, 4]`: then each warp has some keys of every row, so maxima, sums and P have to cross shared
-# memory. At d = 128, rungs 03, 08 and 11 with their 64 rows are `[1, 4]` on these chips, and so is the backward's rung
-# b01. (`fa2-lab xray 11 --chip sm_80` shows it.) Therefore the package's own forward makes O in pieces of B_r columns
-# there, each by a product of its own.
+# <details><summary>On an A100 or an RTX 4090, the tile decides even whether four warps share S by rows</summary>
 #
-# **Takeaway.** More warps need more rows: at least 16 rows for each. Read `warpsPerCTA` before you believe a gain in
+# There, each warp multiplies by itself, so the warps of a program can also be beside each other. The compiler looks at the
+# *last* of the products that feed one another, here $PV$ with its B_r rows and d columns (d rounded up to a power of two).
+# If B_r ≥ d, all of them get `[4, 1]`, and otherwise `[1, 4]`. Then each warp has some keys of every row, so maxima, sums
+# and P have to cross shared memory. At d = 128, rungs 03, 08 and 11 with their 64 rows are `[1, 4]` on these chips, and so
+# is the backward's rung b01. (`fa2-lab xray 11 --chip sm_80` shows it.) Therefore the package's own forward kernel computes
+# O in pieces of B_r columns there, each by a product of its own.
+# </details>
+#
+# **Takeaway.** More warps need more rows, at least 16 for each warp. Read `warpsPerCTA` before you believe a gain in
 # registers.
 #
-# ## What does one line become?
+# ## Which line is an instruction from?
 #
-# Between Triton and the GPU there are two assembly languages. *PTX* is NVIDIA's portable one. *SASS* is what the chip
-# executes. Here is the line of `s_ij`, with three stages and with one:
+# `xray` also knows which line of the source each instruction belongs to. Between Triton and the GPU there are two assembly
+# languages: *PTX* is NVIDIA's portable one, and *SASS* is what the chip executes. Here is the SASS of the line of `s_ij`,
+# with three stages and with one:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 lines = mine.read_text(encoding="utf-8").splitlines()
@@ -181,42 +303,15 @@ for launch in ("as it is", "num_stages=1"):
     print(f"{launch:12}", ", ".join(f"{n} {x}" for x, n in became[launch].items() if x in ("HGMMA", "STS", "BAR")))
 
 # %% [markdown]
-# It is a product of 64 × 128 by 128 × 64. One instruction, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64, so it takes 8,
-# and the kernel has two loops. With one stage, a thread takes 8 `STS` of 16 bytes a loop to put K's 16 KiB into shared
-# memory, between two `BAR.SYNC`: the place is free, the tile is there. `LDL` and `STL` would be spills.
+# One instruction, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64. The line is a product of 64 × 128 by 128 × 64, so it
+# takes 8 of them, and the kernel has two loops. With one stage, the line also has to put K's 16 KiB into shared memory,
+# by 8 `STS` of 16 bytes per thread in each loop. Before and after them, there is a `BAR.SYNC`. Those two are chapter 07's
+# barriers: "the tile is free" and "the tile is there". With a copy ahead, all of that moves out of the line.
 #
-# ## What are the warps waiting for?
+# ## When do the warps wait?
 #
-# DRAM is not the limit of rung 11 (chapter 10). What is? *Nsight Compute* (`ncu`) counts it. In the table's line for it,
-# `-k regex:forward -s 2 -c 1` takes the third call of `mine.py`. (If it says `ERR_NVGPUCTRPERM`, the machine's owner must
-# allow counters.) Of its pages, three answer most questions:
-#
-# | section | read | it says |
-# | --- | --- | --- |
-# | Speed Of Light | compute and memory throughput | which of the two is near its limit, if any |
-# | Occupancy | block limits | which of registers, shared memory and warps allows how many programs |
-# | Warp State | the largest stalls | what a warp waits for: so many clocks for each instruction that is started |
-#
-# Here are counters of rungs 10 and 11, recorded on an H200.
-
-# %% tags=["hide-input"]
-before, counted = (climbed.rows(climbed.load(climbed.SUITE), "counters")[ladder.find(n)].values for n in ("10", "11"))
-stalls = {name: x[0] for name, x in counted.items() if name.startswith("stall: ")}
-idle = 100 - counted["tensor cores at work, %"][0]
-print(f"Rung 11: {idle:.0f}% of the time the tensor cores idle, so warps are waiting. For what?")
-print(f"{'clocks':20}rung 10  rung 11")
-for name in sorted(stalls, key=stalls.get)[:-5:-1]:
-    print(f"{name:23} {before[name][0]:.2f} {stalls[name]:8.2f}")
-
-# %% [markdown]
-# *Wait*: a warp waits for its own last instruction, a fixed few clocks. *Barrier*: for the other warps. *Short scoreboard*:
-# for shared memory or the exponential unit. *Long scoreboard*: for data from L2 or DRAM. And a product? Rung 10 waits for
-# 12 instructions of the tensor cores a tile, rung 11 for 1, and *barrier* falls: so that wait is counted there (likely: the
-# warps meet behind it). A fourth stage would shorten the wait for data, but takes 144 KiB, and then only one program fits.
-#
-# ## When do they wait?
-#
-# This is not `mine.py` but a small loop that copies nothing ahead (`python -m fa2_studio.inside`), on an H200:
+# A stall in `ncu` is a mean over the whole kernel. A *timeline* shows when the waits happen. The one below is not from
+# `mine.py` but from a small loop that copies nothing ahead, on an H200. (`python -m fa2_studio.inside` records it.)
 
 # %% tags=["hide-input"]
 printed = (files.ROOT / "figures" / "data" / "inside.txt").read_text(encoding="utf-8")
@@ -228,8 +323,9 @@ for lane in ("copies", "products"):
     print(f"{lane:9} " + "".join("█" if work else "·" for work in works))
 
 # %% [markdown]
-# The tensor cores stand still during each copy. `nsys` and `proton` show when each *kernel* ran. Proton can also look
-# inside, as here. This goes into `mine.py` (reading the clock takes time: trust the order, not the lengths):
+# The tensor cores are idle during each copy, as chapter 10 drew it for one stage. `nsys` and `proton` show when each
+# *kernel* ran. Proton can also look inside a kernel, as here. To try it, add these lines to `mine.py`. Reading the clock
+# takes time itself, so trust the order of the spans, but not their lengths:
 #
 # ```python
 # # at the top
@@ -246,21 +342,28 @@ for lane in ("copies", "products"):
 #
 # ## Can the fastest launch be found by trying?
 #
-# Time each launch, keep the fastest: an *autotuner* does that. `triton.autotune` does it at the first call, and
-# `fa2-lab tune` for this package's kernels. Four things go wrong.
+# An *autotuner* times each launch and keeps the fastest. `triton.autotune` does that at the first call, and `fa2-lab tune`
+# does it for this package's kernels. Four things can go wrong.
 #
-# - Luck. The best of twenty equal launches, each timed once with an error of 1%, seems nearly 2% faster than it is. Medians
-#   make that smaller. If the winner is ahead by less than that, take the simpler launch.
-# - The clock. A GPU lowers it when it draws much power (*throttling*). So time the launches in turns.
-# - The shape. A winner at one N may lose at another: try it there.
-# - The result. A launch that wrongly skips tiles is fast. A kernel that *adds* to its output adds in every trial (the
-#   autotuner's option `reset_to_zero` is for that). So compare results.
+# - **Luck.** The best of many equal launches looks faster than it is, as the next cell shows. Medians make the difference
+#   smaller. If the winner is ahead by less than that, take the simpler launch.
+# - **The clock.** A GPU lowers it when it draws much power (*throttling*). So let the launches alternate.
+# - **The shape.** A winner at one shape may lose at another, as rung 11 did at d = 64. Try it there.
+# - **The result.** A launch that wrongly skips tiles is fast, so compare results. And a kernel that *adds* to its output
+#   adds in every trial. The autotuner's option `reset_to_zero` is for that.
+
+# %%
+times = np.random.default_rng(0).normal(1.00, 0.01, (1000, 20, 9))  # 20 equal launches, 1 ms, 1% of noise; 1,000 searches
+for repeats in (1, 9):
+    best = np.median(times[:, :, :repeats], axis=2).min(axis=1).mean()
+    print(f"each launch timed {repeats} times: the winner seems {1 - best:.1%} faster than it is")
 
 # %% [markdown]
 # ## Is fp32 really fp32?
 #
-# In NumPy and in Triton's interpreter it is: 23 bits behind the point. On a GPU `tl.dot` of two fp32 tiles goes to the
-# tensor cores in a format of its own, *TF32*: they read the first 10 bits behind the point and ignore the other 13.
+# Now to kernels whose result is wrong. The first trap is one that the interpreter hides. In NumPy and in Triton's
+# interpreter, fp32 has 23 bits after the point. On a GPU, `tl.dot` of two fp32 tiles goes to the tensor cores in a
+# format of its own, *TF32*: they read the first 10 bits after the point and ignore the other 13.
 
 
 # %%
@@ -301,16 +404,16 @@ def error(rounded):  # of Q Kᵀ, if the factors are rounded
 # ```
 # </details>
 #
-# `tl.dot(a, b, input_precision="ieee")` keeps all bits. It uses no tensor cores, so it is many times slower: right for a
-# test, or where exact gradients matter. `"tf32x3"` lies between, with three products for one.
+# `tl.dot(a, b, input_precision="ieee")` keeps all bits. It uses no tensor cores, so it is many times slower. That is
+# right for a test, or if exact gradients matter. `"tf32x3"` is between the two, with three products instead of one.
 #
-# **Takeaway.** fp32 inputs do not make an fp32 product. Say `input_precision="ieee"`, or expect three digits.
+# **Takeaway.** fp32 inputs do not make an fp32 product. Write `input_precision="ieee"`, or expect three digits.
 #
 # ## How do you look inside a kernel?
 #
-# In Triton's interpreter a kernel is plain Python. So `breakpoint()` stops it, and Python's debugger shows every tile. The
-# kernel below computes $L = \log \sum_j e^{s_j}$ of a row of 10 numbers, in a block of 16 places. Rows lie one after the
-# other in memory.
+# In Triton's interpreter, a kernel is plain Python. So `breakpoint()` stops it, and Python's debugger shows every tile. The
+# kernel below computes $L = \log \sum_j e^{s_j}$ of a row of 10 numbers, in a block of 16. In memory, the rows follow one
+# another.
 
 # %%
 @triton.jit
@@ -335,13 +438,13 @@ sys.breakpointhook = sys.__breakpointhook__
 print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item(), 6))
 
 # %% [markdown]
-# The mask keeps the load away from the last six places: they hold −∞.
+# The mask keeps the load away from the last six places, so they hold −∞.
 #
-# A compiled kernel cannot be stopped like this. On a GPU, `tl.device_print("m", m)` prints a value once for *each thread*:
-# let one program print. `compute-sanitizer` names every access outside an allocation. PyTorch allocates in large pieces, so
-# `PYTORCH_NO_CUDA_MEMORY_CACHING=1` gives each tensor an allocation of its own. Here is what it says of a kernel that
-# writes 4,096 numbers into 1,000 places (`fa2_studio/stray.py`), on an H200: the line, the thread, and how far behind the
-# end.
+# A compiled kernel cannot be stopped like this. On a GPU, `tl.device_print("m", m)` prints a value once for *each thread*,
+# so let only one program print. `compute-sanitizer` names every access outside an allocation. PyTorch allocates in large
+# pieces, and `PYTORCH_NO_CUDA_MEMORY_CACHING=1` gives each tensor an allocation of its own. Here is its report on a kernel
+# that writes 4,096 numbers into a tensor of 1,000 (`fa2_studio/stray.py`), on an H200. It names the line, the thread, and
+# how far past the end the access was.
 
 # %% tags=["hide-input"]
 told = (files.ROOT / "figures" / "data" / "stray.txt").read_text(encoding="utf-8")
@@ -350,8 +453,8 @@ print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*
 # %% [markdown]
 # ## Why is it wrong by a little?
 #
-# `log_sum_kernel` was right above. With 16 columns it is right for any number of rows. With three rows of 10 numbers, L is
-# off in the first digits.
+# `log_sum_kernel` gave the right result above. With 16 columns it is right for any number of rows. But with three rows of 10
+# numbers, some of L is wrong in the first digits.
 
 # %% tags=["hide-input"]
 def errors(S, N):
@@ -361,10 +464,10 @@ def errors(S, N):
 
 
 S = torch.tensor(np.random.default_rng(0).standard_normal((3, 10)), dtype=torch.float32, device=device)
-moated = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
+padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 
 # %% [markdown]
-# **Predict.** Blocks have 16 places. Which of the three rows are wrong?
+# **Predict.** Blocks have 16 elements. Which of the three rows are wrong?
 #
 # - ☐ all three
 # - ☐ all but the last
@@ -372,53 +475,63 @@ moated = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 #
 # <details><summary>Answer</summary>
 #
-# **all but the last.** Behind the last row there is nothing. Behind another row lies the next one, and its first six
-# numbers join the sum. The mask asks whether a place lies in the *tensor*. It must ask about the row.
+# **all but the last.** After the last row, the tensor ends. After any other row comes the next one, and its first six
+# numbers join the sum. The mask asks whether an element is in the *tensor*. It must ask about the row.
 #
 # ```python
 # print("errors of L:", errors(S, 10))
-# print("with NaN behind each row:", errors(moated, 10))
+# print("with NaN after each row:", errors(padded, 10))
 # ```
 #
 # ```text
 # errors of L: [0.21, 0.77, 0.0]
-# with NaN behind each row: [nan, nan, nan]
+# with NaN after each row: [nan, nan, nan]
 # ```
 # </details>
 #
-# The tool is a *moat*: put the rows further apart, and fill the gaps with NaN. Now every row that reads too far is NaN. The
-# cure is `mask=tl.arange(0, B) < N`.
+# The tool is *NaN padding*, also called guard rows: put the rows further apart, and fill the gaps with NaN. Now every row
+# that reads too far is NaN. The fix is `mask=tl.arange(0, B) < N`.
 #
-# **Takeaway.** Test at ragged sizes, with NaN behind every end. A wrong number may look healthy; NaN does not.
+# **Takeaway.** Test at ragged sizes, with NaN past every end. A wrong number may look healthy, but NaN does not.
 #
-# [Assignment 9](assignments/9_up_the_ladder.ipynb) goes further: from rung 03 up, with these tools. [Assignment
-# 8](assignments/8_detective.ipynb), after chapter 12b, has programs that hang, that race, and that are wrong by a little.
-# Before chapter 12a comes [appendix A](A_lanes.ipynb).
+# If you do not know what is wrong at all, `fa2-lab examine mine.py:forward` compares your function with the known
+# mistakes (appendix [C](C_package.ipynb)). [Assignment 9](assignments/9_up_the_ladder.ipynb) goes further: from rung 03
+# up, with these tools. [Assignment 8](assignments/8_detective.ipynb), after chapter 12b, has programs that hang, that
+# race, and that are wrong by a little. Before chapter 12a comes [appendix A](A_lanes.ipynb).
 #
 # ## Recap
 #
-# - All day: name what a kernel waits for, change that one thing, check the result, look again.
-# - Launch options change how many registers and how much shared memory a program takes.
-# - The roofline says whether DRAM is the limit. Stalls say what the warps wait for, a timeline when.
-# - NaN behind every row shows a read too far. `compute-sanitizer` shows one that leaves the tensor.
+# - All day: name what a kernel waits for, change that one thing, check the result, look again, and try another shape.
+# - Registers, shared memory and slots for warps limit the programs on an SM. Their number moves in steps. Only the smallest
+#   limit is worth moving.
+# - More warps need more rows. Read the layout.
+# - `xray` needs no GPU and comes first. `ncu` names the wait, and a timeline shows when it happens.
+# - A search for the fastest launch needs medians, alternation, several shapes and a check of the result.
+# - NaN past every row shows a read that goes too far. `compute-sanitizer` shows one that leaves the tensor.
 #
 # ## Exercises
 #
-# With which launch options do *three* programs of `mine.py` fit on an SM? Add yours to `LAUNCHES` in the second section,
-# and run its two cells again: the last column says whether you are right. What do the options cost?
+# With which launch options do *three* programs of `mine.py` fit on an SM at d = 128? Add yours to `LAUNCHES` above, and
+# run its two cells again: the last column shows whether you are right. What do the options cost?
 #
 # <details><summary>Solution</summary>
 #
-# Three programs of 128 threads leave 65,536 / 384 = 170 registers, so 168, and 228 / 3 = 76 KiB, of which the system takes
-# 1. Two stages take 80 KiB, one takes 48. So `dict(num_stages=1, maxnreg=168)`. It costs 14 spills, and nothing is copied
-# ahead any more. That is too much: in chapter 10 a third program gains 16% (rung 09 at 168 registers), and copies ahead
-# with the loops in the right order gain 57% (rungs 10 and 11).
+# Three programs of 128 threads leave 65,536 / 384 = 170 registers per thread, so 168, and 228 / 3 = 76 KiB, of which the
+# system takes 1. Two stages take 80 KiB, and one takes 48. So the answer is `dict(num_stages=1, maxnreg=168)`. It costs 14
+# spills, and nothing is copied ahead any more. That is too much: in chapter 10, a third program gains 16% (rung 09 at 168
+# registers), and copies ahead with the loops in the right order gain 57% (rungs 10 and 11).
 # </details>
 
 # %% [markdown]
 # ## Checks
 
 # %% tags=["hide-input"]
+ten, eleven = (kernel.numbers["registers"] for kernel in rungs.values())
+verdict("d = 64: 8 waits become 1, and 128 registers are not enough any more", ten <= 128 < eleven <= 136
+        and [loops(kernel.stages["sass"])[-1].waits for kernel in rungs.values()] == [8, 1])
+verdict("rung 11 over rung 10: a gain at d = 128, a loss at d = 64", faster(64, 128) > 1.2 and max(faster(128, 64), faster(8, 64)) < 1)
+verdict("128 registers cost rung 11 no spill", limits["11"]["spills"] == 0 and limits["11"]["registers"] == 128)
+verdict("measured on rung 13: a gain", experiments.ratio(record, "13 at 128 registers", 64, causal=False, heads=128) > 1.04)
 plain, staged, wide, narrow = (kernels[x].numbers for x in ("num_stages=1", "as it is", "num_warps=8", "maxnreg=128"))
 verdict("shared memory: Q once, K and V for each stage", [plain["shared"], staged["shared"]] == [48 * 1024, 112 * 1024])
 verdict("maxnreg is paid in spills", narrow["spills"] > staged["spills"] == 0)
@@ -430,10 +543,8 @@ verdict("16 HGMMA in the line of s", became["as it is"]["HGMMA"] == became["num_
 verdict("TF32 is worse than fp16, and fp32 a thousand times better", error(tf32) > error(np.float16) > 300 * error(np.float32))
 verdict("run by itself, mine.py makes its own calls alone", mine.read_text(encoding="utf-8").count("__main__") <= 1)
 verdict("the kernel in the debugger is right", close(L.cpu(), [np.log(np.exp(np.arange(10.0)).sum())], 1e-6))
-verdict("a moat of NaN catches all rows", all(x != x for x in errors(moated, 10)))
+verdict("NaN padding catches all rows", all(x != x for x in errors(padded, 10)))
 verdict("without it the last row looks right", errors(S, 10)[2] == 0 < min(errors(S, 10)[:2]))
-verdict("rung 11: wait and barrier are the largest stalls", set(sorted(stalls, key=stalls.get)[-2:]) == {"stall: wait", "stall: barrier"})
-verdict("from rung 10 to 11 barrier falls most", max(stalls, key=lambda x: before[x][0] - stalls[x]) == "stall: barrier")
 
 # %% [markdown] tags=["navigation"]
 # [← The ladder, measured](10_ladder.ipynb) · [The map](00_start.ipynb) · [Hopper, machine and rungs →](12a_hopper_rungs.ipynb)
