@@ -131,12 +131,13 @@ def registers_of(kernel: Compiled) -> int:
 FILE = """
 from fa2_lab.kernels import tables
 from fa2_lab.kernels.portable import forward as portable
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 
 def forward(q, k, v, causal):
     d = q.shape[3]
     blocks = tables.Blocks({B_r}, {B_c}, {warps}, {stages}, d_pad=tables.padded(d))
-    portable.prepare(q, k, v, Options(causal, scale=d**-0.5), blocks=blocks)(q, k, v, None, None)
+    tensors = Tensors(q, k, v)
+    portable.prepare(tensors, Options(causal, scale=d**-0.5), blocks)(tensors)
 """
 
 

@@ -84,7 +84,7 @@ def attention(
             check_range(key_lengths, k.shape[2])
         check_sinks(sinks, call.options)
         drawn = seed_tensor(seed, q.device) if dropout_p else None
-        return call(q, k, v, key_lengths, drawn, sinks)
+        return call(Tensors(q, k, v, key_lengths, drawn, sinks))
     check_tensors(q, k, v)
     if key_lengths is not None:
         check_lengths(key_lengths, q, k.shape[2])
@@ -97,10 +97,11 @@ def attention(
     return operators.compute(key, Tensors(q, k, v, key_lengths, drawn, sinks), options, return_lse)
 
 
-def by_reference(q: Tensor, k: Tensor, v: Tensor, options: Options, sinks: Tensor | None) -> Any:
-    """(O, L) of one sequence, (1, heads, N, d) each, by the reference."""
-    masks: dict[str, Any] = dict(window=options.window, softcap=options.softcap, sinks=sinks, scale=options.scale)
-    return attention(q, k, v, **masks, return_lse=True, backend="reference")
+def by_reference(tensors: Tensors, options: Options) -> Any:
+    """Return (O, L) of one sequence, whose q, k and v are (1, heads, N, d), by the reference."""
+    asked: dict[str, Any] = dict(window=options.window, softcap=options.softcap, scale=options.scale)
+    asked |= dict(sinks=tensors.sinks, return_lse=True, backend="reference")
+    return attention(tensors.q, tensors.k, tensors.v, **asked)
 
 
 def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[tuple | None, Any]:

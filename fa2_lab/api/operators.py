@@ -5,7 +5,7 @@ both, one by one. The NumPy ladder is one more kernel, chosen by Options.referen
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any, NoReturn, cast
 
@@ -34,7 +34,7 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     return reference_forward(tensors, options) if options.reference else kernels().forward(tensors, options)
 
 
-def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Sequence, options: Options) -> tuple:
+def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
     """(dQ, dK, dV) by the kernels that fit, and dsinks where there are sinks."""
     dO = torch.zeros_like(O) if dO is None else dO
     run = reference_backward if options.reference else kernels().backward
@@ -49,42 +49,31 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
     q, options = as_computed(tensors.q, tensors.sinks, options)
     as_it_comes = q is tensors.q
     tensors = tensors._replace(q=q)
-    if traced(*tensors[:3]):
+    if traced(tensors.q, tensors.k, tensors.v):
         O, L = torch.ops.fa2_lab.forward(*tensors, *options._replace(traced=True))
         return (O, L) if return_lse else O
     call = Call(tensors, options, return_lse)
     if key is not None and as_it_comes:  # what is prepared takes q as it comes
         keep(key, call)
-    return call(*tensors)
+    return call(tensors)
 
 
 class Call:
-    """Calls of one kind: checks are passed, kernels prepared. Tensors come one by one, which is faster."""
+    """Calls of one kind, whose checks are passed and whose kernels are prepared."""
 
     def __init__(self, tensors: Tensors, options: Options, return_lse: bool) -> None:
         self.options, self.return_lse = options, return_lse
         if options.reference:
-            self.forward: Callable = lambda *given: reference_forward(Tensors(*given), options)
+            self.forward: Callable = partial(reference_forward, options=options)
         else:
             self.forward = kernels().prepare_any(tensors, options)
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_lengths: Tensor | None = None,
-        seed: Tensor | None = None,
-        sinks: Tensor | None = None,
-        cu_seqlens_q: Tensor | None = None,
-        cu_seqlens_k: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    def __call__(self, tensors: Tensors) -> Tensor | tuple[Tensor, Tensor]:
+        q, k, v, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks
         wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
         if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # a tangent is refused, not lost
-            return Attention.apply(
-                q, k, v, sinks, (self, (q, k, v, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k))
-            )
-        O, L = self.forward(q, k, v, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k)
+            return Attention.apply(q, k, v, sinks, (self, tensors))
+        O, L = self.forward(tensors)
         return (O, L) if self.return_lse else O
 
 
@@ -93,10 +82,10 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, call_and_tensors: tuple[Call, tuple]
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, call_and_tensors: tuple[Call, Tensors]
     ) -> Tensor | tuple[Tensor, Tensor]:
         call, tensors = call_and_tensors
-        O, L = call.forward(*tensors)
+        O, L = call.forward(tensors)
         save(ctx, O, L, tensors, call.options)
         return (O, L) if call.return_lse else O
 
@@ -109,7 +98,7 @@ class Attention(torch.autograd.Function):
         raise NotImplementedError(f"fa2_lab.attention: forward mode AD is not supported; {INSTEAD}")
 
 
-def save(ctx: Any, O: Tensor, L: Tensor, tensors: Sequence, options: Options) -> None:
+def save(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> None:
     """Keep what the backward needs: the inputs, O and L, and nothing of size N²."""
     ctx.options = options
     ctx.save_for_backward(O, L, *tensors)
@@ -125,7 +114,7 @@ def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor
         found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options._replace(traced=True))
     else:
         O, L, *tensors = ctx.saved_tensors
-        found = backward(dO, dL, O, L, tensors, ctx.options)
+        found = backward(dO, dL, O, L, Tensors(*tensors), ctx.options)
     return found if len(found) == 4 else (*found, None)
 
 
@@ -154,8 +143,9 @@ def forward_op(*given: Any) -> tuple[Tensor, Tensor]:
 
 @forward_op.register_fake
 def forward_shapes(*given: Any) -> tuple[Tensor, Tensor]:
-    (q, *_, cu_seqlens_q, _), _ = records(given)
-    rows = q.shape[:3] if cu_seqlens_q is None else (q.shape[1], q.shape[0])
+    tensors, _ = records(given)
+    q = tensors.q
+    rows = q.shape[:3] if tensors.cu_seqlens_q is None else (q.shape[1], q.shape[0])
     return like(rows_contiguous(q)), q.new_empty(rows, dtype=torch.float32)
 
 
@@ -169,9 +159,9 @@ def backward_op(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *giv
 
 @backward_op.register_fake
 def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> list[Tensor]:
-    (q, k, v, _, _, sinks, _, _), _ = records(given)
-    found = [like(rows_contiguous(x)) for x in (q, k, v)]
-    return found if sinks is None else [*found, sinks.new_empty(sinks.shape)]
+    tensors, _ = records(given)
+    found = [like(rows_contiguous(x)) for x in (tensors.q, tensors.k, tensors.v)]
+    return found if tensors.sinks is None else [*found, tensors.sinks.new_empty(tensors.sinks.shape)]
 
 
 def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -209,21 +199,22 @@ def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tenso
 
 
 def reference_backward(
-    dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, given: Sequence, options: Options
+    dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
 ) -> tuple[Tensor, ...]:
     """(dQ, dK, dV) by the ladder's own backward, and dsinks where there are sinks."""
     from fa2_lab.reference import heads
 
+    inputs = tensors.q, tensors.k, tensors.v
     if not O.numel():
-        return tuple(torch.zeros_like(x) for x in (*given[:3], given[5]) if x is not None)
-    tensors, dL = with_a_key(Tensors(*given)), torch.zeros_like(L) if dL is None else dL
+        return tuple(torch.zeros_like(x) for x in (*inputs, tensors.sinks) if x is not None)
+    tensors, dL = with_a_key(tensors), torch.zeros_like(L) if dL is None else dL
     dL = dL.masked_fill(L == -torch.inf, value=0.0)  # a row that sees no key depends on nothing
     # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
     q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *real_keys(tensors, options)))
     O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)
     results = [to_numpy(x) for x in (O, L, dO)]
     found = heads.backward(q, k, v, *results, **for_heads(tensors, options))
-    gradients = tuple(to_torch(g[:, :, : x.shape[2], :-1], x) for g, x in zip(found, given[:3], strict=True))
+    gradients = tuple(to_torch(g[:, :, : x.shape[2], :-1], x) for g, x in zip(found, inputs, strict=True))
     if tensors.sinks is None:
         return gradients
     dsinks = heads.sinks_backward(to_numpy(tensors.sinks), *results)
@@ -256,7 +247,7 @@ def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
 
 def real_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """k and v with zeros where nobody sees them: a NaN there would spread, for the ladder multiplies it by P = 0."""
-    q, k, v, key_lengths, *_ = tensors
+    q, k, v, key_lengths = tensors.q, tensors.k, tensors.v, tensors.key_lengths
     if key_lengths is None and options.left is None:
         return k, v
     col = torch.arange(k.shape[2], device=k.device)

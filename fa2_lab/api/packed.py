@@ -75,7 +75,7 @@ def attention_packed(
     check_order("cu_seqlens_k", cu_seqlens_k, k.shape[0])
     if call is not None:  # one of its kind has passed all checks but those of values
         check_sinks(sinks, call.options)
-        return call(*tensors)
+        return call(tensors)
     scale = check_numbers(causal, scale, q.shape[2], return_lse)
     options = check_masks(causal, window, softcap, sinks, q, (q.shape[1], q.shape[0], k.shape[0]))
     options = options._replace(scale=scale, portable=backend == "portable", one_long=one_long)
@@ -104,17 +104,16 @@ def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
 
 def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) sequence by sequence, each by attention's reference."""
-    q, k, v, _, _, sinks, cu_seqlens_q, cu_seqlens_k = tensors
-    assert cu_seqlens_q is not None and cu_seqlens_k is not None
     Os, Ls = [], []
-    for (a, b), (c, d) in zip(pairs(cu_seqlens_q), pairs(cu_seqlens_k), strict=True):
-        q_b, k_b, v_b = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
-        O, L = by_reference(q_b, k_b, v_b, options, sinks)
+    for (a, b), (c, d) in zip(pairs(tensors.cu_seqlens_q), pairs(tensors.cu_seqlens_k), strict=True):
+        q, k, v = (x.transpose(0, 1)[None] for x in (tensors.q[a:b], tensors.k[c:d], tensors.v[c:d]))
+        O, L = by_reference(Tensors(q, k, v, sinks=tensors.sinks), options)
         Os.append(O[0].transpose(0, 1))
         Ls.append(L[0])
     return torch.cat(Os), torch.cat(Ls, dim=1)
 
 
-def pairs(starts: Tensor) -> list[tuple[int, int]]:
-    """(begin, end) of every sequence."""
+def pairs(starts: Tensor | None) -> list[tuple[int, int]]:
+    """Return (begin, end) of every sequence."""
+    assert starts is not None
     return list(pairwise(starts.tolist()))

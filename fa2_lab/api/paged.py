@@ -8,6 +8,7 @@ What lies behind a sequence's last key is not read, neither of a page nor of the
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from fa2_lab.api.checks import (
     runs_on_triton,
     traced,
 )
-from fa2_lab.kernels.prepared import Options, has_gaps, keep, like, rows_contiguous
+from fa2_lab.kernels.prepared import Options, Tensors, has_gaps, keep, like, rows_contiguous
 
 
 class Pages(NamedTuple):
@@ -42,6 +43,11 @@ class Pages(NamedTuple):
     block_table: Tensor
     key_lengths: Tensor
     sinks: Tensor | None = None
+
+    @property
+    def tensors(self) -> Tensors:
+        """The same for the kernels, without the table."""
+        return Tensors(self.q, self.k_pages, self.v_pages, self.key_lengths, sinks=self.sinks)
 
 
 def attention_paged(
@@ -89,32 +95,26 @@ def attention_paged(
         run = prepare(tensors, options)
         if key is not None:
             keep(key, (options, run))
-    O, L = run(*tensors)
+    O, L = run(tensors)
     return (O, L) if return_lse else O
 
 
-def prepare(tensors: Pages, options: Options) -> Callable:
-    """What computes (O, L) for calls of one kind, given their tensors one by one."""
-    if options.reference or not tensors.q.numel():
-        return lambda *given: gathered(Pages(*given), options)
-    q, k, v, table, lengths, sinks = tensors
-    as_they_are = not traced(q, k, v) and table.is_contiguous() and not any(map(has_gaps, (q, k, v, lengths, sinks)))
-    if as_they_are and as_computed(q, sinks, options)[0] is q:
+def prepare(pages: Pages, options: Options) -> Callable:
+    """Return what computes (O, L) for calls of one kind, given their pages."""
+    if options.reference or not pages.q.numel():
+        return partial(gathered, options=options)
+    as_they_are = pages.block_table.is_contiguous() and not any(map(has_gaps, pages.tensors))
+    as_they_are = as_they_are and not traced(pages.q, pages.k_pages, pages.v_pages)
+    if as_they_are and as_computed(pages.q, pages.sinks, options)[0] is pages.q:
         kernels = operators.kernels()
-        decode = kernels.decode.prepare(q, k, v, options, lengths, table)
+        decode = kernels.decode.prepare(pages.tensors, options, pages.block_table)
+        return kernels.served("decode over pages", lambda pages: decode(pages.tensors, pages.block_table))
 
-        def on_pages(
-            q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor, sinks: Tensor | None
-        ) -> tuple[Tensor, Tensor]:
-            return decode(q, k, v, lengths, sinks=sinks, table=table)
-
-        return kernels.served("decode over pages", on_pages)
-
-    def on_copies(*given: Any) -> tuple[Tensor, Tensor]:
-        tensors = Pages(*given)
-        q, own = as_computed(tensors.q, tensors.sinks, options)
-        tensors = tensors._replace(q=q)
-        return torch.ops.fa2_lab.paged(*tensors, *own) if traced(*tensors[:3]) else paged(tensors, own)
+    def on_copies(pages: Pages) -> tuple[Tensor, Tensor]:
+        q, own = as_computed(pages.q, pages.sinks, options)
+        pages = pages._replace(q=q)
+        recorded = traced(pages.q, pages.k_pages, pages.v_pages)
+        return torch.ops.fa2_lab.paged(*pages, *own) if recorded else paged(pages, own)
 
     return on_copies
 
@@ -133,12 +133,10 @@ def paged_op(*given: Any) -> tuple[Tensor, Tensor]:
     return paged(Pages(*given[:many]), Options(*given[many:]))
 
 
-def paged(tensors: Pages, options: Options) -> tuple[Tensor, Tensor]:
-    """(O, L) by the Triton kernels, which find every page by themselves."""
-    q, k, v, table, lengths, sinks = tensors
-    q, k, v, lengths = (rows_contiguous(x) for x in (q, k, v, lengths))
-    own = dict(table=table.contiguous(), sinks=rows_contiguous(sinks))
-    return operators.kernels().decode.decode(q, k, v, options, lengths, **own)
+def paged(pages: Pages, options: Options) -> tuple[Tensor, Tensor]:
+    """Return (O, L) by the Triton kernels, which find every page by themselves."""
+    tensors = Tensors._make(map(rows_contiguous, pages.tensors))
+    return operators.kernels().decode.decode(tensors, options, pages.block_table.contiguous())
 
 
 @paged_op.register_fake
@@ -149,13 +147,12 @@ def paged_shapes(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 # The reference --------------------------------------------------------------------------------------------------
 
 
-def gathered(tensors: Pages, options: Options) -> tuple[Tensor, Tensor]:
-    """(O, L) sequence by sequence: its pages side by side as one tensor, and attention's reference on that."""
-    q, k_pages, v_pages, block_table, key_lengths, sinks = tensors
-    found = []
-    for b, n in enumerate(key_lengths.tolist()):
-        used = block_table[b, : -(-n // k_pages.shape[1])].long().clamp(0, len(k_pages) - 1)
-        k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (k_pages, v_pages))
-        found.append(by_reference(q[[b]], k, v, options, sinks))
+def gathered(pages: Pages, options: Options) -> tuple[Tensor, Tensor]:
+    """Return (O, L) sequence by sequence: its pages side by side as one tensor, and attention's reference on that."""
+    q, found = pages.q, []
+    for b, n in enumerate(pages.key_lengths.tolist()):
+        used = pages.block_table[b, : -(-n // pages.k_pages.shape[1])].long().clamp(0, len(pages.k_pages) - 1)
+        k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (pages.k_pages, pages.v_pages))
+        found.append(by_reference(Tensors(q[[b]], k, v, sinks=pages.sinks), options))
     O, L = zip(*found, strict=True) if found else ([q], [q[..., 0].float()])
     return torch.cat(O), torch.cat(L)

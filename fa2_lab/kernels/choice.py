@@ -1,11 +1,12 @@
-"""Which kernels compute a call: decode for few queries, Hopper's own on Hopper, the portable ones for the rest.
+"""Choose the kernels of a call: decode for few queries, Hopper's own on Hopper, the portable ones for all others.
 
-What is prepared for calls of one kind takes their tensors one by one, in the order of Tensors, so that a kernel's own
-call can be what is prepared.
+What is prepared for the calls of one kind takes their record of tensors, and a backward takes dO, dL, O and L before
+it.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -24,117 +25,82 @@ from fa2_lab.kernels.prepared import Options, Tensors, has_gaps, keys_of, prepar
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
+    """Return (O, L) of one call. All kernels define L in the same way, so any forward fits any backward."""
     key = "forward", options, *keys_of(tensors)
-    return prepared(key, prepare_any, tensors, options)(*tensors)
+    return prepared(key, prepare_any, tensors, options)(tensors)
 
 
 def prepare_any(tensors: Tensors, options: Options) -> Callable:
-    """prepare() for tensors in any strides: where a last dimension is not contiguous, copies are taken."""
+    """Return prepare() for tensors in any strides: where a last dimension is not contiguous, copies are taken."""
     if not any(map(has_gaps, tensors)):
         return prepare(tensors, options)
-    return lambda *given: forward(Tensors(*map(rows_contiguous, given)), options)
+    return lambda tensors: forward(Tensors._make(map(rows_contiguous, tensors)), options)
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable:
-    """What computes (O, L) for calls of one kind."""
-    q, k, v, key_lengths, _, sinks, cu_seqlens_q, _ = tensors
-
-    def last(*given: Any) -> Callable:  # from the tensors of a call: none is kept here
-        return prepare_portable(Tensors(*given), options)
-
-    if cu_seqlens_q is None and not options.dropout_p and decode.is_decode(q, k):
-        return served("decode", decode.prepare(q, k, v, options, key_lengths), last)
-    hopper = hopper_forward(q.device) if for_hopper(options, sinks) else None
-    own = None
-    if hopper is not None and hopper.enough_work(q, k):
-        own = hopper.prepare(q, k, v, options, key_lengths, sequences(cu_seqlens_q))
-    if own is None:
-        return prepare_portable(tensors, options)
-
-    def hoppers(
-        q: Any, k: Any, v: Any, key_lengths: Any, _: Any, __: Any, cu_seqlens_q: Any, cu_seqlens_k: Any
-    ) -> tuple | None:
-        return own(q, k, v, key_lengths, cu_seqlens_q, cu_seqlens_k)
-
-    return served("Hopper's forward", hoppers, last)
+    """Return what computes (O, L) for calls of one kind."""
+    last = partial(prepare_portable, options=options)  # takes the tensors of a call: none is kept here
+    q, k = tensors.q, tensors.k
+    if tensors.cu_seqlens_q is None and not options.dropout_p and decode.is_decode(q, k):
+        return served("decode", decode.prepare(tensors, options), last)
+    hopper = hopper_forward(q.device) if for_hopper(options, tensors.sinks) else None
+    own = hopper.prepare(tensors, options) if hopper is not None and hopper.enough_work(q, k) else None
+    return last(tensors) if own is None else served("Hopper's forward", own, last)
 
 
 def prepare_portable(tensors: Tensors, options: Options) -> Callable:
-    """The portable forward for calls of one kind."""
-    q, k, v, key_lengths, _, _, cu_seqlens_q, _ = tensors
-    own = portable.prepare(q, k, v, options, key_lengths, sequences=sequences(cu_seqlens_q))
-    return served("the portable forward", own)
+    """Return the portable forward for calls of one kind."""
+    return served("the portable forward", portable.prepare(tensors, options))
 
 
 # Backward -----------------------------------------------------------------------------------------------------
 
 
-def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Sequence, options: Options) -> tuple:
-    """(dQ, dK, dV) of one call, and dsinks where there are sinks. To make a record of the tensors takes time on the
-    host, so it is made for the first call of a kind alone."""
+def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
+    """Return (dQ, dK, dV) of one call, and dsinks if there are sinks."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     key = "backward", options, deterministic, *keys_of((dO, dL, O, L, *tensors))
     call = prepared(key, prepare_any_backward, dO, dL, O, L, tensors, options, deterministic)
-    return call(dO, dL, O, L, *tensors)
+    return call(dO, dL, O, L, tensors)
 
 
 def prepare_any_backward(
-    dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, given: Sequence, options: Options, deterministic: bool
+    dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options, deterministic: bool
 ) -> Callable:
-    """prepare_backward() for tensors in any strides."""
-    tensors = Tensors(*given)
+    """Return prepare_backward() for tensors in any strides."""
     in_rows = all(x is None or x.is_contiguous() for x in (dL, L))
     if in_rows and not any(map(has_gaps, (dO, dL, O, *tensors))):
         return prepare_backward(dO, O, tensors, options, deterministic)
 
-    def on_copies(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> tuple:
+    def on_copies(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple:
         dL = None if dL is None else rows_contiguous(dL).contiguous()
-        tensors = Tensors(*map(rows_contiguous, given))
+        tensors = Tensors._make(map(rows_contiguous, tensors))
         return backward(rows_contiguous(dO), dL, rows_contiguous(O), L.contiguous(), tensors, options)
 
     return on_copies
 
 
 def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool) -> Callable:
-    """What computes the gradients for calls of one kind, given (dO, dL, O, L) and then their tensors."""
-    q, k, v, key_lengths, _, sinks, cu_seqlens_q, _ = tensors
-    hopper = hopper_backward(q.device) if for_hopper(options, sinks) else None
+    """Return what computes the gradients for calls of one kind, given (dO, dL, O, L) and their tensors."""
+    hopper = hopper_backward(tensors.q.device) if for_hopper(options, tensors.sinks) else None
     own = None
-    if hopper is not None and hopper.enough_work(q, k):
-        own = hopper.prepare(dO, q, k, v, O, options, key_lengths, deterministic, sequences(cu_seqlens_q))
+    if hopper is not None and hopper.enough_work(tensors.q, tensors.k):
+        own = hopper.prepare(dO, O, tensors, options, deterministic)
     if own is None:
         return prepare_portable_backward(dO, O, tensors, options)
 
-    def last(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> Callable:
-        return prepare_portable_backward(dO, O, Tensors(*given), options)
+    def last(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> Callable:
+        return prepare_portable_backward(dO, O, tensors, options)
 
-    return served(
-        "Hopper's backward",
-        lambda dO, dL, O, L, q, k, v, lengths, _, __, cu_seqlens_q, cu_seqlens_k: own(
-            dO, q, k, v, O, L, dL, lengths, cu_seqlens_q, cu_seqlens_k
-        ),
-        last,
-    )
+    return served("Hopper's backward", own, last)
 
 
 def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """The portable backward for calls of one kind."""
-    q, k, v, *_, cu_seqlens_q, _ = tensors
-    own = portable_backward.prepare(dO, q, k, v, O, options, sequences=sequences(cu_seqlens_q))
-
-    def portables(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, q: Any, k: Any, v: Any, *others: Any) -> tuple:
-        return own(dO, q, k, v, O, L, dL, *others)
-
-    return served("the portable backward", portables)
+    """Return the portable backward for calls of one kind."""
+    return served("the portable backward", portable_backward.prepare(dO, O, tensors, options))
 
 
 # Who can ------------------------------------------------------------------------------------------------------
-
-
-def sequences(cu_seqlens_q: Tensor | None) -> int | None:
-    """How many packed sequences there are; None where tensors are not packed."""
-    return None if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
 
 
 def for_hopper(options: Options, sinks: Tensor | None) -> bool:
@@ -178,15 +144,18 @@ WARNED: set[str] = set()  # the kernels of which it has been said
 
 
 def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None = None) -> Callable:
-    """`own`, and in its place what otherwise(*tensors) prepares, once: for a call that it declines by None, and for all
-    from then on if Triton cannot compile it. Where there is nothing else, that is an error."""
+    """Return a call of `own` that falls back to what otherwise(*given) prepares, which happens once.
+
+    It falls back for each call that `own` declines by None, and for all later calls if Triton cannot compile `own`.
+    Without `otherwise`, a kernel that cannot be compiled is an error.
+    """
     works, instead = True, None
 
-    def call(*tensors: Any) -> Any:
+    def call(*given: Any) -> Any:
         nonlocal works, instead
         if works or otherwise is None:
             try:
-                found = own(*tensors)
+                found = own(*given)
                 if found is not None or otherwise is None:
                     return found
             except Exception as error:
@@ -196,18 +165,18 @@ def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None =
                     raise RuntimeError(f"fa2_lab: {refused(name, error)}; {ADVICE}") from error
                 works = False
                 warn_once(name, error)
-        instead = instead or otherwise(*tensors)
-        return instead(*tensors)
+        instead = instead or otherwise(*given)
+        return instead(*given)
 
     return call
 
 
 def is_a_compiler_s(error: Exception) -> bool:
-    """Whether Triton could not compile a kernel; not whether a call or the GPU is at fault.
+    """Return whether an error means that Triton could not compile a kernel, and not that a call or the GPU failed.
 
-    Triton mostly says so by a type of its own. Else it is whatever its compiler raises, such as a RuntimeError for code
-    that its own verifier refuses, or what its launcher says of an option that it does not know. The compiler also loads
-    the kernel, and what CUDA says there is no compiler's error.
+    Most such errors have a type of Triton's own. The others are errors that its compiler raises, such as a RuntimeError
+    for code that its verifier refuses, and errors of its launcher about an option that it does not know. Because the
+    compiler also loads the kernel, an error of CUDA may come from there, too; it does not count.
     """
     if isinstance(error, TritonError):
         return type(error).__name__ != "InterpreterError"

@@ -34,6 +34,11 @@ class Tensors(NamedTuple):
     cu_seqlens_q: Tensor | None = None  # where packed sequences begin
     cu_seqlens_k: Tensor | None = None
 
+    @property
+    def sequences(self) -> int | None:
+        """The number of packed sequences; None if nothing is packed."""
+        return None if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
 
 class Options(NamedTuple):
     """What a caller may ask for, besides tensors."""

@@ -129,14 +129,14 @@ def described(problem: Problem) -> dict:
 def by_programs(problem: Problem) -> dict[str, list[float]]:
     """µs over the number of programs that share the tiles, and how many the package takes."""
     from fa2_lab.kernels.decode import plan
-    from fa2_lab.kernels.prepared import Options
+    from fa2_lab.kernels.prepared import Options, Tensors
 
-    q, k, v = problem.tensors()
+    tensors = Tensors(*problem.tensors())
     options = Options(causal=False, scale=problem.d**-0.5)
-    usual = math.prod(plan.prepare(q, k, v, options).read.grid)
+    usual = math.prod(plan.prepare(tensors, options).read.grid)
     counts = sorted({*(2**n for n in range(3, 12)), usual})
     given = {n: n for n in counts} | {usual: None}
-    calls = {n: partial(plan.decode, q, k, v, options, programs=given[n]) for n in counts}
+    calls = {n: partial(plan.decode, tensors, options, programs=given[n]) for n in counts}
     timings = measure(calls, flushing=reading)
     return dict(programs=counts, microseconds=[1e3 * timings[n].median for n in counts], usual=[usual])
 
@@ -145,15 +145,15 @@ def by_stages(problem: Problem) -> dict[str, list[float]]:
     """GB/s that each of eight programs reads, over the stages of its loop: stages − 1 tiles are on their way."""
     from fa2_lab.kernels.decode import plan
     from fa2_lab.kernels.launch import Launch
-    from fa2_lab.kernels.prepared import Options
+    from fa2_lab.kernels.prepared import Options, Tensors
 
-    q, k, v = problem.tensors()
-    usual = plan.prepare(q, k, v, Options(causal=False, scale=problem.d**-0.5), programs=ALONE_ON_AN_SM)
+    tensors = Tensors(*problem.tensors())
+    usual = plan.prepare(tensors, Options(causal=False, scale=problem.d**-0.5), programs=ALONE_ON_AN_SM)
 
     def with_stages(stages: int) -> Callable:
         options = usual.read.options | dict(num_stages=stages)
         read = Launch(usual.read.kernel, usual.read.grid, options, **usual.read.arguments)
-        return partial(replace(usual, read=read), q, k, v)
+        return partial(replace(usual, read=read), tensors)
 
     timings = measure({stages: with_stages(stages) for stages in STAGES}, flushing=reading)
     size = described(problem)["bytes"] / ALONE_ON_AN_SM

@@ -93,27 +93,28 @@ def candidates(kernel: str, before) -> list:
 def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
     """A function of blocks that makes a call: it runs one kernel with them and returns what it wrote."""
     from fa2_lab.kernels.portable import backward, forward
-    from fa2_lab.kernels.prepared import Options
+    from fa2_lab.kernels.prepared import Options, Tensors
 
     Q, K, V, dO = tensors
     options = Options(causal, Q.shape[3] ** -0.5)
-    O, L = forward.forward(Q, K, V, options)
+    given = Tensors(Q, K, V)
+    O, L = forward.forward(given, options)
     D, scratch = torch.empty_like(L), torch.empty_like(Q)
     dL = key_lengths = seed = cu_seqlens_q = cu_seqlens_k = None
     plain = key_lengths, seed, cu_seqlens_q, cu_seqlens_k
 
     def rows(blocks, dQ: torch.Tensor) -> Callable:
-        launch = backward.prepare_rows(dO, Q, K, V, O, options, blocks)
+        launch = backward.prepare_rows(dO, O, given, options, blocks)
         return lambda: launch(Q, K, V, O, dO, L, dL, D, dQ, *plain) or (dQ,)
 
     def columns(blocks, dK: torch.Tensor, dV: torch.Tensor) -> Callable:
-        launch = backward.prepare_columns(dO, Q, K, V, options, blocks)
+        launch = backward.prepare_columns(dO, given, options, blocks)
         return lambda: launch(Q, K, V, dO, L, D, dK, dV, *plain) or (dK, dV)
 
     def make(blocks):
         if kernel == "forward":
-            run = forward.prepare(Q, K, V, options, blocks=blocks)
-            return lambda: run(Q, K, V, key_lengths=key_lengths, seed=seed)[:1]
+            run = forward.prepare(given, options, blocks)
+            return lambda: run(given)[:1]
         if kernel == "rows":
             return rows(blocks, torch.empty_like(Q))
         return columns(blocks, torch.empty_like(K), torch.empty_like(V))

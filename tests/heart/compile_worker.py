@@ -22,7 +22,7 @@ import ttgir
 from fa2_lab.kernels import tables
 from fa2_lab.kernels.decode import plan
 from fa2_lab.kernels.portable import backward, forward
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.tools import offline
 
 PACKED, NEAR, IN_TURN = (
@@ -84,8 +84,9 @@ def portable(target: str, which: str) -> list[dict]:
     rows = []
     for d, dtype, causal in dict.fromkeys(FEW_PORTABLE[target] + MORE_PORTABLE * (which == "all")):
         Q = meta(2, 16, 8192, d, dtype=getattr(torch, dtype))
-        O, L = forward.forward(Q, Q, Q, Options(causal, scale=0.1))
-        backward.backward(O, Q, Q, Q, O, L, Options(causal, scale=0.1))
+        tensors, options = Tensors(Q, Q, Q), Options(causal, scale=0.1)
+        O, L = forward.forward(tensors, options)
+        backward.backward(O, None, O, L, tensors, options)
         for name, kernel in made.items():
             blocks = tables.blocks(name, Q, causal)
             row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, warps=blocks.warps)
@@ -129,8 +130,9 @@ def decode(target: str, which: str) -> list[dict]:
             q, k = meta(batch, heads, N_q, d), meta(1000, page, 8, d) if page else meta(batch, 8, 8192, d)
             table = meta(2, 500, dtype=torch.int32) if page else None
             given = meta(2, dtype=torch.int32) if lengths else None
-            made = plan.prepare(q, k, k, Options(causal, scale=0.1), given, table)
-            made(q, k, k, given, table=table)
+            tensors = Tensors(q, k, k, key_lengths=given)
+            made = plan.prepare(tensors, Options(causal, scale=0.1), table)
+            made(tensors, table)
             programs = plan.blocks_of(q, plan.shape_of(q, k, table, one_length=given is None))[1]
             row = dict(target=target, call=what, d=d, warps=made.read.options["num_warps"], programs=programs // 132)
             read = split_kv if made.split_kv else stream_k
@@ -189,11 +191,12 @@ def pretend() -> None:
     host.counter_for = lambda X, traced: torch.zeros(2, dtype=torch.int32)
 
 
-def call_of(d: int, N: int, keys: torch.dtype | None, packed: int | None = None) -> tuple:
-    """Rows, lengths and starts of a call."""
+def call_of(d: int, N: int, keys: torch.dtype | None, packed: int | None = None) -> Tensors:
+    """The tensors of a call."""
     Q = torch.empty((2, 4, N, d) if packed is None else (N, 4, d), dtype=torch.bfloat16)
     lengths = None if keys is None else torch.ones(2, dtype=keys)
-    return Q, lengths, () if packed is None else 2 * (torch.zeros(packed + 1, dtype=torch.int32),)
+    starts = None if packed is None else torch.zeros(packed + 1, dtype=torch.int32)
+    return Tensors(Q, Q, Q, key_lengths=lengths, cu_seqlens_q=starts, cu_seqlens_k=starts)
 
 
 def hopper_forward(d: int, N: int, sizes, causal: bool, keys: bool, more: dict | None = None) -> list[dict]:
@@ -203,11 +206,11 @@ def hopper_forward(d: int, N: int, sizes, causal: bool, keys: bool, more: dict |
 
     launch.sizes.choose = lambda *_: sizes
     more = more or {}
-    many, options = more.get("packed"), Options(causal, d**-0.5, left=more.get("left"))
-    Q, lengths, starts = call_of(d, N, torch.int32 if keys else None, many)
+    options = Options(causal, d**-0.5, left=more.get("left"))
+    tensors = call_of(d, N, torch.int32 if keys else None, more.get("packed"))
     (kernel,) = compiling(launch, "forward_kernel")
-    launch.prepare(Q, Q, Q, options, lengths, many)(Q, Q, Q, lengths, *starts)
-    chosen = launch.prepare_launch(Q, Q, Q, options, keys, many).arguments["SIZES"]
+    launch.prepare(tensors, options)(tensors)
+    chosen = launch.prepare_launch(tensors, options).arguments["SIZES"]
     text, row = kernel.made.asm["ttgir"], dict(d=d, N=N, consumers=chosen.consumers, causal=causal, keys=keys)
     row |= offline.report(kernel.made) | dict(waits=offline.serialized(kernel.made), idle=ttgir.idle_barriers(text))
     row |= dict(overwrites=ttgir.overwrites(text), hasty=ttgir.hasty(text, chosen.ping_pong))
@@ -233,13 +236,13 @@ def hopper_backward(length: tuple, parts: int, more: dict) -> list[dict]:
     pretend()
     from fa2_lab.kernels.hopper.backward import launch
 
-    (d, N, causal, keys), many = length, more.get("packed")
+    d, N, causal, keys = length
     launch.sizes.parts_for = lambda *_: parts
-    Q, lengths, starts = call_of(d, N, torch.int64 if keys else None, many)
+    tensors = call_of(d, N, torch.int64 if keys else None, more.get("packed"))
     kernels, L = compiling(launch, *BACKWARD), torch.empty(2, 4, N)
     options = Options(causal, d**-0.5, left=more.get("left"))
-    call = launch.prepare(Q, Q, Q, Q, Q, options, lengths, "deterministic" in more, many)
-    call(Q, Q, Q, Q, Q, L, L if causal else None, lengths, *starts)
+    call = launch.prepare(tensors.q, tensors.q, tensors, options, "deterministic" in more)
+    call(tensors.q, L if causal else None, tensors.q, L, tensors)
     rows = []
     for name, kernel in zip(BACKWARD, kernels, strict=True):
         text, specialized = kernel.made.asm["ttgir"], name == "backward_kernel"

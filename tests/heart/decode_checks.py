@@ -5,7 +5,7 @@ import torch
 from kernel_truth import DEVICE, dense, judge, poison, tensors
 
 from fa2_lab.kernels.decode import plan
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NAN = float("nan")
@@ -47,9 +47,9 @@ def drawn(*shape, **more):
     return [x.detach() for x in tensors(*shape, **more)]
 
 
-def decode(q, k, v, causal=False, scale=1.0, **more):
+def decode(q, k, v, causal=False, scale=1.0, key_lengths=None, **more):
     """(O, L) by the kernels of decode."""
-    return plan.decode(q, k, v, Options(causal, scale), **more)
+    return plan.decode(Tensors(q, k, v, key_lengths), Options(causal, scale), **more)
 
 
 def check(shape, dtype=torch.float32, causal=False, lengths=None, scale=None, programs=None, **more):

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from kernel_truth import DEVICE, dense, dense_packed, judge
 
-from fa2_lab.kernels.prepared import PREPARED
+from fa2_lab.kernels.prepared import PREPARED, Tensors
 
 DTYPES, NAN = (torch.float16, torch.bfloat16), float("nan")
 
@@ -33,14 +33,14 @@ def computed(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=F
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward
 
-    many = len(cu[0]) - 1 if cu else None
+    tensors = Tensors(q, k, v, lengths, **dict(zip(("cu_seqlens_q", "cu_seqlens_k"), cu, strict=False)))
     poison(q, k)
-    O, L = forward.prepare(q, k, v, options, lengths, many)(q, k, v, lengths, *cu)
+    O, L = forward.prepare(tensors, options)(tensors)
     if dO is None:
         return O, L
-    call = backward.prepare(dO, q, k, v, O, options, lengths, deterministic, many)
+    call = backward.prepare(dO, O, tensors, options, deterministic)
     poison(q, k)
-    return O, L, *(call(dO, q, k, v, O, L, dL, lengths, *cu) if call else ())
+    return O, L, *(call(dO, dL, O, L, tensors) if call else ())
 
 
 def hidden(q, k, v, options, lengths):
@@ -74,9 +74,10 @@ def backward_of(Q, K, V, dO, options, deterministic=False):
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward
 
-    O, L = forward.prepare(Q, K, V, options)(Q, K, V, key_lengths=None)
-    call = backward.prepare(dO, Q, K, V, O, options, deterministic=deterministic)
-    return lambda: call(dO, Q, K, V, O, L, None, None)
+    tensors = Tensors(Q, K, V)
+    O, L = forward.prepare(tensors, options)(tensors)
+    call = backward.prepare(dO, O, tensors, options, deterministic)
+    return lambda: call(dO, None, O, L, tensors)
 
 
 def counters_are_put_back() -> bool:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fa2_lab.kernels.hopper.backward import launch as backward
 from fa2_lab.kernels.hopper.forward import launch as forward
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 
 
 def wrong(call, bitwise: int, seconds: float) -> tuple[int, int]:
@@ -41,11 +41,12 @@ def main(seconds: float) -> None:
     draw = torch.Generator().manual_seed(0)
     Q, K, V, dO = torch.randn(4, 4, 8, 2300, 128, generator=draw).to("cuda", torch.bfloat16)
     options, total, launches = Options(causal=True, scale=0.1), 0, 0
-    outputs = forward.prepare(Q, K, V, options)
-    O, L = outputs(Q, K, V, None)
-    gradients = backward.prepare(dO, Q, K, V, O, options)
+    tensors = Tensors(Q, K, V)
+    outputs = forward.prepare(tensors, options)
+    O, L = outputs(tensors)
+    gradients = backward.prepare(dO, O, tensors, options)
 
-    calls = (lambda: outputs(Q, K, V, None), 2), (lambda: gradients(dO, Q, K, V, O, L, None, None), 0)
+    calls = (lambda: outputs(tensors), 2), (lambda: gradients(dO, None, O, L, tensors), 0)
     for call, bitwise in calls:
         bad, made = wrong(call, bitwise, seconds)
         total, launches = total + bad, launches + made

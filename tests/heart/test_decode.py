@@ -14,7 +14,7 @@ from fa2_lab.kernels import interpreter, prepared, tables
 from fa2_lab.kernels.common import softmax
 from fa2_lab.kernels.decode import kernel, plan
 from fa2_lab.kernels.decode.shares import least_share
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.machine.splits import Shares
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.tiles import cdiv
@@ -112,7 +112,9 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     shape, d_pad, R = plan.shape_of(q, k, None, one_length=True), 16, 2
     B_c = plan.blocks_of(q, shape)[0].B_c
     scratch = scratch_of(monkeypatch, lambda: decode(q, k, v, key_lengths=given, programs=programs))
-    assert not plan.prepare(q[:2], k[:2], v[:2], Options(False, 1.0), programs=programs).split_kv  # else 4 heads would
+    assert not plan.prepare(
+        Tensors(q[:2], k[:2], v[:2]), Options(False, 1.0), programs=programs
+    ).split_kv  # else 4 heads would
     tiles = tuple(cdiv(n, B_c) for n in lengths or [150] * 3 for _ in range(2))
     shares = Shares(tiles, programs, least_share(R, d_pad, B_c, 4))
     several = [(w, head) for head in range(6) for w in shares.readers(head) if len(shares.readers(head)) > 1]
@@ -127,7 +129,7 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
 @pytest.mark.parametrize("batch, kv_heads, group", [(70000, 1, 1), (2, 70000, 1), (1, 40000, 128)])
 def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads, group):
     q, k = (torch.empty(batch, heads, n, 16, device="meta") for heads, n in ((group * kv_heads, 1), (kv_heads, 40)))
-    grid = plan.prepare(q, k, k, Options(causal=False, scale=1.0)).read.grid
+    grid = plan.prepare(Tensors(q, k, k), Options(causal=False, scale=1.0)).read.grid
     x, *others = grid if isinstance(grid, tuple) else (grid,)
     assert x < 2**31 and all(side <= 65535 for side in others)
 
@@ -240,7 +242,7 @@ def test_any_cut_of_any_mask(
         blocks_of = plan.blocks_of
         patch.setattr(plan, "blocks_of", lambda *given: (blocks_of(*given)[0], at_once))
         prepared.forget()
-        got = plan.decode(q, k, v, options, lengths, programs=programs, sinks=sinks)
+        got = plan.decode(Tensors(q, k, v, lengths, sinks=sinks), options, programs=programs)
     for name, a, b in zip("OL", got, want, strict=False):
         assert worst(a, b) < 1e-5, name
 
@@ -376,7 +378,7 @@ def test_a_hopper_gets_its_entry_of_the_table(case, d, page, entry, registers, m
     if page:
         K = torch.empty(900, page, 8, d, device="meta", dtype=dtype)
         table, lengths = torch.empty(1, 300, device="meta"), torch.empty(1, device="meta")
-    made = plan.prepare(Q, K, K, Options(causal=False, scale=0.1), lengths, table)
+    made = plan.prepare(Tensors(Q, K, K, lengths), Options(causal=False, scale=0.1), table)
     want = plan.Entry(*plan.FOR_HOPPER[entry][d])
     stages = want.stages + (2 if page and want.stages > 2 else 0)
     options = dict(num_warps=want.warps, num_stages=stages, maxnreg=registers)

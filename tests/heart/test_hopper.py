@@ -84,7 +84,7 @@ def test_what_fits(change, fine):
     Q, K = tensor("Q", 2, 2, 50, d), tensor("K", 2, 1, 70, d)
     V = tensor("V", 2, 1, change.get("N_v", 70), d, dtype=change.get("V_dtype", dtype))
     lengths = tensor("lengths", 2, dtype=torch.int32) if "lengths_strides" in change else None
-    assert (launch.prepare(Q, K, V, Options(True, 0.1), lengths) is not None) is fine
+    assert (launch.prepare(Tensors(Q, K, V, lengths), Options(True, 0.1)) is not None) is fine
 
 
 @pytest.mark.parametrize("odd", ("Q", "K", "V", None))
@@ -92,8 +92,8 @@ def test_every_address_is_looked_at(odd, monkeypatch):
     monkeypatch.setattr(launch, "prepare_launch", lambda *_: lambda *_: None)
     monkeypatch.setattr(launch.host, "counter_for", lambda X, traced: None)
     tensors = [torch.empty(5000, dtype=torch.float16)[8 - 4 * (name == odd) :][:4096] for name in "QKV"]
-    tensors = [x.view(1, 2, 32, 64) for x in tensors]
-    found = launch.prepare(*tensors, Options(True, 0.1))(*tensors, key_lengths=None)
+    tensors = Tensors(*(x.view(1, 2, 32, 64) for x in tensors))
+    found = launch.prepare(tensors, Options(True, 0.1))(tensors)
     assert (found is None) is (odd is not None)
 
 
@@ -112,20 +112,21 @@ ASKED |= dict(portable=dict(portable=True))
     (False, True, True, True, "plain", "portable"),
 ])  # fmt: skip
 def test_choice(on_hopper, kind, aligned, enough, asked, chosen, direction, packed, monkeypatch):
-    """Whoever serves is prepared for what is asked and for so many sequences, and given each tensor in its place."""
+    """The kernels that are chosen are prepared for what is asked, and the record comes to them whole."""
     dO, q, k, v, O = (torch.empty((80, 1, 64) if packed else (1, 1, 80, 64)) for _ in range(5))
     L, dL = torch.empty(1, 80), torch.empty(1, 80)
     lengths, cu = (None, [torch.tensor([0, n, 80]) for n in (30, 50)]) if packed else (torch.ones(1), (None, None))
     seed, sinks = (torch.ones(1) if asked == name else None for name in ("dropout", "sinks"))
     options = Options(asked != "right", 0.5)._replace(**ASKED.get(asked, {}))
-    kinds = (lengths,) if direction == "forward" else (lengths, asked == "same bits")
+    record = Tensors(q, k, v, lengths, seed, sinks, *cu)
+    beside = () if direction == "forward" else (dO, O)
 
     def room(name):
-        def prepare(*given, sequences=None):
-            assert (given[-1] if name == "hopper" else sequences) == (2 if packed else None) and options in given
-            assert name == "portable" or all(a is b for a, b in zip(given[-1 - len(kinds) : -1], kinds, strict=True))
+        def prepare(*given):
+            more = (asked == "same bits",) if name == "hopper" and beside else ()
+            assert all(a is b for a, b in zip(given, (*beside, record, options, *more), strict=True))
             takes = name == "portable" or kind
-            return (lambda *tensors: (name, tensors) if name == "portable" or aligned else None) if takes else None
+            return (lambda *given: (name, given) if name == "portable" or aligned else None) if takes else None
 
         return SimpleNamespace(prepare=prepare, enough_work=lambda q, k: enough)
 
@@ -134,15 +135,9 @@ def test_choice(on_hopper, kind, aligned, enough, asked, chosen, direction, pack
     for name in ("portable", "portable_backward"):
         monkeypatch.setattr(choice, name, room("portable"))
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: asked == "same bits")
-    record, beside = Tensors(q, k, v, lengths, seed, sinks, *cu), ()
-    if direction == "forward":
-        name, found = choice.forward(record, options)
-    else:
-        name, found = choice.backward(dO, dL, O, L, record, options)
-        beside = O, L, dL
-    others = record[3:] if name == "portable" else (lengths, *cu)
-    want = *((dO,) if beside else ()), q, k, v, *beside, *others
-    assert name == chosen and all(a is b for a, b in zip(found, want, strict=True))
+    given = () if direction == "forward" else (dO, dL, O, L)
+    name, found = getattr(choice, direction)(*given, record, options)
+    assert name == chosen and all(a is b for a, b in zip(found, (*given, record), strict=True))
 
 
 ENOUGH = [(64, 511, 513, 528), (64, 511, 2048, 528), (64, 511, 2049, 0), (64, 512, 512, 528), (64, 512, 513, 0)]

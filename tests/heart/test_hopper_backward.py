@@ -15,7 +15,7 @@ from fa2_lab import attention
 from fa2_lab.kernels import choice
 from fa2_lab.kernels.hopper.backward import launch, sizes, sums
 from fa2_lab.kernels.hopper.forward import launch as forward
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 
 D, LENGTHS = (32, 64, 96, 128), (None, torch.int64, torch.uint8)
 KINDS = [*product((False, True), (False, True), (False, True))]  # causal, with key_lengths, rows that lie apart
@@ -64,7 +64,7 @@ def test_what_it_takes(change, fine):
     d, dtype, scale = change.get("d", 64), change.get("dtype", torch.float16), change.get("scale", 0.1)
     Q, K = (torch.empty(2, *shape, d, dtype=dtype, device="meta") for shape in ((2, 50), (1, 70)))
     dO = torch.empty_strided(Q.shape, change.get("dO_strides", Q.stride()), dtype=dtype, device="meta")
-    assert (launch.prepare(dO, Q, K, K, Q, Options(True, scale)) is not None) is fine
+    assert (launch.prepare(dO, Q, Tensors(Q, K, K), Options(True, scale)) is not None) is fine
 
 
 SMALL = [(64, 4, 128, 264), (64, 4, 512, 264), (96, 4, 256, 132), (128, 4, 256, 132)]
@@ -238,9 +238,10 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
     dL = torch.randint(-9, 10, (1, H, N_q // 2), device="cuda", generator=generator).float().repeat(1, 1, 2)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     O = torch.zeros_like(Q)
-    call = launch.prepare(dO, Q, K, V, O, Options(False, 0.1))
+    tensors = Tensors(Q, K, V)
+    call = launch.prepare(dO, O, tensors, Options(False, 0.1))
     for _ in range(300):
-        for gradient in call(dO, Q, K, V, O, L, dL, None):
+        for gradient in call(dO, dL, O, L, tensors):
             wrong += gradient.count_nonzero() + gradient.isnan().sum()
     assert wrong == 0
 

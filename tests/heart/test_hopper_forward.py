@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 
 from fa2_lab.kernels.hopper.forward import launch
 from fa2_lab.kernels.launch import Launch
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 
 D, LENGTHS = (32, 64, 96, 128, 192, 256), (None, torch.int64, torch.uint8)
 PAIRS = [
@@ -88,7 +88,8 @@ def test_scores_that_climb(d, causal, dtype, planned):
 
 def differing(times, Q, K, V, lengths, causal):
     """Whether any of so many repeats differs in a bit; outputs are poisoned, else a block left out would look right."""
-    call = partial(launch.prepare(Q, K, V, Options(causal, 0.1), lengths), Q, K, V, lengths)
+    tensors = Tensors(Q, K, V, lengths)
+    call = partial(launch.prepare(tensors, Options(causal, 0.1)), tensors)
     first = call()
     differ = torch.zeros((), dtype=torch.bool, device="cuda")
     for _ in range(times):
@@ -133,7 +134,8 @@ def test_processes_that_take_turns_on_the_gpu():
 @hopper
 def test_counter_is_put_back_and_graphs_have_their_own():
     Q, K, V = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3))
-    for captured, want in replayed(partial(launch.prepare(Q, K, V, Options(True, 0.1)), Q, K, V, None)):
+    tensors = Tensors(Q, K, V)
+    for captured, want in replayed(partial(launch.prepare(tensors, Options(True, 0.1)), tensors)):
         assert all(map(torch.equal, captured, want))
     assert counters_are_put_back()
 
@@ -149,10 +151,11 @@ def test_launched_again_on_other_tensors(padded):
     for seed in range(4):
         Q, K, V = (draw(2, 4, 300, 64, torch.float16, seed=10 * seed + i) for i in range(3))
         some = lengths[seed % 2 : seed % 2 + 2] if padded else None
-        call = call or launch.prepare(Q, K, V, Options(False, 0.125), some)
+        tensors = Tensors(Q, K, V, some)
+        call = call or launch.prepare(tensors, Options(False, 0.125))
         with torch.cuda.stream(torch.cuda.Stream() if seed == 2 else torch.cuda.current_stream()):
             torch.cuda.synchronize()
-            O, L = call(Q, K, V, some)
+            O, L = call(tensors)
             torch.cuda.synchronize()
         for got, want in zip((O, L), dense(Q, K, V, torch.zeros_like(Q), lengths=some), strict=False):
             assert worst(got, want) < 2e-3
@@ -163,8 +166,8 @@ def test_launched_again_past_triton_and_keeps_nothing_alive(monkeypatch):
     made = []
     monkeypatch.setattr(launch, "Launch", lambda *a, **b: made.append(Launch(*a, **b)) or made[0])
     Q = draw(1, 2, 200, 64, torch.float16)
-    call = launch.prepare(Q, Q, Q, Options(False, 0.1))
-    alive = [weakref.ref(x) for x in (Q, *call(Q, Q, Q, None))]
+    call = launch.prepare(Tensors(Q, Q, Q), Options(False, 0.1))
+    alive = [weakref.ref(x) for x in (Q, *call(Tensors(Q, Q, Q)))]
     assert made[0].again
     del Q
     gc.collect()

@@ -13,7 +13,7 @@ from fa2_lab.kernels.hopper.backward import launch as backward  # noqa: E402
 from fa2_lab.kernels.hopper.backward import sizes as backward_sizes  # noqa: E402
 from fa2_lab.kernels.hopper.forward import launch as forward  # noqa: E402
 from fa2_lab.kernels.hopper.forward import sizes as forward_sizes  # noqa: E402
-from fa2_lab.kernels.prepared import Options  # noqa: E402
+from fa2_lab.kernels.prepared import Options, Tensors  # noqa: E402
 from fa2_lab.kernels.tables import TIGHT  # noqa: E402
 
 SMs = 132
@@ -44,6 +44,13 @@ CASES = [  # batch, H, H_kv, N_q, N_k, d, causal, with key_lengths, packed seque
 ]
 
 
+def others(batch, lengths, sequences):
+    """The tensors of a call beside q, k and v: key_lengths, cu_seqlens_q and cu_seqlens_k."""
+    keys = torch.empty(batch, device="meta", dtype=torch.int32) if lengths else None
+    starts = (None if sequences is None else torch.empty(sequences + 1, device="meta") for _ in "qk")
+    return dict(zip(("key_lengths", "cu_seqlens_q", "cu_seqlens_k"), (keys, *starts), strict=True))
+
+
 @pytest.mark.parametrize("shape, causal, lengths, sequences", CASES)
 def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     batch, H, H_kv, N_q, N_k, d = shape
@@ -51,7 +58,8 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     many, group = sequences or 1, H // H_kv
     asked, choose = [], forward_sizes.choose
     monkeypatch.setattr(forward_sizes, "choose", lambda *given: asked.append(given) or choose(*given))
-    made = forward.prepare_launch(Q, K, K, Options(causal, 0.1), lengths, sequences)
+    beside = others(batch, lengths, sequences)
+    made = forward.prepare_launch(Tensors(Q, K, K, **beside), Options(causal, 0.1))
     args, want = made.arguments, choose(*asked[0])
     assert asked == [(d, ceil(N_q / many), ceil(N_k / many), many * batch * H, SMs, causal, lengths)]
     blocks = batch * ceil(N_q / want.rows) if sequences is None else N_q // want.rows + sequences + 1
@@ -65,11 +73,10 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
 
     called, V = [], torch.empty_like(K)
     monkeypatch.setattr(forward, "prepare_launch", lambda *kind: lambda *tensors: called.extend(tensors))
-    given = torch.empty(batch, device="meta", dtype=torch.int32) if lengths else None
-    options = Options(causal, 0.1, traced=causal)
-    O, L = forward.prepare(Q, K, V, options, given, sequences)(Q, K, V, given, "cu_seqlens_q", "cu_seqlens_k")
+    given = Tensors(Q, K, V, **beside)
+    O, L = forward.prepare(given, Options(causal, 0.1, traced=causal))(given)
     assert O.shape == Q.shape and L.shape == ((batch, H, N_q) if sequences is None else (H, N_q))
-    want = Q, K, V, O, L, "its own" if causal else "counter", given, "cu_seqlens_q", "cu_seqlens_k"
+    want = Q, K, V, O, L, "its own" if causal else "counter", *beside.values()
     assert all(x is y for x, y in zip(called, want, strict=True))
 
 
@@ -78,21 +85,22 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
 )
 def test_the_forward_s_windows_have_sizes_of_their_own(options, monkeypatch):
     Q, K = tensors(1, 2, 1, 500, 600, 64)
-    args = forward.prepare_launch(Q, K, K, options, False).arguments
+    args = forward.prepare_launch(Tensors(Q, K, K), options).arguments
     assert args["SIZES"] == forward_sizes.HALF[64] and args["CAUSAL"] is options.causal
     assert (args["left"], args["right"]) == (options.left, options.right)
     for d, taken in ((32, True), (128, True), (192, False)):
         wide = tensors(1, 2, 1, 500, 600, d)
-        assert (forward.prepare(wide[0], wide[1], wide[1], options) is not None) is taken
+        assert (forward.prepare(Tensors(wide[0], wide[1], wide[1]), options) is not None) is taken
     told = []
     monkeypatch.setattr(backward, "Launch", lambda *setting, **arguments: told.append(arguments))
-    backward.prepare(Q, Q, K, K, Q, options)
+    backward.prepare(Q, Q, Tensors(Q, K, K), options)
     assert (told[1]["CAUSAL"], told[1]["left"], told[1]["right"]) == (options.causal, options.left, options.right)
     assert told[1]["l2_group"] == told[1]["heads"] > 1, "as under the causal mask"
-    assert not backward.choose(*tensors(1, 2, 1, 500, 640, 128), options, None, False, None)[0].hold_v
-    packed = tensors(1, 2, 1, 500, 600, 64, packed=True)
-    assert forward.prepare(packed[0], packed[1], packed[1], options, sequences=2) is None
-    assert backward.prepare(packed[0], packed[0], packed[1], packed[1], packed[0], options, sequences=2) is None
+    Q, K = tensors(1, 2, 1, 500, 640, 128)
+    assert not backward.choose(Tensors(Q, K, K), options, False)[0].hold_v
+    Q, K = tensors(1, 2, 1, 500, 600, 64, packed=True)
+    packed = Tensors(Q, K, K, **others(1, False, 2))
+    assert forward.prepare(packed, options) is None and backward.prepare(Q, Q, packed, options) is None
 
 
 def by_hand(Q, K, chosen, sequences, batch):
@@ -110,7 +118,8 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     """Sums of dQ, then of dK and dV where column blocks are divided, then semaphores: none in the place of another."""
     batch, H, H_kv, N_q, N_k, d = shape
     Q, K = tensors(*shape, packed=sequences is not None)
-    given = torch.empty(batch, device="meta", dtype=torch.int32) if lengths else None
+    beside = others(batch, lengths, sequences)
+    given, starts = beside["key_lengths"], (beside["cu_seqlens_q"], beside["cu_seqlens_k"])
     asked, called = [], {}
 
     def parts_for(*arguments):
@@ -124,14 +133,15 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     monkeypatch.setattr(backward, "Launch", launch)
     Q, K = (torch.cat([x, x], -1)[..., :d] for x in (Q, K))  # rows with gaps between them, as those of dO
     L, V, O, dO = *(torch.empty_like(x) for x in (Q[..., 0], K, Q)), Q[:]
-    call = backward.prepare(dO, Q, K, V, O, Options(causal, 0.1, traced=causal), given, deterministic, sequences)
-    dQ, dK, dV = call(dO, Q, K, V, O, L, "dL", given, "cu_seqlens_q", "cu_seqlens_k")
+    record = Tensors(Q, K, V, **beside)
+    call = backward.prepare(dO, O, record, Options(causal, 0.1, traced=causal), deterministic)
+    dQ, dK, dV = call(dO, "dL", O, L, record)
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 
     (programs, _, made), args, handed = called["backward_kernel"]
     *main, start, sums, dK_at, dV_at, counter, keys, semaphore, cu_seqlens_q, cu_seqlens_k = handed
     assert all(x is y for x, y in zip(main, (Q, K, V, dO), strict=True)) and keys is given
-    assert (cu_seqlens_q, cu_seqlens_k) == ("cu_seqlens_q", "cu_seqlens_k")
+    assert cu_seqlens_q is starts[0] and cu_seqlens_k is starts[1]
     chosen = args["SIZES"]
     many, group, ragged = sequences or 1, H // H_kv, lengths or sequences is not None or N_k % 128 != 0
     assert chosen == backward_sizes.choose(d, ceil(N_q / many), causal, ragged, deterministic)
@@ -163,12 +173,12 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     for (begin, size), (later, _) in zip(places, [*places[1:], (sums.numel(), 0)], strict=True):
         assert begin % tile == 0 and begin + size <= later, "one lies in another's place"
     (cleared, *_), before, given = called["bwd_preprocess"]
-    want = O, dO, L, "dL", start, sums, "cu_seqlens_q", "cu_seqlens_k" if deterministic else None
+    want = O, dO, L, "dL", start, sums, starts[0], starts[1] if deterministic else None
     assert all(x is y for x, y in zip(given, want, strict=True))
     assert (before["O_strides"], before["dO_strides"]) == (backward.strides(O), backward.strides(dO))
     assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * chosen.B_r // 64
     (added, *_), after, (*given, dK_out, dV_out, cu_seqlens_q, cu_seqlens_k) = called["bwd_postprocess"]
-    assert given[0] is sums and given[1] is dQ and (cu_seqlens_q, cu_seqlens_k) == ("cu_seqlens_q", "cu_seqlens_k")
+    assert given[0] is sums and given[1] is dQ and cu_seqlens_q is starts[0] and cu_seqlens_k is starts[1]
     assert (dK_out is dK and dV_out is dV) is (parts > 1)
     assert after["strides"] == tuple(map(backward.strides, (dQ, dK, dV))) and after["N_k"] == N_k
     assert added == 2 * row_blocks + 4 * column_blocks * (parts > 1)
@@ -179,10 +189,11 @@ def test_what_the_backward_leaves_to_others(monkeypatch):
     Q, K = tensors(1, 2, 1, 300, 300, 64)
     looked_at = []
     monkeypatch.setattr(host, "aligned", lambda *tensors: looked_at.append(tensors))
-    given = [torch.empty_like(x) for x in (Q, Q, K, K, Q, Q[..., 0], Q[..., 0])]
-    assert backward.prepare(Q, Q, K, K, Q, Options(False, 0.1))(*given, None) is None
-    assert forward.prepare(Q, K, K, Options(False, 0.1))(*given[1:4], None) is None
-    assert [set(map(id, x)) for x in looked_at] == [set(map(id, given)), set(map(id, given[1:4]))]
+    dO, dL, O, L, *given = beside = [torch.empty_like(x) for x in (Q, Q[..., 0], Q, Q[..., 0], Q, K, K)]
+    given, options = Tensors(*given), Options(False, 0.1)
+    assert backward.prepare(dO, O, given, options)(dO, dL, O, L, given) is None
+    assert forward.prepare(given, options)(given) is None
+    assert [set(map(id, x)) for x in looked_at] == [set(map(id, beside)), set(map(id, beside[4:]))]
 
 
 @pytest.mark.parametrize("packed", (False, True))
@@ -190,17 +201,16 @@ def test_expanded_heads_are_taken_and_their_gradients_lie_apart(packed, monkeypa
     """The copy engine steps 0 bytes from head to head; what it writes to has memory for each head."""
     Q, K = tensors(1, 4, 1, 500, 600, 64, packed=packed)
     K = K.expand(*K.shape[:-2], 4, 64) if packed else K.expand(1, 4, 600, 64)
-    options, sequences = Options(True, 0.1), 2 if packed else None
-    described = forward.prepare_launch(Q, K, K, options, lengths=False, sequences=sequences).descriptors
+    options, record = Options(True, 0.1), Tensors(Q, K, K, **others(1, False, 2 if packed else None))
+    described = forward.prepare_launch(record, options).descriptors
     assert [0 in x.strides for x in described] == [False, True, True, False]
     made = []
     monkeypatch.setattr(
         backward, "Launch", lambda *setting, **arguments: made.append(setting) or (lambda *tensors: None)
     )
-    call = backward.prepare(Q, Q, K, K, Q, options, sequences=sequences)
+    call = backward.prepare(Q, Q, record, options)
     assert [0 in x.strides for x in made[1][3][:4]] == [False, True, True, False]
-    given = Q, Q, K, K, Q, Q[..., 0], None, None, "cu_seqlens_q", "cu_seqlens_k"
-    assert all(x.is_contiguous() for x in call(*given))
+    assert all(x.is_contiguous() for x in call(Q, None, Q, Q[..., 0], record))
 
 
 def test_the_order_of_a_step_is_what_is_fastest_where():

@@ -14,7 +14,7 @@ from fa2_lab.kernels import interpreter, launch, tables
 from fa2_lab.kernels.common.softmax import scales
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import Counts, DecodeTile, Strides, merge_kernel, split_kv_kernel, stream_k_kernel
-from fa2_lab.kernels.prepared import Options, keys_of, like, prepared, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, keys_of, like, prepared, shaped_like
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
@@ -32,16 +32,14 @@ def is_decode(Q: Tensor, K: Tensor) -> bool:
     return few and Q.shape[2] <= 16 and Q.numel() > 0 and K.numel() > 0
 
 
-def decode(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
-           table: Tensor | None = None, programs: int | None = None, sinks: Tensor | None = None) -> Any:  # fmt: skip
-    """O like Q, and L (batch, heads, N_q): attention of a few queries, whose result does not depend on how it is split.
+def decode(tensors: Tensors, options: Options, table: Tensor | None = None, programs: int | None = None) -> Any:
+    """Return O like Q, and L (batch, heads, N_q), of a few queries. The result does not depend on how it is split.
 
-    With a table (batch, width), K and V are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
+    With a table (batch, width), k and v are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
     `programs` asks for equal shares for so many programs.
     """
-    key = "decode", options, programs, *keys_of((Q, K, V, key_lengths, table, sinks))
-    call = prepared(key, prepare, Q, K, V, options, key_lengths, table, programs)
-    return call(Q, K, V, key_lengths, sinks=sinks, table=table)
+    key = "decode", options, programs, *keys_of((*tensors, table))
+    return prepared(key, prepare, tensors, options, table, programs)(tensors, table)
 
 
 @dataclass(frozen=True)
@@ -53,19 +51,9 @@ class Decode:
     merge: launch.Launch | None  # None where every program reads whole heads
     scratch: int  # numbers in fp32 that hold the parts
 
-    def __call__(
-        self,
-        Q: Tensor,
-        K: Tensor,
-        V: Tensor,
-        key_lengths: Tensor | None = None,
-        seed: Tensor | None = None,
-        sinks: Tensor | None = None,
-        cu_seqlens_q: Tensor | None = None,
-        cu_seqlens_k: Tensor | None = None,
-        table: Tensor | None = None,
-    ) -> Any:
-        """(O, L); there is never a seed, nor are sequences packed."""
+    def __call__(self, tensors: Tensors, table: Tensor | None = None) -> Any:
+        """Return (O, L)."""
+        Q, K, V, key_lengths, sinks = tensors.q, tensors.k, tensors.v, tensors.key_lengths, tensors.sinks
         O = like(Q)
         L = torch.empty(size=Q.shape[:3], dtype=torch.float32, device=Q.device)
         scratch = torch.empty(self.scratch, dtype=torch.float32, device=Q.device)
@@ -79,10 +67,10 @@ class Decode:
         return O, L
 
 
-def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
-            table: Tensor | None = None, programs: int | None = None) -> Decode:  # fmt: skip
-    """decode() for calls of one kind: sizes, programs, and what the kernels are compiled for."""
-    shape = shape_of(Q, K, table, one_length=key_lengths is None)
+def prepare(tensors: Tensors, options: Options, table: Tensor | None = None, programs: int | None = None) -> Decode:
+    """Return decode() for calls of one kind: sizes, programs, and what the kernels are compiled for."""
+    Q, K, V = tensors.q, tensors.k, tensors.v
+    shape = shape_of(Q, K, table, one_length=tensors.key_lengths is None)
     blocks, at_once = blocks_of(Q, shape)
     window = launch.window(options)
     cut = cut_keys(shape, blocks, Q.element_size(), at_once, programs, options.left)

@@ -36,7 +36,7 @@ from fa2_lab.kernels.common.tile import (
     store_rows,
     tile_coord,
 )
-from fa2_lab.kernels.prepared import Options, like, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, like, shaped_like
 
 
 class RowTensors(NamedTuple):
@@ -236,27 +236,23 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     store_rows(dQ, dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
 
 
-def backward(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, L: Tensor, options: Options,
-             dL: Tensor | None = None, key_lengths: Tensor | None = None, seed: Tensor | None = None,
-             sinks: Tensor | None = None) -> tuple:  # fmt: skip
-    """dQ, dK and dV, and dsinks where there are sinks, each like its tensor; dL, the gradient of L, may be None."""
-    call = prepare(dO, Q, K, V, O, options)
-    return call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks)
+def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
+    """Return dQ, dK and dV, and dsinks if there are sinks, each like its tensor; dL, the gradient of L, may be None."""
+    return prepare(dO, O, tensors, options)(dO, dL, O, L, tensors)
 
 
-def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Options,
-            sequences: int | None = None) -> Callable:  # fmt: skip
-    """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, and starts)."""
-    rows = prepare_rows(dO, Q, K, V, O, options, sequences=sequences)
-    columns = prepare_columns(dO, Q, K, V, options, sequences=sequences)
+def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
+    """Return backward() for calls of one kind, given (dO, dL, O, L) and their tensors."""
+    rows = prepare_rows(dO, O, tensors, options)
+    columns = prepare_columns(dO, tensors, options)
 
-    def call(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, L: Tensor, dL: Tensor | None,
-             key_lengths: Tensor | None, seed: Tensor | None, sinks: Tensor | None = None,
-             cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None) -> tuple:  # fmt: skip
+    def call(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple:
+        Q, K, V, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks
+        beside = tensors.key_lengths, tensors.seed, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         D, dQ, dK, dV = map(like, (L, Q, K, V))
         with launch.on_device_of(Q):
-            rows(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k)
-            columns(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k)
+            rows(Q, K, V, O, dO, L, dL, D, dQ, *beside)
+            columns(Q, K, V, dO, L, D, dK, dV, *beside)
         return dQ, dK, dV, *(() if sinks is None else [sink_gradients(sinks, L, D)])  # FA2.A2.L20
 
     return call
@@ -268,21 +264,25 @@ def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
     return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
 
 
-def prepare_rows(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Options,
-                 blocks: tables.Blocks | None = None, sequences: int | None = None) -> launch.Launch:  # fmt: skip
-    """D and dQ: one program for each row block of a query head."""
+def prepare_rows(
+    dO: Tensor, O: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None
+) -> launch.Launch:
+    """Return the launch for D and dQ: one program for each row block of a query head."""
+    Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
         *(bwd_dq, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, V, O, dO, shaped_like(Q)),
+        strides=launch.all_strides(Q, K, tensors.v, O, dO, shaped_like(Q)),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(tile=blocks.tile(Q), **numbers(options)),
     )
 
 
-def prepare_columns(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
-                    blocks: tables.Blocks | None = None, sequences: int | None = None) -> launch.Launch:  # fmt: skip
-    """dK and dV: one program for each column block of a K/V head."""
+def prepare_columns(
+    dO: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None
+) -> launch.Launch:
+    """Return the launch for dK and dV: one program for each column block of a K/V head."""
+    Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(
         *(bwd_dkdv, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),

@@ -27,7 +27,7 @@ from fa2_lab.kernels.common.tile import (
     store_rows,
     tile_coord,
 )
-from fa2_lab.kernels.prepared import Options, like, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, like, shaped_like
 
 
 @triton.jit
@@ -106,37 +106,31 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     tl.store(L + L_h + row, L_i, mask=row < N_q)  # FA2.A1.L15
 
 
-def forward(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
-            seed: Tensor | None = None, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials."""
-    return prepare(Q, K, V, options, key_lengths)(Q, K, V, key_lengths, seed, sinks)
+def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
+    """Return O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials."""
+    return prepare(tensors, options)(tensors)
 
 
-def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
-            blocks: tables.Blocks | None = None, sequences: int | None = None) -> Callable:  # fmt: skip
-    """forward() for calls of one kind, given (Q, K, V, key_lengths, seed, sinks): a program for each row block.
-
-    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_seqlens_q
-    and cu_seqlens_k.
-    """
+def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = None) -> Callable:
+    """Return forward() for calls of one kind, given their tensors: it launches a program for each row block."""
+    Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     blocks = blocks or tables.blocks("forward", Q, options.causal)
     (batch, H, N_q, _), device = launch.shape(Q), Q.device
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
     kernel = launch.Launch(
         *(forward_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, V, shaped_like(Q)),
+        strides=launch.all_strides(Q, K, tensors.v, shaped_like(Q)),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(window=launch.window(options), scales=scales(options.scale, options.softcap)),
         **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q)),
     )
 
-    def call(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None, seed: Tensor | None,
-             sinks: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
-             cu_seqlens_k: Tensor | None = None) -> tuple:  # fmt: skip
-        O = like(Q)
+    def call(tensors: Tensors) -> tuple[Tensor, Tensor]:
+        O = like(tensors.q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
-        with launch.on_device_of(Q):
-            kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k)
+        beside = tensors.key_lengths, tensors.seed, tensors.sinks, tensors.cu_seqlens_q, tensors.cu_seqlens_k
+        with launch.on_device_of(O):
+            kernel(tensors.q, tensors.k, tensors.v, O, L, *beside)
         return O, L  # FA2.A1.L17
 
     return call

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from fa2_lab.kernels import ladder, triton_versions
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.tools import files, offline
 from fa2_lab.tools.xray.lines import by_line
 
@@ -33,18 +33,17 @@ def compile_only(run: Callable) -> Callable:
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
     """One call of a rung, of a product's kernels, or of a file's forward."""
     L = torch.empty(q.shape[:3], device=q.device)
+    tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, traced=True)
     if name == "portable.forward":
-        import_module("fa2_lab.kernels.portable.forward").forward(q, q, q, Options(causal, scale=0.1))
+        import_module("fa2_lab.kernels.portable.forward").forward(tensors, options)
     elif name == "portable.backward":
-        backward = import_module("fa2_lab.kernels.portable.backward").backward
-        backward(q, q, q, q, q, L, Options(causal, scale=0.1))
+        import_module("fa2_lab.kernels.portable.backward").backward(q, None, q, L, tensors, options)
     elif name.startswith("hopper."):
-        given, others = ((q, q, q), (None,)) if name == "hopper.forward" else (5 * (q,), (L, None, None))
-        launch = import_module(f"fa2_lab.kernels.{name}.launch")
-        prepared = launch.prepare(*given, Options(causal, scale=0.1, traced=True))
+        beside, given = ((), ()) if name == "hopper.forward" else ((q, q), (q, None, q, L))
+        prepared = import_module(f"fa2_lab.kernels.{name}.launch").prepare(*beside, tensors, options)
         if prepared is None:
             raise ValueError(f"it does not take d = {q.shape[3]} in {q.dtype}")
-        prepared(*given, *others)
+        prepared(*given, tensors)
     elif name.endswith(".py"):
         files.module_at(name).forward(q, q, q, causal)
     elif name[0] == "b":

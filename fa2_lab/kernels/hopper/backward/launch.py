@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,73 +13,67 @@ from fa2_lab.kernels.hopper.backward.sums import bwd_postprocess, bwd_preprocess
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
 from fa2_lab.kernels.launch import USE_PDL, Launch, multiprocessors, on_device_of, programs, shape, strides
-from fa2_lab.kernels.prepared import Options, like, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, like, shaped_like
 
 
-def prepare(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, options: Options, key_lengths: Tensor | None = None,
-            deterministic: bool = False, sequences: int | None = None) -> Callable | None:  # fmt: skip
-    """What computes dQ, dK and dV for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths); dL may be None.
+def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
+    """Return what computes dQ, dK and dV for calls of one kind, given (dO, dL, O, L) and their tensors.
 
-    None for a kind not taken, and from a call for tensors that the copy engine cannot address. Sums are the same bit by
-    bit each time if `deterministic` asks for it: see semaphore.py.
-    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_seqlens_q
-    and cu_seqlens_k.
+    It is None for a kind that these kernels do not take, and the call returns None for tensors that TMA cannot address.
+    With `deterministic`, gradients are the same bit by bit each time: see semaphore.py.
     """
+    Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
         return None
-    if not host.fits(Q, K, V, key_lengths) or not copyable(dO.shape, dO.stride()):
+    if not host.fits(Q, K, V, tensors.key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
     if sequences and options.windowed:
         return None  # of a packed sequence consumers are told too little for a window
-    chosen, parts = choose(Q, K, options, key_lengths, deterministic, sequences)
+    chosen, parts = choose(tensors, options, deterministic)
     starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen, sequences)
     divided = parts > 1  # then dK and dV are sums, too, and lie behind those of dQ
     lines_of_sums = dQ_sums[0] + 2 * dK_sums[0] * divided
     all_sums = lines_of_sums + counters[0] * deterministic, 32  # all are cleared together
-    before = prepare_before(dO, Q, K, O, options, chosen, all_sums, sequences)
-    main = prepare_main(dO, Q, K, V, options, key_lengths, chosen, parts, deterministic, sequences)
-    after = prepare_after(Q, K, V, options, chosen, divided, sequences)
+    before = prepare_before(dO, O, tensors, options, chosen, all_sums)
+    main = prepare_main(dO, tensors, options, chosen, parts, deterministic)
+    after = prepare_after(tensors, options, chosen, divided)
 
-    def call(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, O: Tensor, L: Tensor, dL: Tensor | None,
-             key_lengths: Tensor | None, cu_seqlens_q: Tensor | None = None,
-             cu_seqlens_k: Tensor | None = None) -> Any:  # fmt: skip
+    def call(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple | None:
+        Q, K, V, cu_q, cu_k = tensors.q, tensors.k, tensors.v, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         if not host.aligned(dO, Q, K, V, O, L, dL):
             return None
         dQ, dK, dV = map(like, (Q, K, V))
         start, sums = (torch.empty(*shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
         columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
         rounded = (dK, dV) if divided else (None, None)
-        dq_semaphore, ordered = (
-            (sums[lines_of_sums:].view(torch.int32), cu_seqlens_k) if deterministic else (None, None)
-        )
+        dq_semaphore, ordered = (sums[lines_of_sums:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
             counter = host.counter_for(Q, options.traced)  # now: the three kernels follow each other without a gap
-            before(O, dO, L, dL, start, sums, cu_seqlens_q, ordered)
-            main(Q, K, V, dO, start, sums, *columns, counter, key_lengths, dq_semaphore, cu_seqlens_q, cu_seqlens_k)
-            after(sums, dQ, *rounded, cu_seqlens_q, cu_seqlens_k)
+            before(O, dO, L, dL, start, sums, cu_q, ordered)
+            main(Q, K, V, dO, start, sums, *columns, counter, tensors.key_lengths, dq_semaphore, cu_q, cu_k)
+            after(sums, dQ, *rounded, cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
 
     return call
 
 
-def choose(Q: Tensor, K: Tensor, options: Options, key_lengths: Tensor | None, deterministic: bool,
-           sequences: int | None) -> tuple[sizes.BackwardSizes, int]:  # fmt: skip
-    """The sizes, and into how many parts each column block is divided; what suits the causal mask suits windows.
+def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[sizes.BackwardSizes, int]:
+    """Return the sizes, and into how many parts each column block is divided; what suits the causal mask suits windows.
 
-    Packed sequences pass for equally long.
+    Packed sequences count as equally long.
     """
-    causal = options.window != (None, None)
+    Q, K, sequences, causal = tensors.q, tensors.k, tensors.sequences, options.window != (None, None)
     (_, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
     N_q = -(-N_q // (sequences or 1))
-    chosen = sizes.choose(d, N_q, causal, ragged(K, key_lengths, sequences), deterministic)
+    chosen = sizes.choose(d, N_q, causal, ragged(tensors), deterministic)
     column_blocks, group = programs(K, 128, sequences), H // H_kv
     steps, SMs = group * -(-N_q // chosen.B_r), multiprocessors(Q.device)
     return chosen, sizes.parts_for(column_blocks, steps, SMs, causal, group, chosen.d_pad)
 
 
-def ragged(K: Tensor, key_lengths: Tensor | None, sequences: int | None) -> bool:
-    """Whether a column block may reach past the last key."""
-    return key_lengths is not None or sequences is not None or shape(K)[2] % 128 != 0
+def ragged(tensors: Tensors) -> bool:
+    """Return whether a column block may reach past the last key."""
+    return tensors.key_lengths is not None or tensors.sequences is not None or shape(tensors.k)[2] % 128 != 0
 
 
 def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | None) -> tuple[tuple[int, int], ...]:
@@ -95,9 +88,11 @@ def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | N
     return (row_blocks, 2 * chosen.B_r), (dQ_sums, 32), (dK_sums, 32), (counters, 32)
 
 
-def prepare_before(dO: Tensor, Q: Tensor, K: Tensor, O: Tensor, options: Options, chosen: sizes.BackwardSizes,
-                   sums: tuple[int, int], sequences: int | None) -> Launch:  # fmt: skip
-    """Clear the sums, and make what S and dP start from: one program for each 64 rows."""
+def prepare_before(
+    dO: Tensor, O: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, sums: tuple[int, int]
+) -> Launch:
+    """Return the launch that clears the sums and makes what S and dP start from: one program for each 64 rows."""
+    Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return Launch(
         *(bwd_preprocess, programs(Q, chosen.B_r, sequences) * chosen.B_r // 64, dict(num_warps=4, num_stages=1)),
@@ -107,10 +102,12 @@ def prepare_before(dO: Tensor, Q: Tensor, K: Tensor, O: Tensor, options: Options
     )
 
 
-def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
-                 key_lengths: Tensor | None, chosen: sizes.BackwardSizes, parts: int, deterministic: bool,
-                 sequences: int | None) -> Launch:  # fmt: skip
-    """dK, dV and the sums of dQ: one program for each SM. With `deterministic` a head's parts run side by side."""
+def prepare_main(
+    dO: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, parts: int, deterministic: bool
+) -> Launch:
+    """Return the launch for dK, dV and the sums of dQ: one program for each SM. With `deterministic`, the parts of a
+    head run side by side."""
+    Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     causal, scale = options.window != (None, None), options.scale
     (batch, H, N_q, d), (_, H_kv, *_) = shape(Q), shape(K)
     starts, dQ_sums, dK_sums, _ = shapes(Q, K, chosen, sequences)
@@ -136,13 +133,14 @@ def prepare_main(dO: Tensor, Q: Tensor, K: Tensor, V: Tensor, options: Options,
         (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
         **dict(group=H // H_kv, T_r=starts[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
         **dict(l2_group=min(heads, l2_group), left=options.left, right=options.right, scale=base_2(scale)),
-        **dict(CAUSAL=options.causal, RAGGED=ragged(K, key_lengths, sequences), SIZES=chosen),
+        **dict(CAUSAL=options.causal, RAGGED=ragged(tensors), SIZES=chosen),
     )
 
 
-def prepare_after(Q: Tensor, K: Tensor, V: Tensor, options: Options, chosen: sizes.BackwardSizes, divided: bool,
-                  sequences: int | None) -> Launch:  # fmt: skip
-    """dQ from its sums, and dK and dV if they are sums: one program for each consumer's part of a tile."""
+def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, divided: bool) -> Launch:
+    """Return the launch for dQ from its sums, and for dK and dV if they are sums: one program for each consumer's part
+    of a tile."""
+    Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
     out_strides = tuple(strides(shaped_like(X)) for X in (Q, K, V))

@@ -12,44 +12,43 @@ from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
 from fa2_lab.kernels.launch import Launch, multiprocessors, on_device_of, programs, shape
-from fa2_lab.kernels.prepared import Options, like, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, like, shaped_like
 
 
-def prepare(Q: Tensor, K: Tensor, V: Tensor, options: Options, key_lengths: Tensor | None = None,
-            sequences: int | None = None) -> Callable | None:  # fmt: skip
-    """What computes O like Q, and L in fp32, for calls of one kind, given (Q, K, V, key_lengths).
+def prepare(tensors: Tensors, options: Options) -> Callable | None:
+    """Return what computes O like Q, and L in fp32, for calls of one kind, given their tensors.
 
-    None for a kind not taken, and from a call for tensors that the copy engine cannot address.
-    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_seqlens_q
-    and cu_seqlens_k.
+    It is None for a kind that this kernel does not take, and the call returns None for tensors that TMA cannot address.
     """
-    if Q.shape[-1] not in sizes.DIMENSIONS or not host.fits(Q, K, V, key_lengths):
+    Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
+    if Q.shape[-1] not in sizes.DIMENSIONS or not host.fits(Q, K, V, tensors.key_lengths):
         return None
     if options.windowed and (sequences or Q.shape[-1] > 128):
         return None
     (batch, H, N_q, _), device = shape(Q), Q.device
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
-    launch = prepare_launch(Q, K, V, options, key_lengths is not None, sequences)
+    launch = prepare_launch(tensors, options)
 
-    def call(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None, cu_seqlens_q: Tensor | None = None,
-             cu_seqlens_k: Tensor | None = None) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    def call(tensors: Tensors) -> tuple[Tensor, Tensor] | None:
+        Q, K, V = tensors.q, tensors.k, tensors.v
         if not host.aligned(Q, K, V):
             return None
         O = like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
+        beside = tensors.key_lengths, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         with on_device_of(Q):
-            launch(Q, K, V, O, L, host.counter_for(Q, options.traced), key_lengths, cu_seqlens_q, cu_seqlens_k)
+            launch(Q, K, V, O, L, host.counter_for(Q, options.traced), *beside)
         return O, L  # FA2.A1.L17
 
     return call
 
 
-def prepare_launch(Q: Tensor, K: Tensor, V: Tensor, options: Options, lengths: bool,
-                   sequences: int | None = None) -> Launch:  # fmt: skip
-    """One program for each SM; `lengths`: whether there are key_lengths.
+def prepare_launch(tensors: Tensors, options: Options) -> Launch:
+    """Return the launch, of one program for each SM.
 
-    Packed sequences pass for equally long, or for one where one is known to have most of the work.
+    Packed sequences count as equally long, or as one sequence if it is known to have most of the work.
     """
+    Q, K, V, sequences, lengths = tensors.q, tensors.k, tensors.v, tensors.sequences, tensors.key_lengths is not None
     causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     SMs, group, O = multiprocessors(Q.device), H // H_kv, shaped_like(Q)
