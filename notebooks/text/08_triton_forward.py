@@ -41,6 +41,7 @@ from fa2_lab.plots import ragged_edge
 from fa2_lab.plots.show import show
 from fa2_lab.records import load as record_of
 from fa2_lab.reference import heads
+from fa2_lab.tools import files
 from fa2_lab.tools.xray import xray_launches
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, same_code, verdict
@@ -261,10 +262,17 @@ for stride in (1, 2, 4, 8, 4096):
     print(f"stride {stride:4}: 128 bytes wanted, {fetched:4} fetched, {100 * 128 / fetched:g}% used")
 
 # %% [markdown]
-# From a stride of 8 on, a load fetches eight times as many bytes as it uses. A kernel that is limited by memory then
-# becomes up to eight times slower, unless the rest of a sector is used while a cache still holds it. In a copy of
-# `matrix.T`, this may happen, because the neighbouring rows of the view are in the same sector.
-#
+# From a stride of 8 on, a load fetches eight times as many bytes as it uses. A kernel that is limited by these bytes then
+# becomes about eight times slower, unless the rest of a sector is used while a cache still holds it. (From DRAM, L2 may
+# even fetch more than one sector at a time.) With a GPU, `python -m fa2_studio.strided` measures this price. It times the
+# sum of 2²⁵ numbers that are a stride apart.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+timed = files.ROOT / "figures" / "data" / "strided.txt"
+if timed.exists():
+    print(timed.read_text(encoding="utf-8"))
+
+# %% [markdown]
 # **Predict.** X is a 4096 × 4096 matrix in fp32 with contiguous rows. Neighbouring threads of a warp take neighbouring
 # *rows* of one column. How large a share of the fetched bytes does this load use?
 #

@@ -1,0 +1,36 @@
+"""What distance costs: `python -m fa2_studio.strided` times the sum of 2²⁵ numbers that are a stride apart.
+
+It needs an NVIDIA GPU. Prints the GPU and Triton's version, then the median time for each stride. The bench's protocol
+takes the times, so L2 is overwritten before each call. Chapter 08 shows the output, if figures/data/strided.txt has it.
+"""
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from fa2_studio.bench.protocol import measure
+
+NUMBERS, BLOCK, STRIDES = 2**25, 4096, (1, 2, 4, 8, 16, 32)
+
+
+@triton.jit
+def sum_kernel(X, Y, stride, B: tl.constexpr):
+    """One program sums B numbers of X, each a stride after the one before."""
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    tl.store(Y + tl.program_id(0), tl.sum(tl.load(X + at * stride), 0))
+
+
+def call(X: torch.Tensor, Y: torch.Tensor, stride: int) -> None:
+    """Launch one program for each block of numbers."""
+    sum_kernel[(len(Y),)](X, Y, stride, B=BLOCK)
+
+
+if __name__ == "__main__":
+    print(f"{torch.cuda.get_device_name()}, Triton {triton.__version__}")
+    X = torch.ones(NUMBERS * max(STRIDES), device="cuda")
+    Y = torch.empty(NUMBERS // BLOCK, device="cuda")
+    timings = measure({f"{stride}": partial(call, X, Y, stride) for stride in STRIDES})
+    for stride, timing in timings.items():
+        print(f"stride {stride:4}: " + (timing if isinstance(timing, str) else f"{timing.median:.3f} ms"))
