@@ -1,0 +1,53 @@
+"""From a program's two numbers to the addresses of its block of Q."""
+
+import numpy as np
+
+from fa2_lab.plots import style
+
+
+def data(N: int = 6, heads: int = 3, d: int = 4, B_r: int = 2, program: tuple[int, int] = (1, 2)) -> dict:
+    """The grid's size, the chosen program, and the offsets of its block in Q's one long line."""
+    i, head = program
+    rows = head * N + i * B_r + np.arange(B_r)
+    return dict(grid=(N // B_r, heads), program=program, N=N, B_r=B_r, offsets=rows[:, None] * d + np.arange(d))
+
+
+@style.picture
+def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offsets: np.ndarray) -> style.Drawn:
+    """The grid of programs, what a program computes, and Q in memory with its block."""
+    (T_r, heads), (i, head), d = grid, program, offsets.shape[1]
+    caption = "A program's two numbers name a row block and a head, and from them it computes its addresses."
+    figure, ax = style.new_figure(5.2 if style.narrow() else 3.3, caption)
+    title = dict(weight="bold", va="bottom")
+    style.note(ax, 0, -0.3, "programs" if style.narrow() else "the grid of programs", **title)
+    for (k, h), _ in np.ndenumerate(np.empty(grid)):
+        chosen = dict(fill=style.worker(3), linewidth=2) if (k, h) == program else dict(fill=style.PAPER)
+        style.box(ax, 2 * h, 1.4 * k, 1.9, 1.3, f"{k}, {h}", **chosen)
+    style.note(ax, 0, 1.4 * T_r + 0.5, "row block, head")
+    words = (
+        f"i = program_id(0) = {i}\nhead = program_id(1) = {head}\n"
+        f"row = i · B_r + (0 … {B_r - 1})\nwith B_r = {B_r}, N = {N}, d = {d}\n"
+        f"address = Q + (head · N + row) · d + (0 … {d - 1})"
+    )
+    left, high = 9.6, 0.62
+    below = heads * N * high + 0.5 if style.narrow() else 1.4 * T_r + 1.6
+    style.note(ax, 0, below, words, va="top", linespacing=1.4)
+    style.note(ax, left, -0.3, "Q's offsets" if style.narrow() else "Q in memory, a number's offset", **title)
+    for row in range(heads * N):
+        for c in range(d):
+            n = row * d + c
+            mine = n in offsets
+            fill = style.tint(style.hue("Q"), 0.45) if mine else style.tint(style.hue("Q"), 0.12)
+            style.box(ax, left + 1.5 * c, high * row, 1.5, high, str(n), fill, linewidth=0.5)
+    for h in range(heads):
+        style.box(ax, left, h * N * high, 1.5 * d, N * high, fill="none", linewidth=1.6)
+        style.note(ax, left - 0.2, (h + 0.5) * N * high, f"head {h}", ha="right")
+    first = offsets[0, 0] // d
+    style.box(ax, left, first * high, 1.5 * d, B_r * high, fill="none", linewidth=2.4)
+    style.note(ax, left + 1.5 * d + 0.15, (first + B_r / 2) * high, "←", weight="bold")
+    style.bare(ax, (-0.1, left + 1.5 * d + 0.8), (-1.2, max(heads * N * high, below + 4.7) + 0.1))
+    alt = (
+        f"A grid of {T_r} row blocks by {heads} heads; program ({i}, {head}) is framed. Right, Q of all heads in memory,"
+        f" {heads * N} rows of {d} numbers. Its block has the offsets {offsets[0, 0]} to {offsets[-1, -1]}."
+    )
+    return figure, alt

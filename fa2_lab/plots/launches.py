@@ -1,0 +1,44 @@
+"""The three launches of the Hopper backward over time, as usual and with an early start."""
+
+from fa2_lab.machine import chips
+from fa2_lab.plots import style
+
+START = 3.0  # µs of a launch before it works: an assumption
+
+
+def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
+    """µs of each kernel's work, if HBM and the tensor cores reach their data sheet."""
+    bytes_us, numbers = chips.H200.hbm_per_second / 1e6, N * d * heads
+    work = {
+        "before": numbers * (2 + 2 + 4) / bytes_us,  # O and dO are read, the sums cleared
+        "backward": 10 * N * N * d * heads / (chips.H200.tensor_flops / 1e6),
+        "after": numbers * (4 + 2) / bytes_us,  # the sums are read, dQ is written
+    }
+    return dict(work=work, setting=f"Model of an H200, {heads} heads, N = {N}, d = {d}; a launch takes {START:g} µs")
+
+
+@style.picture
+def draw(work: dict[str, float], setting: str) -> style.Drawn:
+    """work: {kernel: µs}, in order."""
+    caption = "With an early start, a kernel is launched while the one before it works, and nobody waits for a launch."
+    figure, axes = style.new_figure(2.9, f"{caption} Hatched: the launch; filled: the work. {setting}.", nrows=2, sharex=True)
+    ends = {}
+    most = sum(work.values()) + START * len(work)
+    for ax, (name, early) in zip(axes, {"As usual": False, "Early start": True}.items(), strict=True):
+        free = launched = 0.0
+        for y, (kernel, clocks) in enumerate(work.items()):
+            begun = launched if early else free
+            ready = max(begun + START, free)
+            style.box(ax, begun, y + 0.1, START, 0.8, "", hatch=style.MASK_HATCH, linewidth=0.8)
+            if ready > begun + START:
+                ax.plot([begun + START, ready], [y + 0.5, y + 0.5], color=style.QUIET, linewidth=1)
+            words = f"{clocks:.1f}" if clocks > 0.045 * most else ""
+            style.box(ax, ready, y + 0.1, clocks, 0.8, words, style.worker(3), linewidth=0.8)
+            style.note(ax, -0.012 * most, y + 0.5, kernel, ha="right")
+            launched, free = begun + 0.5, ready + clocks
+        ends[name] = free
+        style.bare(ax, (-(0.22 if style.narrow() else 0.12) * most, most), (0, len(work)), xticks=range(0, int(most) + 1, 3))
+        ax.set_title(f"{name}: ends after {free:.1f} µs")
+    axes[-1].set_xlabel("µs →")
+    words = "; ".join(f"{name}: {end:.1f} µs" for name, end in ends.items())
+    return figure, f"Two timelines of three kernels, each with its launch and its work; a line is its wait. {words}."

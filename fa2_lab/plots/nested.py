@@ -1,0 +1,48 @@
+"""What is inside what on a GPU: SMs, thread blocks, warps, threads, and the memory of each."""
+
+import textwrap
+
+from fa2_lab.machine import chips
+from fa2_lab.plots import style
+
+
+def data(name: str = "H200") -> dict:
+    """(what it is, what it has), from the outside in."""
+    chip = chips.named(name)
+    levels = [
+        ("GPU", f"{chip.SMs} SMs; HBM, and an L2 of {chip.l2_bytes // 2**20} MiB for all of them"),
+        ("SM", f"thread blocks, up to {chip.warps_per_sm} warps in all; tensor cores; registers, {chip.registers_per_sm // 256} KiB"),
+        ("thread block", f"a few warps; shared memory, up to {chip.shared_per_block // 1024} KiB"),
+        ("warp", "32 threads, which execute the same instruction together"),
+        ("thread", f"its own numbers, in up to {chip.registers_per_thread} registers"),
+    ]
+    return dict(chip=chip.name, levels=levels)
+
+
+STEP = 0.5
+
+
+@style.picture
+def draw(chip: str, levels: list[tuple[str, str]]) -> style.Drawn:
+    """A box in a box for each level, with its name and what it has in the first line."""
+    caption = "A GPU has SMs, an SM runs thread blocks, a thread block has warps, and a warp has 32 threads."
+    line = 0.62 if style.narrow() else 0.36
+    figure, ax = style.new_figure(0.2 + (line + 0.09) * len(levels), f"{caption} Numbers of an {chip}.")
+    wide, high = style.width() - 0.12, (line + 0.08) * len(levels)
+    for n, (name, has) in enumerate(levels):
+        inset = 0.09 * n
+        place = (inset, n * line + 0.02, wide - 2 * inset, high - n * line - inset)
+        style.box(ax, *place, fill=style.tint(style.INK, 0.04 + 0.05 * n), linewidth=0.9)
+        y, x = n * line + 0.2, inset + 0.1
+        style.note(ax, x, y, name, weight="bold")
+        words = has.replace("; ", ";\n", 1) if style.narrow() else has
+        if style.narrow():
+            style.note(ax, x, y + 0.1, _folded(words, 46 - 2 * n), va="top")
+        else:
+            style.note(ax, x + 1.05, y, words)
+    style.bare(ax, (-0.02, style.width() - 0.1), (-0.02, high + 0.06))
+    return figure, f"Boxes in each other, from the outside in: {'; '.join(f'{name}: {has}' for name, has in levels)}."
+
+
+def _folded(words: str, letters: int) -> str:
+    return "\n".join(textwrap.fill(line, letters) for line in words.replace(";\n", "; ").split("\n"))

@@ -1,0 +1,28 @@
+"""The matmuls of a tile in one backward pass and in two."""
+
+from fa2_lab.plots import style
+
+
+def data() -> dict:
+    """{way: the matmuls of each pass in order}."""
+    one, columns, rows = ["S", "dP", "dV", "dK", "dQ"], ["S", "dP", "dV", "dK"], ["S", "dP", "dQ"]
+    return dict(ways={"one pass": [one], "two passes": [columns, rows]})
+
+
+@style.picture
+def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
+    """A row for each way, a box for each matmul; hatched what was computed in an earlier pass."""
+    counts = {name: sum(map(len, passes)) for name, passes in ways.items()}
+    saved = counts["two passes"] - counts["one pass"]
+    caption = f"One pass saves {saved} matmuls of {counts['two passes']}, because nobody computes S and dP again."
+    figure, ax = style.new_figure(1.25, f"{caption} Hatched: computed before; the exponentials of P are computed again, too.")
+    for y, (name, passes) in enumerate(ways.items()):
+        seen: list[str] = []
+        for what in (what for each in passes for what in each):
+            look = dict(hatch=style.MASK_HATCH) if what in seen else {}
+            style.tensor_box(ax, len(seen), y + 0.12, 0.94, 0.76, what, what, **look)
+            seen.append(what)
+        style.note(ax, -0.1, y + 0.5, f"{name}: {len(seen)}", ha="right")
+    style.bare(ax, (-(2.2 if style.narrow() else 1.4), max(counts.values())), (0, len(ways)))
+    order = "; ".join(f"{name}: {', then '.join(', '.join(each) for each in passes)}" for name, passes in ways.items())
+    return figure, f"Two rows of boxes, one for each matmul of a tile. {order}. S and dP of the second pass are hatched."

@@ -1,0 +1,52 @@
+"""Two consumers with and without turns at d = 64, where exponentials take as long as both matmuls of a tile."""
+
+from collections.abc import Generator, Mapping
+
+from fa2_lab.machine import chips
+from fa2_lab.machine.asynchrony import Barrier, Block, Job, Wait
+from fa2_lab.plots import strips, style
+
+
+def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
+    """(unit, consumer, label, from, to) of both ways, in clocks."""
+    product, softmax = 2 * 64 * keys * d / chips.H200.tensor_per_clock, 64 * keys / chips.H200.exp_per_clock
+    panels = []
+    for name, turns in (("Without turns", False), ("Ping-pong", True)):
+        block = Block()
+        may = [Barrier(f"turn of {c}", arrivals=1) for c in (0, 1)]
+        may[0].arrive("launch")  # consumer 0 begins
+        block.run({str(c): consumer(block, may if turns else [], c, T, product, softmax) for c in (0, 1)})
+        jobs = [(job.unit, job.actor, job.label, job.begun, job.ended) for job in block.jobs]
+        panels.append(dict(name=name, jobs=jobs, share=block.busy("tensor")))
+    return dict(panels=panels, d=d)
+
+
+def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
+    """S of a tile and P V of the one before, if it is this consumer's turn; then the softmax."""
+    late: Job | None = None
+    for n in range(T):
+        if may:
+            yield may[c].over(n & 1)
+        s = block.start("tensor", product, f"S{n}")
+        if n:
+            late = block.start("tensor", product, f"PV{n - 1}")
+        yield (late or s).done()
+        if may:
+            may[1 - c].arrive(block.actor)
+        yield block.start("exp", softmax, f"softmax{n}").done()
+
+
+@style.picture
+def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
+    """panels: name, share of the tensor cores' time, jobs as (unit, consumer, label, from, to)."""
+    caption = "With turns, one consumer multiplies while the other does its softmax; without, both may wait together."
+    caption += f" Model of an SM, d = {d}, where both begin at once; on a GPU they drift apart, and turns gain far less."
+    figure, axes = style.new_figure(3.3, caption, nrows=2, sharex=True)
+    for ax, panel in zip(axes, panels, strict=True):
+        rows = {f"{name}, {c}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, str(c))]
+                for unit, name in (("tensor", "tensor cores"), ("exp", "softmax")) for c in (0, 1)}  # fmt: skip
+        strips.lanes(ax, rows, window)
+        ax.set_title(f"{panel['name']}: tensor cores at work {panel['share']:.0%} of the time")
+    axes[-1].set_xlabel("clocks →")
+    ways = "; ".join(f"{panel['name']}: tensor cores at work {panel['share']:.0%}" for panel in panels)
+    return figure, f"Two timelines of two consumers, with lines for matmuls and softmax of each. {ways}."

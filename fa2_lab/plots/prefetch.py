@@ -1,0 +1,49 @@
+"""Copies and matmuls of one program over time, with one stage and with three."""
+
+from collections.abc import Generator, Mapping
+
+from fa2_lab.machine.asynchrony import Block, Wait
+from fa2_lab.plots import strips, style
+
+
+def data(rung: str = "10", tiles: int = 12) -> dict:
+    """The jobs of a program that has an SM for itself: (unit, who, label, from, to) in clocks."""
+    panels = []
+    for stages in (1, 3):
+        size = strips.sizes(rung)._replace(programs=1, stages=stages)
+        if stages == 1:
+            block = Block()
+            block.run({"0": one_by_one(block, size, tiles)})
+        else:
+            block, _ = strips.ran(size, tiles, row_blocks=1)
+        jobs = [(job.unit, job.actor, job.label, job.begun - 3000, job.ended - 3000) for job in block.jobs]
+        panels.append(dict(stages=stages, jobs=jobs, clocks=block.clock / tiles))
+    return dict(panels=panels, rung=rung)
+
+
+def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
+    """A tile is copied when it is asked for, and nothing else happens meanwhile."""
+    for _ in range(tiles):
+        for unit, clocks, what in (
+            ("copy", size.copy, "K"),
+            ("tensor", size.product, "S"),
+            ("exp", size.softmax, "softmax"),
+            ("copy", size.copy, "V"),
+            ("tensor", size.product, "PV"),
+        ):
+            yield block.start(unit, clocks, what).done()
+
+
+@style.picture
+def draw(panels: list[Mapping], rung: str, window: float = 6000) -> style.Drawn:
+    """panels: stages, clocks of a tile, jobs as (unit, who, label, from, to)."""
+    caption = "With one stage, work waits for each copy; with three, copies run ahead and lie under the matmuls."
+    caption += f" Model of one program of rung {rung} on an H200's SM, d = 128; a stage has room for a tile of K and of V."
+    figure, axes = style.new_figure(2.9, caption, nrows=2, sharex=True)
+    for ax, panel in zip(axes, panels, strict=True):
+        rows = {name: [job[2:] for job in panel["jobs"] if job[0] == unit] for unit, name in strips.UNITS.items()}
+        strips.lanes(ax, rows, window)
+        ax.set_title(f"{style.counted(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks a tile")
+    axes[-1].set_xlabel("clocks →")
+    ways = "; ".join(f"{style.counted(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks a tile" for panel in panels)
+    return figure, f"Two timelines of a program with lines for copies, tensor cores and softmax. {ways}."

@@ -1,0 +1,53 @@
+"""What a program of the Hopper forward takes of an SM: shared memory tensor by tensor, and registers by role."""
+
+from fa2_lab.kernels.hopper.forward import sizes
+from fa2_lab.machine import chips
+from fa2_lab.plots import style
+
+SETS = {"USUAL": 64, "SHORT": 64, "USUAL ": 128, "WIDE": 128}
+
+
+def data() -> dict:
+    """KiB of each tensor's places, and registers of consumers and producer, for four sets of sizes."""
+    shared, registers = {}, {}
+    for name, d in SETS.items():
+        found = getattr(sizes, name.strip())
+        size = found[d] if isinstance(found, dict) else found
+        rows, tiles = 2 * size.rows * d / 1024, 2 * size.stages * size.B_c * d / 1024
+        label = f"{name.strip()}, d = {d}"
+        shared[label] = dict(Q=rows, K=tiles, V=tiles, **(dict(O=rows) if size.O_apart else {}))
+        registers[label] = [size.registers] * size.consumers
+    return dict(shared=shared, registers=registers, limit=chips.H200.shared_per_block / 1024, file=65536)
+
+
+PRODUCER = 32  # registers of its threads, at most: see ForwardSizes.registers
+
+
+@style.picture
+def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float, file: int) -> style.Drawn:
+    """shared: {set: {tensor: KiB}}; registers: {set: of each consumer's threads}; limit: KiB of a block; file: of an SM."""
+    caption = "One program fills an SM, in shared memory or in registers. Above: KiB of the places of Q, K, V and of O where"
+    caption += f" it lies apart; {limit:.0f} are there. Beneath: registers of all threads, 128 to a consumer; {file:,} are there."
+    figure, (above, below) = style.new_figure(3.7, caption, nrows=2)
+    for y, (name, parts) in enumerate(shared.items()):
+        x = 0.0
+        for tensor, size in parts.items():
+            words = tensor if style.narrow() and size < 0.15 * limit else f"{tensor} {size:.0f}"
+            style.tensor_box(above, x, y + 0.1, size, 0.8, tensor, words, linewidth=0.9)
+            x += size
+    for y, (name, each) in enumerate(registers.items()):
+        for c, n in enumerate(each):
+            words = f"{n} a thread" if not style.narrow() else f"{n}"
+            style.box(below, 128 * c * n, y + 0.1, 128 * n, 0.8, words, style.worker(3), linewidth=0.9)
+        style.box(below, 128 * sum(each), y + 0.1, 128 * PRODUCER, 0.8, "", hatch=style.MASK_HATCH, linewidth=0.9)
+    for ax, most, title in ((above, limit, "Shared memory, KiB"), (below, file, "Registers; hatched: the producer's")):
+        ax.plot([most, most], [0, len(shared)], color=style.INK, linewidth=1.6)
+        left = (0.62 if style.narrow() else 0.24) * most
+        for y, name in enumerate(shared):
+            style.note(ax, -0.015 * most, y + 0.5, name, ha="right")
+        style.note(ax, most, -0.25, "all that is there", ha="right", color=style.QUIET)
+        style.bare(ax, (-left, 1.02 * most), (-0.5, len(shared)))
+        ax.set_title(title)
+    used = "; ".join(f"{name} {sum(parts.values()):.0f} KiB, {128 * (sum(registers[name]) + PRODUCER):,} registers"
+                     for name, parts in shared.items())  # fmt: skip
+    return figure, f"Stacked bars of what a program takes of an SM with {limit:.0f} KiB and {file:,} registers: {used}."

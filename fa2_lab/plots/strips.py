@@ -1,0 +1,211 @@
+"""An SM at work on a rung: copies, tensor cores and softmax as strips over time, beside another rung's.
+
+What a tile costs each unit comes from the compiled code and the chip, as in `machine.ladder`: a warpgroup's matmuls
+take the tensor cores, its instructions the issue slots, its tiles the way from L2. Who waits for whom is in `producer`
+and `consumer`.
+"""
+
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+from typing import NamedTuple
+
+from fa2_lab.kernels import ladder
+from fa2_lab.machine import chips, reasons
+from fa2_lab.machine import ladder as model
+from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
+from fa2_lab.machine.prices import prices
+from fa2_lab.plots import style
+from fa2_lab.records import load
+
+RING, AHEAD, PERSISTENT = 16, 20, 21  # from which rung on a warp only copies, S starts early, programs stay
+
+
+class Sizes(NamedTuple):
+    """What the strips know of a rung: its number, what fits on an SM, and the clocks of a tile on each unit."""
+
+    number: int
+    keys: int  # of a tile
+    programs: int
+    consumers: int
+    stages: int
+    copy: float  # of a tile of K, or of V
+    rows: float  # of the Q or the O of one consumer
+    product: float  # S or P V of one consumer
+    softmax: float  # all other instructions of one consumer
+
+
+def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
+    """A rung's sizes, from what the compiler made of it without a mask."""
+    name = ladder.find(rung)
+    fact = reasons.facts()[name, False, d]
+    number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
+    rate = prices(chip).l2 / chip.SMs / chip.clock_hz  # bytes a clock
+    kept = rows * (2 if number in (21, 22) else 1)  # these keep O apart from the next Q
+    return Sizes(
+        number,
+        keys,
+        fact["programs"],
+        fact["consumers"],
+        stages=(fact["shared"] - 2 * d * kept) // (4 * d * keys),
+        copy=2 * d * keys / rate,
+        rows=2 * d * model.ROWS / rate,
+        product=2 * model.ROWS * keys * d / chip.tensor_per_clock,
+        softmax=float(fact["instructions"]),
+    )
+
+
+SAYS = {  # what the strips of a rung show beside those of the rung before
+    14: "the copy engine makes the copies, and a tile takes {now} instructions, not {then}",
+    15: "written down by hand, a tile takes {now} instructions, not {then}",
+    16: "a warp that only copies leaves {now} instructions for a tile, not {then}",
+    17: "two consumers share each tile, so there are half as many copies",
+    18: "tiles of 128 keys take {now} instructions, less than two of 64 with {then} each",
+    19: "with the first tile apart, a tile takes {now} instructions, not {then}",
+    20: "S starts early, so one consumer multiplies while the other does its softmax",
+    21: "programs stay, so the next row block's copies come while this one ends",
+    22: "m lags, and the loop jumps over instructions that the strips still count",
+    23: "with a third consumer, the tensor cores seldom wait",
+}
+
+
+def data(before: str = "16", after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
+    """What an SM does on two rungs, in the middle of a row block or, where programs begin to stay, between two.
+
+    tiles: keys of a row. Jobs: (unit, warpgroup, label, from, to), in clocks.
+    """
+    pair, panels = [sizes(before), sizes(after)], []
+    says = SAYS[pair[1].number].format(then=int(pair[0].softmax), now=int(pair[1].softmax))
+    for rung, size in zip((before, after), pair, strict=True):
+        block, *_ = ran(size, tiles // size.keys, row_blocks)
+        stores = [job.begun for job in block.jobs if job.label == "O"]
+        start = min(stores) - 2500 if pair[1].number == PERSISTENT else 9000
+        jobs = [(job.unit, job.actor, job.label, job.begun - start, job.ended - start) for job in block.jobs]
+        name = ladder.find(rung)
+        counted = reasons.counters(load("ladder"), name).get("tensor cores at work, %")
+        groups = size.consumers * size.programs
+        panels.append(dict(number=size.number, name=name[4:], groups=groups, jobs=jobs, counted=counted))
+    return dict(says=f"Rung {pair[1].number}: {says}", panels=panels)
+
+
+def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
+    """An SM after its programs have gone through so many row blocks of so many tiles, and these programs."""
+    programs: list[Program] = []
+    block, actors = Block(copy=IN_ORDER, tensor=IN_ORDER if size.number >= AHEAD else SHARED), {}
+    for n in range(size.programs):
+        program = Program(block, size, tiles, row_blocks)
+        programs.append(program)
+        actors[f"producer {n}"] = program.producer()
+        actors |= {f"{n * size.consumers + c}": program.consumer(c) for c in range(size.consumers)}
+    return block.run(actors), *programs
+
+
+class Program:
+    """One program on the SM: what has been copied for it and what its consumers have released."""
+
+    def __init__(self, block: Block, size: Sizes, tiles: int, row_blocks: int) -> None:
+        self.block, self.size, self.tiles, self.row_blocks = block, size, tiles, row_blocks
+        self.copied: dict[str, Job] = {}
+        self.released: dict[str, list[float]] = defaultdict(list)  # when, by each consumer
+        self.sent: dict[int, float] = {}  # row block: when its number was in the mailbox
+        self.read: dict[int, list[float]] = defaultdict(list)  # and when each consumer had read it
+        self.ended = 0  # consumers, of any row block
+
+    def producer(self) -> Generator[Wait]:
+        """Copies tiles as soon as their stages are free; before a rung has such a warp, its warpgroup does the same."""
+        for r in range(self.row_blocks):
+            if self.size.number < PERSISTENT:
+                yield Wait(lambda r=r: self.ended == r * self.size.consumers, "the program before")
+            elif r > 1:
+                yield Wait(lambda r=r: len(self.read[r - 2]) == self.size.consumers, "a place in the mailbox")
+            self.sent[r] = self.block.clock
+            for c in range(self.size.consumers):
+                self.copied[f"Q{r}.{c}"] = self.block.start("copy", self.size.rows, "Q")
+            for n in range(r * self.tiles, (r + 1) * self.tiles):
+                for tensor in "KV":
+                    before = f"{tensor}{n - self.size.stages}"
+                    if n >= self.size.stages:
+                        yield Wait(lambda b=before: len(self.released[b]) == self.size.consumers, before)
+                    job = self.copied[f"{tensor}{n}"] = self.block.start("copy", self.size.copy, tensor)
+                    yield job.done()
+
+    def there(self, tile: str) -> Wait:
+        """A wait for a copy, whether it has been started or not."""
+        return Wait(lambda: tile in self.copied and self.copied[tile].ended is not None, tile)
+
+    def release(self, tile: str) -> None:
+        self.released[tile].append(self.block.clock)
+
+    def consumer(self, c: int) -> Generator[Wait]:
+        """S, softmax and P V of each tile; from rung 20 on, S of a tile starts before P V of the one before."""
+        size, start = self.size, self.block.start
+        for r in range(self.row_blocks):
+            yield Wait(lambda r=r: r in self.sent, "the mailbox")
+            self.read[r].append(self.block.clock)
+            yield self.there(f"Q{r}.{c}")
+            late: Job | None = None
+            for n in range(r * self.tiles, (r + 1) * self.tiles):
+                yield self.there(f"K{n}")
+                s = start("tensor", size.product, "S")
+                if size.number >= AHEAD and n % self.tiles:
+                    yield self.there(f"V{n - 1}")
+                    late = start("tensor", size.product, "PV")
+                yield s.done()
+                self.release(f"K{n}")
+                if late:
+                    yield late.done()  # where ptxas puts the wait: before nearly all of the softmax
+                    self.release(f"V{n - 1}")
+                yield start("exp", size.softmax, "softmax").done()
+                if size.number < AHEAD or n % self.tiles == self.tiles - 1:
+                    yield self.there(f"V{n}")
+                    yield start("tensor", size.product, "PV").done()
+                    self.release(f"V{n}")
+            store = start("copy", size.rows, "O")
+            if size.number < PERSISTENT:
+                yield store.done()
+            self.ended += 1
+
+
+LOOKS = {"Q": "Q", "K": "K", "V": "V", "O": "O", "S": "S", "PV": "O", "softmax": "P", "row block": "m"}  # label: whose hue
+UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
+
+
+@style.picture
+def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
+    """A panel for each rung, a strip for each unit, and in it a line for each warpgroup."""
+    caption = f"{says}. Model of an H200's SM, d = 128, no mask; softmax: all instructions but the matmuls. Counted: the"
+    caption += " share of the time in which a profiler saw the tensor cores at work."
+    heights = [0.4 + 0.26 * (1 + 2 * panel["groups"]) for panel in panels]
+    figure, axes = style.new_figure(sum(heights) + 0.3, caption, nrows=2, height_ratios=heights, sharex=True)
+    shares = []
+    for ax, panel in zip(axes, panels, strict=True):
+        rows = {}
+        for unit, name in UNITS.items():
+            for k in range(1 if unit == "copy" else panel["groups"]):
+                mine = [job[2:] for job in panel["jobs"] if job[0] == unit and (unit == "copy" or job[1] == str(k))]
+                rows[name if unit == "copy" else f"{name}, {k}"] = mine
+        lanes(ax, rows, window)
+        name = f"rung {panel['number']}, {panel['name'].replace('_', ' ')}"
+        shares.append(f"{name}: tensor cores at work {panel['counted']:.0f}%" if panel["counted"] else name)
+        ax.set_title(shares[-1].capitalize())
+    axes[-1].set_xlabel("clocks →")
+    alt = (
+        f"Two timelines of one SM with strips for copies, tensor cores and softmax. {says}. As counted:"
+        f" {'; '.join(shares)}."
+    )
+    return figure, alt
+
+
+def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
+    """A line for each row with its name; a box for each (label, from, to), with its label where there is room."""
+    letter = (0.028 if style.narrow() else 0.0135) * window
+    for y, (name, jobs) in enumerate(rows.items()):
+        style.note(ax, -0.012 * window, y + 0.5, name, ha="right")
+        for label, begun, ended in jobs:
+            begun, ended = max(begun, 0), min(ended, window)
+            if ended > begun:
+                words = label if ended - begun > letter * (len(label) + 0.6) else ""
+                name = label.rstrip("0123456789 ")
+                tensor = LOOKS.get(name, name)
+                style.tensor_box(ax, begun, y + 0.06, ended - begun, 0.88, tensor, words, linewidth=0.8)
+    names = (0.034 if style.narrow() else 0.0155) * window * max(map(len, rows))
+    style.bare(ax, (-names, window), (-0.05, len(rows) + 0.05), xticks=range(0, int(window) + 1, 1000))

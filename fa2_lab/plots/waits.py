@@ -1,0 +1,49 @@
+"""A backward step that waits for everything, beside the kernel's order."""
+
+from collections.abc import Generator, Mapping
+
+from fa2_lab.machine import chips
+from fa2_lab.machine.asynchrony import Barrier, Block, Wait
+from fa2_lab.plots import backward_step, strips, style
+
+
+def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
+    """(unit, consumer, label, from, to) of both orders in clocks, and the tensor cores' share of the time."""
+    product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
+    panels = []
+    for name, order in (("Everybody waits for everything", one_by_one), ("The kernel's order", backward_step.consumer)):
+        block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
+        block.run({str(c): order(block, ds_filled, steps, product, softmax) for c in (0, 1)})
+        begun = next(job.begun for job in block.jobs if (job.actor, job.label) == ("0", "S 4"))
+        jobs = [(job.unit, job.actor, job.label.split()[0], job.begun - begun, job.ended - begun) for job in block.jobs]
+        panels.append(dict(name=name, jobs=jobs, share=block.busy("tensor")))
+    return dict(panels=panels, setting=f"Model of an H200's SM, d = {d}, {B_r} rows a step, an addition of 600 clocks")
+
+
+def one_by_one(
+    block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
+) -> Generator[Wait]:
+    """A consumer that starts a job only when the one before has ended."""
+    for n in range(steps):
+        for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dV"), ("tensor", "dP"):
+            yield block.start(unit, product if unit == "tensor" else softmax, f"{what} {n}").done()
+        ds_filled.arrive(block.actor)
+        yield ds_filled.over(n & 1)
+        for what in ("dK", "dQ"):
+            yield block.start("tensor", product, f"{what} {n}").done()
+        yield block.start("copy", add, f"dQ {n}").done()
+
+
+@style.picture
+def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Drawn:
+    """panels: name, share of the tensor cores' time, jobs as (unit, consumer, label, from, to)."""
+    caption = "In the kernel's order, dQ of a step hides the next exponentials, and later matmuls hide its addition."
+    figure, axes = style.new_figure(3.1, f"{caption} One of two consumers. {setting}.", nrows=2, sharex=True)
+    for ax, panel in zip(axes, panels, strict=True):
+        rows = {name: [job[2:] for job in panel["jobs"] if job[:2] == (unit, "0")]
+                for unit, name in backward_step.UNITS.items()}  # fmt: skip
+        strips.lanes(ax, rows, window)
+        ax.set_title(f"{panel['name']}: tensor cores at work {panel['share']:.0%}")
+    axes[-1].set_xlabel("clocks →")
+    ways = "; ".join(f"{panel['name']}: {panel['share']:.0%}" for panel in panels)
+    return figure, f"Two timelines of a consumer with lines for matmuls, exponentials and additions. Tensor cores at work: {ways}."
