@@ -48,7 +48,7 @@ def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
         if len(fits) == len(limits)
         else f"{fits[-1]} only"
         if len(fits) == 1
-        else f"not {[*limits][0].split()[-1]}"
+        else f"not {next(iter(limits)).split()[-1]}"
     )
 
 

@@ -10,7 +10,11 @@ def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128) -> dict:
     columns = N // keys
     stations = {
         "registers of a consumer": ("half of a tile, fp32", B_r * d // 2 * 4, 2 * columns * N // B_r),
-        "its place in shared memory": ("one place each; free again once it was read", B_r * d // 2 * 4, 2 * columns * N // B_r),
+        "its place in shared memory": (
+            "one place each; free again once it was read",
+            B_r * d // 2 * 4,
+            2 * columns * N // B_r,
+        ),
         "sums in L2": ("the copy engine names them, L2 adds", N * d * 4, columns),
         "dQ in HBM": ("the last kernel: in order, times τ, 16 bits", N * d * 2, 1),
     }

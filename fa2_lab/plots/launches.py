@@ -21,7 +21,9 @@ def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
 def draw(work: dict[str, float], setting: str) -> style.Drawn:
     """work: {kernel: µs}, in order."""
     caption = "With an early start, a kernel is launched while the one before it works, and nobody waits for a launch."
-    figure, axes = style.new_figure(2.9, f"{caption} Hatched: the launch; filled: the work. {setting}.", nrows=2, sharex=True)
+    figure, axes = style.new_figure(
+        2.9, f"{caption} Hatched: the launch; filled: the work. {setting}.", nrows=2, sharex=True
+    )
     ends = {}
     most = sum(work.values()) + START * len(work)
     for ax, (name, early) in zip(axes, {"As usual": False, "Early start": True}.items(), strict=True):
@@ -37,7 +39,9 @@ def draw(work: dict[str, float], setting: str) -> style.Drawn:
             style.note(ax, -0.012 * most, y + 0.5, kernel, ha="right")
             launched, free = begun + 0.5, ready + clocks
         ends[name] = free
-        style.bare(ax, (-(0.22 if style.narrow() else 0.12) * most, most), (0, len(work)), xticks=range(0, int(most) + 1, 3))
+        style.bare(
+            ax, (-(0.22 if style.narrow() else 0.12) * most, most), (0, len(work)), xticks=range(0, int(most) + 1, 3)
+        )
         ax.set_title(f"{name}: ends after {free:.1f} µs")
     axes[-1].set_xlabel("µs →")
     words = "; ".join(f"{name}: {end:.1f} µs" for name, end in ends.items())

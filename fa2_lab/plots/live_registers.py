@@ -30,7 +30,9 @@ def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn
             for tensor, n in parts.items():
                 style.tensor_box(ax, x, y + 0.08, n, 0.84, tensor, tensor, linewidth=0.8)
                 x += n
-            style.note(ax, x + 0.012 * most, y + 0.5, f"{x}", weight="bold" if x > limit else "normal", bbox=style.CLEAR)
+            style.note(
+                ax, x + 0.012 * most, y + 0.5, f"{x}", weight="bold" if x > limit else "normal", bbox=style.CLEAR
+            )
             style.note(ax, -0.012 * most, y + 0.5, phase, ha="right")
             words.append(f"{name}, {phase}: {x}")
         ax.plot([limit, limit], [0, len(phases)], color=style.INK, linewidth=1.4, zorder=0)

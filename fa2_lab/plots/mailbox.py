@@ -21,7 +21,9 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 5) -> dict:
 @style.picture
 def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
     """spans: (row, row block, from, to)."""
-    caption = "The producer is a row block ahead, and the mailbox tells the consumers which one is next. A number names a"
+    caption = (
+        "The producer is a row block ahead, and the mailbox tells the consumers which one is next. A number names a"
+    )
     caption += f" row block; a place is full until both consumers have read it. Model of rung {rung}, four tiles each."
     figure, ax = style.new_figure(1.9, caption)
     order = ("producer", "place", "consumer")
@@ -30,7 +32,7 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
     strips.lanes(ax, rows, clocks)
     ax.set(xticks=range(0, int(clocks), 10000), xlabel="clocks →")
     alt = (
-        "Lines over time for the producer, two places of the mailbox and two consumers. The producer begins to copy a row"
+        "Lines over time: the producer, two places of the mailbox and two consumers. The producer begins to copy a row"
         " block while the consumers work on the one before; its number stays in a place until both have read it."
     )
     return figure, alt

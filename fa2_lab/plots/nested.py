@@ -9,9 +9,10 @@ from fa2_lab.plots import style
 def data(name: str = "H200") -> dict:
     """(what it is, what it has), from the outside in."""
     chip = chips.named(name)
+    kib = 4 * chip.registers_per_sm // 1024
     levels = [
         ("GPU", f"{chip.SMs} SMs; HBM, and an L2 of {chip.l2_bytes // 2**20} MiB for all of them"),
-        ("SM", f"thread blocks, up to {chip.warps_per_sm} warps in all; tensor cores; registers, {chip.registers_per_sm // 256} KiB"),
+        ("SM", f"{chip.warps_per_sm} warps at most, as thread blocks; tensor cores; {kib} KiB of registers"),
         ("thread block", f"a few warps; shared memory, up to {chip.shared_per_block // 1024} KiB"),
         ("warp", "32 threads, which execute the same instruction together"),
         ("thread", f"its own numbers, in up to {chip.registers_per_thread} registers"),
@@ -35,14 +36,9 @@ def draw(chip: str, levels: list[tuple[str, str]]) -> style.Drawn:
         style.box(ax, *place, fill=style.tint(style.INK, 0.04 + 0.05 * n), linewidth=0.9)
         y, x = n * line + 0.2, inset + 0.1
         style.note(ax, x, y, name, weight="bold")
-        words = has.replace("; ", ";\n", 1) if style.narrow() else has
         if style.narrow():
-            style.note(ax, x, y + 0.1, _folded(words, 46 - 2 * n), va="top")
+            style.note(ax, x, y + 0.1, textwrap.fill(has, 46 - 2 * n), va="top")
         else:
-            style.note(ax, x + 1.05, y, words)
+            style.note(ax, x + 1.05, y, has)
     style.bare(ax, (-0.02, style.width() - 0.1), (-0.02, high + 0.06))
     return figure, f"Boxes in each other, from the outside in: {'; '.join(f'{name}: {has}' for name, has in levels)}."
-
-
-def _folded(words: str, letters: int) -> str:
-    return "\n".join(textwrap.fill(line, letters) for line in words.replace(";\n", "; ").split("\n"))

@@ -15,7 +15,9 @@ def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
     counts = {name: sum(map(len, passes)) for name, passes in ways.items()}
     saved = counts["two passes"] - counts["one pass"]
     caption = f"One pass saves {saved} matmuls of {counts['two passes']}, because nobody computes S and dP again."
-    figure, ax = style.new_figure(1.25, f"{caption} Hatched: computed before; the exponentials of P are computed again, too.")
+    figure, ax = style.new_figure(
+        1.25, f"{caption} Hatched: computed before; the exponentials of P are computed again, too."
+    )
     for y, (name, passes) in enumerate(ways.items()):
         seen: list[str] = []
         for what in (what for each in passes for what in each):
@@ -25,4 +27,7 @@ def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
         style.note(ax, -0.1, y + 0.5, f"{name}: {len(seen)}", ha="right")
     style.bare(ax, (-(2.2 if style.narrow() else 1.4), max(counts.values())), (0, len(ways)))
     order = "; ".join(f"{name}: {', then '.join(', '.join(each) for each in passes)}" for name, passes in ways.items())
-    return figure, f"Two rows of boxes, one for each matmul of a tile. {order}. S and dP of the second pass are hatched."
+    return (
+        figure,
+        f"Two rows of boxes, one for each matmul of a tile. {order}. S and dP of the second pass are hatched.",
+    )

@@ -40,7 +40,9 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
     """panels: name, share of the tensor cores' time, jobs as (unit, consumer, label, from, to)."""
     caption = "With turns, one consumer multiplies while the other does its softmax; without, both may wait together."
-    caption += f" Model of an SM, d = {d}, where both begin at once; on a GPU they drift apart, and turns gain far less."
+    caption += (
+        f" Model of an SM, d = {d}, where both begin at once; on a GPU they drift apart, and turns gain far less."
+    )
     figure, axes = style.new_figure(3.3, caption, nrows=2, sharex=True)
     for ax, panel in zip(axes, panels, strict=True):
         rows = {f"{name}, {c}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, str(c))]

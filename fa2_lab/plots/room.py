@@ -25,17 +25,22 @@ PRODUCER = 32  # registers of its threads, at most: see ForwardSizes.registers
 
 @style.picture
 def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float, file: int) -> style.Drawn:
-    """shared: {set: {tensor: KiB}}; registers: {set: of each consumer's threads}; limit: KiB of a block; file: of an SM."""
-    caption = "One program fills an SM, in shared memory or in registers. Above: KiB of the places of Q, K, V and of O where"
-    caption += f" it lies apart; {limit:.0f} are there. Beneath: registers of all threads, 128 to a consumer; {file:,} are there."
+    """A bar of each kind for each set, beside all that is there.
+
+    shared: {set: {tensor: KiB}}. registers: {set: of each consumer's threads}. limit, file: KiB, and registers of an SM.
+    """
+    caption = (
+        f"One program fills an SM, in shared memory or in registers. Above: KiB of the places of Q, K, V and of O where it"
+        f" lies apart; {limit:.0f} are there. Beneath: registers of all threads, 128 to a consumer; {file:,} are there."
+    )
     figure, (above, below) = style.new_figure(3.7, caption, nrows=2)
-    for y, (name, parts) in enumerate(shared.items()):
+    for y, parts in enumerate(shared.values()):
         x = 0.0
         for tensor, size in parts.items():
             words = tensor if style.narrow() and size < 0.15 * limit else f"{tensor} {size:.0f}"
             style.tensor_box(above, x, y + 0.1, size, 0.8, tensor, words, linewidth=0.9)
             x += size
-    for y, (name, each) in enumerate(registers.items()):
+    for y, each in enumerate(registers.values()):
         for c, n in enumerate(each):
             words = f"{n} a thread" if not style.narrow() else f"{n}"
             style.box(below, 128 * c * n, y + 0.1, 128 * n, 0.8, words, style.worker(3), linewidth=0.9)

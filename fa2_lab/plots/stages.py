@@ -21,7 +21,9 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 8000) -> style.Drawn:
     """spans: (stage, tile, copy from, copy to, last release). jobs: (actor, label, from, to)."""
     caption = "A stage is filled, read until both consumers have released it, and then filled again."
-    caption += f" Hatched: the copy is under way; filled: the tile is there; nothing: empty. Model of rung {rung}, d = 128."
+    caption += (
+        f" Hatched: the copy is under way; filled: the tile is there; nothing: empty. Model of rung {rung}, d = 128."
+    )
     stages = list(dict.fromkeys(span[0] for span in spans))
     figure, ax = style.new_figure(0.3 * (len(stages) + consumers) + 0.5, caption)
     rows = {stage: [] for stage in stages}
@@ -37,7 +39,7 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
                 style.tensor_box(ax, start, y + 0.06, stop - start, 0.88, tile[0], words, **look)
     ax.set_xlabel("clocks →")
     alt = (
-        f"A line for each of {len(stages)} stages of K and V over time, with a hatched box while a copy is under way and a"
+        f"Lines for {len(stages)} stages of K and V over time, with a hatched box while a copy is under way and a"
         f" filled one until the last of {consumers} consumers has released the tile; beneath, what the consumers do."
     )
     return figure, alt

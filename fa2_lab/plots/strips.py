@@ -165,14 +165,25 @@ class Program:
             self.ended += 1
 
 
-LOOKS = {"Q": "Q", "K": "K", "V": "V", "O": "O", "S": "S", "PV": "O", "softmax": "P", "row block": "m"}  # label: whose hue
+LOOKS = {
+    "Q": "Q",
+    "K": "K",
+    "V": "V",
+    "O": "O",
+    "S": "S",
+    "PV": "O",
+    "softmax": "P",
+    "row block": "m",
+}  # label: whose hue
 UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 
 @style.picture
 def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
     """A panel for each rung, a strip for each unit, and in it a line for each warpgroup."""
-    caption = f"{says}. Model of an H200's SM, d = 128, no mask; softmax: all instructions but the matmuls. Counted: the"
+    caption = (
+        f"{says}. Model of an H200's SM, d = 128, no mask; softmax: all instructions but the matmuls. Counted: the"
+    )
     caption += " share of the time in which a profiler saw the tensor cores at work."
     heights = [0.4 + 0.26 * (1 + 2 * panel["groups"]) for panel in panels]
     figure, axes = style.new_figure(sum(heights) + 0.3, caption, nrows=2, height_ratios=heights, sharex=True)

@@ -1,10 +1,10 @@
 """The look of every picture, and the only place where a colour exists.
 
 Hue says which tensor; P has the hue of S, but paler. A worker (thread block, warp, rank) is one of four greys with its
-name printed on it. What is measured is grey, and ours has one accent. Hatched means masked. Queries run down, keys
-run right. A picture is drawn for a column of 784 pixels, and by the same function for a phone, where panels may stack and no
-letter is smaller. The first sentence of its caption stands above it as a headline. Words never name a colour: what a
-hue says, a label, hatching or an outline says as well.
+name printed on it. What is measured is grey, and ours has one accent. Queries run down, keys run right. A picture is
+drawn for a column of 784 pixels, and by the same function for a phone, where panels may stack and no letter is smaller.
+The first sentence of its caption stands above it as a headline. Words never name a colour: what a hue says, a label,
+hatching or an outline says as well.
 """
 
 import re
@@ -180,7 +180,7 @@ def width() -> float:
 
 
 def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Axes | Sequence[Axes]]:
-    """A figure of so many units of height with its caption and headline, and its axes (arguments as for plt.subplots)."""
+    """A figure of so many units of height with caption and headline, and its axes (arguments as for plt.subplots)."""
     figure = Figure(figsize=(across(), height * across() / width()), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03)
     figure.set_label(caption)

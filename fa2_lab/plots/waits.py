@@ -46,4 +46,7 @@ def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Dra
         ax.set_title(f"{panel['name']}: tensor cores at work {panel['share']:.0%}")
     axes[-1].set_xlabel("clocks →")
     ways = "; ".join(f"{panel['name']}: {panel['share']:.0%}" for panel in panels)
-    return figure, f"Two timelines of a consumer with lines for matmuls, exponentials and additions. Tensor cores at work: {ways}."
+    return (
+        figure,
+        f"Two timelines of a consumer with lines for matmuls, exponentials, additions. Tensor cores at work: {ways}.",
+    )

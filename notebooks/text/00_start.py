@@ -28,7 +28,7 @@ from fa2_lab.machine import chips, grid, io
 from fa2_lab.machine.prices import cost, prices
 from fa2_lab.machine.time import fp32_instructions
 from fa2_lab.machine.warps import tile_bytes
-from fa2_lab.plots import gpu_map, time_and_memory
+from fa2_lab.plots import gpu_map, nested, time_and_memory
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
@@ -115,7 +115,11 @@ show(gpu_map.draw(**gpu_map.data()))
 #   together.
 # - For these instructions, an SM has units. *Tensor cores* multiply small matrices, *FP32 units* add and multiply float32
 #   numbers, and *special function units* compute exponentials.
-#
+
+# %% tags=["hide-input"]
+show(nested.draw(**nested.data()))
+
+# %% [markdown]
 # A number can be in five places:
 #
 # | place | what it is | room on an H200 |

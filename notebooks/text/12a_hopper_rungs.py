@@ -36,7 +36,7 @@ import torch
 from fa2_lab.kernels import triton_versions
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier
-from fa2_lab.plots import bulk_copy, row_reduction, tickets, timeline, wgmma
+from fa2_lab.plots import bulk_copy, row_reduction, strips, tickets, timeline, wgmma
 from fa2_lab.plots.show import show
 from fa2_lab.tools.xray import xray
 from fa2_studio.book import maxima
@@ -53,6 +53,7 @@ from fa2_studio.book.verdicts import verdict
 # For a tile of B_r × B_c scores, the matmuls $QK^\top$ and $PV$ take 4 B_r B_c d FLOPs on the tensor cores, and other
 # units compute B_r B_c exponentials. From the A100 to the H100, the tensor cores of one SM became twice as fast, so
 # they now do 4,096 FLOPs per clock. The rate of exponentials, however, stayed at 16 per clock.
+
 
 # %%
 def clocks(chip, d, B_r=64, B_c=128):  # of the matmuls, of the exponentials
@@ -187,6 +188,14 @@ climb = Climb()
 climb.step("15", "registers", "programs")
 
 # %% [markdown]
+# The strips below show what an SM does on rungs 14 and 15, and the next rungs have such a picture, too. In this model,
+# copies follow one another at the rate that L2 reaches, and a matmul takes the clocks that the tensor cores need for it. A
+# softmax takes one clock for each instruction of a thread, because four warps have four schedulers.
+
+# %% tags=["hide-input"]
+show(strips.draw(**strips.data("14", "15")))
+
+# %% [markdown]
 # Tiles come from right to left, so those that need a mask come first. `full` counts the tiles at the left that need no
 # mask, whereas in chapter 08 it counted keys.
 #
@@ -285,6 +294,7 @@ with TemporaryDirectory() as folder:
 # read, and releases the tile. Two other versions of the consumer each make a mistake. In `forgetful`, consumer 1 does
 # not release tile 2, whereas `hasty` releases each tile as soon as it has started its matmul.
 
+
 # %%
 def consumer(ring, T, c, seen, skip=None, early=False):  # skip: (tile, consumer)
     for n in range(T):
@@ -351,6 +361,9 @@ read(r16, "producer", begin="fill")
 read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 climb.step("16", "issue slots used, %")
 
+# %% tags=["hide-input"]
+show(strips.draw(**strips.data("15", "16")))
+
 # %% [markdown]
 # - `arrive(…, count=1)` is one arrival, by one thread. It counts for the whole warpgroup, because the compiler makes
 #   all 128 threads wait for each other before it.
@@ -404,6 +417,9 @@ climb.step("16", "issue slots used, %")
 # %% tags=["nbval-ignore-output"]
 climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 
+# %% tags=["hide-input"]
+show(strips.draw(**strips.data("16", "17")))
+
 # %% [markdown]
 # A consumer's number `c` is a constant, so each consumer has code of its own.
 #
@@ -422,6 +438,9 @@ climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 change("17", "18", "SIZES")
 climb.step("18", "L2 bytes", "tensor cores at work, %")
 
+# %% tags=["hide-input"]
+show(strips.draw(**strips.data("17", "18")))
+
 # %% [markdown]
 # The same bytes now arrive in half as many tiles. A tile has some costs only *once*, however long it is, and these are
 # therefore paid half as often. They are two waits for matmuls, a rescaling of o, the barriers, and the exchange of the
@@ -439,6 +458,9 @@ climb.step("18", "L2 bytes", "tensor cores at work, %")
 # %% tags=["nbval-ignore-output"]
 change("18", "19", "consumer")
 climb.step("19", "tensor cores at work, %")
+
+# %% tags=["hide-input"]
+show(strips.draw(**strips.data("18", "19")))
 
 # %% [markdown]
 # ## What hides under what?
@@ -546,6 +568,7 @@ climb.step("21", "SM cycles", "clock, GHz")
 # rescaled. But m cancels out of O and L. It only has to keep the exponentials from overflowing, and from vanishing
 # altogether. If m were far above the maximum, ℓ would be 0. The next cell takes the 16 rows of a warp with normally
 # distributed scores, and counts the tiles in which m grows:
+
 
 # %%
 def growths(s, lag):  # s (tiles, rows, columns), in powers of 2
@@ -702,10 +725,12 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 # ```
 # </details>
 
+
 # %%
 def tile_maxima(j, q, k, K, arrived, zero):
     # k: a buffer for one tile of K; zero: 64 × 64 zeros in registers, for the scores
     ...
+
 
 # %% [markdown]
 # Your function becomes part of a kernel like the one of part 2, which has Q's tile in `q`, a second tile in `k`, and
@@ -721,17 +746,26 @@ print(maxima.judge(getsource(tile_maxima)))
 
 # %% tags=["hide-input"]
 busy = {panel["name"].split(":")[0]: round(panel["share"], 2) for panel in timeline.data(d=128)["panels"]}
-verdict("d = 128: tensor cores busy 67, 97, 98 and 100% in the four panels", [*busy.values()] == [0.67, 0.97, 0.98, 1.0])
+verdict(
+    "d = 128: tensor cores busy 67, 97, 98 and 100% in the four panels", [*busy.values()] == [0.67, 0.97, 0.98, 1.0]
+)
 verdict("m need not grow if it may lag", growths(s16, 0)[0] > 20 and growths(s16, 8)[0] == 0)
-verdict("a forgotten release hangs in every order", all(try_out(forgetful, seed)[0] != "all done" for seed in range(50)))
+verdict(
+    "a forgotten release hangs in every order", all(try_out(forgetful, seed)[0] != "all done" for seed in range(50))
+)
 verdict("registers needed and available", [64 * (2 * d + 3 * B_c) // 256 + 24 for d, B_c in ((64, 128), (128, 128), (128, 64))]
         == [152, 184, 136] and [min(255, (512 - 24) // n // 8 * 8) for n in (2, 3)] == [240, 160])  # fmt: skip
 verdict("rung 15 is slower than rung 14", all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))
 verdict("in rung 16, most issue slots stay empty", climb.value("16", "issue slots used, %") < 45)
 verdict("rung 17 takes half of the bytes through L2, but is hardly faster",
         0.4 < climb.compare("17", "L2 bytes") < 0.65 and climb.factor("17") < 1.05)  # fmt: skip
-verdict("rung 18 takes the same bytes, and is faster", abs(climb.compare("18", "L2 bytes") - 1) < 0.1 < climb.factor("18") - 0.95)
-verdict("rung 19 is about as busy as *Neither*, far from *Between*", 50 < climb.value("19", "tensor cores at work, %") < 75)
+verdict(
+    "rung 18 takes the same bytes, and is faster",
+    abs(climb.compare("18", "L2 bytes") - 1) < 0.1 < climb.factor("18") - 0.95,
+)
+verdict(
+    "rung 19 is about as busy as *Neither*, far from *Between*", 50 < climb.value("19", "tensor cores at work, %") < 75
+)
 verdict("rung 23 saves bytes through L2 and few cycles, and hardly lowers the clock", climb.compare("23", "L2 bytes") < 0.85
         and 0.93 < climb.compare("23", "SM cycles") < 1 and climb.compare("23", "clock, GHz") > 0.985)  # fmt: skip
 

@@ -30,7 +30,7 @@ from IPython.display import Markdown, display
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, grid
-from fa2_lab.plots import ideas, pipes
+from fa2_lab.plots import ideas, mailbox, ping_pong, pipes, room, stages, strips
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import heads as by_heads
@@ -121,7 +121,15 @@ display(Markdown("\n".join(lines)))
 # In *ping-pong*, consumers take turns to start their matmuls (part 4). If O does not have its own buffer, it waits for
 # its copy in Q's buffer, as on the last rung. Calls with dropout, softcaps or sinks use the portable kernel. Windows
 # also use it if sequences are packed, or if d is above 128.
-#
+
+# %% [markdown]
+# The picture shows what four of these sets take of an SM. Whatever is free in one row is not enough for a second program,
+# because the registers are used up.
+
+# %% tags=["hide-input"]
+show(room.draw(**room.data()))
+
+# %% [markdown]
 # ## When is the next row block fetched?
 #
 # The tile scheduler comes from rung 21. A program fetches a number by an atomic addition in L2, and it does so as late
@@ -165,7 +173,15 @@ display(Markdown("\n".join(lines)))
 # %% [markdown]
 # So the kernel fetches late, after the producer has started all copies of a row block but the last. At that moment the
 # rings are full, so the consumers have work until the number is there.
-#
+
+# %% [markdown]
+# In the picture, both places of the mailbox are empty most of the time. The number of a row block stays there from the
+# moment at which the producer begins to copy it until both consumers have ended the row block before.
+
+# %% tags=["hide-input"]
+show(mailbox.draw(**mailbox.data()))
+
+# %% [markdown]
 # ## Part 2 · Who copies (24 minutes)
 #
 # ## The roles
@@ -185,7 +201,9 @@ size = sizes.choose(128, 4096, 4096, heads=64, SMs=132, causal=True, lengths=Fal
 tile, C = 2 * size.d_pad, size.consumers  # bytes of a row
 Q, O = C * (1 + size.O_apart), C * size.O_apart  # tiles of 64 rows
 parts = [("Q", f"{Q} × 64 rows", Q * 64 * tile, f"{Q} full, {Q} empty")]
-parts += [("K", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full, {size.stages} empty")]
+parts += [
+    ("K", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full, {size.stages} empty")
+]
 parts += [("V", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full")]
 parts += [("O", f"{O} × 64 rows" if O else "in Q's buffer", O * 64 * tile, "none")]
 parts += [("mailbox", "2 × 4 numbers", 2 * 4 * 4, "2 full, 2 empty")]
@@ -227,6 +245,7 @@ display(Markdown("\n".join(lines)))
 # empty stage and `copy` fills it, while `take` and `release` are the ones from 12a. Consumers release K only. The
 # producer waits before it copies the tiles of V listed in `careful`, counted within their row block.
 
+
 # %%
 def copies(K, V, T, blocks, careful):  # the producer, for `blocks` row blocks of T tiles each
     def copy_v(m):
@@ -266,6 +285,7 @@ def wrong(careful, orders=500):
         run({"producer": copies(K, V, 4, 2, careful)} | consumers, seed)
         failed += any(tiles != list(range(8)) for tiles in seen)
     return failed
+
 
 # %% [markdown]
 # **Predict.** The producer copies two row blocks of four tiles each. Before which of V's copies must it wait?
@@ -318,7 +338,15 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # The stage and the phase come from one number, n, as `n % stages` and `n // stages & 1`. That works because the
 # producer and the consumers count the same tiles, and it can be computed ahead for any tile. The mailbox is like that
 # of rung 21, but it has two slots. So for the mailbox, `n & 1` is the slot, and `n >> 1 & 1` is the phase.
-#
+
+# %% [markdown]
+# The next picture shows four stages over time. Both consumers read a tile, so its stage is free only when the later one
+# has released it.
+
+# %% tags=["hide-input"]
+show(stages.draw(**stages.data()))
+
+# %% [markdown]
 # ## What does a consumer do with a row block?
 
 # %% tags=["nbval-ignore-output"]
@@ -425,7 +453,11 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # take as long as both matmuls, it made the kernel 0.99 to 1.07 times as fast. At d = 128, where exponentials take half
 # as long, it made the kernel only 0.99 times as fast. Under the mask, however, ping-pong is also on at d = 128 if there
 # are many more keys than rows, as the table of ideas in part 5 shows.
-#
+
+# %% tags=["hide-input"]
+show(ping_pong.draw(**ping_pong.data()))
+
+# %% [markdown]
 # ## The softmax step
 #
 # This is the softmax of rung 22, with one addition. `scale_log2` is $\tau \log_2 e$, and each row keeps its own copy of it
@@ -620,6 +652,23 @@ for (d, causal), ratio in over.items():
 # record does not show which of the kernel's differences made it faster.
 
 # %% [markdown]
+# The next four pictures show the rungs from 20 on, which this kernel continues, as strips. The model is that of chapter
+# 12a. From rung 20 on it lets consumers take the tensor cores one after the other, and it leaves out all waits between
+# instructions, so its tensor cores wait less than the counters say.
+
+# %% tags=["hide-input"]
+show(strips.draw(**strips.data("19", "20")))
+
+# %% tags=["hide-input"]
+show(strips.draw(**strips.data("20", "21")))
+
+# %% tags=["hide-input"]
+show(strips.draw(**strips.data("21", "22")))
+
+# %% tags=["hide-input"]
+show(strips.draw(**strips.data("22", "23")))
+
+# %% [markdown]
 # ## The same in 150 lines, and what you cannot express
 #
 # [TileLang](https://github.com/tile-ai/tilelang) compiles attention for Hopper from about 150 lines of Python. Its
@@ -652,6 +701,7 @@ for (d, causal), ratio in over.items():
 # one row block that needs only one stage. The check tries 1, 2 and 3 stages. `yield K.room(n)` waits for room, and
 # n = T is allowed. `yield from K.copy(n)` and `yield from V.copy(n)` copy a tile. V is not released, so `V.room` would
 # wait for ever.
+
 
 # %%
 def my_copies(K, V, T):  # T tiles

@@ -29,10 +29,21 @@ from IPython.display import Markdown, display
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels.hopper.backward.sizes import choose
 from fa2_lab.kernels.tables import TIGHT
-from fa2_lab.machine import chips
+from fa2_lab.machine import chips, grid
 from fa2_lab.machine.asynchrony import Barrier, Block
 from fa2_lab.machine.prices import cost
-from fa2_lab.plots import backward_step, ideas, pipes, roofline
+from fa2_lab.plots import (
+    backward_step,
+    dq_path,
+    ideas,
+    launches,
+    live_registers,
+    passes,
+    pipes,
+    roofline,
+    waits,
+    waves,
+)
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa2
@@ -63,12 +74,17 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 # The second pass computes $S$, $dP$ and the exponentials again. These are two of seven matmuls and half of the
 # exponentials, and a single pass saves them. In exchange, it has to add a tile of dQ for each tile of scores, in fp32.
 # Another unit should do that, so that the warps can go on.
-#
+
+# %% tags=["hide-input"]
+show(passes.draw(**passes.data()))
+
+# %% [markdown]
 # ## One step, in plain code
 #
 # A thread block takes a *column block* of 128 keys and goes through the row blocks. The work on one row block is one
 # **step**. Here is a step with the letters of Algorithm 2. Tiles have keys as rows and queries as columns, so `s` in
 # the code is $S^\top$.
+
 
 # %%
 def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
@@ -81,6 +97,7 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
     dk = dk + tau * (ds @ q)  # 4. (B_c, d)  FA2.A2.L16
     dq = tau * (ds.T @ k)  # 5. (B_r, d)  FA2.A2.L15
     return dk, dv, dq
+
 
 # %% [markdown]
 # - **Why are keys the rows?** The left operand of a matmul may come from registers, but the right one must be in shared
@@ -109,7 +126,11 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
 # have 128. Even then, all at once would leave only 16 registers for everything else. So the registers decide the order
 # of a step, in which $S$, $dP$ and dQ must not all be present together. In the kernel, $S$ is there at the same time as
 # dQ of the previous row block. Then dQ leaves, and only then does $dP$ begin.
-#
+
+# %% tags=["hide-input"]
+show(live_registers.draw(**live_registers.data()))
+
+# %% [markdown]
 # ## Part 2 · The waits of a step (20 minutes)
 #
 # ## The same step, with its waits
@@ -119,6 +140,7 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
 # and so do its exponentials. If both consumers ask for the same unit, this becomes 512 clocks. Additions run side by
 # side, each as if it were alone. An addition takes 600 clocks, which is a guess, and the question below tries other
 # values. In the first version, each job waits for the one before:
+
 
 # %%
 def one_by_one(block, ds_filled, T, add=600):
@@ -131,9 +153,11 @@ def one_by_one(block, ds_filled, T, add=600):
             yield block.start("tensor", 256, f"{what} {n}").done()
         yield block.start("copy", add, f"add dQ {n}").done()
 
+
 # %% [markdown]
 # The second version has the kernel's order at d = 128 under the mask. The dQ of a step is multiplied in the *next*
 # step, beside the exponentials:
+
 
 # %%
 def kernel_order(block, ds_filled, T, add=600):
@@ -159,6 +183,7 @@ def kernel_order(block, ds_filled, T, add=600):
     yield ds_filled.over((T - 1) & 1)
     yield block.start("tensor", 256, f"dQ {T - 1}").done()  # its addition is left out
 
+
 # %%
 def clocks_of_a_step(way, T=50, **options):  # of two consumers
     block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
@@ -175,6 +200,12 @@ for way in (one_by_one, kernel_order):
 # Both consumers share the tensor cores equally, as in chapter 12a. With one job at a time, both consumers wait for
 # exponentials, dS and additions at the same time. In the kernel's order, dQ hides the exponentials, and the next
 # matmuls hide the addition:
+
+# %%
+show(waits.draw(**waits.data()))
+
+# %% [markdown]
+# The next picture shows both consumers in the kernel's order. The jobs of one step have strong edges.
 
 # %%
 show(backward_step.draw(**backward_step.data()))
@@ -351,7 +382,11 @@ read("hopper/backward/sums.py", "add_lines")
 # This is the whole handover. The consumer waits until TMA has read what was here before, and then it stores, fences and
 # starts the addition. The tile of dQ is stored in the order of each thread's registers, so no numbers are shuffled. The
 # last kernel puts the sums in order.
-#
+
+# %% tags=["hide-input"]
+show(dq_path.draw(**dq_path.data()))
+
+# %% [markdown]
 # ## Three launches
 #
 # | launch | programs | what it does |
@@ -368,6 +403,9 @@ read("hopper/backward/sums.py", "add_lines")
 #
 # A row that sees no key has $L = -\infty$, so $-L/\tau$ would be $+\infty$. For such a row, `bwd_preprocess` writes
 # $-\infty$ instead. S begins there, so p is 0.
+
+# %% tags=["hide-input"]
+show(launches.draw(**launches.data()))
 
 # %% [markdown]
 # ## Part 4 · What it costs, and which bits come out (25 minutes)
@@ -414,7 +452,16 @@ display(Markdown("\n".join(ideas.table("backward"))))
 # share it. Batch 2, one K/V head and N = 4,096 make only 64 column blocks for 132 SMs. In such a case, a column block
 # is *divided*, which means that several programs take a part of its row blocks each. Then dK and dV have no single
 # owner either, and TMA adds them up as well.
-#
+
+# %% tags=["hide-input"]
+ran = {}
+for name, parts in (("Whole column blocks", 1), ("Divided in two", 2)):
+    blocks = [grid.BlockWork(0, n, 64 // parts) for n in range(64 * parts)]
+    ran[name] = grid.schedule(blocks, chips.H200.SMs)
+caption = "64 column blocks leave half of the SMs idle, and 128 halves take half of the time."
+show(waves.draw(ran, f"{caption} Each row is an SM of an H200, and each box is one of its programs."))
+
+# %% [markdown]
 # ## Which bits come out?
 #
 # **Predict.** Chance decides which column block adds first, and a sum in fp32 depends on its order. Let 128 column
@@ -540,6 +587,7 @@ for row in repeated:
 # on an H100. It also shows one long sequence, with FlashAttention-4. The lines below the speeds are ratios of our speed
 # to theirs.
 
+
 # %% tags=["hide-input"]
 def mean_ratio(asked, peer):
     found = [row.ratio("fa2_lab", peer) for row in asked if peer in row.values]
@@ -602,9 +650,9 @@ show(roofline.draw(**picture))
 # no registers, so count them as in part 1. How many does a thread need at once at d = 128, and how many would it need
 # if dQ of the step before ran beside S and dP?
 
+
 # %%
-def my_order(block, ds_filled, T, add=600):
-    ...
+def my_order(block, ds_filled, T, add=600): ...
 
 
 # %% tags=["hide-input"]
@@ -674,15 +722,29 @@ for d in (64, 128):
 # %% tags=["hide-input"]
 additions, flops = 16 * 128 * 16384 * 128, 2.5 * 4 * 16384**2 * 128 * 16
 times = 8 * additions / chips.H200.hbm_per_second, flops / chips.H200.tensor_flops
-verdict("the kernel reaches 641 TFLOP/s, a large matmul 797", (round(row.rate("fa2_lab")), round(paper.ceilings["GEMM TFLOP/s"])) == (641, 797))
-verdict("4.3 billion additions take 7 ms, and the matmuls 5.6 ms", [round(1e3 * x, 1) for x in times] == [7.2, 5.6] and additions // 10**8 == 42)
-verdict("the kernel is ahead of cuDNN, and level with FlashAttention-3 or ahead of it",
-        all(mean_ratio(backward_rows, peer)[1] > least for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))))
+verdict(
+    "the kernel reaches 641 TFLOP/s, a large matmul 797",
+    (round(row.rate("fa2_lab")), round(paper.ceilings["GEMM TFLOP/s"])) == (641, 797),
+)
+verdict(
+    "4.3 billion additions take 7 ms, and the matmuls 5.6 ms",
+    [round(1e3 * x, 1) for x in times] == [7.2, 5.6] and additions // 10**8 == 42,
+)
+verdict(
+    "the kernel is ahead of cuDNN, and level with FlashAttention-3 or ahead of it",
+    all(mean_ratio(backward_rows, peer)[1] > least for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))),
+)
 verdict("turns cost less than two passes", all(1 < ours < two for ours, _, two in costs))
 kept = [line for line in ideas.table("backward") if "| yes" in line or "| for" in line]
 verdict("three later ideas are kept", len(kept) == 3 and "the same bits: instructions" in kept[0])
-verdict("S and dP together lose by 30% and more", all(x["worth"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"))
-verdict("since Triton 3.9, dK's matmul does not start late", not TIGHT or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
+verdict(
+    "S and dP together lose by 30% and more",
+    all(x["worth"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"),
+)
+verdict(
+    "since Triton 3.9, dK's matmul does not start late",
+    not TIGHT or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)),
+)
 
 # %% [markdown] tags=["navigation"]
 # [← Hopper, the kernel](12b_hopper_kernel.ipynb) · [The map](00_start.ipynb) · [Decode →](14_decode.ipynb)
