@@ -59,7 +59,7 @@ def consumer(
 @style.picture
 def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, setting: str) -> style.Drawn:
     """Three lanes for each consumer; what belongs to step n has a strong edge."""
-    caption = "The products of a step, in order: S, dV, dP, dK, and its dQ in the next step, beside the exponentials."
+    caption = "While a step does its exponentials, the tensor cores multiply dQ of the step before."
     figure, ax = style.new_figure(3.3, f"{caption} Strong edges: step {n} ({setting}).")
     start, end = window
     lanes = [(c, unit) for c in (0, 1) for unit in UNITS]

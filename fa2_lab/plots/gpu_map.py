@@ -41,7 +41,7 @@ PHONE = (1.1, 1.22, 0.6, 1.87, 3.03, 0.34)
 @style.picture
 def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
     """HBM as a square with the chip's memories as dots in it; these under a lens; the speed of each as a bar."""
-    caption = f"Far memory is big and slow; near memory is small and fast ({chip}; areas and bars to scale)."
+    caption = f"Far memory is big and slow; near memory is small and fast. {chip}, areas and bars to scale."
     figure, ax = style.new_figure(3.15, caption)
     *near, far = places
     SIDE, LENS, WIDE, WORDS, BARS, LONGEST = PHONE if style.narrow() else PAGE

@@ -47,7 +47,7 @@ def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offs
     style.note(ax, left + 1.5 * d + 0.15, (first + B_r / 2) * high, "←", weight="bold")
     style.bare(ax, (-0.1, left + 1.5 * d + 0.8), (-1.2, max(heads * N * high, below + 4.7) + 0.1))
     alt = (
-        f"A grid of {T_r} row blocks by {heads} heads; program ({i}, {head}) is framed. Right, all heads of Q in memory,"
+        f"A grid of {T_r} row blocks by {heads} heads; program ({i}, {head}) is framed. Right, Q of all heads,"
         f" {heads * N} rows of {d} numbers. The block has offsets {offsets[0, 0]} to {offsets[-1, -1]}."
     )
     return figure, alt

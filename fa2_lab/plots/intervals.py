@@ -39,7 +39,7 @@ MEANING = {
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
     """Each mask's tiles by kind, the lines where intervals begin and end, and one row's interval in numbers."""
-    caption = f"Six masks, each an interval in every row: the keys from first up to last. The bar is row {row}."
+    caption = f"Each mask is an interval in every row, so whole tiles can be skipped. The bar is row {row}."
     heights = [1, 1, 1, 0.3 if style.narrow() else 0.1]
     figure, axes = style.new_figure(7.2, caption, nrows=4, ncols=2, height_ratios=heights)
     for ax, (name, parts) in zip(axes[:3].flat, masks.items(), strict=True):

@@ -35,7 +35,7 @@ def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, f
     """Microseconds over the number of programs that share one cache: measured, by the model, and reading alone."""
     best = min(curve, key=lambda point: point[1])
     at_usual = dict(curve)[usual]
-    caption = f"From 8 programs to {usual}: the same bytes in {at_usual / dict(curve)[8]:.0%} of the time."
+    caption = f"{usual} programs read in {at_usual / dict(curve)[8]:.0%} of the time what 8 programs read."
     figure, ax = style.new_figure(3.3, f"{caption} {setting}.")
     ax.plot(*zip(*model, strict=True), color=style.QUIET, linestyle="--", linewidth=1.2)
     ax.plot(*zip(*curve, strict=True), color=style.OURS, marker="o", markersize=4)

@@ -55,7 +55,7 @@ def data(*methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chip
     apart = any(requested < 0.95 * crossed for crossed, _, requested in points.values())
     dots = "A dot: FLOPs per byte that reaches DRAM" + ("; a ring: per byte requested." if apart else ".")
     caption = f"{'; '.join(words)} ({chip.name}). {dots}"
-    return dict(points=points, roofs=roofs, caption=caption, xlabel="FLOPs per byte", narrow=True)
+    return dict(points=points, roofs=roofs, caption=caption, xlabel="FLOPs per byte")
 
 
 def ladder(d: int) -> dict:

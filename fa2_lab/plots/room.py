@@ -27,10 +27,10 @@ PRODUCER = 32  # registers of its threads, at most: see ForwardSizes.registers
 def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float, file: int) -> style.Drawn:
     """A bar of each kind for each set, beside all that is there.
 
-    shared: {set: {tensor: KiB}}. registers: {set: of each consumer's threads}. limit, file: KiB, and registers of an SM.
+    shared: {set: {tensor: KiB}}. registers: {set: of each consumer's threads}. limit, file: of an SM.
     """
     caption = (
-        f"One program fills an SM, in shared memory or in registers. Above: KiB of the places of Q, K, V and of O where it"
+        f"One program fills an SM, in shared memory or in registers. Above: KiB of the places of Q, K, V, and O if it"
         f" lies apart; {limit:.0f} are there. Beneath: registers of all threads, 128 to a consumer; {file:,} are there."
     )
     figure, (above, below) = style.new_figure(3.7, caption, nrows=2)

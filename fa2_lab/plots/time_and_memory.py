@@ -50,7 +50,7 @@ def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -
     (N, slow), (most, full) = time["standard"][-1], memory["standard"][-1]
     faster, less = slow / dict(time["ours"])[N], full / dict(memory["ours"])[most]
     caption = (
-        f"At N = {N:,}, our kernel is {faster:.1f} times as fast as standard attention (simple kernels in bf16). "
+        f"At N = {N:,}, our kernel is {faster:.1f} times as fast as standard attention. Simple kernels in bf16. "
         f"At N = {most:,}, it needs 1/{less:.0f} of the memory of another standard attention, PyTorch's own in float32."
     )
     figure, (above, below) = style.new_figure(5.6, f"{caption} {setting}.", nrows=2, sharex=True)

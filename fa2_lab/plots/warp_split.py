@@ -21,8 +21,10 @@ def draw(B_r: int, B_c: int, d: int, W: int, moved: dict) -> style.Drawn:
 
     moved: {"split_k": {("read", "Q"): bytes, ...}, "split_q": ...}.
     """
-    caption = "The paper's figure 3: when warps split Q instead of K, no partial sums cross shared memory"
-    figure, axes = style.stacked(3.3, f"{caption} (tile of {B_r} × {B_c}, d = {d}, 16 bits; schematic).", ncols=2)
+    caption = "When warps split Q instead of K, no partial sums cross shared memory."
+    figure, axes = style.stacked(
+        3.3, f"{caption} The paper's figure 3, for a tile of {B_r} × {B_c}, d = {d}, 16 bits.", ncols=2
+    )
     figure.get_layout_engine().set(wspace=0.08)
     cost = {scheme: f"{kib(sum(moved[scheme].values()))} KiB" for scheme in NAMES}
     for ax, scheme in zip(axes[0], NAMES, strict=True):

@@ -22,9 +22,9 @@ def data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
     ran = {name: grid.schedule(blocks, chips.H100.SMs) for name, blocks in grids.items()}
     idle = chips.H100.SMs - ran["FA1, one thread block per head"].SMs_used
     caption = (
-        f"At batch 1 with {heads} heads, N = {N:,} and row blocks of {B}, FA1 leaves {idle} of {chips.H100.SMs} SMs"
-        " idle; FA2 fills them, and launching heavy blocks first trims the tail. Each row is an SM. On it, thread"
-        " blocks alternate between two strengths of the fill."
+        f"FA1 leaves {idle} of {chips.H100.SMs} SMs idle; FA2 fills them, and heavy blocks first trim the tail."
+        f" Batch 1, {heads} heads, N = {N:,}, row blocks of {B}. Each row is an SM. On it, thread blocks"
+        " alternate between two strengths of the fill."
     )
     return dict(ran=ran, caption=caption)
 
@@ -78,6 +78,7 @@ def _end(ax: style.Axes, schedule: Schedule, last: float) -> None:
     inside = end > 0.8 * last
     look = dict(ha="right", bbox=style.CLEAR) if inside else dict(ha="left")
     style.note(ax, end + (-0.01 if inside else 0.01) * last, 0.85 * schedule.SMs, f"ends at {end:,g}", **look)
-    if idle := schedule.SMs - schedule.SMs_used:
+    idle = schedule.SMs - schedule.SMs_used
+    if idle > schedule.SMs / 10:  # else there is no room for words
         words = f"{idle} SMs never get a thread block"
         style.note(ax, last / 2, schedule.SMs - idle / 2, words, ha="center")

@@ -62,7 +62,7 @@ for row in load("ladder").rows:
 
 # %% tags=["hide-input"]
 ran = {"FA1 as printed": timetable(6, [16] * 4), "FA2": timetable(6, [4] * 16)}
-show(waves.draw(ran, "Each row is an SM, and each box is one of its thread blocks.", narrow=True))
+show(waves.draw(ran, "Each row is an SM, and each box is one of its thread blocks."))
 for name, made in ran.items():
     print(f"{name}: ends after {made.makespan:.0f} tiles, the SMs are busy {made.utilisation:.0%} of the time")
 

@@ -184,7 +184,7 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # The picture is the paper's figure 3:
 
 # %% tags=["hide-input"]
-show(warp_split.draw(**warp_split.data(), narrow=True))
+show(warp_split.draw(**warp_split.data()))
 
 # %% [markdown]
 # ## Could split-K merge once, at the end?
@@ -261,7 +261,7 @@ for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
 roof = roofline.Roof(price.tensor / 1e12, price.shared / 1e12, "", "tensor cores 312")
 caption = "The tile under both splits (A100). Here a dot counts bytes of shared memory; in earlier chapters, of DRAM."
 axis = f"FLOPs per byte of shared memory ({price.shared / 1e12:.1f} TB/s)"
-show(roofline.draw(points, [roof], caption, axis, narrow=True))
+show(roofline.draw(points, [roof], caption, axis))
 
 # %% [markdown]
 # And on a real GPU? The kernels s00 and s01 have tiles of 32 × 32 and two warps, and ran on an H200. We ask the model for

@@ -284,7 +284,7 @@ for name, (flops, link) in speeds.items():
 
 # %% tags=["hide-input"]
 recorded = ring_speed.data()
-show(ring_speed.draw(**recorded, narrow=True))
+show(ring_speed.draw(**recorded))
 
 # %% [markdown]
 # From 32,768 tokens on, the ring is faster than one GPU. The rest of the factor of 4 is probably lost to merges and to

@@ -1,4 +1,4 @@
-"""Every picture: readable at 784 pixels and on a phone, nothing cut or covered, colours of the table, words for those who cannot see.
+"""Every picture: readable at 784 pixels and on a phone, nothing cut or covered, and words for those who cannot see.
 
 The file in figures/ shows what the code draws: the same words, colours and shapes. Places may differ by a few pixels,
 because each version of matplotlib lays a picture out a little differently.

@@ -6,13 +6,16 @@ import json
 import numpy as np
 import pytest
 
-from fa2_lab.machine import chips, io, prices
+from fa2_lab.kernels import ladder
+from fa2_lab.machine import chips, io, prices, reasons
 from fa2_lab.plots import poster, ratios, ring_speed, roofline
 from fa2_lab.records import load, path_of
 from fa2_lab.reference import fa2
 from fa2_lab.tiles import Tiling
 from fa2_lab.tools.figures import SHEETS, module
 from fa2_lab.trace import Trace
+
+CORES = "tensor cores at work, %"
 
 
 def data(name):
@@ -133,6 +136,44 @@ def test_tensor_cores_are_busier_the_more_overlaps_and_products_come_in_order():
     mine = [(what, number) for c, unit, what, number, begun, _ in sorted(seen["jobs"], key=lambda job: job[4])
             if (c, unit) == (0, "tensor") and seen["window"][0] <= begun][:5]  # fmt: skip
     assert mine == [("S", 3), ("dQ", 2), ("dV", 3), ("dP", 3), ("dK", 3)]
+
+
+@pytest.mark.parametrize("after", range(14, 24))
+def test_strips_have_what_was_compiled_and_counted_and_no_unit_or_stage_twice(after):
+    seen = module("strips").data(str(after - 1), str(after))
+    for panel in seen["panels"]:
+        size = module("strips").sizes(str(panel["number"]))
+        took = {"copy": {size.copy, size.rows}, "tensor": {size.product}, "exp": {size.softmax}}
+        for unit, _, what, begun, ended in panel["jobs"]:
+            least = min(took[unit])
+            assert ended - begun >= least - 1e-6, (what, least)  # alone on its unit or sharing it, never faster
+        copies = sorted(job[3:] for job in panel["jobs"] if job[0] == "copy")
+        assert all(end <= begun + 1e-6 for (_, end), (begun, _) in itertools.pairwise(copies))
+        assert panel["counted"] == pytest.approx(
+            reasons.counters(load("ladder"), ladder.find(str(panel["number"])))[CORES]
+        )
+
+
+def test_a_stage_is_full_before_it_is_read_and_empty_before_it_is_filled():
+    seen = data("stages")
+    for stage in {span[0] for span in seen["spans"]}:
+        mine = sorted(span[2:] for span in seen["spans"] if span[0] == stage)
+        assert all(begun < there <= released for begun, there, released in mine)
+        assert all(released <= begun for (_, _, released), (begun, _, _) in itertools.pairwise(mine))
+    for place in ("place 0", "place 1"):
+        full = sorted(span[2:] for span in data("mailbox")["spans"] if span[0] == place)
+        assert all(read <= sent for (_, read), (sent, _) in itertools.pairwise(full))
+
+
+def test_what_a_program_takes_is_there_and_the_registers_of_a_step_are_the_chapter_s():
+    seen = data("room")
+    for name, parts in seen["shared"].items():
+        assert sum(parts.values()) <= seen["limit"] and 128 * (sum(seen["registers"][name]) + 32) <= seen["file"]
+    sums = {
+        name: [sum(parts.values()) for parts in phases.values()]
+        for name, phases in data("live_registers")["tiles"].items()
+    }
+    assert list(sums.values()) == [[160, 192, 224], [192, 192, 224], [256, 256, 320]]
 
 
 def test_the_ring_s_speeds_are_the_record_s():
