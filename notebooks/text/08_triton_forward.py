@@ -65,9 +65,7 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says o
 # %% tags=["hide-input"]
 ladder, paper = record_of("ladder"), record_of("paper")
 grid_row = dict(batch=4, heads=16, kv_heads=16, N_q=4096, N_k=4096, d=128, causal=False, dtype="bfloat16")
-climbed, published = (
-    next(r for r in x.rows if r.problem == grid_row and r.direction == "forward") for x in (ladder, paper)
-)
+climbed, published = (next(r for r in x.rows if r.problem == grid_row and r.direction == "forward") for x in (ladder, paper))
 milliseconds_on_H200 = {
     "a first kernel, line by line (rung 01)": climbed.values["r01_fa1"][0],
     "standard attention, three kernels (rung 00)": climbed.values["r00_standard"][0],
@@ -106,7 +104,6 @@ print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):
 # execute the same lines and differ in one number, `tl.program_id`. The *launch* decides how many programs there are: the
 # tuple in the square brackets is the *grid*. Here 10 numbers are doubled by programs that have blocks of 4:
 
-
 # %%
 @triton.jit
 def double_kernel(X, B: tl.constexpr):
@@ -132,7 +129,6 @@ print([int(x) for x in memory])
 #
 # **Build.** Write the kernel that stores the differences of neighbours, Y[n] = X[n + 1] − X[n]. X has N + 1 numbers and Y
 # has N.
-
 
 # %%
 @triton.jit
@@ -169,18 +165,10 @@ def judge_launch(launch, cases, tolerance=1e-5):
         return None if out.isinf().all() else host(out)
 
     written.__name__ = f"{launch.__name__}_kernel"
-    check(
-        written,
-        *(Case(words, (out.shape, *inputs), host(out)) for words, (inputs, out) in cases.items()),
-        tolerance=tolerance,
-    )
+    check(written, *(Case(words, (out.shape, *inputs), host(out)) for words, (inputs, out) in cases.items()), tolerance=tolerance)
 
 
-X, ten, half = (
-    guarded(normal(17, dtype=torch.float32))[0],
-    guarded(normal(11, dtype=torch.float32))[0],
-    guarded(normal(17))[0],
-)
+X, ten, half = guarded(normal(17, dtype=torch.float32))[0], guarded(normal(11, dtype=torch.float32))[0], guarded(normal(17))[0]
 cases = {
     "16 results in fp32. Is X + 1 the next element, with no 4 for its bytes?": ((X,), X.diff()),
     "16 results from fp16. Is it the same code for another type?": ((half,), half.float().diff()),
@@ -222,7 +210,6 @@ for name, view in (("matrix", matrix), ("matrix[:, :2]", matrix[:, :2]), ("matri
 # **Build.** Write the kernel that copies a matrix with any strides to Y, whose rows are contiguous. Each program copies one
 # block of B × B.
 
-
 # %%
 @triton.jit
 def copy_kernel(X, Y, rows, columns, row_stride, column_stride, B: tl.constexpr):
@@ -238,10 +225,7 @@ def copy(X, Y):
 wide = guarded(normal(16, 24, dtype=torch.float32))[0]
 cases = {
     "16 × 24. Has each program its own rows and columns, and is a row of Y `columns` long?": ((wide,), wide),
-    "the first 13 of 24 columns. Is row_stride used, and does the mask ask for the column?": (
-        (wide[:, :13],),
-        wide[:, :13],
-    ),
+    "the first 13 of 24 columns. Is row_stride used, and does the mask ask for the column?": ((wide[:, :13],), wide[:, :13]),
     "11 × 24. Does the mask ask for the row?": ((wide[:11],), wide[:11]),
     "a transposed view, 24 × 16. Is column_stride used?": ((wide.T,), wide.T),
 }
@@ -319,7 +303,6 @@ if timed.exists():
 # **Build.** Write the softmax of each row, one program per row. The rows of X are `x_stride` apart, the rows of Y are
 # `y_stride` apart, and the columns of both are neighbours.
 
-
 # %%
 @triton.jit
 def softmax_kernel(X, Y, columns, x_stride, y_stride, B: tl.constexpr):
@@ -367,7 +350,6 @@ judge_launch(softmax, {words: ((x,), x.softmax(1)) for words, x in cases.items()
 #
 # **Build.** Write C = A B, one program for each T × T tile of C. A is M × K, B is K × N, and all three have contiguous
 # rows. `tl.zeros((T, T), tl.float32)` makes the accumulator, and `range(0, K, T)` works in a kernel as it does in Python.
-
 
 # %%
 @triton.jit
@@ -425,10 +407,7 @@ judge_launch(product, cases, tolerance=1e-3)
 
 # %%
 WARPS = 2, 4, 8
-compiled = {
-    chip: xray_launches("00", [dict(num_warps=W) for W in WARPS], chip, causal=False) for chip in ("sm_80", "sm_90")
-}
-
+compiled = {chip: xray_launches("00", [dict(num_warps=W) for W in WARPS], chip, causal=False) for chip in ("sm_80", "sm_90")}
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 def instructions(kernel, name):  # of one thread
@@ -450,9 +429,7 @@ print("\nP V, a tile of 64 × 128   registers   how warps   instructions of the 
 for chip, launches in compiled.items():
     for W, (*_, kernel) in zip(WARPS, launches, strict=True):
         kind = "HGMMA" if instructions(kernel, "HGMMA") else "HMMA"
-        print(
-            f"{chip:7}{W:8}{kernel.numbers['registers']:20}{shared_by(kernel):>12}{instructions(kernel, kind):7} {kind}"
-        )
+        print(f"{chip:7}{W:8}{kernel.numbers['registers']:20}{shared_by(kernel):>12}{instructions(kernel, kind):7} {kind}")
 
 # %% [markdown]
 # - **Elements.** With twice the warps, a thread has half as many numbers, half as many loads, and fewer registers. But the
@@ -477,7 +454,6 @@ for chip, launches in compiled.items():
 # says that the block may reach past the last row. Offsets of more than 2³¹ do not fit in 32 bits, so the offset of the
 # first row has 64. The picture below shows the way from a program's number to its tile, for d = 4.
 
-
 # %%
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexpr):
@@ -487,7 +463,6 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
         return tl.load(at, mask=first + row < N, other=0.0)
     else:
         return tl.load(at)
-
 
 # %% tags=["hide-input"]
 show(ragged_edge.draw(**ragged_edge.data()))
@@ -519,14 +494,14 @@ LN2 = tl.constexpr(math.log(2))
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
     s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
     if MASKED:
-        s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)
+        s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None],
+                        s_ij, NEG_INF)
     m_new = tl.maximum(m_i, tau_log2 * tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
     p_ij = tl.exp2(tau_log2 * s_ij - m_new[:, None])  # (B_r, B_c)  FA2.A1.L9
     alpha = tl.exp2(m_i - m_new)  # (B_r,)  FA2.A1.L9
     l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
     o_i = alpha[:, None] * o_i + tl.dot(p_ij.to(v_j.dtype), v_j)  # (B_r, d)  FA2.A1.L10
     return o_i, l_i, m_new
-
 
 # %% [markdown]
 # **Predict.** Q = 0, so all scores are 0. 10 keys have the value 1. In a block of 16, six rows of K and V are missing and
@@ -578,13 +553,12 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 # at −∞, and −∞ − (−∞) is not a number. Chapter 04 put 0 in its place in each tile. Our rungs start m at `LOWEST`,
 # $-10^{30}$, and then the loop needs no extra line: −∞ − (−10³⁰) is −∞, so $p = 2^{-\infty} = 0$, and ℓ stays 0.
 
-
 # %%
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
     # minimum: rows of the block past the end would see more than N_k keys
-    return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row  # N_k for each row
-
+    return (tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL
+            else N_k + 0 * row)  # N_k for each row
 
 # %% [markdown]
 # ## Now write it
@@ -595,12 +569,10 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 # `visit` from the tile's first key. The state (o, ℓ, m) is in fp32, and `tau_log2` is $\tau \log_2 e$. Always pass
 # `MASKED=True`, since it also hides the keys past the end.
 
-
 # %%
 @triton.jit
-def my_kernel(
-    Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr
-):
+def my_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr,
+              d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
     pass
 
 
@@ -637,9 +609,7 @@ cases = {
     "45 queries, 70 keys, causal. Is key r + 25 the last that row r sees?": (Q, K, V, True),
     "20 queries, 12 keys, causal: rows 0 to 7 see no key. What are their O and L?": (far, few, few, True),
 }
-check(
-    my_attention, *(Case(words, case, truth(*case)) for words, case in cases.items()), tolerance=2e-3, names=("O", "L")
-)
+check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.items()), tolerance=2e-3, names=("O", "L"))
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -729,7 +699,6 @@ show(grid_addresses.draw(**grid_addresses.data()))
 # Without that, the second call finds its inputs in L2, and is faster than it would be in a model. These are the ten
 # lines:
 
-
 # %%
 def milliseconds(call, repeats=20):
     for _ in range(3):  # warm-up: the first call compiles
@@ -742,7 +711,6 @@ def milliseconds(call, repeats=20):
         torch.cuda.synchronize()  # wait until the GPU has passed the second event
         times.append(start.elapsed_time(end))
     return statistics.median(times)  # one disturbed call does not move it
-
 
 # %% [markdown]
 # With a GPU, the next cell times rung 11 beside PyTorch's `scaled_dot_product_attention`, and your kernels can be added to
@@ -795,19 +763,12 @@ want = heads.forward(*map(host, (q, k, v)), stage="naive", causal=True)
 right = [close(host(a), b, 2e-3) for a, b in zip(rung.forward(q, k, v, True), want, strict=True)]
 verdict("rung 11 = the dense result, causal, with rows that see no key", all(right))
 first, standard, _, last = milliseconds_on_H200.values()
-verdict(
-    "rung 01: ten times slower than PyTorch's FlashAttention-2, and slower than rung 00",
-    first > max(10 * torch_flash, standard),
-)
+verdict("rung 01: ten times slower than PyTorch's FlashAttention-2, and slower than rung 00", first > max(10 * torch_flash, standard))
 verdict("rung 11 is between FlashAttention-2 and -3", published.values["FlashAttention-3"][0] < last < torch_flash)
 products = {chip: [kernel for *_, kernel in launches] for chip, launches in compiled.items()}
-verdict(
-    "two warps: no HGMMA, and nearly 255 registers",
-    all(not instructions(x[0], "HGMMA") and x[0].numbers["registers"] > 240 for x in products.values()),
-)
-verdict(
-    "four warps: [1, 4] on sm_80, [4, 1] on sm_90", [shared_by(x[1]) for x in products.values()] == ["[1, 4]", "[4, 1]"]
-)
+verdict("two warps: no HGMMA, and nearly 255 registers",
+        all(not instructions(x[0], "HGMMA") and x[0].numbers["registers"] > 240 for x in products.values()))
+verdict("four warps: [1, 4] on sm_80, [4, 1] on sm_90", [shared_by(x[1]) for x in products.values()] == ["[1, 4]", "[4, 1]"])
 softmaxes = [[kernel.numbers["registers"] for _, kernel, _ in launches] for launches in compiled.values()]
 verdict("the softmax takes fewer registers per thread with more warps", all(x > y > z for x, y, z in softmaxes))
 

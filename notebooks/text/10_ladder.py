@@ -127,12 +127,9 @@ for number in ("09", "10", "11"):
 # It prints pages of numbers. Three of them are enough to begin with. Here they are from the recorded run, and without a
 # GPU `fa2-lab ladder 09 10` lists the same counters:
 
-
 # %% tags=["hide-input"]
 def page(*numbers):
-    columns = [
-        (f"rung {n}", {x: y for x, y in counts[ladder.find(n)].items() if x.startswith("stall: ")}) for n in numbers
-    ]
+    columns = [(f"rung {n}", {x: y for x, y in counts[ladder.find(n)].items() if x.startswith("stall: ")}) for n in numbers]
     print(f"{'section of ncu':20}{'what to read':38}" + "".join(f"{name:>10}" for name, _ in columns))
 
     def line(section, what, cells):
@@ -219,9 +216,9 @@ show(prefetch.draw(**prefetch.data()))
 #
 # **Build.** Return the times at which the work on each tile ends, in order.
 
-
 # %%
-def pipeline(tiles, stages, copy, work): ...
+def pipeline(tiles, stages, copy, work):
+    ...
 
 
 # %% tags=["hide-input"]
@@ -258,7 +255,6 @@ check(pipeline, *(Case(words, case, by_rules(*case)) for words, case in cases.it
 #
 # The picture shows five tiles with one stage and with three. Here a copy takes 4 units and the work on a tile takes 5,
 # about as in rung 09. A digit is the number of the tile that is being copied or worked on.
-
 
 # %% tags=["hide-input"]
 def timeline(tiles, stages, copy, work):
@@ -373,9 +369,7 @@ for number, (_, found) in machine.items():
 page("09", "10", "11")
 print()
 for number in ("10", "11"):
-    print(
-        f"rung {number} over the rung before: no mask × {factor(number, full):.2f}, causal × {factor(number, causal):.2f}"
-    )
+    print(f"rung {number} over the rung before: no mask × {factor(number, full):.2f}, causal × {factor(number, causal):.2f}")
 
 # %% [markdown]
 # All waits but one have gone from each loop, and the message has gone as well. `barrier` has fallen to a third, and the
@@ -463,7 +457,6 @@ Markdown(f"<details><summary>One counter for each change, before and after</summ
 # reasons. O, $\ell$ and m travel at every tile instead: rung 00 moves about $4N^2$ elements, and rung 01 about
 # $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and $B_c$ = 64. In bytes that is 1.7 times as much. And its 64
 # programs, on 132 SMs, draw less than half as many bytes per second.
-
 
 # %% tags=["hide-input"]
 def dram(number):
@@ -669,7 +662,6 @@ show(roofline.draw(**roofline.data()))
 # ```
 # </details>
 
-
 # %% tags=["hide-input"]
 def in_cycles(old, new):
     return counts[old]["SM cycles"] / counts[new]["SM cycles"]
@@ -765,122 +757,58 @@ Markdown("\n".join([*fold, *experiments.table(record), "", "</details>"]))
 # ## Checks
 
 # %% tags=["hide-input"]
-verdict(
-    "rungs 09 to 11: more than half as fast again; predicted 1.66; barriers rise, then fall to a third",
-    full.ratio(*pair("10")[::-1]) * factor("11", full) > 1.5
-    and round(reasons.predicted(*pair("10"), causal=False, d=128), 2) == 1.66
-    and count("10", "stall: barrier") > 2 * count("09", "stall: barrier")
-    and count("11", "stall: barrier") < 0.34 * count("10", "stall: barrier"),
-)
-verdict(
-    "rung 09 waits most for data, and no unit is at its limit",
-    max((x for x in counts[pair("10")[0]] if "stall" in x), key=counts[pair("10")[0]].get) == "stall: long_scoreboard"
-    and count("09", cores) < 36
-    and count("09", issued) < 28,
-)
+verdict("rungs 09 to 11: more than half as fast again; predicted 1.66; barriers rise, then fall to a third",
+        full.ratio(*pair("10")[::-1]) * factor("11", full) > 1.5 and round(reasons.predicted(*pair("10"), causal=False, d=128), 2) == 1.66
+        and count("10", "stall: barrier") > 2 * count("09", "stall: barrier") and count("11", "stall: barrier") < 0.34 * count("10", "stall: barrier"))
+verdict("rung 09 waits most for data, and no unit is at its limit", max((x for x in counts[pair("10")[0]] if "stall" in x), key=counts[pair("10")[0]].get)
+        == "stall: long_scoreboard" and count("09", cores) < 36 and count("09", issued) < 28)
 verdict("rung 10: gmma 0.16", count("10", "stall: gmma") == 0.16)
 verdict("waits for products: 2, 12, 1 per tile", [held(n, what="waits") for n in ("09", "10", "11")] == [2, 12, 1])
-verdict(
-    "the tensor cores work 54% of rung 11, so at most × 1.84",
-    (round(count("11", cores)), round(100 / count("11", cores), 2)) == (54, 1.84),
-)
-verdict(
-    "rung 05 gains 24%, rung 07 under the mask × 1.51",
-    (round(factor("05", full), 2), round(factor("07", causal), 2)) == (1.24, 1.51),
-)
+verdict("the tensor cores work 54% of rung 11, so at most × 1.84", (round(count("11", cores)), round(100 / count("11", cores), 2)) == (54, 1.84))
+verdict("rung 05 gains 24%, rung 07 under the mask × 1.51", (round(factor("05", full), 2), round(factor("07", causal), 2)) == (1.24, 1.51))
 verdict("the queues by hand = the package's model", close([alone, two], [model.clocks(rung, n) for n in (1, 2)], 1e-3))
 points, ceilings = roofline.data()["points"], record.ceilings
 left = [points[ladder.find(n)][0] < ceilings["GEMM TFLOP/s"] / ceilings["copy TB/s"] for n in ("00", "01", "02", "03")]
 verdict("rungs 00 to 02 stand left of the ridge, 03 to the right", left == [True, True, True, False])
-verdict(
-    "rungs 00 to 02: DRAM moves what the closed form asks for; rung 03: a small part of it",
-    all(abs(dram(n) / asked[n] * 1e9 / 64 - 1) < 0.05 for n in ("00", "01", "02"))
-    and dram("03") < 64 * asked["03"] / 20e9,
-)
-verdict(
-    "rung 01 is much slower than rung 00; 03 is worth most",
-    factor("01", full) < 0.5 and max(ladder.RUNGS[1:], key=lambda r: factor(r[1:3], full)) == ladder.find("03"),
-)
-lacks = [
-    factor("03", row) / reasons.predicted(*pair("03"), causal=False, d=128, heads=n)
-    for n, row in ((64, full), (8, few))
-]
-verdict(
-    "with 64 heads the model lacks DRAM, with 8 it is right within a fifth", lacks[0] > 1.1 and abs(lacks[1] - 1) < 0.2
-)
+verdict("rungs 00 to 02: DRAM moves what the closed form asks for; rung 03: a small part of it",
+        all(abs(dram(n) / asked[n] * 1e9 / 64 - 1) < 0.05 for n in ("00", "01", "02")) and dram("03") < 64 * asked["03"] / 20e9)
+verdict("rung 01 is much slower than rung 00; 03 is worth most", factor("01", full) < 0.5 and max(ladder.RUNGS[1:], key=lambda r: factor(r[1:3], full)) == ladder.find("03"))
+lacks = [factor("03", row) / reasons.predicted(*pair("03"), causal=False, d=128, heads=n) for n, row in ((64, full), (8, few))]
+verdict("with 64 heads the model lacks DRAM, with 8 it is right within a fifth", lacks[0] > 1.1 and abs(lacks[1] - 1) < 0.2)
 
-verdict(
-    "rung 04 gains nothing, rung 05 more than the 8% of chapter 04, and under the mask nothing",
-    abs(factor("04", full) - 1) < 0.05 and factor("05", full) > 1.1 and factor("05", causal) < 1.06,
-)
-verdict(
-    "programs: 2, 3 without a mask; 2, 2, 3 with one, and there rung 06 gains more",
-    [held("04"), held("05")] == [2, 3]
-    and [held(n, True) for n in ("04", "05", "06")] == [2, 2, 3]
-    and factor("06", causal) > factor("06", full) + 0.1,
-)
+verdict("rung 04 gains nothing, rung 05 more than the 8% of chapter 04, and under the mask nothing",
+        abs(factor("04", full) - 1) < 0.05 and factor("05", full) > 1.1 and factor("05", causal) < 1.06)
+verdict("programs: 2, 3 without a mask; 2, 2, 3 with one, and there rung 06 gains more", [held("04"), held("05")] == [2, 3]
+        and [held(n, True) for n in ("04", "05", "06")] == [2, 2, 3] and factor("06", causal) > factor("06", full) + 0.1)
 verdict("rung 08: a program less without a mask, and it loses", held("08") < held("07") and factor("08", full) < 0.95)
 tooth, line = saw.data()["measured"], saw.data()["model"]
-verdict(
-    "rung 09 over 07: a gain with 8 heads, a loss with 6, and with 20, where the model gains",
-    max(tooth[6], tooth[20]) < 1 < min(tooth[8], line[20]),
-)
-verdict(
-    "at 168 registers causal 05 and 09 gain about a tenth and more, 03 less",
-    min(answer("05 at 168 registers", True), answer("09 at 168 registers")) > 1.08 > answer("03 at 168 registers") > 1,
-)
-verdict(
-    "with one stage the order of the loops gains nothing without a mask", abs(answer("11 with one stage") - 1) < 0.04
-)
-verdict(
-    "software exponentials gain nothing",
-    max(answer("23 with software exponentials", x, 64) for x in (False, True)) < 1.02,
-)
+verdict("rung 09 over 07: a gain with 8 heads, a loss with 6, and with 20, where the model gains", max(tooth[6], tooth[20]) < 1 < min(tooth[8], line[20]))
+verdict("at 168 registers causal 05 and 09 gain about a tenth and more, 03 less",
+        min(answer("05 at 168 registers", True), answer("09 at 168 registers")) > 1.08 > answer("03 at 168 registers") > 1)
+verdict("with one stage the order of the loops gains nothing without a mask", abs(answer("11 with one stage") - 1) < 0.04)
+verdict("software exponentials gain nothing", max(answer("23 with software exponentials", x, 64) for x in (False, True)) < 1.02)
 waited = "stall: long_scoreboard"
 verdict("rung 10 waits less for data", count("10", waited) < 0.6 * count("09", waited))
-verdict(
-    "rung 11: far fewer waits in a tile, and a gain",
-    held("11", what="waits") < held("10", what="waits") / 3 and min(factor("11", full), factor("11", causal)) > 1.04,
-)
-verdict(
-    "64 heads: rung 01 moves 1.7 times the bytes of rung 00, and less than half as many a second",
-    1.6 < dram("01") / dram("00") < 1.75 and factor("01", full) * dram("01") / dram("00") < 0.5,
-)
-verdict(
-    "shared memory holds two programs from rung 10 on, up to rung 16",
-    all(227 * 1024 // held(n, what="shared") == 2 for n in ("10", "11", "12", "13", "14", "15", "16")),
-)
-verdict(
-    "without a pause rung 17 gains, with a higher clock",
-    steady.ratio(*pair("17")[::-1]) > 1.02
-    and chip[ladder.find("17")][0] > chip[ladder.find("16")][0] + 0.1
-    and factor("17", full) < 1,
-)
+verdict("rung 11: far fewer waits in a tile, and a gain", held("11", what="waits") < held("10", what="waits") / 3
+        and min(factor("11", full), factor("11", causal)) > 1.04)
+verdict("64 heads: rung 01 moves 1.7 times the bytes of rung 00, and less than half as many a second",
+        1.6 < dram("01") / dram("00") < 1.75 and factor("01", full) * dram("01") / dram("00") < 0.5)
+verdict("shared memory holds two programs from rung 10 on, up to rung 16",
+        all(227 * 1024 // held(n, what="shared") == 2 for n in ("10", "11", "12", "13", "14", "15", "16")))
+verdict("without a pause rung 17 gains, with a higher clock", steady.ratio(*pair("17")[::-1]) > 1.02
+        and chip[ladder.find("17")][0] > chip[ladder.find("16")][0] + 0.1 and factor("17", full) < 1)
 full_clock, lower = ([chip[ladder.find(n)] for n in numbers] for numbers in (
     ("03", "04", "08", "09"), ("05", "06", "07", *(f"{n:02}" for n in range(10, 24)))))  # fmt: skip
 watts = [round(end(x[1] for x in readings)) for readings in (full_clock, lower) for end in (min, max)]
-verdict(
-    "677 to 690 W at 1.97 GHz and more; 678 to 701 W at a lower clock",
-    watts == [677, 690, 678, 701] and max(lower)[0] < 1.86 < 1.96 < min(full_clock)[0],
-)
-verdict(
-    "rung 12 loses: the cycles of rung 11, more bytes, a lower clock",
-    abs(in_cycles(*pair("12")) - 1) < 0.04
-    and factor("12", full) < 0.95
-    and count("12", l2) > 1.3 * count("11", l2)
-    and chip[ladder.find("12")][0] < chip[ladder.find("11")][0] - 0.1,
-)
-verdict(
-    "rung 17 halves the bytes from L2, nearly, and gains little; 18 leaves them, and gains more",
-    count("17", l2) < 0.65 * count("16", l2) and factor("17", full) < 1.05 < factor("18", full) - 0.03,
-)
-verdict(
-    "rung 23: more is gained in cycles than in time since rung 17, at rung 22's clock, below rung 03's",
-    count("23", cores) > 75
-    and chip[last][0] < chip[ladder.find("03")][0] - 0.05
-    and chip[last][0] > 0.98 * chip[ladder.find("22")][0]
-    and in_cycles(first, last) > full.ratio(last, first),
-)
+verdict("677 to 690 W at 1.97 GHz and more; 678 to 701 W at a lower clock",
+        watts == [677, 690, 678, 701] and max(lower)[0] < 1.86 < 1.96 < min(full_clock)[0])
+verdict("rung 12 loses: the cycles of rung 11, more bytes, a lower clock", abs(in_cycles(*pair("12")) - 1) < 0.04 and factor("12", full) < 0.95
+        and count("12", l2) > 1.3 * count("11", l2) and chip[ladder.find("12")][0] < chip[ladder.find("11")][0] - 0.1)
+verdict("rung 17 halves the bytes from L2, nearly, and gains little; 18 leaves them, and gains more",
+        count("17", l2) < 0.65 * count("16", l2) and factor("17", full) < 1.05 < factor("18", full) - 0.03)
+verdict("rung 23: more is gained in cycles than in time since rung 17, at rung 22's clock, below rung 03's",
+        count("23", cores) > 75 and chip[last][0] < chip[ladder.find("03")][0] - 0.05
+        and chip[last][0] > 0.98 * chip[ladder.find("22")][0] and in_cycles(first, last) > full.ratio(last, first))
 
 # %% [markdown] tags=["navigation"]
 # [← The Triton backward kernels](09_triton_backward.ipynb) · [The map](00_start.ipynb) · [The workshop →](11_workshop.ipynb)

@@ -54,7 +54,6 @@ from fa2_studio.book.verdicts import verdict
 # units compute B_r B_c exponentials. From the A100 to the H100, the tensor cores of one SM became twice as fast, so
 # they now do 4,096 FLOPs per clock. The rate of exponentials, however, stayed at 16 per clock.
 
-
 # %%
 def clocks(chip, d, B_r=64, B_c=128):  # of the matmuls, of the exponentials
     return 4 * B_r * B_c * d // chip.tensor_per_clock, B_r * B_c // chip.exp_per_clock
@@ -293,7 +292,6 @@ with TemporaryDirectory() as folder:
 # is there, and `release(n)` gives its stage back. A consumer takes each tile, multiplies for a while, notes what it has
 # read, and releases the tile. Two other versions of the consumer each make a mistake. In `forgetful`, consumer 1 does
 # not release tile 2, whereas `hasty` releases each tile as soon as it has started its matmul.
-
 
 # %%
 def consumer(ring, T, c, seen, skip=None, early=False):  # skip: (tile, consumer)
@@ -569,7 +567,6 @@ climb.step("21", "SM cycles", "clock, GHz")
 # altogether. If m were far above the maximum, ℓ would be 0. The next cell takes the 16 rows of a warp with normally
 # distributed scores, and counts the tiles in which m grows:
 
-
 # %%
 def growths(s, lag):  # s (tiles, rows, columns), in powers of 2
     m, times, largest = s[0].max(axis=1), 0, 0.0
@@ -725,12 +722,10 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 # ```
 # </details>
 
-
 # %%
 def tile_maxima(j, q, k, K, arrived, zero):
     # k: a buffer for one tile of K; zero: 64 × 64 zeros in registers, for the scores
     ...
-
 
 # %% [markdown]
 # Your function becomes part of a kernel like the one of part 2, which has Q's tile in `q`, a second tile in `k`, and
@@ -746,26 +741,17 @@ print(maxima.judge(getsource(tile_maxima)))
 
 # %% tags=["hide-input"]
 busy = {panel["name"].split(":")[0]: round(panel["share"], 2) for panel in timeline.data(d=128)["panels"]}
-verdict(
-    "d = 128: tensor cores busy 67, 97, 98 and 100% in the four panels", [*busy.values()] == [0.67, 0.97, 0.98, 1.0]
-)
+verdict("d = 128: tensor cores busy 67, 97, 98 and 100% in the four panels", [*busy.values()] == [0.67, 0.97, 0.98, 1.0])
 verdict("m need not grow if it may lag", growths(s16, 0)[0] > 20 and growths(s16, 8)[0] == 0)
-verdict(
-    "a forgotten release hangs in every order", all(try_out(forgetful, seed)[0] != "all done" for seed in range(50))
-)
+verdict("a forgotten release hangs in every order", all(try_out(forgetful, seed)[0] != "all done" for seed in range(50)))
 verdict("registers needed and available", [64 * (2 * d + 3 * B_c) // 256 + 24 for d, B_c in ((64, 128), (128, 128), (128, 64))]
         == [152, 184, 136] and [min(255, (512 - 24) // n // 8 * 8) for n in (2, 3)] == [240, 160])  # fmt: skip
 verdict("rung 15 is slower than rung 14", all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))
 verdict("in rung 16, most issue slots stay empty", climb.value("16", "issue slots used, %") < 45)
 verdict("rung 17 takes half of the bytes through L2, but is hardly faster",
         0.4 < climb.compare("17", "L2 bytes") < 0.65 and climb.factor("17") < 1.05)  # fmt: skip
-verdict(
-    "rung 18 takes the same bytes, and is faster",
-    abs(climb.compare("18", "L2 bytes") - 1) < 0.1 < climb.factor("18") - 0.95,
-)
-verdict(
-    "rung 19 is about as busy as *Neither*, far from *Between*", 50 < climb.value("19", "tensor cores at work, %") < 75
-)
+verdict("rung 18 takes the same bytes, and is faster", abs(climb.compare("18", "L2 bytes") - 1) < 0.1 < climb.factor("18") - 0.95)
+verdict("rung 19 is about as busy as *Neither*, far from *Between*", 50 < climb.value("19", "tensor cores at work, %") < 75)
 verdict("rung 23 saves bytes through L2 and few cycles, and hardly lowers the clock", climb.compare("23", "L2 bytes") < 0.85
         and 0.93 < climb.compare("23", "SM cycles") < 1 and climb.compare("23", "clock, GHz") > 0.985)  # fmt: skip
 

@@ -201,9 +201,7 @@ size = sizes.choose(128, 4096, 4096, heads=64, SMs=132, causal=True, lengths=Fal
 tile, C = 2 * size.d_pad, size.consumers  # bytes of a row
 Q, O = C * (1 + size.O_apart), C * size.O_apart  # tiles of 64 rows
 parts = [("Q", f"{Q} × 64 rows", Q * 64 * tile, f"{Q} full, {Q} empty")]
-parts += [
-    ("K", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full, {size.stages} empty")
-]
+parts += [("K", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full, {size.stages} empty")]
 parts += [("V", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full")]
 parts += [("O", f"{O} × 64 rows" if O else "in Q's buffer", O * 64 * tile, "none")]
 parts += [("mailbox", "2 × 4 numbers", 2 * 4 * 4, "2 full, 2 empty")]
@@ -245,7 +243,6 @@ display(Markdown("\n".join(lines)))
 # empty stage and `copy` fills it, while `take` and `release` are the ones from 12a. Consumers release K only. The
 # producer waits before it copies the tiles of V listed in `careful`, counted within their row block.
 
-
 # %%
 def copies(K, V, T, blocks, careful):  # the producer, for `blocks` row blocks of T tiles each
     def copy_v(m):
@@ -285,7 +282,6 @@ def wrong(careful, orders=500):
         run({"producer": copies(K, V, 4, 2, careful)} | consumers, seed)
         failed += any(tiles != list(range(8)) for tiles in seen)
     return failed
-
 
 # %% [markdown]
 # **Predict.** The producer copies two row blocks of four tiles each. Before which of V's copies must it wait?
@@ -701,7 +697,6 @@ show(strips.draw(**strips.data("22", "23")))
 # one row block that needs only one stage. The check tries 1, 2 and 3 stages. `yield K.room(n)` waits for room, and
 # n = T is allowed. `yield from K.copy(n)` and `yield from V.copy(n)` copy a tile. V is not released, so `V.room` would
 # wait for ever.
-
 
 # %%
 def my_copies(K, V, T):  # T tiles

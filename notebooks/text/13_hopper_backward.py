@@ -85,7 +85,6 @@ show(passes.draw(**passes.data()))
 # **step**. Here is a step with the letters of Algorithm 2. Tiles have keys as rows and queries as columns, so `s` in
 # the code is $S^\top$.
 
-
 # %%
 def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
     tau = q.shape[1] ** -0.5
@@ -97,7 +96,6 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
     dk = dk + tau * (ds @ q)  # 4. (B_c, d)  FA2.A2.L16
     dq = tau * (ds.T @ k)  # 5. (B_r, d)  FA2.A2.L15
     return dk, dv, dq
-
 
 # %% [markdown]
 # - **Why are keys the rows?** The left operand of a matmul may come from registers, but the right one must be in shared
@@ -141,7 +139,6 @@ show(live_registers.draw(**live_registers.data()))
 # side, each as if it were alone. An addition takes 600 clocks, which is a guess, and the question below tries other
 # values. In the first version, each job waits for the one before:
 
-
 # %%
 def one_by_one(block, ds_filled, T, add=600):
     for n in range(T):
@@ -153,11 +150,9 @@ def one_by_one(block, ds_filled, T, add=600):
             yield block.start("tensor", 256, f"{what} {n}").done()
         yield block.start("copy", add, f"add dQ {n}").done()
 
-
 # %% [markdown]
 # The second version has the kernel's order at d = 128 under the mask. The dQ of a step is multiplied in the *next*
 # step, beside the exponentials:
-
 
 # %%
 def kernel_order(block, ds_filled, T, add=600):
@@ -182,7 +177,6 @@ def kernel_order(block, ds_filled, T, add=600):
         yield dk.done()
     yield ds_filled.over((T - 1) & 1)
     yield block.start("tensor", 256, f"dQ {T - 1}").done()  # its addition is left out
-
 
 # %%
 def clocks_of_a_step(way, T=50, **options):  # of two consumers
@@ -587,7 +581,6 @@ for row in repeated:
 # on an H100. It also shows one long sequence, with FlashAttention-4. The lines below the speeds are ratios of our speed
 # to theirs.
 
-
 # %% tags=["hide-input"]
 def mean_ratio(asked, peer):
     found = [row.ratio("fa2_lab", peer) for row in asked if peer in row.values]
@@ -650,9 +643,9 @@ show(roofline.draw(**picture))
 # no registers, so count them as in part 1. How many does a thread need at once at d = 128, and how many would it need
 # if dQ of the step before ran beside S and dP?
 
-
 # %%
-def my_order(block, ds_filled, T, add=600): ...
+def my_order(block, ds_filled, T, add=600):
+    ...
 
 
 # %% tags=["hide-input"]
@@ -722,29 +715,15 @@ for d in (64, 128):
 # %% tags=["hide-input"]
 additions, flops = 16 * 128 * 16384 * 128, 2.5 * 4 * 16384**2 * 128 * 16
 times = 8 * additions / chips.H200.hbm_per_second, flops / chips.H200.tensor_flops
-verdict(
-    "the kernel reaches 641 TFLOP/s, a large matmul 797",
-    (round(row.rate("fa2_lab")), round(paper.ceilings["GEMM TFLOP/s"])) == (641, 797),
-)
-verdict(
-    "4.3 billion additions take 7 ms, and the matmuls 5.6 ms",
-    [round(1e3 * x, 1) for x in times] == [7.2, 5.6] and additions // 10**8 == 42,
-)
-verdict(
-    "the kernel is ahead of cuDNN, and level with FlashAttention-3 or ahead of it",
-    all(mean_ratio(backward_rows, peer)[1] > least for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))),
-)
+verdict("the kernel reaches 641 TFLOP/s, a large matmul 797", (round(row.rate("fa2_lab")), round(paper.ceilings["GEMM TFLOP/s"])) == (641, 797))
+verdict("4.3 billion additions take 7 ms, and the matmuls 5.6 ms", [round(1e3 * x, 1) for x in times] == [7.2, 5.6] and additions // 10**8 == 42)
+verdict("the kernel is ahead of cuDNN, and level with FlashAttention-3 or ahead of it",
+        all(mean_ratio(backward_rows, peer)[1] > least for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))))
 verdict("turns cost less than two passes", all(1 < ours < two for ours, _, two in costs))
 kept = [line for line in ideas.table("backward") if "| yes" in line or "| for" in line]
 verdict("three later ideas are kept", len(kept) == 3 and "the same bits: instructions" in kept[0])
-verdict(
-    "S and dP together lose by 30% and more",
-    all(x["worth"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"),
-)
-verdict(
-    "since Triton 3.9, dK's matmul does not start late",
-    not TIGHT or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)),
-)
+verdict("S and dP together lose by 30% and more", all(x["worth"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"))
+verdict("since Triton 3.9, dK's matmul does not start late", not TIGHT or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
 
 # %% [markdown] tags=["navigation"]
 # [← Hopper, the kernel](12b_hopper_kernel.ipynb) · [The map](00_start.ipynb) · [Decode →](14_decode.ipynb)
