@@ -289,9 +289,10 @@ if timed.exists():
 # In Triton you do not choose the threads of a block. The compiler does, and it gives neighbouring threads neighbouring
 # numbers of the dimension whose stride is 1, if it can see which one that is. It also has to see that a row begins at a
 # multiple of 16 bytes, because only then one thread may load 16 bytes with one instruction. Triton passes on whether an
-# integer argument is divisible by 16. For d = 64 or 80, that is enough. A row of d = 72 numbers in bf16 has 144 bytes, which
-# is 9 · 16, but 72 is not divisible by 16, so the compiler falls back to loads of two bytes. The package's kernels
-# therefore write `stride // 8 * 8`, which changes no value here and tells the compiler what it needs.
+# integer argument is divisible by 16. For d = 64 or 80, that is enough. A row of d = 72 numbers in bf16 has 144 bytes,
+# which is 9 · 16, but 72 is not divisible by 16, so the compiler falls back to loads of two bytes, eight times as many.
+# The package's kernels therefore write `stride // 8 * 8`, which changes no value here and tells the compiler what it
+# needs.
 
 # %% [markdown]
 # ## How does a program find a whole row?
@@ -339,8 +340,8 @@ judge_launch(softmax, {words: ((x,), x.softmax(1)) for words, x in cases.items()
 # </details>
 
 # %% [markdown]
-# This kernel is most of rung 00's second kernel. It shows why standard attention cannot stay on chip: the whole row must
-# fit into the registers of one program. FA2's online softmax only ever has a tile of it.
+# This is nearly rung 00's second kernel. It also shows a limit of standard attention, because a whole row must fit into the
+# registers of one program. FA2's online softmax only ever needs a tile of the row.
 #
 # ## How are two blocks multiplied?
 #
@@ -449,6 +450,8 @@ for chip, launches in compiled.items():
 #
 # Attention needs nothing that you have not written yet: rows by their addresses, two products, and a softmax. The loop over
 # row blocks is gone, because each of its passes is a program. Only the loop over column blocks stays.
+#
+# ## Where are a program's rows?
 #
 # The rungs read a block of rows with `load_rows`. In each head, the rows are contiguous, so the row stride is d. `RAGGED`
 # says that the block may reach past the last row. Offsets of more than 2³¹ do not fit in 32 bits, so the offset of the

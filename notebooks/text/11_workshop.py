@@ -99,8 +99,8 @@ for number, kernel in rungs.items():
     print(f"rung {number}{waits:18}{n['registers']:23}{n['spills']:9}{n['shared'] / 1024:21.0f}")
 
 # %% [markdown]
-# The exchange did what it should. At d = 64, too, all waits but one have gone. The only other difference that could matter
-# is two registers. Can two registers cost so much?
+# The exchange did what it should. At d = 64, too, all waits but one have gone. The only other difference in the table is
+# two registers. Can two registers cost so much?
 #
 # **Build.** Write how many programs fit on an SM at the same time. An SM of an H200 has 65,536 registers, 228 KiB of shared
 # memory, and slots for 64 warps, and at most 32 programs run on it. A thread gets registers in steps of 8. The system takes
