@@ -299,9 +299,10 @@ def check_scale(scale: float) -> None:
 
 
 def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
-    """q and options as they are computed with: a scale of 0 or more finds the largest score before it is scaled.
+    """Return q and options with a scale of 0 or more, because the softmax takes its maximum before the scale.
 
-    The kernels compute in fp32, and they divide sinks by the scale, so a tiny scale is taken into q.
+    A negative scale becomes positive with −q in place of q. The kernels compute in fp32 and divide sinks by the scale,
+    so a tiny scale is multiplied into q.
     """
     if options.scale < 0:
         q, options = -q, options._replace(scale=-options.scale)

@@ -53,5 +53,5 @@ def misfit() -> str:
 
 @cache
 def say_so() -> None:
-    """One sentence, once, for whoever wonders why it is slow."""
+    """Print once that the kernels are interpreted, because that explains why they are slow."""
     print("fa2_lab: no GPU here, so the Triton kernels run in Triton's interpreter: right, but slow.", file=sys.stderr)

@@ -82,7 +82,7 @@ def keep(key: tuple, made: Any) -> Any:
 
 
 def forget() -> None:
-    """From now on every check and every choice is made anew."""
+    """Empty both tables, so that every check and every choice is repeated."""
     PREPARED.clear()
     SEEN.clear()
 

@@ -4,7 +4,9 @@ import ast
 import re
 from functools import cache
 from graphlib import TopologicalSorter
+from inspect import signature
 from pathlib import Path
+from typing import get_args
 
 import yaml
 from packaging.requirements import Requirement
@@ -195,6 +197,22 @@ def test_the_name_of_a_type_has_one_meaning():
 
 
 # Packaging ----------------------------------------------------------------------------------------------------
+
+
+CALLS = "attention", "attention_packed", "attention_paged"
+OF_OTHERS = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "softcap", "dropout_p", "block_table", "scale"}
+
+
+def test_public_names_are_the_same_in_all_calls_and_those_of_torch_and_flash_attn():
+    """A name means one thing: wherever it is an argument, it takes the same."""
+    import fa2_lab
+
+    meaning: dict[str, set[frozenset]] = {}
+    for call in CALLS:
+        for name, parameter in signature(getattr(fa2_lab, call)).parameters.items():
+            types = get_args(parameter.annotation) or [parameter.annotation]
+            meaning.setdefault(name, set()).add(frozenset(types) - {type(None)})
+    assert not {name: kinds for name, kinds in meaning.items() if len(kinds) > 1} and meaning.keys() >= OF_OTHERS
 
 
 def pyproject() -> dict:

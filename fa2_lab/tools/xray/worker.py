@@ -32,14 +32,14 @@ def compile_only(run: Callable) -> Callable:
 
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
     """One call of a rung, of a product's kernels, or of a file's forward."""
-    L = torch.empty(q.shape[:3], device=q.device)
+    L, dL = torch.empty(q.shape[:3], device=q.device), None
     tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, traced=True)
     if name == "portable.forward":
         import_module("fa2_lab.kernels.portable.forward").forward(tensors, options)
     elif name == "portable.backward":
-        import_module("fa2_lab.kernels.portable.backward").backward(q, None, q, L, tensors, options)
+        import_module("fa2_lab.kernels.portable.backward").backward(q, dL, q, L, tensors, options)
     elif name.startswith("hopper."):
-        beside, given = ((), ()) if name == "hopper.forward" else ((q, q), (q, None, q, L))
+        beside, given = ((), ()) if name == "hopper.forward" else ((q, q), (q, dL, q, L))
         prepared = import_module(f"fa2_lab.kernels.{name}.launch").prepare(*beside, tensors, options)
         if prepared is None:
             raise ValueError(f"it does not take d = {q.shape[3]} in {q.dtype}")
