@@ -50,6 +50,6 @@ def seal() -> bool:
     text = program(column, machine)
     lines = ctypes.create_string_buffer(text)
     rules = ctypes.create_string_buffer(struct.pack("HP", len(text) // 8, ctypes.addressof(lines)))
-    library = ctypes.CDLL(None, use_errno=True)
+    library = ctypes.CDLL(name=None, use_errno=True)
     no_new_rights = library.prctl(38, 1, 0, 0, 0)
     return no_new_rights == 0 and library.syscall(number, 1, 1, rules) == 0  # 1, 1: a filter, for all threads

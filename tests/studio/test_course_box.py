@@ -332,6 +332,32 @@ def test_a_checkout_below_any_folder_stays_unseen(tmp_path, monkeypatch):
     assert not [word for word in words if "my-packages" in word]
 
 
+def test_the_process_that_runs_no_student_s_code_is_another_user(tmp_path, monkeypatch):
+    """In a platform's container too: what a student's process leaves behind is not its to read, nor its to import."""
+    users = []
+
+    def popen(words, **_):
+        users.append(words[words.index("--reuid") + 1])
+        raise NotADirectoryError
+
+    monkeypatch.setattr(box, "other_user", lambda *_: True)
+    monkeypatch.setattr(box.os, "chown", lambda *_: None)
+    monkeypatch.setattr(box.subprocess, "Popen", popen)
+    for clean in (False, True):
+        with pytest.raises(NotADirectoryError):
+            box.Room(tmp_path, QUICK, "user", clean=clean)
+    assert len(set(users)) == 2
+
+
+def test_nothing_is_imported_from_where_a_student_s_code_can_write():
+    with grade.packages([FIRST]) as staged:
+        room = box.Room(staged[FIRST.name], PATIENT, "")
+        cell = "open('left.py', 'w').write('x = 1')\nimport left"
+        said = room.ask({"do": "cell", "source": cell}, 60.0)["error"]
+        room.close()
+    assert said[0] == "ModuleNotFoundError"
+
+
 def test_a_plain_user_s_box_has_a_limit_of_processes_too():
     assert "--nproc=64" in box.limited(QUICK, uid=0, counts_apart=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fa2_lab.reference.naive import logsumexp, safe_softmax
 from fa2_lab.reference.online_softmax import finite
 from fa2_lab.tiles import cdiv
 
@@ -126,13 +127,19 @@ def of_rows(case: Case, name: str, rows: slice = slice(None)) -> Slips:
     tops = np.stack([S[:, block <= j].max(axis=1) for j in block], axis=1)  # the maximum when a column's tile came
     early = np.exp(S - finite(tops))
     early_l = early.sum(axis=1)
-    last, not_last = block == block[-1], block < block[-1]
+    ends = np.minimum((row // case.B_r + 1) * case.B_r, case.N_q) - 1  # the last row of each row's block
+    sees = ends + case.N_k - case.N_q if case.causal else case.N_k - 1
+    last, not_last = block == np.minimum(sees, case.N_k - 1) // case.B_c, block < block[-1]
 
     def masked(seen: np.ndarray) -> tuple:
         P, L = truth.probabilities(Q, K, case.tau, seen)
         return P @ V, L
 
+    turned = [K[j : j + case.B_c] for j in range(0, case.N_k, case.B_c)]
+    turned = np.where(seen, case.tau * Q @ np.hstack([k_j.reshape(k_j.shape[::-1]) for k_j in turned]), -np.inf)
+
     slips = {
+        "K is reshaped where it has to be transposed: k_j.T.": (safe_softmax(turned) @ V, logsumexp(turned)),
         "τ is missing: s = tau * (q_i @ k_j.T).": truth.dense(Q, K, V, 1.0, case.causal),
         "τ stands there twice.": truth.dense(Q, K, V, case.tau**2, case.causal),
         "The mask is missing: rows look into the future.": masked(np.ones_like(seen)),
