@@ -32,8 +32,8 @@ HIGH = 0.32
 @style.picture
 def draw() -> style.Drawn:
     """What a tile loads above, what it computes beneath, and its three results at the bottom."""
-    caption = "The backward makes five products a tile, and one of them computes S again, which nobody kept. What is"
-    caption += " computed again is unfilled. L is kept by the forward, and D = rowsum(dO ∘ O)."
+    caption = "The backward pass makes five products per tile, and one of them recomputes S, which was not kept. Boxes"
+    caption += " without a fill are recomputed. L comes from the forward pass, and D = rowsum(dO ∘ O)."
     figure, ax = style.new_figure(5.2 if style.narrow() else 3.75, caption)
     for name, (x, y, w, label, kind) in NODES.items():
         words = label.replace(" = ", " =\n") if style.narrow() else label

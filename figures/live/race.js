@@ -72,7 +72,7 @@ function sentence(t) {
   if (t === 0) return "All workers start together. Watch who adds into dQ, and when.";
   if (t === transport.last) {
     const later = (two.end / one.end).toFixed(2);
-    return `Two passes take ${later} times as long, because they compute S and dP twice. But run both again. With atomic adds, the last digits of dQ change, and with two passes they never do.`;
+    return `Counted in products, two passes take ${later} times as long, because they compute S and dP twice. (An atomic add takes no time on this axis, but it does on a GPU.) Now run both again. With atomic adds, the last digits of dQ change, and with two passes they never do.`;
   }
   if (now.length) {
     const [{ i, workers }] = now;

@@ -7,13 +7,14 @@
 # **How do gradients come back without the score matrix?**
 #
 # Chapter 01 derived the gradients, and chapter 03 got P back, tile by tile. Now many workers share the job, and one of the
-# three results, dQ, receives something from all of them.
+# three results, dQ, gets a contribution from every one of them.
 #
 # After this notebook you can
 #
-# - explain what $dS = P \circ (dP - D)$ tells about a score,
+# - explain what $dS = P \circ (dP - D)$ tells us about a score,
 # - write FA2's backward pass of one tile, and list what the loops around it keep on the chip,
 # - explain why many workers add into one dQ, and compare two fixes,
+# - explain what changes if several query heads share keys and values,
 # - decide whether a dropout mask can be replayed in another order.
 #
 # *Time: 65 minutes with the function to write and the questions at the end. Hardware: any laptop, NumPy alone. Before
@@ -26,11 +27,12 @@ import numpy as np
 from IPython.display import Markdown
 
 from fa2_lab.errata.cases import central_differences
+from fa2_lab.machine.prices import cost
 from fa2_lab.plots import backward_graph, roofline
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
-from fa2_lab.reference import fa2, naive
+from fa2_lab.reference import fa2, heads, naive
 from fa2_lab.reference.dropout import Dropout
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
@@ -74,11 +76,11 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 # harder than the forward pass. But first we need to know what the workers compute.
 
 # %% [markdown]
-# ## What does dS tell about a score?
+# ## What does dS tell us about a score?
 #
-# dS is the gradient of the loss with respect to the scores, so it tells how the loss changes when a score rises. Take the
-# 1-3-4-8 row of chapter 02. Its weights are 1/16, 3/16, 4/16 and 8/16, the values are 8, 0, 4 and 2, and the output is 2.5.
-# Let the loss be the output itself, so that dO = 1.
+# dS is the gradient of the loss with respect to the scores, so it tells us how the loss changes when a score rises. Take
+# the 1-3-4-8 row of chapter 02. Its weights are 1/16, 3/16, 4/16 and 8/16, the values are 8, 0, 4 and 2, and the output is
+# 2.5. Let the loss be the output itself, so that dO = 1.
 #
 # **Predict.** We raise the score of the last key a little. Its weight is the largest, its value is 2. Where does the
 # output go?
@@ -189,8 +191,8 @@ check(
 #
 # A tile (i, j) adds to $dQ_i$, and to $dK_j$ and $dV_j$. Which loop should be outside? As in chapter 04, whatever belongs to the
 # outer loop stays on the chip. The other blocks are loaded for each tile, and a sum among them must be stored again after
-# it. We count the bytes per tile for each element of a block, B · d of them, with square tiles. Elements of q, k, v and do
-# have two bytes. Elements of an unfinished sum have four. (L and D are small.)
+# it. The unit below is bytes per tile, divided by the B · d elements of a block (tiles are square). Elements of q, k, v and
+# do have two bytes. Elements of an unfinished sum have four. (L and D are small.)
 #
 # - **Columns j outside.** dk and dv stay, as *accumulators* on the chip. For each tile, q (2 bytes), do (2) and dq (4) are loaded, and dq (4) is stored.
 #   Together these are 12 bytes.
@@ -257,7 +259,7 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 # lost. If all four load before the first one stores, only the part stored last is left.
 # </details>
 #
-# Whether anything is lost depends on the moment, so the same program can be right a thousand times and then wrong.
+# Whether anything is lost depends on timing, so the same program can be right a thousand times and then wrong.
 
 # %% [markdown]
 # ## First fix: atomic adds
@@ -284,10 +286,10 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 #
 # $dQ_i$ is a sum over keys, like $o_i$ in the forward pass. So a second kernel can run with rows outside and keep $dq_i$
 # on the chip. The first kernel leaves out the line `dQ[rows] = …`, and does not compute dq. Every sum then has one owner, so
-# the same input gives the same bits in every run. In one word, the pass is *deterministic*.
+# the same input gives the same bits in every run. Such a pass is called *deterministic*.
 #
 # This costs products. The first pass computes S, dP, dV and dK, and the second one S, dP and dQ. That makes seven products per
-# tile instead of five, 40% more FLOPs. Does it save bytes? Again per tile and element of a block:
+# tile instead of five, 40% more FLOPs. Does it save bytes? The unit is the same as above:
 #
 # - **One pass as listed:** 12 bytes.
 # - **One pass with atomic adds:** dq is sent to L2, where the addition takes place, and never comes back. That leaves q (2), do
@@ -312,17 +314,22 @@ show(backward_graph.draw(**backward_graph.data()))
 live("backward")
 
 # %% [markdown]
-# The next figure puts both ways on one time axis. With atomic adds, four workers add to the same block of dQ at once, and the
-# order in which their parts arrive differs from run to run. With two passes, each block has one writer, and the end comes
-# later:
+# The next figure puts both ways on one axis. With atomic adds, four workers add to the same block of dQ at once, and the order
+# in which their parts arrive differs from run to run. With two passes, each block has one writer. The axis counts only the
+# products of a tile, five against four and three, so on it an atomic add takes no time, and two passes end later. On the
+# H200 it was the other way round. One pass must therefore have lost its time on something that this axis does not count.
+# The additions in L2 are the first suspect, and chapter 09 estimates their cost:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("race")
 
 # %% [markdown]
-# The roofline below has the forward pass and one pass backward as listed (d = 128, tiles of 64 × 64). A requested byte gets
-# 52 FLOPs in the backward pass and 63 in the forward pass, so L2 ends last in both. With atomic adds it would be 10 · 64 / 8
-# = 80 FLOPs, if an atomic add cost no more than a plain store. Nothing here proves that, so 80 is only a bound.
+# The roofline below has the forward pass and one pass backward as listed (d = 128, tiles of 64 × 64). How many FLOPs does a
+# requested byte get? Each of the five products takes B² · d multiply-adds, so a tile of B × B takes 10 B² d FLOPs. It
+# requests 12 · B d bytes, so a byte gets 10 · 64 / 12 = 53 FLOPs, and 52 if we also count the bytes of L, D, K and V. In the
+# forward pass, a byte gets 63 (chapter 04), so L2 ends last in both. With atomic adds, the tile requests 8 · B d bytes, and a
+# byte would get 10 · 64 / 8 = 80 FLOPs, if an atomic add cost no more than a plain store. Nothing here proves that, so 80 is
+# only a bound.
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
@@ -330,10 +337,11 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 # %% [markdown]
 # ## Can dropout be replayed in another order?
 #
-# During training, *dropout* sets each entry of P to 0 with a small probability p, and divides the others by 1 − p. The
-# backward pass must drop the same entries, but to store which ones would take memory that grows with $N^2$. The FA1
-# paper stores only the state of the random generator, and draws the same numbers again. A generator hands out its
-# numbers one after the other, so the entry that is visited third gets the third number. Does that still work in FA2?
+# During training, *dropout* sets each entry of P to 0 with a small probability $p_{drop}$, and divides the others by
+# $1 - p_{drop}$. The backward pass must drop the same entries, but to store which ones would take memory that grows
+# with $N^2$. The FA1 paper stores only the state of the random generator, and draws the same numbers again. A
+# generator hands out its numbers one after the other, so the entry that is visited third gets the third number. Does
+# that still work in FA2?
 
 
 # %%
@@ -371,6 +379,19 @@ for method in (one_generator, by_position):
 # head, row and column), so the order does not matter. The package and all modern kernels do it in this way.
 
 # %% [markdown]
+# ## What if several query heads share keys and values?
+#
+# In *grouped-query attention* (GQA), a group of query heads shares one head of keys and values. In *multi-query attention*
+# (MQA), all query heads share one. Sharing makes a model's *KV cache* smaller, which holds the keys and values of all tokens
+# so far (chapter 14).
+#
+# In the forward pass, only an address changes. If `group` query heads share a K/V head, then query head h reads the K/V head
+# `h // group`, rounded down. With a group of four, the query heads 0 to 3 read the K/V head 0, and 4 to 7 read the K/V head 1.
+# In the backward pass, dQ still has one head per query head. But all query heads of a group add to the same dK and dV, just as
+# all rows of one head do. So the worker that owns a column block of dK and dV goes through the rows of all heads of the
+# group, and sums over them before it stores. Then dK and dV still have one owner.
+
+# %% [markdown]
 # ## Recap
 #
 # - $dS = P \circ (dP - D)$ with $D_i = do_i \cdot o_i$, known before the loops.
@@ -379,17 +400,12 @@ for method in (one_generator, by_position):
 # - Many workers add into dQ, so there is a race. Fixes: atomic adds (any order), or a second pass (seven products,
 #   deterministic).
 # - A row without keys has dQ = 0. Dropout is drawn by position, because the two passes visit tiles in different orders.
+# - With grouped heads, query head h reads the K/V head `h // group`, and the owner of dK and dV sums over the group.
 #
 # <details><summary>What if the loss also depends on L?</summary>
 #
 # When a model merges two calls (chapter 14), L has a gradient dL, one number for each row. Since
 # $\partial L / \partial s_j = p_j$, dS becomes $P \circ (dP - D + dL)$. So the same kernel can be used with D − dL in place of D.
-# </details>
-# <details><summary>What if several query heads read one key head?</summary>
-#
-# In *grouped-query attention* (GQA), a group of query heads shares one head of keys and values. In *multi-query attention*
-# (MQA), all query heads share one. Sharing makes a model's *KV cache* smaller, which holds the keys and values of all tokens so
-# far (chapter 14). In the backward pass, all heads of a group add to the same dK and dV.
 # </details>
 
 # %% [markdown]
@@ -411,18 +427,20 @@ for method in (one_generator, by_position):
 # %% [markdown]
 # **Four questions on chapters 00 to 05**, without looking back.
 #
-# 1. The scores of a tile are computed again in the backward pass. Why is that cheaper than to keep them?
+# 1. P is computed again in the backward pass, tile by tile. Why is that cheaper than to keep P?
 # 2. A row has m = 1, ℓ = 2, o = 6 (not divided). Now comes a score 1 + log 2 with value 5. What is o/ℓ?
 # 3. N doubles. By what factor do FA2's extra memory, its requests, and its DRAM traffic (while K and V fit in L2) grow?
 # 4. Why was the FA1 of its authors fast, and the one of chapter 00 slow?
 #
 # <details><summary>Four answers</summary>
 #
-# 1. The tensor cores do 2d FLOPs for a score in less time than HBM takes to store and load its bytes (chapter 00).
+# 1. To get an entry of P again takes 2d FLOPs, an exponential (256) and a subtraction, which is 416 at d = 64 and 544 at
+#    d = 128. To store it in two bytes and load it again takes HBM as long as 824 FLOPs take (chapter 03).
 # 2. $\alpha = 1/2$, so $\ell = 1 + 1 = 2$ and $o = 3 + 5 = 8$: the answer is 4.
 # 3. The memory by two (one L per row). The requests by nearly four (those of K and V by four, of Q, O and L by two). The DRAM
 #    traffic by two (each of Q, K, V and O once).
-# 4. It had many heads, so many workers, and large blocks. Chapter 00 has few heads and blocks of 64 keys.
+# 4. Theirs had many heads, so many workers, and large blocks in CUDA. In chapter 00, FA1 is the simplest Triton with blocks
+#    of 64 keys at every N. From N = 4,096 on it also has only 64 heads or fewer for 132 SMs.
 # </details>
 
 # %% [markdown]
@@ -450,6 +468,13 @@ times = {
     for name in ("b00_atomics", "b01_two_passes", "fa2_lab")
 }
 verdict("measured: 7.4, 5.1 and 2.1 ms", [round(ms, 1) for ms in times.values()] == [7.4, 5.1, 2.1])
+per_byte = {name: cost(name).intensity("requested") for name in ("FA2", "FA2 backward")}
+verdict("a requested byte gets 63 FLOPs forward, 52 backward", [round(x) for x in per_byte.values()] == [63, 52])
+rng = np.random.default_rng(1)
+q, (k, v) = rng.standard_normal((1, 8, 3, 4)), rng.standard_normal((2, 1, 2, 3, 4))
+of_heads, _ = heads.forward(q, k, v)
+shared = [naive.forward(q[0, h], k[0, h // 4], v[0, h // 4])[0] for h in range(8)]
+verdict("8 query heads, 2 K/V heads: head h reads head h // 4", close(of_heads[0], np.stack(shared)))
 verdict("dQ = finite differences of the loss", close(result[0], central_differences(loss_of, Q), 1e-7))
 
 # %% [markdown] tags=["navigation"]
