@@ -18,7 +18,7 @@
 # - compute, for any N, d and $B_r$, what reaches DRAM, what L2 serves, and which unit ends last,
 # - read a roofline, the chart in which this book compares costs.
 #
-# *Time: 75 minutes with two functions to write, 45 for the forward pass and 30 for its cost. Hardware: any laptop, NumPy
+# *Time: 80 minutes with two functions to write, 50 for the forward pass and 30 for its cost. Hardware: any laptop, NumPy
 # alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
 # %% tags=["hide-input"]
@@ -59,7 +59,7 @@ for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 
 
 # %% [markdown]
 # With the right mask, only the last row depends on the last token. With the other one, each row except the last sees
-# exactly one token too many, the very token that the model has to guess. No shape is wrong and nothing overflows. In
+# one token too many, and it is the very token the model has to guess. No shape is wrong and nothing overflows. In
 # training, the loss even falls faster than ever, and only the finished model is useless. So one test belongs beside every
 # causal kernel: change a token, and see that no earlier row changes. In tiles there are more places for this mistake, and
 # you will meet it in your own `forward` below. First, however, we build the loop that the mask goes into.
@@ -119,8 +119,8 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # $m$ that the previous one stored, so a worker that owned one column block would have to wait for its predecessor. Only
 # row blocks need nothing from each other. After the swap, the row blocks are the outer loop, which is now
 # `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a head. If there are few heads, that is
-# worth far more than a third of the elements (chapter 06). And the workers of a head ask for the same keys at about the
-# same time, which will turn out to be the largest gain of all.
+# worth far more than a third of the elements (chapter 06). And the workers of a head load the same keys, so L2 can serve
+# nearly all of these loads, which will turn out to be the largest gain of all.
 
 # %% [markdown]
 # ## Why can the division wait?
@@ -162,16 +162,19 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 
 # %% [markdown]
 # ## What did it save?
+#
+# A GPU works in short steps of equal length, which are called *clocks*. An A100, the GPU of the FA2 paper, makes 1.41
+# billion of them per second. Here is a tile in clocks of one of its SMs:
 
 # %% tags=["hide-input"]
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
 # The tile has 128 queries, 64 keys and d = 128, so $o$ and $p\,v$ are both blocks of 128 × 128. We fold FA1's division
-# into its two factors, which become $\alpha \ell / \ell_{new}$ for $o$ and $\beta / \ell_{new}$ for $p\,v$. FA1 then
-# scales two blocks, whereas FA2 only scales $o$, by $\alpha$. The dashed boxes are the work that FA2 no longer does. They
-# are only 0.4% of the operations, but these operations run on slow units. If the units take turns, as drawn, the dashed
-# boxes cost 8% of the time. Here is FA1's tile on one SM of an A100, the GPU of the FA2 paper:
+# into its two factors, which become $\alpha \ell / \ell_{new}$ for $o$ and $\beta / \ell_{new}$ for $p\,v$. So the
+# division has no box of its own. FA1 then scales two blocks, whereas FA2 only scales $o$, by $\alpha$. The dashed boxes
+# are the work that FA2 no longer does. They are only 0.4% of the operations, but these operations run on slow units. If
+# the units take turns, as drawn, the dashed boxes cost 8% of the time. Here is the arithmetic of FA1's tile:
 #
 # | work | count | per clock | clocks |
 # | --- | ---: | ---: | ---: |
@@ -184,8 +187,9 @@ show(deferred_normalisation.draw(**deferred_normalisation.data()))
 # 128 = 1,024, updates m, $\ell$ and the factors.
 #
 # If all units work at once, however, the tweak saves nothing, because the tensor cores end last with or without it. In this
-# model, then, it saves between 0 and 8%. A compiled kernel can behave differently. On an H200 the tweak gained more than a
-# fifth without a mask, because it freed enough registers for a third thread block on each SM. With a causal mask it gained
+# model, then, it saves between 0 and 8%. A compiled kernel can behave differently. The thread blocks on an SM share its
+# registers, so the fewer registers a thread block needs, the more of them run at once. On an H200, the tweak freed enough
+# registers for a third thread block on each SM, and gained more than a fifth without a mask. With a causal mask it gained
 # nothing (chapter 10).
 
 # %% [markdown]
@@ -247,9 +251,10 @@ live("algorithm1", ask="order=both&causal", names=["FA2"])
 # the paper's *tweak 2*. One number is enough, since $p = e^{s - m} / \ell = e^{s - L}$. (In the first picture FA2 stores
 # L, but the code below that picture stores $\ell$ and m.)
 #
-# **Build.** `forward(Q, K, V, tiling)` returns O and L. It needs two loops, `update` from above, one division, and L.
-# `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The check has N that is not a multiple
-# of the block, a causal mask, and rows that see no key.
+# **Build.** `forward(Q, K, V, tiling)` returns O and L. It needs the scale $\tau = 1/\sqrt{d}$, two loops, `update` from
+# above, one division, and L. `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The paper's
+# Algorithm 1 has neither the scale nor a mask, so $\tau$, `visited_cols` and `hide` are our additions. The check has N that
+# is not a multiple of the block, a causal mask, and rows that see no key.
 
 # %%
 def forward(Q, K, V, tiling):  # (N_q, d), (N_k, d), (N_k, d) -> (N_q, d), (N_q,)
@@ -279,8 +284,6 @@ check(
 # %% [markdown]
 # <details><summary>A solution: the whole of Algorithm 1, with the paper's lines</summary>
 #
-# The paper's Algorithm 1 has neither the scale $\tau$ nor a mask, so `tau`, `visited_cols` and `hide` are additions.
-#
 # ```python
 # def forward(Q, K, V, tiling):
 #     tau = 1 / np.sqrt(Q.shape[1])
@@ -307,9 +310,10 @@ check(
 # ## What does all this cost?
 #
 # So far the meter has counted what a loop loads and stores, wherever the GPU finds it. We call these elements *requests*.
-# Between the SMs and HBM, however, there is L2 (chapter 00). L2 answers a request for bytes that it still holds, and only
-# the other requests *reach DRAM*. A requested byte costs about 102 FLOPs of the tensor cores, because it passes L2. If it
-# also reaches DRAM, it costs about 206 there. So we need two numbers for each method, and then we can compare times.
+# Between the SMs and HBM, however, there is L2 (chapter 00). L2 answers a load of bytes that it still holds, because they
+# were loaded or stored lately, and only the other requests *reach DRAM*. A requested byte costs about 102 FLOPs of the
+# tensor cores, because it passes L2. If it also reaches DRAM, it costs about 206 there. So we need two numbers for each
+# method, and then we can compare times.
 #
 # **What is requested?** For one head with N queries and N keys, without a mask:
 #
@@ -330,8 +334,8 @@ check(
 # for FA2.
 
 # %% [markdown]
-# **What does L2 answer?** It answers a repeated load if everything that the workers of this moment load again and again has
-# room in it: 60 MiB on an H200.
+# **What does L2 answer?** It answers a repeated load if all the data that the running workers keep reloading fits into it.
+# On an H200, L2 has 60 MiB.
 #
 # **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries, it loads them
 # again. K and V of a head take 2 MiB (N = 4,096, d = 128, two bytes per number). Where are they found the second time?
@@ -342,7 +346,7 @@ check(
 #
 # <details><summary>Answer</summary>
 #
-# **in L2.** Shared memory has room for one block of keys and values at a time, but L2 has room for the K and V of many
+# **in L2.** Shared memory has room for one block of keys and values at a time, but into L2 fit the K and V of many
 # heads. A head has 4,096 / 64 = 64 row blocks, so FA2 requests K and V 64 times, and Q and O (2 MiB) once. Together these
 # are 130 MiB per head. Only 4 MiB of them reach DRAM, which is 3%, because each of the four tensors comes from there, or
 # goes there, once.
@@ -351,21 +355,24 @@ check(
 # The three methods differ in what they load again, and in how many heads are at work at the same time (here 64 heads,
 # N = 4,096, d = 128):
 #
-# | | loaded again and again | at work at a time | reaches DRAM |
+# | | loaded again and again | at work at a time, and does it fit? | reaches DRAM |
 # | --- | --- | --- | --- |
-# | standard | Q, K and V, 3 MiB per head | tiles of a few heads: has room | each of Q, K, V and O once, but S and P (96 MiB per head) out and in: 12 bytes per score |
-# | FA1 | Q and unfinished O, 3 MiB per head | all 64 heads, one worker each: 192 MiB have no room | all requests |
-# | FA2 | K and V, 2 MiB per head | 132 workers, so about three heads: has room | each of Q, K, V and O once: 8 bytes per element of Q |
+# | standard | Q, K and V, 3 MiB per head | tiles of a few heads: fits | each of Q, K, V and O once, but S and P (96 MiB per head) out and in: 12 bytes per score |
+# | FA1 | Q and unfinished O, 3 MiB per head | all 64 heads, one worker each: 192 MiB, does not fit | all requests |
+# | FA2 | K and V, 2 MiB per head | 132 workers (one per SM) are three heads, 396 (three per SM) are seven: at most 14 MiB, fits | each of Q, K, V and O once: 8 bytes per element of Q |
 #
-# What if the sequence is so long that K and V of a single head no longer have room? At d = 128 that happens beyond N =
-# 122,880. Even then the workers of a head load the same keys at about the same time, and L2 answers all but the first of
-# them. So K and V come from DRAM once for each group of workers that run together, and not once for each worker.
+# The last row begins with the SMs. A head has 64 workers, and an SM runs one of them at a time, or a few, depending on the
+# kernel. So only a few heads are at work at once.
+#
+# What if the sequence is so long that K and V of a single head no longer fit? At d = 128 that happens beyond N = 122,880.
+# Even then the workers of a head load the same keys at about the same time, and L2 answers all of these loads except the
+# first. So K and V come from DRAM once for each group of workers that run together, and not once for each worker.
 
 # %% [markdown]
 # **Which unit ends last?** Each time below is what one unit of an H200 needs at full speed. All units can work at the same
 # time, so a method takes *at least* the time of the unit that ends last. The last two rows were measured, with simple
-# kernels of this book in tiles of 64 × 64 (rungs 00, 01 and 03 of chapter 10; so the products of standard attention
-# requested even more than the table shows):
+# kernels of this book in tiles of 64 × 64, which are rungs 00, 01 and 03 of the ladder in chapter 10. (With such tiles, the
+# products of standard attention requested even more than the table shows.)
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2, 64 × 64": "r03_row_blocks"}
@@ -391,15 +398,15 @@ lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in table.items()]
 Markdown("\n".join(lines))
 
 # %% [markdown]
-# (FA1's tensor cores, exponentials and FP32 units take twice as long as necessary, because 64 workers keep only 64 of 132
-# SMs busy.) The swap of the loops saved a third of FA1's elements. But it saved nearly all of FA1's DRAM traffic, because
-# the workers of a head now ask for the same keys at about the same time. An H200 counted 22.1 GB for FA1 and 0.3 GB for
-# FA2.
+# The swap of the loops saved a third of FA1's elements. But it saved nearly all of FA1's DRAM traffic, because many workers
+# now share a head. So only a few heads are at work at once, and their K and V fit into L2. (In a sequence that is too long
+# for this, the workers of a head still load the same keys at about the same time, as above.) An H200 counted 22.1 GB for
+# FA1 and 0.3 GB for FA2.
 #
-# The *roofline* is a chart of the same times. A method that does x FLOPs with each byte of a memory that delivers b bytes
-# per second cannot do more than b · x FLOPs per second, which is a slanted line on logarithmic axes, the *bandwidth
-# ceiling* of that memory. The tensor cores draw a flat line across the top, the *compute ceiling*. Under the slanted part
-# a method is memory-bound, and under the flat part it is compute-bound:
+# FA1 keeps only 64 of 132 SMs busy. The table therefore counts twice as much time for its tensor cores, special function
+# units and FP32 units. L2 and DRAM serve all SMs, so the table counts them at full speed, however few SMs ask. But FA1's
+# kernel was far from that speed. It moved its 22.1 GB at 1.4 TB/s, which is 28% of what DRAM can deliver, because its time
+# was mostly that of a single worker (chapter 03). So 4.56 ms are a true bound for FA1, but not a close one.
 
 # %% tags=["hide-input"]
 rows = [(f"FA2, {B} × {B}", cost("FA2", B_r=B, B_c=B)) for B in (64, 128)]
@@ -408,13 +415,13 @@ show(roofline.draw(**roofline.data("standard", "FA1", *rows)))
 # %% [markdown]
 # A ring counts requested bytes and belongs to the line of L2. A dot counts bytes that reach DRAM and belongs to the line
 # of DRAM. A method is as high as the lower of its two lines allows. For example, FA2 with 64 rows does $4 B_r B_c d$
-# FLOPs per tile and requests $4 B_c d$ bytes for it, $B_r$ FLOPs per byte. (Q and O make it 63, a little less.) L2
+# FLOPs per tile and requests $4 B_c d$ bytes for it, which is $B_r$ FLOPs per byte. (Q and O make it 63, a little less.) L2
 # delivers 9.66 TB/s, so it allows 9.66 · 63 = 609 TFLOP/s. From DRAM the same FA2 takes a byte per 2,040 FLOPs (counted
-# on an H200: about 2,100, because the end of O can still be in L2), so DRAM would allow 9,800. The lower one is 609, and
+# on an H200: about 2,100, because L2 can still hold the part of O that was stored last), so DRAM would allow 9,800. The lower one is 609, and
 # L2 ends last. With 128 rows per block L2 is asked for half as much, and the tensor cores end last.
 #
 # A roofline is only a bound. The measured FA2 above takes twice the time of its slowest unit, because its units wait for
-# each other (chapters 07 and 10). On the other side, the L1 of an SM answers a few of the requests before they get to L2.
+# each other (chapters 07 and 10). On the other hand, the L1 of an SM answers a few of the requests before they get to L2.
 #
 # **Build.** Now you can do it for any size. `seconds(N, d, B_r)` returns three times for FA2's forward of one head,
 # without a mask: of the tensor cores, of L2 and of DRAM. Q, K, V and O have two bytes per number, L has four. L2 has room
@@ -474,7 +481,7 @@ check(
 #
 # - Queries outside: q, $m$, $\ell$ and $o$ stay on the chip, k and v come by. A third fewer elements are requested, and row
 #   blocks need nothing from each other.
-# - Tweak 1: no division inside the loop. One of two scalings of the output block goes; $\alpha$ stays.
+# - Tweak 1: no division inside the loop. One of the two scalings of the output block disappears, and $\alpha$ stays.
 # - Tweak 2: $L = m + \log \ell$ replaces both m and $\ell$.
 # - Causal: SKIP, DIAGONAL, FULL, decided at two corners.
 # - Every request takes time of L2, and a request that L2 cannot answer also takes time of DRAM. FA2 requests $2d/B_r$ elements per score, and
@@ -510,6 +517,12 @@ for row in load("ladder").rows:
 verdict("dividing once gains more than a fifth without a mask, nothing with one", gains[0] > 1.2 and gains[1] < 1.02)
 seen = 4 * 64 * 4096**2 * 128 / roofline.counted(load("ladder"), 128)["r03_row_blocks"]
 verdict("counted on an H200: about 2,100 FLOPs for each byte of DRAM", 2000 < seen < 2200)
+drawn_from = moved["r01_fa1"] / (1e-3 * took.values["r01_fa1"][0])
+share = round(drawn_from / chips.H200.hbm_per_second, 2)
+verdict("FA1 drew 1.4 TB/s, 28% of DRAM's speed; at full speed 4.56 ms", (round(drawn_from / 1e12, 1), share) == (1.4, 0.28)
+        and round(1e3 * seconds_of["FA1"]["DRAM"], 2) == 4.56)
+at_work = [-(-blocks * chips.H200.SMs // (4096 // 64)) for blocks in (1, 3)]
+verdict("three to seven heads at work; an A100 has 1.41 GHz", at_work == [3, 7] and chips.A100.clock_hz == 1.41e9)
 N, d, t = 4096, 128, Tiling(4096, 4096, 64, 64)
 formulas = {
     "standard": 4 * N**2 + 3 * d * N**2 // 128 + N * d,
