@@ -41,24 +41,27 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # A text is a sequence of N tokens, which are words or pieces of words. Attention compares every token with every other.
 # Below, four programs do this on the same GPU. *Standard* stores the result of each step in the GPU's memory. *FA1* is
-# FlashAttention as it was printed in 2022, and *FA2* is FlashAttention-2 from 2023. *Ours* is the last kernel of this
-# book.
+# the algorithm of the 2022 paper, FlashAttention, taken literally, and *FA2* is FlashAttention-2 from 2023. *Ours* is the
+# last kernel of this book.
 
 # %% tags=["hide-input"]
 show(time_and_memory.draw(**time_and_memory.data()))
 
 # %% [markdown]
-# At N = 4,096, our kernel is more than five times as fast as standard attention. It also needs far less memory. Each time
-# N doubles, the memory of standard attention grows about fourfold, until the GPU is full, while the memory of FA2 and of
-# our kernel only doubles. (FA1's memory was not measured. *bf16* is a number format of two bytes, and chapter 04 explains
-# *causal*.)
+# At N = 16,384, our kernel is 5.8 times as fast as standard attention. In the upper chart, standard attention is made of
+# simple kernels, and all four programs take numbers in *bf16*, a format of two bytes. Our kernel also needs far less
+# memory. Each time N doubles, the memory of standard attention grows about fourfold, until the GPU is full, while the
+# memory of FA2 and of our kernel only doubles. In the lower chart, however, standard attention is PyTorch's own, which
+# computes in float32 with four bytes per number. So a part of the distance, but not the slope, is due to the format.
+# (FA1's memory was not measured. Chapter 04 explains *causal*.)
 #
 # But why is FA1 the slowest of the four? A model runs attention many times side by side, and each of these runs is called
-# a *head*. FA1's algorithm, as printed, computes a whole head on one of the GPU's 132 processors. The upper chart always
-# has 16,384 tokens and 16 heads. At N = 4,096 these are 4 texts, so there are 64 heads, and the other 68 processors have
-# no work. At N = 16,384 there is one text, and only 16 processors work. Idle processors alone can therefore make FA1 2
-# times slower at N = 4,096, and 8 times slower at N = 16,384. Chapter 03 explains the other causes, and also why the FA1
-# authors' own kernel was two to four times as fast as standard attention.
+# a *head*. FA1's algorithm, taken literally, computes a whole head on one of the GPU's 132 processors. The upper chart
+# always has 16,384 tokens and 16 heads. At N = 4,096 these are 4 texts with 64 heads, so 68 of the 132 processors have no
+# work. At N = 16,384 there is one text, and only 16 processors work. Idle processors alone can therefore make FA1
+# 2 times slower at N = 4,096, and 8 times slower at N = 16,384. But they do not explain the short texts, because at N = 512
+# there are 512 heads. Chapter 03 explains the other causes, and also why the FA1 authors' own kernel was two to four times
+# as fast as standard attention.
 
 # %% [markdown]
 # ## What does attention compute?
@@ -100,13 +103,8 @@ def attention(Q, K, V):  # (N, d) each: one row per token
 
 # %% [markdown]
 # ## Where can a number be on a GPU?
-
-# %% tags=["hide-input"]
-show(gpu_map.draw(**gpu_map.data()))
-
-# %% [markdown]
-# In this map, areas are sizes. The lens draws the small squares again with sides 14 times as long. (The link matters in
-# chapter 15.) Unless another one is named, the GPU is NVIDIA's H200. Its parts are nested:
+#
+# Unless another one is named, the GPU of this book is NVIDIA's H200. Its parts are nested:
 #
 # - The GPU has 132 processors, which are called *SMs*.
 # - An SM runs a few *thread blocks* at a time. A thread block stays on its SM until it is done. Thread blocks are the
@@ -127,16 +125,26 @@ show(nested.draw(**nested.data()))
 # | registers | numbers that one thread is working with | 256 KiB in each SM |
 # | shared memory | for all warps of a thread block (papers: SRAM) | 228 KiB in each SM |
 # | L1 | copies of what this SM loaded lately (a *cache*), in the rest of the same memory | 28 KiB or more in each SM |
-# | L2 | copies of what came from HBM lately, for all SMs (also a cache) | 60 MiB |
-# | HBM | large, beside the chip; tensors (arrays) live here; also called *DRAM* | 141 GiB (its sheet says GB) |
+# | L2 | between all SMs and HBM: copies of what was loaded lately, and what was stored lately (also a cache) | 60 MiB |
+# | HBM | large, beside the chip; tensors (arrays) live here; also called *DRAM*, its kind of memory | 141 GiB (the data sheet says 141 GB) |
 #
 # *On chip* means in registers or in shared memory. The 256 MiB of S do not fit there, because the registers of all SMs
 # together have 33 MiB, and their shared memory has 29 MiB. But a piece of 128 × 128 scores takes 64 KiB (at four bytes
 # each), and it fits into a single SM.
 #
-# Two numbers describe the path from one place to another. *Bandwidth* is how many bytes arrive per second. *Latency* is how
-# long one byte takes, from the request to its arrival. An SM can hide latency if it has other warps to run in the meantime.
-# So in the first chapters only bandwidth counts.
+# What an SM loads and stores goes through L2. So a number that an SM has just stored can be found in L2 for a while, by
+# this SM and by all others, and it need not come from HBM.
+#
+# Two numbers describe the path from one place to another. *Bandwidth* is how many bytes arrive per second. From HBM it is
+# 4.8 TB/s at most, and all other places in the table are faster. *Latency* is how long one byte takes, from the request to
+# its arrival. An SM can hide latency if it has other warps to run in the meantime. So in the first chapters only bandwidth
+# counts.
+#
+# In the map below, areas are sizes. The inset enlarges the small squares 14 times in each direction. L1 has no square of
+# its own, because it takes what shared memory leaves free. (The link matters in chapter 15.)
+
+# %% tags=["hide-input"]
+show(gpu_map.draw(**gpu_map.data()))
 
 # %% [markdown]
 # ## What does each kind of work cost?
@@ -147,6 +155,8 @@ show(nested.draw(**nested.data()))
 # The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure all other work by
 # them. If a byte from DRAM costs 206, the tensor cores could do 206 FLOPs while HBM delivers that byte (both at full
 # speed).
+#
+# All units can work at the same time. So a method takes at least the time of the unit that ends last.
 
 # %%
 chip = chips.H200
@@ -183,8 +193,8 @@ for name, price in prices(chip).in_flops().items():
 # ![Standard attention fills a square of scores and keeps it; FlashAttention-2 keeps one tile; the output is the
 # same](../figures/hero.svg)
 #
-# Is the result still the same? Here are 8 queries and 8 keys, by the four lines above, and by the package's standard
-# attention, FA1 and FA2:
+# Is the result still the same? Here are 8 queries and 8 keys, by the four lines above, and by the standard attention, the
+# FA1 and the FA2 of `fa2_lab`, the Python package that belongs to this book:
 
 # %% tags=["hide-input"]
 Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
@@ -223,14 +233,15 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
 # | | L = m + log ℓ instead of m and ℓ | numbers of a row stored | 2.0 |
 # | | causal tiles above the diagonal are skipped | tiles visited | 2.0 |
 # | 05 | P is computed again, not kept | numbers kept for the backward | 126 |
-# | 06 | a thread block for each row block, not each head | SMs without work, 32 heads on an H100 | 25 |
+# | 06 | a thread block for each row block, not each head | SMs without work, of 132, with 32 heads | 25 |
 # | 07 | each of four warps takes rows, not keys | bytes through shared memory | 2.3 |
 #
 # </details>
 
 # %% [markdown]
-# A tag such as FA2.A1.L12 names a paper, an algorithm and a line, and `fa2-lab where FA2.A1.L12` prints that line.
-# `fa2-lab glossary` explains words.
+# A tag such as FA2.A1.L12 names a paper, an algorithm and a line. The package brings the command `fa2-lab`, which
+# runs in a terminal. (Without an installation, type `python -m fa2_lab` instead, in the folder of the book.) `fa2-lab where
+# FA2.A1.L12` prints the line of this tag, and `fa2-lab glossary` explains words. Appendix C has more.
 
 # %% [markdown]
 # ## Recap
@@ -279,8 +290,10 @@ Q, (K, V) = rng.standard_normal((37, 8)), rng.standard_normal((2, 29, 8))
 verdict("37 queries, 29 keys: the four lines", close(attention(Q, K, V), naive.forward(Q, K, V)[0]))
 shown, N = time_and_memory.data(), 4096
 time, memory = ({name: dict(curve) for name, curve in shown[what].items()} for what in ("time", "memory"))
-verdict("ours is more than five times as fast as standard", 5 < time["standard"][N] / time["ours"][N])
-verdict("FA1 is the slowest", max(time, key=lambda name: time[name][N]) == "FA1")
+last = 4 * N
+verdict("at N = 16,384 ours is 5.8 times as fast as standard", round(time["standard"][last] / time["ours"][last], 1) == 5.8)
+verdict("HBM delivers 4.8 TB/s", chip.hbm_per_second == 4.8e12)
+verdict("FA1 is the slowest at every N", all(max(time, key=lambda name: time[name][n]) == "FA1" for n in time["FA1"]))
 growth = [memory[name][4 * N] / memory[name][2 * N] for name in ("standard", "FA2", "ours")]
 verdict("memory at twice the N: fourfold, double, double", [round(x, 1) for x in growth] == [3.9, 2.0, 2.0])
 verdict("to compute twice is 13 times as cheap", round(8 * prices(chip).in_flops()["dram"] / (2 * 64)) == 13)
@@ -289,7 +302,7 @@ tiling, size = Tiling(N, N, B, B), io.sizes(Tiling(N, N, B, B), d)
 standard, one, two = (cost(name, N=N, d=d, B_r=B, B_c=B, heads=32).crossed for name in ("standard", "FA1", "FA2"))
 work = [fp32_instructions(name, B, B, d) for name in ("fa1", "fa2")]
 tiles, skipped = tiling.T_r * tiling.T_c, Tiling(N, N, B, B, CAUSAL).counts()[Tile.SKIP]
-busy = [grid.schedule(blocks(32, tiling), chips.H100.SMs).utilisation for blocks in (grid.fa1_grid, grid.fa2_grid)]
+busy = [grid.schedule(blocks(32, tiling), chip.SMs).utilisation for blocks in (grid.fa1_grid, grid.fa2_grid)]
 shared = [tile_bytes(scheme, B, B, d, W=4) for scheme in ("split_k", "split_q")]
 kept = size["O"] + size["L"]
 factors = [N / (d + 2), standard / one, one / two, work[0] / work[1], (size["l"] + size["m"]) / size["L"]]
