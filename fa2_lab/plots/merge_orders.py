@@ -51,7 +51,7 @@ W, H = 0.9, 0.76  # of one state's box
 @style.picture
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
     """The states of all blocks, and beneath them each order of merging them, every box with its m, l and o."""
-    caption = "One operator, any order: a loop, a tree and a split end at the same o and L."
+    caption = "One merge, any order: a loop, a tree and a split end at the same o and L."
     places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
     depths = [max(y for _, y in place) + 0.9 for place in places.values()]
     figure, axes = style.new_figure(

@@ -6,9 +6,9 @@
 #
 # **What does attention compute, and what does it cost?**
 #
-# We compute attention as it is defined, forward and backward, and count what it moves. The definition goes wrong in two
-# ways. This chapter repairs the first one, and finds out what the second one costs. The next three chapters lower that
-# cost.
+# We compute attention as it is defined, forward and backward, and count the bytes it moves. Taken literally, the definition
+# fails in two ways. This chapter repairs the first failure, and finds out what the second one costs. The next three
+# chapters lower that cost.
 #
 # After this notebook you can
 #
@@ -58,8 +58,8 @@ with np.errstate(over="ignore", invalid="ignore"):
 
 # %% [markdown]
 # So the formula is right, and the program is wrong. That is the first failure. The second one is memory. Here is what
-# PyTorch's own standard attention, which computes in float32, needed on an H200 beyond its inputs. The text has N tokens,
-# 16 heads and d = 128:
+# PyTorch's own standard attention, which computes in float32, needed on an H200 beyond its inputs, so with O counted. The
+# text has N tokens, 16 heads and d = 128:
 
 # %% tags=["hide-input"]
 held = dict(time_and_memory.data()["memory"]["standard"])
@@ -69,7 +69,7 @@ lines = [f"| {N:,} | {MiB / 1024:.1f} GiB |" for N, MiB in held.items()]
     for row in load("memory").rows
     if row.direction == "forward" and row.problem["N_q"] == 2 * max(held) and "torch math" in row.failed
 }
-Markdown("\n".join(["| tokens N | extra memory |", "| ---: | ---: |", *lines, f"| {refused:,} | out of memory |"]))
+Markdown("\n".join(["| tokens N | memory beyond the inputs |", "| ---: | ---: |", *lines, f"| {refused:,} | out of memory |"]))
 
 # %% [markdown]
 # Twice the tokens take four times the memory, and 32,768 tokens no longer fit into a GPU with 141 GiB, although Q, K, V
@@ -81,8 +81,8 @@ Markdown("\n".join(["| tokens N | extra memory |", "| ---: | ---: |", *lines, f"
 # %% [markdown]
 # ## Three queries, three keys
 #
-# In this example all exponentials are 1, 2 or 3, so that you can follow by hand. The scores are not divided by $\sqrt{d}$
-# yet.
+# In this example, all exponentials are 1, 2 or 3, so that you can check it by hand. The scores are not divided by
+# $\sqrt{d}$ yet.
 
 # %%
 Q = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # (N, d): one query per row
@@ -106,12 +106,13 @@ show(attention_map.draw(**attention_map.data()))
 
 # %% [markdown]
 # A row belongs to one word, and each square in it is the weight of one key. A word sees only itself and the words before
-# it. Look at the second "a". Nearly all of its weight is on "woodchuck", the word that followed the first "a".
+# it. Look at the second "a". Nearly all of its weight is on the first "woodchuck", which came right after the first "a".
 #
 # The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word. It uses the formulas of this
-# chapter, and random texts in which each word mostly has the same successor. In this toy head, the key at a position is
-# made from the word before it. So the query of the second "a" finds "woodchuck", because the key of that position means
-# "after an a". The head has never seen this sentence. After the second "woodchuck" it bets on "chuck", and is wrong.
+# chapter, and random texts in which each word mostly has the same successor. In this small head, every word has the key of
+# its predecessor. The predecessor of the first "woodchuck" is the first "a", so its key means "I come after an a". This is
+# what the query of the second "a" looks for. The head has never seen this sentence. After the second "woodchuck" it bets on
+# "chuck", and is wrong.
 
 # %% [markdown]
 # ## How large may a score be?
@@ -177,9 +178,11 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # S goes out and comes back, and so does P, which makes 4 · 64 elements. Q, K and V come in and O goes out, which makes 4
 # · 32 more.
 #
-# In a long text, all of these elements reach *DRAM*, the memory behind HBM. S and P do because they are too large for the
-# L2 cache. Q, K and V are small. A kernel on a GPU loads them in pieces, and some pieces many times, but L2 answers every
-# time except the first. So each of them still comes from DRAM once. (Chapter 04 adds what passes L2.)
+# Does a load from HBM reach the memory itself? L2 is on the way, and may still hold what is asked for. We write *DRAM*,
+# the kind of memory that HBM is made of, for loads and stores that go all the way. In a long text, all of the elements
+# above reach DRAM. S and P do because they are too large for L2. Q, K and V are small. A kernel on a GPU loads them in
+# pieces, and some pieces many times, but L2 answers every time except the first. So each of them still comes from DRAM
+# once. (Chapter 04 adds what passes L2.)
 #
 # Without a meter, the default `UNWATCHED` lets the same lines run on plain arrays. `meter.loads("Q")`,
 # `meter.stores("Q")` and `meter.hbm_elements` are all that you need to read from it.
@@ -210,7 +213,8 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it slightly less: 42 for d = 128 and N = 4,096.) By the
 # list of chapter 00, however, an H200 could do 206 FLOPs while HBM delivers one byte. So standard attention can reach at
 # most about a fifth of the GPU's speed. Its time is set by bytes and not by FLOPs, so it is called *memory-bound*. (The
-# opposite is *compute-bound*.) Measured with simple kernels on an H200, it reached 14% (rung 00 of chapter 10).
+# opposite is *compute-bound*.) Measured with simple kernels on an H200, it reached 14%. (These kernels are rung 00 of the
+# *ladder* in chapter 10, a row of kernels in which each *rung* changes one thing.)
 
 # %% [markdown]
 # ## Backwards through a product
@@ -374,7 +378,8 @@ check(
 #
 # <details><summary>Answer</summary>
 #
-# **about 40 times as many.** For each query it loads all keys twice and all values once, $3dN^2 = 192N^2$ elements.
+# **about 40 times as many.** For each query it loads all keys twice and all values once, which makes $3dN^2 = 192N^2$
+# elements.
 # Standard attention moves $4N^2 + 4Nd = 4.5N^2$ by the meter. So memory held and elements moved are two different costs.
 # </details>
 #
@@ -395,7 +400,7 @@ check(
 # ## Exercises
 #
 # **By hand.** Query 1 has the weights 1/5, 1/5, 3/5, and for $\varphi = O_{10}$ its dp is 8, 2, 0. What are D and ds? What
-# is the sum of ds, and why does every row of dS have it?
+# is the sum of ds, and why is it the same for every row of dS?
 #
 # <details><summary>Solution</summary>
 #

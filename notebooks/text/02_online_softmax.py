@@ -7,8 +7,8 @@
 # **Can softmax be finished before all scores are known?**
 #
 # Softmax divides by a sum over the whole row, and before that it subtracts the maximum of the whole row. So it seems
-# that softmax needs all scores first, but in fact it does not. A row only has to remember d + 2 numbers, whatever
-# number of keys it has seen. The method is called *online softmax*, because you can ask it for its answer at any time,
+# that softmax needs all scores first, but in fact it does not. A row only has to remember d + 2 numbers, however many
+# keys it has seen. The method is called *online softmax*, because you can ask it for its answer at any time,
 # while keys still arrive.
 #
 # After this notebook you can
@@ -42,7 +42,7 @@ from fa2_studio.book.verdicts import close, verdict
 # values of the four keys are 8, 0, 4 and 2. So the output is (1 · 8 + 3 · 0 + 4 · 4 + 8 · 2) / 16 = 2.5. We call this
 # query the *1-3-4-8 row*, and it will stay with us until chapter 05.
 #
-# Now let the keys come two at a time, and try what comes to mind first:
+# Now let the keys come two at a time, and try the obvious ways first:
 
 # %%
 s, v = np.log([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
@@ -198,7 +198,7 @@ live("softmax")
 # %% [markdown]
 # ## Can two workers share a row?
 #
-# Let two workers take one half of the keys each. Each of them ends with its own $(m, \ell, o)$. To join the two states,
+# Suppose that each of two workers takes half of the keys. Each of them ends with its own $(m, \ell, o)$. To join the two states,
 # bring both to the larger maximum $m = \max(m_a, m_b)$ and add:
 #
 # $$\begin{aligned} \ell &= e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b \\ o &= e^{m_a - m}\, o_a + e^{m_b - m}\, o_b \end{aligned}$$
@@ -229,8 +229,9 @@ show(merge_orders.draw(**merge_orders.data()))
 
 # %% [markdown]
 # A loop, a tree and two workers join the same eight blocks. In a loop, one worker keeps one state, and each `update` is
-# a merge with the state of one block. In a tree, each leaf keeps a state. In exchange, many workers can compute the
-# leaves at the same time. Chapter 07 explains warps, and chapter 14 explains decoding.
+# a merge with the state of one block. In a tree, each leaf keeps a state. That takes more room, but many workers can
+# compute the leaves at the same time. We need all three, the loop in FA2 (chapter 04), the tree if warps share a row
+# (chapter 07), and the two workers if a model reads a long text for a single new token (*decoding*, chapter 14).
 
 # %% [markdown]
 # ## Is (O, L) enough?

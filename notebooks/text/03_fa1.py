@@ -52,7 +52,7 @@ lines = [
 Markdown("\n".join(["| | bytes that reached DRAM, counted | time |", "| --- | ---: | ---: |", *lines]))
 
 # %% [markdown]
-# FA1 moves 1.7 times *more*, and takes four times as long. Something else now travels in place of S and P. It is the
+# FA1 moves 1.7 times as many bytes, and takes four times as long. Something else now travels in place of S and P. It is the
 # answer itself, which leaves the chip unfinished and comes back, once for every 64 keys. We shall write the loop that does
 # this, count its bytes, and find out when it is nevertheless the better one. (The kernel of FA1's authors was much faster
 # than standard attention. The end of this chapter explains how.)
@@ -136,15 +136,16 @@ check(
 # %% [markdown]
 # ## Which loop goes outside?
 #
-# FA1 puts the loop over column blocks j outside. A block of keys and values is loaded once, and all row blocks are taken
-# past it. Then comes the next block of keys, and all row blocks are taken past that one. (Chapter 04 asks whether this is
+# FA1 puts the loop over column blocks j outside. A block of keys and values is loaded once, and every row block is matched
+# with it. Then comes the next block of keys, and every row block is matched with that one. (Chapter 04 asks whether this is
 # the better order.)
 #
 # A single worker does this for a whole head. Between two visits to the same rows it handles all other rows of the head,
 # and their states do not fit into its SM. With N = 4,096 and d = 128, the o of all queries has 2 MiB, but the SM has 228
 # KiB of shared memory. So the worker stores the state of a row block in HBM after each tile, and loads it again before the
 # next tile of these rows. Find both lines below. (`fa1_step` is the solution above. The tags name lines of Algorithm 2
-# in the FA1 paper's appendix, which is Algorithm 1 with a scale, a mask and dropout. We only need the scale.)
+# in the FA1 paper's appendix, which is Algorithm 1 with a scale, a mask and *dropout*, explained in chapter 05. We only
+# need the scale.)
 
 # %%
 def fa1_forward(Q, K, V, O, l, m, B_r, B_c, tau):
@@ -233,8 +234,8 @@ for d in (64, 128):
 Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | ---: | ---: | ---: |", *lines]))
 
 # %% [markdown]
-# Can L2 not help, so that the unfinished answers stay in this cache until they are needed again? Not here. With one worker
-# per head, all 64 heads are at work at the same time. At d = 128, Q of a head has 1 MiB and its unfinished O has 2 MiB.
+# L2 also holds what was stored lately (chapter 00). Could the unfinished answers not simply stay in L2 until they are needed
+# again? Not here. With one worker per head, all 64 heads are at work at the same time. At d = 128, Q of a head has 1 MiB and its unfinished O has 2 MiB.
 # Together that is 192 MiB, far too much for the 60 MiB of L2. So nearly all that FA1 loads and stores reaches DRAM.
 #
 # In memory, on the other hand, FA1 wins in any case: it needs only 2N numbers beyond its inputs and output, $\ell$ and m.
@@ -244,8 +245,8 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 #
 # The blocks must fit on the chip. If there is room for M elements (228 KiB are 116,736 elements of two bytes), the paper
 # takes $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries. For d = 128, that is 228 keys. This rule is
-# only right up to a constant factor: k and v fill half of the room, the scores, at four bytes, fill the other half, and q
-# and o need 42% of the room in addition.
+# right only up to a constant factor, because k and v fill half of the room, the scores, at four bytes, fill the other half,
+# and q and o need 42% of the room in addition.
 #
 # With this rule $T_c = 4Nd / M$, so FA1 loads and stores about $T_c \cdot 3Nd = 12\,N^2 d^2 / M$ elements. The paper
 # calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$. In words, twice the room halves the traffic, and twice the
@@ -256,9 +257,10 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
 # The chart counts what the SMs load and store, wherever it is found, and N is fixed. With little room on the chip, FA1 is
-# above standard attention. Each step to the right doubles the room, and what FA1 moves falls to about half, towards the
-# least that is possible: each of Q, K, V and O once. (For standard attention the chart counts the tiles of its products,
-# which chapter 04 explains.) In practice larger blocks stop helping earlier: the paper tried blocks of 64 to 512 keys, and
+# above standard attention. Each step to the right doubles the room. At first this halves what FA1 moves. Later it gains
+# less, because the curve comes near to the least that is possible, which is each of Q, K, V and O once. (For standard
+# attention the chart counts the tiles of its products, which chapter 04 explains.) The upright lines are the room on two
+# older GPUs of NVIDIA, the A100 of the papers and the H100, which has the same room per SM as the H200. In practice larger blocks stop helping earlier: the paper tried blocks of 64 to 512 keys, and
 # beyond 256 keys the time fell no further.
 
 # %% [markdown]
@@ -282,9 +284,14 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 #   keys is stored four times. Ours is the simplest Triton, with Algorithm 1's loops and its division in every tile, and
 #   with 64 keys per block.
 #
-# So three causes make ours four times as slow as standard attention at N = 4,096. 1.7 times as many bytes reach DRAM.
-# Half of the SMs are idle, which costs up to another factor of 2. The simple code does the rest. FA1 needs many heads and
-# large blocks.
+# So ours takes four times as long as standard attention at N = 4,096, for three reasons. First, 1.7 times as many bytes
+# reach DRAM. They also move more slowly, at 1.4 TB/s, while standard attention draws 3.2 TB/s. Since DRAM could deliver
+# 4.8 TB/s, its speed is not what limits FA1's kernel. With 8 heads instead of 64, the work is an eighth, but the time is
+# still 11.7 ms instead of 16.3 ms. So the time is mostly that of one worker, which goes through all tiles of a head alone.
+#
+# The second reason is therefore that half of the SMs are idle. With workers of their own, they could have done as much
+# again in about the same time, if DRAM keeps up, so the idle SMs cost up to a factor of 2. The third reason is the simple code, in
+# which one worker takes so long. FA1 needs many heads and large blocks.
 
 # %% [markdown]
 # ## How does the backward pass get P back?
@@ -335,6 +342,15 @@ slow = {name: dict(points) for name, points in time_and_memory.data()["time"].it
 verdict("FA1 takes about four times standard's time", 3.5 < slow["FA1"][4096] / slow["standard"][4096] < 4.5)
 verdict("1.7 times the bytes reach DRAM", round(cost("FA1").crossed / cost("standard").crossed, 1) == 1.7)
 verdict("counted: 1.7 times", round(moved["r01_fa1"] / moved["r00_standard"], 1) == 1.7)
+drawn = [round(moved[rung] / took.values[rung][0] / 1e9, 1) for rung in ("r00_standard", "r01_fa1")]
+verdict("standard attention drew 3.2 TB/s from DRAM, FA1 1.4", drawn == [3.2, 1.4])
+ms = {
+    row.problem["batch"] * row.problem["heads"]: round(row.values["r01_fa1"][0], 1)
+    for row in record.rows
+    if (row.direction, row.problem["N_q"], row.problem["d"], row.problem["causal"]) == ("forward", 4096, 128, False)
+}
+verdict("FA1 takes 16.3 ms with 64 heads, 11.7 ms with 8", ms == {64: 16.3, 8: 11.7})
+verdict("the H100 and the H200 have the same room", chips.H100.shared_per_sm == chips.H200.shared_per_sm)
 verdict("99% of what FA1 loads and stores reaches DRAM", cost("FA1").crossed > 0.99 * cost("FA1").requested)
 needed = [(10 * d + 16) / 12 for d in (64, 128)]
 verdict("FA1 needs 55 and 108 keys in a block", [int(np.ceil(x)) for x in needed] == [55, 108])
