@@ -24,9 +24,7 @@ PHONE = (0.8, 1.1, 1.4)
 def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     """N keys in HBM. places: for each row of the tile that begins at `first`, where in its line each chunk lies."""
     rows, d = len(places), 8 * places.shape[1]  # a chunk has 8 numbers
-    caption = (
-        "One thread starts the copy of a tile, the copy engine makes it, and rows that do not exist arrive as zeros."
-    )
+    caption = "One thread starts the copy of a tile, TMA makes it, and rows that do not exist arrive as zeros."
     figure, ax = style.new_figure(4.1, caption)
     top = (first + 0.3) * ROW
     WIDE, TEXT, TILE = PHONE if style.narrow() else PAGE
@@ -36,14 +34,14 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     style.box(ax, 0, (first + 0.3) * ROW, WIDE + 0.12, rows * ROW, fill="none", linewidth=1.8)
     style.note(ax, 0.06 + WIDE / 2, (N + 0.3 + (first + rows - N) / 2) * ROW, "outside", ha="center")
     style.note(ax, TEXT, -0.1, "What the one thread names", weight="bold")
-    names = (f"the descriptor of K: where, {N} × {d}, tiles of {rows}", f"row {first}", "the place", "the barrier")
+    names = (f"the descriptor of K: where, {N} × {d}, tiles of {rows}", f"row {first}", "the buffer", "the barrier")
     for k, words in enumerate(names):
         style.note(ax, TEXT, 0.2 + 0.27 * k, f"{k + 1}. {words}")
     _tile(ax, TILE, top, N - first, places)
     middle = top + rows * ROW / 2
     style.arrow(ax, (WIDE + 0.14, middle), (TILE - 0.06, middle), linewidth=1.4)
     if not style.narrow():
-        style.note(ax, (WIDE + 0.14 + TILE) / 2, middle - 0.12, "copy engine", ha="center")
+        style.note(ax, (WIDE + 0.14 + TILE) / 2, middle - 0.12, "TMA", ha="center")
     words = (
         f"barrier: {bytes} bytes\nend its phase"
         if style.narrow()
@@ -53,9 +51,10 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     style.bare(ax, (-0.03, style.width() - 0.1), (-0.2, top + rows * ROW + 0.7))
     real = N - first
     alt = (
-        f"Left K in HBM, {N} rows, and a frame around rows {first} to {first + rows - 1}, of which {real} exist. One"
-        f" thread names a descriptor, a row, a place and a barrier. Right the tile in shared memory: {rows} rows of"
-        f" {places.shape[1]} chunks; chunk c of row r lies at place c XOR r, and the last {rows - real} rows are zeros."
+        f"On the left is K in HBM, with {N} rows and a frame around rows {first} to {first + rows - 1}, of which {real}"
+        f" exist. One thread names a descriptor, a row, a buffer and a barrier. On the right is the tile in shared"
+        f" memory, with {rows} rows of {places.shape[1]} chunks. Chunk c of row r is at place c XOR r, and the last"
+        f" {rows - real} rows are zeros."
         f" The barrier expects {bytes} bytes, and its phase ends when all have arrived."
     )
     return figure, alt

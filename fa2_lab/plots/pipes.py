@@ -27,14 +27,15 @@ LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # the hue and the
 def draw(blocks: dict[str, dict[str, tuple[int, int]]]) -> style.Drawn:
     """A panel for each pass. blocks: {"forward", "backward": {ring: (stages, releases that empty one)}}."""
     caption = (
-        "The producer waits until a stage is empty, and the consumers wait until it is full. → full: all bytes are"
+        "The producer waits until a stage is empty, and the consumers wait until it is full. A solid arrow means that"
+        " all bytes are there. A dashed arrow means that the given number of consumers has released the stage."
     )
-    caption += " there; ← empty: so many consumers have released it."
     heights = [0.35 + LANE * (len(block) + 1) for block in blocks.values()]
     figure, axes = style.new_figure(sum(heights), caption, nrows=len(blocks), height_ratios=heights, squeeze=False)
     alt = [
-        "One thread block of each kernel. Left the producer warp, right the two consumer warpgroups, between them a row"
-        " for each ring of buffers in shared memory, with an arrow that says full and one back that says empty."
+        "One thread block of each kernel. The producer warp is on the left, and the two consumer warpgroups are on the"
+        " right. Between them is a row for each ring of buffers in shared memory, with a solid arrow for full and a"
+        " dashed arrow back for empty."
     ]
     for (ax,), (way, rings) in zip(axes, blocks.items(), strict=True):
         _block(ax, way, rings)
@@ -47,7 +48,7 @@ def draw(blocks: dict[str, dict[str, tuple[int, int]]]) -> style.Drawn:
 
 
 BETWEEN = {
-    "forward": "each waits until the other's products have started (ping-pong)",
+    "forward": "each waits until the other's matmuls have started (ping-pong)",
     "backward": "each waits for the other's half of dS, and adds its part of dQ to HBM",
 }
 

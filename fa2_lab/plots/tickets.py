@@ -13,12 +13,12 @@ def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: i
     blocks = [grid.BlockWork(0, n, cost) for n, cost in enumerate(side_by_side)]
     SMs = chips.H200.SMs
     ran = {
-        "Dealt, head by head": grid.dealt(head_by_head, SMs),
-        f"Dealt, {at_once} heads at once": grid.dealt(side_by_side, SMs),
-        "Drawn when free, by a plain launch too": grid.schedule(blocks, SMs),
+        "Static, head by head": grid.dealt(head_by_head, SMs),
+        f"Static, {at_once} heads at once": grid.dealt(side_by_side, SMs),
+        "Dynamic, as in a plain launch": grid.schedule(blocks, SMs),
     }
     caption = (
-        "Causal row blocks dealt to SMs in advance leave some of them idle; drawn one by one by SMs that are"
-        f" free, they do not. Model: {heads} heads, N = {N:,}, d = {d}, causal, {SMs} SMs, row blocks of {B_r}."
+        "Static scheduling of causal row blocks leaves some SMs idle, but dynamic scheduling keeps all of them busy."
+        f" Model: {heads} heads, N = {N:,}, d = {d}, causal, {SMs} SMs, row blocks of {B_r}."
     )
     return dict(ran=ran, caption=caption)

@@ -8,7 +8,7 @@ SHARED, REGISTERS = "shared memory", "registers"
 
 
 def data(d: int = 128, B_c: int = 128) -> dict:
-    """Both products of a tile: each factor and the result with its shape and place, and which rows a warp holds."""
+    """Both products of a tile: each operand and the result with its shape and place, and which rows a warp holds."""
     warps = Mma(3, (4, 1), (16, B_c)).owners((64, B_c)).warp[:, 0].tolist()
     products = [
         [("Q", "q", (64, d), SHARED), ("K", "kᵀ", (d, B_c), SHARED), ("S", "s", (64, B_c), REGISTERS)],
@@ -24,23 +24,23 @@ HIGH = 1.95
 
 @style.picture
 def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Drawn:
-    """products: (tensor, name, shape, place) of the left factor, the right factor and the result."""
+    """products: (tensor, name, shape, place) of the left operand, the right operand and the result."""
     caption = (
-        "The two products of a tile: the right factor comes from shared memory, and the result stays in registers."
+        "In both matmuls of a tile, the right operand comes from shared memory, and the result stays in registers."
     )
-    caption += f" Framed: what one wgmma multiplies, {len(warps)} rows and {deep} deep."
+    caption += f" The frame marks what one wgmma multiplies, {len(warps)} rows and {deep} deep."
     figure, ax = style.new_figure(3.9, caption)
     lines = []
     for k, (left, right, result) in enumerate(products):
         _product(ax, k * HIGH, (left, right, result), deep, warps)
         (_, a, shape, place), (_, b, _, _), (_, c, _, _) = left, right, result
-        lines.append(f"{c} = {a} {b}: {a} lies in {place}, {shape[1] // deep} instructions")
+        lines.append(f"{c} = {a} {b} has {a} in {place} and takes {shape[1] // deep} instructions")
     style.bare(ax, (0, style.width() - 0.1), (-0.25, 2 * HIGH - 0.2), aspect="equal")
     alt = (
-        f"Two products of a warpgroup, drawn as left factor times right factor = result. {'; '.join(lines)}. The right"
-        f" factor lies in shared memory both times, the result in registers, {warps.count(0)} rows to each of"
-        f" {len(set(warps))} warps. A frame marks {deep} columns of the left factor and {deep} rows of the right one:"
-        " one wgmma."
+        f"Two matmuls of a warpgroup, drawn as left operand times right operand = result. {', and '.join(lines)}. The"
+        f" right operand is in shared memory both times, and the result is in registers, with {warps.count(0)} rows in"
+        f" each of {len(set(warps))} warps. A frame marks what one wgmma multiplies, {deep} columns of the left operand"
+        f" and {deep} rows of the right one."
     )
     return figure, alt
 
