@@ -27,7 +27,7 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
         jobs=sorted(jobs),
         window=(first[n], first[n + 2]),
         busy=block.busy("tensor", since=first[1]),
-        setting=f"model: H200, d = {d}, tiles of {B_r} rows × 64 keys to a consumer",
+        setting=f"model: H200, d = {d}, tiles of {B_r} rows × 64 keys per consumer",
     )
 
 
@@ -60,7 +60,7 @@ def consumer(
 def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, setting: str) -> style.Drawn:
     """Three lanes for each consumer; what belongs to step n has a strong edge."""
     caption = "While a step does its exponentials, the tensor cores multiply dQ of the step before."
-    figure, ax = style.new_figure(3.3, f"{caption} Strong edges: step {n} ({setting}).")
+    figure, ax = style.new_figure(3.3, f"{caption} Strong edges mark step {n} ({setting}).")
     start, end = window
     lanes = [(c, unit) for c in (0, 1) for unit in UNITS]
     places = {lane: row + 0.35 * lane[0] for row, lane in enumerate(lanes)}
@@ -77,7 +77,7 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
     mine = [f"{unit}: {what} {number}" for c, unit, what, number, begun, _ in sorted(jobs, key=lambda job: job[4])
             if c == 0 and start <= begun < end]  # fmt: skip
     alt = (
-        f"Two consumers over time, each with a lane for its products on the tensor cores, one for its exponentials and"
+        f"Two consumers over time, each with a lane for its matmuls on the tensor cores, one for its exponentials and"
         f" one for its additions to dQ. Consumer 0 in order of time: {'; '.join(mine)}. Consumer 1 does the same at"
         f" the same time. The tensor cores are busy {busy:.0%} of the time."
     )
