@@ -290,8 +290,8 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # still 11.7 ms instead of 16.3 ms. So the time is mostly that of one worker, which goes through all tiles of a head alone.
 #
 # The second reason is therefore that half of the SMs are idle. With workers of their own, they could have done as much
-# again in about the same time, if DRAM keeps up, so the idle SMs cost up to a factor of 2. The third reason is the simple code, in
-# which one worker takes so long. FA1 needs many heads and large blocks.
+# again in about the same time, if DRAM keeps up, so the idle SMs cost up to a factor of 2. The third reason is the simple
+# code, in which one worker takes so long. FA1 needs many heads and large blocks.
 
 # %% [markdown]
 # ## How does the backward pass get P back?
