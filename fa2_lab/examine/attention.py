@@ -40,7 +40,7 @@ class Wrong:
         if not len(cols):  # no tile is visited
             S, seen, cols = np.full((*S.shape[:3], 1), -np.inf), np.zeros((*S.shape[:3], 1), bool), np.zeros(1, int)
         O, L, P = self.softmax(S, seen, v[:, :, cols])
-        outputs = dict(O=self.stored(O), L=self.statistic(L, S))
+        outputs = dict(O=self.stored(O), L=self.statistic(L, S), largest=self.largest)
         if gradients:
             if self.any("gradient-unmasked", "gradient-corner"):
                 other = "causal-ignored" if self.on("gradient-unmasked") else "corner-top-left"
@@ -111,6 +111,7 @@ class Wrong:
             x = S / tau if on("softcap-unscaled") else S
             x = (1 if on("softcap-factor") else c) * np.tanh(x / (1 if on("softcap-quotient") else c))
             S = x * tau if on("softcap-unscaled") else x
+        self.largest = np.abs(S).max(initial=1.0)
         seen = np.broadcast_to(self.seen(cols), S.shape)
         hidden = next((value for name, value in HIDDEN.items() if on(name)), -np.inf)
         self.top = S.max(axis=-1) if on("maximum-hidden") and len(cols) else -np.inf

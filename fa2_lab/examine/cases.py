@@ -40,9 +40,12 @@ class Question:
         """The same case with the numbers that a dtype can hold."""
         return replace(self, q=to(self.q), k=to(self.k), v=to(self.v), dO=to(self.dO), single=True)
 
-    def entry(self, batch: slice) -> Question:
-        """The same case for some entries of the batch."""
-        return replace(self, q=self.q[batch], k=self.k[batch], v=self.v[batch], dO=self.dO[batch])
+    def part(self, batch: slice = slice(None), heads: slice = slice(None)) -> Question:
+        """The same case for some entries of the batch and for some heads."""
+        cut = {name: getattr(self, name)[batch, heads] for name in ("q", "k", "v", "dO")}
+        of_option = dict(mask=(batch, heads), key_lengths=batch, sinks=heads)
+        options = {name: x[of_option[name]] if name in of_option else x for name, x in self.options.items()}
+        return replace(self, **cut, options=options, dL=None if self.dL is None else self.dL[batch, heads])
 
 
 def short(value: Any) -> str:
@@ -50,30 +53,21 @@ def short(value: Any) -> str:
 
 
 def case(
-    group: str,
-    N_q: int,
-    N_k: int = 0,
-    d: int = 16,
-    batch: int = 1,
-    heads: int = 2,
-    kv_heads: int = 0,
-    size: float = 1.0,
-    shift: float = 0.0,
-    seed: int = 0,
-    gradients: bool = False,
-    dL: bool = False,
-    **options: Any,
+    group: str, N_q: int, N_k: int = 0, d: int = 16, batch: int = 1, heads: int = 2, kv_heads: int = 0, **more: Any
 ) -> Question:
-    """Draw a case. `size` multiplies all scores, `shift` is added to each before the scale, and changes no weight."""
-    draw = np.random.default_rng([seed, N_q, N_k, d]).standard_normal
+    """Draw a case. `more` has its options, `gradients` and `dL` if they are asked for, and `size` and `shift`.
+
+    `size` multiplies all scores. `shift` is added to each before the scale, so it changes no weight.
+    """
+    draw = np.random.default_rng([0, N_q, N_k, d]).standard_normal
+    size, shift, gradients = more.pop("size", 1.0), more.pop("shift", 0.0), more.pop("gradients", False)
     N_k, kv_heads = N_k or N_q, kv_heads or heads
     q, k, v, dO = (draw((batch, h, n, d)) for h, n in ((heads, N_q), (kv_heads, N_k), (kv_heads, N_k), (heads, N_q)))
     q = q * size
     if shift:
         q[..., -1], k[..., -1] = SCALE_UP, shift / SCALE_UP
-    return Question(
-        group, q, k, v, dO, options, gradients, dL=draw((batch, heads, N_q)) if dL else None, made=(size, shift)
-    )
+    dL = draw((batch, heads, N_q)) if more.pop("dL", False) else None
+    return Question(group, q, k, v, dO, more, gradients, dL, made=(size, shift))
 
 
 def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Question]:
@@ -84,7 +78,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
         N_q, N_k = (-(-n // multiple) * multiple for n in (N_q, N_k or N_q))
         return case(group, N_q, N_k, **dict(d=d) | more)
 
-    empty, allowed = dict(causal=True), draw.random((1, 2, 12, 12)) < 0.6
+    allowed = draw.random((1, 2, 12, 12)) < 0.6
     allowed[..., 0] = True  # no row is empty
     none = allowed.copy()
     none[:, :, 3:6] = False
@@ -111,7 +105,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
         make("corner", 40, 200, heads=1, causal=True),
         make("hidden", 12, causal=True, size=400.0),
         make("hidden", 12, causal=True, shift=-2.4e5),
-        make("empty", 21, 9, gradients=True, **empty),
+        make("empty", 21, 9, causal=True, gradients=True),
         make("grouped", 8, heads=6, kv_heads=3, batch=2, gradients=True),
         make("grouped", 8, heads=4, kv_heads=1),
         make("window", 20, window=(4, 4)),
@@ -120,9 +114,9 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
         make("window", 9, 21, window=(2, 1)),
         make("softcap", 12, softcap=1.5, size=2.0, gradients=True),
         make("softcap", 12, softcap=2.0, causal=True),
-        case("mask", 12, d=d, seed=1, mask=allowed),
-        case("bias", 12, d=d, seed=2, mask=bias),
-        case("empty-mask", 12, d=d, seed=3, mask=none),
+        case("mask", 12, d=d, mask=allowed),
+        case("bias", 12, d=d, mask=bias),
+        case("empty-mask", 12, d=d, mask=none),
         make("lengths", 6, 16, batch=3, key_lengths=np.array([5, 11, 16])),
         make("lengths", 6, 70, batch=2, heads=1, key_lengths=np.array([33, 64])),
         case("packed", 23, d=d, cu_seqlens=np.array([0, 5, 12, 23])),

@@ -36,7 +36,6 @@ class Answer:
     outputs: dict[str, np.ndarray]
     eps: float = 1.2e-7  # the distance of two numbers of its dtype near 1
     variants: dict[tuple, dict[str, np.ndarray]] = field(default_factory=dict)
-    largest: dict[tuple, float] = field(default_factory=dict)
 
     def variant(self, state: Variant, name: str) -> np.ndarray:
         key = (*state, name in GRADIENTS)
@@ -44,26 +43,12 @@ class Answer:
             self.variants[key] = attention(self.case, *state, gradients=name in GRADIENTS)
         return self.variants[key][name]
 
-    def largest_score(self, state: Variant) -> float:
-        """Of the scores that this variant computes, not masked: rounding moves large scores by more."""
-        key = (*(x for x in state.names if x.startswith(("scale", "base", "k-", "kv-"))),)
-        if key not in self.largest:
-            with np.errstate(all="ignore"):
-                variant = Wrong(self.case, frozenset(key), 0, 8)
-                S = variant.scores(*variant.operands()[:2])[0]
-            self.largest[key] = float(np.abs(S[np.isfinite(S)]).max(initial=1.0))
-        return self.largest[key]
-
     def bound(self, name: str, state: Variant = RIGHT) -> float:
         """How far rounding alone may move a number: scores are off by their dtype's error, and so is a sum of N."""
-        error = self.eps * (4 + 2 * self.largest_score(state) + self.case.k.shape[2] ** 0.5)
-        if name == "L":
-            L = np.abs(self.variant(state, name))
-            return error * float(L[np.isfinite(L)].max(initial=1.0))
-        if name == "O":
-            O = np.abs(self.variant(state, name))
-            return error * float(max(np.abs(self.case.v).max(), O[np.isfinite(O)].max(initial=0.0)))
-        return 8 * error * float(np.nan_to_num(np.abs(self.variant(state, name))).max(initial=1.0))
+        error = self.eps * (4 + 2 * float(self.variant(state, "largest")) + self.case.k.shape[2] ** 0.5)
+        x = np.abs(self.variant(state, name))
+        size = max(np.abs(self.case.v).max() if name == "O" else 1.0, x[np.isfinite(x)].max(initial=0.0))
+        return error * float(size) * (8 if name in GRADIENTS else 1)
 
     def wrong(self, state: Variant, name: str) -> np.ndarray:
         """True where a number differs from this variant's. Two numbers that are not finite are alike."""
@@ -120,27 +105,19 @@ class Finding(NamedTuple):
 def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
     """Name what is wrong with a function's answers: in O, then in L, then in the gradients where O is right."""
     found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
-    plain = not any(x.is_wrong and x.group == "plain" for x in found)
-    sure = [
-        x
-        for x in answers
-        if not any(f.name in ("unknown", "grouped-silent") and f.group == x.case.group for f in found)
-    ]
-    of_L = [x for x in sure if "L" in x.outputs]
-    right = [x for x in sure if x.fits(conventions(state), ("O",))]
-    for base in (state, conventions(state)):  # L of a wrong softmax may be right, or wrong as O is, or for itself
-        if not fits_all(base, of_L, ("L",)):
-            single = [s for s in candidates(base, "L", tiles) if fits_all(s, of_L, ("L",))]
-            more = [Finding(s.names[-1], *place(of_L, base, ("L",)), state=s) for s in single[:1]]
-            if not more and plain and base == conventions(state):
-                more = explain_part([x for x in right if "L" in x.outputs], base, "L", ("L",), tiles)[0]
-            found += more
-            if not more:
-                continue
-        break
+    usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)
+    strange = {x.group for x in found if x.name in ("unknown", "grouped-silent")}
+    right = [x for x in answers if x.case.group not in strange and x.fits(usual, ("O",))]
+    of_L = [x for x in answers if x.case.group not in strange and "L" in x.outputs]
+    if not fits_all(state, of_L, ("L",)) and not fits_all(usual, of_L, ("L",)):
+        single = [s for base in (state, usual) for s in candidates(base, "L", tiles) if fits_all(s, of_L, ("L",))]
+        if single:
+            found.append(Finding(single[0].names[-1], *place(of_L, state, ("L",)), state=single[0]))
+        elif plain:
+            found += explain_part([x for x in right if "L" in x.outputs], usual, "L", ("L",), tiles)[0]
     skip = {"empty"} | {"dL" for x in found if x.mistake.part == "L"}
     asked = [x for x in right if "dQ" in x.outputs and x.case.group not in skip]
-    return found + (explain_part(asked, conventions(state), "gradients", GRADIENTS, tiles)[0] if plain else [])
+    return found + (explain_part(asked, usual, "gradients", GRADIENTS, tiles)[0] if plain else [])
 
 
 def explain_part(

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
-from fa2_lab.examine.cases import SCALE_UP, Question
+from fa2_lab.examine.cases import SCALE_UP, Question, case
 from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventions
 from fa2_lab.examine.subject import NotExamined, Subject
 
-ORDERS = {"bhnd": (0, 1, 2, 3), "bnhd": (0, 2, 1, 3), "hnd": (1, 2, 3), "nd": (2, 3), "thd": (2, 1, 3)}
+TURNED = {"bhnd": "", "bnhd": ".swapaxes(1, 2)", "hnd": "[0]", "nd": "[0, 0]", "thd": "[0].swapaxes(0, 1)"}
 
 
 def program(subject: Subject, finding: Finding, module: str) -> str:
     """Lines that call the function on the smallest of our cases that shows the finding; empty if none shows it."""
     before = Variant(finding.state.names[: -1 if finding.name in finding.state.names else None], *finding.state[1:])
-    for case in smaller(finding.case, subject) if finding.case else ():
+    for smaller in smaller_cases(finding.case, subject) if finding.case else ():
         try:
-            answer = subject.ask(case)
+            answer = subject.ask(smaller)
         except NotExamined:
             continue
         for name in answer.outputs:
@@ -27,51 +27,50 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
     return ""
 
 
-def smaller(like: Question, subject: Subject) -> Iterator[Question]:
+def smaller_cases(like: Question, subject: Subject) -> Iterator[Question]:
     """Cases of the same kind, from one row on; one head and one batch entry first."""
-    (batch, heads, N_q, d), (h_k, N_k) = like.q.shape, like.k.shape[1:3]
-    few = [(1, 1, 1)] if heads == h_k and not {"mask", "sinks", "key_lengths"} & set(like.options) else []
-    many = [(batch, heads, h_k)] if subject.layout in ("bhnd", "bnhd") or batch == 1 < len(subject.layout) - 2 else []
+    (batch, heads, N_q, d), (h_k, N_k), (size, shift) = like.q.shape, like.k.shape[1:3], like.made
+    counts = [(1, 1, 1)] if heads == h_k and not {"mask", "sinks", "key_lengths"} & set(like.options) else []
+    counts += [(batch, heads, h_k)] if subject.layout in ("bhnd", "bnhd") or batch == 1 < len(subject.layout) - 2 else []
     for n in [x * subject.multiple for x in (*range(1, 9), *range(10, N_q + 1, 2))]:
         m = n + N_k - N_q if like.group in ("corner", "empty", "window") else -(-n * N_k // N_q)
-        for b, h, g in few + many if n <= N_q and m > 0 else []:
-            draw, order, (size, shift) = np.random.default_rng(0).standard_normal, ORDERS[subject.layout], like.made
-            arrays = [draw([(b, x, y, d)[a] for a in order]) for x, y in ((h, n), (g, m), (g, m), (h, n))]
-            q, k, v, dO = (x.reshape([1] * (4 - x.ndim) + list(x.shape)) for x in arrays)
-            if order in ((0, 2, 1, 3), (2, 1, 3)):
-                q, k, v, dO = (x.swapaxes(1, 2) for x in (q, k, v, dO))
-            q = q * size
-            if shift:
-                q[..., -1], k[..., -1] = SCALE_UP, shift / SCALE_UP
-            cut: dict[str, Callable] = {
-                "mask": lambda x, n=n, m=m: x[..., :n, :m],
-                "key_lengths": lambda x, m=m: np.minimum(x, m),
-            }
-            cut["cu_seqlens"] = lambda x, n=n: np.array([0, n // 2, n])
-            options = {name: cut.get(name, lambda x: x)(x) for name, x in like.options.items()}
-            yield Question(like.group, q, k, v, dO, options, like.gradients, like.dL, like.made)
+        options = dict(like.options)
+        if "mask" in options:
+            options["mask"] = options["mask"][..., :n, :m]
+        if "key_lengths" in options:
+            options["key_lengths"] = np.minimum(options["key_lengths"], m)
+        if "cu_seqlens" in options:
+            options["cu_seqlens"] = np.array([0, n // 2, n])
+        options |= dict(size=size, shift=shift, gradients=like.gradients, dL=like.dL is not None)
+        for count in counts if n <= N_q and m > 0 else []:
+            yield case(like.group, n, m, d, *count, **options)
 
 
 def written(subject: Subject, answer: Answer, name: str, module: str, before: Variant) -> str:
     """The program for one case, with what comes out and what should."""
-    case, order, (size, shift) = answer.case, ORDERS[subject.layout], answer.case.made
-    torch, grad, first = subject.library == "torch", name in GRADIENTS, "[0]" if "L" in answer.outputs else ""
+    case, (size, shift), first = answer.case, answer.case.made, "[0]" if "L" in answer.outputs else ""
+    torch, grad, (N_q, d), N_k = subject.library == "torch", name in GRADIENTS, case.q.shape[2:], case.k.shape[2]
     names = ["q", "k", "v", "dO"] if grad else ["q", "k", "v"]
-    drawn = [f"draw({tuple(getattr(case, x).shape[a] for a in order)})" for x in names]
+    drawn = [f"draw({getattr(case, x).shape}){TURNED[subject.layout]}" for x in names]
+    if grad and case.dL is not None:
+        names, drawn = [*names, "dL"], [*drawn, f"draw({case.dL.shape})"]
     lines = ["import numpy as np", *(["import torch"] if torch else []), f"from {module} import {subject.name}", ""]
-    lines += ["draw = np.random.default_rng(0).standard_normal", f"{', '.join(names)} = {', '.join(drawn)}"]
+    lines += [f"draw = np.random.default_rng([0, {N_q}, {N_k}, {d}]).standard_normal"]
+    lines += [f"{', '.join(names)} = {', '.join(drawn)}"]
     lines += [f"q = {size:g} * q"] if size != 1 else []
     lines += [f"q[..., -1], k[..., -1] = {SCALE_UP:g}, {shift / SCALE_UP:g}"] if shift else []
     made = f"torch.tensor(x, dtype=torch.{subject.dtype})" if torch else f"x.astype(np.{subject.dtype})"
     lines += [f"{x} = {made.replace('x', x, 1)}" for x in names if torch or subject.dtype != "float64"]
     lines += [f"{x}.requires_grad_()" for x in names[:3] if grad]
     lines += [f"out = {subject.name}({', '.join(arguments(subject, case))})"]
-    lines += [f"(out{first} * dO).sum().backward()"] if grad else []
+    of_L = " + (out[1] * dL).sum()" if "dL" in names else ""
+    lines += [f"((out{first} * dO).sum(){of_L}).backward()"] if grad else []
     at = np.argwhere(answer.wrong(before, name))[0][:3]
     got, right = (x[tuple(at)] for x in (answer.outputs[name], answer.variant(conventions(before), name)))
     shown = [np.array2string(np.atleast_1d(x)[:3], precision=4, suppress_small=True) for x in (got, right)]
     what = "out[1]" if name == "L" else f"{name[1:].lower()}.grad" if grad else f"out{first}"
-    place = f"[{', '.join(str(at[a]) for a in order if a < 3)}, :3]"
+    order = {"bnhd": (0, 2, 1), "thd": (2, 1)}.get(subject.layout, (0, 1, 2)[4 - len(subject.layout) :])
+    place = f"[{', '.join(str(at[a]) for a in order)}, :3]"
     if name == "L":
         place = f"[{', '.join(map(str, at))}]" if subject.layout == "bhnd" else ""
         shown[0] = shown[0] if place else f"at head {at[1]}, row {at[2]}: {shown[0]}"
@@ -83,7 +82,7 @@ def arguments(subject: Subject, case: Question) -> list[str]:
     make = "torch.tensor" if subject.library == "torch" else "np.array"
     in_order = list(subject.roles.values())[:3] == ["q", "k", "v"]
     words = [role if in_order else f"{name}={role}" for name, role in subject.roles.items() if role in ("q", "k", "v")]
-    for name, x in subject.options(case, 0).items():
+    for name, x in subject.options(case).items():
         if isinstance(x, np.ndarray):
             kind = f", dtype={make.split('.')[0]}.int32" if x.dtype.kind == "i" else ""
             words.append(f"{name}={make}({np.round(x, 4).tolist()}{kind})")

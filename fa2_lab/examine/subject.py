@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import signal
+import threading
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -44,11 +46,16 @@ LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "nd": "(N, d)"}
 SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # lengths are multiples of, head dimension
 EPS = {"float64": 1.2e-7, "float32": 1.2e-7, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 DTYPES = {"numpy": ("float64", "float32")}
+LIMIT = 30  # seconds that one call may take
 GUARD = 1 << 14  # numbers before and after each input
 
 
 class NotExamined(Exception):
     """The function did not take this case; the text says what happened."""
+
+
+class Endless(BaseException):
+    """A call did not return. Neither the function nor a check shall go on after this."""
 
 
 class Subject:
@@ -89,27 +96,24 @@ class Subject:
     def settle(self, layout: str = "", library: str = "", dtype: str = "") -> None:
         """Choose library, dtype, sizes and layout: those that give what attention should give, else those that run."""
         layouts = [layout] if layout else ["thd"] if self.takes("cu_seqlens") else ["bhnd", "bnhd", "hnd", "nd"]
-        libraries = [library] if library else self.libraries()
+        kinds = [(x, y) for x in ([library] if library else self.libraries()) for y in dtypes(x) if dtype in ("", y)]
         failure = ""
         for self.multiple, self.d in SIZES:
             tried: list[tuple] = []
-            for self.library in libraries:
-                for kind in [x for x in dtypes(self.library) if dtype in ("", x)]:
-                    self.dtype, before = kind, len(tried)
-                    for order in layouts if not any(x[0] == 4 and x[-1] in WHOLE for x in tried) else ():
-                        self.layout = order
-                        try:
-                            tried.append((self.agreement(), self.library, kind, order))
-                        except NotExamined as refusal:
-                            failure = failure or f"as {self.library} {kind} {LAYOUTS[order]}, {refusal}"
-                    if len(tried) > before:  # the first dtype that it takes
-                        break
+            for self.library, self.dtype in kinds:
+                if any(x[0] == 4 and x[-1] in WHOLE or x[1] == self.library for x in tried):
+                    continue  # of each library the first dtype that it takes
+                for self.layout in layouts:
+                    try:
+                        tried.append((self.agreement(), self.library, self.dtype, self.layout))
+                    except NotExamined as refusal:
+                        failure = failure or f"as {self.library} {self.dtype} {LAYOUTS[self.layout]}, {refusal}"
             if tried:  # a function that takes four dimensions is not asked with fewer
                 whole = [x for x in tried if x[-1] in WHOLE] or tried
                 best, self.library, self.dtype, self.layout = max(whole, key=lambda x: x[0])
                 self.also = next((x[-1] for x in tried if x not in whole and x[0] == 4 > best), "")
                 return self.settle_window()
-        raise NotExamined(failure)
+        raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
 
     def settle_window(self) -> None:
         """Whether a window is one number or two."""
@@ -123,10 +127,10 @@ class Subject:
         """The libraries that the function's code uses, then its module, then NumPy and torch."""
         found = []
         own = [self.space.get(x) for x in (self.code.co_names if self.code else ())]
-        for values in (own, list(self.space.values()), [self.function]):
-            modules = {x.__name__ if inspect.ismodule(x) else str(getattr(x, "__module__", "")) for x in values}
-            roots = {x.split(".")[0].replace("triton", "torch").replace("_C", "torch") for x in modules}
-            found += [x for x in ("torch", "jax", "numpy") if x in roots]
+        for x in (*own, *self.space.values(), self.function):
+            module = x.__name__ if inspect.ismodule(x) else str(getattr(x, "__module__", ""))
+            found.append(module.split(".")[0].replace("triton", "torch").replace("_C", "torch"))
+        found = [x for x in found if x in ("torch", "jax", "numpy")]
         return list(dict.fromkeys([*found, "numpy", *(["torch"] if find_spec("torch") else [])]))
 
     def agreement(self) -> int:
@@ -145,7 +149,7 @@ class Subject:
 
     def fitted(self, case: Question) -> Question:
         """A packed sequence has no batch: of a case with one its first entry."""
-        return case.entry(slice(1)) if self.layout == "thd" else case
+        return case.part(slice(1)) if self.layout == "thd" else case
 
     def lacks(self, case: Question) -> str:
         """The option of a case that the function does not take; empty if it takes all."""
@@ -159,87 +163,84 @@ class Subject:
 
     # Asking -------------------------------------------------------------------------------------------------------
 
-    def ask(
-        self, case: Question, place: str = "", fill: float | None = None, gradients: bool = True, expanded: bool = False
-    ) -> Answer:
+    def ask(self, case: Question, place: str = "", fill: float | None = None, gradients: bool = True) -> Answer:
         """The function's answer to a case; NotExamined if it raises or returns something else than numbers."""
         case = case.rounded(self.hold) if self.dtype != "float64" else case
         gradients = gradients and case.gradients and self.library == "torch"
-        of_L = [None] if case.dL is None else self.split(case.dL[..., None])
         outputs: dict[str, list] = {}
-        for n, inputs in enumerate(zip(*map(self.split, (case.q, case.k, case.v, case.dO)), strict=True)):
-            tensors = [self.array(x, place, self.fill if fill is None else fill) for x in inputs[:3]]
+        for part in self.parts(case):
+            inputs = [self.turned(x) for x in (part.q, part.k, part.v)]
+            tensors = [self.array(x, place, self.fill if fill is None else fill) for x in inputs]
             try:
                 with np.errstate(all="ignore"), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     for x in tensors if gradients else ():
                         x.requires_grad_()
-                    got = self.call(tensors, self.options(case, n))
+                    got = self.call(tensors, self.options(part))
                     found = dict(zip("OL", got, strict=False))
                     if gradients and getattr(got[0], "requires_grad", False):
-                        found |= self.backward(got, tensors, inputs[3], of_L[n % len(of_L)], expanded)
+                        found |= self.backward(got, tensors, part)
+                    found = {name: numbers(x) for name, x in found.items()}
             except Exception as failure:
                 if gradients:
                     return self.ask(case, place, fill, gradients=False)
                 said = str(failure).strip().split("\n")[0][:100]
                 raise NotExamined(f"{type(failure).__name__}: {said}".removesuffix(": ")) from failure
+            if found["O"].shape != inputs[0].shape:
+                raise NotExamined(f"it returns shape {found['O'].shape} for q of shape {inputs[0].shape}")
+            like = {"O": part.q, "L": part.q[..., 0], "dQ": part.q, "dK": part.k, "dV": part.v}
             for name, x in found.items():
-                outputs.setdefault(name, []).append(numbers(x))
-            self.changed |= any(
-                not np.array_equal(numbers(a), self.hold(b)) for a, b in zip(tensors, inputs, strict=False)
-            )
-        like = {"O": case.q, "L": case.q[..., 0], "dQ": case.q, "dK": case.k, "dV": case.v}
-        whole = {name: self.join(parts, like[name].shape) for name, parts in outputs.items()}
-        if whole["O"] is None:
-            raise NotExamined(f"it returns shape {outputs['O'][0].shape} for q of shape {inputs[0].shape}")
-        return Answer(case, {name: x for name, x in whole.items() if x is not None}, EPS[self.dtype])
+                outputs.setdefault(name, []).append(self.turned_back(x, like[name].shape))
+            self.changed |= not all(np.array_equal(numbers(a), b) for a, b in zip(tensors, inputs, strict=True))
+        known = {name: np.concatenate(x) for name, x in outputs.items() if not any(y is None for y in x)}
+        whole = {name: x.reshape(case.q.shape[0], -1, *x.shape[2:]) for name, x in known.items()}
+        return Answer(case, whole, EPS[self.dtype])
 
-    def split(self, x: np.ndarray) -> list[np.ndarray]:
-        """(batch, heads, N, d) in the function's layout: one array, or one for each batch entry or head."""
-        if self.layout in ("hnd", "nd"):
-            return list(x) if self.layout == "hnd" else list(x.reshape(-1, *x.shape[2:]))
-        return [x if self.layout == "bhnd" else x.swapaxes(1, 2) if self.layout == "bnhd" else x[0].swapaxes(0, 1)]
+    def parts(self, case: Question) -> list[Question]:
+        """One case for each call: a layout without batch or heads takes them one after the other."""
+        if self.layout not in ("hnd", "nd"):
+            return [case]
+        entries = [case.part(slice(b, b + 1)) for b in range(case.q.shape[0])]
+        heads = [slice(h, h + 1) for h in range(case.q.shape[1])]
+        return entries if self.layout == "hnd" else [x.part(heads=h) for x in entries for h in heads]
 
-    def join(self, parts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray | None:
+    def turned(self, x: np.ndarray) -> np.ndarray:
+        """(batch, heads, N, d) in the function's layout."""
+        x = x.swapaxes(1, 2) if self.layout in ("bnhd", "thd") else x
+        return x[(0,) * (4 - len(self.layout))]
+
+    def turned_back(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
         """What came back as (batch, heads, N, d) or, of L, (batch, heads, N); None if it has another shape."""
-        x = np.stack(parts)
         if len(shape) == 4:
-            x = x if self.layout == "hnd" else x.reshape(*shape[:2], *x.shape[1:]) if self.layout == "nd" else x[0]
             x = x.swapaxes(-2, -3) if self.layout in ("bnhd", "thd") else x
-            x = x[None] if self.layout == "thd" else x
-            return x if x.shape == shape else None
-        x = x[..., 0] if x.shape[-1] == 1 and x.ndim > len(LAYOUTS[self.layout].split(",")) else x
-        if self.layout == "nd":
-            x = x.reshape(*shape[:2], -1) if x.size == np.prod(shape) else x
-        orders = [y for y in (x, x[0], x.swapaxes(-1, -2), x[0].swapaxes(-1, -2)) if y.shape == shape]
-        return orders[0] if orders else None
+        elif x.ndim == len(self.layout) and x.shape[-1] == 1:
+            x = x[..., 0]
+        x = x.reshape([1] * (len(shape) - x.ndim) + list(x.shape))
+        return next((y for y in (x, x.swapaxes(-1, -2)) if y.shape == shape), None)
 
-    def options(self, case: Question, n: int) -> dict[str, Any]:
-        """The options of a case for its n-th call."""
-        b, h = divmod(n, case.q.shape[1]) if self.layout == "nd" else (n, 0)
-        cut: dict[str, Any] = {}
-        if self.layout in ("hnd", "nd"):
-            one = self.layout == "nd"
-            cut["key_lengths"] = lambda x: x[b] if one else x[b : b + 1]
-            cut |= dict(mask=lambda x: x[0, h] if one else x[0], sinks=lambda x: x[h] if one else x)
-        asked = {name: cut.get(name, lambda x: x)(x) for name, x in case.options.items()}
+    def options(self, case: Question) -> dict[str, Any]:
+        """The options of a case, under the function's names and in its layout."""
+        (batch, heads, N_q, _), N_k = case.q.shape, case.k.shape[2]
+        known: dict[str, Any] = dict(causal=False, lse=True, longest=max(N_q, N_k), grouped=case.k.shape[1] != heads)
+        known |= dict(window=(-1, -1), scale=self.d**-0.5, dropout=0.0, seed=0)
+        known |= dict(key_lengths=np.full(batch, N_k), sinks=np.full(heads, -np.inf)) | case.options
+        if self.layout == "nd":
+            known |= dict(key_lengths=known["key_lengths"][0], sinks=known["sinks"][0])
+        if "mask" in case.options and self.layout in ("hnd", "nd"):
+            known["mask"] = known["mask"][(0,) * (4 - len(self.layout))]
+        asked = set(case.options)
         if case.group == "bias" and self.takes("bias"):
-            asked["bias"] = asked.pop("mask")
-        if self.window_is_int and "window" in asked:
-            asked["window"] = asked["window"][0]
-        N_q, N_k = case.q.shape[2], case.k.shape[2]
-        neutral = dict(
-            window=(-1, -1), scale=self.d**-0.5, key_lengths=np.full(case.q.shape[0], N_k), dropout=0.0, seed=0
-        )
-        neutral["sinks"] = np.full(case.q.shape[1], -np.inf)
-        neutral |= dict(causal=False, lse=True, longest=max(N_q, N_k), grouped=case.k.shape[1] != case.q.shape[1])
+            known["bias"] = known.pop("mask")
+            asked.add("bias")
+        if self.window_is_int:
+            known["window"] = known["window"][0]
         values: dict[str, Any] = {}
         for name, role in self.roles.items():
             always = role in ("causal", "lse", "longest", "grouped") or self.defaults[name] is inspect.Parameter.empty
             if role == "cu_seqlens":
-                values[name] = asked.get(role, np.array([0, N_k if "k" in name[-3:] else N_q]))
+                values[name] = known.get(role, np.array([0, N_k if "k" in name[-3:] else N_q]))
             elif role in asked or (always and role not in ("q", "k", "v", "O", "L")):
-                values[name] = asked.get(role, neutral.get(role))
+                values[name] = known.get(role)
         return values
 
     def call(self, tensors: list, options: dict[str, Any]) -> list:
@@ -251,36 +252,30 @@ class Subject:
         arguments = self.given | {name: self.option(x) for name, x in options.items()}
         arguments |= {name: roles[role] for name, role in self.roles.items() if role in roles}
         first = [p.name for p in signature(self.function).parameters.values() if p.kind is p.POSITIONAL_ONLY]
-        result = self.function(*(arguments.pop(x) for x in first if x in arguments), **arguments)
+        with time_limit(self.name):
+            result = self.function(*(arguments.pop(x) for x in first if x in arguments), **arguments)
         if result is None:  # it writes into what it was given, between guards of −7
             result = [roles[x] for x in ("O", "L") if x in roles]
             for x in result:
                 memory = x._base if self.library == "torch" else x.base
                 self.overrun |= bool((memory[:GUARD] != -7).any() or (memory[-GUARD:] != -7).any())
         found = list(result) if isinstance(result, (tuple, list)) else [result]
-        has_L = (
-            len(found) > 1
-            and (len(found) == 2 or self.takes("lse"))
-            and getattr(found[1], "ndim", 0) >= found[0].ndim - 1
-        )
-        is_P = has_L and found[1].ndim == found[0].ndim and found[1].shape[-1] != 1
-        return found[: 2 if has_L and not is_P else 1]
+        has_L = len(found) == 2 or self.takes("lse")
+        return found[:1] + [x for x in found[1:2] if has_L and hasattr(x, "ndim")]
 
-    def backward(
-        self, got: list, tensors: list, dO: np.ndarray, dL: np.ndarray | None, expanded: bool
-    ) -> dict[str, Any]:
+    def backward(self, got: list, tensors: list, case: Question) -> dict[str, Any]:
         """The gradients that torch's autograd finds; none of a loss with L where L takes none."""
         import torch
 
-        of_O = got[0].new_ones(()).expand(got[0].shape) if expanded else self.array(dO).to(got[0].dtype)
-        outputs, gradients = [got[0]], [of_O]
-        if dL is not None:
+        ones = got[0].new_ones(()).expand(got[0].shape)  # as O.sum().backward() makes it
+        gradients = [ones if (case.dO == 1).all() else self.array(self.turned(case.dO)).to(got[0].dtype)]
+        if case.dL is not None:
             if len(got) < 2 or not got[1].requires_grad:
                 return {}
-            shape, dL = tuple(got[1].shape), dL[..., 0]
-            orders = [x for x in (dL, dL.swapaxes(-1, -2)) if x.shape == shape or (*x.shape, 1) == shape]
-            outputs, gradients = got[:2], [of_O, torch.tensor(orders[0].reshape(shape)).to(got[1])]
-        found = torch.autograd.grad(outputs, tensors, gradients, allow_unused=True)
+            orders = (case.dL[0], case.dL[0].swapaxes(0, 1))
+            of_L = next(x for x in orders if x.squeeze().shape == tuple(got[1].squeeze().shape))
+            gradients.append(torch.tensor(of_L.reshape(got[1].shape)).to(got[1]))
+        found = torch.autograd.grad(got[: len(gradients)], tensors, gradients, allow_unused=True)
         return {name: x for name, x in zip(GRADIENTS, found, strict=True) if x is not None}
 
     # Arrays -------------------------------------------------------------------------------------------------------
@@ -310,7 +305,10 @@ class Subject:
         view = memory[GUARD : GUARD + size].reshape(shape).swapaxes(a, b)
         view = view[..., : x.shape[-2], :] if place == "gapped" else view
         view[...] = self.flat(x)
-        return import_module(self.library).broadcast_to(view[:1], x.shape) if place == "expanded" else view
+        if place != "expanded":
+            return view
+        view[1:] = 7  # so a function that ignores the stride of 0 reads something else
+        return import_module(self.library).broadcast_to(view[:1], x.shape)
 
     def option(self, x: Any) -> Any:
         """An option's value as the library wants it."""
@@ -333,6 +331,25 @@ def signature(function: Callable) -> inspect.Signature:
         names = re.findall(r"(\w+)(?:\s*:[^,=]*)?(=)?[^,]*", found.group(1)) if found else []
         kind, none = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
         return inspect.Signature([inspect.Parameter(x, kind, default=None if given else none) for x, given in names])
+
+
+@contextmanager
+def time_limit(name: str) -> Iterator[None]:
+    """Stop what does not return; elsewhere than in the main thread nothing is stopped."""
+
+    def stop(*_: object) -> None:
+        raise Endless(f"one call of {name} did not return within {LIMIT} seconds")
+
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LIMIT)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def dtypes(library: str) -> tuple[str, ...]:
