@@ -76,19 +76,18 @@ def examine(
     drop = other_mask(named, answers)
     named = [x for x in named if x.group not in drop]
     answers = [x for x in answers if x.case.group not in drop]
-    state = next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), Variant())
-    if unsteady or any(x.name == "reads-past-end" for x in found):
+    if unsteady or found:  # numbers that come from elsewhere are no mistake of their own
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
-    is_right = answers and all(x.fits(conventions(state), ("O",)) for x in answers if x.case.group == "plain")
-    if not unsteady and is_right:
-        found += list(checks(subject, answers, conventions(state)))
-    found += unsteady
+    state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), Variant()))
+    plain = [x for x in answers if x.case.group == "plain"]
+    if plain and not unsteady and all(x.fits(state, ("O",)) for x in plain):
+        found += checks(subject, answers, state)
     happened = {"inputs-changed": subject.changed, "writes-past-end": subject.overrun}
-    found += [Finding(name, "in one of the calls") for name, it_did in happened.items() if it_did]
+    found += unsteady + [Finding(name, "in one of the calls") for name, it_did in happened.items() if it_did]
     if any(x.mistake.part == "gradients" for x in named):
         found = [x for x in found if x.name != "gradient-empty"]
-    known = dict.fromkeys(x.name for x in named + found)
-    findings = [next(x for x in named + found if x.name == name) for name in known]
+    first = {x.name: x for x in reversed(named + found)}  # of each name the first finding
+    findings = [first[name] for name in dict.fromkeys(x.name for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
     parts = [x for x in ("O", "L", "dQ", "dK", "dV") if any(x in answer.outputs for answer in answers)]
     return Report(subject.name, how, findings, len(answers), parts, refused, time.monotonic() - begun, subject)
@@ -98,8 +97,9 @@ def other_mask(named: list[Finding], answers: list[Answer]) -> set[str]:
     """A mask is boolean or additive, and few functions take both: the groups of the kind that a function does not."""
     asked = {x.case.group for x in answers} & {"mask", "bias"}
     misread = {x.group for x in named if x.name in ("unknown", "mask-ignored")} & asked
-    drop = misread if len(asked) == 2 and len(misread) == 1 else set()
-    return drop | ({"empty-mask"} if "mask" in drop else set())
+    if len(asked) != 2 or len(misread) != 1:
+        return set()
+    return misread | ({"empty-mask"} if "mask" in misread else set())
 
 
 class Callable_(ModuleType):

@@ -5,14 +5,12 @@ A knob is a name of the catalogue; `B` is the height and width of a tile, for mi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
 from fa2_lab.examine.cases import Question, rounded
 from fa2_lab.reference.online_softmax import finite, nonzero
-
-HIDDEN = {"hidden-zero": 0.0, "hidden-1e4": -1e4}  # masked scores that are not −∞
 
 
 def attention(
@@ -49,8 +47,6 @@ class Wrong:
             outputs |= self.gradients(q, k, v, S, P, O, L)
         return outputs
 
-    # What is read -------------------------------------------------------------------------------------------------
-
     def operands(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """q, k and v of every query head."""
         on, case, head = self.on, self.case, np.arange(self.heads)
@@ -61,9 +57,8 @@ class Wrong:
             k, v = (
                 np.pad(x.reshape(len(x), -1, self.d), ((0, 0), (0, rows.max() + 1), (0, 0)))[:, rows] for x in (k, v)
             )
-        k, v = k[:, of], v[:, of]
-        if on("batch-0"):
-            k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
+        entry = np.arange(self.batch)[:, None] * (not on("batch-0"))
+        k, v = k[entry, of], v[entry, of]
         k, v = (v, k) if on("kv-exchanged") else (k, v)
         for form in ("bhnd", "bnhd"):
             if on(f"heads-reshaped-{form}"):
@@ -84,11 +79,8 @@ class Wrong:
 
     def tau(self) -> float:
         on, given = self.on, self.case.options.get("scale")
-        sizes = {
-            "scale-padded": 1 << (self.d - 1).bit_length(),
-            "scale-length": self.N_k,
-            "scale-heads": self.heads * self.d,
-        }
+        sizes = {"scale-padded": 1 << (self.d - 1).bit_length(), "scale-length": self.N_k}
+        sizes["scale-heads"] = self.heads * self.d
         usual = next((n for name, n in sizes.items() if on(name)), self.d) ** -0.5
         tau = usual if given is None or on("scale-ignored") or (given == 0 and on("scale-zero")) else given
         for name, power in (("scale-missing", 0), ("scale-after", 0), ("scale-twice", 2), ("scale-root", 0.5)):
@@ -113,7 +105,7 @@ class Wrong:
             S = x * tau if on("softcap-unscaled") else x
         self.largest = np.abs(S).max(initial=1.0)
         seen = np.broadcast_to(self.seen(cols), S.shape)
-        hidden = next((value for name, value in HIDDEN.items() if on(name)), -np.inf)
+        hidden = 0.0 if on("hidden-zero") else -1e4 if on("hidden-1e4") else -np.inf
         self.top = S.max(axis=-1) if on("maximum-hidden") and len(cols) else -np.inf
         hidden = -c if c is not None and on("softcap-last") else hidden
         return S if on("hidden-after") else np.where(seen, S, hidden), seen, cols
@@ -121,8 +113,6 @@ class Wrong:
     def of_mask(self, mask: np.ndarray) -> np.ndarray:
         mask = np.broadcast_to(mask[:, :1], mask.shape) if self.on("mask-head-0") else mask
         return np.swapaxes(mask, -1, -2) if self.on("mask-transposed") else mask
-
-    # What is seen -------------------------------------------------------------------------------------------------
 
     def seen(self, cols: np.ndarray) -> np.ndarray:
         """True where a query may look."""
@@ -158,11 +148,8 @@ class Wrong:
         on, B, i, j = self.on, self.B, row // self.B, col // self.B
         if on("causal-reversed"):
             return ahead >= 0
-        ahead = (
-            ahead
-            + i * B * self.any("rows-in-tile", "causal-in-tile")
-            - j * B * self.any("columns-in-tile", "causal-in-tile")
-        )
+        ahead = ahead + i * B * self.any("rows-in-tile", "causal-in-tile")
+        ahead = ahead - j * B * self.any("columns-in-tile", "causal-in-tile")
         seen = ahead <= on("causal-late") - on("causal-strict")
         if on("causal-in-tile"):
             return seen & (j <= i)
@@ -171,8 +158,6 @@ class Wrong:
         seen = (seen | is_cut) if on("diagonal-unmasked") else (seen & ~is_cut) if on("diagonal-skipped") else seen
         seen = (seen | (j == i + 1)) if on("tile-past") else seen
         return (seen & ((j != i - 1) | (right > i * B + shift))) if on("tile-unvisited") else seen
-
-    # The softmax --------------------------------------------------------------------------------------------------
 
     def softmax(self, S: np.ndarray, seen: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
         """O, L and P by the online softmax over tiles of B keys."""
@@ -193,7 +178,8 @@ class Wrong:
             sinks = (sinks[:1] if on("sinks-head-0") else sinks)[None, :, None]
             sinks = sinks * self.tau() if on("sinks-scaled") else sinks
             m, l = np.broadcast_to(sinks, m.shape), l + 1.0
-        for tile in self.tiles(S.shape[3]):
+        for j in range(0, S.shape[3], self.B):
+            tile = slice(j, j + self.B)
             s, m_old, alone = S[..., tile], m, self.any("maximum-tile", "tile-softmax", "tile-mean")
             top = s.max(axis=-1)
             m = np.where(alone & ~np.isneginf(top), top, np.maximum(np.maximum(m, top), self.top))
@@ -209,7 +195,7 @@ class Wrong:
                 for x in "lo"
             )  # fmt: skip
             l = a_l * l + p.sum(axis=-1)
-            if sinks is not None and on("sinks-per-tile") and tile.start:
+            if sinks is not None and on("sinks-per-tile") and j:
                 l = l + np.exp(sinks - finite(m))
             p = rounded(p, self.bits) if on("p-rounded") else p
             p = np.where(seen[..., tile], p, 0.0) if on("hidden-after") else p
@@ -217,18 +203,13 @@ class Wrong:
             o = a_o[..., None] * o + p @ v[:, :, tile]
             o = o / nonzero(l)[..., None] if on("divided-per-tile") else o
             l, o = (rounded(l, self.bits), rounded(o, self.bits)) if on("sums-rounded") else (l, o)
-        times = (
-            0 if self.any("divided-never", "divided-per-tile", "tile-softmax", "tile-mean") else 1 + on("divided-twice")
-        )
-        O = o / nonzero(l)[..., None] ** times
+        never = self.any("divided-never", "divided-per-tile", "tile-softmax", "tile-mean")
+        O = o if never else o / nonzero(l)[..., None] ** (1 + on("divided-twice"))
         O = O / -(-S.shape[3] // self.B) if on("tile-mean") else O
         O = O * (self.case.options.get("scale") or self.d**-0.5) if on("scale-after") else O
         L = np.where(l == 0, -np.inf, m + np.log(nonzero(l)))
         P = np.exp(S - finite(L)[..., None])
         return (P.swapaxes(2, 3) @ v if on("p-transposed") and P.shape[2] == P.shape[3] else O), L, P
-
-    def tiles(self, N: int) -> Iterator[slice]:
-        return (slice(j, min(j + self.B, N)) for j in range(0, N, self.B))
 
     def exp(self, x: np.ndarray) -> np.ndarray:
         """eˣ, which overflows as early as in the dtype that is examined."""
@@ -257,8 +238,6 @@ class Wrong:
         forms["L-unscaled"] = L / self.tau()
         return next((wrong for name, wrong in forms.items() if self.on(name)), L)
 
-    # The backward -------------------------------------------------------------------------------------------------
-
     def gradients(self, *given: np.ndarray) -> dict[str, np.ndarray]:
         """dQ, dK and dV; those of k and v are summed over the query heads that share them."""
         q, k, v, S, P, O, L = given
@@ -286,16 +265,14 @@ class Wrong:
         dQ = tau ** power["dQ"] * dS[..., j] @ k[:, :, j]
         dK = tau ** power["dK"] * dS_T[..., i] @ q[:, :, i]
         dV = P_T[..., i] @ dO[:, :, i] * (tau if on("dV-scaled") else 1)
-        for name, tensors in (("dQ-tail", (dQ,)), ("dKV-tail", (dK, dV))):
-            for x in tensors if on(name) else ():
+        for x, name in ((dQ, "dQ-tail"), (dK, "dKV-tail"), (dV, "dKV-tail")):
+            if on(name):
                 x[:, :, x.shape[2] // self.B * self.B :] = 0
         dK, dV = (dV, dK) if on("dKV-exchanged") else (dK, dV)
         dK, dV = (x.reshape(self.batch, self.h_k, -1, *x.shape[2:]) for x in (dK, dV))
-        one = {"group-first": 0, "group-last": -1}
-        pick = next((n for name, n in one.items() if on(name)), None)
-        dK, dV = (
-            x.sum(axis=2) / (x.shape[2] if on("group-mean") else 1) if pick is None else x[:, :, pick] for x in (dK, dV)
-        )
+        of = slice(1) if on("group-first") else slice(-1, None) if on("group-last") else slice(None)
+        together = np.mean if on("group-mean") else np.sum
+        dK, dV = (together(x[:, :, of], axis=2) for x in (dK, dV))
         return dict(dQ=dQ, dK=dK, dV=dV)
 
 

@@ -1,4 +1,4 @@
-"""The known mistakes, as catalogue.md lists them."""
+"""The known mistakes and the names of arguments, as catalogue.md lists them."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,16 +16,12 @@ class Mistake(NamedTuple):
     part: str
 
 
-def catalogue() -> dict[str, Mistake]:
-    """Every mistake by its name."""
-    found = {}
+def tables() -> list[list[list[str]]]:
+    """The rows of each section's table, as cells."""
     sections = Path(__file__).with_name("catalogue.md").read_text(encoding="utf-8").split("\n## ")[1:]
-    for part, section in zip(PARTS, sections, strict=True):
-        for line in section.splitlines()[4:]:
-            if line:
-                name, varies, says, read = (cell.strip() for cell in line[1:-1].split("|"))
-                found[name] = Mistake(name, varies, says, read, part)
-    return found
+    return [[[x.strip() for x in y[1:-1].split("|")] for y in z.splitlines()[4:] if y] for z in sections]
 
 
-CATALOGUE = catalogue()
+*MISTAKES, ARGUMENTS = tables()
+CATALOGUE = {row[0]: Mistake(*row, part) for part, rows in zip(PARTS, MISTAKES, strict=True) for row in rows}
+ROLES = {name: role for role, _, names in ARGUMENTS for name in names.split()}  # {its name in a function: argument}

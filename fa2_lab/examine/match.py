@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa2_lab.examine.attention import Wrong, attention
+from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import Question
 from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 

@@ -37,7 +37,9 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
 
 def changed(name: str, where: str, answer: Answer, state: Variant, outputs: tuple[str, ...] = ("O",)) -> list[Finding]:
     """A finding, if an answer is not what the function gives otherwise."""
-    return [] if answer.fits(state, outputs) else [Finding(name, where, place([answer], state, outputs)[1], answer.case)]
+    return (
+        [] if answer.fits(state, outputs) else [Finding(name, where, place([answer], state, outputs)[1], answer.case)]
+    )
 
 
 def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:

@@ -31,7 +31,9 @@ def smaller_cases(like: Question, subject: Subject) -> Iterator[Question]:
     """Cases of the same kind, from one row on; one head and one batch entry first."""
     (batch, heads, N_q, d), (h_k, N_k), (size, shift) = like.q.shape, like.k.shape[1:3], like.made
     counts = [(1, 1, 1)] if heads == h_k and not {"mask", "sinks", "key_lengths"} & set(like.options) else []
-    counts += [(batch, heads, h_k)] if subject.layout in ("bhnd", "bnhd") or batch == 1 < len(subject.layout) - 2 else []
+    counts += (
+        [(batch, heads, h_k)] if subject.layout in ("bhnd", "bnhd") or batch == 1 < len(subject.layout) - 2 else []
+    )
     for n in [x * subject.multiple for x in (*range(1, 9), *range(10, N_q + 1, 2))]:
         m = n + N_k - N_q if like.group in ("corner", "empty", "window") else -(-n * N_k // N_q)
         options = dict(like.options)

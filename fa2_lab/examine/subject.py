@@ -17,34 +17,14 @@ from typing import Any
 import numpy as np
 
 from fa2_lab.examine.cases import Question, case, rounded
+from fa2_lab.examine.catalogue import ROLES
 from fa2_lab.examine.match import GRADIENTS, RIGHT, TILES, Answer, Variant, candidates
 
-NAMES = {
-    "q": "q query queries q_in xq",
-    "k": "k key keys k_in xk",
-    "v": "v value values v_in xv",
-    "causal": "causal is_causal causal_mask use_causal_mask",
-    "scale": "scale softmax_scale sm_scale tau scaling qk_scale",
-    "mask": "attn_mask mask attention_mask",
-    "bias": "attn_bias bias",
-    "window": "window_size window sliding_window local_window_size window_left_right",
-    "softcap": "softcap logits_soft_cap logit_softcap logit_cap soft_cap",
-    "key_lengths": "key_lengths kv_lens seqused_k kv_lengths key_value_seq_lengths kv_len lengths cache_seqlens",
-    "cu_seqlens": "cu_seqlens cu_seqlens_q cu_seqlens_k cu_seqlens_kv cu_q cu_k",
-    "longest": "max_seqlen max_seqlen_q max_seqlen_k max_seqlen_kv longest",
-    "sinks": "sinks sink s_aux learnable_sink attention_sinks",
-    "dropout": "dropout_p dropout p_dropout dropout_rate",
-    "seed": "seed rng_seed",
-    "lse": "return_lse return_softmax_lse need_lse with_lse return_residual",
-    "grouped": "enable_gqa",
-    "O": "o out output",
-    "L": "lse l",
-}
-ROLE = {name: role for role, names in NAMES.items() for name in names.split()}
 WHOLE = {"bhnd": "(batch, heads, N, d)", "bnhd": "(batch, N, heads, d)", "thd": "packed (total, heads, d)"}
 LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "nd": "(N, d)"}
 SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # lengths are multiples of, head dimension
 EPS = {"float64": 1.2e-7, "float32": 1.2e-7, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+LIBRARIES = ["numpy", *filter(find_spec, ("torch", "jax"))]
 DTYPES = {"numpy": ("float64", "float32")}
 LIMIT = 30  # seconds that one call may take
 GUARD = 1 << 14  # numbers before and after each input
@@ -70,7 +50,7 @@ class Subject:
         self.window_is_int = self.changed = self.overrun = False
         parameters = [p for p in signature(function).parameters.values() if p.kind < 4 and p.kind != p.VAR_POSITIONAL]
         self.defaults = {p.name: p.default for p in parameters}
-        named = {name: ROLE.get(name.lower(), "") for name in self.defaults if name not in self.given}
+        named = {name: ROLES.get(name.lower(), "") for name in self.defaults if name not in self.given}
         if not {"q", "k", "v"} <= set(named.values()):
             named |= dict(zip(list(named)[:3], "qkv", strict=False))
         self.roles = {name: role for name, role in named.items() if role}
@@ -96,12 +76,12 @@ class Subject:
     def settle(self, layout: str = "", library: str = "", dtype: str = "") -> None:
         """Choose library, dtype, sizes and layout: those that give what attention should give, else those that run."""
         layouts = [layout] if layout else ["thd"] if self.takes("cu_seqlens") else ["bhnd", "bnhd", "hnd", "nd"]
-        kinds = [(x, y) for x in ([library] if library else self.libraries()) for y in dtypes(x) if dtype in ("", y)]
+        kinds = [(x, y) for x in ([library] if library else LIBRARIES) for y in dtypes(x) if dtype in ("", y)]
         failure = ""
         for self.multiple, self.d in SIZES:
             tried: list[tuple] = []
             for self.library, self.dtype in kinds:
-                if any(x[0] == 4 and x[-1] in WHOLE or x[1] == self.library for x in tried):
+                if any((x[0] == 4 and x[-1] in WHOLE) or x[1] == self.library for x in tried):
                     continue  # of each library the first dtype that it takes
                 for self.layout in layouts:
                     try:
@@ -122,16 +102,6 @@ class Subject:
                 with suppress(NotExamined):
                     self.ask(case("window", 8 * self.multiple, d=self.d, window=(4, 4)))
                     return
-
-    def libraries(self) -> list[str]:
-        """The libraries that the function's code uses, then its module, then NumPy and torch."""
-        found = []
-        own = [self.space.get(x) for x in (self.code.co_names if self.code else ())]
-        for x in (*own, *self.space.values(), self.function):
-            module = x.__name__ if inspect.ismodule(x) else str(getattr(x, "__module__", ""))
-            found.append(module.split(".")[0].replace("triton", "torch").replace("_C", "torch"))
-        found = [x for x in found if x in ("torch", "jax", "numpy")]
-        return list(dict.fromkeys([*found, "numpy", *(["torch"] if find_spec("torch") else [])]))
 
     def agreement(self) -> int:
         """4: right, or causal. 3: a known mistake. 2: each head answers for itself. 1: it runs."""
@@ -335,21 +305,20 @@ def signature(function: Callable) -> inspect.Signature:
 
 @contextmanager
 def time_limit(name: str) -> Iterator[None]:
-    """Stop what does not return; elsewhere than in the main thread nothing is stopped."""
+    """Stop a call that does not return. Only the main thread of a Unix process can do this."""
 
     def stop(*_: object) -> None:
         raise Endless(f"one call of {name} did not return within {LIMIT} seconds")
 
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(LIMIT)
+    is_possible = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
+    if is_possible:
+        signal.signal(signal.SIGALRM, stop)
+        signal.alarm(LIMIT)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        if is_possible:
+            signal.alarm(0)
 
 
 def dtypes(library: str) -> tuple[str, ...]:
