@@ -50,7 +50,15 @@ class Wrong:
     def operands(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """q, k and v of every query head."""
         on, case, head = self.on, self.case, np.arange(self.heads)
-        of = head % self.h_k if on("group-modulo") else head * 0 if on("head-0") else head * self.h_k // self.heads
+        of = (
+            head % self.h_k
+            if on("group-modulo")
+            else np.minimum(head // self.h_k, self.h_k - 1)
+            if on("group-quotient")
+            else head * 0
+            if on("head-0")
+            else head * self.h_k // self.heads
+        )
         q, k, v = case.q, case.k, case.v
         if on("kv-offset"):  # in memory, head h begins h · N_q rows after head 0
             rows = self.N_q * np.arange(self.h_k)[:, None] + np.arange(self.N_k)
@@ -129,12 +137,20 @@ class Wrong:
             if not causal:
                 right += on("window-right-long") - on("window-right-short") - on("window-counts-itself")
             reach = col - row if on("window-top-left") else ahead
+            if on("window-tile-skipped"):  # the first tile is rounded up
+                seen &= col // self.B * self.B >= row // self.B * self.B + shift - left
             seen &= ((reach >= -left) | on("window-left-ignored")) & ((reach <= right) | on("window-right-ignored"))
         if causal and not (on("window-not-causal") and options.get("window")):
             seen &= self.triangle(ahead, row, col, shift)
         if starts is not None and not on("packed-ignored"):
+            of_keys = options.get("cu_seqlens_k", starts)
+            of_keys = of_keys + (of_keys > 0) * (of_keys < self.N_k) * on("packed-late")
             starts = starts + (starts > 0) * (starts < N) * on("packed-late")
-            seen &= np.equal(*(np.searchsorted(starts, x, side="right") for x in (row, col)))
+            i = np.searchsorted(starts, row, side="right") - 1
+            first, length = (starts if on("packed-of-queries") else of_keys)[i], np.diff(of_keys)[i]
+            seen &= (col >= first) & (col < first + length - on("packed-short"))
+        elif on("packed-short"):
+            seen &= col < self.N_k - 1
         if mask is not None and mask.dtype == bool and not on("mask-ignored"):
             seen = seen & (self.of_mask(mask)[..., cols] ^ on("mask-inverted"))
         if lengths is not None and not on("lengths-ignored"):
@@ -186,7 +202,8 @@ class Wrong:
             m = 0 * l if on("maximum-missing") else m
             m = np.broadcast_to(m.max(axis=2, keepdims=True), m.shape) if on("maximum-block") else m
             p = self.exp(s - finite(m_old if on("weights-early") else m)[..., None])
-            alpha = self.exp(m_old - finite(m))
+            base = np.log(2) if on("factor-base-2") else 1 / np.log(2) if on("factor-base-e") else 1
+            alpha = self.exp((m_old - finite(m)) * base)
             turned = np.where(np.isneginf(m_old), 0.0, 1 / alpha)
             a_l, a_o = (
                 np.ones_like(m) if self.any(f"{x}-not-rescaled", "not-rescaled", "tile-softmax", "tile-mean")

@@ -197,12 +197,12 @@ def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) ->
 def pairs(
     state: Variant, part: str, tiles: Sequence[int], mine: list[Answer], outputs: tuple[str, ...]
 ) -> Iterator[Variant]:
-    """Two mistakes at once, of those that change the group's smallest case. The first depends on no tile."""
-    small = mine[0]
+    """Two mistakes at once, of those that change the group's two smallest cases. The first depends on no tile."""
     name = outputs[0]
 
     def changes(s: Variant) -> bool:
-        return not np.allclose(small.variant(s, name), small.variant(state, name), atol=1e-3, equal_nan=True)
+        pairs = [(x.variant(s, name), x.variant(state, name)) for x in mine[:2]]
+        return not all(np.allclose(*pair, atol=1e-3, equal_nan=True) for pair in pairs)
 
     single = [s for s in candidates(state, part, tiles) if changes(s)]
     for first in [s for s in single if s.B == state.B and s.bits == state.bits]:

@@ -41,8 +41,9 @@ def smaller_cases(like: Question, subject: Subject) -> Iterator[Question]:
             options["mask"] = options["mask"][..., :n, :m]
         if "key_lengths" in options:
             options["key_lengths"] = np.minimum(options["key_lengths"], m)
-        if "cu_seqlens" in options:
-            options["cu_seqlens"] = np.array([0, n // 2, n])
+        for name, last in (("cu_seqlens", n), ("cu_seqlens_k", m)):
+            if name in options:
+                options[name] = np.array([0, last // 2, last])
         options |= dict(size=size, shift=shift, gradients=like.gradients, dL=like.dL is not None)
         for count in counts if n <= N_q and m > 0 else []:
             yield case(like.group, n, m, d, *count, **options)

@@ -25,8 +25,9 @@ LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "nd": "(N, d)"}
 SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # lengths are multiples of, head dimension
 EPS = {"float64": 1.2e-7, "float32": 1.2e-7, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LIBRARIES = ["numpy", *filter(find_spec, ("torch", "jax"))]
-DTYPES = {"numpy": ("float64", "float32")}
-LIMIT = 30  # seconds that one call may take
+ALWAYS = {"causal", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}  # also if they are as usual
+GIVEN = {"q", "k", "v", "O", "L"}
+LIMIT = 60  # seconds that one call may take
 GUARD = 1 << 14  # numbers before and after each input
 
 
@@ -71,12 +72,10 @@ class Subject:
         numbers += [x for name, x in self.space.items() if name.upper() == name]
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
-    # Finding out how to ask ---------------------------------------------------------------------------------------
-
     def settle(self, layout: str = "", library: str = "", dtype: str = "") -> None:
         """Choose library, dtype, sizes and layout: those that give what attention should give, else those that run."""
         layouts = [layout] if layout else ["thd"] if self.takes("cu_seqlens") else ["bhnd", "bnhd", "hnd", "nd"]
-        kinds = [(x, y) for x in ([library] if library else LIBRARIES) for y in dtypes(x) if dtype in ("", y)]
+        kinds = [(x, y) for x in ([library] if library else self.libraries()) for y in dtypes(x) if dtype in ("", y)]
         failure = ""
         for self.multiple, self.d in SIZES:
             tried: list[tuple] = []
@@ -102,6 +101,12 @@ class Subject:
                 with suppress(NotExamined):
                     self.ask(case("window", 8 * self.multiple, d=self.d, window=(4, 4)))
                     return
+
+    def libraries(self) -> list[str]:
+        """Those that the function's code names, then those of its module, then the others."""
+        known = [self.space.get(x) for x in (self.code.co_names if self.code else ())] + list(self.space.values())
+        roots = [x.__name__.split(".")[0] for x in known if inspect.ismodule(x)]
+        return list(dict.fromkeys([x for x in roots if x in LIBRARIES] + LIBRARIES))
 
     def agreement(self) -> int:
         """4: right, or causal. 3: a known mistake. 2: each head answers for itself. 1: it runs."""
@@ -130,8 +135,6 @@ class Subject:
             return "grouped heads"
         left, right = case.options.get("window") or (0, 0)
         return "windows with two sides" if self.window_is_int and left != right else ""
-
-    # Asking -------------------------------------------------------------------------------------------------------
 
     def ask(self, case: Question, place: str = "", fill: float | None = None, gradients: bool = True) -> Answer:
         """The function's answer to a case; NotExamined if it raises or returns something else than numbers."""
@@ -193,7 +196,9 @@ class Subject:
         (batch, heads, N_q, _), N_k = case.q.shape, case.k.shape[2]
         known: dict[str, Any] = dict(causal=False, lse=True, longest=max(N_q, N_k), grouped=case.k.shape[1] != heads)
         known |= dict(window=(-1, -1), scale=self.d**-0.5, dropout=0.0, seed=0)
-        known |= dict(key_lengths=np.full(batch, N_k), sinks=np.full(heads, -np.inf)) | case.options
+        known |= dict(key_lengths=np.full(batch, N_k), sinks=np.full(heads, -np.inf), cu_seqlens=np.array([0, N_q]))
+        known["cu_seqlens_k"] = case.options.get("cu_seqlens", np.array([0, N_k]))
+        known |= case.options
         if self.layout == "nd":
             known |= dict(key_lengths=known["key_lengths"][0], sinks=known["sinks"][0])
         if "mask" in case.options and self.layout in ("hnd", "nd"):
@@ -206,10 +211,7 @@ class Subject:
             known["window"] = known["window"][0]
         values: dict[str, Any] = {}
         for name, role in self.roles.items():
-            always = role in ("causal", "lse", "longest", "grouped") or self.defaults[name] is inspect.Parameter.empty
-            if role == "cu_seqlens":
-                values[name] = known.get(role, np.array([0, N_k if "k" in name[-3:] else N_q]))
-            elif role in asked or (always and role not in ("q", "k", "v", "O", "L")):
+            if role in asked | ALWAYS or (self.defaults[name] is inspect.Parameter.empty and role not in GIVEN):
                 values[name] = known.get(role)
         return values
 
@@ -247,8 +249,6 @@ class Subject:
             gradients.append(torch.tensor(of_L.reshape(got[1].shape)).to(got[1]))
         found = torch.autograd.grad(got[: len(gradients)], tensors, gradients, allow_unused=True)
         return {name: x for name, x in zip(GRADIENTS, found, strict=True) if x is not None}
-
-    # Arrays -------------------------------------------------------------------------------------------------------
 
     def hold(self, x: np.ndarray) -> np.ndarray:
         """The numbers that the dtype can hold, in float64."""
@@ -322,4 +322,4 @@ def time_limit(name: str) -> Iterator[None]:
 
 
 def dtypes(library: str) -> tuple[str, ...]:
-    return DTYPES.get(library, ("float32", "float16", "bfloat16"))
+    return ("float64", "float32") if library == "numpy" else ("float32", "float16", "bfloat16")

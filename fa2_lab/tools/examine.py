@@ -19,7 +19,7 @@ from typing import Any
 from fa2_lab.examine import UNASKED, Report, examine
 from fa2_lab.examine.match import Finding
 from fa2_lab.examine.smallest import program
-from fa2_lab.examine.subject import LAYOUTS, NotExamined
+from fa2_lab.examine.subject import LAYOUTS, Endless, NotExamined
 
 NOTHING = "Nothing of what is known here is wrong with it."
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         report = examine(
             function, layout=a.layout, library=a.library, dtype=a.dtype, device=a.device, quick=a.quick, given=given
         )
-    except NotExamined as refusal:
+    except (NotExamined, Endless) as refusal:
         raise ValueError(f"examine: {a.function} cannot be examined: {refusal}") from refusal
     print(as_json(report) if a.json else page(report, a.function, module))
     return 0 if report.is_right else 1
