@@ -50,15 +50,10 @@ class Wrong:
     def operands(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """q, k and v of every query head."""
         on, case, head = self.on, self.case, np.arange(self.heads)
-        of = (
-            head % self.h_k
-            if on("group-modulo")
-            else np.minimum(head // self.h_k, self.h_k - 1)
-            if on("group-quotient")
-            else head * 0
-            if on("head-0")
-            else head * self.h_k // self.heads
-        )
+        of = head * self.h_k // self.heads
+        of = head % self.h_k if on("group-modulo") else head * 0 if on("head-0") else of
+        if on("group-quotient") and self.h_k < self.heads:
+            of = np.minimum(head // self.h_k, self.h_k - 1)
         q, k, v = case.q, case.k, case.v
         if on("kv-offset"):  # in memory, head h begins h · N_q rows after head 0
             rows = self.N_q * np.arange(self.h_k)[:, None] + np.arange(self.N_k)
@@ -172,6 +167,7 @@ class Wrong:
         last, right = (np.minimum(n, x.max(initial=0)) for n, x in ((i * B + B - 1, row), (j * B + B - 1, col)))
         is_cut = (j * B <= last + shift) & (right > i * B + shift)
         seen = (seen | is_cut) if on("diagonal-unmasked") else (seen & ~is_cut) if on("diagonal-skipped") else seen
+        seen = (seen & (j * B <= i // 2 * 2 * B + shift)) if on("causal-stops-early") else seen
         seen = (seen | (j == i + 1)) if on("tile-past") else seen
         return (seen & ((j != i - 1) | (right > i * B + shift))) if on("tile-unvisited") else seen
 

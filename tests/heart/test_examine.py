@@ -222,6 +222,7 @@ def test_outputs_are_guarded():
 
 WRONG_CALLS = {
     "takes one": ("def f(x): return x", "takes 1 arguments"),
+    "never returns": ("def f(q, k, v):\n    while True: pass", "did not return"),
     "raises": ("def f(q, k, v): raise KeyError('no such head')", "KeyError"),
     "returns another shape": ("def f(q, k, v): return q[..., :1]", "returns shape"),
     "needs more": ("def f(q, k, v, blocks): return q", "--set blocks=…"),
@@ -232,7 +233,8 @@ WRONG_CALLS = {
 
 
 @pytest.mark.parametrize("what", WRONG_CALLS)
-def test_what_cannot_be_examined_is_one_sentence(what, tmp_path, capsys):
+def test_what_cannot_be_examined_is_one_sentence(what, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fa2_lab.examine.subject.LIMIT", 5)
     source, says = WRONG_CALLS[what]
     (tmp_path / f"m_{what.replace(' ', '_')}.py").write_text(source)
     assert main(["examine", f"{tmp_path}/m_{what.replace(' ', '_')}.py:f"]) == 2
