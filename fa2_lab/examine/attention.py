@@ -160,10 +160,12 @@ class Wrong:
         if on("causal-reversed"):
             return ahead >= 0
         ahead = ahead + i * B * self.any("rows-in-tile", "causal-in-tile")
-        ahead = ahead - j * B * self.any("columns-in-tile", "causal-in-tile")
+        ahead = ahead - j * B * self.any("columns-in-tile", "columns-in-visited", "causal-in-tile")
         seen = ahead <= on("causal-late") - on("causal-strict")
         if on("causal-in-tile"):
             return seen & (j <= i)
+        if on("columns-in-visited"):
+            return seen & (j * B <= i * B + B - 1 + shift)
         last, right = (np.minimum(n, x.max(initial=0)) for n, x in ((i * B + B - 1, row), (j * B + B - 1, col)))
         is_cut = (j * B <= last + shift) & (right > i * B + shift)
         seen = (seen | is_cut) if on("diagonal-unmasked") else (seen & ~is_cut) if on("diagonal-skipped") else seen

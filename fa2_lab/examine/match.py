@@ -201,14 +201,14 @@ def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) ->
 def pairs(
     state: Variant, part: str, tiles: Sequence[int], mine: list[Answer], outputs: tuple[str, ...]
 ) -> Iterator[Variant]:
-    """Two mistakes at once, of those that change the group's two smallest cases. The first depends on no tile."""
+    """Two at once: conventions, and mistakes that the group's two smallest cases show. The first depends on no tile."""
     name = outputs[0]
 
     def changes(s: Variant) -> bool:
         pairs = [(x.variant(s, name), x.variant(state, name)) for x in mine[:2]]
         return not all(np.allclose(*pair, atol=1e-3, equal_nan=True) for pair in pairs)
 
-    single = [s for s in candidates(state, part, tiles) if changes(s)]
+    single = [s for s in candidates(state, part, tiles) if CATALOGUE[s.names[-1]].part == "reads" or changes(s)]
     for first in [s for s in single if s.B == state.B and s.bits == state.bits]:
         for second in single:
             if second.names[-1].split("-")[0] != first.names[-1].split("-")[0] or part == "gradients":

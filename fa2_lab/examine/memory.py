@@ -96,7 +96,10 @@ def gradients(subject: Subject, base: Answer, state: Variant) -> Iterator[Findin
 def other_dtypes(subject: Subject, plain: list[Answer], state: Variant) -> Iterator[Finding]:
     """The dtypes of torch beside the one that was examined, on plain attention."""
     settled = subject.dtype
-    for dtype in set(dtypes(subject.library)) - {settled} if subject.library == "torch" else ():
+    others = [x for x in dtypes(subject.library) if x != settled and subject.library == "torch"]
+    if any(type(x).__name__ == "InterpretedFunction" for x in subject.space.values()):
+        others = [x for x in others if x != "bfloat16"]  # Triton's interpreter multiplies its bits as whole numbers
+    for dtype in others:
         subject.dtype = dtype
         with suppress(NotExamined):
             for answer in [subject.ask(x.case, gradients=False) for x in plain[:3]]:
