@@ -60,8 +60,9 @@ class Wrong:
             k, v = (
                 np.pad(x.reshape(len(x), -1, self.d), ((0, 0), (0, rows.max() + 1), (0, 0)))[:, rows] for x in (k, v)
             )
-        entry = np.arange(self.batch)[:, None] * (not on("batch-0"))
-        k, v = k[entry, of], v[entry, of]
+        entry = np.arange(self.batch)[:, None]
+        k = k[0 * entry if self.any("batch-0", "k-batch-0") else entry, of]
+        v = v[0 * entry if self.any("batch-0", "v-batch-0") else entry, of]
         k, v = (v, k) if on("kv-exchanged") else (k, v)
         for form in ("bhnd", "bnhd"):
             if on(f"heads-reshaped-{form}"):

@@ -23,5 +23,5 @@ def tables() -> list[list[list[str]]]:
 
 
 *MISTAKES, ARGUMENTS = tables()
-CATALOGUE = {row[0]: Mistake(*row, part) for part, rows in zip(PARTS, MISTAKES, strict=True) for row in rows}
+CATALOGUE = {row[0]: Mistake._make([*row, part]) for part, rows in zip(PARTS, MISTAKES, strict=True) for row in rows}
 ROLES = {name: role for role, _, names in ARGUMENTS for name in names.split()}  # {its name in a function: argument}

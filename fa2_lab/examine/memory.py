@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -132,7 +133,7 @@ def dropout(subject: Subject) -> Iterator[Finding]:
     if not subject.takes("dropout"):
         return
     n, d, p = max(subject.d, subject.multiple), subject.d, 0.25
-    options = dict(dropout=p, seed=1) if subject.takes("seed") else dict(dropout=p)
+    options: dict[str, Any] = dict(dropout=p, seed=1) if subject.takes("seed") else dict(dropout=p)
     zero = case("dropout", 512 // subject.multiple * subject.multiple, n, d=d, **options)
     Z = subject.ask(replace(zero, q=0 * zero.q, v=np.broadcast_to(np.eye(n, d), zero.v.shape))).outputs["O"] * n
     kept, value = float((Z > 1e-3).mean()) * n / d, float(np.median(Z[Z > 1e-3])) if Z.any() else 0.0
