@@ -19,6 +19,7 @@ from fa2_lab.kernels.hopper.backward import semaphore as in_order
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
 from fa2_lab.kernels.hopper.shared import descriptors, geometry
+from fa2_lab.kernels.prepared import Tensors
 
 # The copy engine ------------------------------------------------------------------------------------------------
 
@@ -357,7 +358,8 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     to show it, then to use what the other one has shown. With `turns` their writers add in turn.
     """
     B_r, d = sizes.B_r, Q.shape[-1]
-    ragged = launch.ragged(torch.empty(K.shape, device="meta"), lengths, starts)
+    k, cu = torch.empty(K.shape, device="meta"), None if starts is None else torch.empty(len(starts[0]), device="meta")
+    ragged = launch.ragged(Tensors(k, k, k, key_lengths=lengths, cu_seqlens_q=cu, cu_seqlens_k=cu))
     place = described(Q.shape, K.shape, lengths, window, B_r, 128, starts, ragged)
     T_r, T_c, heads = blocks_of(place.N_q, place, B_r), blocks_of(place.N_k, place, 128), K.size // d // place.N_k
     dK, dV = np.full(K.shape, np.nan), np.full(V.shape, np.nan)

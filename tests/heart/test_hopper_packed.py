@@ -23,7 +23,7 @@ from fa2_lab.api.packed import attention_packed, mostly_one
 from fa2_lab.kernels import choice, interpreter
 from fa2_lab.kernels.hopper.backward import launch as backward
 from fa2_lab.kernels.hopper.forward import launch as forward
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 
 if interpreter.misfit():
     pytest.skip(interpreter.misfit(), allow_module_level=True)
@@ -66,7 +66,8 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
     start = torch.full(start, NAN, device=DEVICE)
     sums = torch.full((sums[0][0] + 2 * sums[1][0] * divided, 32), NAN, device=DEVICE)
     cu_seqlens_q, cu_seqlens_k = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in starts)
-    before = backward.prepare_before(do, q, k, o, options, chosen, tuple(sums.shape), many)
+    record = Tensors(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    before = backward.prepare_before(do, o, record, options, chosen, tuple(sums.shape))
     before(o, do, *(torch.from_numpy(x).float().to(DEVICE) for x in (L, dL)), start, sums, cu_seqlens_q, None)
     assert not sums.any()
     starting = start.cpu().double().numpy().reshape(-1, 2, chosen.B_r)
@@ -75,7 +76,7 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
         dK, dV, added = run_backward(Q, K, V, dO, starting, window, chosen, None, parts, starts)
     dQ, *columns = (torch.full_like(x, NAN) for x in (q, k, v))
     sums = torch.from_numpy(np.concatenate(added[: 1 + 2 * divided])).float().to(DEVICE)
-    after = backward.prepare_after(q, k, v, options, chosen, divided, many)
+    after = backward.prepare_after(record, options, chosen, divided)
     after(sums, dQ, *(columns if divided else (None, None)), cu_seqlens_q, cu_seqlens_k)
     if divided:
         dK, dV = columns
@@ -125,7 +126,8 @@ def test_what_is_put_in_order_ends_with_its_sequence(monkeypatch):
     """Only the first row block is: the rows of the next sequence are left as they were."""
     q, dQ, cu = torch.empty(50, 1, 8), torch.full((50, 1, 8), NAN), torch.tensor([0, 20, 50], dtype=torch.int32)
     chosen = backward.sizes.choose(64, 25, causal=False, ragged=True)
-    after = backward.prepare_after(q, q, q, Options(False, 1.0), chosen, False, 2)
+    record = Tensors(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    after = backward.prepare_after(record, Options(False, 1.0), chosen, divided=False)
     after.grid = (2, 1, 1)  # the parts of two consumers
     sums, dQ, cu = (x.to(DEVICE) for x in (torch.full(backward.shapes(q, q, chosen, 2)[1], NAN), dQ, cu))
     if interpreter.switched_on():  # there the sums are there once the kernel has waited for them
@@ -195,7 +197,8 @@ def test_starts_that_run_backwards_make_sums_and_counters_nan(starts):
     start, (lines, _), _, (counters, _) = backward.shapes(q, q, chosen, 3)
     for pair, expected in (((cu, tame), wild), ((tame, cu), wild), ((tame, tame), False), ((cu, None), False)):
         sums = torch.full((lines + counters, 32), 7.0, device=DEVICE)
-        before = backward.prepare_before(q, q, q, q, options, chosen, tuple(sums.shape), 3)
+        record = Tensors(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu)
+        before = backward.prepare_before(q, q, record, options, chosen, tuple(sums.shape))
         before(q, q, L, None, torch.empty(start, device=DEVICE), sums, *pair)
         assert sums.isnan().all() if expected else not sums.any(), pair
         turns = sums[lines:].view(torch.int32)
@@ -219,7 +222,10 @@ def test_wild_starts_are_refused_on_a_cpu(wild):
 def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan):
     """Sixteen of 3,000 rows; and all of d is there."""
     q = torch.empty(16 * 3000, 2048 // d, d, dtype=torch.float16, device="meta")
-    chosen = forward.prepare_launch(q, q, q, Options(causal, 0.1), False, 16).arguments["SIZES"]
+    cu = torch.empty(17, device="meta")
+    chosen = forward.prepare_launch(Tensors(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu), Options(causal, 0.1)).arguments[
+        "SIZES"
+    ]
     named = forward.sizes.USUAL[d] if plan == "USUAL" else getattr(forward.sizes, plan)
     assert replace(chosen, low_reg_schedule=False) == replace(named, low_reg_schedule=False) and chosen.d_pad == d
 
@@ -228,9 +234,10 @@ def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan):
 def test_one_long_sequence_among_short_ones_changes_sizes_alone(d):
     """Sixty of 100 rows and one of 16,384: the sizes of a long one, and all else as without the hint."""
     q = torch.empty(22384, 2048 // d, d, dtype=torch.float16, device="meta")
+    cu = torch.empty(62, device="meta")
+    record = Tensors(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu)
     short, long = (
-        forward.prepare_launch(q, q, q, Options(True, 0.1, one_long=hint), False, 61).arguments
-        for hint in (False, True)
+        forward.prepare_launch(record, Options(True, 0.1, one_long=hint)).arguments for hint in (False, True)
     )
     assert (short["SIZES"].B_c, long["SIZES"].rows) == (64, 192)
     assert {name for name in long if long[name] != short[name]} == {"SIZES", "l2_group"}
