@@ -130,10 +130,8 @@ def bwd_postprocess(sums, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch
             finish(sums, n, dK, dK_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, scale, d, d_pad, 128)  # FA2.A2.L18
         else:
             sums += tl.cast(column_tiles, tl.int64) * (64 * d_pad)
-            tile = n - column_tiles
-            finish(
-                sums, tile, dV, dV_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, 1.0, d, d_pad, 128
-            )  # FA2.A2.L18
+            n -= column_tiles
+            finish(sums, n, dV, dV_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, 1.0, d, d_pad, 128)  # FA2.A2.L18
 
 
 @triton.jit
