@@ -97,7 +97,9 @@ def model_of_gluon(coming: list) -> dict:
 
     def wait(barrier, phase, pred=True):
         if coming and barrier.over(phase).ready():
-            raise RuntimeError(f"phase {phase} was over before the copy arrived, so a tile is read that is still on its way")
+            raise RuntimeError(
+                f"phase {phase} was over before the copy arrived, so a tile is read that is still on its way"
+            )
         while not barrier.over(phase).ready():
             if not coming:
                 raise RuntimeError(f"it waits for ever: no copy is on its way that could end phase {phase}")
@@ -161,9 +163,9 @@ def on_numpy(source: str) -> str:
     tiles = K.rows.reshape(3, 64, 64)
     causes = {
         "": (q @ K.rows.T).max(axis=1),
-        "it runs, but its maxima are those of the columns: the scores of a row are along axis 1": (tiles @ rows[0].T).max(
-            (0, 2)
-        ),
+        "it runs, but its maxima are those of the columns: the scores of a row are along axis 1": (
+            tiles @ rows[0].T
+        ).max((0, 2)),
         "it runs, but its scores are q k: for q kᵀ, the matmul must get k as its transpose": (q @ tiles).max((0, 2)),
     }
     return next((cause for cause, found in causes.items() if close(m, found)), "it runs, but its maxima are wrong")
