@@ -54,8 +54,8 @@ def test_sums_are_put_in_order(W, monkeypatch):
     assert torch.equal(sums.in_order.fn(held.flatten(), W), x)
 
 
-TAKEN = [{}, dict(d=96), dict(d=128), dict(scale=2.0**-60), dict(dO_strides=(0, 3200, 64, 1))]
-NOT_TAKEN = [dict(d=192), dict(d=80), dict(dtype=torch.float32), dict(scale=0.0), dict(scale=2.0**-61)]
+TAKEN = [{}, dict(d=80), dict(d=96), dict(d=128), dict(scale=2.0**-60), dict(dO_strides=(0, 3200, 64, 1))]
+NOT_TAKEN = [dict(d=192), dict(d=24), dict(d=68), dict(dtype=torch.float32), dict(scale=0.0), dict(scale=2.0**-61)]
 NOT_TAKEN += [dict(dO_strides=(6400, 3200, 1, 50))]
 
 
