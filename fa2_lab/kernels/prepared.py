@@ -94,7 +94,10 @@ def keys_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
 
 def has_gaps(x: Tensor | None) -> bool:
     """Whether kernels cannot read a tensor's rows as they are in memory: with gaps, or with signs not yet turned."""
-    return x is not None and ((x.stride(-1) != 1 and x.shape[-1] > 1) or x.is_neg())
+    if x is None:
+        return False
+    gaps = x.stride(-1) != 1 and x.shape[-1] > 1
+    return gaps or (not torch.compiler.is_compiling() and x.is_neg())  # what is compiled has turned all signs
 
 
 @overload

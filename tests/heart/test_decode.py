@@ -165,19 +165,21 @@ def test_the_merge_kernel_is_SoftmaxState_merge(programs):
 def test_what_is_prepared_serves_no_other_kind_of_call(monkeypatch):
     """Another device, dtype, layout, option, cut, or where lengths are known: something else is prepared."""
     made = []
-    monkeypatch.setattr(plan, "prepare", lambda *given: made.append(given) or (lambda *tensors, sinks, table: None))
+    monkeypatch.setattr(plan, "prepare", lambda *given: made.append(given) or (lambda *tensors: None))
     q, k, v, _ = drawn(1, 2, 1, 1, 40, 16)
     lengths, options = torch.tensor([40], device=DEVICE), Options(causal=False, scale=1.0)
     other_options = Options(True, 1.0), Options(False, 2.0), options._replace(left=3), options._replace(softcap=3.0)
-    calls = [((q, k, v), dict(options=x)) for x in (options, *other_options)]
-    tensors_too = dict(programs=3), dict(key_lengths=lengths), dict(sinks=torch.zeros(2, device=DEVICE))
-    tables = (dict(key_lengths=lengths, table=torch.zeros(1, n, dtype=torch.int32, device=DEVICE)) for n in (2, 3))
-    calls += [((q, k, v), dict(options=options, **more)) for more in (*tensors_too, *tables)]
+    usual, with_lengths = Tensors(q, k, v), Tensors(q, k, v, key_lengths=lengths)
+    calls = [(usual, dict(options=x)) for x in (options, *other_options)]
+    calls += [(usual, dict(options=options, programs=3)), (with_lengths, dict(options=options))]
+    calls += [(usual._replace(sinks=torch.zeros(2, device=DEVICE)), dict(options=options))]
+    tables = (torch.zeros(1, n, dtype=torch.int32, device=DEVICE) for n in (2, 3))
+    calls += [(with_lengths, dict(options=options, table=table)) for table in tables]
     others = [x.to("meta") for x in (q, k, v)], [x.half() for x in (q, k, v)], (q, k, v.mT.contiguous().mT)
-    calls += [(given, dict(options=options)) for given in (*others, (q, k[:, :, :39], v[:, :, :39]))]
+    calls += [(Tensors(*given), dict(options=options)) for given in (*others, (q, k[:, :, :39], v[:, :, :39]))]
     for _ in range(2):
         for given, more in calls:
-            plan.decode(*given, **more)
+            plan.decode(given, **more)
     assert len(made) == len(calls)
 
 
@@ -338,7 +340,7 @@ def test_strides_do_not_matter(heads, kv_heads):
 def test_attention_takes_decode_for_few_rows(monkeypatch):
     asked = []
     real = plan.prepare
-    monkeypatch.setattr(plan, "prepare", lambda *a, **o: asked.append(a[0].shape) or real(*a, **o))
+    monkeypatch.setattr(plan, "prepare", lambda *a, **o: asked.append(a[0].q.shape) or real(*a, **o))
     q, k, v, dO = tensors(1, 4, 2, 3, 90, 16)
     got = run(fa2_lab.attention, q, k, v, dO, causal=True)
     assert len(asked) == 1

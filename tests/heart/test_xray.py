@@ -122,7 +122,7 @@ def test_hopper_s_own_kernels_are_compiled_as_they_are_launched(found):
     assert names == ["bwd_preprocess", "backward_kernel", "bwd_postprocess"]
     for kernel, warps in ((forward, 16), (backward, 12)):  # three consumers, or two, with a producer's four
         assert kernel.numbers["warps"] == warps and kernel.numbers["tensor"] > 0 == kernel.numbers["spills"]
-    assert "cannot be compiled for sm_90 here: ValueError: it does not take d = 80 in " in found["not hopper's d"]
+    assert "cannot be compiled for sm_90 here: ValueError: it does not take d = 136 in " in found["not hopper's d"]
 
 
 @compiled

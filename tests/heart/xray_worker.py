@@ -21,7 +21,7 @@ if __name__ == "__main__":
             ("no power of two", "r07", PLAIN, "sm_90", dict(d=40)),
             ("hopper.forward", "hopper.forward", PLAIN, "sm_90", dict(d=64)),
             ("hopper.backward", "hopper.backward", PLAIN, "sm_90", dict(causal=False)),
-            ("not hopper's d", "hopper.backward", PLAIN, "sm_90", dict(d=80)),
+            ("not hopper's d", "hopper.backward", PLAIN, "sm_90", dict(d=136)),
             ("r11_diagonal_first, sm_90", "r11", PLAIN, "sm_90", {}),
             ("mine.py", str(mine), PLAIN, "sm_90", dict(d=64)),
             ("mine.py, unfused by default", str(mine), PLAIN, "sm_90", dict(d=64)),

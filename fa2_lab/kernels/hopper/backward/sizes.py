@@ -74,7 +74,7 @@ PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are b
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
     """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
-    keys, most, rows = up_to(d, PORTABLE)
+    keys, most, rows = up_to(d, PORTABLE | {256: (0, 0, 0)})  # beyond 128 prepare() takes none
     busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
     little = N_k <= keys and per_SM <= most and (busy or N_q <= rows)
     half_empty = N_k <= 64 and 2 * heads >= SMs  # of 128 keys in a block; portable ones are 1.2 to 1.4 times as fast
