@@ -375,6 +375,9 @@ def test_every_scale_softcap_and_sink_is_computed_rightly_or_refused(call, scale
             except ValueError as refusal:
                 assert str(refusal).startswith("sinks: got") and backend == "auto" and power > 7
                 continue
+            if O.is_cuda and backend == "auto" and O.isnan().all():
+                assert power > 7  # there sinks are not looked at, as that would wait for the GPU
+                continue
             size = want[1].abs().max()
             assert worst(O, want[0]) < 1e-5 and worst(L.double() / size, want[1] / size) < 1e-5
 
