@@ -18,8 +18,8 @@
 # - compute, for any N, d and $B_r$, what reaches DRAM, what L2 serves, and which unit ends last,
 # - read a roofline, the chart in which this book compares costs.
 #
-# *Time: 80 minutes with two functions to write, 50 for the forward pass and 30 for its cost. Hardware: any laptop, NumPy
-# alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
+# *Time: 80 minutes with two functions to write, 50 for the forward pass and 30 for its cost. Hardware: any laptop,
+# NumPy alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
 # %% tags=["hide-input"]
 import numpy as np
