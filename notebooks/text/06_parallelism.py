@@ -6,15 +6,15 @@
 #
 # **Who works on which tiles, and who waits?**
 #
-# Two kernels compute the same tiles of the same attention, with the same tile size, on the same GPU. One is more than
-# twenty times as fast as the other. The slow one is not wrong, and no line of its arithmetic is slower. Most of the GPU
-# has nothing to do while it runs.
+# Two kernels compute the same tiles of the same attention, with the same tile size, on the same GPU. However, one is
+# more than twenty times as fast as the other. The slow one is not wrong, and no line of its arithmetic is slower. It is
+# slow because most of the GPU has nothing to do while it runs.
 #
 # After this notebook you can
 #
 # - decide whether the iterations of a loop may run at the same time,
 # - compute how many thread blocks a launch has, how many waves they take, and what share of the chip is idle,
-# - choose among four fixes for idle processors: another loop, smaller row blocks, split keys, and another order.
+# - choose among four fixes for idle processors, namely another loop, smaller row blocks, split keys, and another order.
 #
 # *Time: 40 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [05 · The
 # backward pass](05_backward.ipynb).*
@@ -53,12 +53,15 @@ for row in load("ladder").rows:
             print(f"    one worker per {words:9} {row.values[name][0]:5.2f} ms, SMs with work {busy:4.0%}")
 
 # %% [markdown]
-# These are two kernels of chapter 10 on an H200, with tiles of 64 × 64. With 8 heads, the first one gives work to 8 of
-# the GPU's 132 SMs, and the others are idle. With 64 heads nearly half of the SMs have work, and the difference is
-# smaller. (It is still larger than 2, for reasons that chapter 10 finds.) In the picture, four heads of 4 × 4 tiles
-# meet six SMs. Above, one worker computes a whole head, which FA1's Algorithm 1 does as printed. Below, each row block
-# has a worker of its own, as in FA2. Each row is an SM, time runs to the right, and each box is one worker's time on
-# its SM:
+# These are two kernels of chapter 10, measured on an H200 with tiles of 64 × 64. Both have FA2's loops, and they differ
+# only in the number of workers. With 8 heads, the first one gives work to 8 of the GPU's 132 SMs, and the others are
+# idle. With 64 heads, nearly half of the SMs have work, so the difference is smaller. It is still larger than 2, for
+# reasons that chapter 10 finds.
+#
+# A small example shows what the SMs do. In the picture, four heads of 4 × 4 tiles are computed by six SMs. In the upper
+# half, one worker computes a whole head, as FA1's Algorithm 1 does if it is taken as printed. In the lower half, each
+# row block has its own worker, as in FA2. Each row of the picture is an SM, and time runs to the right. Each box is the
+# time that one worker spends on its SM:
 
 # %% tags=["hide-input"]
 ran = {"FA1 as printed": timetable(6, [16] * 4), "FA2": timetable(6, [4] * 16)}
@@ -67,42 +70,44 @@ for name, made in ran.items():
     print(f"{name}: ends after {made.makespan:.0f} tiles, the SMs are busy {made.utilisation:.0%} of the time")
 
 # %% [markdown]
-# FA1's two last SMs are idle from beginning to end. So why does it not use them?
+# In FA1's half, the last two SMs are idle from beginning to end. So why does FA1 not use them?
 #
 # ## Which iterations may run at the same time?
 #
-# In the next picture, the number in a tile is the worker that computes it. The small squares name the workers that
-# write a block of the result, which is one worker for O and up to four for dQ.
+# In the next picture, the number in a tile is the worker that computes it. The small squares beside a grid name the
+# workers that write a block of the result. A block of O has one writer, whereas a block of dQ has up to four.
 
 # %% tags=["hide-input"]
 show(workers.draw(**workers.data()))
 
 # %% [markdown]
-# Starting a kernel is called a *launch*. A launch runs many thread blocks (chapter 00), and each of them is a worker.
-# All thread blocks of a launch are its *grid*. A thread block is put on one of the SMs and leaves when it is done. The
-# GPU promises no order, so no thread block may rely on another one having run.
+# To start a kernel is called a *launch*. A launch runs many thread blocks (chapter 00), and each of them is a worker.
+# All thread blocks of a launch together are its *grid*. The GPU puts each thread block on one of its SMs, where it
+# stays until it is done. The GPU promises no order, so no thread block may rely on another one having run before it.
 #
-# Iterations of a loop may therefore run at the same time if each writes to addresses of its own, and none reads what
-# another writes.
+# Therefore, the iterations of a loop may run at the same time only if each one writes to its own addresses, and none
+# reads what another one writes. Three loops show the difference:
 #
-# - FA2's outer loop, forward: yes. Row block i reads its own queries and writes its own rows of O (chapter 04).
-# - FA1's outer loop: no. Each column block loads, changes and stores the same O, ℓ and m. So Algorithm 1 as printed
-#   gives a whole head to one thread block.
-# - FA2's outer loop, backward: almost. Each column block has its own dK and dV, but all of them add into dQ (chapter 05).
+# - FA2's outer loop in the forward pass qualifies, because row block i reads its own queries and writes its own rows of
+#   O (chapter 04).
+# - FA1's outer loop does not, because each column block loads, changes and stores the same O, ℓ and m. So Algorithm 1
+#   as printed gives a whole head to one thread block.
+# - FA2's outer loop in the backward pass almost qualifies. Each column block has its own dK and dV, but all of them add
+#   into dQ (chapter 05).
 #
-# A model computes several sequences at once, its *batch*. Sequences and heads are independent in both algorithms. So
-# FA1, as printed, launches batch · heads thread blocks. FA2 launches batch · heads · $T_r$ of them in the forward pass
-# and batch · heads · $T_c$ in the backward pass.
+# A model computes several sequences at once, which are called its *batch*. In both algorithms, sequences and heads are
+# independent of each other. So FA1, as printed, launches batch · heads thread blocks. FA2 launches batch · heads ·
+# $T_r$ of them in the forward pass, and batch · heads · $T_c$ in the backward pass.
 
 # %% [markdown]
-# ## Who gets the next thread block?
+# ## Which SM gets the next thread block?
 #
-# In practice the thread blocks wait in a queue, in the order of their numbers, and the SM that is free first takes the
-# next one. We may use that for speed, but never for the result. Here time is counted in tiles.
+# In practice, the thread blocks wait in a queue, in the order of their numbers, and the SM that is free first takes the
+# next one. We may rely on this order for speed, but never for the result. In this chapter, we count time in tiles.
 #
 # **Build.** `costs` has the time that each thread block takes, in the order of the launch. Return the time at which
-# each one ends, in the same order. All SMs are free at time 0. If several are free, it does not matter which one is
-# taken.
+# each one ends, in the same order. All SMs are free at time 0. If several SMs are free, it does not matter which one
+# takes the next thread block.
 
 # %%
 def schedule(SMs, costs):
@@ -135,30 +140,35 @@ check(
 # ```
 # </details>
 #
-# [Assignment 6](assignments/6_read_the_machine.ipynb) goes further: waves, traffic and what fits, for any chip.
+# [Assignment 6](assignments/6_read_the_machine.ipynb) goes further, with waves, traffic and what fits, for any chip.
 
 # %% [markdown]
 # ## How long does a launch take?
 #
 # Look at the first picture again. FA1, as printed, has 4 thread blocks of 16 tiles, so it ends at 16. FA2 has 16 thread
-# blocks of 4 tiles. They run in three rounds, called *waves*, and the third wave is not full, so it ends at 12. Perfect
-# sharing would end at 64 / 6 = 10⅔, but a thread block cannot be cut in two.
+# blocks of 4 tiles for six SMs. They run in three rounds, which are called *waves*. The third wave has only four thread
+# blocks, and the launch ends at 3 · 4 = 12. Perfect sharing would end at 64 / 6 = 10⅔, but a thread block cannot be cut
+# in two.
 #
-# If an SM runs one thread block at a time, equal ones take ⌈thread blocks / SMs⌉ times the length of one. On 132 SMs,
-# 133 of them therefore take twice as long as 132, because the second wave is a single thread block, and 131 SMs wait
-# for it. This loss is called *wave quantization*. With many waves, a poor last one matters little. Take batch 1, 32
-# heads, 8,192 tokens and row blocks of 128. FA2 has 2,048 thread blocks, which take 16 waves and keep 2,048 / (16 ·
-# 132) = 97% of the SMs busy. FA1, as printed, has 32, enough for a quarter of the SMs.
+# If an SM runs one thread block at a time, equal ones take ⌈thread blocks / SMs⌉ times as long as a single one. On 132
+# SMs, 133 of them therefore take twice as long as 132, because the second wave is a single thread block, and 131 SMs
+# wait for it. This loss is called *wave quantization*.
+#
+# With many waves, however, a poor last one matters little. Take batch 1, 32 heads, 8,192 tokens and row blocks of 128.
+# FA2 has 32 · 64 = 2,048 thread blocks, which take 16 waves and keep 2,048 / (16 · 132) = 97% of the SMs busy. FA1, as
+# printed, has 32 thread blocks, enough for a quarter of the SMs.
 
 # %% [markdown]
 # ## Why not make row blocks much smaller?
 #
 # A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more
-# workers, but every worker loads all of K and V, so half the rows mean twice the requests (chapter 04). For each $B_r$
-# the lines print the time of the two slowest units of an H200 (d = 128). An idle SM's tensor cores do nothing, so their
-# time is divided by the share of busy SMs. For L2 we print two times, because nobody has measured here how much of L2's
-# speed half of the SMs can draw. The shorter time assumes all of it, and the longer one assumes that each SM draws only
-# its share.
+# workers. But each worker loads all of K and V, so row blocks of half the size mean twice the requests (chapter 04).
+#
+# For each $B_r$, the next cell prints the times of the two slowest units of an H200 (d = 128). As in chapter 04, these
+# are the least times that a unit needs. The tensor cores of an idle SM do nothing, so the time of the tensor cores is
+# divided by the share of busy SMs. L2 serves all SMs. Its time is the one at full speed, although a few SMs may not be
+# able to draw all of it. If SMs are idle, a second time for L2 therefore assumes the opposite, namely that each busy SM
+# draws only its share.
 
 # %% tags=["hide-input"]
 costs = {f"B_r = {B_r}": prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
@@ -170,10 +180,13 @@ for name, cost in costs.items():
 show(roofline.draw(**roofline.data(*costs.items())))
 
 # %% [markdown]
-# At $B_r = 128$ half of the SMs are idle, so its ring hangs below L2's slope and the tensor cores' roof. (DRAM's slope
-# counts for dots only.) Whichever of L2's two times is right, the tensor cores end last here. $B_r = 64$ keeps nearly all
-# SMs busy and doubles the requests. Now L2 is the limit, and the launch is faster. Below 64, the time doubles with the
-# requests. So take the largest row blocks that keep the SMs busy.
+# At $B_r = 128$, half of the SMs are idle. By both times of L2, the tensor cores end last. In the roofline, the ring of
+# $B_r = 128$ is therefore below the slope of L2, and also below the flat ceiling of the tensor cores, because only half
+# of them work. The slope of DRAM does not matter here, since it counts for dots only.
+#
+# $B_r = 64$ keeps nearly all SMs busy, but it doubles the requests. Now L2 is the limit, and still the launch is
+# faster. Below 64, there are hardly any idle SMs left to win, so the time doubles with the requests. Therefore, take
+# the largest row blocks that keep the SMs busy.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("tiles")
@@ -181,13 +194,14 @@ live("tiles")
 # %% [markdown]
 # ## What if several thread blocks share an SM?
 #
-# Often two, three or four thread blocks fit on an SM at the same time. Its registers and its shared memory set the
-# number. While one thread block waits for data, another computes. Then a wave has more *slots*: on 132 SMs there are
-# 264 with two on each and 396 with three, and a launch takes ⌈thread blocks / slots⌉ waves.
+# Often, two, three or four thread blocks fit on an SM at the same time. Its registers and its shared memory limit their
+# number. This hides latency (chapter 00), because one thread block can compute while another one waits for data. A wave
+# then has more *slots*. On 132 SMs, there are 264 slots with two thread blocks per SM, and 396 with three. A launch
+# takes ⌈thread blocks / slots⌉ waves.
 #
-# **Predict.** A change frees registers, so that three thread blocks fit on an SM in place of two. With 64 heads of 64 row
-# blocks the kernel gets 1.2 times as fast. A thread block that has its SM to itself takes nine tenths of the time that it
-# takes beside one other. How does the kernel's speed change with 8 heads?
+# **Predict.** A change frees registers, so that three thread blocks fit on an SM instead of two. With 64 heads of 64
+# row blocks, the kernel gets 1.2 times as fast. A thread block that has its SM to itself takes nine tenths of the time
+# that it takes beside one other. How does the kernel's speed change with 8 heads?
 #
 # - ☐ it gains nothing, or loses
 # - ☐ it also gets 1.2 times as fast
@@ -195,14 +209,18 @@ live("tiles")
 #
 # <details><summary>Answer</summary>
 #
-# **it gains nothing, or loses.** 64 heads are 4,096 thread blocks, which take 16 waves of 264 or 11 waves of 396. So a
-# wave of three takes 16 / 11 / 1.2 = 1.2 times as long as a wave of two, because thread blocks that share an SM slow
-# each other. Call the time of a wave of two $T_2$. 8 heads are 512 thread blocks, which take two waves either way. With
-# two slots, they end after $2\,T_2$. With three, the first wave takes $1.2\,T_2$, and in the second each thread block
-# is alone on its SM, where nothing hides its waits. It takes $T_1 = 0.9\,T_2$, so the launch ends after $2.1\,T_2$. The
-# change would gain only if $T_1$ were less than $0.8\,T_2$, that is, if one neighbour slowed a thread block by more
-# than a quarter. Two kernels of chapter 10, r03 (two slots per SM) and r05 (three), are such a pair. Here are their
-# milliseconds on an H200:
+# **it gains nothing, or loses.** Let $T_1$, $T_2$ and $T_3$ be the times of a wave with one, two and three thread
+# blocks per SM. 64 heads are 4,096 thread blocks, which take 16 waves of 264 or 11 waves of 396. The kernel gets 1.2
+# times as fast, so $16\,T_2 = 1.2 \cdot 11\,T_3$, and $T_3 = 1.2\,T_2$. A wave of three takes longer than a wave of
+# two, because thread blocks that share an SM slow each other.
+#
+# 8 heads are 512 thread blocks, which take two waves either way. With two slots per SM, they end after $2\,T_2$. With
+# three, the first wave takes 396 of them, and $1.2\,T_2$. The other 116 are alone on their SMs, where nothing hides
+# their waits, and take $T_1 = 0.9\,T_2$. So the launch ends after $2.1\,T_2$. It would gain only if $T_1$ were less
+# than $0.8\,T_2$, that is, if one neighbour slowed a thread block by more than a quarter.
+#
+# Two kernels of chapter 10 are such a pair, r03 with two slots per SM and r05 with three. Here are their milliseconds
+# on an H200:
 #
 # ```python
 # for row in load("ladder").rows:
@@ -220,16 +238,17 @@ live("tiles")
 # %% [markdown]
 # ## One query, many keys
 #
-# A model that writes a text computes one new query at a time against all keys so far. This is called *decoding*. One
-# query is one row block, so FA2 is back at one worker per head. But states of different keys can be merged (chapter
-# 02). So we cut the keys of each head into ranges and give each range to one worker. Each worker writes its O (already
-# divided by $\ell$) and its L, and a second small kernel merges them. This is called *split-KV*. Chapter 14 builds it.
+# A model that writes a text computes one new query at a time, against all keys so far. This is called *decoding*. One
+# query is one row block, so FA2 is back at one worker per head. However, the states of different keys can be merged
+# (chapter 02). So we cut the keys of each head into ranges, and give each range to one worker. Each worker writes its O
+# (already divided by $\ell$) and its L, and a second, small kernel merges them. This is called *split-KV*, and chapter
+# 14 builds it.
 
 # %% [markdown]
 # ## What if thread blocks are not equal?
 #
-# Under the causal mask, with as many queries as keys and square tiles, row block i has i tiles, counted from 1. Two heads
-# of 12 row blocks have 156 tiles. On 8 SMs no order can end before 20.
+# Under the causal mask, with as many queries as keys and square tiles, row block i has i tiles, counted from 1. Two
+# heads of 12 row blocks have 2 · 78 = 156 tiles. On 8 SMs, no order can end before 20, because 156 / 8 = 19.5.
 #
 # **Predict.** Which order of the launch ends first?
 #
@@ -242,7 +261,7 @@ live("tiles")
 #
 # **the heaviest first.** This order ends at 21. Heavy and light alternately end at 22, the lightest first ends at 24,
 # and the blocks as they come end at 26. A heavy thread block that starts late ends late, and the other SMs wait for it.
-# If it starts first, light ones fill the gaps at the end.
+# If it starts first, light ones fill the gaps at the end. Your `schedule` computes all four numbers.
 # </details>
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -251,13 +270,14 @@ live("timetable")
 # %% [markdown]
 # ## Recap
 #
-# - The iterations of a loop may run at the same time if they write to different addresses, and none reads what another writes.
-# - FA1, as printed, has batch · heads workers. FA2 has $T_r$ times as many forward (rows), and $T_c$ times as many backward
-#   (columns).
-# - Equal thread blocks take ⌈thread blocks / slots⌉ waves. In the last wave some SMs are often idle.
+# - The iterations of a loop may run at the same time if they write to different addresses, and none reads what another
+#   one writes.
+# - FA1, as printed, has batch · heads workers. FA2 has $T_r$ times as many in the forward pass (rows), and $T_c$ times
+#   as many in the backward pass (columns).
+# - Equal thread blocks take ⌈thread blocks / slots⌉ waves. In the last wave, some SMs are often idle.
 # - Take the largest row blocks that keep the SMs busy.
-# - If there are few rows and many keys, split the keys and merge the results. If thread blocks are unequal, launch the heaviest
-#   first.
+# - If there are few rows and many keys, split the keys and merge the results. If thread blocks are unequal, launch the
+#   heaviest first.
 
 # %% [markdown]
 # ## Checks
