@@ -6,9 +6,10 @@
 #
 # **How do the warps of one block share a tile?**
 #
-# Chapter 06 gave row blocks to thread blocks that exchange nothing. But a thread block itself has several workers: its
-# *warps*, often four or eight, are groups of 32 threads that execute their instructions together. They run on one SM
-# and can exchange results. The FlashAttention kernel of 2022 made them do so in every tile. FA2 made them stop.
+# Chapter 06 gave row blocks to thread blocks, and these exchange nothing. But a thread block itself has several
+# workers, which are its *warps*. A warp is a group of 32 threads that execute their instructions together, and a thread
+# block often has four or eight of them. They run on one SM, so they can exchange results. The FlashAttention kernel of
+# 2022 made them do so in every tile, and FA2 made them stop.
 #
 # After this notebook you can
 #
@@ -16,7 +17,7 @@
 # - count the bytes that a tile moves through shared memory,
 # - explain what each barrier protects.
 #
-# *Time: 45 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [06 ·
+# *Time: 40 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [06 ·
 # Parallelism](06_parallelism.ipynb). How threads hold the numbers of a tile, and how large a tile may be, is in
 # [appendix A](A_lanes.ipynb).*
 
@@ -35,18 +36,17 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## Four warps, one tile: cut the keys
 #
-# A warp computes with numbers in its registers, which no other warp can read. Shared memory, in contrast, can be read
-# and written by all warps of a thread block. If other warps need a result, the warp *publishes* it, which means that it
-# writes the result to shared memory. Then all warps wait until all have written. Such a waiting point is called a
-# *barrier*.
+# A warp computes with numbers in its registers, which no other warp can read. All warps of a thread block can, however,
+# read and write its shared memory. If other warps need a result, the warp *publishes* it, which means that it writes
+# the result to shared memory. Then all warps wait until all have written. Such a waiting point is called a *barrier*.
 #
-# Take one tile with 8 queries, 8 keys and d = 4, and four warps. An obvious way to share it gives each warp some of the
-# keys, here two, and all queries. Then every key and every value is read by one warp only. The FlashAttention kernel of
-# 2022 did this. The FA2 paper calls it *split-K*, where K means the keys. (Chapter 06's split-KV is the same among
-# thread blocks.)
+# Take one tile with 8 queries, 8 keys and d = 4, and four warps. An obvious way to share the tile gives each warp all
+# queries, but only some of the keys, here two. Then each key and each value is read by one warp only. The
+# FlashAttention kernel of 2022 did this. The FA2 paper calls it *split-K*, where K means the keys. Chapter 06's
+# split-KV is the same idea, but it cuts the keys among thread blocks.
 #
-# But a warp then has only two of the eight columns of S, and that is not enough for a softmax. Each warp needs the
-# maxima of the others before it takes exponentials, and afterwards the sums and the parts of $PV$ have to be added:
+# However, a warp then has only two of the eight columns of S, which is not enough for a softmax. Each warp needs the
+# maxima of the others before it computes exponentials, and afterwards the sums and the parts of $PV$ have to be added:
 
 # %%
 def split_k_tile(q, k, v, W):  # (B_r, d), (B_c, d), (B_c, d)
@@ -77,13 +77,13 @@ slow, fast = row.values["s00_split_keys"][0], row.values["s01_split_queries"][0]
 print(f"two kernels on an H200: keys cut {slow:.1f} ms, queries cut {fast:.1f} ms, {slow / fast:.1f} times as fast")
 
 # %% [markdown]
-# The result is right. But three numbers are published for each score of the tile, and most of them are parts of $PV$: W
-# of them for every tile, each as large as the whole output. Two small kernels, s00 and s01, that differ only in this
-# cut show what that can cost. (Their sizes are below.)
+# The result is right, but three numbers are published for each score of the tile, and most of them are parts of $PV$.
+# Each tile has W of these parts, and each part is as large as the whole output of the tile. Two small kernels, s00 and
+# s01, show what that can cost, because they differ only in this cut. Their sizes are given below.
 #
 # ## The other way: cut the queries
 #
-# Give each warp two rows of Q instead, and let it read K and V as a whole:
+# Now give each warp two rows of Q instead, and let it read all of K and V:
 
 # %%
 def split_q_tile(q, k, v, W):
@@ -97,18 +97,18 @@ def split_q_tile(q, k, v, W):
 print(f"error of o: {np.abs(split_q_tile(q, k, v, 4) - dense).max():.3f}")
 
 # %% [markdown]
-# Softmax works row by row, and each row belongs to one warp throughout, so no result crosses. This is FA2's way,
-# *split-Q*.
+# Softmax works row by row, and each row belongs to one warp throughout, so no result crosses. This is FA2's way, and
+# the paper calls it *split-Q*.
 #
 # ## Can split-K do with one exchange?
 #
-# Maxima and sums are small, but the maxima make all warps wait in the middle of the softmax. That barrier can be saved.
-# Each warp uses the maximum of its own keys, $m_w$, and publishes it with its sums $\ell_w$ and its undivided part
-# $o_w$. Then one exchange puts them together.
+# Maxima and sums are small, but the maxima make all warps wait in the middle of the softmax. That barrier can be saved
+# if each warp uses the maximum of its own keys, $m_w$. It publishes this maximum with its sums $\ell_w$ and its
+# undivided part $o_w$, and a single exchange puts the parts together.
 #
-# **Build.** `m`, `l` and `o` have one entry for each warp: maxima, sums and parts, made with the warp's own maximum.
-# Return the finished rows, as if this tile held all keys. A row that sees no key gets zeros. (A warp without a visible
-# key in a row publishes $m_w = -\infty$, $\ell_w = 0$ and $o_w = 0$.)
+# **Build.** `m`, `l` and `o` have one entry for each warp. These are its maxima, its sums and its part, made with the
+# warp's own maxima. Return the finished rows, as if this tile held all keys. A row that sees no key gets zeros. If a
+# row has no visible key in a warp, the warp publishes $m_w = -\infty$, $\ell_w = 0$ and $o_w = 0$ for it.
 
 # %%
 def exchange(m, l, o):  # (W, B_r), (W, B_r), (W, B_r, d)
@@ -157,7 +157,7 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # This is the merge of chapter 02. The parts of $PV$ still cross.
 # </details>
 #
-# [Assignment 6](assignments/6_read_the_machine.ipynb) goes further: what fits into shared memory and registers.
+# [Assignment 6](assignments/6_read_the_machine.ipynb) goes further, to what fits into shared memory and registers.
 
 # %% [markdown]
 # ## Count what passes through shared memory
@@ -174,11 +174,19 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 #
 # <details><summary>Answer</summary>
 #
-# **fewer than split-K.** It moves about a quarter. Split-Q writes K and V once, reads them with every warp, and reads Q
-# once. These are $2\,(2 B_c d\,(1 + W) + B_r d)$ bytes, 192 KiB. Under split-K, each of four warps publishes a part of
-# $PV$ (128 × 128 numbers of 4 bytes, 64 KiB), which is read once. In KiB, that makes 512 for the parts, 128 for Q,
-# which is read four times, 64 for K and V, which are written and read once, and 14 for maxima and sums. The total is
-# 718, which is 3.7 times as many. (Chapter 00's tile, 128 × 128 with d = 64, gives 2.3.)
+# **fewer than split-K.** It moves about a quarter, as this table shows. A block of K or of V has 64 · 128 · 2 bytes,
+# which are 16 KiB, and Q has 32 KiB. A part of $PV$ has 128 × 128 numbers of 4 bytes, which are 64 KiB.
+#
+# | KiB per tile, four warps | split-K | split-Q |
+# | --- | ---: | ---: |
+# | K and V are written once | 2 · 16 | 2 · 16 |
+# | they are read by one warp each, or by all four | 2 · 16 | 4 · 2 · 16 |
+# | Q is read by all four warps, or each row by one | 4 · 32 | 32 |
+# | four parts of $PV$ are written and read | 2 · 4 · 64 | |
+# | maxima are written (2) and read by all four warps (8), sums are written and read (4) | 14 | |
+# | together | 718 | 192 |
+#
+# In total, split-K moves 3.7 times as many bytes. (The tile of chapter 00, 128 × 128 with d = 64, gives 2.3 times.)
 # </details>
 #
 # The picture is the paper's figure 3:
@@ -189,25 +197,29 @@ show(warp_split.draw(**warp_split.data()))
 # %% [markdown]
 # ## Could split-K merge once, at the end?
 #
-# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, so that `exchange` runs once, after the last
-# tile. Then the bytes would hardly matter. But where would the states live? Within one tile, a warp can make its part a
-# few rows at a time, publish them and reuse the registers. A state that is kept through the loop needs all 128 rows at
-# once. An $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers in each of a warp's 32 threads, and a thread has at
-# most 255, with one fp32 number in each. Under split-Q, the four warps share the rows, so each thread needs 128.
+# Each warp could keep its own state $(m, \ell, o)$ through all tiles, so that `exchange` runs only once, after the last
+# tile. Then the bytes would hardly matter. But where would the states be kept? Within one tile, a warp can make its
+# part a few rows at a time, publish them, and reuse the registers. A state that is kept through the loop, however,
+# needs all 128 rows at once. An $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers in each of a warp's 32 threads. A
+# thread has at most 255 registers, with one fp32 number in each. Under split-Q, the four warps share the rows, so each
+# thread needs only 128 registers for $o$.
 
 # %% [markdown]
 # ## What do the barriers protect?
 #
-# Split-Q exchanges no results. It still needs two barriers per tile, because all warps read the same blocks of K and V.
+# Although split-Q exchanges no results, it still needs two barriers per tile, because all warps read the same blocks of
+# K and V.
 #
-# - "The tile is there": no warp reads before the copy is complete.
-# - "The tile is free": the next copy, into the same buffer, waits until all warps have read.
+# - "The tile is there" lets no warp read before the copy is complete.
+# - "The tile is free" makes the next copy, into the same buffer, wait until all warps have read.
 #
-# Split-K, as listed above, needs three: "the tile is there", one for the maxima, and one for sums and $PV$. With
-# `exchange`, the second one goes. The third one also shows that all warps have read K and V. The parts of $PV$ need no
-# fourth barrier, because a warp reaches the next "the tile is there" only after it has read the old parts, and new
-# parts are written only after that barrier. If a barrier is missing, a GPU computes with whatever is in the memory, and
-# raises no error.
+# Split-K, as listed above, needs three barriers. They are "the tile is there", one for the maxima, and one for the sums
+# and $PV$. With `exchange`, the second one goes. Since a warp publishes its part only after it has read its keys and
+# values, the third one also shows that all warps have read K and V.
+#
+# The parts of $PV$ need no fourth barrier. A warp reaches the next "the tile is there" only after it has read the old
+# parts, and new parts are written only after that barrier. If a barrier is missing, a GPU computes with whatever is in
+# the memory at that moment, and reports no error.
 #
 # **Predict.** All keys fit in one tile. Which barrier may split-Q leave out then, and which may split-K?
 #
@@ -221,20 +233,23 @@ show(warp_split.draw(**warp_split.data()))
 # split-K's last barrier also protects sums and parts that other warps have yet to read.
 # </details>
 #
-# Real kernels have room in shared memory for two or more tiles, called *stages*. The next copy goes to another stage
-# while this tile is in use, so warps seldom wait. With several stages, one barrier per tile can be enough. A warp that
-# has passed "tile n is there" has read tile n − 1, and so has every other warp. If the next copy starts only after this
-# barrier and goes into the stage of tile n − 1, it overwrites nothing that is still being read, and "the tile is free"
-# needs no barrier of its own. Loops written by hand often do this. The loops that Triton pipelines have two:
-# `fa2-lab xray 10 --full --d 64 --chip sm_80 --sass` prints `BAR.SYNC` twice in each loop.
+# Real kernels have room in shared memory for two or more tiles, which are called *stages*. The next copy goes to
+# another stage while this tile is in use, so warps seldom wait. With several stages, one barrier per tile can be
+# enough. A warp that has passed "tile n is there" has already read tile n − 1, and so has every other warp. Suppose
+# that the next copy starts only after this barrier, and goes into the stage of tile n − 1. Then it overwrites nothing
+# that is still being read, so "the tile is free" needs no barrier of its own.
+#
+# Loops written by hand often do this, whereas the loops that Triton pipelines have two barriers. You can see them
+# without a GPU: `fa2-lab xray 10 --full --d 64 --chip sm_80 --sass` prints the machine code of a Triton kernel for an
+# A100, with `BAR.SYNC` twice in each loop.
 
 # %% [markdown]
 # ## What is it worth?
 #
 # Saved bytes save time only if some unit has waited for them. So we count the clocks that one tile keeps each unit of
-# an SM busy, as in chapter 04 after tweak 1, and add a column for shared memory, which moves 128 bytes per clock on an
-# A100. Under split-K the FP32 units also add the four parts, which are 3 · 128 · 128 additions. The tile has 128 × 64
-# scores with d = 128:
+# an SM busy, as in chapter 04 after tweak 1. A column for shared memory is new. It moves 128 bytes per clock in each SM
+# of an A100. Under split-K, the FP32 units also add the four parts, which takes 3 · 128 · 128 additions. The tile has
+# 128 × 64 scores with d = 128:
 
 # %% tags=["hide-input"]
 def both(chip, *sizes, W=4):  # a tile's clocks under split-K and under split-Q, and how far they are apart
@@ -249,9 +264,10 @@ for name, tile in (("split-K", keys), ("split-Q", queries)):
 print(f"split-Q is {one:.1f} times as fast if the units take turns, {all_:.1f} times if all work at once")
 
 # %% [markdown]
-# Under split-K, shared memory is the busiest unit: 718 · 1,024 / 128 = 5,744 clocks. The tensor cores would be done
-# after 2,048, and wait. Under split-Q shared memory needs 1,536 clocks, and now the tensor cores are the busiest unit.
-# A roofline shows the same. Here it counts FLOPs per byte of shared memory, not of DRAM:
+# Under split-K, shared memory is the busiest unit, because 718 KiB take 718 · 1,024 / 128 = 5,744 clocks. The tensor
+# cores would be done after 2,048, so they wait. Under split-Q, shared memory needs 1,536 clocks, and now the tensor
+# cores are the busiest unit. A roofline shows the same. Here it counts FLOPs per byte of shared memory, and not of
+# DRAM:
 
 # %% tags=["hide-input"]
 price, flops, points = prices.prices(chips.A100), 4 * 128 * 64 * 128, {}
@@ -264,8 +280,8 @@ axis = f"FLOPs per byte of shared memory ({price.shared / 1e12:.1f} TB/s)"
 show(roofline.draw(points, [roof], caption, axis))
 
 # %% [markdown]
-# And on a real GPU? The kernels s00 and s01 have tiles of 32 × 32 and two warps, and ran on an H200. We ask the model for
-# that tile:
+# And on a real GPU? The kernels s00 and s01 have two warps and tiles of 32 × 32, and they ran on an H200. We ask the
+# model for that tile:
 
 # %% tags=["hide-input"]
 *_, low, high = both(chips.H200, 32, 32, row.problem["d"], W=2)
@@ -274,18 +290,18 @@ print(f"{shape}: split-K {slow:.1f} ms, split-Q {fast:.1f} ms")
 print(f"measured: {slow / fast:.1f} times as fast; by the model {low:.1f} to {high:.1f} times")
 
 # %% [markdown]
-# The two kernels are farther apart than the model says. Two costs that are not in it may be why. One is *bank
-# conflicts*: shared memory has 32 banks, and two addresses in one bank are served one after the other. The other is
-# exchanges that the compiler adds by itself.
+# The two kernels are farther apart than the model predicts. Two costs that are not in the model may be the reason. One
+# cost is *bank conflicts*. Shared memory has 32 banks, and if two threads of a warp want different addresses in one
+# bank, they are served one after the other (appendix A). The other cost is exchanges that the compiler adds by itself.
 
 # %% [markdown]
 # ## Is there such a cut for the backward pass?
 #
-# If the warps own rows or columns of a product's result, each warp finishes its share alone. If they own what the
-# product sums over, each warp has a part, and the parts must be added. In $O = PV$, the queries are rows of the result,
-# and the keys are summed over.
+# There is a rule behind both cuts. If the warps own rows or columns of a matmul's result, each warp finishes its share
+# alone. If they own what the matmul sums over, each warp has only a part, and the parts must be added. In $O = PV$, for
+# example, the queries are rows of the result, and the keys are summed over.
 #
-# **Predict.** The backward pass has five products: $S = QK^\top$, $dP = dO\,V^\top$, $dV = P^\top dO$, $dQ = dS\,K$ and
+# **Predict.** The backward pass has five matmuls: $S = QK^\top$, $dP = dO\,V^\top$, $dV = P^\top dO$, $dQ = dS\,K$ and
 # $dK = dS^\top Q$ (without $\tau$). Which cut avoids all additions?
 #
 # - ☐ warps own queries, as forward
@@ -295,7 +311,7 @@ print(f"measured: {slow / fast:.1f} times as fast; by the model {low:.1f} to {hi
 # <details><summary>Answer</summary>
 #
 # **neither.** dV and dK sum over the queries, and dQ sums over the keys. If warps own keys, one sum is left, and if
-# they own queries, two are. That is also why chapter 06's thread blocks own keys in the backward pass.
+# they own queries, two are left. That is also why the thread blocks of chapter 06 own keys in the backward pass.
 # </details>
 
 # %% [markdown]
@@ -303,15 +319,16 @@ print(f"measured: {slow / fast:.1f} times as fast; by the model {low:.1f} to {hi
 #
 # - Under split-K, a warp owns keys. Maxima cross before the exponentials, and sums and parts of $PV$ cross after them.
 # - Under split-Q, a warp owns rows of Q, S and O, and reads all of K and V. No results cross.
-# - Split-Q reads K and V more often, and still moves fewer bytes in total. It has two barriers per tile, and split-K has two or
-#   three.
-# - For each barrier, ask which block is written before it and read after it, or read before it and overwritten after it.
+# - Although split-Q reads K and V more often, it moves fewer bytes in total. It has two barriers per tile, and split-K
+#   has two or three.
+# - For each barrier, ask which block is written before it and read after it, or read before it and overwritten after
+#   it.
 # - In the backward pass, every cut leaves something to be added.
 
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook against the package, and numbers of the text.
+# The functions of this notebook are compared with the package, and so are numbers of the text.
 
 # %% tags=["hide-input"]
 one_tile = Tiling(N_q=8, N_k=8, B_r=8, B_c=8)
