@@ -6,23 +6,23 @@
 #
 # **How do the lines of Algorithm 1 become a GPU kernel?**
 #
-# Chapter 04 has Algorithm 1 in NumPy. Chapter 06 gave each row block a worker of its own. Now we write the program that
-# such a worker runs, in *Triton*, which is Python with blocks of numbers. You write what one thread block does, and the
-# compiler divides the work among its warps.
+# Chapter 04 has Algorithm 1 in NumPy, and chapter 06 gave each row block its own worker. Now we write the program that
+# such a worker runs. We use *Triton*, which is Python with blocks of numbers. You write what one thread block does, and
+# the compiler divides the work among its warps.
 #
-# The chapter has two sittings. In the first one you write four small kernels: a difference, a copy, a softmax and a
-# matrix product. Together they contain everything that attention needs. In the second one you write the loop of the
+# The chapter has two parts. In the first one, you write four small kernels, namely a difference, a copy, a softmax and
+# a matrix product. Together they contain everything that attention needs. In the second one, you write the loop of the
 # FlashAttention-2 forward kernel, and time a finished kernel beside PyTorch's own.
 #
 # After this notebook you can
 #
-# - write a kernel and its launch: which program am I, where are my numbers, and where do they end,
+# - write a kernel and its launch, which decide where a program's numbers are and where they end,
 # - predict what a load costs from the addresses that neighbouring threads read,
 # - explain what `num_warps` changes in the compiled code,
 # - write Algorithm 1 as a Triton kernel, and recognise three mistakes by their numbers,
 # - time a kernel so that the number means something.
 #
-# *Time: 115 minutes, in two sittings. Hardware: any machine with Linux; without an NVIDIA GPU the kernels run in Triton's
+# *Time: 105 minutes, in two parts. Hardware: any machine with Linux; without an NVIDIA GPU the kernels run in Triton's
 # interpreter. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb), [06 ·
 # Parallelism](06_parallelism.ipynb) and [07 · Warps](07_warps.ipynb).*
 
@@ -58,9 +58,9 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says o
 # %% [markdown]
 # ## How slow is a first kernel?
 #
-# Suppose that you translate the FlashAttention paper of 2022 line by line into Triton. It has tiles, it never stores S or
-# P, and its result is right. Here is how long such a kernel takes on an H200, beside three others that compute the same
-# numbers:
+# Suppose that you translate the FlashAttention paper of 2022 line by line into Triton. Your kernel has tiles, it never
+# stores S or P, and its result is right. Here is how long such a kernel takes on an H200, beside three others that
+# compute the same numbers:
 
 # %% tags=["hide-input"]
 ladder, paper = record_of("ladder"), record_of("paper")
@@ -81,28 +81,30 @@ few = next(r for r in ladder.rows if r.direction == "forward" and r.problem == e
 print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):.0f} times as long as rung 11")
 
 # %% [markdown]
-# The first kernel is many times slower than PyTorch's, and even slower than standard attention. So to be right is not
-# enough. The first line and the last one are two kernels of this package, and they compute the same products. They differ
-# in the numbers that travel and in the number of programs. Both are decided by a few lines that every Triton kernel has:
-# its launch, and the addresses that it loads.
+# The first kernel is many times slower than PyTorch's, and even slower than standard attention. So it is not enough to
+# be right. The kernels of the first and the last line both belong to this package, and they compute the same matmuls.
+# They differ in the numbers that travel and in the number of programs. Both are decided by a few lines that every
+# Triton kernel has, which are its launch and the addresses that it loads.
 #
-# The package holds attention 24 times and changes one thing each time. This is the *ladder*, with the *rungs* r00 to r23.
-# (The kernels s00 and s01 of chapter 07 are beside it.) Chapter 10 measures all of them. This chapter ends with rung 11.
+# The package holds attention 24 times and changes one thing each time. This is the *ladder*, with the *rungs* r00 to
+# r23, and the kernels s00 and s01 of chapter 07 are beside it. Chapter 10 measures all rungs, and this chapter ends
+# with rung 11.
 #
-# ## Sitting 1 · An on-ramp to Triton (55 minutes)
+# ## Part 1 · An on-ramp to Triton (60 minutes)
 #
-# Without a GPU, the package sets `TRITON_INTERPRET=1`, and every line of a kernel runs as NumPy, one program after the
-# other. In a script of your own, set the variable before you import Triton. To look at a block in the interpreter, write
-# `print(x)` or `breakpoint()` into the kernel. PyTorch's tensors behave like NumPy's arrays. `device` is where they are
-# stored, and `.float()` makes float32.
+# Without a GPU, the package sets `TRITON_INTERPRET=1`. Then every line of a kernel runs as NumPy, one program after the
+# other. In a script of your own, set the variable before you import Triton. To look at a block in the interpreter,
+# write `print(x)` or `breakpoint()` into the kernel. PyTorch's tensors behave like NumPy's arrays. The variable
+# `device` names where they are stored, and `.float()` converts them to float32.
 
 # %% [markdown]
 # ## What does a kernel get to see?
 #
-# `@triton.jit` makes a function a kernel. For each tensor, a kernel gets the address of its first element, and nothing
-# else: no shape, and no end. One run of the kernel is called a *program*. It is chapter 06's thread block. All programs
-# execute the same lines and differ in one number, `tl.program_id`. The *launch* decides how many programs there are: the
-# tuple in the square brackets is the *grid*. Here 10 numbers are doubled by programs that have blocks of 4:
+# `@triton.jit` makes a function a kernel. For each tensor, a kernel gets only the address of its first element. It does
+# not see the shape, and it does not see where the tensor ends. One run of the kernel is called a *program*, and it is
+# the thread block of chapter 06. All programs execute the same lines, and they differ in one number, `tl.program_id`.
+# The *launch* decides how many programs there are, because the tuple in the square brackets is the *grid*. Here, 10
+# numbers are doubled by programs that have blocks of 4:
 
 # %%
 @triton.jit
@@ -118,17 +120,17 @@ double_kernel[grid](memory, B=4)
 print([int(x) for x in memory])
 
 # %% [markdown]
-# `X + at` is a block of addresses. In this arithmetic, `X + 1` is the address of the *next element* and not of the next
-# byte, whatever the type of X is. `tl.load` fetches what is stored at these addresses into registers. The size of a block
-# must be a power of two that is known when the kernel is compiled, so it is a `tl.constexpr`.
+# `X + at` is a block of addresses. In this arithmetic, `X + 1` is the address of the *next element*, whatever the type
+# of X is, and not of the next byte. `tl.load` fetches what is stored at these addresses into registers. The size of a
+# block must be a power of two that is known when the kernel is compiled, so it is a `tl.constexpr`.
 #
-# The launch shows the first mistake of this chapter. The last program has places 8 to 11, so it doubled two numbers past
-# the end, in memory that belongs to something else, and no error was raised. Therefore loads and stores take a *mask* (here
-# not the causal one). `tl.load(X + at, mask=real, other=0.0)` does not touch the memory where `real` is false, and returns
-# 0 there. `tl.store(X + at, x, mask=real)` writes only where `real` is true.
+# The launch shows the first mistake of this chapter. The last program has the positions 8 to 11, so it doubled two
+# numbers past the end, in memory that belongs to something else, and no error was raised. Therefore, loads and stores
+# take a *mask*, which here is not the causal one. `tl.load(X + at, mask=real, other=0.0)` does not touch the memory
+# where `real` is false, and returns 0 there. `tl.store(X + at, x, mask=real)` writes only where `real` is true.
 #
-# **Build.** Write the kernel that stores the differences of neighbours, Y[n] = X[n + 1] − X[n]. X has N + 1 numbers and Y
-# has N.
+# **Build.** Write the kernel that stores the differences of neighbours, Y[n] = X[n + 1] − X[n]. X has N + 1 numbers and
+# Y has N.
 
 # %%
 @triton.jit
@@ -193,9 +195,9 @@ judge_launch(difference, cases, tolerance=1e-3)
 # %% [markdown]
 # ## Where does the next row begin?
 #
-# In memory, a matrix is one long line of numbers. How far apart two neighbours are is called a *stride*, counted in
-# elements. So the element in row r and column c is at r · row_stride + c · column_stride. In a new matrix of 4 columns,
-# the strides are 4 and 1. A view changes only the strides: nothing is copied.
+# In memory, a matrix is one long line of numbers. The distance between two neighbours is called a *stride*, and it is
+# counted in elements. So the element in row r and column c is at r · row_stride + c · column_stride. In a new matrix of
+# 4 columns, the strides are 4 and 1. A view of a matrix only has other strides, because nothing is copied.
 
 # %%
 matrix = torch.arange(12.0, device=device).view(3, 4)
@@ -203,12 +205,12 @@ for name, view in (("matrix", matrix), ("matrix[:, :2]", matrix[:, :2]), ("matri
     print(f"{name:14} shape {tuple(view.shape)}, strides {view.stride()}")
 
 # %% [markdown]
-# A kernel is handed only the address, so the launch has to pass the strides as well. A block of two dimensions is made of
-# a column of rows and a row of columns: `row[:, None]` is (B, 1), `column[None, :]` is (1, B), and their sum is (B, B), as
-# in NumPy. A grid may have two dimensions, too. Then `tl.program_id(1)` is the second number.
+# A kernel only gets the address, so the launch has to pass the strides as well. A block of two dimensions is made of a
+# column of rows and a row of columns. As in NumPy, `row[:, None]` is (B, 1), `column[None, :]` is (1, B), and their sum
+# is (B, B). A grid may also have two dimensions, and then `tl.program_id(1)` is the second number.
 #
-# **Build.** Write the kernel that copies a matrix with any strides to Y, whose rows are contiguous. Each program copies one
-# block of B × B.
+# **Build.** Write the kernel that copies a matrix with any strides to Y, whose rows are contiguous. Each program copies
+# one block of B × B.
 
 # %%
 @triton.jit
@@ -249,10 +251,10 @@ judge_launch(copy, cases)
 # ## What do neighbouring threads read?
 #
 # The copy is right for every stride, but it is not equally fast. The 32 threads of a warp execute a load together. The
-# hardware looks at their 32 addresses and fetches each *sector*, 32 bytes of memory, only once, however many threads want
-# a part of it. This is called *coalescing*. If the threads read neighbouring numbers, every fetched byte is used. If they
-# read numbers that are far apart, each thread needs a sector of its own, and most of its bytes are not used. We can count
-# the sectors of one load, for numbers of four bytes:
+# hardware looks at their 32 addresses and fetches each *sector*, 32 bytes of memory, only once, however many threads
+# want a part of it. This is called *coalescing*. If the threads read neighbouring numbers, every fetched byte is used.
+# If they read numbers that are far apart, however, each thread needs its own sector, and most of its bytes are not
+# used. We can count the sectors of one load, for numbers of four bytes:
 
 # %%
 thread = np.arange(32)
@@ -262,10 +264,10 @@ for stride in (1, 2, 4, 8, 4096):
     print(f"stride {stride:4}: 128 bytes wanted, {fetched:4} fetched, {100 * 128 / fetched:g}% used")
 
 # %% [markdown]
-# From a stride of 8 on, a load fetches eight times as many bytes as it uses. A kernel that is limited by these bytes then
-# becomes about eight times slower, unless the rest of a sector is used while a cache still holds it. (From DRAM, L2 may
-# even fetch more than one sector at a time.) With a GPU, `python -m fa2_studio.strided` measures this price. It times the
-# sum of 2²⁵ numbers that are a stride apart.
+# From a stride of 8 on, a load fetches eight times as many bytes as it uses. If these bytes limit a kernel, it becomes
+# about eight times slower, unless the rest of a sector is used while a cache still holds it. The factor can even be
+# larger, since L2 may fetch more than one sector at a time from DRAM. With a GPU, `python -m fa2_studio.strided`
+# measures this cost. It times the sum of 2²⁵ numbers that are a stride apart.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 timed = files.ROOT / "figures" / "data" / "strided.txt"
@@ -282,24 +284,25 @@ if timed.exists():
 #
 # <details><summary>Answer</summary>
 #
-# **an eighth.** Neighbours in a column are 4,096 elements apart, so each thread fetches a sector of 32 bytes and uses 4 of
-# them. That is the last line of the count above.
+# **an eighth.** Neighbours in a column are 4,096 elements apart, so each thread fetches a sector of 32 bytes and uses 4
+# of them. That is the last line of the count above.
 # </details>
 #
-# In Triton you do not choose the threads of a block. The compiler does, and it gives neighbouring threads neighbouring
-# numbers of the dimension whose stride is 1, if it can see which one that is. It also has to see that a row begins at a
-# multiple of 16 bytes, because only then one thread may load 16 bytes with one instruction. Triton passes on whether an
-# integer argument is divisible by 16. For d = 64 or 80, that is enough. A row of d = 72 numbers in bf16 has 144 bytes,
-# which is 9 · 16, but 72 is not divisible by 16, so the compiler falls back to loads of two bytes, eight times as many.
-# The package's kernels therefore write `stride // 8 * 8`, which changes no value here and tells the compiler what it
-# needs.
+# In Triton, you do not choose which thread gets which number of a block. The compiler does, and it gives neighbouring
+# threads neighbouring numbers of the dimension whose stride is 1, if it can see which one that is.
+#
+# The compiler also has to see that a row begins at a multiple of 16 bytes, because only then one thread may load 16
+# bytes with one instruction. Triton passes on whether an integer argument is divisible by 16. For d = 64 or 80, that is
+# enough. A row of d = 72 numbers in bf16 has 144 bytes, which is 9 · 16. But 72 itself is not divisible by 16, so the
+# compiler falls back to loads of two bytes, eight times as many. The package's kernels therefore write `stride // 8 *
+# 8`. This changes no value if the stride is a multiple of 8, and it tells the compiler what it needs.
 
 # %% [markdown]
 # ## How does a program find a whole row?
 #
 # For a softmax, a program needs a row from its first to its last column, because the maximum and the sum go over all of
 # them. So here a block is as wide as the row, rounded up to a power of two. `tl.max(x, 0)` and `tl.sum(x, 0)` reduce a
-# block over its dimension 0, and `tl.exp(x)` takes the exponential of each number.
+# block over its dimension 0, and `tl.exp(x)` computes the exponential of each number.
 #
 # **Build.** Write the softmax of each row, one program per row. The rows of X are `x_stride` apart, the rows of Y are
 # `y_stride` apart, and the columns of both are neighbours.
@@ -340,8 +343,8 @@ judge_launch(softmax, {words: ((x,), x.softmax(1)) for words, x in cases.items()
 # </details>
 
 # %% [markdown]
-# This is nearly rung 00's second kernel. It also shows a limit of standard attention, because a whole row must fit into the
-# registers of one program. FA2's online softmax only ever needs a tile of the row.
+# This is nearly rung 00's second kernel. It also shows a limit of standard attention, because a whole row must fit into
+# the registers of one program. FA2's online softmax only ever needs a tile of the row.
 #
 # ## How are two blocks multiplied?
 #
@@ -350,7 +353,8 @@ judge_launch(softmax, {words: ((x,), x.softmax(1)) for words, x in cases.items()
 # into blocks. The program goes through them in a loop, and adds the products in an *accumulator* in fp32.
 #
 # **Build.** Write C = A B, one program for each T × T tile of C. A is M × K, B is K × N, and all three have contiguous
-# rows. `tl.zeros((T, T), tl.float32)` makes the accumulator, and `range(0, K, T)` works in a kernel as it does in Python.
+# rows. `tl.zeros((T, T), tl.float32)` makes the accumulator, and `range(0, K, T)` works in a kernel as it does in
+# Python.
 
 # %%
 @triton.jit
@@ -401,10 +405,13 @@ judge_launch(product, cases, tolerance=1e-3)
 # ## What does `num_warps` change?
 #
 # A launch may also set the number of warps of a program, as in `product_kernel[grid](…, num_warps=8)`. Without it, a
-# program has 4. The result is the same, but each thread has a smaller share of every block, so it needs fewer registers.
+# program has 4. The result is the same, but each thread has a smaller share of every block, so it needs fewer
+# registers.
+#
 # Rung 00 consists of larger versions of your last two kernels. Its softmax has 4,096 numbers in a row, and its last
 # kernel multiplies P and V in tiles of 64 × 64 by 64 × 128. Both can be compiled for GPUs that are not here, an A100
-# (sm_80) and an H200 (sm_90):
+# (sm_80) and an H200 (sm_90). In the first table below, a *shuffle* is an instruction in which each thread of a warp
+# reads a register of another thread of its warp:
 
 # %%
 WARPS = 2, 4, 8
@@ -433,29 +440,34 @@ for chip, launches in compiled.items():
         print(f"{chip:7}{W:8}{kernel.numbers['registers']:20}{shared_by(kernel):>12}{instructions(kernel, kind):7} {kind}")
 
 # %% [markdown]
-# - **Elements.** With twice the warps, a thread has half as many numbers, half as many loads, and fewer registers. But the
-#   row's maximum and its sum have to cross all warps, so shuffles and barriers do not become fewer.
+# - **Elements.** With twice the warps, a thread has half as many numbers, half as many loads, and fewer registers. But
+#   the maximum and the sum of a row have to cross all warps, through shuffles within a warp and through shared memory
+#   with barriers between warps. Therefore, shuffles and barriers do not become fewer.
 # - **The arrangement.** `[4, 1]` means that four warps are below each other, so each has whole rows of the result. `[1,
-#   4]` means that they are beside each other. Then each warp has some columns of all rows. `[2, 4]` is two rows of four
-#   warps. Only `[4, 1]` is chapter 07's split-Q.
-# - **The chip.** On an A100, each warp multiplies by itself (`HMMA`), and the compiler may arrange warps in any way. On an
-#   H200, four warps start one large product together (`HGMMA`). A program of two warps cannot do this there, so the compiler
-#   goes back to the small instruction, and a thread needs nearly all of its 255 registers.
+#   4]` means that they are beside each other, so each warp has some columns of all rows. `[2, 4]` is two rows of four
+#   warps. Only `[4, 1]` is split-Q of chapter 07.
+# - **The chip.** On an H200, four warps start one large matmul together (`HGMMA`), and the instruction itself gives
+#   each of them 16 rows. A program of two warps cannot do this, so the compiler goes back to the small instruction
+#   (`HMMA`), and a thread needs nearly all of its 255 registers. On an A100, each warp multiplies by itself, and the
+#   compiler chooses the arrangement. Here, four warps get `[1, 4]`, because the result has fewer rows (64) than columns
+#   (128). In a loop with several matmuls, the last one decides. In attention this is $PV$, so a row of S belongs to one
+#   warp if $B_r \ge d$, where d is rounded up to a power of two.
 #
-# So `num_warps` decides how many registers each thread needs and who owns which rows. More warps are not more speed by
-# themselves. Chapter 10 measures what registers cost, and chapter 11 shows how to read the arrangement.
+# So `num_warps` decides how many registers each thread needs, and which warp owns which rows. More warps are not faster
+# by themselves. Chapter 10 measures what registers cost, and chapter 11 shows how to read the arrangement.
 
 # %% [markdown]
-# ## Sitting 2 · Algorithm 1 as a kernel (60 minutes)
+# ## Part 2 · Algorithm 1 as a kernel (45 minutes)
 #
-# Attention needs nothing that you have not written yet: rows by their addresses, two products, and a softmax. The loop over
-# row blocks is gone, because each of its passes is a program. Only the loop over column blocks stays.
+# Attention needs nothing that you have not written yet. It finds rows by their addresses, runs two matmuls, and takes a
+# softmax between them. The loop over row blocks is gone, because each of its passes is a program. Only the loop over
+# column blocks stays.
 #
 # ## Where are a program's rows?
 #
-# The rungs read a block of rows with `load_rows`. In each head, the rows are contiguous, so the row stride is d. `RAGGED`
-# says that the block may reach past the last row. Offsets of more than 2³¹ do not fit in 32 bits, so the offset of the
-# first row has 64. The picture below shows the way from a program's number to its tile, for d = 4.
+# The rungs read a block of rows with `load_rows`. In each head, the rows are contiguous, so the row stride is d. If
+# `RAGGED` is true, the block may reach past the last row. Offsets of more than 2³¹ do not fit in 32 bits, so the offset
+# of the first row has 64. The picture below shows the way from a program's number to its tile, for d = 4.
 
 # %%
 @triton.jit
@@ -472,21 +484,21 @@ show(ragged_edge.draw(**ragged_edge.data()))
 
 # %% [markdown]
 # Models often compute Q as (N, heads, d) and pass on a transposed view, (heads, N, d). Then there is a row of head 1
-# between two rows of head 0. `load_rows` would read it as the next row and raise no error, and a test with one head would
-# pass. Our rungs copy such a view (`contiguous()`) before they launch. The package's own kernel takes strides, as your
-# `copy` does.
+# between two rows of head 0. `load_rows` would read it as the next row and raise no error, and a test with one head
+# would pass. Therefore, our rungs copy such a view (`contiguous()`) before they launch. The package's own kernel takes
+# strides, as your `copy` does.
 #
 # ## Which exponential does a GPU have?
 #
-# Its special function units compute $2^x$, and $e^x = 2^{x \log_2 e}$. So in place of $\tau$ we multiply by
-# $\tau \log_2 e$, which is called `tau_log2`, and take `exp2`. Then m is also $\log_2 e$ times as large as before. The
-# largest score is still the largest.
+# Its special function units compute $2^x$, and $e^x = 2^{x \log_2 e}$. So instead of $\tau$ we multiply by $\tau \log_2
+# e$, which is called `tau_log2`, and use `exp2`. Then m is also $\log_2 e$ times as large as before, but the largest
+# score is still the largest.
 #
-# The function `visit` takes one tile into the state of a row block. The tags at its lines are those of the paper's
-# Algorithm 1. With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The scale
-# is not applied to `s_ij` itself. It comes with the subtraction, tau_log2 · s − m, which is one multiply-add per score.
-# A Python global like `NEG_INF` must be a `tl.constexpr`. The interpreter would also read it without that, and only a
-# GPU's compiler refuses.
+# The function `visit` takes one tile into the state of a row block. The tags at its lines refer to the paper's
+# Algorithm 1. With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The
+# scale is not applied to `s_ij` itself. It comes with the subtraction, tau_log2 · s − m, which is one FMA per score. A
+# Python global like `NEG_INF` must be a `tl.constexpr`. The interpreter would also read it without that, and only the
+# compiler for a GPU refuses it.
 
 # %%
 NEG_INF, LOWEST = tl.constexpr(float("-inf")), tl.constexpr(-1.0e30)
@@ -507,8 +519,8 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
     return o_i, l_i, m_new
 
 # %% [markdown]
-# **Predict.** Q = 0, so all scores are 0. 10 keys have the value 1. In a block of 16, six rows of K and V are missing and
-# are loaded as zeros. What is the output if their scores stay 0, because no line sets them to −∞?
+# **Predict.** Q = 0, so all scores are 0. 10 keys have the value 1. In a block of 16, six rows of K and V are missing
+# and are loaded as zeros. What is the output if their scores stay 0, because no line sets them to −∞?
 #
 # - ☐ 1, as zeros add nothing
 # - ☐ NaN
@@ -516,8 +528,8 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 #
 # <details><summary>Answer</summary>
 #
-# **0.625.** exp(0) = 1, so each of the six missing keys gets a weight. Their values were loaded as zeros, so the output is
-# 10 / 16.
+# **0.625.** exp(0) = 1, so each of the six missing keys gets a weight. Their values were loaded as zeros, so the output
+# is 10 / 16.
 #
 # ```python
 # values = np.append(np.ones(10), np.zeros(6))
@@ -532,7 +544,8 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 # ```
 # </details>
 #
-# Even with p = 0, a missing row of V must be loaded as zeros. What is stored past the end may be NaN, and 0 · NaN is NaN.
+# Although p = 0 for a missing key, its row of V must be loaded as zeros. What is stored past the end may be NaN, and 0
+# · NaN is NaN.
 
 # %% [markdown]
 # **Predict.** After the last tile, a kernel stores $L = m + \log_2 \ell$. What does that spoil?
@@ -543,18 +556,20 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 #
 # <details><summary>Answer</summary>
 #
-# **the gradients, but not O.** p, α, ℓ, o and O are the same in base 2. But this L is a logarithm to base 2: for eight keys
-# with the score 0 it is log₂ 8 = 3, and should be ln 8 = 2.08. The backward pass computes $P = e^{S-L}$, and the rows of
-# this P do not sum to 1. So multiply by ln 2. A test of O does not show the mistake.
+# **the gradients, but not O.** p, α, ℓ, o and O are the same in base 2. But this L is a logarithm to base 2. For eight
+# keys with the score 0, it is log₂ 8 = 3, and it should be ln 8 = 2.08. The backward pass computes $P = e^{S-L}$, and
+# the rows of this P do not sum to 1. So the kernel has to multiply by ln 2. A test of O does not show the mistake.
 # </details>
 
 # %% [markdown]
 # ## Which keys does a row see?
 #
 # Under a causal mask with $N_q \neq N_k$, the last row sees all keys. Row r sees the first $r + 1 + N_k - N_q$ keys, or
-# none if that number is negative. `keys_seen` computes it. A row without keys is a trap (chapter 02): its maximum stays
-# at −∞, and −∞ − (−∞) is not a number. Chapter 04 put 0 in its place in each tile. Our rungs start m at `LOWEST`,
-# $-10^{30}$, and then the loop needs no extra line: −∞ − (−10³⁰) is −∞, so $p = 2^{-\infty} = 0$, and ℓ stays 0.
+# none if that number is negative. `keys_seen` computes it.
+#
+# A row without keys is a trap (chapter 02), because its maximum stays at −∞, and −∞ − (−∞) is not a number. Chapter 04
+# put 0 in its place in each tile. Our rungs start m at `LOWEST`, $-10^{30}$, and then the loop needs no extra line.
+# Since −∞ − (−10³⁰) is −∞, $p = 2^{-\infty} = 0$, and ℓ stays 0.
 
 # %%
 @triton.jit
@@ -566,11 +581,11 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 # %% [markdown]
 # ## Now write it
 #
-# **Build.** Write the forward kernel for one head, with a causal mask and with rows that see no key, which get O = 0 and
-# L = −∞. `i` is the first *row* of a row block here, and `j` the first *key* of a column block. You can use `load_rows`,
-# `keys_seen`, `visit`, and the constants `LOWEST`, `NEG_INF` (−∞) and `LN2` (ln 2). `keys_seen` counts from key 0, and
-# `visit` from the tile's first key. The state (o, ℓ, m) is in fp32, and `tau_log2` is $\tau \log_2 e$. Always pass
-# `MASKED=True`, since it also hides the keys past the end.
+# **Build.** Write the forward kernel for one head, with a causal mask and with rows that see no key, which get O = 0
+# and L = −∞. `i` is the first *row* of a row block here, and `j` the first *key* of a column block. You can use
+# `load_rows`, `keys_seen`, `visit`, and the constants `LOWEST`, `NEG_INF` (−∞) and `LN2` (ln 2). `keys_seen` counts
+# from key 0, and `visit` counts from the tile's first key. The state (o, ℓ, m) is in fp32, and `tau_log2` is $\tau
+# \log_2 e$. Always pass `MASKED=True`, since it also hides the keys past the end.
 
 # %%
 @triton.jit
@@ -640,16 +655,16 @@ check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.i
 # ```
 # </details>
 #
-# [Assignment 4](assignments/4_triton_forward.ipynb) goes further: all lengths, NaN past every end, and a clock.
+# [Assignment 4](assignments/4_triton_forward.ipynb) goes further, with all lengths, NaN past every end, and a clock.
 
 # %% [markdown]
 # ## Which tiles need the mask?
 #
-# Your kernel masks every tile. Chapter 04 sorted the tiles of a row block: first the FULL ones, then the DIAGONAL ones, then
-# those to skip. Two bounds are enough, both counted in keys. Up to `full`, every row sees every key. From `last` on, no row
-# sees any. `full` is rounded down to whole tiles, so without a causal mask at most one tile is between them, the ragged
-# one at the end. The first row of a block sees the fewest keys and decides `full`. The last row sees the most and decides
-# `last`.
+# Your kernel masks every tile. Chapter 04 sorted the tiles of a row block into FULL ones, then DIAGONAL ones, then
+# those to skip. Two bounds are enough to tell them apart, both counted in keys. Up to `full`, every row sees every key.
+# From `last` on, no row sees any. The first row of a block sees the fewest keys and decides `full`, and the last row
+# sees the most and decides `last`. `full` is rounded down to whole tiles. So without a causal mask, at most one tile is
+# between the two bounds, which is the ragged one at the end.
 
 # %%
 seen = np.minimum(np.arange(600) + 1, 600)  # 600 queries and keys, tiles of 128 × 64
@@ -660,26 +675,27 @@ for i in range(0, 600, 128):
 
 # %% [markdown]
 # With as many keys as queries, and tiles of 128 × 64, the mask cuts through at most two tiles of each row block. At N =
-# 8,192 that is 3% of the 65 tiles that a row block visits on average. (Rung 11 has tiles of 64 × 64, so it is one tile.)
-# Therefore the kernel gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other stops at
-# `full`, and needs neither the causal mask nor the mask of the loads.
+# 8,192, that is 3% of the 65 tiles that a row block visits on average. In rung 11 it is only one tile, because its
+# tiles have 64 × 64 scores. Therefore, the kernel gets two loops. One goes from `full` to `last` and calls `visit` with
+# `MASKED`. The other one ends at `full`, and needs neither the causal mask nor the mask of the loads.
 
 # %% [markdown]
 # ## Which numbers may have 16 bits?
 #
-# Operands of a product may have 16 bits, but sums need 32. Q, K, V and O have 16 bits, and p gets 16 bits for the second
-# product. But `o_i` and `l_i` stay in fp32. Since $o$ is divided only at the end, it grows: over 2,048 keys with equal
-# scores and the value 40, it reaches 81,920. The largest number of fp16 is 65,504, so in fp16 `o_i` would become ∞. (For
-# inputs in fp32, `tl.dot` has a setting, `input_precision="ieee"`, which chapter 11 explains.)
+# The operands of a matmul may have 16 bits, but sums need 32. Q, K, V and O have 16 bits, and p gets 16 bits for the
+# second matmul. But `o_i` and `l_i` stay in fp32. Since $o$ is divided only at the end, it grows. Over 2,048 keys with
+# equal scores and the value 40, it reaches 81,920. The largest number of fp16 is 65,504, so in fp16 `o_i` would become
+# ∞. If the inputs are in fp32, `tl.dot` has a setting for exactness, `input_precision="ieee"`, which chapter 11
+# explains.
 
 # %% [markdown]
 # ## All lines together
 #
-# This is the kernel of rung 11, and the lines that launch it. New is `head`, the program's second number, because a launch
-# has $T_r$ programs for each head of each sequence. `O.dtype.element_ty` is the type of O's elements. Find the two loops,
-# the two bounds, and the start of m. With `num_stages=3`, the GPU copies tiles ahead while it computes, and
-# `enable_fp_fusion` lets the compiler make one instruction of a multiplication and the addition after it. The masked loop
-# comes first. Chapter 10 explains why.
+# Below are the kernel of rung 11 and the lines that launch it. The program's second number, `head`, is new, because a
+# launch has $T_r$ programs for each head of each sequence. `O.dtype.element_ty` is the type of the elements of O. With
+# `num_stages=3`, the GPU copies tiles ahead while it computes, and `enable_fp_fusion` lets the compiler make one
+# instruction of a multiplication and the addition after it. The masked loop comes first, for a reason that chapter 10
+# explains. Find the two loops, the two bounds, and the start of m.
 
 # %% tags=["nbval-ignore-output"]
 rung = load("11")
@@ -690,15 +706,15 @@ print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 show(grid_addresses.draw(**grid_addresses.data()))
 
 # %% [markdown]
-# `load_rows`, `keys_seen` and `visit` are those from above. With grouped-query attention (chapter 05), a program takes K
-# and V of head `head // group`, where `group` query heads share one of them. The package's own kernel also takes other
-# strides, any d up to 256, fp32, windows and dropout.
+# `load_rows`, `keys_seen` and `visit` are the functions from above. With grouped-query attention (chapter 05), a
+# program takes K and V of head `head // group`, where `group` query heads share one of them. The package's own kernel
+# also takes other strides, any d up to 256, fp32, windows and dropout.
 #
 # ## How do we time it?
 #
 # A call of a kernel only puts it into a queue, and Python goes on. So a stopwatch around the call would time the queue.
 # Instead, the GPU itself notes the time at two *events*, one before the kernel and one after it. The first calls do not
-# count, because they compile the kernel and wake up the GPU. And before each call, L2 is filled with something else.
+# count, because they compile the kernel and wake up the GPU. Before each call, L2 is filled with something else.
 # Without that, the second call finds its inputs in L2, and is faster than it would be in a model. These are the ten
 # lines:
 
@@ -716,8 +732,8 @@ def milliseconds(call, repeats=20):
     return statistics.median(times)  # one disturbed call does not move it
 
 # %% [markdown]
-# With a GPU, the next cell times rung 11 beside PyTorch's `scaled_dot_product_attention`, and your kernels can be added to
-# `calls` in the same way. Without one, it prints the times that were recorded on an H200:
+# With a GPU, the next cell times rung 11 beside PyTorch's `scaled_dot_product_attention`, and you can add your kernels
+# to `calls` in the same way. Without one, it prints the times that were recorded on an H200:
 
 # %% tags=["nbval-ignore-output"]
 if device == "cuda":
@@ -737,26 +753,29 @@ else:
         print(f"{name:46} {ms:7.3f} ms")
 
 # %% [markdown]
-# PyTorch picks one of several kernels, so *PyTorch's time* depends on its version and the GPU. The recorded line is its
-# FlashAttention-2. Rung 11 is faster than that kernel on this GPU, because FlashAttention-2 was written for the GPU before
-# it. FlashAttention-3, which was written for this one, is faster than rung 11. Chapter 10 climbs from one to the other, with
-# a few more rules for timing.
+# PyTorch picks one of several kernels, so the time of `scaled_dot_product_attention` depends on PyTorch's version and
+# on the GPU. The recorded line is PyTorch's FlashAttention-2. Rung 11 is faster than that kernel on this GPU, because
+# FlashAttention-2 was written for the GPU before it. FlashAttention-3, which was written for this one, is faster than
+# rung
+# 11. Chapter 10 climbs from one to the other, with a few more rules for timing.
 #
 # ## Recap
 #
-# - A program is a thread block. It knows its number; addresses and masks are up to you. `X + 1` is the next element.
+# - A program is a thread block. It knows only its number, so addresses and masks are up to you. `X + 1` is the next
+#   element.
 # - A load costs sectors of 32 bytes. Neighbouring threads should read neighbouring numbers.
 # - `num_warps` divides every block among more threads, so it changes registers and the arrangement of the warps.
 # - The loop over row blocks becomes the launch. $o$, ℓ and m stay in registers, in fp32.
-# - exp2, with $\log_2 e$ in the scale. L is stored as a natural logarithm.
-# - Two bounds for each row block: `full` and `last`.
-# - Three mistakes and their numbers: two doubled numbers past the end; 0.625 instead of 1; L too large by 1 / ln 2 = 1.44.
-# - Timing: events, warm-up, another L2, the median.
+# - Exponentials are `exp2`, with $\log_2 e$ in the scale. L is stored as a natural logarithm.
+# - Each row block has two bounds, `full` and `last`.
+# - Three mistakes have their numbers: two doubled numbers past the end; 0.625 instead of 1; L too large by 1 / ln 2 =
+#   1.44.
+# - Timing needs events, a warm-up, another L2, and the median.
 
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook are rung 11's, and the rung agrees with the dense result in float64.
+# The functions of this notebook are compared with rung 11, and the rung is compared with the dense result in float64.
 
 # %% tags=["hide-input"]
 for mine in (load_rows, keys_seen, visit):
