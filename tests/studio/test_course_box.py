@@ -16,7 +16,7 @@ pytest.importorskip("nbformat", reason="nbformat is not installed: pip install '
 from checks import meter
 from course_class import FIRST, PATIENT, QUICK, code, graded_at_once, handed_in, write
 
-from fa2_studio.course import box, channel, command, grade, judge, notebooks, results
+from fa2_studio.course import box, channel, command, grade, judge, notebooks, package, results
 from fa2_studio.course.notebooks import grade_id, named, source
 
 needs_box = pytest.mark.skipif(not box.kind(), reason="no box on this machine: no bubblewrap, podman or docker")
@@ -312,6 +312,13 @@ def test_no_word_passes_from_one_notebook_to_another():
 
 
 @needs_box
+@pytest.mark.parametrize("assignment", notebooks.ASSIGNMENTS, ids=lambda assignment: assignment.name)
+def test_no_box_has_what_finds_mistakes(assignment, tmp_path):
+    """A test that calls the examiner catches every bug of 5, and its attention is an answer to 2, 3, 4 and 7."""
+    given = {path.relative_to(tmp_path).parts for path in package.for_box(tmp_path, assignment).rglob("*.py")}
+    assert given and not [path for path in given if path[:2] in (("fa2_lab", "examine"), ("fa2_lab", "errata"))]
+
+
 def test_torch_is_there_for_triton_alone():
     """Autograd and finished attention are no NumPy; no folder of packages is left to look in."""
     reach = """import glob, sys

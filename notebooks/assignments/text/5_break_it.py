@@ -14,10 +14,9 @@
 #
 # **How it is graded.** Each step scores the share of bugs that your test catches, minus the share of right kernels that it
 # refuses. Three bugs of each kind are shown by name; more are waiting when your work is graded. Your test may use whatever
-# oracle you trust: write one, or call `fa2_lab.reference` or `fa2_lab.errata`. The rest of `fa2_lab` is off limits, and so is
-# torch: they are not there when your work is graded. Each kernel is tried twice, so a test that draws numbers has to draw them
-# from a fixed seed. A step has 60 seconds for all its kernels, about 20 of them; `python -m checks` tells you if yours comes
-# near that.
+# oracle you trust: write one, or call `fa2_lab.reference`. The rest of `fa2_lab` is off limits, and so is torch: they are not
+# there when your work is graded. Each kernel is tried twice, so a test that draws numbers has to draw them from a fixed seed.
+# A step has 60 seconds for all its kernels, about 20 of them; `python -m checks` tells you if yours comes near that.
 
 # %% locked="setup"
 import numpy as np
