@@ -5,8 +5,8 @@ import textwrap
 from fa2_lab.plots import style
 
 
-def data(ways: list[str] = ("forward", "backward")) -> dict:
-    """The rings of each pass: {ring: (stages, how many consumers must release one before it is filled again)}.
+def data(way: str = "forward") -> dict:
+    """The rings of a pass: {ring: (stages, how many consumers must release one before it is filled again)}.
 
     The forward's are those of sizes.SHORT. Its V has no releases: K's tell that its stage is empty, too.
     """
@@ -14,7 +14,7 @@ def data(ways: list[str] = ("forward", "backward")) -> dict:
         "forward": {"mailbox": (2, 2), "Q": (4, 1), "K": (3, 2), "V": (3, 0)},
         "backward": {"mailbox": (2, 2), "K": (2, 2), "V": (1, 2), "rows": (2, 2)},
     }
-    return dict(blocks={way: rings[way] for way in ways})
+    return dict(way=way, rings=rings[way])
 
 
 PAGE = (1.1, 2.05, 3.85, 4.8)  # units: the producer's edge, the stages from and to, the consumers' edge
@@ -23,34 +23,34 @@ LANE, HIGH = 0.62, 0.32
 LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # the hue and the name of what is no tensor
 
 
-@style.picture
-def draw(blocks: dict[str, dict[str, tuple[int, int]]]) -> style.Drawn:
-    """A panel for each pass. blocks: {"forward", "backward": {ring: (stages, releases that empty one)}}."""
-    caption = (
-        "The producer waits until a stage is empty, and the consumers wait until it is full. A solid arrow means that"
-        " all bytes are there. A dashed arrow means that the given number of consumers has released the stage."
-    )
-    heights = [0.35 + LANE * (len(block) + 1) for block in blocks.values()]
-    figure, axes = style.new_figure(sum(heights), caption, nrows=len(blocks), height_ratios=heights, squeeze=False)
-    alt = [
-        "One thread block of each kernel. The producer warp is on the left, and the two consumer warpgroups are on the"
-        " right. Between them is a row for each ring of buffers in shared memory, with a solid arrow for full and a"
-        " dashed arrow back for empty."
-    ]
-    for (ax,), (way, rings) in zip(axes, blocks.items(), strict=True):
-        _block(ax, way, rings)
-        words = "; ".join(
-            f"{LOOKS.get(ring, (ring, ring))[1]}: {style.counted(n, 'stage')}" for ring, (n, _) in rings.items()
-        )
-        alt.append(f"{way.capitalize()}: {words}. Between the consumers: {BETWEEN[way]}.")
-        ax.set_title(way.capitalize())
-    return figure, " ".join(alt)
-
-
 BETWEEN = {
     "forward": "each waits until the other's matmuls have started (ping-pong)",
     "backward": "each waits for the other's half of dS, and adds its part of dQ to HBM",
 }
+SAYS = {
+    "forward": "The producer waits until a stage is empty, and the consumers wait until it is full.",
+    "backward": "In the backward pass, each consumer also waits for the other's half of dS.",
+}
+
+
+@style.picture
+def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
+    """One thread block. way: forward or backward. rings: {ring: (stages, releases that empty one)}."""
+    caption = (
+        f"{SAYS[way]} A solid arrow means that all bytes are there. A dashed arrow means that the given number of"
+        " consumers has released the stage."
+    )
+    figure, ax = style.new_figure(0.2 + LANE * (len(rings) + 1), caption)
+    _block(ax, way, rings)
+    stages = "; ".join(
+        f"{LOOKS.get(ring, (ring, ring))[1]}: {style.counted(n, 'stage')}" for ring, (n, _) in rings.items()
+    )
+    alt = (
+        f"One thread block of the {way} kernel. The producer warp is on the left, and the two consumer warpgroups are"
+        " on the right. Between them is a row for each ring of buffers in shared memory, with a solid arrow for full"
+        f" and a dashed arrow back for empty. {stages}. Between the consumers: {BETWEEN[way]}."
+    )
+    return figure, alt
 
 
 def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:

@@ -4,6 +4,8 @@
     own = prices.cost("decode", N=8192, N_q=8)
     show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost): several settings
 
+The chapters' own are in limits.py.
+
 Names are those of prices.METHODS; cost.limit(chip) gives the slowest unit and its seconds.
 Without a name `data()` is the ladder of chapter 10 as it was measured, over the bytes that hardware counters saw.
 """
@@ -19,7 +21,7 @@ from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
 SHOWN = ("00", "01", "02", "03", "06", "11")  # rungs; the others would lie on top of these
-PRINTED = {"FA1": "Algorithm 1 as printed,\none worker a head"}  # not the kernel of FA1's authors
+PRINTED = {"FA1": "Algorithm 1 as printed,\none worker per head"}  # not the kernel of FA1's authors
 
 
 class Roof(NamedTuple):
@@ -35,8 +37,13 @@ class Roof(NamedTuple):
 # What is drawn --------------------------------------------------------------------------------------------------
 
 
-def data(*methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chips.H200, **sizes: Any) -> dict:
-    """The places of some methods under the roofs of L2 and of DRAM; without a method, the measured ladder."""
+def data(
+    *methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chips.H200, message: str = "", **sizes: Any
+) -> dict:
+    """The places of some methods under the roofs of L2 and of DRAM; without a method, the measured ladder.
+
+    message: the headline, a sentence.
+    """
     if not methods:
         return ladder(d)
     costs = dict(m if isinstance(m, tuple) else (m, cost(m, d=d, chip=chip, **sizes)) for m in methods)
@@ -51,11 +58,19 @@ def data(*methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chip
         unit, seconds = asked.limit(chip)
         height = asked.flops / seconds / 1e12
         points[PRINTED.get(name, name)] = (asked.intensity("crossed"), height, asked.intensity("requested"))
-        words.append(f"{name}: at most {height:.0f} TFLOP/s, by {unit}")
+        words.append(f"{name} at {height:.0f} TFLOP/s ({unit})")
     apart = any(requested < 0.95 * crossed for crossed, _, requested in points.values())
-    dots = "A dot: FLOPs per byte that reaches DRAM" + ("; a ring: per byte requested." if apart else ".")
-    caption = f"{'; '.join(words)} ({chip.name}). {dots}"
+    bounds = f"An {chip.name} limits {listed(words)}."
+    dots = "A dot counts FLOPs per byte that reaches DRAM" + (
+        ", and a ring FLOPs per requested byte." if apart else "."
+    )
+    caption = " ".join(filter(None, [message, bounds, dots]))
     return dict(points=points, roofs=roofs, caption=caption, xlabel="FLOPs per byte")
+
+
+def listed(words: list[str]) -> str:
+    """a, b and c."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def ladder(d: int) -> dict:
@@ -74,7 +89,7 @@ def ladder(d: int) -> dict:
     ]
     caption = (
         f"The ladder under the roofline of an {chip.name}: from rung 03 on, DRAM is no longer the limit. Solid: a copy"
-        f" and a product in the same run. {record.made()}; forward, batch {p['batch']}, {p['heads']} heads,"
+        f" and a matmul in the same run. {record.made()}; forward, batch {p['batch']}, {p['heads']} heads,"
         f" N = {p['N_q']:,}, d = {d}, no mask."
     )
     xlabel = "FLOPs per byte that DRAM moved (hardware counters)"
@@ -108,19 +123,14 @@ def draw(points: dict[str, Point], roofs: list[Roof], caption: str, xlabel: str,
     figure, ax = style.new_figure(height, caption)
     top = max(roof.flops for roof in roofs)
     across = [x for place in points.values() for x in place[::2]]
-    left, right = min(across), max(across)
     crowded = any(roof.dashed for roof in roofs)
-    if style.narrow() and not crowded:
-        left, column, right = min(1.5, 0.1 * left), max(3400, 1.6 * right), max(1.5e6, 700 * right)
-    else:
-        left, column, right = (
-            min(5 if style.narrow() else 8, 0.4 * left),
-            max(5000, 2.3 * right),
-            max(60000, 25 * right),
-        )  # names in a column
+    left, column, right = reach(min(across), max(across), crowded)
+    if max(map(len, points.values())) == 2 and not crowded and max(across) < column / 60:
+        right = max(300, 30 * max(across))  # all names are beside their places
     low = min(50, 0.5 * min(place[1] for place in points.values()))
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, 1.9 * top))
-    style.log_ticks(ax.xaxis, [x for x in (1, 10, 100, 1000, 10000) if left <= x <= right])
+    last = max(2 * max(across), 1000)  # to the right of it are names
+    style.log_ticks(ax.xaxis, [x for x in (1, 10, 100, 1000, 10000) if left <= x <= min(last, right)])
     style.log_ticks(ax.yaxis, [y for y in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if low <= y <= 1.9 * top])
     for number, roof in enumerate(roofs):
         _roof(ax, roof, left, right, left_of_it=number == 0, under_it=crowded)
@@ -129,6 +139,13 @@ def draw(points: dict[str, Point], roofs: list[Roof], caption: str, xlabel: str,
     walls = "; ".join(f"{roof.bytes:.2f} TB/s up to {roof.flops:.0f} TFLOP/s" for roof in roofs)
     alt = f"Log-log roofline, TFLOP/s over FLOPs per byte. Roofs: {walls}. Points, in TFLOP/s: {reached}."
     return figure, alt
+
+
+def reach(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
+    """Where the axis begins, where the column of names begins, and where the axis ends."""
+    if style.narrow() and not crowded:
+        return min(1, 0.1 * low), max(4200, 1.6 * high), max(1.5e6, 700 * high)
+    return min(5 if style.narrow() else 8, 0.4 * low), max(5000, 2.3 * high), max(60000, 25 * high)
 
 
 def _read(name: str, point: Point) -> str:
@@ -141,12 +158,13 @@ def _roof(ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: 
     """A slope and a flat roof with their words; a dashed one lies above a solid one and is named there."""
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
-    ax.plot([left, ridge, right], [left * roof.bytes, roof.flops, roof.flops], **look)
+    begin = max(left, ax.get_ylim()[0] / roof.bytes)
+    ax.plot([begin, ridge, right], [begin * roof.bytes, roof.flops, roof.flops], **look)
     if left_of_it:
-        words = roof.slope.replace(": ", ":\n") if style.narrow() else roof.slope
+        words = re.sub(r":? (?=\d)", "\n", roof.slope, count=1) if style.narrow() else roof.slope
         style.note(ax, 0.4 * ridge, 0.5 * roof.flops, words, ha="right", va="bottom")
     else:
-        style.note(ax, 0.16 * ridge, 0.1 * roof.flops, roof.slope, va="top")
+        style.note(ax, 0.16 * ridge, (0.078 if style.narrow() else 0.1) * roof.flops, roof.slope, va="top")
     if roof.dashed:
         style.note(ax, right / 1.05, 1.06 * roof.flops, roof.flat, ha="right", va="bottom", color=style.QUIET)
     elif under_it and style.narrow():
@@ -154,7 +172,7 @@ def _roof(ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: 
     elif under_it:
         style.note(ax, 1.05 * ridge, 0.93 * roof.flops, roof.flat, va="top")
     else:
-        style.note(ax, 1.05 * ridge, 1.06 * roof.flops, roof.flat, va="bottom")
+        style.note(ax, 1.05 * ridge, 1.12 * roof.flops, roof.flat, va="bottom")
 
 
 def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float) -> None:
@@ -165,7 +183,7 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
     heights = apart([log10(place[1]) for place in crowd.values()], gap, top=log10(roof) - 0.75 * gap)
     for name, (x, y, *requested) in points.items():
         color = style.OURS if name == "fa2_lab" else style.INK
-        words = f"{named(name)}, {y:.0f}"
+        words = f"{named(name)}: {y:.0f}"
         for ring in requested:
             ax.plot([ring, x], [y, y], color=color, linewidth=0.8)
             ax.plot(ring, y, "o", color=color, markersize=5, markerfacecolor=style.PAPER)

@@ -2,7 +2,9 @@
 
 from base64 import b64encode
 from html import escape
+from importlib import import_module
 from io import BytesIO
+from types import ModuleType
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -10,15 +12,36 @@ from PIL import Image
 
 from fa2_lab.plots.style import headline_of
 
+MANY = ("limits", "pipes", "strips", "waves")  # files that draw several pictures: strips_15 is strips.data("15")
+
+
+def file_of(name: str) -> tuple[str, str]:
+    """The file of fa2_lab/plots that draws a picture, and which of its pictures it is."""
+    file, _, which = name.partition("_")
+    return (file, which) if file in MANY else (name, "")
+
+
+def find(name: str) -> tuple[ModuleType, dict]:
+    """The module that draws a picture, and what its data() returns for it."""
+    file, which = file_of(name)
+    picture = import_module(f"fa2_lab.plots.{file}")
+    return picture, picture.data(*filter(None, [which]))
+
+
+def draw(name: str, narrow: bool = False) -> tuple[Figure, str]:
+    """A picture of fa2_lab/plots by its name, as a page or a phone shows it."""
+    picture, numbers = find(name)
+    return picture.draw(**numbers, narrow=narrow)
+
 
 class show:
-    """`show(draw(data))` at the end of a cell displays a picture and its caption.
+    """`show("waves")` at the end of a cell displays a picture of figures/ and its caption.
 
-    Readers without images get its alternative text.
+    It takes a picture's name, or what a draw() returns. Readers without images get the alternative text.
     """
 
-    def __init__(self, drawn: tuple[Figure, str]) -> None:
-        self.figure, self.alt = drawn
+    def __init__(self, drawn: str | tuple[Figure, str]) -> None:
+        self.figure, self.alt = draw(drawn) if isinstance(drawn, str) else drawn
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         # As HTML, because JupyterLab gives an image of its own (image/png) no alternative text.

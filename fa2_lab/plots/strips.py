@@ -1,8 +1,8 @@
 """An SM at work on a rung: copies, tensor cores and softmax as strips over time, beside another rung's.
 
 What a tile costs each unit comes from the compiled code and the chip, as in `machine.ladder`: a warpgroup's matmuls
-take the tensor cores, its instructions the issue slots, its tiles the way from L2. Who waits for whom is in `producer`
-and `consumer`.
+take the tensor cores, its instructions take the issue slots, and its tiles take the path from L2. Who waits for whom is
+in `producer` and `consumer`.
 """
 
 from collections import defaultdict
@@ -55,24 +55,25 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
 
 
 SAYS = {  # what the strips of a rung show beside those of the rung before
-    14: "the copy engine makes the copies, and a tile takes {now} instructions, not {then}",
-    15: "written down by hand, a tile takes {now} instructions, not {then}",
-    16: "a warp that only copies leaves {now} instructions for a tile, not {then}",
-    17: "two consumers share each tile, so there are half as many copies",
-    18: "tiles of 128 keys take {now} instructions, less than two of 64 with {then} each",
-    19: "with the first tile apart, a tile takes {now} instructions, not {then}",
-    20: "S starts early, so one consumer multiplies while the other does its softmax",
-    21: "programs stay, so the next row block's copies come while this one ends",
-    22: "m lags, and the loop jumps over instructions that the strips still count",
-    23: "with a third consumer, the tensor cores seldom wait",
+    14: "In rung 14, TMA makes the copies, so a tile takes {now} instructions instead of {then}",
+    15: "Rung 15 is written in Gluon, and a tile takes {now} instructions instead of {then}",
+    16: "Rung 16 has a warp that only copies, so a tile takes {now} instructions instead of {then}",
+    17: "In rung 17, two consumers share each tile, so there are half as many copies",
+    18: "Rung 18 has tiles of 128 keys, which take {now} instructions instead of twice {then}",
+    19: "Rung 19 computes the first tile before the loop, so a tile takes {now} instructions instead of {then}",
+    20: "Rung 20 starts S early, so one consumer runs matmuls while the other computes its softmax",
+    21: "Programs of rung 21 stay, so the next row block's copies arrive while this one ends",
+    22: "In rung 22, m may lag, so the loop skips the rescaling, which the strips still count",
+    23: "Rung 23 has a third consumer, so the tensor cores seldom wait",
 }
 
 
-def data(before: str = "16", after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
-    """What an SM does on two rungs, in the middle of a row block or, where programs begin to stay, between two.
+def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
+    """What an SM does on a rung and the one before, in the middle of a row block or, on rung 21, between two.
 
     tiles: keys of a row. Jobs: (unit, warpgroup, label, from, to), in clocks.
     """
+    before = f"{int(after) - 1}"
     pair, panels = [sizes(before), sizes(after)], []
     says = SAYS[pair[1].number].format(then=int(pair[0].softmax), now=int(pair[1].softmax))
     for rung, size in zip((before, after), pair, strict=True):
@@ -84,7 +85,7 @@ def data(before: str = "16", after: str = "17", tiles: int = 1024, row_blocks: i
         counted = reasons.counters(load("ladder"), name).get("tensor cores at work, %")
         groups = size.consumers * size.programs
         panels.append(dict(number=size.number, name=name[4:], groups=groups, jobs=jobs, counted=counted))
-    return dict(says=f"Rung {pair[1].number}: {says}", panels=panels)
+    return dict(says=says, panels=panels)
 
 
 def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
@@ -182,9 +183,9 @@ UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
     """A panel for each rung, a strip for each unit, and in it a line for each warpgroup."""
     caption = (
-        f"{says}. Model of an H200's SM, d = 128, no mask; softmax: all instructions but the matmuls. Counted: the"
+        f"{says}. Model of an SM of an H200, d = 128, no mask. The strip of softmax has all instructions except the"
+        " matmuls. The percentage is the share of the time in which a profiler saw the tensor cores at work."
     )
-    caption += " share of the time in which a profiler saw the tensor cores at work."
     heights = [0.4 + 0.26 * (1 + 2 * panel["groups"]) for panel in panels]
     figure, axes = style.new_figure(sum(heights) + 0.3, caption, nrows=2, height_ratios=heights, sharex=True)
     shares = []
@@ -200,8 +201,8 @@ def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
         ax.set_title(shares[-1].capitalize())
     axes[-1].set_xlabel("clocks →")
     alt = (
-        f"Two timelines of one SM with strips for copies, tensor cores and softmax. {says}. As counted:"
-        f" {'; '.join(shares)}."
+        f"Two timelines of one SM with strips for copies, tensor cores and softmax. {says}."
+        f" {'; '.join(shares).capitalize()}."
     )
     return figure, alt
 

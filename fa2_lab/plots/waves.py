@@ -10,8 +10,13 @@ from fa2_lab.plots import style
 from fa2_lab.tiles import Mask, Tiling
 
 
-def data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
-    """FA1 and FA2 at batch 1 on an H100, one resident block to an SM: without a mask, then causal in both orders."""
+def data(which: str = "orders") -> dict:
+    """What `draw` needs for one of PICTURES."""
+    return PICTURES[which]()
+
+
+def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
+    """FA1 and FA2 at batch 1 on an H100, one resident block per SM: without a mask, then causal in both orders."""
     full, causal = Tiling(N, N, B, B), Tiling(N, N, B, B, Mask(causal=True))
     grids = {
         "FA1, one thread block per head": grid.fa1_grid(heads, full),
@@ -29,6 +34,34 @@ def data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
     return dict(ran=ran, caption=caption)
 
 
+def heads() -> dict:
+    """Four heads of 4 × 4 tiles on six SMs (chapter 06)."""
+    costs = {"FA1, one worker per head": [16] * 4, "FA2, one worker per row block": [4] * 16}
+    ran = {name: grid.schedule([grid.BlockWork(0, None, cost) for cost in each], 6) for name, each in costs.items()}
+    ends = [f"{schedule.makespan:.0f}" for schedule in ran.values()]
+    caption = (
+        f"With one worker per row block, all SMs have work, and four heads end after {ends[1]} tiles instead of"
+        f" {ends[0]}. Each row is an SM, and each box is one of its thread blocks."
+    )
+    return dict(ran=ran, caption=caption)
+
+
+def divided() -> dict:
+    """64 column blocks of the backward pass on an H200, whole and halved (chapter 13)."""
+    ran = {}
+    for name, parts in (("Whole column blocks", 1), ("Divided in two", 2)):
+        blocks = [grid.BlockWork(0, n, 64 // parts) for n in range(64 * parts)]
+        ran[name] = grid.schedule(blocks, chips.H200.SMs)
+    whole, halves = ran.values()
+    caption = (
+        f"{len(whole.placed)} column blocks leave half of the SMs idle, and {len(halves.placed)} halves take"
+        f" {halves.makespan / whole.makespan:.0%} of the time. Each row is an SM of an H200, and each box is one of its"
+        " programs."
+    )
+    return dict(ran=ran, caption=caption)
+
+
+PICTURES = {"orders": orders, "heads": heads, "divided": divided}
 MANY = 1500  # blocks that no eye can tell apart
 
 

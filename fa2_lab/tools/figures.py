@@ -1,20 +1,19 @@
 """`fa2-lab figures`: draw every picture into figures/, each with its description inside, and a page that shows all."""
 
 import argparse
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
 import matplotlib
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from fa2_lab.plots import style
+from fa2_lab.plots import poster, style
+from fa2_lab.plots.show import file_of, find
 from fa2_lab.tools import files
 
-PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
+PICTURES = {  # name of a picture: the chapter that shows it
     "time_and_memory": "00_start",
     "gpu_map": "00_start",
     "nested": "00_start",
@@ -26,10 +25,15 @@ PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
     "visiting_order": "04_fa2_forward",
     "deferred_normalisation": "04_fa2_forward",
     "causal_tiles": "04_fa2_forward",
+    "limits_forward": "04_fa2_forward",
     "backward_graph": "05_backward",
+    "limits_backward": "05_backward",
     "waves": "06_parallelism",
+    "waves_heads": "06_parallelism",
     "workers": "06_parallelism",
+    "limits_row_blocks": "06_parallelism",
     "warp_split": "07_warps",
+    "limits_split": "07_warps",
     "grid_addresses": "08_triton_forward",
     "ragged_edge": "08_triton_forward",
     "dq_over_time": "09_triton_backward",
@@ -42,20 +46,32 @@ PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
     "bulk_copy": "12a_hopper_rungs",
     "timeline": "12a_hopper_rungs",
     "tickets": "12a_hopper_rungs",
-    "strips": "12a_hopper_rungs",
-    "pipes": "12b_hopper_kernel",
+    "strips_15": "12a_hopper_rungs",
+    "strips_16": "12a_hopper_rungs",
+    "strips_17": "12a_hopper_rungs",
+    "strips_18": "12a_hopper_rungs",
+    "strips_19": "12a_hopper_rungs",
+    "pipes_forward": "12b_hopper_kernel",
     "room": "12b_hopper_kernel",
     "mailbox": "12b_hopper_kernel",
     "stages": "12b_hopper_kernel",
     "ping_pong": "12b_hopper_kernel",
+    "strips_20": "12b_hopper_kernel",
+    "strips_21": "12b_hopper_kernel",
+    "strips_22": "12b_hopper_kernel",
+    "strips_23": "12b_hopper_kernel",
     "passes": "13_hopper_backward",
     "live_registers": "13_hopper_backward",
     "waits": "13_hopper_backward",
     "backward_step": "13_hopper_backward",
+    "pipes_backward": "13_hopper_backward",
     "dq_path": "13_hopper_backward",
     "launches": "13_hopper_backward",
+    "waves_divided": "13_hopper_backward",
+    "limits_one_pass": "13_hopper_backward",
     "shares": "14_decode",
     "programs": "14_decode",
+    "limits_decode": "14_decode",
     "zigzag": "15_rings",
     "ring_schedule": "15_rings",
     "ring_speed": "15_rings",
@@ -69,18 +85,12 @@ PHONE = "narrow"  # the folder of the same pictures as a phone shows them
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 
 
-def module(name: str) -> ModuleType:
-    """The file of a picture, with its data() and draw()."""
-    return import_module(f"fa2_lab.plots.{name}")
-
-
 def build(folder: Path, names: list[str] | None = None) -> None:
     """Draw the named pictures (all, if none is named) and write the page that shows all of them."""
     if not names or "poster" in names:
         build_posters(folder)
     for name in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
-        picture = module(name)
-        numbers = picture.data()
+        picture, numbers = find(name)
         figure, alt = picture.draw(**numbers)
         files.write(folder / f"{name}.svg", style.svg(figure, alt))
         files.write(folder / PHONE / f"{name}.svg", style.svg(*picture.draw(**numbers, narrow=True)))
@@ -89,7 +99,6 @@ def build(folder: Path, names: list[str] | None = None) -> None:
 
 def build_posters(folder: Path) -> None:
     """Both sheets, as SVG and as PDF."""
-    poster = module("poster")
     for name, tag in SHEETS.items():
         figure, alt = poster.draw(**poster.data(tag))
         files.write(folder / f"{name}.svg", style.svg(figure, alt))
@@ -140,7 +149,8 @@ def gallery_page(folder: Path) -> str:
         message = caption(folder / f"{name}.svg")
         alt = message.replace("[", "(").replace("]", ")")
         shown = f"Shown in [{chapter}](../notebooks/{chapter}.ipynb)."
-        drawn = f"Drawn by [plots/{name}.py](../fa2_lab/plots/{name}.py)."
+        file = f"{file_of(name)[0]}.py"
+        drawn = f"Drawn by [plots/{file}](../fa2_lab/plots/{file})."
         parts.append(f"## {name.replace('_', ' ')}\n\n![{alt}]({name}.svg)\n\n{message}\n\n{shown} {drawn}\n")
     sheets = ", ".join(f"[{name}]({name}.pdf) ([SVG]({name}.svg))" for name in SHEETS)
     parts.append(f"## posters\n\nAn algorithm on a sheet of A3, each line in words, NumPy and Triton: {sheets}.\n")

@@ -248,6 +248,6 @@ def test_the_picture_of_pipes_has_the_kernels_rings(way, kernel, rings):
         if ast.unparse(call.func) == "new_ring":
             ring, stages, releases = (ast.unparse(x) for x in call.args)
             found[ring] = eval(stages, known), 0 if call.keywords else eval(releases, known)  # HAS_EMPTY=False
-    shown = pipes.data()["blocks"][way]
+    shown = pipes.data(way)["rings"]
     assert found == {ring: shown[ring] for ring in rings}
     assert {shown[ring] for ring in shown.keys() - found.keys()} == {(2, 2)}  # mailbox and rows: by n & 1, by consumers

@@ -16,7 +16,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from fa2_lab.plots import style
+from fa2_lab.plots import poster, show, style
 from fa2_lab.plots.live import STILLS
 from fa2_lab.tools import figures, files
 
@@ -32,11 +32,9 @@ matplotlib.rcParams["text.hinting"] = style.RC["text.hinting"]  # texts are meas
 def draw(name):
     """(figure, alternative text) of a picture, of the same for a phone, or of a poster."""
     if name in figures.SHEETS:
-        poster = figures.module("poster")
         return poster.draw(**poster.data(figures.SHEETS[name]))
     folder, _, name = name.rpartition("/")
-    picture = figures.module(name)
-    return picture.draw(**picture.data(), narrow=folder == figures.PHONE)
+    return show.draw(name, narrow=folder == figures.PHONE)
 
 
 @functools.cache
@@ -200,7 +198,7 @@ def test_the_page_shows_every_picture_and_every_picture_is_shown_where_it_says()
     for name, chapter in figures.PICTURES.items():
         text = (files.ROOT / f"notebooks/text/{chapter}.py").read_text(encoding="utf-8")
         still = [f'live("{live}")' for live, shown in STILLS.items() if shown == name]
-        assert any(shows in text for shows in (f"{name}.draw(", f"figures/{name}.svg)", *still)), name
+        assert any(shows in text for shows in (f'show("{name}")', f"figures/{name}.svg)", *still)), name
 
 
 def test_one_picture_can_be_drawn_alone_and_an_unknown_one_is_named(tmp_path, capsys):

@@ -1,0 +1,79 @@
+"""The rooflines of the chapters: what a GPU allows the methods of a chapter, and which of its units is the limit.
+
+`data("decode")` returns the numbers of one of them, and `roofline.draw` draws them.
+"""
+
+from fa2_lab.machine import chips, warps
+from fa2_lab.machine.prices import cost, prices
+from fa2_lab.plots import roofline
+from fa2_lab.plots.roofline import Roof, draw
+from fa2_lab.records import load
+
+__all__ = ["data", "draw"]
+
+
+def data(which: str = "forward") -> dict:
+    """What `draw` needs for one of PICTURES."""
+    return PICTURES[which]()
+
+
+def forward() -> dict:
+    """Standard attention, FA1 and FA2 in two sizes of tiles (chapter 04)."""
+    blocks = {B: cost("FA2", B_r=B, B_c=B) for B in (64, 128)}
+    small, large = (asked.limit(chips.H200)[0] for asked in blocks.values())
+    message = f"The limit of FA2 is {small} with 64 rows per block, and with 128 rows it is the {large}."
+    return roofline.data("standard", "FA1", *((f"FA2, {B} × {B}", c) for B, c in blocks.items()), message=message)
+
+
+def backward() -> dict:
+    """Both passes of FA2 in tiles of 64 × 64 (chapter 05)."""
+    units = {cost(name).limit(chips.H200)[0] for name in ("FA2", "FA2 backward")}
+    message = f"With tiles of 64 × 64, the limit of both passes is {' and '.join(units)}."
+    return roofline.data("FA2", "FA2 backward", message=message)
+
+
+def row_blocks() -> dict:
+    """One head of 8,192 queries in row blocks of four sizes (chapter 06)."""
+    sizes = {B_r: cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
+    best = min(sizes, key=lambda B_r: sizes[B_r].limit(chips.H200)[1])
+    message = f"One head of 8,192 queries is fastest in row blocks of {best}."
+    return roofline.data(*((f"B_r = {B_r}", asked) for B_r, asked in sizes.items()), message=message)
+
+
+def split() -> dict:
+    """One tile under both splits, by the bytes of shared memory (chapter 07)."""
+    price, flops, points = prices(chips.A100), 4 * 128 * 64 * 128, {}
+    for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
+        intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
+        points[name] = intensity, min(price.tensor, intensity * price.shared) / 1e12
+    roof = Roof(price.tensor / 1e12, price.shared / 1e12, "", f"tensor cores {price.tensor / 1e12:.0f}")
+    caption = (
+        "Shared memory limits split-K, and the tensor cores limit split-Q. A tile of 128 × 64 on one A100, d = 128."
+        " Here a dot counts bytes of shared memory, whereas in the earlier chapters it counts bytes of DRAM."
+    )
+    xlabel = f"FLOPs per byte of shared memory ({price.shared / 1e12:.1f} TB/s)"
+    return dict(points=points, roofs=[roof], caption=caption, xlabel=xlabel)
+
+
+def one_pass() -> dict:
+    """The backward pass that adds dQ, and what the Hopper kernel reaches of it (chapter 13)."""
+    asked = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
+    here = dict(N_q=4096, d=128, causal=False)
+    rows = [row for row in load("paper").rows if row.direction == "backward" and here.items() <= row.problem.items()]
+    reached = rows[0].rate("fa2_lab")
+    message = f"L2 could nearly keep up with the tensor cores, but the measured kernel reaches {reached:.0f} TFLOP/s."
+    picture = roofline.data(("one pass, dQ added", asked), message=message)
+    picture["points"]["measured"] = asked.intensity("crossed"), reached, asked.intensity("requested")
+    return picture | dict(caption=picture["caption"].replace("requested byte", "charged byte"))
+
+
+def decode() -> dict:
+    """One query per K/V head, and a group of four (chapter 14)."""
+    groups = {n: cost("decode", N=65536, N_q=n, heads=8, B_r=16) for n in (1, 4)}
+    one, four = (asked.flops / asked.limit(chips.H200)[1] for asked in groups.values())
+    message = f"A group of four queries per key does {four / one:.0f} times the work for the same bytes."
+    names = dict(zip(groups, ("one query per key", "a group of four"), strict=True))
+    return roofline.data(*((names[n], asked) for n, asked in groups.items()), message=message)
+
+
+PICTURES = {which.__name__: which for which in (forward, backward, row_blocks, split, one_pass, decode)}
