@@ -28,7 +28,7 @@ from fa2_lab.machine import chips, grid, io
 from fa2_lab.machine.prices import cost, prices
 from fa2_lab.machine.time import fp32_instructions
 from fa2_lab.machine.warps import tile_bytes
-from fa2_lab.plots import gpu_map, nested, time_and_memory
+from fa2_lab.plots import time_and_memory
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
@@ -45,7 +45,7 @@ from fa2_studio.book.verdicts import close, verdict
 # last kernel of this book.
 
 # %% tags=["hide-input"]
-show(time_and_memory.draw(**time_and_memory.data()))
+show("time_and_memory")
 
 # %% [markdown]
 # At N = 16,384, our kernel is 5.8 times as fast as standard attention. In the upper chart, standard attention is made of
@@ -115,7 +115,7 @@ def attention(Q, K, V):  # (N, d) each: one row per token
 #   numbers, and *special function units* compute exponentials.
 
 # %% tags=["hide-input"]
-show(nested.draw(**nested.data()))
+show("nested")
 
 # %% [markdown]
 # A number can be in five places:
@@ -144,7 +144,7 @@ show(nested.draw(**nested.data()))
 # its own, because it takes what shared memory leaves free. (The link matters in chapter 15.)
 
 # %% tags=["hide-input"]
-show(gpu_map.draw(**gpu_map.data()))
+show("gpu_map")
 
 # %% [markdown]
 # ## What does each kind of work cost?

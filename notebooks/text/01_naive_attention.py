@@ -26,7 +26,7 @@ from IPython.display import Markdown
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.machine import chips, io, reasons
 from fa2_lab.machine.prices import cost
-from fa2_lab.plots import attention_map, time_and_memory
+from fa2_lab.plots import time_and_memory
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import naive
@@ -102,7 +102,7 @@ print("exp(S), first row:", E[0].round(6), " P:", P[0].round(6), " O:", O[0].rou
 # ## What does P look like for a real sentence?
 
 # %% tags=["hide-input"]
-show(attention_map.draw(**attention_map.data()))
+show("attention_map")
 
 # %% [markdown]
 # A row belongs to one word, and each square in it is the weight of one key. A word sees only itself and the words before

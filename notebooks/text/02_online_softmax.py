@@ -26,7 +26,6 @@ from itertools import permutations
 
 import numpy as np
 
-from fa2_lab.plots import merge_orders, rescaling
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -103,7 +102,7 @@ with np.errstate(over="ignore", invalid="ignore"):
 # </details>
 
 # %% tags=["hide-input"]
-show(rescaling.draw(**rescaling.data()))
+show("rescaling")
 
 # %% [markdown]
 # Each box is the term of one key. Key 1 has the value 0, so its box in $o$ has no width. All old boxes shrink by the
@@ -225,7 +224,7 @@ O, L = reduce(SoftmaxState.merge, parts).finalize()
 print("row 0, merged:", O[0].round(9), " plain softmax:", plain[0].round(9))
 
 # %% tags=["hide-input"]
-show(merge_orders.draw(**merge_orders.data()))
+show("merge_orders")
 
 # %% [markdown]
 # A loop, a tree and two workers join the same eight blocks. In a loop, one worker keeps one state, and each `update` is

@@ -25,7 +25,7 @@ from IPython.display import Markdown
 
 from fa2_lab.machine import chips, io, reasons
 from fa2_lab.machine.prices import cost, prices
-from fa2_lab.plots import hbm_traffic, roofline, time_and_memory
+from fa2_lab.plots import roofline, time_and_memory
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -253,7 +253,7 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 # sequence makes it four times as large.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-show(hbm_traffic.draw(**hbm_traffic.data()))
+show("hbm_traffic")
 
 # %% [markdown]
 # The chart counts what the SMs load and store, wherever it is found, and N is fixed. With little room on the chip, FA1 is

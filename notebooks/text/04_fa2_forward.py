@@ -27,7 +27,7 @@ from IPython.display import Markdown
 
 from fa2_lab.machine import chips, io, reasons, time
 from fa2_lab.machine.prices import cost, prices
-from fa2_lab.plots import causal_tiles, deferred_normalisation, roofline, visiting_order
+from fa2_lab.plots import roofline, visiting_order
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -68,7 +68,7 @@ for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 
 # ## What if the queries stay and the keys come by?
 
 # %% tags=["hide-input"]
-show(visiting_order.draw(**visiting_order.data()))
+show("visiting_order")
 
 # %% [markdown]
 # Above is FA1, as in chapter 03. It goes down the columns, so k and v stay, and all that belongs to a query comes and goes.
@@ -167,7 +167,7 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 # billion of them per second. Here is a tile in clocks of one of its SMs:
 
 # %% tags=["hide-input"]
-show(deferred_normalisation.draw(**deferred_normalisation.data()))
+show("deferred_normalisation")
 
 # %% [markdown]
 # The tile has 128 queries, 64 keys and d = 128, so $o$ and $p\,v$ are both blocks of 128 × 128. We fold FA1's division
@@ -201,7 +201,7 @@ show(deferred_normalisation.draw(**deferred_normalisation.data()))
 # if there were no mask. Only DIAGONAL tiles need to look at single scores.
 
 # %% tags=["hide-input"]
-show(causal_tiles.draw(**causal_tiles.data()))
+show("causal_tiles")
 
 # %% [markdown]
 # In the right grid a model reads the last 256 tokens of a text, and has the keys of all 512. The last query still sees
@@ -409,8 +409,7 @@ Markdown("\n".join(lines))
 # was mostly that of a single worker (chapter 03). So 4.56 ms are a true bound for FA1, but not a close one.
 
 # %% tags=["hide-input"]
-rows = [(f"FA2, {B} × {B}", cost("FA2", B_r=B, B_c=B)) for B in (64, 128)]
-show(roofline.draw(**roofline.data("standard", "FA1", *rows)))
+show("limits_forward")
 
 # %% [markdown]
 # A ring counts requested bytes and belongs to the line of L2. A dot counts bytes that reach DRAM and belongs to the line

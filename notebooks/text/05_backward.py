@@ -28,7 +28,6 @@ from IPython.display import Markdown
 
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.machine.prices import cost
-from fa2_lab.plots import backward_graph, roofline
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -304,7 +303,7 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 # Here is one tile of one pass, with its five products numbered:
 
 # %% tags=["hide-input"]
-show(backward_graph.draw(**backward_graph.data()))
+show("backward_graph")
 
 # %% [markdown]
 # Outlined boxes are computed again, and dashed boxes are gradients. Of two passes, the first one takes ① to ④, and the
@@ -332,7 +331,7 @@ live("race")
 # only a bound.
 
 # %% tags=["hide-input"]
-show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
+show("limits_backward")
 
 # %% [markdown]
 # ## Can dropout be replayed in another order?

@@ -23,7 +23,6 @@
 import numpy as np
 
 from fa2_lab.machine import chips, grid, prices
-from fa2_lab.plots import roofline, waves, workers
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -64,10 +63,7 @@ for row in load("ladder").rows:
 # time that one worker spends on its SM:
 
 # %% tags=["hide-input"]
-ran = {"FA1 as printed": timetable(6, [16] * 4), "FA2": timetable(6, [4] * 16)}
-show(waves.draw(ran, "Each row is an SM, and each box is one of its thread blocks."))
-for name, made in ran.items():
-    print(f"{name}: ends after {made.makespan:.0f} tiles, the SMs are busy {made.utilisation:.0%} of the time")
+show("waves_heads")
 
 # %% [markdown]
 # In FA1's half, the last two SMs are idle from beginning to end. So why does FA1 not use them?
@@ -78,7 +74,7 @@ for name, made in ran.items():
 # workers that write a block of the result. A block of O has one writer, whereas a block of dQ has up to four.
 
 # %% tags=["hide-input"]
-show(workers.draw(**workers.data()))
+show("workers")
 
 # %% [markdown]
 # To start a kernel is called a *launch*. A launch runs many thread blocks (chapter 00), and each of them is a worker.
@@ -177,7 +173,9 @@ for name, cost in costs.items():
     cores, l2 = (1e6 * seconds[unit] for unit in ("tensor cores", "L2"))
     moved = f"{cost.requested / 1e6:.0f} MB requested"
     print(f"{name}: {cost.workers} workers, {moved}; tensor cores {cores:.0f} µs, L2 {l2:.0f}{f' to {l2 / busy:.0f}' * (busy < 1)} µs")
-show(roofline.draw(**roofline.data(*costs.items())))
+
+# %% tags=["hide-input"]
+show("limits_row_blocks")
 
 # %% [markdown]
 # At $B_r = 128$, half of the SMs are idle. By both times of L2, the tensor cores end last. In the roofline, the ring of

@@ -24,8 +24,7 @@
 # %% tags=["hide-input"]
 import numpy as np
 
-from fa2_lab.machine import chips, prices, time, warps
-from fa2_lab.plots import roofline, warp_split
+from fa2_lab.machine import chips, time, warps
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference.naive import safe_softmax
@@ -192,7 +191,7 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # The picture is the paper's figure 3:
 
 # %% tags=["hide-input"]
-show(warp_split.draw(**warp_split.data()))
+show("warp_split")
 
 # %% [markdown]
 # ## Could split-K merge once, at the end?
@@ -270,14 +269,7 @@ print(f"split-Q is {one:.1f} times as fast if the units take turns, {all_:.1f} t
 # DRAM:
 
 # %% tags=["hide-input"]
-price, flops, points = prices.prices(chips.A100), 4 * 128 * 64 * 128, {}
-for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
-    intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
-    points[name] = intensity, min(price.tensor, intensity * price.shared) / 1e12
-roof = roofline.Roof(price.tensor / 1e12, price.shared / 1e12, "", "tensor cores 312")
-caption = "The tile under both splits (A100). Here a dot counts bytes of shared memory; in earlier chapters, of DRAM."
-axis = f"FLOPs per byte of shared memory ({price.shared / 1e12:.1f} TB/s)"
-show(roofline.draw(points, [roof], caption, axis))
+show("limits_split")
 
 # %% [markdown]
 # And on a real GPU? The kernels s00 and s01 have two warps and tiles of 32 × 32, and they ran on an H200. We ask the

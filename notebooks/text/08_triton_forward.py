@@ -37,7 +37,6 @@ import torch
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels.ladder import load
-from fa2_lab.plots import grid_addresses, ragged_edge
 from fa2_lab.plots.show import show
 from fa2_lab.records import load as record_of
 from fa2_lab.reference import heads
@@ -480,7 +479,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
         return tl.load(at)
 
 # %% tags=["hide-input"]
-show(ragged_edge.draw(**ragged_edge.data()))
+show("ragged_edge")
 
 # %% [markdown]
 # Models often compute Q as (N, heads, d) and pass on a transposed view, (heads, N, d). Then there is a row of head 1
@@ -703,7 +702,7 @@ print(getsource(rung.forward_kernel.fn))
 print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 
 # %% tags=["hide-input"]
-show(grid_addresses.draw(**grid_addresses.data()))
+show("grid_addresses")
 
 # %% [markdown]
 # `load_rows`, `keys_seen` and `visit` are the functions from above. With grouped-query attention (chapter 05), a

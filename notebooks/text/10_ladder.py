@@ -36,7 +36,7 @@ from IPython.display import Markdown
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import ladder as model
 from fa2_lab.machine import reasons
-from fa2_lab.plots import prefetch, ratios, roofline, saw
+from fa2_lab.plots import roofline, saw
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -206,7 +206,7 @@ listing("09")
 # copies never stop. Then they set the pace, while the tensor cores still wait.
 
 # %% tags=["hide-input"]
-show(prefetch.draw(**prefetch.data()))
+show("prefetch")
 
 # %% [markdown]
 # When does each step end? Take three rules. The copy of tile n may start as soon as its stage is free, which is when
@@ -516,7 +516,7 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 # programs on an SM. Rung 09 has two, because its second loop is a second copy of the code and takes registers:
 
 # %% tags=["nbval-ignore-output"]
-show(saw.draw(**saw.data()))
+show("saw")
 
 # %% [markdown]
 # Each step of the line is one more wave for one rung or for the other. 6 heads are 384 programs. With three on each of
@@ -621,7 +621,7 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # ## Is DRAM the limit?
 
 # %% tags=["nbval-ignore-output"]
-show(roofline.draw(**roofline.data()))
+show("roofline")
 
 # %% [markdown]
 # A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM
@@ -684,7 +684,7 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 # ## Where do we stand?
 
 # %% tags=["nbval-ignore-output"]
-show(ratios.draw(**ratios.data()))
+show("ratios")
 
 # %% [markdown]
 # Each row of the picture compares `attention()` with other implementations in one setting. The paper's grid has 16,384

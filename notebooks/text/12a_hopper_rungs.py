@@ -36,7 +36,7 @@ import torch
 from fa2_lab.kernels import triton_versions
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier
-from fa2_lab.plots import bulk_copy, row_reduction, strips, tickets, timeline, wgmma
+from fa2_lab.plots import timeline
 from fa2_lab.plots.show import show
 from fa2_lab.tools.xray import xray
 from fa2_studio.book import maxima
@@ -72,7 +72,7 @@ for chip in (chips.A100, chips.H100):
 # ## Which thread holds which number?
 
 # %%
-show(row_reduction.draw(**row_reduction.data()))
+show("row_reduction")
 
 # %% [markdown]
 # The picture follows one row in the result of a warpgroup's matmul with 64 keys. The result is a block of 64 × 64
@@ -115,7 +115,7 @@ show(row_reduction.draw(**row_reduction.data()))
 # too short to cover the exponentials, so a second warpgroup will have to fill the gap.
 
 # %%
-show(wgmma.draw(**wgmma.data()))
+show("wgmma")
 
 # %% [markdown]
 # Attention uses both options for the left operand. For $S = QK^\top$, both operands are tiles in shared memory. For
@@ -129,7 +129,7 @@ show(wgmma.draw(**wgmma.data()))
 # swizzle it. For rows outside of the tensor, TMA delivers zeros.
 
 # %%
-show(bulk_copy.draw(**bulk_copy.data()))
+show("bulk_copy")
 
 # %% [markdown]
 # Here, the last tile has two keys and two rows of zeros. In V, the zeros do no harm. In K, however, they do harm,
@@ -192,7 +192,7 @@ climb.step("15", "registers", "programs")
 # softmax takes one clock for each instruction of a thread, because four warps have four schedulers.
 
 # %% tags=["hide-input"]
-show(strips.draw(**strips.data("14", "15")))
+show("strips_15")
 
 # %% [markdown]
 # Tiles come from right to left, so those that need a mask come first. `full` counts the tiles at the left that need no
@@ -360,7 +360,7 @@ read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 climb.step("16", "issue slots used, %")
 
 # %% tags=["hide-input"]
-show(strips.draw(**strips.data("15", "16")))
+show("strips_16")
 
 # %% [markdown]
 # - `arrive(…, count=1)` is one arrival, by one thread. It counts for the whole warpgroup, because the compiler makes
@@ -416,7 +416,7 @@ show(strips.draw(**strips.data("15", "16")))
 climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 
 # %% tags=["hide-input"]
-show(strips.draw(**strips.data("16", "17")))
+show("strips_17")
 
 # %% [markdown]
 # A consumer's number `c` is a constant, so each consumer has code of its own.
@@ -437,7 +437,7 @@ change("17", "18", "SIZES")
 climb.step("18", "L2 bytes", "tensor cores at work, %")
 
 # %% tags=["hide-input"]
-show(strips.draw(**strips.data("17", "18")))
+show("strips_18")
 
 # %% [markdown]
 # The same bytes now arrive in half as many tiles. A tile has some costs only *once*, however long it is, and these are
@@ -458,13 +458,13 @@ change("18", "19", "consumer")
 climb.step("19", "tensor cores at work, %")
 
 # %% tags=["hide-input"]
-show(strips.draw(**strips.data("18", "19")))
+show("strips_19")
 
 # %% [markdown]
 # ## What hides under what?
 
 # %%
-show(timeline.draw(**timeline.data()))
+show("timeline")
 
 # %% [markdown]
 # It is not documented how the hardware divides the tensor cores between two warpgroups, so the model takes two
@@ -532,7 +532,7 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # </details>
 
 # %%
-show(tickets.draw(**tickets.data()))
+show("tickets")
 
 # %% [markdown]
 # ## Rung 21: programs that stay

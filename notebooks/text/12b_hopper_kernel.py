@@ -30,7 +30,7 @@ from IPython.display import Markdown, display
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, grid
-from fa2_lab.plots import ideas, mailbox, ping_pong, pipes, room, stages, strips
+from fa2_lab.plots import ideas
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import heads as by_heads
@@ -54,7 +54,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 # One program fills an SM. It has a producer warp, and one to three consumer warpgroups with 64 rows each.
 
 # %%
-show(pipes.draw(**pipes.data(["forward"])))
+show("pipes_forward")
 
 # %% [markdown]
 # The picture shows the set `SHORT` of the table below, which has two consumers and three stages. A solid arrow means
@@ -127,7 +127,7 @@ display(Markdown("\n".join(lines)))
 # because the registers are used up.
 
 # %% tags=["hide-input"]
-show(room.draw(**room.data()))
+show("room")
 
 # %% [markdown]
 # ## When is the next row block fetched?
@@ -179,7 +179,7 @@ show(room.draw(**room.data()))
 # moment at which the producer begins to copy it until both consumers have ended the row block before.
 
 # %% tags=["hide-input"]
-show(mailbox.draw(**mailbox.data()))
+show("mailbox")
 
 # %% [markdown]
 # ## Part 2 · Who copies (24 minutes)
@@ -340,7 +340,7 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # has released it.
 
 # %% tags=["hide-input"]
-show(stages.draw(**stages.data()))
+show("stages")
 
 # %% [markdown]
 # ## What does a consumer do with a row block?
@@ -451,7 +451,7 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # are many more keys than rows, as the table of ideas in part 5 shows.
 
 # %% tags=["hide-input"]
-show(ping_pong.draw(**ping_pong.data()))
+show("ping_pong")
 
 # %% [markdown]
 # ## The softmax step
@@ -653,16 +653,16 @@ for (d, causal), ratio in over.items():
 # instructions, so its tensor cores wait less than the counters say.
 
 # %% tags=["hide-input"]
-show(strips.draw(**strips.data("19", "20")))
+show("strips_20")
 
 # %% tags=["hide-input"]
-show(strips.draw(**strips.data("20", "21")))
+show("strips_21")
 
 # %% tags=["hide-input"]
-show(strips.draw(**strips.data("21", "22")))
+show("strips_22")
 
 # %% tags=["hide-input"]
-show(strips.draw(**strips.data("22", "23")))
+show("strips_23")
 
 # %% [markdown]
 # ## The same in 150 lines, and what you cannot express

@@ -29,21 +29,10 @@ from IPython.display import Markdown, display
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels.hopper.backward.sizes import choose
 from fa2_lab.kernels.tables import TIGHT
-from fa2_lab.machine import chips, grid
+from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier, Block
 from fa2_lab.machine.prices import cost
-from fa2_lab.plots import (
-    backward_step,
-    dq_path,
-    ideas,
-    launches,
-    live_registers,
-    passes,
-    pipes,
-    roofline,
-    waits,
-    waves,
-)
+from fa2_lab.plots import ideas
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa2
@@ -76,7 +65,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 # Another unit should do that, so that the warps can go on.
 
 # %% tags=["hide-input"]
-show(passes.draw(**passes.data()))
+show("passes")
 
 # %% [markdown]
 # ## One step, in plain code
@@ -126,7 +115,7 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
 # dQ of the previous row block. Then dQ leaves, and only then does $dP$ begin.
 
 # %% tags=["hide-input"]
-show(live_registers.draw(**live_registers.data()))
+show("live_registers")
 
 # %% [markdown]
 # ## Part 2 · The waits of a step (20 minutes)
@@ -196,13 +185,13 @@ for way in (one_by_one, kernel_order):
 # matmuls hide the addition:
 
 # %%
-show(waits.draw(**waits.data()))
+show("waits")
 
 # %% [markdown]
 # The next picture shows both consumers in the kernel's order. The jobs of one step have strong edges.
 
 # %%
-show(backward_step.draw(**backward_step.data()))
+show("backward_step")
 
 # %% [markdown]
 # **Predict.** In each step, a consumer hands over one part of dQ. How long may one addition take before it slows the
@@ -259,7 +248,7 @@ show(backward_step.draw(**backward_step.data()))
 # run side by side as L2 holds.
 
 # %%
-show(pipes.draw(**pipes.data(["backward"])))
+show("pipes_backward")
 
 # %% [markdown]
 # The picture shows the whole thread block, with the rings and the mailbox of chapter 12b. A consumer waits for seven
@@ -378,7 +367,7 @@ read("hopper/backward/sums.py", "add_lines")
 # last kernel puts the sums in order.
 
 # %% tags=["hide-input"]
-show(dq_path.draw(**dq_path.data()))
+show("dq_path")
 
 # %% [markdown]
 # ## Three launches
@@ -399,7 +388,7 @@ show(dq_path.draw(**dq_path.data()))
 # $-\infty$ instead. S begins there, so p is 0.
 
 # %% tags=["hide-input"]
-show(launches.draw(**launches.data()))
+show("launches")
 
 # %% [markdown]
 # ## Part 4 · What it costs, and which bits come out (25 minutes)
@@ -448,12 +437,7 @@ display(Markdown("\n".join(ideas.table("backward"))))
 # owner either, and TMA adds them up as well.
 
 # %% tags=["hide-input"]
-ran = {}
-for name, parts in (("Whole column blocks", 1), ("Divided in two", 2)):
-    blocks = [grid.BlockWork(0, n, 64 // parts) for n in range(64 * parts)]
-    ran[name] = grid.schedule(blocks, chips.H200.SMs)
-caption = "64 column blocks leave half of the SMs idle, and 128 halves take half of the time."
-show(waves.draw(ran, f"{caption} Each row is an SM of an H200, and each box is one of its programs."))
+show("waves_divided")
 
 # %% [markdown]
 # ## Which bits come out?
@@ -611,12 +595,7 @@ for name, peer, asked in (
 # 09, which have 64. So L2 could nearly keep up with the tensor cores:
 
 # %% tags=["hide-input"]
-asked = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
-picture = roofline.data(("one pass, dQ added", asked))
-(row,) = (x for x in backward_rows if (x.problem["N_q"], x.problem["d"], x.problem["causal"]) == (4096, 128, False))
-picture["points"]["measured"] = asked.intensity("crossed"), row.rate("fa2_lab"), asked.intensity("requested")
-picture["caption"] = picture["caption"].replace("per byte requested", "per byte charged")
-show(roofline.draw(**picture))
+show("limits_one_pass")
 
 # %% [markdown]
 # In the order of the causal mask, the model kept the tensor cores busy all the time. Without a mask, as here,

@@ -31,7 +31,6 @@ from fa2_lab import attention, attention_paged
 from fa2_lab.kernels.ladder import r11_diagonal_first as rung
 from fa2_lab.machine import chips, grid, splits
 from fa2_lab.machine.prices import cost
-from fa2_lab.plots import programs, roofline, shares
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import heads as reference
@@ -77,11 +76,7 @@ print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 # </details>
 
 # %% tags=["hide-input"]
-points = {
-    "one query a key": cost("decode", N=65536, N_q=1, heads=8, B_r=16),
-    "a group of four": cost("decode", N=65536, N_q=4, heads=8, B_r=16),
-}
-show(roofline.draw(**roofline.data(*points.items())))
+show("limits_decode")
 
 # %% [markdown]
 # Decode is far down on the slope of DRAM. The group helps. Its four queries are one below the other in memory, so they
@@ -351,7 +346,7 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 # ## What if lengths differ?
 
 # %% tags=["hide-input"]
-show(shares.draw(**shares.data()))
+show("shares")
 
 # %% [markdown]
 # In a batch, every sequence has its own length. With the same number of splits for each, short heads get programs that
@@ -375,7 +370,8 @@ show(shares.draw(**shares.data()))
 # %% tags=["hide-input"]
 record = load("decode")
 curve = dict(zip(record.curves["programs"], record.curves["microseconds"], strict=True))
-each, copy = points["a group of four"].crossed / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/s"]
+group = cost("decode", N=65536, N_q=4, heads=8, B_r=16)
+each, copy = group.crossed / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/s"]
 
 # %% [markdown]
 # **Predict.** How does the time go with 8, 16, 32, 64, 128 and 256 programs?
@@ -405,7 +401,7 @@ each, copy = points["a group of four"].crossed / 8 / curve[8] / 1e3, 1e3 * recor
 # </details>
 
 # %% tags=["hide-input"]
-show(programs.draw(**programs.data()))
+show("programs")
 
 # %% [markdown]
 # The dots are measured. The dashed line is a model. After a few microseconds for the launch, each program reads at its
@@ -501,7 +497,7 @@ for n in (1, 3):
     verdict(f"{n} splits of pages: right", close(host(O), by_rows, 2e-3))
 
 # %% tags=["hide-input"]
-unit, seconds = points["a group of four"].limit(chips.H200)
+unit, seconds = group.limit(chips.H200)
 verdict("56 µs, limited by DRAM", (unit, round(1e6 * seconds)) == ("DRAM", 56))
 flying = 3 * 2 * 64 * 128 * 2  # bytes of three tiles of K and V
 verdict("96 KiB on their way for about 2 µs", 1.7 < flying / each / 1e3 < 2.7)

@@ -25,7 +25,7 @@ import numpy as np
 
 from fa2_lab.machine import chips
 from fa2_lab.machine import ring as model
-from fa2_lab.plots import ring_schedule, ring_speed, zigzag
+from fa2_lab.plots import ring_speed
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa2
@@ -189,7 +189,9 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 # %% tags=["hide-input"]
 for rank, counts in enumerate(model.work(quarters, "zigzag", causal=True, B_r=4, B_c=4)):
     print(f"zigzag, rank {rank}:  {'  '.join(f'{n:3}' for n in counts)}")
-show(zigzag.draw(**zigzag.data()))
+
+# %% tags=["hide-input"]
+show("zigzag")
 
 # %% [markdown]
 # In the picture, each number is the rank that computes this part of the scores. The cut on the right is called
@@ -212,7 +214,7 @@ show(zigzag.draw(**zigzag.data()))
 # ## What travels while a rank computes?
 
 # %% tags=["hide-input"]
-show(ring_schedule.draw(**ring_schedule.data()))
+show("ring_schedule")
 
 # %% [markdown]
 # This is the forward pass. A number is the rank that owns the keys, and hatched parts are not computed. An arrow brings
@@ -283,8 +285,7 @@ for name, (flops, link) in speeds.items():
 # </details>
 
 # %% tags=["hide-input"]
-recorded = ring_speed.data()
-show(ring_speed.draw(**recorded))
+show("ring_speed")
 
 # %% [markdown]
 # From 32,768 tokens on, the ring is faster than one GPU. The rest of the factor of 4 is probably lost to merges and to
@@ -371,7 +372,7 @@ gib = 2**20 * 16 * 128 * 2 / 2**30
 verdict("4, 512 and 141 GiB", (gib, 4 * 32 * gib, round(chips.H200.hbm_bytes / 2**30)) == (4, 512, 141))
 there, back = (sum(model.sent(quarters, 0, way, kv_heads=1, d=4).values()) for way in ("forward", "backward"))
 verdict("backward sends three times as much", back == 3 * there)
-speed = {n: dict(curve) for n, curve in recorded["curves"].items()}
+speed = {n: dict(curve) for n, curve in ring_speed.data()["curves"].items()}
 verdict("faster from 32,768 on, nearly 4 at last", min(s[32768] for s in speed.values()) > 1.3 and 3 < speed[4][131072] < 4)
 flops, link = speeds["H200, as recorded"]
 least = smallest(flops, link) / smallest(chips.H200.tensor_flops / 2, chips.H200.link_per_second)

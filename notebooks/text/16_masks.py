@@ -28,7 +28,6 @@ from itertools import pairwise
 import numpy as np
 
 from fa2_lab.machine.io import tiles_per_row
-from fa2_lab.plots import intervals
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
@@ -63,7 +62,7 @@ for window in ((None, 0), (1, 0), (1, 1)):
 # ## Which tiles does a row block visit?
 
 # %% tags=["hide-input"]
-show(intervals.draw(**intervals.data()))
+show("intervals")
 
 # %% [markdown]
 # Here six masks are cut into tiles. The last two, documents and a sink, are explained below. The thick lines are the

@@ -22,7 +22,7 @@
 import numpy as np
 
 from fa2_lab.machine import budget, chips, layouts
-from fa2_lab.plots import block_budget, row_reduction, swizzle_xor
+from fa2_lab.plots import block_budget
 from fa2_lab.plots.show import show
 from fa2_lab.records import recorded
 from fa2_studio.book.build import Case, check
@@ -77,7 +77,7 @@ for row in (0, 5, 13):
 # </details>
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-show(row_reduction.draw(**row_reduction.data()))
+show("row_reduction")
 
 # %% [markdown]
 # The picture follows a row of an *accumulator*, which is the set of registers of four warps in which a matmul is summed
@@ -156,7 +156,7 @@ for layout in compilations:
 # is still complete, but the same chunk of eight rows is now at eight different places:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-show(swizzle_xor.draw(**swizzle_xor.data()))
+show("swizzle_xor")
 
 # %% [markdown]
 # The bottom row counts how many of the eight reads want each place. In Triton, the compiler arranges K like this by
@@ -172,7 +172,7 @@ show(swizzle_xor.draw(**swizzle_xor.data()))
 # That makes about $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers per thread, and a thread can have 255.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-show(block_budget.draw(**block_budget.data()))
+show("block_budget")
 
 # %% [markdown]
 # If registers run out, the kernel still runs, but it *spills*, which means that numbers travel to slow memory and back.
