@@ -6,24 +6,24 @@
 #
 # **How do many blocks add into one dQ?**
 #
-# A training run fails after three days. To find out why, somebody starts it again, with the same seed, the same data
-# and the same GPU. It does not fail again, because it does not compute the same numbers. How can that be, if nothing
-# has changed?
+# A training run fails after three days. To find out why, you start it again, with the same seed, the same data and the
+# same GPU. It does not fail again, because it does not compute the same numbers. How can that be, although nothing has
+# changed?
 #
 # Chapter 05 ended with two ways to sum up dQ, and the choice between them decides this. Here both become kernels beside
-# the ladder of chapter 08: rung `b00` (b for backward), with atomic additions, and rung `b01`, with two passes. At the
-# end we hand the forward and the backward kernels to PyTorch, and train a small model with them.
+# the ladder of chapter 08. Rung `b00` (b for backward) has atomic additions, and rung `b01` has two passes. At the end,
+# we hand the forward and the backward kernels to PyTorch, and train a small model with them.
 #
 # After this notebook you can
 #
 # - write the backward pass as three small kernels, and name what each keeps on chip,
 # - explain why two runs of one kernel can differ, and compare two fixes and what they cost,
 # - count the registers that a program's blocks take,
-# - put a forward and a backward kernel of your own into PyTorch, check them, and train with them.
+# - put your own forward and backward kernels into PyTorch, check them, and train with them.
 #
-# *Time: 60 minutes with the questions and the kernel. Hardware: any machine with Linux; without an
-# NVIDIA GPU the kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb) and [08 ·
-# The Triton forward kernel](08_triton_forward.ipynb).*
+# *Time: 55 minutes with the questions and the kernel. Hardware: any machine with Linux; without an NVIDIA GPU the
+# kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb) and [08 · The Triton
+# forward kernel](08_triton_forward.ipynb).*
 
 # %% tags=["hide-input"]
 import math
@@ -41,6 +41,7 @@ from fa2_lab.plots.show import show
 from fa2_lab.records import load as record_of
 from fa2_lab.records import recorded
 from fa2_lab.reference import heads
+from fa2_lab.tools.xray import xray_launches
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, same_code, verdict
 
@@ -76,10 +77,10 @@ def inputs_of(N_q, N_k, causal):
 # %% [markdown]
 # ## Why do two runs differ?
 #
-# A block of dQ is a sum with one part from each column block. With 4,096 keys in blocks of 64, these are 64 parts. If the
-# programs add their parts into the same memory as soon as they have them, then the order of the additions is the order in
-# which the programs come, and no two runs need to have the same. The cell below adds the same 64 parts three times in
-# float32, each time in another order:
+# A block of dQ is a sum with one part from each column block. With 4,096 keys in blocks of 64, these are 64 parts.
+# Suppose that the programs add their parts into the same memory as soon as they have them. Then the order of the
+# additions is the order in which the programs get there, and it differs from run to run. The cell below adds the same
+# 64 parts three times in float32, each time in another order:
 
 # %%
 parts = np.random.default_rng(0).standard_normal((64, 64, 128)).astype(np.float32)
@@ -93,17 +94,19 @@ for run in range(3):
     print(f"run {run}: second number {dq[0, 1]:.9f}, other than in run 0: {other:.0%} of all numbers")
 
 # %% [markdown]
-# No run is wrong. Each sum was rounded in another order, and more than three quarters of the numbers differ in their
-# last bits. In one step of training this does no harm. But after thousands of steps, such differences grow into another
-# model, and a mistake that depends on them cannot be found by running again. So we want to know where the order is
-# decided, and what it costs to fix it. We begin with the parts of the backward pass where nothing can go wrong.
+# Although no run is wrong, each sum was rounded in another order, so more than three quarters of the numbers differ in
+# their last bits. In one step of training, this does no harm. After thousands of steps, however, such differences grow
+# into another model, and a mistake that depends on them cannot be found by running again. So we want to know where the
+# order is decided, and what it costs to fix it. We begin with the parts of the backward pass where nothing can go
+# wrong.
 #
 # ## What is the same in all tiles of a row?
 #
-# Line numbers are those of Algorithm 2; [the poster](../figures/poster_backward.pdf) has it on one sheet. The forward
-# pass left L. What is missing is $D_i = do_i \cdot o_i$ (line 4), which every tile of the row subtracts (line 14). The
-# smallest kernel of this chapter computes it once. `load_rows` is the function of chapter 08 without `RAGGED`, because
-# it always masks. It is taken from rung b01, as are `store_rows` and `of_rows`.
+# The line numbers in this chapter refer to Algorithm 2 of the FA2 paper, and [the
+# poster](../figures/poster_backward.pdf) has it on one sheet. The forward pass left L. What is missing is $D_i = do_i
+# \cdot o_i$ (line 4), which every tile of the row subtracts (line 14). The smallest kernel of this chapter computes it
+# once. `load_rows` is the function of chapter 08 without `RAGGED`, because it always masks. We take it from rung b01,
+# together with `store_rows` and `of_rows`.
 
 # %%
 b00, b01 = load("b00"), load("b01")
@@ -130,7 +133,7 @@ print("D by the kernel, and the row sums of P ∘ (dO Vᵀ):")
 compare("D", [D], [(P * (host(dO) @ host(V).T)).sum(1)])
 
 # %% [markdown]
-# The two agree, because D is the weighted mean of the row's dP (chapter 05). The product is taken in fp32, since a
+# The two agree, because D is the weighted mean of the row's dP (chapter 05). The product is computed in fp32, since a
 # rounding error in D is an error of the whole row.
 
 # %% [markdown]
@@ -139,9 +142,9 @@ compare("D", [D], [(P * (host(dO) @ host(V).T)).sum(1)])
 # P comes back in one step, $e^{S - L}$. For each key that a row sees, L is at least as large as the row's score, so the
 # exponent is never positive and nothing overflows.
 #
-# `tile` computes S, P, dP and dS of one tile, in this order. `seen` is true if the row exists, the key exists, and,
-# under a causal mask, the row sees the key. L is a natural logarithm, so it is subtracted first, and only the
-# difference is multiplied by $\log_2 e$.
+# `tile` computes S, P, dP and dS of one tile, in this order. In the code, `seen` is true if the row exists, the key
+# exists, and, under a causal mask, the row sees the key. L is a natural logarithm, so it is subtracted first, and only
+# the difference is multiplied by $\log_2 e$.
 
 # %%
 NEG_INF, LOG2E = tl.constexpr(float("-inf")), tl.constexpr(1 / math.log(2))
@@ -170,13 +173,13 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 #
 # <details><summary>Answer</summary>
 #
-# **∞.** $e^{198}$ is more than fp32 can hold, because its numbers end near $e^{88.7}$. In dQ this P meets a k of zeros.
-# ∞ · 0 is NaN, so the whole row of dQ is lost. A finite P would do no harm, as long as its dS is below 65,504, where
-# fp16 ends.
+# **∞.** $e^{198}$ is more than fp32 can hold, because its numbers end near $e^{88.7}$. In dQ, this P meets a k of
+# zeros. Since ∞ · 0 is NaN, the whole row of dQ is lost. A finite P would do no harm, as long as its dS is below
+# 65,504, where fp16 ends.
 # </details>
 #
-# An early FlashAttention-2 had such NaNs: [flash-attention
-# #334](https://github.com/Dao-AILab/flash-attention/issues/334).
+# An early FlashAttention-2 had such NaNs ([flash-attention
+# #334](https://github.com/Dao-AILab/flash-attention/issues/334)).
 
 # %% [markdown]
 # ## What does a column block keep on chip?
@@ -184,11 +187,11 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 # A column kernel runs as one program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the
 # row blocks. After `tile`, dV gains $p^\top do$ and dK gains $ds^\top q$, while dQ comes later. `tl.dot(a, b, acc)`
 # adds the product to the block `acc`. Under a causal mask, rows before $j + N_q - N_k$ do not see key j, so blocks that
-# have only such rows are skipped. Skipping saves time only, so the check does not ask for it.
+# have only such rows are skipped. This only saves time, so the check does not ask for it.
 #
 # **Build.** Write dK and dV of one head, which are lines 6 to 14, 16 and 18 of Algorithm 2. You can use `tile`,
-# `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which is (B, 1), and `store_rows(X, x, first, N, B, d)`. The
-# accumulators are fp32. The scale τ of dK can wait until the end of the loop.
+# `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which is (B, 1), and `store_rows(X, x, first, N, B, d)`.
+# The accumulators are fp32. The scale τ of dK can wait until the end of the loop.
 
 # %%
 @triton.jit
@@ -263,8 +266,8 @@ check(my_gradients, *(Case(words, case, gradients(case)) for words, case in case
 # %% [markdown]
 # ## How can all programs add into dQ?
 #
-# Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and every column block does so. With a plain addition this is the race of
-# [chapter 05](05_backward.ipynb), in which parts get lost. `add_rows` uses the first fix, the atomic add:
+# Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and every column block does so. With a plain addition, this is the race
+# of [chapter 05](05_backward.ipynb), in which parts get lost. `add_rows` uses the first fix, the atomic add:
 
 # %%
 @triton.jit
@@ -277,7 +280,7 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 # %% [markdown]
 # Rung b00 is the column kernel with line 15 in its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. Now no part is
 # lost, but on a GPU the order of the parts may differ from run to run, and with it the last bits of dQ. This is the
-# kernel whose runs differ. In the interpreter, one program ends before the next begins. Therefore a test there cannot
+# kernel whose runs differ. In the interpreter, one program ends before the next begins. Therefore, a test there cannot
 # find a race, and only reading the code helps.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -294,8 +297,8 @@ compare("dQ dK dV", (x[0, 0] for x in b00.backward(*six, False)), (dQ, dK, dV))
 live("race")
 
 # %% [markdown]
-# Now each block of dQ has one owner, a program with row block i, as in chapter 08. Per tile, a column program computes
-# five products, or four without line 15, and a row program computes three. `bwd_dq` is this second pass.
+# Now each block of dQ has one owner, which is a program with row block i, as in chapter 08. Per tile, a column program
+# computes five matmuls, or four without line 15, and a row program computes three. `bwd_dq` is this second pass.
 
 # %%
 @triton.jit
@@ -326,20 +329,20 @@ compare("dQ", [mine], [dQ])
 
 # %% [markdown]
 # One program adds all parts of a number, in the order of the keys, so on one machine all runs agree bit for bit. Such a
-# kernel is called *deterministic*. No α rescales `dq_i`, as it did `o_i` in chapter 08, because every p is final at
-# once.
+# kernel is called *deterministic*. In chapter 08, α rescaled `o_i`. Here nothing rescales `dq_i`, because every p is
+# final at once.
 
 # %% [markdown]
 # ## What do the two ways cost?
 #
-# The second pass computes S and dP once more, so two passes compute seven products per tile, and one pass computes
-# five. If products were all, one pass would take 5/7 of the time. What does it pay in exchange?
+# The second pass computes S and dP once more, so two passes compute seven matmuls per tile, and one pass computes five.
+# If matmuls were all, one pass would take 5/7 of the time. What does it pay in exchange?
 #
-# In both ways, the requests are the same: 8 bytes per tile for each of a block's B · d elements (chapter 05). But an
-# atomic addition is more than a store, because L2 reads the old sum, adds, and writes the new one. How long that takes,
-# no data sheet says. We assume that it costs L2 as much as a load and a store, so for one pass we count 12 bytes
-# instead of 8. The lines below print two lower bounds for each way, one by the tensor cores and one by L2, and what an
-# H200 needed:
+# In both ways, the requests are the same, namely 8 bytes per tile for each of a block's B · d elements (chapter 05).
+# But an atomic addition is more than a store, because L2 reads the old sum, adds, and writes the new one. No data sheet
+# tells how long that takes. We assume that it costs L2 as much as a load and a store, so for one pass we count 12 bytes
+# instead of 8. The lines below print two lower bounds for each way, one by the tensor cores and one by L2, and the time
+# that an H200 needed:
 
 # %% tags=["hide-input"]
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
@@ -356,15 +359,15 @@ for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "
 print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 
 # %% [markdown]
-# By the tensor cores, one pass would win. By L2, if an atomic addition costs what we assume, it needs 1.41 times as
-# long as two passes at their larger bound, and the measured times have about that ratio. That may be chance, since both
-# kernels take much longer than their bounds. Had we counted 8 bytes, the bounds would put one pass first. So on this
-# GPU, at this size, two passes are faster, and they are deterministic.
+# If only the tensor cores counted, one pass would win. But L2 ends last in one pass, if an atomic addition costs what
+# we assume. Its bound is 1.41 times the larger bound of two passes, and the measured times have about that ratio. That
+# may be chance, since both kernels take much longer than their bounds. With 8 bytes instead of 12, the bounds would put
+# one pass first. So on this GPU, at this size, two passes are faster, and they are deterministic.
 #
-# This is not the last word on one pass. Rung b02, in Gluon (chapter 12a), is for Hopper (H100 and H200). Its larger
-# tiles add less often (chapter 13), and its one pass is the fastest of the three, but the last bits of its dQ vary. The
-# package takes two passes in Triton. On Hopper it takes one, and with `torch.use_deterministic_algorithms(True)` the
-# additions keep their order.
+# This is not the last word on one pass. Rung b02 is written in Gluon (chapter 12a) for Hopper (H100 and H200). Its
+# larger tiles add less often (chapter 13), so its one pass is the fastest of the three, but the last bits of its dQ
+# vary. The package takes two passes in Triton. On Hopper it takes one, and with
+# `torch.use_deterministic_algorithms(True)` the additions keep their order.
 
 # %% [markdown]
 # ## Does a column program's work fit in registers?
@@ -373,8 +376,8 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 # in them, with every number in fp32. dk and dv stay through the loop, and take 2 · 64 · 128 / 128 threads = 128
 # registers. S and dP come and go, and take 2 · 64 · 64 / 128 = 64. k and v stay in shared memory.
 #
-# **Predict.** Rung 11's forward kernel has the same tile. It keeps one block of 64 × 128 through its loop, $o$, and needs
-# 168 registers. How many does a column program need?
+# **Predict.** Rung 11's forward kernel has the same tile. It keeps one block of 64 × 128 through its loop, $o$, and
+# needs 168 registers. How many does a column program need?
 #
 # - ☐ it does not fit: some values find no register
 # - ☐ about as many, as it has as many warps
@@ -400,19 +403,33 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 # ```
 # </details>
 #
-# A spill here is an instruction in the code that stores such a value or loads it again. Both rungs were measured so,
-# with 4 warps, and they take 2.7 and 2.6 times their limit. The spills may be one of the reasons. Whether they are,
-# only a run without spills could show, and none has been recorded. At d = 128, the package's column kernel takes 8
-# warps on Hopper, and smaller tiles on older GPUs. These numbers are from Triton 3.9. To see yours, run
-# `fa2-lab xray b01 --full`.
+# A spill here is an instruction in the code that stores such a value or loads it again. Both rungs were measured with 4
+# warps and with these spills, and they take 2.7 and 2.6 times their bound. Are the spills the reason? With 8 warps,
+# each thread keeps half as many numbers. We can compile that without a GPU, and look before we time anything:
+
+# %% tags=["nbval-ignore-output"]
+launches = xray_launches("b01", [dict(num_warps=W) for W in (4, 8)], "sm_90", causal=False)
+for W, (_, columns, _) in zip((4, 8), launches, strict=True):  # three kernels; dK and dV come from the second
+    n = columns.numbers
+    print(f"bwd_dkdv with {W} warps: {n['spills']} spills; instructions for exponentials: {32 * W * n['exponential']:,} in all threads")
+
+# %% [markdown]
+# With 8 warps, nothing is spilled. But on an H200, rung b01 was slower with 8 warps than with 4. The second number
+# shows a reason. On Hopper, four warps start a matmul together, and it has 64 rows, 16 for each of them (chapter 08).
+# This tile has only 64 rows. So the other four warps compute S, P and dP once more, and the program computes twice as
+# many exponentials. We have therefore not found out what the spills cost, because this launch also changes the work.
+#
+# The package's column kernel takes 8 warps at d = 128, and it avoids the double work. On Hopper, its tiles are
+# transposed and have 128 keys, which makes 16 rows for each warp. All these numbers are from Triton 3.9. To see yours
+# for both rungs, run `fa2-lab xray b01 --full` and `fa2-lab xray b00 --full`.
 
 # %% [markdown]
 # ## How does PyTorch use the kernels?
 #
-# PyTorch records which operations made a tensor, and a call of `backward()` runs their backward functions.
-# It cannot look into a Triton kernel, so we tell it what belongs together, in a class with two functions. `forward`
-# saves what the backward pass needs in `ctx`, and `backward` gets dO and returns one gradient for each argument of
-# `forward`. An argument that has no gradient, such as `causal`, gets `None`.
+# PyTorch records which operations made a tensor, and a call of `backward()` runs their backward functions. It cannot
+# look into a Triton kernel, so we tell it what belongs together, in a class with two functions. `forward` saves what
+# the backward pass needs in `ctx`. `backward` gets dO, and returns one gradient for each argument of `forward`. An
+# argument that has no gradient, such as `causal`, gets `None`.
 
 # %%
 forward = load("r11").forward  # O and L
@@ -434,9 +451,9 @@ class Attention(torch.autograd.Function):
 # %% [markdown]
 # Is it right? `torch.autograd.gradcheck` compares each number of the gradients with a difference of two forward calls,
 # $(f(x + h) - f(x - h)) / 2h$. It needs no second implementation to compare with, so it belongs in every test of a
-# backward pass. It is made for float64. In fp32 we choose a larger h and a larger tolerance. On a GPU, `tl.dot` rounds
-# fp32 further, which chapter 11 explains, so both are larger again there. For comparison, here is a backward pass that
-# forgets to scale dK by τ:
+# backward pass. It is made for float64, so in fp32 we choose a larger h and a larger tolerance. On a GPU, `tl.dot`
+# rounds fp32 further, which chapter 11 explains, so both are larger again there. For comparison, here is a backward
+# pass that forgets to scale dK by τ:
 
 # %% tags=["nbval-ignore-output"]
 class Forgetful(Attention):
@@ -460,9 +477,9 @@ for function in (Attention, Forgetful):
 # gradcheck finds the mistake and names the input, which is number 1, K.
 #
 # Now something can learn with it. The smallest task that needs attention is to reverse a text: row i of the output
-# should be the token at position N − 1 − i. The values are the tokens, and each row has to find the right one. So only Q
-# and K are learned, with one row of each for every position. At the beginning, each row spreads its weight over several
-# tokens. After some steps it looks at one.
+# should be the token at position N − 1 − i. The values are the tokens, and each row has to find the right one. So only
+# Q and K are learned, with one row of each for every position. At the beginning, each row spreads its weight over
+# several tokens. After some steps, it looks at only one of them.
 
 # %% tags=["nbval-ignore-output"]
 N = 16
@@ -489,24 +506,24 @@ print("text   ", *text.tolist())
 print("reads  ", *read(text).argmax(1).tolist())
 
 # %% [markdown]
-# The loss falls to nearly zero, and the last line is the text backwards. All gradients came through your column kernel's
-# twin, `bwd_dkdv`, and through `bwd_dq`.
+# The loss falls to nearly zero, and the last line is the text backwards. All gradients came through `bwd_dkdv`, the
+# twin of your column kernel, and through `bwd_dq`.
 
 # %% [markdown]
 # ## Recap
 #
-# - The backward pass is three kernels: D by rows, dK and dV by columns, dQ by rows. The package has two. Its rows kernel runs
-#   first, computes D and dQ, and stores D for the columns kernel.
-# - $P = e^{S-L}$ is final at once. It needs the mask where a key does not exist, and where one is masked.
-# - Line 15 as a plain addition loses parts. Atomic additions keep the parts but not their order, so runs differ. A second pass
-#   keeps both, and costs two products.
+# - The backward pass is three kernels, which compute D by rows, dK and dV by columns, and dQ by rows. The package has
+#   only two, because its rows kernel runs first, computes D and dQ, and stores D for the columns kernel.
+# - $P = e^{S-L}$ is final at once. It needs the mask if a key does not exist, and if one is masked.
+# - Line 15 as a plain addition loses parts. Atomic additions keep the parts but not their order, so runs differ. A
+#   second pass keeps both, and costs two matmuls per tile.
 # - dk and dv alone take half of a thread's registers.
 # - `autograd.Function` joins a forward and a backward kernel, and `gradcheck` tests them against differences.
 
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook are those of rungs b00 and b01, and the rungs agree with the dense result in float64.
+# The functions of this notebook are compared with rungs b00 and b01, and the rungs with the dense result in float64.
 
 # %% tags=["hide-input"]
 verdict("the runs differ in more than three quarters of the numbers", min((x != runs[0]).mean() for x in runs[1:]) > 0.75)
@@ -514,6 +531,8 @@ ratio = max(bounds["b00_atomics"]) / max(bounds["b01_two_passes"])
 verdict("the bounds: 1.41 times as long; the tensor cores would put one pass first", round(ratio, 2) == 1.41
         and bounds["b00_atomics"][0] < bounds["b01_two_passes"][0])
 verdict("2.7 and 2.6 times the bounds", [round(times[x][0] / max(bounds[x]), 1) for x in bounds] == [2.7, 2.6])
+spilled, doubled = ([kernels[1].numbers[what] for kernels in launches] for what in ("spills", "exponential"))
+verdict("b01 with 8 warps: fewer spills, and as many exponentials of a thread as with 4", spilled[0] > spilled[1] and doubled[0] == doubled[1])
 verdict("the small model reads the text backwards", read(text).argmax(1).tolist() == text.flip(0).tolist())
 for mine in (tile, D_kernel, bwd_dq):
     verdict(f"{mine.fn.__name__} here = b01's", same_code(mine, getattr(b01, mine.fn.__name__)))
