@@ -694,7 +694,8 @@ for d in (64, 128):
 # %% tags=["hide-input"]
 additions, flops = 16 * 128 * 16384 * 128, 2.5 * 4 * 16384**2 * 128 * 16
 times = 8 * additions / chips.H200.hbm_per_second, flops / chips.H200.tensor_flops
-verdict("the kernel reaches 641 TFLOP/s, a large matmul 797", (round(row.rate("fa2_lab")), round(paper.ceilings["GEMM TFLOP/s"])) == (641, 797))
+measured = in_paper[128, False, 4096].rate("fa2_lab")
+verdict("the kernel reaches 641 TFLOP/s, a large matmul 797", (round(measured), round(paper.ceilings["GEMM TFLOP/s"])) == (641, 797))
 verdict("4.3 billion additions take 7 ms, and the matmuls 5.6 ms", [round(1e3 * x, 1) for x in times] == [7.2, 5.6] and additions // 10**8 == 42)
 verdict("the kernel is ahead of cuDNN, and level with FlashAttention-3 or ahead of it",
         all(mean_ratio(backward_rows, peer)[1] > least for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))))
