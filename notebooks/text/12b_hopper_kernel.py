@@ -648,23 +648,6 @@ for (d, causal), ratio in over.items():
 # record does not show which of the kernel's differences made it faster.
 
 # %% [markdown]
-# The next four pictures show the rungs from 20 on, which this kernel continues, as strips. The model is that of chapter
-# 12a. From rung 20 on it lets consumers take the tensor cores one after the other, and it leaves out all waits between
-# instructions, so its tensor cores wait less than the counters say.
-
-# %% tags=["hide-input"]
-show("strips_20")
-
-# %% tags=["hide-input"]
-show("strips_21")
-
-# %% tags=["hide-input"]
-show("strips_22")
-
-# %% tags=["hide-input"]
-show("strips_23")
-
-# %% [markdown]
 # ## The same in 150 lines, and what you cannot express
 #
 # [TileLang](https://github.com/tile-ai/tilelang) compiles attention for Hopper from about 150 lines of Python. Its
