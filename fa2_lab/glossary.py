@@ -148,10 +148,11 @@ descriptor | 12a | bulk_copy | where a tensor lies and how, written down once fo
 wgmma | 12a | wgmma | Hopper's instruction for the matrix product of a warpgroup | 线程束组矩阵乘
 layout | 12a | row_reduction | which thread holds which number of a tile, or where in shared memory it lies | 布局
 Gluon | 12a | - | Triton's lower dialect: layouts, copies and barriers are written out | Gluon（Triton 的底层语言）
-phase | 12a | - | what a barrier in shared memory counts through, 0, 1, 0, …: one for each full round (phase parity) | 相位
+phase | 12a | - | what a barrier in shared memory counts through, 0, 1, 0, …: one for each full round
+    (phase parity) | 相位
 fence | 12a | - | what threads wrote before it is seen by the copy engine after it | 内存栅栏
-proxy | 12a | - | the path by which threads, or the copy engine and the tensor cores, reach shared memory; a fence orders
-    accesses of two paths | 访存代理
+proxy | 12a | - | the path by which threads, or the copy engine and the tensor cores, reach shared memory; a fence
+    orders accesses of two paths | 访存代理
 warp specialisation | 12a | pipes | warps of one program have different jobs: one copies, others compute | 线程束特化
 aggregate | 12b | - | several values of a Gluon kernel under one name, with methods | 聚合
 inline assembly | 12a | - | machine instructions written out inside a kernel | 内联汇编
@@ -162,16 +163,16 @@ overlap | rung 20 | timeline | two units work at the same time | 计算重叠
 ping-pong | 12b | timeline | two consumers alternate: one computes products while the other does its softmax | 乒乓调度
 persistent | rung 21 | tickets | of a program: it stays on its SM and takes one row block after the other | 常驻
 tile scheduler | rung 21 | tickets | what tells a persistent program which row block comes next | 分块调度器
-dynamic scheduling | 12a | tickets | a program fetches its next row block when it is free; static: all are dealt out in advance |
-    动态调度
+dynamic scheduling | 12a | tickets | a program fetches its next row block when it is free; static: all are dealt out in
+    advance | 动态调度
 mailbox | 12a | - | a place in shared memory where one warp leaves numbers for others | 信箱
 cluster | 12b | - | thread blocks on neighbouring SMs that may read each other's shared memory | 线程块簇
 multicast | 12b | - | one copy that brings a tile from L2 to several SMs of a cluster | 多播
 prologue | 13 | - | what a pipelined loop does before its first whole step | 流水序段
 epilogue | 13 | - | what is left for a pipelined loop to do after its last step | 流水尾段
 bulk reduction | 13 | pipes | the copy engine adds a tile of shared memory to HBM | 批量归约
-programmatic dependent launch | 13 | launches | PDL: a kernel is launched before the kernel before it has ended, and waits by itself |
-    编程式依赖启动
+programmatic dependent launch | 13 | launches | PDL: a kernel is launched before the kernel before it has ended,
+    and waits by itself | 编程式依赖启动
 turn | 13 | - | the right to add next, in a fixed order that a counter in HBM, the semaphore, keeps | 轮次
 denormal | 10 | - | a number so small that its exponent has no room; fast units make 0 of it | 非规格化数
 lagging | rung 22 | - | lazy rescaling: m follows the row's maximum only when a score is far above it | 滞后最大值
