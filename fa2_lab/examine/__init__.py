@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fa2_lab.examine.cases import all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
-from fa2_lab.examine.match import Answer, Finding, Variant, conventions, explain
+from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventions, explain
 from fa2_lab.examine.memory import checks, guarded, repeated
 from fa2_lab.examine.subject import LAYOUTS, NotExamined, Subject
 
@@ -46,10 +46,21 @@ def examine(
     quick: bool = False,
     given: dict[str, Any] | None = None,
 ) -> Report:
-    """Examine softmax(τ q kᵀ) v as a function computes it; NotExamined if it cannot be asked.
+    """Find out which known mistake a function makes that should compute softmax(τ q kᵀ) v.
 
-    layout   bhnd, bnhd, hnd, nd or thd; found out if it is not given, as are library and dtype
+    The function is asked about forty small problems, and its answers are compared with those that each known mistake
+    would give. What it takes besides q, k and v is learned from the names of its arguments. If it cannot be asked,
+    NotExamined says why.
+
+    layout   bhnd (batch, heads, N, d), bnhd, hnd, nd, or thd for packed sequences; found out if it is not given
+    library  numpy, torch or jax, whose arrays the function takes; found out
+    dtype    such as float16; the first that the function takes
+    device   such as cuda; torch's CPU, or a GPU if the function refuses what lies on the CPU
+    quick    leaves out the long problems, so that it takes ten seconds at most
     given    arguments that are passed in every call
+
+    The report has `is_right` and `findings`. Each finding has a name, a sentence, where the numbers are wrong and by
+    how much, and what to read. A finding is wrong, or it is a convention or a remark.
     """
     begun = time.monotonic()
     subject = Subject(function, given, device)
@@ -73,33 +84,22 @@ def examine(
                 refused.setdefault(f"{case.group} ({case})", str(refusal))
     unsteady = list(repeated(subject, answers[0])) if answers else []
     named = explain(answers, subject.tiles())
-    drop = other_mask(named, answers)
-    named = [x for x in named if x.group not in drop]
-    answers = [x for x in answers if x.case.group not in drop]
-    if unsteady or found:  # numbers that come from elsewhere are no mistake of their own
+    if unsteady or found or subject.overrun:  # numbers that come from elsewhere are no mistake of their own
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), Variant()))
     plain = [x for x in answers if x.case.group == "plain"]
     if plain and not unsteady and all(x.fits(state, ("O",)) for x in plain):
+        subject.eps = plain[0].eps
         found += checks(subject, answers, state)
     happened = {"inputs-changed": subject.changed, "writes-past-end": subject.overrun}
     found += unsteady + [Finding(name, "in one of the calls") for name, it_did in happened.items() if it_did]
-    if any(x.mistake.part == "gradients" for x in named):
+    if any(x.where.startswith(GRADIENTS) for x in named):
         found = [x for x in found if x.name != "gradient-empty"]
     first = {x.name: x for x in reversed(named + found)}  # of each name the first finding
     findings = [first[name] for name in dict.fromkeys(x.name for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
     parts = [x for x in ("O", "L", "dQ", "dK", "dV") if any(x in answer.outputs for answer in answers)]
     return Report(subject.name, how, findings, len(answers), parts, refused, time.monotonic() - begun, subject)
-
-
-def other_mask(named: list[Finding], answers: list[Answer]) -> set[str]:
-    """A mask is boolean or additive, and few functions take both: the groups of the kind that a function does not."""
-    asked = {x.case.group for x in answers} & {"mask", "bias"}
-    misread = {x.group for x in named if x.name in ("unknown", "mask-ignored")} & asked
-    if len(asked) != 2 or len(misread) != 1:
-        return set()
-    return misread | ({"empty-mask"} if "mask" in misread else set())
 
 
 class Callable_(ModuleType):

@@ -57,12 +57,16 @@ class Answer:
             near = (np.abs(got - want) <= self.bound(name, state)) | (~np.isfinite(got) & ~np.isfinite(want))
         if name == "O":  # a row that saw nothing is 0 or NaN or, with finite masks, the mean of V
             nothing = np.isneginf(self.variant(state, "L"))[..., None]
-            v = np.repeat(self.case.v, got.shape[1] // self.case.v.shape[1], axis=1)
-            is_mean = np.abs(got - v.mean(axis=2, keepdims=True)) <= self.bound("O")
+            is_mean = np.abs(got - self.mean()) <= self.bound("O")
             near |= nothing & ((got == 0) | ~np.isfinite(got) | is_mean)
         if name in ("O", "L", "dQ"):
             near[self.empty(state)] = True  # rows that see no key are judged for themselves
         return ~near
+
+    def mean(self) -> np.ndarray:
+        """The mean of V for each row."""
+        v = np.repeat(self.case.v, self.case.q.shape[1] // self.case.v.shape[1], axis=1)
+        return np.broadcast_to(v.mean(axis=2, keepdims=True), self.case.q.shape)
 
     def empty(self, state: Variant) -> np.ndarray:
         """The rows that see no key by the function's own conventions."""
@@ -117,7 +121,7 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Fin
             found.append(Finding(single[0].names[-1], *place(of_L, state, ("L",)), state=single[0]))
         elif plain:
             found += explain_part([x for x in right if "L" in x.outputs], usual, "L", ("L",), tiles)[0]
-    skip = {"empty"} | {"dL" for x in found if x.mistake.part == "L"}
+    skip = {"empty", "empty-mask"} | {"dL" for x in found if x.mistake.part == "L"}
     asked = [x for x in right if "dQ" in x.outputs and x.case.group not in skip]
     return found + (explain_part(asked, usual, "gradients", GRADIENTS, tiles)[0] if plain else [])
 
@@ -154,7 +158,7 @@ def explain_part(
             found.append(coarse)
             for x in answers:  # what follows is judged as if in 16 bits
                 x.eps = 2.0**-8
-        elif group in ("plain", "causal", *PAIRED) or state == conventions(state) or part != "O":
+        elif state == conventions(state):  # after a mistake, what it does to other groups is not known
             name = "grouped-silent" if group == "grouped" and part == "O" else "unknown"
             found.append(Finding(name, *place(mine, state, outputs), state=state))
             if group == "plain":

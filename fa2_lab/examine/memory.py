@@ -70,16 +70,11 @@ def alone(subject: Subject, base: Answer, state: Variant) -> Iterator[Finding]:
 
 def unwritten(subject: Subject, base: Answer, state: Variant) -> Iterator[Finding]:
     """With torch, memory that `empty` hands out is full of NaN for one call."""
-    if subject.library != "torch":
-        return
-    import torch
-
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    subject.unset = np.nan
     try:
         answer = subject.ask(base.case)
     finally:
-        torch.use_deterministic_algorithms(mode=before)
+        subject.unset = None
     outputs = tuple(x for x in answer.outputs if base.fits(state, (x,)))
     yield from changed("unwritten", "where torch.empty is full of NaN", answer, state, outputs)
 
@@ -109,23 +104,28 @@ def other_dtypes(subject: Subject, plain: list[Answer], state: Variant) -> Itera
 
 
 def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """O, L and the gradients of rows that see no key."""
+    """O of rows that see no key, then L, and the gradients: NaN in those of other rows, or what 0 does not give."""
     for answer in [x for x in answers if x.case.group.startswith("empty") and x.fits(state, ("O",))]:
-        rows, case, found = answer.empty(state), answer.case, answer.outputs
+        rows, case, found, bound = answer.empty(state), answer.case, answer.outputs, answer.bound("O")
         if not rows.any():
             continue
-        got, bound = found["O"][rows], answer.bound("O")
-        mean = np.broadcast_to(case.v.mean(axis=2, keepdims=True), found["O"].shape)[rows]
+        got, mean = (x[rows] for x in (found["O"], answer.mean()))
         verdicts = {
             "empty-nan": np.isnan(got).any(),
             "empty-mean": np.abs(got - mean).max() < bound,
             "empty-unmasked": np.abs(got - answer.variant(OPEN, "O")[rows]).max() < 0.01,
             "empty-other": np.abs(got).max() > bound,
             "L-empty": "L" in found and not np.isneginf(found["L"][rows]).all(),
-            "gradient-empty": "dQ" in found
-            and not (answer.fits(state, GRADIENTS) and np.abs(found["dQ"][rows]).max() < answer.bound("dQ")),
         }
-        yield from [Finding(x, f"{int(rows.sum())} rows", case=case) for x, holds in verdicts.items() if holds][:1]
+        names = [name for name, holds in verdicts.items() if holds][:1]
+        if "dQ" in found:
+            spreads = any(np.isnan(x).any() for x in (found["dQ"][~rows], found["dK"], found["dV"]))
+            wrong = not answer.fits(state, GRADIENTS) or np.abs(found["dQ"][rows]).max() > answer.bound("dQ")
+            if "empty-nan" in names:  # as torch's own softmax does
+                names += ["gradient-nan"] * spreads
+            elif spreads or (wrong and not names):
+                names.append("gradient-empty")
+        yield from [Finding(name, f"{int(rows.sum())} rows", case=case) for name in names]
 
 
 def dropout(subject: Subject) -> Iterator[Finding]:

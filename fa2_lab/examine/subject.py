@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ LIBRARIES = ["numpy", *filter(find_spec, ("torch", "jax"))]
 ALWAYS = {"causal", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}  # also if they are as usual
 GIVEN = {"q", "k", "v", "O", "L"}
 LIMIT = 60  # seconds that one call may take
-GUARD = 1 << 14  # numbers before and after each input
+GUARD, FENCE = 1 << 14, -7.0  # numbers before and after each input; what lies there around an output
+MAKERS = {"empty", "empty_like", "new_empty", "zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full"}
 
 
 class NotExamined(Exception):
@@ -48,6 +50,8 @@ class Subject:
         self.library, self.dtype, self.layout, self.multiple, self.d = "numpy", "float64", "bhnd", 1, 16
         self.also = ""  # another layout, in which it would be right
         self.fill = np.nan  # what lies before and after each input
+        self.unset: float | None = None  # what torch.empty is filled with
+        self.eps = 0.0  # the distance of two numbers, if it is not that of the dtype
         self.window_is_int = self.changed = self.overrun = False
         parameters = [p for p in signature(function).parameters.values() if p.kind < 4 and p.kind != p.VAR_POSITIONAL]
         self.defaults = {p.name: p.default for p in parameters}
@@ -60,6 +64,7 @@ class Subject:
         for name in named:
             if not named[name] and self.defaults[name] is inspect.Parameter.empty:
                 raise NotExamined(f"{self.name} needs {name!r}, which is not known here: give it with --set {name}=…")
+        self.unused = [name for name in named if not named[name]]
         function = inspect.unwrap(function)
         self.code, self.space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
 
@@ -75,9 +80,11 @@ class Subject:
     def settle(self, layout: str = "", library: str = "", dtype: str = "") -> None:
         """Choose library, dtype, sizes and layout: those that give what attention should give, else those that run."""
         layouts = [layout] if layout else ["thd"] if self.takes("cu_seqlens") else ["bhnd", "bnhd", "hnd", "nd"]
-        kinds = [(x, y) for x in ([library] if library else self.libraries()) for y in dtypes(x) if dtype in ("", y)]
+        libraries = [library] if library else ["torch"] if self.device else self.libraries()
+        kinds = [(x, y) for x in libraries for y in dtypes(x) if dtype in ("", y)]
         failure = ""
-        for self.multiple, self.d in SIZES:
+        devices = [self.device] if self.device else ["cpu", *(["cuda"] if has_gpu() else [])]
+        for self.device, (self.multiple, self.d) in product(devices, SIZES):
             tried: list[tuple] = []
             for self.library, self.dtype in kinds:
                 if any((x[0] == 4 and x[-1] in WHOLE) or x[1] == self.library for x in tried):
@@ -133,6 +140,10 @@ class Subject:
             return lacks[0]
         if case.k.shape[1] != case.q.shape[1] and self.layout == "nd":
             return "grouped heads"
+        if case.k.shape[2] != case.q.shape[2] and self.layout == "thd" and not self.takes("cu_seqlens_k"):
+            return "other lengths of keys than of queries"
+        if self.dtype == "float16" and case.made != (1.0, 0.0) and np.abs(case.q @ case.k.swapaxes(2, 3)).max() > 6e4:
+            return "products of Q and K beyond float16"
         left, right = case.options.get("window") or (0, 0)
         return "windows with two sides" if self.window_is_int and left != right else ""
 
@@ -145,15 +156,10 @@ class Subject:
             inputs = [self.turned(x) for x in (part.q, part.k, part.v)]
             tensors = [self.array(x, place, self.fill if fill is None else fill) for x in inputs]
             try:
-                with np.errstate(all="ignore"), warnings.catch_warnings():
+                with np.errstate(all="ignore"), warnings.catch_warnings(), self.fences():
                     warnings.simplefilter("ignore")
-                    for x in tensors if gradients else ():
-                        x.requires_grad_()
-                    got = self.call(tensors, self.options(part))
-                    found = dict(zip("OL", got, strict=False))
-                    if gradients and getattr(got[0], "requires_grad", False):
-                        found |= self.backward(got, tensors, part)
-                    found = {name: numbers(x) for name, x in found.items()}
+                    found = self.found(tensors, part, gradients)
+                found = {name: numbers(x) for name, x in found.items()}
             except Exception as failure:
                 if gradients:
                     return self.ask(case, place, fill, gradients=False)
@@ -167,7 +173,27 @@ class Subject:
             self.changed |= not all(np.array_equal(numbers(a), b) for a, b in zip(tensors, inputs, strict=True))
         known = {name: np.concatenate(x) for name, x in outputs.items() if not any(y is None for y in x)}
         whole = {name: x.reshape(case.q.shape[0], -1, *x.shape[2:]) for name, x in known.items()}
-        return Answer(case, whole, EPS[self.dtype])
+        return Answer(case, whole, max(EPS[self.dtype], self.eps))
+
+    def found(self, tensors: list, case: Question, gradients: bool) -> dict[str, Any]:
+        """What one call gives: O, L if there is one, and the gradients if torch can take them."""
+        for x in tensors if gradients else ():
+            x.requires_grad_()
+        got = self.call(tensors, self.options(case))
+        found = dict(zip("OL", got, strict=False))
+        is_taped = gradients and getattr(got[0], "requires_grad", False)
+        return found | (self.backward(got, tensors, case) if is_taped else {})
+
+    @contextmanager
+    def fences(self) -> Iterator[None]:
+        """What torch hands out meanwhile has numbers behind it that must stay; what `empty` does holds `unset`."""
+        ends: list = []
+        if self.library != "torch":
+            yield
+        else:
+            with fencing(ends, self.unset):
+                yield
+        self.overrun |= any(bool((end != FENCE).any()) for end in ends)
 
     def parts(self, case: Question) -> list[Question]:
         """One case for each call: a layout without batch or heads takes them one after the other."""
@@ -198,10 +224,11 @@ class Subject:
         known |= dict(window=(-1, -1), scale=self.d**-0.5, dropout=0.0, seed=0)
         known |= dict(key_lengths=np.full(batch, N_k), sinks=np.full(heads, -np.inf), cu_seqlens=np.array([0, N_q]))
         known["cu_seqlens_k"] = case.options.get("cu_seqlens", np.array([0, N_k]))
+        known["mask"] = np.ones((batch, heads, N_q, N_k), dtype=bool)
         known |= case.options
         if self.layout == "nd":
             known |= dict(key_lengths=known["key_lengths"][0], sinks=known["sinks"][0])
-        if "mask" in case.options and self.layout in ("hnd", "nd"):
+        if self.layout in ("hnd", "nd"):
             known["mask"] = known["mask"][(0,) * (4 - len(self.layout))]
         asked = set(case.options)
         if case.group == "bias" and self.takes("bias"):
@@ -220,18 +247,20 @@ class Subject:
         roles = dict(zip("qkv", tensors, strict=True))
         for name, shape in (("O", tensors[0].shape), ("L", tensors[0].shape[:-1])):
             if self.takes(name):
-                roles[name] = self.array(np.full(tuple(shape), np.nan), fill=-7.0)
+                roles[name] = self.array(np.full(tuple(shape), np.nan), fill=FENCE)
         arguments = self.given | {name: self.option(x) for name, x in options.items()}
         arguments |= {name: roles[role] for name, role in self.roles.items() if role in roles}
         first = [p.name for p in signature(self.function).parameters.values() if p.kind is p.POSITIONAL_ONLY]
         with time_limit(self.name):
             result = self.function(*(arguments.pop(x) for x in first if x in arguments), **arguments)
-        if result is None:  # it writes into what it was given, between guards of −7
+        if result is None:  # it writes into what it was given
             result = [roles[x] for x in ("O", "L") if x in roles]
             for x in result:
                 memory = x._base if self.library == "torch" else x.base
-                self.overrun |= bool((memory[:GUARD] != -7).any() or (memory[-GUARD:] != -7).any())
+                self.overrun |= bool((memory[:GUARD] != FENCE).any() or (memory[-GUARD:] != FENCE).any())
         found = list(result) if isinstance(result, (tuple, list)) else [result]
+        if len(found) == 2 and np.ndim(found[0]) + 1 == np.ndim(found[1]):  # L came first
+            found = found[::-1]
         has_L = len(found) == 2 or self.takes("lse")
         return found[:1] + [x for x in found[1:2] if has_L and hasattr(x, "ndim")]
 
@@ -258,7 +287,7 @@ class Subject:
         if self.library == "torch":
             import torch
 
-            return torch.tensor(x, dtype=getattr(torch, dtype or self.dtype), device=self.device or "cpu")
+            return torch.tensor(x, dtype=getattr(torch, dtype or self.dtype), device=self.device)
         array = np.array(x, dtype=dtype or self.dtype)
         return import_module("jax.numpy").asarray(array) if self.library == "jax" else array
 
@@ -285,6 +314,32 @@ class Subject:
         if not isinstance(x, np.ndarray):
             return x.item() if isinstance(x, np.generic) else x
         return self.flat(x, {"i": "int32", "b": "bool"}.get(x.dtype.kind, ""))
+
+
+def has_gpu() -> bool:
+    """Whether a function that refuses tensors on the CPU can be asked on a GPU."""
+    return "torch" in LIBRARIES and import_module("torch").cuda.is_available()
+
+
+def fencing(ends: list, unset: float | None) -> Any:
+    """A mode in which what torch allocates lies before GUARD numbers, which are put into `ends`."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Fencing(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            made, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "")
+            if name not in MAKERS or not made.is_floating_point() or not made.is_contiguous():
+                return made
+            memory = torch.full((made.numel() + GUARD,), FENCE, dtype=made.dtype, device=made.device)
+            fenced = made.new_empty(0).set_(memory.untyped_storage(), 0, made.shape)
+            fenced.copy_(made) if "empty" not in name or unset is None else fenced.fill_(unset)
+            ends.append(memory[made.numel() :])
+            return fenced.requires_grad_(made.requires_grad)
+
+    return Fencing()
 
 
 def numbers(x: Any) -> np.ndarray:

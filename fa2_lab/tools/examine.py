@@ -22,11 +22,17 @@ from fa2_lab.examine.smallest import program
 from fa2_lab.examine.subject import LAYOUTS, Endless, NotExamined
 
 NOTHING = "Nothing of what is known here is wrong with it."
+VERDICTS = """The exit code is 0 for a right function, 1 for a wrong one, and 2 for one that cannot be examined.
+Conventions and remarks count as right: the corner of the mask, a scale of 0 that is taken as not given, and NaN, 0 or a
+mean of values in rows that see no key. If such a row is NaN, the gradients of K and V may be NaN as well, because those
+of torch's softmax are. If it is not NaN, they may not."""
 
 
 def main(argv: list[str]) -> int:
     """0: right. 1: wrong. 2: it cannot be examined."""
-    parser = argparse.ArgumentParser(prog="fa2-lab examine", description="Which known mistake does a function make?")
+    parser = argparse.ArgumentParser(
+        prog="fa2-lab examine", description="Which known mistake does a function make?", epilog=VERDICTS
+    )
     parser.add_argument("function", help="FILE:FUNCTION, as in mine.py:attention, or MODULE:FUNCTION")
     parser.add_argument("--quick", action="store_true", help="in ten seconds, without the long sequences")
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -104,6 +110,12 @@ def page(report: Report, function: str, module: str) -> str:
     said += [f"        It would be right as {LAYOUTS[also]}; if you mean that, say --layout {also}."] if also else []
     lacks = [name for name, why in report.refused.items() if not why]
     said += [f"        not asked, because it does not take them: {', '.join(lacks)}"] if lacks else []
+    unused = report.subject.unused
+    said += (
+        [f"        left as they are by default, because nothing is known of them: {', '.join(unused)}"]
+        if unused
+        else []
+    )
     said += [f"refuses {name}: {why}" for name, why in report.refused.items() if why]
     for finding in report.findings:
         if finding.mistake.part != "reads":

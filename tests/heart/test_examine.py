@@ -26,6 +26,7 @@ OUTPUTS = {"reads": ("O",), "O": ("O",), "L": ("L",), "gradients": ("dQ", "dK", 
 def answers(name: str, B: int = 16, quick: bool = False) -> list[Answer]:
     """What a function with one mistake answers, with the noise of float32."""
     noise, part = np.random.default_rng(0), CATALOGUE[name].part if name else "gradients"
+    B = B if name and "B" in CATALOGUE[name].varies else 0
     found = []
     for case in all_cases(quick=quick):
         outputs = attention(case, [name] if name else [], B, gradients=part in ("reads", "gradients"))
@@ -212,12 +213,95 @@ def test_a_fault_of_memory_is_named(fault):
     assert fault in names(examine(function if FAULTS[fault] else dropped, quick=True, library="torch"))
 
 
-def test_outputs_are_guarded():
-    def writes(Q, K, V, O):
-        O[:] = 0
-        O.base[-1] = 0
+def writes_past_o(Q, K, V, O):
+    O[:] = 0
+    O.base[-1] = 0
 
-    assert "writes-past-end" in [x.name for x in examine(writes, quick=True).findings] or not examine(writes).is_right
+
+def writes_past_what_torch_gave(q, k, v):
+    o = torch.empty_like(q)
+    o.copy_(dot_product(q, k, v))
+    o.as_strided((1,), (1,), o.storage_offset() + o.numel())[0] = 1.0
+    return o
+
+
+@pytest.mark.parametrize("function", [writes_past_o, writes_past_what_torch_gave])
+def test_outputs_are_guarded(function):
+    found = names(examine(function, quick=True))
+    assert "writes-past-end" in found and "unknown" not in found
+
+
+def test_a_coarse_dtype_inside_is_the_only_thing_that_is_said():
+    """What else is asked, about views and memory, is then held to that dtype."""
+
+    def coarse(q, k, v):
+        return dot_product(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q.dtype)
+
+    def weights_in_half(q, k, v):
+        return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1).half().float() @ v
+
+    assert names(examine(coarse, quick=True, dtype="float32")) == ["precision"]
+    assert names(examine(weights_in_half, quick=True, dtype="float32")) == ["weights-rounded"]
+
+
+class Guarded(torch.autograd.Function):
+    """Rows that see no key have O = 0, but NaN in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        if causal:
+            s = s.masked_fill(torch.ones(s.shape[-2:]).triu(1 + s.shape[-1] - s.shape[-2]).bool(), -torch.inf)
+        L = torch.logsumexp(s, -1, keepdim=True)
+        o = torch.nan_to_num(torch.exp(s - L)) @ v
+        ctx.save_for_backward(q, k, v, o, s, L)
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v, o, s, L = ctx.saved_tensors
+        p = torch.exp(s - L)
+        ds = p * (do @ v.mT - (do * o).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        return ds @ k, ds.mT @ q, p.mT @ do, None
+
+
+def test_nan_of_rows_without_keys_is_a_remark_and_nan_in_gradients_alone_is_wrong():
+    def of_softmax(q, k, v, causal=False):
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        if causal:
+            s = s.masked_fill(torch.ones(s.shape[-2:]).triu(1 + s.shape[-1] - s.shape[-2]).bool(), -torch.inf)
+        return s.softmax(-1) @ v
+
+    def guarded(q, k, v, causal=False):
+        return Guarded.apply(q, k, v, causal)
+
+    report = examine(of_softmax, quick=True)
+    assert report.is_right and names(report) == ["empty-nan", "gradient-nan"]
+    assert names(examine(guarded, quick=True)) == ["gradient-empty"]
+
+
+def test_l_may_come_first_and_a_mask_may_be_boolean_or_additive():
+    def l_first(q, k, v):
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        return s.logsumexp(-1), s.softmax(-1) @ v
+
+    def masked(q, k, v, attn_mask):
+        return torch.softmax((q @ k.mT * q.shape[-1] ** -0.5).masked_fill(attn_mask == 0, -1e9), -1) @ v
+
+    def biased(q, k, v, attn_mask):
+        return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5 + attn_mask, -1) @ v
+
+    assert examine(l_first, quick=True).parts[:2] == ["O", "L"]
+    for function, convention in ((masked, "mask-boolean"), (biased, "mask-added")):
+        report = examine(function, quick=True)
+        assert report.is_right and convention in names(report)
+
+
+def test_jax_is_asked_in_its_own_arrays():
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    report = examine(jax.nn.dot_product_attention, quick=True)
+    assert report.is_right and report.how.startswith("jax, float32, (batch, N, heads, d)")
+    assert "corner-top-left" in names(report)
 
 
 WRONG_CALLS = {
