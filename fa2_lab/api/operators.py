@@ -50,7 +50,7 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
     as_it_comes = q is tensors.q
     tensors = tensors._replace(q=q)
     if traced(tensors.q, tensors.k, tensors.v):
-        O, L = torch.ops.fa2_lab.forward(*tensors, *options._replace(traced=True))
+        O, L = torch.ops.fa2_lab.forward(*tensors, *recorded(options))
         return (O, L) if return_lse else O
     call = Call(tensors, options, return_lse)
     if key is not None and as_it_comes:  # what is prepared takes q as it comes
@@ -111,7 +111,7 @@ def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor
     if dO is None and dL is None:
         return (None,) * 4
     if torch.is_grad_enabled() or traced(dO, dL):
-        found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options._replace(traced=True))
+        found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *recorded(ctx.options))
     else:
         O, L, *tensors = ctx.saved_tensors
         found = backward(dO, dL, O, L, Tensors(*tensors), ctx.options)
@@ -128,6 +128,11 @@ OPTIONS = (
     "bool causal, float scale, float dropout_p=0.0, int? left=None, int? right=None, float? softcap=None, "
     "bool portable=False, bool one_long=False, bool reference=False, bool traced=False"
 )
+
+
+def recorded(options: Options) -> Sequence:
+    """What an operator is given of the options, one by one."""
+    return options._replace(traced=True)
 
 
 def records(given: Sequence) -> tuple[Tensors, Options]:

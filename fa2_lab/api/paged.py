@@ -114,7 +114,7 @@ def prepare(pages: Pages, options: Options) -> Callable:
         q, own = as_computed(pages.q, pages.sinks, options)
         pages = pages._replace(q=q)
         recorded = traced(pages.q, pages.k_pages, pages.v_pages)
-        return torch.ops.fa2_lab.paged(*pages, *own) if recorded else paged(pages, own)
+        return torch.ops.fa2_lab.paged(*pages, *operators.recorded(own)) if recorded else paged(pages, own)
 
     return on_copies
 

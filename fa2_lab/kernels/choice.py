@@ -41,7 +41,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
     """Return what computes (O, L) for calls of one kind."""
     last = partial(prepare_portable, options=options)  # takes the tensors of a call: none is kept here
     q, k = tensors.q, tensors.k
-    if tensors.cu_seqlens_q is None and not options.dropout_p and decode.is_decode(q, k):
+    if tensors.cu_seqlens_q is None and not options.only_portable and decode.is_decode(q, k):
         return served("decode", decode.prepare(tensors, options), last)
     hopper = hopper_forward(q.device) if for_hopper(options, tensors.sinks) else None
     own = hopper.prepare(tensors, options) if hopper is not None and hopper.enough_work(q, k) else None
@@ -105,7 +105,7 @@ def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: 
 
 def for_hopper(options: Options, sinks: Tensor | None) -> bool:
     """Whether Hopper's own kernels compute such calls: without dropout, softcap and sinks, if not asked otherwise."""
-    return not (options.dropout_p or options.portable) and options.softcap is sinks is None
+    return not (options.only_portable or options.portable) and options.softcap is sinks is None
 
 
 def hopper_forward(device: torch.device) -> ModuleType | None:

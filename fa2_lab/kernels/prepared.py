@@ -55,6 +55,11 @@ class Options(NamedTuple):
     traced: bool = False  # as an operator: torch may put all memory of the call into a CUDA graph
 
     @property
+    def only_portable(self) -> bool:
+        """Whether no kernel but the portable ones can compute it."""
+        return self.dropout_p > 0
+
+    @property
     def windowed(self) -> bool:
         """Whether rows are bounded by more than the causal mask."""
         return self.left is not None or self.right is not None

@@ -12,6 +12,7 @@ from attention_cases import kernels, poisoned  # noqa: F401 (fixtures)
 from kernel_truth import DEVICE, dense, dense_packed, elsewhere, worst
 
 import fa2_lab.api.paged  # and its operator
+from fa2_lab.api import operators
 from fa2_lab.kernels import launch
 from fa2_lab.kernels.prepared import Options
 
@@ -471,7 +472,8 @@ def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout, reference
             return x.mT.contiguous().mT
         return x.transpose(0, 1).contiguous().transpose(0, 1) if layout == "inside" else x
 
-    ops, given, options = torch.ops.fa2_lab, arguments_of(call), Options(True, 0.25, reference=reference)
+    ops, given = torch.ops.fa2_lab, arguments_of(call)
+    options = operators.recorded(Options(True, 0.25, reference=reference))
     if call == "attention_paged":
         names = ("q", "k_pages", "v_pages", "block_table", "key_lengths")
         laid = [(lay(x) if n == "q" else x).bfloat16() if n in TENSORS else x for n, x in given.items() if n in names]
