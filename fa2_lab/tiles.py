@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 RowNumbers = Any  # the number of a row or of a row block, or an array of such numbers
 
@@ -32,7 +33,7 @@ def cdiv(a: int, b: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which keys a query may see; what is given is combined with "and".
+    """Which keys a query may see, and what is added to their scores; what is given is combined with "and".
 
     The diagonal is column r + N_k − N_q of row r: it ends in the bottom right corner.
 
@@ -40,14 +41,17 @@ class Mask:
     key_length  columns from this one on are padding
     allowed     any boolean array (N_q, N_k), True where visible
     window      (left, right): from `left` columns before the diagonal to `right` after it; None is unbounded
+    bias        a function of (row, column), arrays of whole numbers, that returns what is added to the scores. `row` is
+                counted among the keys, as the column of the row's diagonal is; −∞ hides a key
 
-    All but `allowed` leave every row one interval of columns, and `interval` is the only place that says which.
+    All but `allowed` and `bias` leave every row one interval of columns. `interval` is the only place that says which.
     """
 
     causal: bool = False
     key_length: int | None = None
     allowed: np.ndarray | None = None
     window: tuple[int | None, int | None] | None = None
+    bias: Callable[[np.ndarray, np.ndarray], ArrayLike] | None = None
 
     def check(self, N_q: int, N_k: int) -> None:
         """Refuse a mask that does not fit N_q queries and N_k keys."""
@@ -57,6 +61,8 @@ class Mask:
             whole_number("key_length", self.key_length, low=0, high=N_k)
         if self.window is not None:
             check_window(self.window)
+        if self.bias is not None and not callable(self.bias):
+            raise TypeError(f"bias: got {self.bias!r}; it takes a function of (row, column), or None")
         if self.allowed is None:
             return
         if not isinstance(self.allowed, np.ndarray) or self.allowed.dtype != bool:
@@ -129,7 +135,11 @@ class Tiling:
         return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
 
     def hide(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
-        """The scores of tile (i, j) with −∞ wherever the mask hides one; those of a FULL tile as they are."""
+        """The scores of tile (i, j) with their bias, and −∞ wherever the mask hides one; a FULL tile hides none."""
+        if self.mask.bias is not None:
+            rows, cols = self.rows(i), self.cols(j)
+            diagonal = np.arange(rows.start, rows.stop)[:, None] + self.N_k - self.N_q  # (B_r, 1)
+            s_ij = s_ij + self.mask.bias(diagonal, np.arange(cols.start, cols.stop)[None, :])
         return s_ij if self.kind(i, j) is Tile.FULL else np.where(self.visible(i, j), s_ij, -np.inf)
 
     def blocks(self, i: RowNumbers) -> tuple[RowNumbers, RowNumbers]:

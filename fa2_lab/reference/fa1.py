@@ -109,7 +109,8 @@ def backward(
             q_i, o_i, do_i, dq_i = Q[rows], O[rows], dO[rows], dQ[rows]  # FA1.A4.L10  (B_r, d)
             l_i, m_i = l[rows], m[rows]  # FA1.A4.L10  (B_r,)
             s_ij = tau * (q_i @ k_j.T)  # FA1.A4.L11  (B_r, B_c)
-            s_ij = tiling.hide(cap(s_ij, softcap), i, j)  # FA1.A4.L12
+            c_ij = cap(s_ij, softcap)
+            s_ij = tiling.hide(c_ij, i, j)  # FA1.A4.L12
             p_ij = (1 / nonzero(l_i))[:, None] * np.exp(s_ij - finite(m_i)[:, None])  # FA1.A4.L13  (B_r, B_c)
             z_ij = z(rows, cols)  # FA1.A4.L14  (B_r, B_c)
             p_dropped = dropped(p_ij, z_ij)  # FA1.A4.L15
@@ -118,7 +119,7 @@ def backward(
             dp_ij = dropped(dp_dropped, z_ij)  # FA1.A4.L18
             D_i = (do_i * o_i).sum(axis=1)  # FA1.A4.L19  (B_r,)
             ds_ij = p_ij * (dp_ij - D_i[:, None])  # FA1.A4.L20  (B_r, B_c)
-            ds_ij = cap_backward(ds_ij, s_ij, softcap)
+            ds_ij = cap_backward(ds_ij, c_ij, softcap)
             dQ[rows] = dq_i + tau * (ds_ij @ k_j)  # FA1.A4.L21  (B_r, d)
             dk_j = dk_j + tau * (ds_ij.T @ q_i)  # FA1.A4.L22  (B_c, d)
             trace.hold(q_i, k_j, v_j, o_i, do_i, dq_i, dk_j, dv_j, l_i, m_i, D_i, p_ij, ds_ij)

@@ -98,7 +98,8 @@ def backward(
             rows = tiling.rows(i)
             q_i, do_i, L_i, D_i = Q[rows], dO[rows], L[rows], D[rows]  # FA2.A2.L9
             s_ij = tau * (q_i @ k_j.T)  # FA2.A2.L10  (B_r, B_c)
-            s_ij = tiling.hide(cap(s_ij, softcap), i, j)
+            c_ij = cap(s_ij, softcap)
+            s_ij = tiling.hide(c_ij, i, j)
             p_ij = np.exp(s_ij - finite(L_i)[:, None])  # FA2.A2.L11  (B_r, B_c)
             z_ij = z(rows, cols)
             p_dropped = dropped(p_ij, z_ij)
@@ -106,7 +107,7 @@ def backward(
             dp_dropped = do_i @ v_j.T  # FA2.A2.L13  (B_r, B_c)
             dp_ij = dropped(dp_dropped, z_ij)  # FA2.A2.L13
             ds_ij = p_ij * (dp_ij - D_i[:, None])  # FA2.A2.L14  (B_r, B_c)
-            ds_ij = cap_backward(ds_ij, s_ij, softcap)
+            ds_ij = cap_backward(ds_ij, c_ij, softcap)
             dq_i = dQ[rows]  # FA2.A2.L15  (B_r, d)
             dQ[rows] = dq_i + tau * (ds_ij @ k_j)  # FA2.A2.L15
             dk_j = dk_j + tau * (ds_ij.T @ q_i)  # FA2.A2.L16  (B_c, d)

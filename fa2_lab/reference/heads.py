@@ -3,10 +3,12 @@
 Grouped heads: query head h reads key head h // group, nothing is copied, and dK and dV are summed over the group.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fa2_lab.reference import checks, fa1, fa2, naive
 from fa2_lab.reference.dropout import Dropout
@@ -85,15 +87,22 @@ def each_head(
     key_lengths: np.ndarray | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
+    bias: Callable[[int, np.ndarray, np.ndarray], ArrayLike] | None = None,
     trace: Trace = UNWATCHED,
 ) -> Iterator[tuple[int, int, int, QKV, dict[str, Any]]]:
-    """For each query head: its place (b, h), its key head, its q, k and v, and what else a stage is to be given."""
+    """For each query head: its place (b, h), its key head, its q, k and v, and what else a stage is to be given.
+
+    A bias is a function of (head, row, column), the number of a query head and what Mask gives its own.
+    """
     lengths, sink_of, group = _check_lengths(key_lengths, k), _check_sinks(sinks, q), q.shape[1] // k.shape[1]
     scale = checks.scale(scale, q.shape[3], "scale")
+    if bias is not None and not callable(bias):
+        raise TypeError(f"bias: got {bias!r}; it takes a function of (head, row, column), or None")
     for b in trace.parallel("b", range(q.shape[0])):
         for h in trace.parallel("h", range(q.shape[1])):
             g = h // group
-            mask, dropout = Mask(causal, lengths[b], window=window), Dropout(dropout_p, seed, b, h)
+            mask = Mask(causal, lengths[b], window=window, bias=None if bias is None else partial(bias, h))
+            dropout = Dropout(dropout_p, seed, b, h)
             common: dict[str, Any] = dict(
                 tau=scale, mask=mask, softcap=softcap, sink=sink_of[h], dropout=dropout, trace=trace
             )

@@ -60,8 +60,8 @@ def forward(
     S, P = np.empty((len(Q), len(K))), np.empty((len(Q), len(K)))
     Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty_like(Q))
     S[:] = tau * (Q[:] @ K[:].T)  # (N_q, N_k)
-    visible = np.where(whole.visible(0, 0), cap(S[:], softcap), -np.inf)
-    P[:] = safe_softmax(beside_sink(visible, sink))[:, : len(K)]  # the sink's column has no value to weigh
+    s = whole.hide(cap(S[:], softcap), 0, 0)
+    P[:] = safe_softmax(beside_sink(s, sink))[:, : len(K)]  # the sink's column has no value to weigh
     O[:] = dropped(P[:], z) @ V[:]  # (N_q, d)
     return np.asarray(O), np.asarray(P)
 
@@ -110,10 +110,11 @@ def forward_linear_memory(
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
     L, O = np.empty(len(Q)), np.empty_like(Q)
     for i, q_i in enumerate(Q):  # equation (1), as its logarithm
-        s = np.where(row_of.visible(i, 0)[0], cap(tau * (K @ q_i), softcap), -np.inf)
+        s = row_of.hide(cap(tau * (K @ q_i), softcap)[None, :], i, 0)[0]
         L[i] = logsumexp(beside_sink(s, sink))
     for i, q_i in enumerate(Q):  # equation (2)
-        O[i] = _probabilities(cap(tau * (K @ q_i), softcap), L[i], row_of.visible(i, 0)[0]) @ V
+        s = row_of.hide(cap(tau * (K @ q_i), softcap)[None, :], i, 0)[0]
+        O[i] = np.exp(s - finite(L[i])) @ V
     return O, L
 
 
@@ -139,15 +140,11 @@ def backward_linear_memory(
     D = D_from_output(dO, O)  # equation (4)
     for i, q_i in enumerate(Q):
         s = cap(tau * (K @ q_i), softcap)
-        p = _probabilities(s, L[i], row_of.visible(i, 0)[0])  # (N_k,)
+        p = np.exp(row_of.hide(s[None, :], i, 0)[0] - finite(L[i]))  # (N_k,)
         dQ[i] = tau * cap_backward(p * (V @ dO[i] - D[i]), s, softcap) @ K  # equation (5)
     for j, k_j in enumerate(K):
         s = cap(tau * (Q @ k_j), softcap)
-        p = _probabilities(s, L, col_of.visible(0, j)[:, 0])  # (N_q,)
+        p = np.exp(col_of.hide(s[:, None], 0, j)[:, 0] - finite(L))  # (N_q,)
         dV[j] = p @ dO  # equation (3)
         dK[j] = tau * cap_backward(p * (dO @ V[j] - D), s, softcap) @ Q  # equation (6)
     return dQ, dK, dV
-
-
-def _probabilities(s: np.ndarray, L: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    return np.exp(np.where(visible, s, -np.inf) - finite(L))

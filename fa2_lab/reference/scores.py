@@ -15,8 +15,8 @@ def cap(s: np.ndarray, softcap: float | None) -> np.ndarray:
 
 
 def cap_backward(ds: np.ndarray, s: np.ndarray, softcap: float | None) -> np.ndarray:
-    """The gradient of the scores before the cap. s are those after it: the slope there is 1 − (s / c)²."""
-    return ds if softcap is None else ds * (1 - (finite(s) / softcap) ** 2)
+    """The gradient of the scores before the cap. s are those after it, unmasked: the slope there is 1 − (s / c)²."""
+    return ds if softcap is None else ds * (1 - (s / softcap) ** 2)
 
 
 def beside_sink(s: np.ndarray, sink: float | None) -> np.ndarray:

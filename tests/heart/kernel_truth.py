@@ -80,7 +80,7 @@ def keep(p, seed, batch, heads, N_q, N_k, device):
 
 def dense(
     q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, dtype=torch.float64,
-    window=None, softcap=None, sinks=None,
+    window=None, softcap=None, sinks=None, bias=None,
 ):  # fmt: skip
     """(O, L, dQ, dK, dV) with everything in `dtype`, on the device of q; with sinks dsinks as well."""
     inputs = [x.detach().to(dtype) for x in (q, k, v, sinks) if x is not None]
@@ -88,7 +88,10 @@ def dense(
     seen = visible(N_q, N_k, causal, lengths, window, q.device)
     factors = keep(p, seed, batch, heads, N_q, N_k, q.device) if p else None
     dO, dL = dO.to(dtype), None if dL is None else dL.to(dtype)
-    return oracle.attention(inputs, dO, seen, scale, factors, dL, softcap)
+    if bias is not None:  # a function of (head, row, column) in NumPy
+        place = np.arange(heads)[:, None, None], *oracle.places(N_q, N_k)
+        bias = torch.from_numpy(np.broadcast_to(bias(*place), (heads, N_q, N_k)) + 0.0).to(q.device)
+    return oracle.attention(inputs, dO, seen, scale, factors, dL, softcap, bias)
 
 
 def dense_packed(q, k, v, dO, cu_seqlens_q, cu_seqlens_k, dL=None, dtype=torch.float64, **options):

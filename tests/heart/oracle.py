@@ -14,10 +14,11 @@ def visible(N_q, N_k, causal=False, key_length=None, allowed=None, window=None):
     return seen if allowed is None else seen & allowed
 
 
-def attention(inputs, dO, seen, scale=None, factors=None, dL=None, softcap=None):
+def attention(inputs, dO, seen, scale=None, factors=None, dL=None, softcap=None, bias=None):
     """(O, L) and the gradients of all inputs, (batch, heads, N, d), for these of O and L.
 
-    Inputs are q, k, v, with fewer heads or as many, and sinks if there are any; `factors` are dropout's.
+    Inputs are q, k, v, with fewer heads or as many, and sinks if there are any; `factors` are dropout's. A bias, one
+    number for each score, is added last.
     """
     q, k, v, *sinks = inputs = [x.detach().requires_grad_() for x in inputs]
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
@@ -25,6 +26,8 @@ def attention(inputs, dO, seen, scale=None, factors=None, dL=None, softcap=None)
     S = q @ K.mT * (d**-0.5 if scale is None else scale)
     if softcap is not None:
         S = softcap * torch.tanh(S / softcap)
+    if bias is not None:
+        S, seen = S + bias.to(S), seen & ~torch.isneginf(bias)
     S = S.masked_fill(~seen, -torch.inf)
     if sinks:  # a key of its own, in the last column, whose value is nothing
         S = torch.cat([S, sinks[0][None, :, None, None].expand(batch, heads, N_q, 1)], 3)
@@ -39,14 +42,20 @@ def attention(inputs, dO, seen, scale=None, factors=None, dL=None, softcap=None)
     return O.detach(), L.detach().masked_fill(empty, -torch.inf), *torch.autograd.grad(loss, inputs)
 
 
-def dense(Q, K, V, seen, scale=None, Z=None, dO=None, softcap=None, sink=None):
+def dense(Q, K, V, seen, scale=None, Z=None, dO=None, softcap=None, sink=None, bias=None):
     """(O, L) and, for a given dO, (O, L, dQ, dK, dV) of one head in NumPy; with a sink dsink as well."""
     one = [torch.tensor(x, dtype=torch.float64)[None, None] for x in (Q, K, V, np.zeros_like(Q) if dO is None else dO)]
     sinks = [] if sink is None else [torch.tensor([sink], dtype=torch.float64)]
     factors = None if Z is None else torch.tensor(Z)
-    found = attention([*one[:3], *sinks], one[3], torch.tensor(seen), scale, factors, softcap=softcap)
+    bias = None if bias is None else torch.from_numpy(bias)
+    found = attention([*one[:3], *sinks], one[3], torch.tensor(seen), scale, factors, softcap=softcap, bias=bias)
     found = [x.flatten(0, 1)[0].numpy() if x.dim() > 1 else x[0].numpy() for x in found]
     return found[:2] if dO is None else found
+
+
+def places(N_q, N_k):
+    """(row, column) of every score, the row counted among the keys, so that both are the same on the diagonal."""
+    return np.arange(N_q)[:, None] + N_k - N_q, np.arange(N_k)[None, :]
 
 
 def error(got, want, floor=0.0) -> float:

@@ -10,6 +10,13 @@ from fa2_lab.reference.dropout import Dropout
 from fa2_lab.reference.scores import sink_backward
 from fa2_lab.tiles import Mask
 
+BIASES = dict(  # of (row, column)
+    alibi=lambda row, column: -0.3 * (row - column),
+    one_key=lambda row, column: np.where(column == 4, 40.0, 0.0) + 0 * row,
+    rows_without_keys=lambda row, column: np.where((row % 5 == 2) | ((row ^ column) % 3 == 1), -np.inf, 0.5),
+    tiles_without_keys=lambda row, column: np.where((column >= 6) & (row >= column), 0.1 * column, -np.inf),
+)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -31,6 +38,7 @@ class Case:
     window: tuple | None = None
     softcap: float | None = None
     sink: float | None = None
+    bias: str | None = None  # its name in BIASES
 
     def tensors(self):
         """Q, K, V, dO."""
@@ -46,8 +54,11 @@ class Case:
     def seen(self):
         return oracle.visible(self.N_q, self.N_k, self.causal, self.key_length, self.allowed(), self.window)
 
+    def added(self):
+        return None if self.bias is None else BIASES[self.bias](*oracle.places(self.N_q, self.N_k))
+
     def mask(self):
-        return Mask(self.causal, self.key_length, self.allowed(), self.window)
+        return Mask(self.causal, self.key_length, self.allowed(), self.window, BIASES.get(self.bias))
 
 
 # Small cases that between them meet every branch; each has more than one tile each way.
@@ -63,6 +74,10 @@ CORNERS = [
     Case(N_q=11, N_k=11, B_r=2, B_c=3, window=(3, 2)),
     Case(N_q=12, N_k=17, B_r=4, B_c=3, window=(4, None), causal=True, key_length=5),
     Case(N_q=14, N_k=9, B_r=3, B_c=2, window=(0, 1), allowed_seed=2, p=0.3, softcap=0.7, sink=0.4),
+    Case(bias="alibi", causal=True),
+    Case(N_q=5, N_k=14, bias="one_key", window=(6, 2), softcap=1.5),
+    Case(N_q=16, N_k=12, bias="rows_without_keys", p=0.3, softcap=0.7, key_length=10),
+    Case(N_q=11, N_k=14, bias="tiles_without_keys", sink=0.4, softcap=2.0),
 ]
 
 
@@ -73,7 +88,7 @@ def check_one_head(case: Case, tolerance=1e-12, floor=0.0) -> None:
     Z = dropout.z(slice(0, case.N_q), slice(0, case.N_k))
     if Z is not None:
         assert set(np.unique(Z)) <= {0.0, 1 / (1 - case.p)}
-    O, L, *gradients = oracle.dense(Q, K, V, case.seen(), case.scale, Z, dO, case.softcap, case.sink)
+    O, L, *gradients = oracle.dense(Q, K, V, case.seen(), case.scale, Z, dO, case.softcap, case.sink, case.added())
     masking = dict(tau=case.scale, mask=case.mask(), softcap=case.softcap)
     back, common = dict(masking, dropout=dropout), dict(masking, dropout=dropout, sink=case.sink)
     blocks = dict(B_r=case.B_r, B_c=case.B_c)

@@ -9,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 from hypothesis import strategies as st
-from reference_checks import CORNERS, Case, check_one_head
+from reference_checks import BIASES, CORNERS, Case, check_one_head
 
 from fa2_lab.reference import fa1, fa2, heads, naive, online_softmax, shards
 from fa2_lab.reference.dropout import Dropout, keep_mask, philox, sequential_mask
@@ -33,6 +33,7 @@ SETTINGS = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
     window=st.none() | st.tuples(SIDES, SIDES),
     softcap=st.none() | st.floats(0.1, 20),
     sink=st.none() | st.floats(-20, 20),
+    bias=st.sampled_from([None, *BIASES]),
 )
 @SETTINGS
 def test_every_stage_equals_the_dense_result(sizes, key_part, **case):
@@ -51,18 +52,19 @@ def test_every_stage_equals_the_dense_result(sizes, key_part, **case):
     window=st.none() | st.tuples(SIDES, SIDES),
     softcap=st.none() | st.just(1.5),
     with_sinks=st.booleans(),
+    bias=st.none() | st.just(lambda head, row, column: -(0.5 ** (head + 1)) * (row - column)),
 )
-@hypothesis.example((4, 2), False, 0.3, [10, 7], (5, 4), 1.5, True)
+@hypothesis.example((4, 2), False, 0.3, [10, 7], (5, 4), 1.5, True, None)
 @hypothesis.settings(SETTINGS, max_examples=20)
 @pytest.mark.parametrize("stage", heads.STAGES)
-def test_batches_and_grouped_heads(stage, groups, causal, p, lengths, window, softcap, with_sinks):
+def test_batches_and_grouped_heads(stage, groups, causal, p, lengths, window, softcap, with_sinks, bias):
     """Against one dense head after the other, dK and dV summed over the group."""
     (q_heads, k_heads), draw = groups, np.random.default_rng(3).standard_normal
     q, dO = draw((2, q_heads, 7, 4)), draw((2, q_heads, 7, 4))
     k, v = draw((2, k_heads, 10, 4)), draw((2, k_heads, 10, 4))
     sinks = np.arange(q_heads) / 2 - 1 if with_sinks else None
     options = dict(stage=stage, causal=causal, key_lengths=lengths, dropout_p=p, seed=5, B_r=3, B_c=4)
-    options |= dict(window=window, softcap=softcap, sinks=sinks)
+    options |= dict(window=window, softcap=softcap, sinks=sinks, bias=bias)
     O, L = heads.forward(q, k, v, **options)
     dQ, dK, dV = heads.backward(q, k, v, O, L, dO, **options)
     want_dK, want_dV, want_dsinks = np.zeros_like(k), np.zeros_like(v), np.zeros(q_heads)
@@ -72,7 +74,8 @@ def test_batches_and_grouped_heads(stage, groups, causal, p, lengths, window, so
             g = h * k_heads // q_heads
             Z = Dropout(p, 5, b, h).z(slice(0, 7), slice(0, 10))
             sink = None if sinks is None else sinks[h]
-            one = oracle.dense(q[b, h], k[b, g], v[b, g], seen, None, Z, dO[b, h], softcap, sink)
+            added = None if bias is None else bias(h, *oracle.places(7, 10))
+            one = oracle.dense(q[b, h], k[b, g], v[b, g], seen, None, Z, dO[b, h], softcap, sink, added)
             for name, got, want in zip(("O", "L", "dQ"), (O, L, dQ), one, strict=False):
                 assert oracle.error(got[b, h], want) <= 1e-12, (name, b, h)
             want_dK[b, g] += one[3]
@@ -313,7 +316,7 @@ HEADS_TAKEN = dict(q=np.ones((2, 4, 4, 3)), k=np.ones((2, 2, 5, 3)), v=np.ones((
 HEADS_REFUSED = dict(
     **{name: x[:, :, :-1] for name, x in HEADS_TAKEN.items() if name not in ("q", "k")},
     **dict(q=HEADS_TAKEN["q"][0], k=HEADS_TAKEN["k"][:1], stage="fa3", causal="yes", window=3, softcap=0.0),
-    **dict(sinks=np.ones(3), scale=-1.0, key_lengths=[6, 6], dropout_p=1.0, seed=-1, B_r=0, B_c=0),
+    **dict(sinks=np.ones(3), scale=-1.0, key_lengths=[6, 6], dropout_p=1.0, seed=-1, bias=3, B_r=0, B_c=0),
 )
 
 

@@ -16,12 +16,14 @@ SIDES = st.none() | st.integers(0, 20)
 def check_tiles(case: Case) -> None:
     """Tile kinds, what is visited and what is hidden; the meter sees no skipped tile touched."""
     seen, tiling = case.seen(), Tiling(case.N_q, case.N_k, case.B_r, case.B_c, case.mask())
+    added = np.zeros(seen.shape) if case.bias is None else case.added()
     kinds = {}
     for i in range(tiling.T_r):
         for j in range(tiling.T_c):
             tile = seen[tiling.rows(i), tiling.cols(j)]
             assert np.array_equal(tiling.visible(i, j), tile)
-            assert np.array_equal(tiling.hide(np.ones(tile.shape), i, j), np.where(tile, 1.0, -np.inf))
+            hidden = np.where(tile, 1.0 + added[tiling.rows(i), tiling.cols(j)], -np.inf)
+            assert np.array_equal(tiling.hide(np.ones(tile.shape), i, j), hidden)
             kinds[i, j] = Tile.FULL if tile.all() else Tile.DIAGONAL if tile.any() else Tile.SKIP
             assert tiling.kind(i, j) is kinds[i, j], (i, j, case)
     busy = {at for at, kind in kinds.items() if kind is not Tile.SKIP}
