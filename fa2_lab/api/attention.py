@@ -5,6 +5,7 @@ How it differs from torch.nn.functional.scaled_dot_product_attention is listed i
 Where |scores| pass about 10⁶, L in fp32 is too coarse to find P again: O stays right, gradients are not to be trusted.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fa2_lab.api import operators
 from fa2_lab.api.checks import (
+    check_bias,
     check_dropout,
     check_lengths,
     check_masks,
@@ -23,6 +25,7 @@ from fa2_lab.api.checks import (
     check_sinks,
     check_tensors,
     check_transforms,
+    kind_of,
     runs_on_triton,
 )
 from fa2_lab.kernels import interpreter
@@ -40,6 +43,7 @@ def attention(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    bias: Callable | None = None,
     scale: float | None = None,
     key_lengths: Tensor | None = None,
     dropout_p: float = 0.0,
@@ -59,6 +63,12 @@ def attention(
                  capped nor masked; gradients flow to it. −∞ is no sink. +∞ would leave no key a share, and fp32 cannot
                  hold a sink of more than 10³⁸ times the softcap or, without a softcap, a scale from 10⁻¹⁰ to 1. Such
                  sinks are refused if they can be seen without waiting for a GPU; otherwise they give NaN
+    bias         a @triton.jit function of (head, row, column) that returns what is added to each score, after the scale
+                 and the softcap. `head` counts the heads of q. `row` is counted among the keys, as the column of its
+                 diagonal is: row r of q is row r + N_k − N_q. ALiBi is therefore −slope · (row − column), whatever N_q
+                 and N_k are. All three are int32 and broadcast against each other. −∞ hides a key. No gradient flows to
+                 a bias. The reference takes the same function in NumPy. Where torch records, as in torch.compile, a
+                 bias is refused
     scale        None means 1/√d; at most 10³⁰ in size, because the kernels compute in fp32
     key_lengths  integers (batch,), from 0 to N_k. On a GPU their range is looked up once per tensor and version, which
                  waits for the GPU; in a CUDA graph or a compiled function it is not, and a length outside is clamped.
@@ -69,13 +79,15 @@ def attention(
                  "auto", the first that can run on these tensors
 
     On Hopper, fp16 and bf16 have their own kernels for every d from 32 to 128 that is divisible by 8, and for larger d,
-    up to 256, in the forward pass. These kernels leave small calls, softcap, sinks, dropout, and a window with d above
-    128 to the portable kernels. Their running maximum may lag by up to 8 in powers of two, which saves at least 5% of
-    the time. In bf16, this makes the error of O 3 to 4% larger on normal numbers, and 10 to 17% larger if one number in
-    a thousand is an outlier; in that case the errors of dQ and dK also grow by up to 10%. With backend="portable" the
-    maximum is exact.
+    up to 256, in the forward pass. These kernels leave small calls, softcap, sinks, bias, dropout, and a window with d
+    above 128 to the portable kernels. Their running maximum may lag by up to 8 in powers of two, which saves at least
+    5% of the time. In bf16, this makes the error of O 3 to 4% larger on normal numbers, and 10 to 17% larger if one
+    number in a thousand is an outlier; in that case the errors of dQ and dK also grow by up to 10%. With
+    backend="portable" the maximum is exact.
     """
-    asked = causal, softcap, scale, dropout_p, return_lse, backend
+    asked: tuple = causal, softcap, scale, dropout_p, return_lse, backend
+    if bias is not None:
+        asked = *asked, kind_of(bias)
     key, call = recall((q, k, v, key_lengths, sinks), window, asked)
     if seed is not None:
         seed = check_seed(seed)
@@ -91,7 +103,8 @@ def attention(
     options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], k.shape[2]))
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
     who = dict(portable=backend == "portable", reference=not runs_on_triton(backend, q.device.type))
-    options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), **who)
+    options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), bias=bias, **who)
+    check_bias(bias, options.reference)
     check_sinks(sinks, options)
     drawn = seed_tensor(seed, q.device) if dropout_p else None
     return operators.compute(key, Tensors(q, k, v, key_lengths, drawn, sinks), options, return_lse)
@@ -100,7 +113,7 @@ def attention(
 def by_reference(tensors: Tensors, options: Options) -> Any:
     """Return (O, L) of one sequence, whose q, k and v are (1, heads, N, d), by the reference."""
     asked: dict[str, Any] = dict(window=options.window, softcap=options.softcap, scale=options.scale)
-    asked |= dict(sinks=tensors.sinks, return_lse=True, backend="reference")
+    asked |= dict(sinks=tensors.sinks, bias=options.bias, return_lse=True, backend="reference")
     return attention(tensors.q, tensors.k, tensors.v, **asked)
 
 

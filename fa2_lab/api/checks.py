@@ -5,8 +5,12 @@ worth waiting for, once for each tensor and version; where it is not looked at, 
 """
 
 import math
+from inspect import signature
 from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
@@ -25,9 +29,14 @@ IN_A_TRANSFORM = (
     "fa2_lab.attention: torch.vmap, torch.func, is_grads_batched=True and vectorize=True are not supported; "
     f"write a loop, or put what is mapped over into the batch dimension, and {INSTEAD}"
 )
+BIAS_RECORDED = (
+    "bias: got a function; where torch records (torch.compile, torch.export, meta and fake tensors, create_graph=True) "
+    "it takes None"
+)
 LARGEST_SCALE = 1e30  # times any score below 10⁸ it is a number in fp32, with which the kernels compute
 LARGEST_SINK = 1e38  # as the kernels hold sinks: divided by the scale, or by the softcap where there is one
-SMALLEST_SCALE = 1e-10  # that sinks are divided by; a smaller one is taken into q
+SMALLEST_SCALE = 1e-10  # that sinks and biases are divided by; a smaller one is taken into q
+READ: WeakKeyDictionary = WeakKeyDictionary()  # {a jitted function: what it read when it was first seen}
 
 
 # Tensors ------------------------------------------------------------------------------------------------------
@@ -301,17 +310,87 @@ def check_scale(scale: float) -> None:
 def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
     """Return q and options with a scale of 0 or more, because the softmax takes its maximum before the scale.
 
-    A negative scale becomes positive with −q in place of q. The kernels compute in fp32 and divide sinks by the scale,
-    so a tiny scale is multiplied into q.
+    A negative scale becomes positive with −q in place of q. The kernels compute in fp32 and divide sinks and biases by
+    the scale, so a tiny scale is multiplied into q where there are any.
     """
     if options.scale < 0:
         q, options = -q, options._replace(scale=-options.scale)
     if options.reference:
         return q, options
     check_scale(options.scale)
-    if sinks is not None and options.softcap is None and options.scale < SMALLEST_SCALE:
+    divided = sinks is not None or options.bias is not None
+    if divided and options.softcap is None and options.scale < SMALLEST_SCALE:
         return q * options.scale, options._replace(scale=1.0)
     return q, options
+
+
+# A bias ---------------------------------------------------------------------------------------------------------
+
+
+def check_bias(bias: Any, reference: bool) -> None:
+    """Refuse a bias that is no function of (head, row, column) for whoever computes, the kernels or NumPy."""
+    if bias is None:
+        return
+    takes = "a @triton.jit function of (head, row, column)"
+    if reference:
+        takes = "a function of (head, row, column) in NumPy, or a @triton.jit function that runs on NumPy arrays"
+    got = f"bias: got {getattr(bias, '__name__', bias)!s}"
+    function, sizes = getattr(bias, "fn", bias), (2, 3)
+    if not (callable(function) and (reference or is_jitted(bias))):
+        raise TypeError(f"{got}; it takes {takes}")
+    try:
+        signature(function).bind(0, 0, 0)
+    except TypeError as error:
+        raise TypeError(f"{got}, a function of {signature(function)}; it takes {takes}") from error
+    if not reference:
+        return
+    try:
+        with np.errstate(all="ignore"):
+            found = np.asarray(function(0, *np.ogrid[: sizes[0], : sizes[1]]))
+            np.broadcast_to(found, sizes)
+    except Exception as error:
+        raise TypeError(f"{got}, which fails on NumPy arrays ({error}); it takes {takes}") from error
+    if found.dtype.kind not in "fiub":
+        raise TypeError(f"{got}, which returns {found.dtype} on NumPy arrays; it takes {takes}")
+
+
+def is_jitted(bias: Any) -> bool:
+    """Whether a function was decorated for those who run the kernels: Triton's compiler, or its interpreter."""
+    from fa2_lab.kernels.common.tile import tile_coord
+
+    return type(bias) is type(tile_coord)
+
+
+def kind_of(bias: Any) -> Any:
+    """What a bias is known by: what Triton makes of its source and its constants, or the function itself.
+
+    Triton looks at a jitted function once. One that would be compiled to something else by now is refused.
+    """
+    if torch.compiler.is_compiling():
+        raise ValueError(BIAS_RECORDED)
+    if not hasattr(bias, "cache_key"):
+        return bias
+    now = read_by(bias)
+    before = READ.setdefault(bias, now)
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"bias: got {bias.__name__}, for which {name} was {before.get(name)} and is {value} now; "
+                "after such a change it takes a function that is defined anew"
+            )
+    return bias.cache_key
+
+
+def read_by(jitted: Any) -> dict[str, Any]:
+    """The values that a jitted function, and those that it calls, find under the names that they do not define."""
+    function = jitted.fn
+    found = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    found |= dict(zip(function.__code__.co_freevars, cells, strict=True))
+    for name, x in list(found.items()):
+        if hasattr(x, "cache_key"):
+            found |= {f"{name}: {inner}": value for inner, value in read_by(x).items()}
+    return found
 
 
 # What torch does around a call -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
-from fa2_lab.api.checks import INSTEAD, as_computed, check_transforms, traced
+from fa2_lab.api.checks import BIAS_RECORDED, INSTEAD, as_computed, check_transforms, traced
 from fa2_lab.kernels.prepared import Options, Tensors, keep, like, rows_contiguous
 
 # The kernels ----------------------------------------------------------------------------------------------------
@@ -131,8 +131,10 @@ OPTIONS = (
 
 
 def recorded(options: Options) -> Sequence:
-    """What an operator is given of the options, one by one."""
-    return options._replace(traced=True)
+    """What an operator is given of the options, one by one: all but the bias, because no operator takes a function."""
+    if options.bias is not None:
+        raise ValueError(BIAS_RECORDED)
+    return options._replace(traced=True)[:-1]
 
 
 def records(given: Sequence) -> tuple[Tensors, Options]:
@@ -177,7 +179,7 @@ def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> Non
 def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
     """Gradients of every input of the operator."""
     dQ, dK, dV, dsinks = cast(tuple[Tensor, ...], gradients(ctx, dO, dL))
-    return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * len(Options._fields)
+    return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * (len(Options._fields) - 1)
 
 
 def no_second_derivative(ctx: Any, *_: Any) -> NoReturn:
@@ -247,6 +249,8 @@ def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
         given["key_lengths"] = tensors.key_lengths.cpu().numpy()
     if tensors.sinks is not None:
         given["sinks"] = to_numpy(tensors.sinks)
+    if options.bias is not None:
+        given["bias"] = getattr(options.bias, "fn", options.bias)
     return given
 
 

@@ -13,6 +13,7 @@ and writes only its own tensors. Hopper's deterministic backward then returns Na
 """
 
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from fa2_lab.api import operators
 from fa2_lab.api.attention import by_reference, recall
 from fa2_lab.api.checks import (
+    check_bias,
     check_masks,
     check_max_seqlen,
     check_numbers,
@@ -29,6 +31,7 @@ from fa2_lab.api.checks import (
     check_packed,
     check_sinks,
     check_starts,
+    kind_of,
     runs_on_triton,
 )
 from fa2_lab.kernels.prepared import Options, Tensors
@@ -45,6 +48,7 @@ def attention_packed(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    bias: Callable | None = None,
     scale: float | None = None,
     max_seqlen_q: int | None = None,
     return_lse: bool = False,
@@ -54,6 +58,7 @@ def attention_packed(
     """O (total_q, heads, d): attention within each sequence, with gradients; fp16, bf16 or fp32.
 
     causal, window  in each sequence the diagonal ends in the bottom right corner, at its last row and its last key
+    bias            rows and columns are those of each sequence, as in a call with that sequence alone
     max_seqlen_q    the number of rows of the longest sequence, if the caller knows it. It makes one long sequence among
                     short ones up to 15% faster on Hopper, and no result depends on it
     return_lse      (O, L) with L (heads, total_q) in fp32
@@ -67,7 +72,10 @@ def attention_packed(
         warnings.warn("attention_packed: longest is now called max_seqlen_q", DeprecationWarning, stacklevel=2)
         max_seqlen_q = longest
     one_long = max_seqlen_q is not None and mostly_one(check_max_seqlen(max_seqlen_q), q, cu_seqlens_q)
-    key, call = recall(tensors, window, (causal, softcap, scale, one_long, return_lse, backend))
+    asked: tuple = causal, softcap, scale, one_long, return_lse, backend
+    if bias is not None:
+        asked = *asked, kind_of(bias)
+    key, call = recall(tensors, window, asked)
     if call is None:
         check_packed(q, k, v)
         check_starts(cu_seqlens_q, cu_seqlens_k, q)
@@ -78,8 +86,9 @@ def attention_packed(
         return call(tensors)
     scale = check_numbers(causal, scale, q.shape[2], return_lse)
     options = check_masks(causal, window, softcap, sinks, q, (q.shape[1], q.shape[0], k.shape[0]))
-    options = options._replace(scale=scale, portable=backend == "portable", one_long=one_long)
+    options = options._replace(scale=scale, portable=backend == "portable", one_long=one_long, bias=bias)
     on_triton = runs_on_triton(backend, q.device.type)
+    check_bias(bias, reference=not on_triton)
     check_sinks(sinks, options._replace(reference=not on_triton))
     if on_triton:
         return operators.compute(key, tensors, options, return_lse)

@@ -53,11 +53,12 @@ class Options(NamedTuple):
     one_long: bool = False  # of packed sequences one has most of the work
     reference: bool = False  # by the NumPy ladder
     traced: bool = False  # as an operator: torch may put all memory of the call into a CUDA graph
+    bias: Any = None  # a function of (head, row, column), added to the scores; no operator takes it
 
     @property
     def only_portable(self) -> bool:
         """Whether no kernel but the portable ones can compute it."""
-        return self.dropout_p > 0
+        return self.dropout_p > 0 or self.bias is not None
 
     @property
     def windowed(self) -> bool:

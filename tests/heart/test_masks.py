@@ -1,7 +1,9 @@
-"""Windows, softcap and sinks against float64, forward and backward: on a GPU large, in the interpreter a thin slice."""
+"""Windows, softcap, sinks and biases against float64: on a GPU large, in the interpreter a thin slice."""
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from attention_cases import kernels, poisoned  # noqa: F401 (two are fixtures)
 from decode_checks import paged
 from kernel_truth import ALLOWED, DEVICE, dense, tensors, worst
@@ -15,19 +17,24 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NAMES = ("O", "L", "dQ", "dK", "dV", "dsinks")
 
 
-def check(shape, dtype=torch.float32, *, sink=False, p=0.0, backend="auto", gradients=True, **options) -> tuple:
-    """One call and its gradients, held to float64 as closely as torch is, computing in the same dtype."""
+def check(
+    shape, dtype=torch.float32, *, sink=False, p=0.0, backend="auto", gradients=True, bias=None, **options
+) -> tuple:
+    """One call and its gradients, held to float64 as closely as torch is, computing in the same dtype. A bias is two
+    functions, in Triton and in NumPy."""
     q, k, v, dO = tensors(*shape, dtype)
+    jitted, in_numpy = bias or (None, None)
     options = dict(causal=False, window=None, softcap=None, lengths=None) | options
     draw = torch.Generator().manual_seed(1)
     sinks = torch.randn(shape[1], generator=draw).to(DEVICE).requires_grad_() if sink else None
     dL = torch.randn(q.shape[:3], generator=draw).to(DEVICE)
     call = options | dict(key_lengths=options["lengths"], sinks=sinks, dropout_p=p, seed=3, return_lse=True)
+    call["bias"] = in_numpy if backend == "reference" else jitted
     del call["lengths"]
     O, L = got = attention(q, k, v, backend=backend, **call)
     if gradients:
         got = O, L, *torch.autograd.grad((O, L), [q, k, v] + [sinks] * sink, (dO, dL))
-    options |= dict(sinks=sinks, p=p, seed=3)
+    options |= dict(sinks=sinks, p=p, seed=3, bias=in_numpy)
     right, torchs = (dense(q, k, v, dO, dL=dL, dtype=t, **options) for t in (torch.float64, dtype))
     # dsinks comes from D = rowsum(dO ∘ O), whose O is rounded; that is what torch, which keeps P, does not lose
     lost = dict(dsinks=torch.finfo(dtype).eps * (dO * right[0]).square().sum((0, 2, 3)).max().sqrt().item())
@@ -95,6 +102,29 @@ def test_sinks_alone_may_want_a_gradient():
     (apart,) = torch.autograd.grad(attention(q, k, v, sinks=sinks[::2]), sinks, dO)
     (dense,) = torch.autograd.grad(attention(q, k, v, sinks=sinks[:4]), sinks, dO)
     assert torch.equal(apart[::2], dense[:4]) and (dense[:4] != 0).all() and not apart[1::2].any()
+
+
+# Biases -------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def alibi(head, row, column):
+    return -tl.exp2(-1.0 - head) * (row - column)
+
+
+def alibi_in_numpy(head, row, column):
+    return -(0.5 ** (1 + head)) * (row - column)
+
+
+ALIBI = alibi, alibi_in_numpy
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+@pytest.mark.parametrize("shape", [(2, 4, 2, 70, 90, 16), (1, 4, 4, 40, 20, 24), (1, 2, 1, 1, 100, 16)], ids=str)
+def test_alibi(shape, backend):
+    """A row's number is its place among the keys, whatever N_q is, also where decode's kernels would serve."""
+    check(shape, backend=backend, bias=ALIBI)
+    check(shape, backend=backend, bias=ALIBI, causal=True)
 
 
 # Decode and pages ---------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from fa2_lab.kernels.common.tile import (
     store_rows,
     tile_coord,
 )
+from fa2_lab.kernels.portable.forward import Position, biases
 from fa2_lab.kernels.prepared import Options, Tensors, like, shaped_like
 
 
@@ -70,12 +71,16 @@ def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
 
 
 @triton.jit
-def probabilities(q_i, k_j, L_i, visible, scales, MASKED: tl.constexpr):
-    """P of one tile, from L alone, and its scores without their scale."""
+def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
+    """P of one tile, from L alone, and its scores without their scale and their bias b."""
     s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
     s_ij = capped(s_ij, scales.inner)
     # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
-    power = s_ij * scales.scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
+    if b_ij is None:
+        power = s_ij * scales.scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
+    else:  # first b − L, which is small wherever P is not; a row all of whose biases are −∞ has L = −∞, too
+        L_i = tl.where(L_i == NEG_INF, float("inf"), L_i)
+        power = s_ij * scales.scale_log2 + (b_ij * LOG2E - L_i * LOG2E)
     if MASKED:
         power = tl.minimum(power, 100.0)  # nothing that is seen comes near; what is not seen must not overflow
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
@@ -95,8 +100,8 @@ def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
 
 
 @triton.jit
-def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, tile,
-               GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position, seed, tile,
+               bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add to dk_j and dv_j (B_c, d) what rows first … last, and tail … stop, of every head of the group give."""
     B_r: tl.constexpr = tile.B_r
     k_j, v_j, col, begin, end = columns
@@ -116,7 +121,11 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, ti
         L_i = of_rows(rows.L, bh, rows.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
         visible = seen_by(begin, end, row[None, :], window)
-        p_ji, s_ji = probabilities(k_j, q_i, L_i[None, :], visible, scales, MASKED)
+        b_ji = None
+        if bias is not None:
+            b_ji = biases(bias, Position(head, position.diagonal), row[None, :], col[:, None])
+            visible = visible & (row < N_q)[None, :]  # behind the last row a bias may be NaN
+        p_ji, s_ji = probabilities(k_j, q_i, L_i[None, :], b_ji, visible, scales, MASKED)
         kept_ji = p_ji
         if dropout is not None:
             kept_ji = drop(p_ji, row[None, :], col[:, None], dropout)
@@ -138,7 +147,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, ti
 
 @triton.jit(do_not_specialize=launch.SIZES)
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-             heads, l2_group, sequences, window, factors, tile, GROUPED: tl.constexpr):  # fmt: skip
+             heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr, GROUPED: tl.constexpr):  # fmt: skip
     """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it."""
     B_c: tl.constexpr = tile.B_c
     j, b_kv = tile_coord(block_count(N_k, sequences, B_c), heads, l2_group)  # FA2.A2.L1 FA2.A2.L5
@@ -164,10 +173,11 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     columns = k_j, v_j, col, begin, end
     rows = RowTensors(Q, dO, L, D, N_q, head_stride, Q_strides, dO_strides)
     shared_by = Group(q_at, before, head_kv * group if GROUPED else head_kv, group)
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, edges, shared_by, window, factors, seed, tile,
-                            GROUPED, MASKED=True)  # fmt: skip
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, middle, shared_by, window, factors, seed, tile,
-                            GROUPED, MASKED=False)  # fmt: skip
+    position = Position(shared_by.first, N_k - N_q)
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, edges, shared_by, window, factors, position, seed, tile,
+                            bias, GROUPED, MASKED=True)  # fmt: skip
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, middle, shared_by, window, factors, position, seed, tile,
+                            bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_of(dK, dK_strides, k_at, head_kv), head_of(dV, dV_strides, k_at, head_kv)
     store_rows(dK, dk_j * factors[0], j * B_c, dK_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
@@ -175,7 +185,8 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
 
 
 @triton.jit
-def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales, dropout, tile, MASKED: tl.constexpr):
+def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales, position, dropout, tile,
+                  bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add to dq_i (B_r, d) what the tiles of some columns give."""
     B_c: tl.constexpr = tile.B_c
     first, last, hole, width = columns
@@ -187,7 +198,8 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
         k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, d)
         v_j = load_tile(V, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, d)
         visible = sees(begin, end, col[None, :], window)
-        p_ij, s_ij = probabilities(q_i, k_j, L_i[:, None], visible, scales, MASKED)
+        b_ij = None if bias is None else biases(bias, position, row[:, None], col[None, :])
+        p_ij, s_ij = probabilities(q_i, k_j, L_i[:, None], b_ij, visible, scales, MASKED)
         ds_ij = score_gradients(p_ij, s_ij, do_i, v_j, D_i[:, None], row[:, None], col[None, :], scales, dropout)
         dq_i = add_product(dq_i, ds_ij.to(k_j.dtype), k_j)  # (B_r, d)  FA2.A2.L15
     return dq_i
@@ -195,7 +207,7 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
 
 @triton.jit(do_not_specialize=launch.SIZES)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-           heads, l2_group, sequences, window, factors, tile):  # fmt: skip
+           heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr):  # fmt: skip
     """Row block i of one query head: D_i and dQ_i, laid out like the forward."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
@@ -227,11 +239,14 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     tl.store(D + tl.cast(bh, tl.int64) * head_stride + row, D_i, mask=row < N_q)  # FA2.A2.L4
     scale, scales, rule = factors
     dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
+    position = Position(head, N_k - N_q)
     per_row = L_i, D_i, row, begin, end
     dq_i = tl.zeros((B_r, tile.d_pad), tl.float32)
-    dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, middle, keys, window, scales, dropout, tile, MASKED=False)
+    dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, middle, keys, window, scales, position, dropout, tile,
+                         bias, MASKED=False)  # fmt: skip
     if edges[0] < edges[1]:
-        dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, edges, keys, window, scales, dropout, tile, MASKED=True)
+        dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, edges, keys, window, scales, position, dropout, tile,
+                             bias, MASKED=True)  # fmt: skip
     dQ = head_of(dQ, dQ_strides, q_at, head)
     store_rows(dQ, dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
 
@@ -295,4 +310,4 @@ def prepare_columns(
 def numbers(options: Options) -> dict:
     """What rows see, and what both passes multiply by."""
     factors = options.scale, scales(options.scale, options.softcap), launch.dropout(options.dropout_p)
-    return dict(window=launch.window(options), factors=factors)
+    return dict(window=launch.window(options), factors=factors, bias=options.bias)

@@ -1,6 +1,7 @@
 """FlashAttention-2, forward: Algorithm 1 of the paper, one program per row block of one head."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import triton
@@ -30,8 +31,22 @@ from fa2_lab.kernels.common.tile import (
 from fa2_lab.kernels.prepared import Options, Tensors, like, shaped_like
 
 
+class Position(NamedTuple):
+    """Where a bias is asked for, besides rows and columns."""
+
+    head: tl.tensor
+    diagonal: tl.tensor  # the column of row 0's diagonal: a bias counts rows among the keys
+
+
 @triton.jit
-def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, dropout, tile, MASKED: tl.constexpr):
+def biases(bias: tl.constexpr, position, row, col):
+    """What a bias adds to the scores of some rows and columns."""
+    return tl.cast(bias(position.head, row + position.diagonal, col), tl.float32)
+
+
+@triton.jit
+def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position, dropout, tile, bias: tl.constexpr,
+                MASKED: tl.constexpr):  # fmt: skip
     """Take the tiles of some columns into one row block's state: o_i in pieces (B_r, width), m_i and l_i (B_r,)."""
     o_i, m_i, l_i = state
     first, last, hole, width = columns
@@ -44,9 +59,11 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, dropout, 
         k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A1.L8
         s_ij = capped(s_ij, scales.inner)
+        if bias is not None:
+            s_ij = s_ij + biases(bias, position, row[:, None], col[None, :]) * (LOG2E / scales.scale_log2)
         if MASKED:
             s_ij = tl.where(sees(begin, end, col[None, :], window), s_ij, NEG_INF)
-        p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED)  # FA2.A1.L9
+        p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED or bias is not None)  # FA2.A1.L9
         if dropout is not None:  # after the row sum: l counts every key, O only those that are kept
             p_ij = drop(p_ij, row[:, None], col[None, :], dropout)
         added = ()
@@ -60,7 +77,7 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, dropout, 
 
 @triton.jit(do_not_specialize=launch.SIZES)
 def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-                   heads, l2_group, sequences, window, scales, rule, tile):  # fmt: skip
+                   heads, l2_group, sequences, window, scales, rule, tile, bias: tl.constexpr):  # fmt: skip
     """Row block i of one query head: all its tiles, then O_i and L_i. `group` query heads share one K/V head."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A1.L1 FA2.A1.L2
@@ -83,6 +100,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     edges, middle = columns_of(i, N_q, N_k, length, window, tile)
     keys = columns_seen(i * B_r, N_q, N_k, length, window)[0], length  # none of these rows sees one before or behind
     dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
+    position = Position(head, N_k - N_q)
 
     q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)  FA2.A1.L4
     o_i = ()
@@ -95,8 +113,10 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
         l_i += 1.0
     # DIAGONAL tiles first: the sum does not mind, and the other way round ptxas makes each product wait (15% slower).
     state, rows = (o_i, m_i, l_i), (row, begin, end)
-    state = visit_tiles(state, q_i, K, V, edges, keys, rows, window, scales, dropout, tile, MASKED=True)
-    o_i, m_i, l_i = visit_tiles(state, q_i, K, V, middle, keys, rows, window, scales, dropout, tile, MASKED=False)
+    state = visit_tiles(state, q_i, K, V, edges, keys, rows, window, scales, position, dropout, tile, bias,
+                        MASKED=True)  # fmt: skip
+    o_i, m_i, l_i = visit_tiles(state, q_i, K, V, middle, keys, rows, window, scales, position, dropout, tile, bias,
+                                MASKED=False)  # fmt: skip
 
     l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key: O = 0 and L = −∞
     L_i = (m_i * scales.scale_log2 + tl.log2(l_i)) * LN2  # (B_r,)  FA2.A1.L13
@@ -122,7 +142,7 @@ def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = N
         strides=launch.all_strides(Q, K, tensors.v, shaped_like(Q)),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(window=launch.window(options), scales=scales(options.scale, options.softcap)),
-        **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q)),
+        **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q), bias=options.bias),
     )
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor]:
