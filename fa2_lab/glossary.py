@@ -140,7 +140,7 @@ split-Q | 07 | warp_split | the queries are divided among workers, which need no
 # The ladder
 base 2 | rung 06 | - | 2ˣ instead of eˣ: scale and log₂e are one factor, and the hardware has 2ˣ | 以二为底
 pipelining | 10 | - | the next tiles are being copied while this one is computed | 软件流水
-stage | 12a | pipes | one of the places of a ring or of a pipeline; it has room for one tile | 流水级
+stage | 12a | pipes_forward | one of the places of a ring or of a pipeline; it has room for one tile | 流水级
 bulk copy | rung 14 | bulk_copy | a copy of a whole tile that one thread starts and the copy engine carries out |
     批量拷贝
 TMA | 12a | bulk_copy | tensor memory accelerator: Hopper's copy engine | 张量内存加速器
@@ -153,12 +153,13 @@ phase | 12a | - | what a barrier in shared memory counts through, 0, 1, 0, …: 
 fence | 12a | - | what threads wrote before it is seen by the copy engine after it | 内存栅栏
 proxy | 12a | - | the path by which threads, or the copy engine and the tensor cores, reach shared memory; a fence
     orders accesses of two paths | 访存代理
-warp specialisation | 12a | pipes | warps of one program have different jobs: one copies, others compute | 线程束特化
+warp specialisation | 12a | pipes_forward | warps of one program have different jobs: one copies, others compute |
+    线程束特化
 aggregate | 12b | - | several values of a Gluon kernel under one name, with methods | 聚合
 inline assembly | 12a | - | machine instructions written out inside a kernel | 内联汇编
-ring | 12a | pipes | circular buffer: stages in shared memory that are filled and emptied in turn | 环形缓冲区
-producer | 12a | pipes | the warp that copies tiles ahead | 生产者
-consumer | 12a | pipes | a warpgroup that computes with the tiles that the producer copied | 消费者
+ring | 12a | pipes_forward | circular buffer: stages in shared memory that are filled and emptied in turn | 环形缓冲区
+producer | 12a | pipes_forward | the warp that copies tiles ahead | 生产者
+consumer | 12a | pipes_forward | a warpgroup that computes with the tiles that the producer copied | 消费者
 overlap | rung 20 | timeline | two units work at the same time | 计算重叠
 ping-pong | 12b | timeline | two consumers alternate: one computes products while the other does its softmax | 乒乓调度
 persistent | rung 21 | tickets | of a program: it stays on its SM and takes one row block after the other | 常驻
@@ -170,7 +171,7 @@ cluster | 12b | - | thread blocks on neighbouring SMs that may read each other's
 multicast | 12b | - | one copy that brings a tile from L2 to several SMs of a cluster | 多播
 prologue | 13 | - | what a pipelined loop does before its first whole step | 流水序段
 epilogue | 13 | - | what is left for a pipelined loop to do after its last step | 流水尾段
-bulk reduction | 13 | pipes | the copy engine adds a tile of shared memory to HBM | 批量归约
+bulk reduction | 13 | pipes_backward | the copy engine adds a tile of shared memory to HBM | 批量归约
 programmatic dependent launch | 13 | launches | PDL: a kernel is launched before the kernel before it has ended,
     and waits by itself | 编程式依赖启动
 turn | 13 | - | the right to add next, in a fixed order that a counter in HBM, the semaphore, keeps | 轮次
