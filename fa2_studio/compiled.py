@@ -145,7 +145,7 @@ def shipped(target: str, d: int) -> dict:
     """The tile that the package's tables have for a target."""
     from fa2_lab.kernels import tables
 
-    table = tables.HOPPER if target == "sm_90" else tables.AMPERE
+    table = dict(sm_80=tables.AMPERE, sm_90=tables.HOPPER)[target]
     return dict(zip(("B_r", "B_c", "warps", "stages"), table["forward"][d], strict=False))
 
 

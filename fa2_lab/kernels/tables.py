@@ -1,10 +1,11 @@
 """Block sizes, warps and stages of the portable kernels, for each chip family and d.
 
-Three kernels: "forward", and of the backward "columns" (dK, dV) and "rows" (dQ). The entries for Hopper were found by
-measuring on an H200. The others were chosen by compiling: they fit the chip's shared memory and spill no register, as
-tests/heart/test_compile.py checks. What does spill is the backward of Hopper at d = 256, fp32 at d = 256, and outside
-its loops the forward of Hopper at d ≤ 64 without a mask. `fa2-lab tune` measures on the GPU at hand, and prints what is
-faster there as an entry of these tables.
+There are three kernels: "forward", and in the backward pass "columns" (dK, dV) and "rows" (dQ). The entries for Hopper
+were found by measuring on an H200, and those of the A100 by running its code there. The others were chosen by
+compiling: they fit the chip's shared memory and spill no register, as tests/heart/test_compile.py checks. The entries
+that do spill are the backward of Hopper at d = 256, fp32 at d = 256, the columns of the A100 where their entry says so,
+and, outside its loops, the forward of Hopper at d ≤ 64 without a mask. `fa2-lab tune` measures on the GPU at hand, and
+prints what is faster there as an entry of these tables.
 """
 
 from dataclasses import dataclass
@@ -73,17 +74,23 @@ HOPPER = dict(
         256: (64, 32, 4, 2),
     },
 )
-AMPERE = dict[str, dict](  # sm_80 to sm_89: everything fits into the 99 KiB of the small ones
+ADA = dict[str, dict](  # sm_86 and sm_89: everything fits into their 99 KiB
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 32, 4, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
     # at 256, without a number of registers, ptxas stops at 168 for sm_80 and spills 2
     columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 64, 4, 1), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
     rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
+AMPERE = dict(  # sm_80; beside FlashAttention-2's own kernels, both as sm_80 code on an H200
+    forward=ADA["forward"] | {64: (128, 64, 4, 2, None, TIGHT)},
+    # for d = 72, 88, 104, 120 it spills 6, and takes 0.86 of the time of 64 × 64 on 8 warps, which spills none
+    columns=ADA["columns"] | {64: (32, 64, 4, 2), 128: (32, 64, 4, 2)},
+    rows=ADA["rows"],
+)
 BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB
     # at 64, without a number of registers, ptxas stops at 128 for sm_100 and spills 4
-    forward=AMPERE["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 32, 8, 2)},
-    columns=AMPERE["columns"],
-    rows=AMPERE["rows"] | {128: (64, 64, 8, 2)},
+    forward=ADA["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 32, 8, 2)},
+    columns=ADA["columns"],
+    rows=ADA["rows"] | {128: (64, 64, 8, 2)},
 )
 CDNA = dict(  # AMD's MI300 family: 64 KiB
     forward={16: (128, 64, 4, 1), 32: (128, 64, 4, 1), 64: (128, 64, 4, 1), 128: (64, 64, 4, 1), 256: (32, 32, 4, 1)},
@@ -103,7 +110,9 @@ def family() -> dict:
     target = driver.active.get_current_target()
     if target.backend == "hip":
         return CDNA
-    return HOPPER if target.arch // 10 == 9 else BLACKWELL if target.arch >= 100 else AMPERE
+    if target.arch >= 90:
+        return HOPPER if target.arch < 100 else BLACKWELL
+    return AMPERE if target.arch < 86 else ADA
 
 
 def in_pieces(Q: torch.Tensor) -> bool:
@@ -113,7 +122,7 @@ def in_pieces(Q: torch.Tensor) -> bool:
     columns, each warp gets whole rows of S, and otherwise some columns of all rows: then the maximum and the sum of a
     row, and P, have to cross shared memory. Hopper's wgmma and AMD's compiler always give a warp whole rows.
     """
-    return Q.dtype != torch.float32 and not interpreter.switched_on() and family() in (AMPERE, BLACKWELL)
+    return Q.dtype != torch.float32 and not interpreter.switched_on() and family() in (AMPERE, ADA, BLACKWELL)
 
 
 def padded(d: int) -> int:

@@ -14,7 +14,7 @@ from fa2_lab.kernels.common import softmax, tile
 from fa2_lab.kernels.decode.kernel import Cache, DecodeTile, place_of
 from fa2_lab.machine import budget
 
-FAMILIES = dict(hopper=227, ampere=99, blackwell=99, cdna=64, fp32=64)
+FAMILIES = dict(hopper=227, ampere=163, ada=99, blackwell=99, cdna=64, fp32=64)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -31,7 +31,7 @@ def test_every_entry_fits_by_the_model(family):
 
 
 @pytest.mark.parametrize("backend, arch, table", [
-    ("cuda", 80, "AMPERE"), ("cuda", 89, "AMPERE"), ("cuda", 90, "HOPPER"), ("cuda", 100, "BLACKWELL"),
+    ("cuda", 80, "AMPERE"), ("cuda", 89, "ADA"), ("cuda", 90, "HOPPER"), ("cuda", 100, "BLACKWELL"),
     ("cuda", 120, "BLACKWELL"), ("hip", "gfx942", "CDNA"),
 ])  # fmt: skip
 def test_each_chip_has_its_family(backend, arch, table, monkeypatch):
