@@ -17,7 +17,7 @@ from sphinx.util.docutils import docutils_namespace, patch_docutils
 from fa2_lab.tools import files
 from fa2_lab.tools.figures import PICTURES
 from fa2_studio.bench.page import full_page
-from fa2_studio.book import api, front, reach
+from fa2_studio.book import api, front, questions, reach
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
 from fa2_studio.course.notebooks import student_version
 
@@ -99,6 +99,8 @@ def write_sources(folder: Path) -> None:
     for name in PAGES:
         text = api.page() if name == "API.md" else (files.ROOT / name).read_text(encoding="utf-8")
         (folder / name).write_text(with_links(text, files.ROOT), encoding="utf-8")
+    for name, text in questions.pages().items():
+        (folder / f"{name}.md").write_text(with_links(text, files.ROOT), encoding="utf-8")
     shutil.copytree(FIGURES, folder / "figures", ignore=shutil.ignore_patterns("data", "*.md"))
     (folder / "results.md").write_text(with_links(full_page(), files.ROOT), encoding="utf-8")
     (folder / "index.md").write_text(index(), encoding="utf-8")
@@ -175,6 +177,8 @@ def with_links(text: str, at: Path) -> str:
             return f'<a href="{up}{place.as_posix()}">{words}</a>'
         if place.with_suffix("").as_posix() in {c.name for c in written()} | set(assignments()) or place.name in PAGES:
             return f"[{words}]({up}{place.as_posix()}{anchor})"
+        if file == questions.FILE:
+            return f"[{words}]({up}{questions.places().get(anchor[1:], questions.FIRST)}.md{anchor})"
         if reach.origin() is None:
             return words
         repository, commit = reach.origin()
@@ -193,6 +197,7 @@ def index() -> str:
     """The first page, and the table of contents."""
     parts = {title: [c.name for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
     toc = [tree(title, names) for title, names in parts.items() if names]
+    toc += [tree("Questions", list(questions.pages()))]
     toc += [tree("The course", assignments()), tree("Results", ["results"])]
     toc += [tree("The package", [Path(name).stem for name in PAGES])]
     return front.index(assignments(), toc, with_links(LICENCE, files.ROOT), SETTINGS["html_baseurl"])

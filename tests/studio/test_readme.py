@@ -1,7 +1,9 @@
 """The front pages: links lead somewhere, commands exist, code and numbers are those of the package and its records."""
 
 import doctest
+import json
 import re
+import runpy
 import subprocess
 import sys
 from functools import cache
@@ -15,11 +17,11 @@ from fa2_lab.paper import LINES, where
 from fa2_lab.records import load
 from fa2_lab.tools import ladder
 from fa2_studio.bench import page
-from fa2_studio.book import reach
+from fa2_studio.book import questions, reach
 from fa2_studio.book.chapters import written
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "API.md", "RESULTS.md", "TROUBLESHOOTING.md", "CONTRIBUTING.md")
+PAGES = ("README.md", "API.md", "QUESTIONS.md", "RESULTS.md", "TROUBLESHOOTING.md", "CONTRIBUTING.md")
 
 
 def text(name: str = "README.md") -> str:
@@ -83,10 +85,14 @@ def test_the_readme_lists_every_chapter():
     assert rows == [f"| [{c.number} · {c.title}](notebooks/{c.name}.ipynb) | {c.question} |" for c in written()]
 
 
-def anchors(words: str) -> set[str]:
-    """What can be linked to in a page: its headings in lower case, with dashes."""
-    titles = re.findall(r"^#+ (.*)", words, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+def anchors(name: str) -> set[str]:
+    """What can be linked to in a page or a chapter: its headings in lower case, with dashes."""
+    words = text(name)
+    if name.endswith(".ipynb"):
+        words = "\n".join(
+            "".join(cell["source"]) for cell in json.loads(words)["cells"] if cell["cell_type"] == "markdown"
+        )
+    return set(map(questions.anchor, re.findall(r"^#+ (.*)", words, re.MULTILINE)))
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -95,7 +101,7 @@ def test_every_link_leads_somewhere(name):
         if "://" not in target:
             file, _, anchor = target.partition("#")
             assert not file or (PROJECT / file).exists(), target
-            assert not anchor or anchor in anchors(text(file or name)), target
+            assert not anchor or anchor in anchors(file or name), target
 
 
 def test_the_examples_of_the_calls_do_what_they_show():
@@ -105,6 +111,22 @@ def test_the_examples_of_the_calls_do_what_they_show():
     examples = doctest.DocTestParser().get_doctest(words, {}, "API.md", "API.md", 0)
     found = doctest.DocTestRunner().run(examples)
     assert found.attempted > 30 and found.failed == 0
+
+
+def test_every_question_is_in_the_list_at_the_top():
+    titles = re.findall(r"^##+ (.*)", text("QUESTIONS.md"), re.MULTILINE)
+    assert re.findall(r"\[(.*)\]\(#", text("QUESTIONS.md").split("\n## ")[0]) == titles
+
+
+ANSWERS = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", text("QUESTIONS.md"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(("code", "shown"), ANSWERS, ids=range(len(ANSWERS)))
+def test_the_code_of_an_answer_prints_what_it_shows(code, shown, tmp_path, capsys):
+    file = tmp_path / "answer.py"  # a file, because Triton reads the source of its functions
+    file.write_text(code, encoding="utf-8")
+    runpy.run_path(str(file))
+    assert capsys.readouterr().out == shown
 
 
 def test_files_and_folders_that_contributors_are_sent_to_exist():

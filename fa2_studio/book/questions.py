@@ -1,0 +1,42 @@
+"""QUESTIONS.md as pages: each group of questions has a page of its own, and the first page lists all questions."""
+
+import re
+
+from fa2_lab.tools import files
+
+FILE = files.ROOT / "QUESTIONS.md"
+FIRST = "questions"
+
+
+def pages() -> dict[str, str]:
+    """Return {name: Markdown} of the pages, the list first."""
+    first, *groups = re.split(r"^(?=## )", FILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = {FIRST: first} | {name(group[3:]): described(group) for group in groups}
+    at = places()
+    return {page: re.sub(r"\]\(#(.+?)\)", lambda x: f"]({at[x[1]]}.md#{x[1]})", text) for page, text in found.items()}
+
+
+def places() -> dict[str, str]:
+    """Return {anchor: name of its page} of all headings."""
+    found, page = {}, FIRST
+    for marks, title in re.findall(r"^(##+) (.*)", FILE.read_text(encoding="utf-8"), re.MULTILINE):
+        page = name(title) if marks == "##" else page
+        found[anchor(title)] = page
+    return found
+
+
+def name(group: str) -> str:
+    """Return the name of a group's page, by the first word of its title."""
+    return f"{FIRST}_{anchor(group.split()[0])}"
+
+
+def anchor(title: str) -> str:
+    """Return what a link to a heading ends in, on GitHub and on the site."""
+    return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+
+
+def described(group: str) -> str:
+    """Return a group as a page: its headings are one level higher, and search engines are told its questions."""
+    questions = " ".join(re.findall(r"^### (.*)", group, re.MULTILINE))
+    head = f'---\nmyst:\n  html_meta:\n    "description": "{questions}"\n---\n\n'
+    return head + re.sub(r"^#(?=#+ )", "", group, flags=re.MULTILINE)
