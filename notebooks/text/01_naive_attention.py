@@ -394,7 +394,8 @@ check(
 # - In standard attention $4N^2 + 4Nd$ elements reach DRAM. That is d/3 FLOPs per byte, too few for a GPU.
 # - Backward: $dV = P^\top dO$, $dP = dO\,V^\top$, $dS = P \circ (dP - D)$, $dQ = \tau\,dS\,K$, $dK = \tau\,dS^\top Q$, with
 #   $D_i = do_i \cdot o_i$.
-# - $P_{ij} = e^{S_{ij} - L_i}$: one number per row brings back any entry of P.
+# - $P_{ij} = e^{S_{ij} - L_i}$: one number per row brings back any entry of P. With it, you can also [look at the weights of
+#   a few rows](../QUESTIONS.md#how-do-i-get-the-attention-weights-of-a-few-rows) when a fast kernel returns only O and L.
 
 # %% [markdown]
 # ## Exercises
