@@ -94,7 +94,8 @@ def attention(
     if call is not None:  # one of its kind has passed all checks but those of values
         if key_lengths is not None:
             check_range(key_lengths, k.shape[2])
-        check_sinks(sinks, call.options)
+        if sinks is not None:
+            check_sinks(sinks, call.options)
         drawn = seed_tensor(seed, q.device) if dropout_p else None
         return call(Tensors(q, k, v, key_lengths, drawn, sinks))
     check_tensors(q, k, v)

@@ -398,8 +398,11 @@ def read_by(jitted: Any) -> dict[str, Any]:
 
 def check_transforms(*gradients: Tensor | None) -> None:
     """Refuse to run inside torch.vmap or torch.func, and gradients in batches: such tensors have no memory."""
-    if peek_interpreter_stack() is not None or any(x is not None and is_legacy_batchedtensor(x) for x in gradients):
+    if peek_interpreter_stack() is not None:
         raise NotImplementedError(IN_A_TRANSFORM)
+    for x in gradients:
+        if x is not None and is_legacy_batchedtensor(x):
+            raise NotImplementedError(IN_A_TRANSFORM)
 
 
 def check_recording() -> None:

@@ -11,6 +11,7 @@ were then; nothing is written onto the tensors. forget() empties both.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, overload
 from weakref import ref
 
@@ -120,6 +121,12 @@ def like(x: Tensor, device: str | None = None) -> Tensor:
     torch's own results are, unless its rows would have gaps then; it never repeats or overlaps itself as x may do."""
     made = torch.empty_like(x, device=device)
     return torch.empty_like(x, device=device, memory_format=torch.contiguous_format) if has_gaps(made) else made
+
+
+def made_like(x: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what like() does for all tensors with the strides of x."""
+    gaps = has_gaps(torch.empty_like(x, device="meta"))
+    return partial(torch.empty_like, memory_format=torch.contiguous_format) if gaps else torch.empty_like
 
 
 def shaped_like(x: Tensor) -> Tensor:

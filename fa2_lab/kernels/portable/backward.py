@@ -37,7 +37,7 @@ from fa2_lab.kernels.common.tile import (
     tile_coord,
 )
 from fa2_lab.kernels.portable.forward import Position, biases
-from fa2_lab.kernels.prepared import Options, Tensors, like, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, made_like, shaped_like
 
 
 class RowTensors(NamedTuple):
@@ -260,11 +260,12 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
     """Return backward() for calls of one kind, given (dO, dL, O, L) and their tensors."""
     rows = prepare_rows(dO, O, tensors, options)
     columns = prepare_columns(dO, tensors, options)
+    new_dQ, new_dK, new_dV = map(made_like, tensors[:3])
 
     def call(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple:
         Q, K, V, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks
         beside = tensors.key_lengths, tensors.seed, tensors.cu_seqlens_q, tensors.cu_seqlens_k
-        D, dQ, dK, dV = map(like, (L, Q, K, V))
+        D, dQ, dK, dV = torch.empty_like(L), new_dQ(Q), new_dK(K), new_dV(V)
         with launch.on_device_of(Q):
             rows(Q, K, V, O, dO, L, dL, D, dQ, *beside)
             columns(Q, K, V, dO, L, D, dK, dV, *beside)

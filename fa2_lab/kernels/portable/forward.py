@@ -28,7 +28,7 @@ from fa2_lab.kernels.common.tile import (
     store_rows,
     tile_coord,
 )
-from fa2_lab.kernels.prepared import Options, Tensors, like, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, made_like, shaped_like
 
 
 class Position(NamedTuple):
@@ -144,9 +144,10 @@ def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = N
         **dict(window=launch.window(options), scales=scales(options.scale, options.softcap)),
         **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q), bias=options.bias),
     )
+    new_O = made_like(Q)
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor]:
-        O = like(tensors.q)
+        O = new_O(tensors.q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         beside = tensors.key_lengths, tensors.seed, tensors.sinks, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         with launch.on_device_of(O):

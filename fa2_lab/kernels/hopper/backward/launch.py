@@ -13,7 +13,7 @@ from fa2_lab.kernels.hopper.backward.sums import bwd_postprocess, bwd_preprocess
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
 from fa2_lab.kernels.launch import USE_PDL, Launch, multiprocessors, on_device_of, programs, shape, strides
-from fa2_lab.kernels.prepared import Options, Tensors, like, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, made_like, shaped_like
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
@@ -37,12 +37,13 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     before = prepare_before(dO, O, tensors, options, chosen, all_sums)
     main = prepare_main(dO, tensors, options, chosen, parts, deterministic)
     after = prepare_after(tensors, options, chosen, divided)
+    new_dQ, new_dK, new_dV = map(made_like, (Q, K, tensors.v))
 
     def call(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple | None:
         Q, K, V, cu_q, cu_k = tensors.q, tensors.k, tensors.v, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         if not host.aligned(dO, Q, K, V, O, L, dL):
             return None
-        dQ, dK, dV = map(like, (Q, K, V))
+        dQ, dK, dV = new_dQ(Q), new_dK(K), new_dV(V)
         start, sums = (torch.empty(*shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
         columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
         rounded = (dK, dV) if divided else (None, None)

@@ -12,7 +12,7 @@ from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
 from fa2_lab.kernels.launch import Launch, multiprocessors, on_device_of, programs, shape
-from fa2_lab.kernels.prepared import Options, Tensors, like, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, made_like, shaped_like
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
@@ -27,13 +27,13 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
         return None
     (batch, H, N_q, _), device = shape(Q), Q.device
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
-    launch = prepare_launch(tensors, options)
+    launch, new_O = prepare_launch(tensors, options), made_like(Q)
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor] | None:
         Q, K, V = tensors.q, tensors.k, tensors.v
         if not host.aligned(Q, K, V):
             return None
-        O = like(Q)
+        O = new_O(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         beside = tensors.key_lengths, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         with on_device_of(Q):
