@@ -23,9 +23,10 @@ from pygments.lexers import PythonLexer
 from fa2_lab.plots.live import WIDE as WIDE_PIECES
 from fa2_lab.plots.live import page
 from fa2_lab.tools import files
+from fa2_lab.tools.figures import PHONE
 from fa2_studio.book.callouts import mathml
 from fa2_studio.book.chapters import NOTEBOOKS, written
-from fa2_studio.book.site import LIVE, LOOKS, is_imports
+from fa2_studio.book.site import FIGURES, LIVE, LOOKS, drawn, is_imports
 
 LECTURES = {  # title: its chapters; of those with several parts, which are shown
     "Attention and its cost": {"00": "", "01": ""},
@@ -36,12 +37,13 @@ LECTURES = {  # title: its chapters; of those with several parts, which are show
     "Workers and warps": {"06": "", "07": ""},
     "Triton": {"08": "", "09": ""},
     "The ladder": {"10": "", "11": ""},
-    "Hopper": {"12a": "1 2 3", "12b": "1 2", "13": "1 2"},
+    "Hopper": {"12a": "1 3 4", "12b": "1", "13": "1"},
     "Decode, rings, masks": {"14": "", "15": "", "16": ""},
 }
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ")  # the course's, not a lecture's
 ROWS, LETTERS = 15, 80  # what a slide holds: lines of words, and letters in a line
-FULL, WIDE = 24, 70  # lines of code, which are closer together, and letters in a line of code
+FULL, WIDE = 21, 70  # lines of code, which are closer together, and letters in a line of code
+ROOM, SIDES = (1208, 620), re.compile(r'width="([\d.]+)" height="([\d.]+)"')  # pixels for a picture; those of an SVG
 FOLD = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
 ASKED = re.compile(r"^\*\*(?:Predict|Build)\.\*\*", re.MULTILINE)
 FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
@@ -123,13 +125,14 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
 
 
 def fewer(beats: list[Beat]) -> list[Beat]:
-    """What a lecture shows of a section: one listing that a room can read; a list where there is nothing else."""
+    """What a lecture shows of a section: one listing that a room can read, one table, a list if nothing else is there."""
     code = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith("<pre")]
     lists = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith(("<ul", "<ol"))]
+    tables = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith("<table")]
     others = any(beat.seen and beat not in code + lists for beat in beats)
     short = [beat for beat in code if sum(map(height, beat.seen)) <= ROWS]
     kept = (short if others else short or code)[:1]
-    left_out = [beat for beat in code if beat not in kept] + (lists if others or kept else [])
+    left_out = [beat for beat in code if beat not in kept] + (lists if others or kept else []) + tables[1:]
     return [beat for beat in beats if beat not in left_out]
 
 
@@ -186,7 +189,7 @@ def listing(code: str, python: bool = True, printed: str = "") -> list[str]:
     lines = re.sub(r"\n\n\n+", "\n\n", code.rstrip()).split("\n")
     tall = sum(map(rows_of, lines)) > ROWS + 4
     kept = [re.sub(r"\s+# .*", "", line) if tall or len(line) > WIDE else line for line in lines]
-    output = split(printed.rstrip().split("\n"), rows_of, FULL) if printed else []
+    output = split(printed.rstrip().split("\n"), lambda line: 1, FULL) if printed else []
     pieces = [pre(part, python) for part in split(kept, rows_of, FULL)]
     return pieces + [pre(part, bool(re.match(r"@|def |class ", printed)), " class=printed") for part in output]
 
@@ -202,7 +205,8 @@ def pre(lines: list[str], python: bool, kind: str = "") -> str:
     bare = [re.sub(r'^(<span class="w">)?\s+(</span>)?', "", line) for line in coloured.removesuffix("\n").split("\n")]
     depth = [len(line) - len(line.lstrip()) for line in text.split("\n")]
     inside = "".join(f'<span style="--in: {n}ch">{line}</span>' for n, line in zip(depth, bare, strict=True))
-    return f"<pre{kind} data-rows={sum(map(rows_of, text.split(chr(10))))}>{inside}</pre>"
+    rows = len(lines) if kind else sum(map(rows_of, text.split("\n")))  # what was printed is never folded
+    return f"<pre{kind} data-rows={rows}>{inside}</pre>"
 
 
 def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
@@ -213,15 +217,29 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
         wide = 1240 if live[1] in WIDE_PIECES else 900
         frame = f'<iframe width={wide} loading=lazy srcdoc="{escape(page(*map(unescape, live.groups(""))))}"></iframe>'
         return [Beat(seen=(f"{frame}<div class=still>{still[1] if still else ''}</div>",), kind="live")]
-    if picture := re.search(r"<img [^>]*>", seen):
+    if picture := re.search(r'<img alt="([^"]*)"[^>]*>', seen):
         caption = re.search(r"<p[^>]*>(.*?)</p>", seen, re.DOTALL)
-        return [Beat(unescape(caption[1]) if caption else "", (picture[0],), "picture")]
+        name = drawn().get(unescape(picture[1]))
+        shown = f'<img alt="{picture[1]}" src="{largest(name)}">' if name else picture[0]
+        return [Beat(unescape(caption[1]) if caption else "", (shown,), "picture")]
     if told := [output.data["text/markdown"] for output in cell.outputs if "text/markdown" in output.get("data", {})]:
         return [Beat(seen=html(FOLD.sub("", "\n\n".join(told))))]
     if is_imports(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", [])):
         return []
     printed = "".join(output.get("text", "") for output in cell.outputs)
     return [Beat(seen=tuple(listing(cell.source, printed=printed)))]
+
+
+def largest(name: str) -> str:
+    """A picture as it is for a page or for a phone, whichever has the larger letters on a slide, which is light."""
+    both = [FIGURES / f"{name}.svg", FIGURES / PHONE / f"{name}.svg"]
+
+    def scale(svg: str) -> float:
+        return min(room / float(side) for room, side in zip(ROOM, SIDES.search(svg).groups(), strict=True))
+
+    svg = max((file.read_text(encoding="utf-8") for file in both), key=scale)
+    light = re.sub(r"<style>@media.*?</style>", "", svg, count=1, flags=re.DOTALL)
+    return f"data:image/svg+xml;base64,{b64encode(light.encode()).decode()}"
 
 
 def slides(title: str, beats: list[Beat]) -> Iterator[str]:
@@ -232,9 +250,11 @@ def slides(title: str, beats: list[Beat]) -> Iterator[str]:
         here = next((beat for beat in some if beat.seen), Beat())
         words = [beat.text for beat in some if not beat.seen]
         notes = rendered("\n\n".join([here.text, *words]))
-        if here.kind in ("asks", "answers", "live"):
+        if here.kind:  # a picture has its headline inside
             said = []
-        elif here.seen and here.seen[0].startswith(("<ul", "<ol")):
+        elif not here.seen:
+            said = words[:3]
+        elif here.seen[0].startswith(("<ul", "<ol")):
             said = words[:1] if not some[0].seen else []
         else:
             said = words[:1] or [here.text]

@@ -31,7 +31,6 @@ from fa2_lab.kernels.hopper.backward.sizes import choose
 from fa2_lab.kernels.tables import TIGHT
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier, Block
-from fa2_lab.machine.prices import cost
 from fa2_lab.plots import ideas
 from fa2_lab.plots.show import show
 from fa2_lab.records import load

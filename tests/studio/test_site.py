@@ -231,7 +231,7 @@ def test_ten_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapter
         page, text = Page(deck), deck.read_text(encoding="utf-8")
         assert not page.links and all(load.startswith("data:") for load in page.loads), deck.name
         sections = re.findall(r'<section class="?(\w*)"?>(.*?)</section>', text, re.DOTALL)
-        assert sum(kind != "answers" for kind, _ in sections) <= 55, "more than a lecture has time for"
+        assert sum(kind != "answers" for kind, _ in sections) <= 45, "more than a lecture has time for"
         words = [re.sub(r"\W+", "", unescape(re.sub("<h2>.*?</h2>|<[^>]*>", "", html))) for _, html in sections]
         for n, (kind, _) in enumerate(sections):
             if kind == "asks":
@@ -245,5 +245,4 @@ def test_ten_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapter
                     if lines[0] in "".join(words):  # unless the exercise is for the course alone
                         assert all(line in "".join(words) for line in lines), (deck.name, solution)
                 shown = "".join(o.get("data", {}).get("text/html", "") for o in cell.get("outputs", []))
-                drawn = re.findall(r'src="data:image/png;base64,([^"]{40,}?)"', shown)
-                assert all(picture in text for picture in drawn), (deck.name, cell.source)
+                assert all(alt in text for alt in re.findall(r'<img (alt="[^"]*")', shown)), (deck.name, cell.source)

@@ -5,8 +5,6 @@ let at = Math.min(Math.max(Number(location.hash.slice(1)) - 1, 0), all.length - 
 
 /** Letters grow to fill a slide, and shrink only if a wide table leaves no other way; a live piece is scaled as a whole. */
 function fit(section) {
-  const image = section.querySelector("figure > img");
-  section.classList.toggle("beside", Boolean(image) && image.naturalHeight > 0.5 * image.naturalWidth); // words at its side
   const most = section.querySelector("figure, h1") ? 100 : 140;
   for (let size = most; size > 40; size -= 4) {
     section.style.fontSize = `${size}%`;
@@ -19,7 +17,7 @@ function fit(section) {
   const left = (clientWidth - frame.width * scale) / 2;
   frame.style = `transform: translate(${left}px) scale(${scale})`;
 }
-const wide = (section) => [...section.querySelectorAll("div, table")].some((e) => e.scrollWidth > section.clientWidth);
+const wide = (section) => [...section.querySelectorAll("div")].some((e) => e.scrollWidth > e.clientWidth);
 
 function go(to) {
   all[at].classList.remove("now");
