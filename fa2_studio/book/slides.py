@@ -125,7 +125,7 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
 
 
 def fewer(beats: list[Beat]) -> list[Beat]:
-    """What a lecture shows of a section: one listing that a room can read, one table, a list if nothing else is there."""
+    """What a lecture shows of a section: one table, and one listing that a room can read; a list if nothing else."""
     code = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith("<pre")]
     lists = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith(("<ul", "<ol"))]
     tables = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith("<table")]
