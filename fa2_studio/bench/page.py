@@ -79,7 +79,7 @@ STANDINGS = (
 )
 GPUS = "These are medians over the FA2 paper's grid (kernel only), measured by us and by others."
 TESTS = (
-    "We run other projects' own tests on our calls. From large test suites we take a sample of what applies, with "
+    "We run other projects' own tests on our calls. From large test suites, we take a sample of what applies, with "
     "shorter parameter lists."
 )
 
@@ -409,7 +409,7 @@ def sentence(*runs: Record) -> str:
 
 NOTES = (
     "*Kernel only* times the GPU alone. *Sustained* times a second of calls back to back, and *with host* times 20 "
-    "calls in a row. These two include the time that the host needs, for every implementation. Kernel configurations "
+    "calls in a row. The last two include the time that the host needs, for every implementation. The kernels' sizes "
     "were tuned on the paper's grid and on random shapes other than these. `torch flash` is FlashAttention-2, which "
     "was not written for Hopper."
 )
@@ -423,7 +423,7 @@ def by_the_host(run: Record, peer: str) -> str:
     if not slower:
         return f"With the host included, {peer} is faster on none of the random problems."
     why = ", but the calls are so short that our slower host code decides" if faster > len(slower) / 2 else ""
-    words = f"With the host included, {peer} is faster on {len(slower)} of the random problems. On {faster} of these"
+    words = f"With the host included, {peer} is faster on {len(slower)} of the random problems. On {faster} of these,"
     return f"{words} our kernels alone would win{why}."
 
 
@@ -442,7 +442,7 @@ def verdict() -> str:
         passed = counts.get("passed", 0)
         lines.append([JUDGES[name].title, f"{passed:,} of {passed + counts.get('failed', 0):,}"])
     lead = (
-        f"We also run other projects' own tests on these calls (on an {machines}). From large test suites we take a "
+        f"We also run other projects' own tests on these calls (on an {machines}). From large test suites, we take a "
         "sample of what applies, with shorter parameter lists."
     )
     outcome = f"{failed:,} of them failed:" if failed else "None of them failed:"
