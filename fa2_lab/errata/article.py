@@ -217,7 +217,7 @@ MASK_ZERO = Erratum(
     why="exp(0) = 1: a score of zero is a vote like any other.",
     instead="They are set to −∞ before the softmax; then their probabilities are zero.",
     met="georg-wolflein/good-features #1; awslabs/gluonts #1401; hyunwoongko/transformer #10",
-    wrong=lambda: MASKED.computed("hidden-zero"),
+    wrong=lambda: MASKED.computed("hidden-zero", B=8),
     right=MASKED.computed,
     error=lambda O: distance(O, MASKED.O),
 )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fa2_lab.examine.attention import attention
-from fa2_lab.examine.cases import Question
+from fa2_lab.examine.cases import one_head
 from fa2_lab.reference.naive import safe_softmax
 
 
@@ -40,11 +40,10 @@ class Small:
     def output(self, Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> np.ndarray:
         return safe_softmax(np.where(self.visible, self.tau * Q @ K.T, -np.inf)) @ V
 
-    def computed(self, *mistakes: str, B: int = 2) -> np.ndarray:
-        """O in tiles of B × B, with mistakes of the examiner's catalogue in it."""
-        Q, K, V, dO = (x[None, None] for x in (self.Q, self.K, self.V, self.dO))
-        options = dict(scale=self.tau, causal=not self.visible.all())
-        return attention(Question("", Q, K, V, dO, options), mistakes, B)["O"][0, 0]
+    def computed(self, *mistakes: str, B: int = 2, output: str = "O") -> np.ndarray:
+        """O or a gradient in tiles of B × B, with mistakes of the examiner's catalogue in it."""
+        asked = one_head(self.Q, self.K, self.V, self.dO, scale=self.tau, causal=not self.visible.all())
+        return attention(asked, mistakes, B, gradients=output != "O")[output][0, 0]
 
     @cached_property
     def S(self) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Slips in the FlashAttention-2 paper, sections 2 and 3. "(arXiv)": the ICLR version does not have it."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from fa2_lab.errata.cases import Small, TwoBlocks, central_differences, distance
@@ -146,26 +144,14 @@ SMALL_S = Erratum(
 # 3.1.1: the causal mask ---------------------------------------------------------------------------------------
 
 
-def masking_except(mask_free: Callable[[np.ndarray, np.ndarray], bool]) -> np.ndarray:
-    """Causal attention where tiles for which mask_free(rows, cols) holds are computed without the mask."""
-    S = MASKED.tau * MASKED.Q @ MASKED.K.T
-    for rows in np.split(np.arange(8), 4):
-        for cols in np.split(np.arange(8), 4):
-            if not mask_free(rows, cols):
-                tile = np.ix_(rows, cols)
-                S[tile] = np.where(cols[None, :] <= rows[:, None], S[tile], -np.inf)
-    P = np.exp(S - S.max(axis=1, keepdims=True))
-    return P @ MASKED.V / P.sum(axis=1, keepdims=True)
-
-
 MASK_BLOCKS = Erratum(
     id="fa2-mask-blocks",
     source="FA2 paper, section 3.1.1; lecture notes on FA2, causal masking",
     claim="Blocks whose row indices are all smaller than their column indices need no causal mask.",
     why="Those lie in the future of every row: they are skipped. Computed without a mask they let the future leak in.",
     instead="No mask is needed where the largest column index is at most the smallest row index.",
-    wrong=lambda: masking_except(lambda rows, cols: rows.max() < cols.min()),
-    right=lambda: masking_except(lambda rows, cols: cols.max() <= rows.min()),
+    wrong=lambda: MASKED.computed("tiles-past"),
+    right=MASKED.computed,
     error=lambda O: distance(O, MASKED.O),
 )
 
@@ -257,16 +243,6 @@ LOADS = Erratum(
 )
 
 
-def dQ_of_parallel_columns(atomic: bool) -> np.ndarray:
-    """Four column blocks at once: each reads dQ, adds its part and writes; atomically, or not."""
-    parts = [CASE.tau * CASE.dS[:, cols] @ CASE.K[cols] for cols in np.split(np.arange(8), 4)]
-    dQ = np.zeros_like(CASE.Q)
-    as_read = [dQ.copy() for _ in parts]  # all four load before any of them writes
-    for part, old in zip(parts, as_read, strict=True):
-        dQ = dQ + part if atomic else old + part
-    return dQ
-
-
 DQ_RACE = Erratum(
     id="fa2-dQ-race",
     source="FA2 paper, section 3.1.2, Algorithm 2, line 15",
@@ -275,8 +251,8 @@ DQ_RACE = Erratum(
     "section 3.2 uses atomic adds. The algorithm does not say so.",
     instead="Add atomically, or compute dQ in a pass of its own with rows outside.",
     met="Dao-AILab/flash-attention #1245, #1496",
-    wrong=lambda: dQ_of_parallel_columns(atomic=False),
-    right=lambda: dQ_of_parallel_columns(atomic=True),
+    wrong=lambda: CASE.computed("dQ-set", output="dQ"),  # all load the same 0, and the last block's sum stays
+    right=lambda: CASE.computed(output="dQ"),
     error=lambda dQ: distance(dQ, CASE.dQ),
     tolerance=1e-7,
 )

@@ -1,7 +1,5 @@
 """Slips in two texts of notes on FlashAttention-2: an outline of the paper, and notes in English and Chinese."""
 
-import numpy as np
-
 from fa2_lab.errata.cases import Small, distance
 from fa2_lab.errata.erratum import Erratum
 
@@ -20,27 +18,15 @@ EVERY_LOOP = Erratum(
 )
 
 
-def rows_written(inside_the_loop: bool) -> int:
-    """Rows of O that are finished when the writes stand inside loop i, or after it."""
-    O, blocks = np.full_like(CASE.O, np.nan), np.split(np.arange(8), 4)
-    for rows in blocks:
-        o_i = CASE.O[rows]
-        if inside_the_loop:
-            O[rows] = o_i
-    O[rows] = o_i
-    return int((O == CASE.O).all(axis=1).sum())
-
-
 WRITES = Erratum(
     id="bilingual-writes",
     source="bilingual notes on FA2, Algorithm 1 (forward), lines 12 to 15, in both languages",
     claim="The numbering starts again at 1 after the inner loop: O_i and L_i are divided and written after the loops.",
     why="Done after loop i, only the last row block is ever written.",
     instead="They are the last four steps of each pass of loop i.",
-    wrong=lambda: rows_written(inside_the_loop=False),
-    right=lambda: rows_written(inside_the_loop=True),
-    error=lambda rows: abs(rows - CASE.N),
-    unit="rows",
+    wrong=lambda: CASE.computed("rows-last-alone"),
+    right=CASE.computed,
+    error=lambda O: distance(O, CASE.O),
 )
 
 ERRATA = (EVERY_LOOP, WRITES)

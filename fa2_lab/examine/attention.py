@@ -1,6 +1,7 @@
 """One attention in NumPy float64 that can be wrong in known ways. Without a knob it is right.
 
-A knob is a name of the catalogue. B and rows are the width and the height of a tile, for mistakes that depend on it.
+A knob is a name of the catalogue. B is the width and the height of a tile, for mistakes that depend on it; a case may
+have tiles of its own.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from fa2_lab.reference.online_softmax import finite, nonzero
 
 
 def attention(
-    case: Question, knobs: Iterable[str] = (), B: int = 0, bits: int = 8, *, rows: int = 0, gradients: bool = False
+    case: Question, knobs: Iterable[str] = (), B: int = 0, bits: int = 8, *, gradients: bool = False
 ) -> dict[str, np.ndarray]:
     """O and L of a case with these mistakes in it, and its largest score; dQ, dK and dV as well, if asked for."""
     with np.errstate(all="ignore"):
-        return Wrong(case, frozenset(knobs), B, bits, rows).outputs(gradients)
+        return Wrong(case, frozenset(knobs), B, bits).outputs(gradients)
 
 
 class Wrong:
     """The steps of one call."""
 
-    def __init__(self, case: Question, knobs: frozenset[str], B: int, bits: int, rows: int = 0) -> None:
+    def __init__(self, case: Question, knobs: frozenset[str], B: int, bits: int) -> None:
         self.case, self.knobs, self.on, self.bits = case, knobs, knobs.__contains__, bits
         (self.batch, self.heads, self.N_q, self.d), (self.h_k, self.N_k) = case.q.shape, case.k.shape[1:3]
-        self.B = B or self.N_k
-        self.rows = rows or B or self.N_q
+        self.B = B or case.tile[1] or self.N_k
+        self.rows = B or case.tile[0] or self.N_q
 
     def any(self, *names: str) -> bool:
         return any(map(self.on, names))
@@ -183,6 +184,7 @@ class Wrong:
             "causal-stops-early": seen & (j * B <= i // 2 * 2 * rows + shift),
             "tiles-top-left": seen & (j * B <= last),
             "tile-past": seen | (j == i + 1),
+            "tiles-past": seen | (j * B > last + shift),
             "tile-unvisited": seen & ((j != i - 1) | is_cut),
         })  # fmt: skip
 

@@ -25,6 +25,7 @@ class Question:
     dL: np.ndarray | None = None  # the gradient of L, where L takes part in the loss
     made: tuple[float, float] = (1.0, 0.0)  # by what all scores are multiplied, and what is added to them
     single: bool = False  # whether exponentials overflow as in float32
+    tile: tuple[int, int] = (0, 0)  # rows and keys of a tile, if they are known
 
     def __str__(self) -> str:
         batch, heads, N_q, d = self.q.shape
@@ -46,6 +47,20 @@ class Question:
         of_option = dict(mask=(batch, heads), key_lengths=batch, sinks=heads)
         options = {name: x[of_option[name]] if name in of_option else x for name, x in self.options.items()}
         return replace(self, **cut, options=options, dL=None if self.dL is None else self.dL[batch, heads])
+
+
+def one_head(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    dO: np.ndarray | None = None,
+    *,
+    tile: tuple[int, int] = (0, 0),
+    **options: Any,
+) -> Question:
+    """One head's problem, (N, d), with its options, such as `scale` and `causal`."""
+    given = (x[None, None] for x in (Q, K, V, np.zeros_like(Q) if dO is None else dO))
+    return Question("", *given, options, tile=tile)
 
 
 def short(value: Any) -> str:

@@ -108,6 +108,13 @@ class Finding(NamedTuple):
         return says.removesuffix(".") + tile + "."
 
 
+def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
+    """The mistakes that give this output of all answers, in the tiles of their cases."""
+    parts = {"O": ("reads", "O"), "L": ("reads", "O", "L")}.get(output, ("gradients",))
+    some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.varies]
+    return [x for x in some if all(answer.fits(Variant((x.name,)), (output,)) for answer in answers)]
+
+
 def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
     """Name what is wrong with a function's answers: in O, then in L, then in the gradients where O is right."""
     found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)

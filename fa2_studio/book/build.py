@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fa2_lab.examine.cases import Question
+from fa2_lab.examine.match import RIGHT, Answer, known
 from fa2_studio.book.verdicts import close
 
 
@@ -13,6 +15,7 @@ class Case(NamedTuple):
     words: str  # what the case is, and the question that leads to the mistake
     arguments: tuple
     expected: Any  # an array, or a tuple of arrays
+    asked: Question | None = None  # the same for the examiner, if the function is a whole pass of one head
 
 
 def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequence[str] = ()) -> None:
@@ -20,7 +23,7 @@ def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequ
 
     names: of its results, if it has several.
     """
-    says = f"right: {function.__name__} passes all {len(cases)} cases"
+    says, answers = f"right: {function.__name__} passes all {len(cases)} cases", []
     for case in cases:
         try:
             with np.errstate(all="ignore"):
@@ -29,12 +32,29 @@ def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequ
                 says = invitation(function.__name__)
                 break
             wrong = difference(got, case.expected, tolerance, names)
+            answers += answer(case, got, names, tolerance)
         except Exception as error:
             wrong = f"{type(error).__name__}: {error}".splitlines()[0]
         if wrong:
-            says = f"wrong: {case.words}\n  {wrong}"
+            says = "\n  ".join([f"wrong: {case.words}", wrong, *recognised(answers, names)])
             break
     print(says)
+
+
+def answer(case: Case, got: Any, names: Sequence[str], tolerance: float) -> list[Answer]:
+    """What came, for the examiner, if it has the right shapes."""
+    shapes = [np.shape(x) for x in got] if isinstance(got, tuple | list) else []
+    if case.asked is None or shapes != [x.shape for x in case.expected]:
+        return []
+    outputs = {name: np.asarray(x)[None, None] for name, x in zip(names, got, strict=True)}
+    return [Answer(case.asked, outputs, eps=max(1.2e-7, tolerance / 4))]
+
+
+def recognised(answers: list[Answer], names: Sequence[str]) -> list[str]:
+    """What the examiner says of the last answer: the known mistake that gives its numbers, and those of all others."""
+    wrong = [name for name in names if answers and not answers[-1].fits(RIGHT, (name,))]
+    found = [x for name in wrong for x in known(answers, name)]
+    return [f"{x.says} (Read {x.read}.)" for x in found[:1]]
 
 
 def invitation(name: str) -> str:

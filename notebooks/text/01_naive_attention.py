@@ -24,6 +24,7 @@ import numpy as np
 from IPython.display import Markdown
 
 from fa2_lab.errata.cases import central_differences
+from fa2_lab.examine.cases import one_head
 from fa2_lab.machine import chips, io, reasons
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots import time_and_memory
@@ -341,7 +342,8 @@ def by_rows(Q, K, V, tau):  # (N_q, d), (N_k, d), (N_k, d), number -> (N_q, d), 
 def rows(words, N_q, N_k, tau, size=1):
     draw = np.random.default_rng(N_q)
     q, k, v = size * draw.standard_normal((N_q, 4)), *draw.standard_normal((2, N_k, 4))
-    return Case(words, (q, k, v, tau), (naive.forward(q, k, v, tau=tau)[0], naive.logsumexp(tau * q @ k.T)))
+    right = naive.forward(q, k, v, tau=tau)[0], naive.logsumexp(tau * q @ k.T)
+    return Case(words, (q, k, v, tau), right, one_head(q, k, v, scale=tau))
 
 
 check(

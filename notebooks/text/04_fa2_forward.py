@@ -25,6 +25,7 @@
 import numpy as np
 from IPython.display import Markdown
 
+from fa2_lab.examine.cases import one_head
 from fa2_lab.machine import chips, io, reasons, time
 from fa2_lab.machine.prices import cost, prices
 from fa2_lab.plots import roofline, visiting_order
@@ -268,7 +269,8 @@ def case(words, N_q, N_k, mask=NO_MASK, size=1):
     tiling = Tiling(N_q, N_k, 4, 2, mask)
     seen = Tiling(N_q, N_k, N_q, N_k, mask).visible(0, 0)
     L = naive.logsumexp(np.where(seen, q @ k.T / 2, -np.inf))
-    return Case(words, (q, k, v, tiling), (naive.forward(q, k, v, mask=mask)[0], L))
+    right = naive.forward(q, k, v, mask=mask)[0], L
+    return Case(words, (q, k, v, tiling), right, one_head(q, k, v, tile=(4, 2), causal=mask.causal))
 
 
 check(

@@ -36,6 +36,7 @@ import numpy as np
 import torch
 
 from fa2_lab.api.attention import attention
+from fa2_lab.examine.cases import one_head
 from fa2_lab.kernels.ladder import load
 from fa2_lab.plots.show import show
 from fa2_lab.records import load as record_of
@@ -626,7 +627,9 @@ cases = {
     "45 queries, 70 keys, causal. Is key r + 25 the last that row r sees?": (Q, K, V, True),
     "20 queries, 12 keys, causal: rows 0 to 7 see no key. What are their O and L?": (far, few, few, True),
 }
-check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.items()), tolerance=2e-3, names=("O", "L"))
+asked = {words: one_head(*map(host, case[:3]), causal=case[3], tile=(16, 16)) for words, case in cases.items()}
+tried = (Case(words, case, truth(*case), asked[words]) for words, case in cases.items())
+check(my_attention, *tried, tolerance=2e-3, names=("O", "L"))
 
 # %% [markdown]
 # <details><summary>A solution</summary>

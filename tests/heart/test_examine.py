@@ -35,6 +35,14 @@ def answers(name: str, B: int = 16, quick: bool = False) -> list[Answer]:
     return found
 
 
+CANNOT_DIFFER = {  # (mistake, tile): what it is there, and why
+    (
+        "tiles-past",
+        1,
+    ): "causal-ignored",  # where a tile is one number, all that is hidden lies in tiles past the diagonal
+}
+
+
 @pytest.mark.parametrize("part", ["O", "L", "gradients"])
 def test_no_two_mistakes_give_the_same_numbers_on_all_cases(part):
     """In every tile; only mistakes of tails and of cut tiles are none where a tile is one number wide."""
@@ -51,7 +59,8 @@ def test_no_two_mistakes_give_the_same_numbers_on_all_cases(part):
         flat = [np.nan_to_num(y[x].ravel(), nan=7.0, posinf=9.0, neginf=-9.0) for y in outputs for x in OUTPUTS[part]]
         row = tuple(float(np.round(np.tanh(y / 9) @ weights[: y.size], 6)) for y in flat)
         other = seen.setdefault(row, name)
-        assert other == name or (B == 1 and not other), f"{name} in tiles of {B} is {other or 'the truth'}"
+        allowed = {name, CANNOT_DIFFER.get((name, B), name)} | ({""} if B == 1 else set())
+        assert other in allowed, f"{name} in tiles of {B} is {other or 'the truth'}"
 
 
 @pytest.mark.parametrize("part", OUTPUTS)

@@ -87,8 +87,7 @@ def test_a_bundle_has_notebooks_and_visible_checks_and_nothing_else(bundled):
 def test_no_solution_no_hidden_test_and_no_key_is_in_a_bundle(name, bundled):
     everything, secrets = everything_in(bundled / "ada"), secret_lines(name)
     lines = {line.strip() for line in everything.splitlines()}
-    patient = (FOLDER / "checks" / "patient.py").read_text(encoding="utf-8")  # 5's kernel: handed out after 2 and 3
-    secrets -= {line.strip() for line in patient.splitlines()} | {"draw = np.random.default_rng(seed).standard_normal"}
+    secrets -= {"draw = np.random.default_rng(seed).standard_normal"}
     assert len(secrets) >= 6 and not secrets & lines
     assert not [s for s in secrets if len(s) > 75 and s in everything]
     assert not re.search(r"(BEGIN|END) (SOLUTION|HIDDEN)", everything)
@@ -96,15 +95,11 @@ def test_no_solution_no_hidden_test_and_no_key_is_in_a_bundle(name, bundled):
         assert repr(slip.right) not in everything and f'Slip("{slip.cause}"' not in everything
 
 
-def test_a_bundle_of_one_has_no_kernel_of_another(tmp_path):
-    """5's kernel is a solved forward and backward: it comes with 5 alone."""
+def test_a_bundle_of_one_has_no_checks_of_another(tmp_path):
     assert command.main(["bundle", str(tmp_path), "--only", "1", "2"]) == 0
     names = {p.name for p in (tmp_path / "checks").iterdir()}
-    assert {"softmax.py", "tiled.py", "guard.py"} <= names and not names & {
-        "patient.py",
-        "detective.py",
-        "gradients.py",
-    }
+    assert {"softmax.py", "tiled.py", "guard.py"} <= names
+    assert not names & {"break_it.py", "detective.py", "gradients.py"}
 
 
 def test_a_student_checks_a_notebook_with_the_bundle_and_the_package_alone(bundled, tmp_path):

@@ -1,73 +1,101 @@
-"""Assignment 5, break it, find it: a student's tests meet right kernels and kernels with a planted bug."""
+"""Assignment 5, break it, find it: a student's tests meet right kernels and kernels with a known mistake."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
-from . import patient
+import numpy as np
+
+from fa2_lab.examine.attention import attention
+from fa2_lab.examine.cases import Question
+from fa2_lab.examine.catalogue import CATALOGUE
+
 from .report import Report
 from .softmax import caught_minus_alarms
 
-PATIENT = Path(patient.__file__)
+
+def as_it_is(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    return arrays
+
+
+def in_float32(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(np.float32(x).astype(np.float64) for x in arrays)
 
 
 @dataclass(frozen=True)
-class Change:
-    """A change of the kernel's text: a planted bug, or another way to be right."""
+class Bug:
+    """A mistake of the examiner's catalogue, or a change of what goes in or comes out; or another way to be right."""
 
-    name: str
-    right: str
-    wrong: str
-    told: str = ""  # where such a bug was met
+    mistake: str = ""
+    told: str = ""  # what it is and where it was met, if the catalogue does not say so
+    rows: int = 8
+    keys: int = 4
+    bits: int = 11
+    inputs: Callable = as_it_is  # of q, k, v and dO
+    outputs: Callable = as_it_is  # of O and L
+    gradients: Callable = as_it_is  # of dq, dk and dv
+
+    def __str__(self) -> str:
+        if self.told:
+            return self.told
+        known = CATALOGUE[self.mistake]
+        return f"{known.says.removesuffix('.').replace('{bits}', str(self.bits))} ({known.read})"
 
 
-def kernel(*changes: Change) -> SimpleNamespace:
-    """The kernel with some changes, as an object that has forward and backward."""
-    text = PATIENT.read_text(encoding="utf-8")
-    for change in changes:
-        if text.count(change.right) < 1:
-            raise LookupError(f"{change.name}: the kernel has no {change.right!r} any more")
-        text = text.replace(change.right, change.wrong)
-    space = {"__name__": "kernel"}
-    exec(compile(text, "<kernel>", "exec"), space)
-    return SimpleNamespace(forward=space["forward"], backward=space["backward"])
+def kernel(bug: Bug) -> SimpleNamespace:
+    """The kernel with a bug, as an object that has forward and backward.
+
+    q, O, dO (heads, N_q, d); k, v (key heads, N_k, d); L (heads, N_q). Query head h reads key head h // group.
+    Causal: row r sees column c if c ≤ r + N_k − N_q. A row that sees no key has O = 0 and L = −∞.
+    """
+    bug = deepcopy(bug)  # what it remembers of calls is its own
+
+    def passed(names: str, q, k, v, dO, causal, scale) -> tuple[np.ndarray, ...]:
+        given = [np.asarray(x, dtype=np.float64)[None] for x in bug.inputs(q, k, v, dO)]
+        options = dict(causal=bool(causal)) | ({} if scale is None else dict(scale=scale))
+        knobs = [bug.mistake] if bug.mistake else []
+        asked = Question("", *given, options, tile=(bug.rows, bug.keys))
+        found = attention(asked, knobs, bits=bug.bits, gradients="dQ" in names)
+        return tuple(found[name][0] for name in names.split())
+
+    def forward(q, k, v, causal=False, scale=None):
+        """O and L."""
+        return bug.outputs(*passed("O L", q, k, v, np.zeros(np.shape(q)), causal, scale))
+
+    def backward(q, k, v, O, L, dO, causal=False, scale=None):
+        """dq, dk and dv."""
+        return bug.gradients(*passed("dQ dK dV", q, k, v, dO, causal, scale))
+
+    return SimpleNamespace(forward=forward, backward=backward)
 
 
 # Right, each in its own way: refusing one is a false alarm.
 RIGHT = [
-    Change("the kernel with other tiles", "B_R, B_C = 8, 4", "B_R, B_C = 5, 7"),
-    Change("the kernel, column blocks from right to left", "range(0, end, B_C)", "range(0, end, B_C)[::-1]"),
-    Change("the kernel, sums of values rounded to float32", "p @ v_j\n", "np.float32(p @ v_j)\n"),
-    Change("the kernel, dS rounded to float32", "ds = p * (dO[h, rows]", "ds = np.float32(p) * (dO[h, rows]"),
+    Bug(told="the kernel"),
+    Bug(told="the kernel with other tiles", rows=5, keys=7),
+    Bug(told="the kernel, one key at a time", rows=16, keys=1),
+    Bug("p-rounded", told="the kernel, weights rounded to float32", bits=24),
+    Bug(told="the kernel, results rounded to float32", outputs=in_float32, gradients=in_float32),
 ]
-FORWARD = [
-    Change("l is not rescaled", "l = alpha * l + p", "l = l + p", "chapter 02, break and fix"),
-    Change("a given scale is ignored", "if scale is None else scale", "", "tutorials, 'what is sm_scale?'"),
-    Change("the causal corner is top left", "row[:, None] + N_k - N_q", "row[:, None]", "FlashAttention before 2.1"),
-]
-BACKWARD = [
-    Change("dK lacks the scale", "tau * (ds.T @ q[h, rows])", "(ds.T @ q[h, rows])", "erratum fa2-scale"),
-    Change("the backward ignores causal", "visible = seen(row, j, q.shape[1], k.shape[1], causal)",
-           "visible = seen(row, j, q.shape[1], k.shape[1], False)", "Triton issues 4541 and 5660"),
-    Change("D is left out", " - D[h, rows][:, None]", "", "softmax's own gradient"),
-]  # fmt: skip
+FORWARD = [Bug("l-not-rescaled"), Bug("scale-ignored"), Bug("corner-top-left")]
+BACKWARD = [Bug("dK-unscaled"), Bug("gradient-unmasked"), Bug("D-missing")]
 HINT = "What kind of input would show it? Lengths, masks, scales, heads, extreme scores: try one of each."
 
 
-def forward(test, more: list[Change] | tuple = ()) -> Report:
+def forward(test, more: list[Bug] | tuple = ()) -> Report:
     """A student's test of the forward; `more` bugs come on top."""
     return judge("forward", test, [*FORWARD, *more])
 
 
-def backward(test, more: list[Change] | tuple = ()) -> Report:
+def backward(test, more: list[Bug] | tuple = ()) -> Report:
     """A student's test of the backward; `more` bugs come on top."""
     return judge("backward", test, [*BACKWARD, *more])
 
 
-def judge(step: str, test, bugs: list[Change]) -> Report:
+def judge(step: str, test, bugs: list[Bug]) -> Report:
     """Bugs caught minus false alarms."""
-    right = {"the unchanged kernel": ()} | {change.name: (change,) for change in RIGHT}
-    wrong = {f"{bug.name}{f' ({bug.told})' if bug.told else ''}": (bug,) for bug in bugs}
-    return caught_minus_alarms(Report(step), test, wrong, right, HINT, lambda changes: kernel(*changes))
+    right, wrong = ({str(bug): bug for bug in some} for some in (RIGHT, bugs))
+    return caught_minus_alarms(Report(step), test, wrong, right, HINT, kernel)

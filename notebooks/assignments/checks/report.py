@@ -20,6 +20,7 @@ class Failed(Exception):
         super().__init__(expected)
         self.expected, self.came, self.where, self.hint = expected, came, where, hint
         self.is_known = False  # these are the values that a known slip comes to
+        self.smallest = ""  # the smallest input that shows it
 
 
 class Report:
@@ -73,7 +74,10 @@ class Report:
             self._tell("NOT YET", f"{claim}: the same", [])
             return
         self.last, hint = lines, failed.hint or hint
-        self._tell("NOT YET", claim, lines + ([("hint", hint)] if hint else []))
+        lines = (
+            lines + ([("hint", hint)] if hint else []) + ([("smallest", failed.smallest)] if failed.smallest else [])
+        )
+        self._tell("NOT YET", claim, lines)
 
     def _tell(self, verdict: str, claim: str, lines: list[tuple[str, str]]) -> None:
         print(f"  {verdict:8} {claim}")
@@ -132,6 +136,7 @@ def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=N
         count = f"; {int(far.sum())} of {far.size} entries differ" if far.size > 1 else ""
         failed = Failed(expected, came, where + count, hint)
         failed.is_known = bool(known)
+        failed.smallest = known.smallest() if hasattr(known, "smallest") else ""
         raise failed
 
 

@@ -1,14 +1,17 @@
-"""Slips of assignments 1, 2, 3 and 7 that are known by the values they come to: {the hint: those values}."""
+"""Slips that are known by the values they come to: {the hint: those values}. Those of whole passes are from examine."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
-from fa2_lab.reference.naive import logsumexp, safe_softmax
+from fa2_lab.examine.attention import attention
+from fa2_lab.examine.cases import Question, one_head
+from fa2_lab.examine.catalogue import Mistake
+from fa2_lab.examine.match import RIGHT, Answer, known
 from fa2_lab.reference.online_softmax import finite
-from fa2_lab.tiles import cdiv
 
-from . import truth
 from .truth import Case
 
 Slips = dict[str, np.ndarray]
@@ -114,76 +117,78 @@ def of_kind(case: Case, tiles: list[tuple[slice, slice]]) -> dict[str, list[str]
     }
 
 
-def of_rows(case: Case, name: str, rows: slice = slice(None)) -> Slips:
-    """What a slip makes of some rows of O or of L."""
-    Q, K, V, _ = case.tensors()
-    row, col = np.arange(case.N_q)[:, None], np.arange(case.N_k)[None, :]
-    seen = case.seen
-    S = np.where(seen, case.tau * Q @ K.T, -np.inf)
-    O, L = truth.dense(Q, K, V, case.tau, case.causal)
-    m = S.max(axis=1)
-    l = np.exp(L - m)
-    block = col[0] // case.B_c
-    tops = np.stack([S[:, block <= j].max(axis=1) for j in block], axis=1)  # the maximum when a column's tile came
-    early = np.exp(S - finite(tops))
-    early_l = early.sum(axis=1)
-    ends = np.minimum((row // case.B_r + 1) * case.B_r, case.N_q) - 1  # the last row of each row's block
-    sees = ends + case.N_k - case.N_q if case.causal else case.N_k - 1
-    last, not_last = block == np.minimum(sees, case.N_k - 1) // case.B_c, block < block[-1]
-
-    def masked(seen: np.ndarray) -> tuple:
-        P, L = truth.probabilities(Q, K, case.tau, seen)
-        return P @ V, L
-
-    turned = [K[j : j + case.B_c] for j in range(0, case.N_k, case.B_c)]
-    turned = np.where(seen, case.tau * Q @ np.hstack([k_j.reshape(k_j.shape[::-1]) for k_j in turned]), -np.inf)
-
-    slips = {
-        "K is reshaped where it has to be transposed: k_j.T.": (safe_softmax(turned) @ V, logsumexp(turned)),
-        "τ is missing: s = tau * (q_i @ k_j.T).": truth.dense(Q, K, V, 1.0, case.causal),
-        "τ stands there twice.": truth.dense(Q, K, V, case.tau**2, case.causal),
-        "The mask is missing: rows look into the future.": masked(np.ones_like(seen)),
-        "The mask's corner is at the top left: N_k − N_q is missing.": masked(col <= row),
-        "The diagonal itself is visible: ≤, not <.": masked(seen & (col < row + case.N_k - case.N_q)),
-        "Only the last tile's part is here: the state is set where it has to grow.": masked(seen & last),
-        "The last tile is missing.": masked(seen & not_last),
-        "o and l are not rescaled when m moves.": (early @ V / early_l[:, None], m + np.log(early_l)),
-        "l is not rescaled when m moves, though o is.": (O * (l / early_l)[:, None], m + np.log(early_l)),
-        "o is not rescaled when m moves, though l is.": (early @ V / l[:, None], L),
-        "o is not divided by l at the end.": (O * l[:, None], L),
-        "L is to base 2: use np.log.": (O, m + np.log2(l)),
-        "m is missing in L: the weights were summed under it.": (O, np.log(l)),
-    }  # fmt: skip
-    return {said: wrong["OL".index(name)][rows] for said, wrong in slips.items()}
+# Whole passes: what the examiner knows --------------------------------------------------------------------------------
 
 
-# Gradients ----------------------------------------------------------------------------------------------------------
+def asked(case: Case, tensors: list | None = None) -> Question:
+    """A case as the examiner asks it."""
+    return one_head(*(tensors or case.tensors()), tile=(case.B_r, case.B_c), scale=case.tau, causal=case.causal)
 
 
-def gradients(given: dict, case: Case, P=None, D=None, rows=slice(None), columns=slice(None)) -> dict[str, np.ndarray]:
-    """dQ, dK, dV in float64: right as it stands; other P or D, or some rows and columns alone, for slips."""
-    Q, K, V, dO = (given[name] for name in ("Q", "K", "V", "dO"))
-    P = truth.probabilities(Q, K, case.tau, case.seen)[0] if P is None else P
-    dS = P * (dO @ V.T - (given["D"] if D is None else D)[:, None])
-    part = np.zeros_like(P)
-    part[rows, columns] = 1
-    return dict(dQ=case.tau * (part * dS) @ K, dK=case.tau * (part * dS).T @ Q, dV=(part * P).T @ dO)
+def made(question: Question, output: str, *knobs: str) -> np.ndarray:
+    """O, L, dQ, dK or dV of one head with mistakes in it."""
+    return attention(question, knobs, gradients=output.startswith("d"))[output][0, 0]
 
 
-def of_gradient(name: str, given: dict, case: Case) -> Slips:
-    """What the slips that chapter 05 warns of make of a gradient."""
-    want, known = gradients(given, case)[name], {}
-    if name != "dV":
-        known["τ is missing: S = τ Q Kᵀ, so dQ and dK carry one τ each."] = want / case.tau
-        known["τ stands twice: once is enough, in dS or at the end."] = want * case.tau
-        known["D is missing: dS = P ∘ (dP − D)."] = gradients(given, case, D=np.zeros(case.N_q))[name]
-    S = np.where(case.seen, case.tau * given["Q"] @ given["K"].T, -np.inf)
-    P = np.exp2(S - finite(given["L"])[:, None])
-    said = "exp2 of a natural score: L is a natural logarithm. Use tl.exp, or multiply by log₂ e."
-    known[said] = gradients(given, case, P=P)[name]
-    block, B, N = ("column", case.B_c, case.N_k) if name == "dQ" else ("row", case.B_r, case.N_q)
-    if N > B:
-        last = slice((cdiv(N, B) - 1) * B, None)
-        said = f"Only the last {block} block's part is here: it is set where it has to be added."
-        known[said] = gradients(given, case, **{f"{block}s": last})[name]
-    return known
+class Known(str):
+    """What the examiner says of a mistake in an output."""
+
+    def __new__(cls, mistake: Mistake, output: str):
+        self = super().__new__(cls, mistake.says)
+        self.name, self.output = mistake.name, output
+        return self
+
+    def smallest(self) -> str:
+        """The smallest problem in small numbers that shows the mistake, and what comes out of it."""
+        lengths = sorted(product((1, 2, 3, 4), (1, 2, 3, 4), (1, 2)), key=lambda n: (n[0] * n[1], *n))
+        for size, (N_q, N_k, d), B, causal in product((1, 20), lengths, (1, 2), (False, True)):
+            draw = np.random.default_rng(N_q + N_k).permutation(9) - 4.0
+            given = [np.roll(draw, n)[: N * d].reshape(N, d) for n, N in enumerate((N_q, N_k, N_k, N_q))]
+            given[:2] = [size * x for x in given[:2]]
+            question = asked(Case(N_q, N_k, d, B, B, causal), given)
+            right, wrong = made(question, self.output), made(question, self.output, self.name)
+            if not np.allclose(right, wrong, atol=0.1, equal_nan=True):
+                names = ("Q", "K", "V", "dO")[: 4 if self.output.startswith("d") else 3]
+                said = ", ".join(f"{name} = {x.astype(int).tolist()}" for name, x in zip(names, given, strict=False))
+                shown = [np.round(x + 0.0, 3).tolist() for x in (right, wrong)]
+                mask = ", causal" if causal else ""
+                said += f", tau = {Case.tau}, tiles of {B} rows and {B} keys{mask}"
+                return f"{said}: {self.output} is {shown[0]}, and with this mistake {shown[1]}"
+        return ""
+
+
+class Passes:
+    """What a function makes of all cases of a step. What explains one of them may change none that came out right."""
+
+    def __init__(self, run, cases):
+        self.ran = {case: attempted(run, case) for case in cases}
+
+    def __getitem__(self, case: Case):
+        """What the run gave, or it raises what the run raised."""
+        return self.ran[case]()
+
+    def known(self, output: str, case: Case) -> Slips:
+        """The mistakes that explain an output of a case, and what they make of it."""
+        answers = {x: Answer(asked(x), {output: self[x][output][None, None]}) for x in self.ran if self.gave(x)}
+        right = [x for x in answers.values() if x.fits(RIGHT, (output,))]
+        return {Known(x, output): made(asked(case), output, x.name) for x in known([answers[case], *right], output)}
+
+    def gave(self, case: Case) -> bool:
+        try:
+            return bool(self[case])
+        except (Exception, SystemExit):
+            return False
+
+
+def attempted(run, case: Case):
+    """What a run gives, or raises, as something that can be asked for again."""
+    try:
+        came = run(case)
+    except (Exception, SystemExit) as error:
+        failure = error
+
+        def again():
+            raise failure
+
+        return again
+    return lambda: came

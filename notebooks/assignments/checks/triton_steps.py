@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from . import truth
+from . import slips, truth
 from .guard import apart, name_of
 from .listing import of_kernel
 from .report import Failed, Report, at_most, equal, step, tile_place
@@ -51,8 +51,8 @@ def launch(kernel, programs: int, given: dict, outputs: dict, options: dict) -> 
     }
 
 
-def run(kernel, case: Case, step: str, hidden: int = 0) -> tuple[np.ndarray, np.ndarray | None]:
-    """A student's forward on one head: O and L. The last `hidden` values are NaN."""
+def run(kernel, case: Case, step: str, hidden: int = 0) -> dict[str, np.ndarray]:
+    """A student's forward on one head: O, and L but for one tile. The last `hidden` values are NaN."""
     Q, K, V, _ = case.tensors()
     V[case.N_k - hidden :] = np.nan
     outputs = dict(O=np.full(Q.shape, np.nan)) | ({} if step == "one_tile" else dict(L=np.full(case.N_q, np.nan)))
@@ -64,7 +64,7 @@ def run(kernel, case: Case, step: str, hidden: int = 0) -> tuple[np.ndarray, np.
     for name in ("K", "V"):
         hint = "Each program goes through the keys once: m, l and o are carried along."
         at_most(f"elements of {name} loaded", meter["loads"][name], case.tiling.T_r * case.N_k * case.d, hint)
-    return got["O"], got.get("L")
+    return got
 
 
 def check_products(products: list, case: Case) -> None:
@@ -78,35 +78,30 @@ def check_products(products: list, case: Case) -> None:
             raise Failed(tile, f"({rows}, {inner}) by ({inner}, {columns})", hint="Tiles have the sizes B_r and B_c.")
 
 
-def slips(name: str, case: Case) -> dict[str, np.ndarray]:
-    """What slips with bases and with the end come to."""
-    Q, K, V, _ = case.tensors()
-    O, L = truth.forward(case)
-    known = {
-        "tl.exp of a score in base 2: take tl.exp2.": truth.dense(Q, K, V, case.tau * LOG2E, case.causal),
-        "The scores are not scaled: s times scale_log2.": truth.dense(Q, K, V, 1 / LOG2E, case.causal),
-        "L is in base 2: multiply by ln 2.": (O, L * LOG2E),
-        "O is not divided by the row sum.": (O * np.exp(L - top(Q, K, case))[:, None], L),
-    }
-    return {said: wrong["OL".index(name)] for said, wrong in known.items()}
+def tolerance(case: Case) -> float:
+    return LOW_TOLERANCE if case.shift else TOLERANCE * max(1, case.size / 3)  # large scores round more
 
 
-def top(Q: np.ndarray, K: np.ndarray, case: Case) -> np.ndarray:
-    """The largest score of each row."""
-    return np.where(case.seen, case.tau * Q @ K.T, -np.inf).max(axis=1)
+def tried(kernel, cases, step: str) -> slips.Passes:
+    return slips.Passes(lambda case: run(kernel, case, step), cases)
 
 
-def check_case(kernel, case: Case, step: str, with_L: bool) -> None:
-    """One launch against the dense result."""
-    O, L = run(kernel, case, step)
+def check_case(passes: slips.Passes, case: Case, names: str) -> None:
+    """O, or O and L, against the dense result."""
     want_O, want_L = truth.forward(case)
+
+    def known(name: str) -> dict[str, np.ndarray]:
+        unscaled = slips.made(slips.asked(case), name, "scale-missing", "base-2")
+        return passes.known(name, case) | {"The scores are not scaled: s times scale_log2.": unscaled}
+
+    O, place = passes[case]["O"], tile_place(case.B_r)
     hint = why_nan(np.isnan(O).any(axis=1), want_L, case)
-    tolerance = LOW_TOLERANCE if case.shift else TOLERANCE * max(1, case.size / 3)  # large scores round more
-    equal("O", O, want_O, tolerance, hint, tile_place(case.B_r), lambda: slips("O", case))
-    if with_L:
+    equal("O", O, want_O, tolerance(case), hint, place, lambda: known("O"))
+    if "L" in names:
+        L = passes[case]["L"]
         hint = why_nan(np.isnan(L), want_L, case)
         hint = hint or "L is natural; scores times scale_log2 are in base 2. A row that sees no key has L = −∞."
-        equal("L", L, want_L, TOLERANCE, hint, tile_place(case.B_r), lambda: slips("L", case))
+        equal("L", L, want_L, TOLERANCE, hint, place, lambda: known("L"))
 
 
 def why_nan(rows: np.ndarray, want_L: np.ndarray, case: Case) -> str:
@@ -126,19 +121,21 @@ def why_nan(rows: np.ndarray, want_L: np.ndarray, case: Case) -> str:
 @step
 def one_tile(report: Report, kernel, cases=tuple(ONE_TILE), seed: int = 0) -> None:
     """All queries and keys in one tile."""
-    for case in (truth.varied(case, seed) for case in cases):
+    passes = tried(kernel, [truth.varied(case, seed) for case in cases], "one_tile")
+    for case in passes.ran:
         with report.check(str(case), "s, its row maximum, exp2, the row sum, the product with v, one division."):
-            check_case(kernel, case, "one_tile", with_L=False)
+            check_case(passes, case, "O")
 
 
 @step
 def loop(report: Report, kernel, cases=tuple(LOOP), seed: int = 0) -> None:
     """Row blocks in parallel, column blocks in a loop, O and then L."""
-    for case in (truth.varied(case, seed) for case in cases):
+    passes = tried(kernel, [truth.varied(case, seed) for case in cases], "loop")
+    for case in passes.ran:
         with report.check(f"O: {case}", "Which row block is this program's? What happens to l and o when m moves?"):
-            check_case(kernel, case, "loop", with_L=False)
+            check_case(passes, case, "O")
         with report.check(f"O and L: {case}"):
-            check_case(kernel, case, "loop", with_L=True)
+            check_case(passes, case, "OL")
 
 
 @step
@@ -148,10 +145,11 @@ def full(report: Report, kernel, cases=tuple(FULL), seed: int = 0) -> None:
         False: "Loads past the end need mask= and other=; a key that is not there must not count: its score is −inf.",
         True: "Row r sees column c if c ≤ r + N_k − N_q. A row that saw nothing yet has m = −inf.",
     }
+    cases = [(claim, truth.varied(case, seed)) for claim, case in cases]
+    passes = tried(kernel, [case for _, case in cases], "full")
     for claim, case in cases:
-        case = truth.varied(case, seed)
         with report.check(f"{claim}: {case}", hints[case.causal]):
-            check_case(kernel, case, "full", with_L=True)
+            check_case(passes, case, "OL")
     with report.check("causal tiles in the future are not visited", "Where does the loop end for this row block?"):
         check_skips(kernel)
 
@@ -159,8 +157,8 @@ def full(report: Report, kernel, cases=tuple(FULL), seed: int = 0) -> None:
 def check_skips(kernel) -> None:
     """Keys that no row of a block sees are NaN: whoever loads their tile and multiplies shows it."""
     case = Case(48, 48, 16, 16, 16, causal=True, seed=49, tau=0.3)
-    check_case(kernel, case, "full", with_L=False)
-    O, _ = run(kernel, case, "full", hidden=16)  # only the last row block sees these
+    check_case(tried(kernel, [case], "full"), case, "O")
+    O = run(kernel, case, "full", hidden=16)["O"]  # only the last row block sees these
     for i in range(2):
         if np.isnan(O[16 * i : 16 * i + 16]).any():
             raise Failed("values 32 to 47 not loaded for rows 0 to 31", "they were", f"tile ({i}, 2)")

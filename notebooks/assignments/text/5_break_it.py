@@ -102,23 +102,14 @@ def same(got, want):
 
 # %% test="forward" points=6
 report = check.forward(test_forward)
-C = check.Change
+B = check.Bug
+names = ["scale-zero", "L-base-2", "keys-padded", "hidden-1e4", "hidden-zero", "diagonal-unmasked", "maximum-missing"]
+names += ["upside-down", "group-modulo", "sums-rounded", "o-not-rescaled", "tile-unvisited"]
 more = [
-    C("scale 0 counts as not given", "if scale is None else scale", "if not scale else scale", "many a Python default"),
-    C("L in base 2", "m + np.log(l_safe)", "m / np.log(2) + np.log2(l_safe)", "flashinfer 4547"),
-    C("an empty row has L = 0", "m + np.log(l_safe)", "finite(m) + np.log(l_safe)", "FlashAttention 978"),
-    C("an empty row is NaN", "np.where(l == 0, 1.0, l)", "l", "erratum fa1-empty-rows"),
-    C("keys behind the end count", "np.broadcast_to(col < N_k, (len(row), B_C))", "np.ones((len(row), B_C), dtype=bool)", "FlashAttention 334"),
-    C("hidden means −10,000", "tau * (q_i @ k_j.T), -np.inf)", "tau * (q_i @ k_j.T), -1e4)", "flashinfer 4267"),
-    C("hidden means 0", "tau * (q_i @ k_j.T), -np.inf)", "tau * (q_i @ k_j.T), 0.0)", "erratum article-mask-zero"),
-    C("only i = j is masked", "if causal else visible", "if causal and row[0] <= j <= row[-1] else visible", "erratum article-one-diagonal"),
-    C("no maximum is subtracted", "finite(m_new)", "0 * finite(m_new)", "chapter 02"),
-    C("alpha upside down", "alpha = np.exp(m - finite(m_new))", "alpha = np.exp(np.where(np.isneginf(m), m, m_new - m))", "erratum fa2-inverse"),
-    C("heads are shared round robin", "k[h // group], v[h // group]", "k[h % len(k)], v[h % len(k)]", "flash-linear-attention 1029"),
-    C("o is kept in half precision", "o = alpha[:, None] * o + p @ v_j", "o = np.float16(alpha[:, None] * o + p @ v_j)", "accumulators"),
-    C("o is not rescaled", "alpha[:, None] * o + p", "o + p", "chapter 02"),
-    C("strides of v are ignored", "np.asarray(q), np.asarray(k), np.asarray(v)\n    tau", "q, k, np.ravel(v, order='K').reshape(v.shape)\n    tau", "FlashAttention 818"),
-    C("the last visible column block is skipped", "range(0, end, B_C)", "range(0, end - (end < N_k), B_C)", "the other side of article-skip"),
+    *map(B, names),
+    B(told="an empty row has L = 0 (FlashAttention 978)", outputs=lambda O, L: (O, np.where(np.isneginf(L), 0, L))),
+    B(told="an empty row is NaN (erratum fa1-empty-rows)", outputs=lambda O, L: (np.where(np.isneginf(L)[..., None], np.nan, O), L)),
+    B(told="strides of v are ignored (FlashAttention 818)", inputs=lambda q, k, v, dO: (q, k, np.ravel(v, order="K").reshape(v.shape), dO)),
 ]
 report = check.forward(test_forward, more)
 
@@ -154,20 +145,23 @@ def gradients_of(q, k, v, dO, causal, scale):
 
 # %% test="backward" points=6
 report = check.backward(test_backward)
-C = check.Change
-fresh = "dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)"
-stale = "kept = globals().setdefault('KEPT', {}).setdefault(q.shape, np.zeros(q.shape))\n    dq, dk, dv = kept, np.zeros(k.shape), np.zeros(v.shape)"
-square = "visible = seen(row + q.shape[1] - k.shape[1], j, q.shape[1], k.shape[1], causal)"
+B = check.Bug
+
+
+class Stale:
+    def __init__(self):
+        self.kept = {}
+
+    def __call__(self, dq, dk, dv):
+        self.kept = self.kept | {dq.shape: dq + self.kept.get(dq.shape, 0)}
+        return self.kept[dq.shape], dk, dv
+
+
 more = [
-    C("dQ keeps the last tile only", "dq[h, rows] += tau", "dq[h, rows] = tau", "erratum fa2-dQ-race"),
-    C("dK keeps the last head of a group", "dk[g] += dk_h", "dk[g] = dk_h", "native-sparse-attention 27"),
-    C("dV keeps the last head of a group", "dv[g] += dv_h", "dv[g] = dv_h", "native-sparse-attention 27"),
-    C("the backward's corner is top left", "visible = seen(row, j, q.shape[1], k.shape[1], causal)", square, "ffpa-attn 300"),
-    C("a row without keys is not hidden", "visible = seen(row, j", "visible = np.isneginf(L[h, rows])[:, None] | seen(row, j", "FlashAttention 443"),
-    C("gradients of one call are added to the next", fresh, stale, "Triton 3004"),
-    C("dO is read as if contiguous", "np.asarray(v), np.asarray(dO)", "np.asarray(v), np.ravel(dO, order='K').reshape(dO.shape)", "FlashAttention 355"),
-    C("dQ lacks the scale", "tau * (ds @ k_j)", "(ds @ k_j)", "erratum fa2-scale"),
-    C("D from the wrong product", "D = (dO * O).sum(axis=2)", "D = (O * O).sum(axis=2)", "erratum fa2-D-shape, half of it"),
-    C("dV from dO of another head", "(p.T @ dO[h, rows])", "(p.T @ dO[0, rows])", "a forgotten stride"),
+    *map(B, ["dQ-set", "group-last", "group-mean", "gradient-corner", "dQ-unscaled", "D-of-O", "dKV-set"]),
+    B(told="a row without keys has dQ = NaN (FlashAttention 443)", gradients=lambda dq, dk, dv: (np.where((dq == 0).all(axis=2, keepdims=True), np.nan, dq), dk, dv)),
+    B(told="gradients of one call are added to the next (Triton 3004)", gradients=Stale()),
+    B(told="dO is read as if contiguous (FlashAttention 355)", inputs=lambda q, k, v, dO: (q, k, v, np.ravel(dO, order="K").reshape(dO.shape))),
+    B(told="all heads read dO of head 0 (a forgotten stride)", inputs=lambda q, k, v, dO: (q, k, v, np.broadcast_to(dO[:1], dO.shape))),
 ]
 report = check.backward(test_backward, more)
