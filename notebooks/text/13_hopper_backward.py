@@ -16,7 +16,7 @@
 # - read one step of the kernel, and name the unit or the warps for which each of its waits is,
 # - explain why the last bits of dQ differ from run to run, and what it costs to make dQ deterministic.
 #
-# *Time: 105 minutes, in five parts. Hardware: any laptop with Triton; on a Hopper GPU, the checks run the real kernel.
+# *Time: 85 minutes, in five parts. Hardware: any laptop with Triton; on a Hopper GPU, the checks run the real kernel.
 # Numbers were measured on an NVIDIA H200 in bf16. Before this: [05](05_backward.ipynb), [09](09_triton_backward.ipynb),
 # and [12a](12a_hopper_rungs.ipynb) and [12b](12b_hopper_kernel.ipynb), which introduce producers, consumers, rings and
 # barriers.*
@@ -46,12 +46,12 @@ device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the kernels run here
 
 # %% [markdown]
-# ## Part 1 · One step, and its registers (15 minutes)
+# ## Part 1 · One step, and its registers (9 minutes)
 #
 # ## What does one pass save?
 #
-# The backward pass has a short ladder of its own, from `ladder/b00_atomics.py` to `b02_one_pass.py`. This chapter reads
-# the kernel that `attention()` runs.
+# The backward pass has a short ladder of its own, from `ladder/b00_atomics.py` to `b02_one_pass.py`, and this chapter
+# reads the kernel that `attention()` runs.
 #
 # | rung | passes | matmuls per tile | what adds to dQ |
 # | --- | --- | --- | --- |
@@ -74,7 +74,7 @@ show("passes")
 # the code is $S^\top$.
 
 # %%
-def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
+def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); the others: (B_c, d)
     tau = q.shape[1] ** -0.5
     s = k @ q.T - L_i / tau  # 1. (B_c, B_r)  FA2.A2.L10
     p = np.exp(tau * s)  # (B_c, B_r)  FA2.A2.L11
@@ -97,10 +97,13 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
 #
 # ## What fits into the registers?
 #
-# Two consumer warpgroups share the column block. Each owns 64 of its keys, and has 128 threads with up to 240 registers
-# each. dK and dV stay in registers for the whole column block. For a row block of $B_r$ rows, a consumer needs $S$ and
-# $dP$ (64 × $B_r$ each) and half of dQ, while the other consumer computes the other half. If all of this is in fp32,
-# one thread needs the following numbers of registers:
+# Two consumer warpgroups share the column block. Each owns 64 of its keys, and has 128 threads with up to 240
+# registers each. dK and dV stay in registers for the whole column block. For a row block of $B_r$ rows, a consumer
+# needs $S$ and $dP$ (64 × $B_r$ each) and half of dQ, while the other consumer computes the other half.
+#
+# How many registers is that? If all of this is in fp32, every number takes one register, and 128 threads share the
+# numbers. So dK and dV take 64 · d / 128 registers per thread each, $S$ and $dP$ take 64 · $B_r$ / 128 each, and half
+# of dQ takes $B_r$ · d / 256. P takes the place of $S$. So one thread needs:
 #
 # | | dK and dV | with S and dQ | with P and dP | all at once |
 # | --- | ---: | ---: | ---: | ---: |
@@ -109,23 +112,24 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
 # | d = 128, $B_r$ = 128 | 128 | 256 | 256 | 320 |
 #
 # At d = 128, row blocks of 128 rows take too many registers, so row blocks have 64 rows there, whereas at d = 64 they
-# have 128. Even then, all at once would leave only 16 registers for everything else. So the registers decide the order
-# of a step, in which $S$, $dP$ and dQ must not all be present together. In the kernel, $S$ is there at the same time as
-# dQ of the previous row block. Then dQ leaves, and only then does $dP$ begin.
+# have 128. Even then, all at once would leave only 16 of the 240 registers for everything else. So the registers
+# decide the order of a step, in which $S$, $dP$ and dQ must not all be present together. In the kernel, $S$ is there
+# at the same time as dQ of the previous row block. Then dQ leaves, and only then does $dP$ begin.
 
 # %% tags=["hide-input"]
 show("live_registers")
 
 # %% [markdown]
-# ## Part 2 · The waits of a step (20 minutes)
+# ## Part 2 · The waits of a step (17 minutes)
 #
 # ## The same step, with its waits
 #
 # Now we write the step without the numbers but with its waits, as a Python generator that yields what it waits for.
-# `block.start` gives work to a unit and goes on. With d = 128 and 64 rows, a matmul of one consumer takes 256 clocks,
-# and so do its exponentials. If both consumers ask for the same unit, this becomes 512 clocks. Additions run side by
-# side, each as if it were alone. An addition takes 600 clocks, which is a guess, and the question below tries other
-# values. In the first version, each job waits for the one before:
+# `block.start` gives work to a unit and goes on. With d = 128 and 64 rows, a matmul of one consumer has 2 · 64 · 64 ·
+# 128 FLOPs. At 4,096 per clock, it takes 256 clocks. Its 64 · 64 exponentials, at 16 per clock, also take 256. If
+# both consumers ask for the same unit, this becomes 512 clocks. Additions run side by side, each as if it were alone.
+# An addition takes 600 clocks, which is a guess, and the question below tries other values. In the first version,
+# each job waits for the one before:
 
 # %%
 def one_by_one(block, ds_filled, T, add=600):
@@ -179,15 +183,16 @@ for way in (one_by_one, kernel_order):
     print(f"{way.__name__:12}: {took:5,.0f} clocks a step, {busy}")
 
 # %% [markdown]
-# Both consumers share the tensor cores equally, as in chapter 12a. With one job at a time, both consumers wait for
-# exponentials, dS and additions at the same time. In the kernel's order, dQ hides the exponentials, and the next
-# matmuls hide the addition:
+# Both consumers share the tensor cores equally, as in chapter 12a. A step has five matmuls of each consumer, so the
+# tensor cores need 10 · 256 = 2,560 clocks for it. With one job at a time, both consumers wait for exponentials, dS
+# and additions at the same time, and meanwhile the tensor cores are idle. In the kernel's order, dQ hides the
+# exponentials, and the next matmuls hide the addition:
 
 # %%
 show("waits")
 
 # %% [markdown]
-# The next picture shows both consumers in the kernel's order. The jobs of one step have strong edges.
+# The next picture shows both consumers in the kernel's order, with strong edges around the jobs of one step.
 
 # %%
 show("backward_step")
@@ -203,9 +208,9 @@ show("backward_step")
 # <details><summary>Answer</summary>
 #
 # **about as long as a step, 2,500 clocks.** No consumer waits for the sum, but a consumer waits for the *buffer* in
-# shared memory from which its previous part is being read. This wait is `yield added.done()`. With 5,000 clocks, the
-# additions set the pace. A step then takes slightly less than 5,000 clocks on average, because the first and the last
-# step differ.
+# shared memory from which its previous part is being read. In the code, this wait is `yield added.done()`. With 5,000
+# clocks, the additions set the pace. A step then takes slightly less than 5,000 clocks on average, because the first
+# and the last step differ.
 #
 # ```python
 # for add in (0, 600, 2500, 5000):
@@ -236,32 +241,34 @@ show("backward_step")
 #
 # ## Which unit makes four billion additions?
 #
-# Each column block of 128 keys adds $N \times d$ numbers to dQ. With N = 16,384, d = 128 and 16 heads, these are 4.3
-# billion additions in fp32. If HBM read and wrote these numbers, 34 GB would have to move, which takes 7 ms at 4.8
-# TB/s. All five matmuls together take only 5.6 ms, if the tensor cores never stop.
+# Each column block of 128 keys adds $N \times d$ numbers to dQ. With N = 16,384, d = 128 and 16 heads, there are 128
+# column blocks per head, so these are 16 · 128 · 16,384 · 128 = 4.3 billion additions in fp32. Each of them reads and
+# writes four bytes. If HBM read and wrote these numbers, 34 GB would have to move, which takes 7 ms at 4.8 TB/s. All
+# five matmuls together take only 5.6 ms, if the tensor cores never stop.
 #
-# In b00, threads made these additions one by one. However, TMA can add as well. A **bulk reduction**, or TMA reduction,
-# is a TMA copy in the other direction that adds to what is there. One thread names a tile in shared memory and an
-# address in the fp32 dQ buffer, and goes on. L2 makes the additions, as in FlashAttention-3. The fp32 dQ of one head
-# takes 8 MiB and stays in L2. Therefore, without a mask, one head runs after another, and with a mask, as many heads
-# run side by side as L2 holds.
+# In b00, threads made these additions one by one. However, TMA can add as well. A **bulk reduction**, or TMA
+# reduction, is a TMA copy in the other direction that adds to what is there. One thread names a tile in shared memory
+# and an address in the fp32 dQ buffer, and goes on. L2 makes the additions, as in FlashAttention-3. The fp32 dQ of
+# one head takes 16,384 · 128 · 4 bytes, which is 8 MiB, so it stays in L2. Therefore, without a mask, one head runs
+# after another, and with a mask, as many heads run side by side as L2 holds.
 
 # %%
 show("pipes_backward")
 
 # %% [markdown]
 # The picture shows the whole thread block, with the rings and the mailbox of chapter 12b. A consumer waits for seven
-# things. Four of them have arrows: the mailbox, K, V and a row block (Q, dO, $-L/\tau$ and $-D$ together). Three have
-# none. They are the other consumer's dS, the consumer's own matmuls, and TMA, which must have read the buffer for dQ.
+# things. Four of them have arrows: the mailbox, K, V and a row block (Q, dO, $-L/\tau$ and $-D$ together). The other
+# three, which have none, are the other consumer's dS, the consumer's own matmuls, and TMA, which must have read the
+# buffer for dQ.
 
 # %% [markdown]
-# ## Part 3 · The kernel (25 minutes)
+# ## Part 3 · The kernel (22 minutes)
 #
 # ## Three copies, one barrier
 #
-# `Rows` is a ring with two stages. Q, dO and the *starts*, which are a line of $-L/\tau$ and $-D$, come by three copies
-# that share one barrier, so one arrival announces the bytes of all three. `start` reads $-L/\tau$ or $-D$. Each thread
-# reads the numbers of its queries, which are columns of Sᵀ:
+# `Rows` is a ring with two stages. Q, dO and the *starts*, which are a line of $-L/\tau$ and $-D$, come by three
+# copies that share one barrier, so one arrival announces the bytes of all three. The method `start` reads $-L/\tau$
+# or $-D$. In it, each thread reads the numbers of its queries, which are columns of Sᵀ:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/rows.py", "Rows.start")
@@ -282,10 +289,10 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 
 # %% [markdown]
 # This column block is seen by `steps` row blocks. `take` waits for K and V. The first step, the *prologue*, comes
-# before the loop. `ds=None` tells it that no row block came before, so there is no dQ to compute. The *epilogue* after
-# the loop computes dQ of the last row block. V is released before the epilogue but K after it, because dQ = dS K needs
-# K. `finish` writes dK and dV by TMA copies, from dQ's buffer. `dq_semaphore.wait_for_room` is for the *turns* of part
-# 4, and without turns it does nothing.
+# before the loop. `ds=None` tells it that no row block came before, so there is no dQ to compute. The *epilogue*
+# after the loop computes dQ of the last row block. V is released before the epilogue but K after it, because dQ = dS
+# K needs K. `finish` writes dK and dV by TMA copies, from dQ's buffer. `dq_semaphore.wait_for_room` is for the
+# *turns* of part 4, and without turns it does nothing.
 #
 # `interval` returns, for each key, the first row that sees it, and `CUT`, which is true if there is a mask at all. At
 # d = 128 without a mask, `hold` keeps half of V in 16 registers, since this half is the same for all row blocks. Matmul
@@ -293,8 +300,8 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 #
 # ## The step
 #
-# Compare the step with `kernel_order`. At d = 128 under the causal mask, the order is the same, line by line. In all
-# other cases, `dv_late` is on, so matmul 2 starts after dS:
+# If you compare the step with `kernel_order`, the order is the same at d = 128 under the causal mask, line by line.
+# In all other cases, `dv_late` is on, so matmul 2 starts after dS:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
@@ -310,9 +317,10 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | `add_dq` | dV, unless it starts late | TMA, until the buffer is free |
 #
 # Why does dV's matmul start late? P in fp32 is needed until dS. If dV's matmul started early, the thread would also
-# hold P in 16 bits while dP runs. At d = 64, that makes 192 + 32 = 224 registers of 240, and at d = 128 with half of V,
-# it makes 192 + 16 + 16 = 224. This leaves too few for the rest, so dV waits. Under the mask at d = 128, however, the
-# sum is 208, and dV starts early.
+# hold P in 16 bits while dP runs, which is 64 · $B_r$ numbers of half a register, or $B_r$ / 4 registers per thread.
+# To the 192 registers of the table in part 1, that adds 32 at d = 64, where $B_r$ is 128, and makes 224 of 240. At d
+# = 128, it adds 16, and without a mask half of V takes 16 more (`hold`), which also makes 224. This leaves too few
+# for the rest, so dV waits. Under the mask at d = 128, however, the sum is 208, and dV starts early.
 #
 # If dV waits, P is first needed for dS, so `ptxas`, NVIDIA's assembler, may move exponentials down, below the wait for
 # dQ. The next table shows where the exponentials of a thread run in one step, as compiled with Triton 3.9:
@@ -325,9 +333,10 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | d = 128, no mask | after dS | 0 | 0 | 0 | 32 |
 #
 # These are the numbers of one consumer, and those of the other differ by 3 at most. In the columns *between* and
-# *after*, no matmul of this consumer runs, so only the other consumer's matmuls can hide the exponentials there. To see
-# it yourself, run `fa2-lab xray hopper.backward --d 64 --full --sass` and look for `MUFU.EX2` (an exponential) between
-# the lines `WARPGROUP.DEPBAR` (a wait) and `HGMMA` (a matmul). This does not need a GPU. The rest of the step follows:
+# *after*, no matmul of this consumer runs, so only the other consumer's matmuls can hide the exponentials there. To
+# see it yourself, run `fa2-lab xray hopper.backward --d 64 --full --sass` and look for `MUFU.EX2` (an exponential)
+# between the lines `WARPGROUP.DEPBAR` (a wait) and `HGMMA` (a matmul), for which you do not need a GPU. The rest of
+# the step follows:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="dp = start_dp", off=LATE)
@@ -361,9 +370,9 @@ read(KERNEL, "exchange")
 read("hopper/backward/sums.py", "add_lines")
 
 # %% [markdown]
-# This is the whole handover. The consumer waits until TMA has read what was here before, and then it stores, fences and
-# starts the addition. The tile of dQ is stored in the order of each thread's registers, so no numbers are shuffled. The
-# last kernel puts the sums in order.
+# These lines are the whole handover. The consumer waits until TMA has read what was here before, and then it stores,
+# fences and starts the addition. The tile of dQ is stored in the order of each thread's registers, so no numbers are
+# shuffled. The last kernel puts the sums in order.
 
 # %% tags=["hide-input"]
 show("dq_path")
@@ -384,13 +393,13 @@ show("dq_path")
 # the work does not.
 #
 # A row that sees no key has $L = -\infty$, so $-L/\tau$ would be $+\infty$. For such a row, `bwd_preprocess` writes
-# $-\infty$ instead. S begins there, so p is 0.
+# $-\infty$ instead, so S begins there, and p is 0.
 
 # %% tags=["hide-input"]
 show("launches")
 
 # %% [markdown]
-# ## Part 4 · What it costs, and which bits come out (25 minutes)
+# ## Part 4 · What it costs, and which bits come out (18 minutes)
 #
 # ## What does the order gain?
 #
@@ -413,10 +422,10 @@ for idea in (
     print(f"{idea:40}" + "".join(f"{cell:<6}".rjust(10) for cell in cells))
 
 # %% [markdown]
-# Starting dV's matmul after dS gains most at d = 64, where registers are short without it. The starting values gain
-# second most. *S and dP started together* had dQ of the step before beside them, which makes 224 registers in the table
-# of part 1. In a kernel that is full to the last register, an overlap that needs more of them loses. Later ideas were
-# tried on the kernel of today, each with a prediction:
+# Starting dV's matmul after dS gains most at d = 64, where registers are short without it. The starting values,
+# $-L/\tau$ and $-D$, gain second most. *S and dP started together* had dQ of the step before beside them, which makes
+# 224 registers in the table of part 1. In a kernel that is full to the last register, an overlap that needs more of
+# them loses. Later ideas were tried on the kernel of today, each with a prediction:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 display(Markdown("\n".join(ideas.table("backward"))))
@@ -513,8 +522,8 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # order, column block i would be idle at row block i until column blocks 0 to i − 1 had passed it.
 # </details>
 #
-# Without a mask, all column blocks begin at row block 0. There, the last column block adds first. The others follow at
-# intervals of one addition, and they keep these intervals.
+# Without a mask, all column blocks begin at row block 0. There, the last column block adds first, and the others
+# follow at intervals of one addition, and they keep these intervals.
 #
 # **Can this deadlock?** It cannot if every column block that is waited for is also handed out, with a mask or without.
 # The last column block of each head is handed out first, and at each row block the turn goes from the last to the
@@ -556,13 +565,13 @@ for row in repeated:
 # may write there. The table was measured with this filling switched off, so it shows the cost of the turns alone. With
 # the filling on, the gradients and the fp32 buffers are written once more in each call.
 #
-# ## Part 5 · What was reached, and an exercise (20 minutes)
+# ## Part 5 · What was reached, and an exercise (19 minutes)
 #
 # ## What was reached?
 #
 # The next cell shows the FA2 paper's grid, with 16,384 tokens and hidden size 2,048, in one run on an H200 and in one
-# on an H100. It also shows one long sequence, with FlashAttention-4. The lines below the speeds are ratios of our speed
-# to theirs.
+# on an H100, and also one long sequence, with FlashAttention-4. The lines below the speeds are ratios of our speed to
+# theirs.
 
 # %% tags=["hide-input"]
 def mean_ratio(asked, peer):
