@@ -59,8 +59,8 @@ def one_head(
     **options: Any,
 ) -> Question:
     """One head's problem, (N, d), with its options, such as `scale` and `causal`."""
-    given = (x[None, None] for x in (Q, K, V, np.zeros_like(Q) if dO is None else dO))
-    return Question("", *given, options, tile=tile)
+    q, k, v, of_O = (x[None, None] for x in (Q, K, V, np.zeros_like(Q) if dO is None else dO))
+    return Question("", q, k, v, of_O, options, tile=tile)
 
 
 def short(value: Any) -> str:
