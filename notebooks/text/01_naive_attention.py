@@ -75,7 +75,8 @@ Markdown("\n".join(["| tokens N | memory beyond the inputs |", "| ---: | ---: |"
 # %% [markdown]
 # Twice the tokens take four times the memory, and 32,768 tokens no longer fit into a GPU with 141 GiB, although Q, K, V
 # and O of such a text take only half a GiB (in bf16). Nearly all this memory holds matrices of N × N, which are mere
-# steps on the way.
+# steps on the way. PyTorch calls this backend *math*, and takes it only if no faster one can serve a call. [A profile
+# shows which one ran](../QUESTIONS.md#which-of-pytorchs-backends-computed-my-attention).
 #
 # Before we repair anything, let us see what the lines compute.
 
