@@ -7,8 +7,8 @@
 # **What if the sequence does not fit on one GPU?**
 #
 # A long book, a day of video or a genome has more tokens than one GPU can hold. Then the sequence itself is cut, and
-# each GPU keeps a piece. But attention still needs every key for every query. So keys have to travel, and the merge of
-# chapter 02 puts the partial results together.
+# each GPU keeps a piece, although attention still needs every key for every query. So keys have to travel, and the
+# merge of chapter 02 puts the partial results together.
 #
 # After this notebook you can
 #
@@ -16,7 +16,7 @@
 # - cut a causal sequence so that all GPUs have equal work,
 # - predict from two speeds and the length of a piece whether the transfers cost time.
 #
-# *Time: 55 minutes. Hardware: any laptop with torch; its processes play the GPUs. Before this: [02 · Online
+# *Time: 45 minutes. Hardware: any laptop with torch; its processes play the GPUs. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb), [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [05 · The backward
 # pass](05_backward.ipynb).*
 
@@ -38,12 +38,13 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # Take a model with 32 layers. Each layer has 16 heads of d = 128, so a token has 2,048 numbers in each of Q, K, V and
 # O, with 2 bytes per number. A million tokens ($2^{20}$) make 4 GiB for Q of one layer, and 512 GiB for all four
-# tensors in all layers. Training keeps them for the backward pass. An H200 holds 141 GiB.
+# tensors in all layers. Training keeps them for the backward pass, but an H200 holds only 141 GiB.
 #
-# So we give each of four GPUs a quarter of the tokens. A process with its GPU is called a **rank**, and its part of the
-# sequence is called a **shard**. Only attention notices the cut, because a rank has the queries of its own tokens, but
-# needs the keys and values of all tokens. If it gathered all keys of a layer, its memory would again grow with the
-# whole sequence. So it takes them one block at a time. In each step, every rank
+# So we give each of four GPUs a quarter of the tokens. A process with its GPU is called a **rank**, and its part of
+# the sequence is called a **shard**. Only attention notices the cut, because a rank has the queries of its own
+# tokens, but needs the keys and values of all tokens. If it gathered all keys of a layer, its memory would again grow
+# with the whole sequence. So it takes them one block at a time, where a block is the keys and values of one shard. In
+# each step, every rank
 #
 # 1. computes with the block of K and V that it holds,
 # 2. hands the block to its neighbour on the right, and gets another one from the left.
@@ -63,9 +64,9 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What does a rank keep between two steps?
 #
-# It keeps a state ($o$, m, $\ell$) for each row. Each block gives a finished partial result (O, L). `from_output` turns
-# it back into a state, and `merge` is that of chapter 02. Here the four ranks are four entries of a list, with 22 rows
-# in total.
+# It keeps a state ($o$, m, $\ell$) for each row. Each block gives a finished partial result (O, L), because each step
+# is a call of its own. `from_output` turns it back into a state, with m = L, $\ell = 1$ and $o$ = O, and `merge` is
+# the one of chapter 02. In the next cell, the four ranks are four entries of a list, with 22 rows in total.
 
 # %%
 def part(q, k, v):  # one rank's queries, one block's keys
@@ -86,11 +87,11 @@ whole, _ = fa2.forward(Q, K, V, B_r=4, B_c=4)
 print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 
 # %% [markdown]
-# Every rank merges the blocks in another order. That changes the last bits of the result, and nothing else.
+# Every rank merges the blocks in another order, which changes the last bits of the result, and nothing else.
 #
-# There is another way. In an **all-to-all**, every rank sends a different message to every other rank. One all-to-all
-# before attention gives each rank all rows of some heads, and another one after it brings the rows of O back
-# (*DeepSpeed Ulysses*; Jacobs and others, 2023). This way needs at least one head for each rank.
+# There is another way, which needs no ring. In an **all-to-all**, every rank sends a different message to every other
+# rank. One all-to-all before attention gives each rank all rows of some heads, and another one after it brings the
+# rows of O back (*DeepSpeed Ulysses*; Jacobs and others, 2023). But this way needs at least one head for each rank.
 
 # %% [markdown]
 # ## Which L does a block need in the backward pass?
@@ -142,19 +143,22 @@ for keys in rows:  # each block, met by all queries
 # </details>
 
 # %% [markdown]
-# Queries stay, so each rank adds up its own dQ. Keys travel, so the accumulators dK and dV of a block also travel, and
-# each rank adds its part. Rank 0 adds its own part at home, so dK of block 0 begins on rank 1 and goes 1 → 2 → 3 → 0,
-# which makes three transfers. The accumulators travel in fp32, because in 2 bytes they would be rounded again on every
-# rank. The forward pass sends K and V three times, with 2 bytes per number. The backward pass sends K and V again, and
-# also dK and dV with 4 bytes per number. That is $(2 + 4) / 2$ = three times as much.
+# Queries stay, so each rank adds up its own dQ. Keys travel, so the accumulators dK and dV of a block also travel,
+# and each rank adds its part. Rank 0 adds its own part at home, so dK of block 0 begins on rank 1 and goes 1 → 2 → 3
+# → 0, which makes three transfers. The accumulators travel in fp32, because in 2 bytes they would be rounded again on
+# every rank.
+#
+# How much does that send? The forward pass sends K and V three times, with 2 bytes per number. The backward pass
+# sends K and V again, and also dK and dV with 4 bytes per number. That is $(2 + 4) / 2$ = three times as much.
 
 # %% [markdown]
 # ## Is a causal ring fair?
 #
 # Now no query looks ahead. The queries of one rank and the keys of another are then what a tile was in chapter 04,
-# which is FULL, DIAGONAL or SKIP. Each rank has a quarter of the sequence, and rank 0 has the first. In the lines
-# below, each line is a rank and each column is a step, with its number of tiles. There are 36 for a rank's own keys
-# (DIAGONAL), 64 for the keys of an earlier rank (FULL), and 0 for those of a later rank (SKIP):
+# which is FULL, DIAGONAL or SKIP. Each rank has a quarter of the sequence, and rank 0 has the first. In the next
+# cell, a quarter has 32 rows, and tiles are 4 × 4. So 8 · 8 = 64 tiles are visited for the keys of an earlier rank
+# (FULL), 1 + 2 + … + 8 = 36 for a rank's own keys (DIAGONAL), and 0 for the keys of a later rank (SKIP). Each line is
+# a rank, and each column is a step:
 
 # %% tags=["hide-input"]
 quarters = [32] * 4
@@ -181,9 +185,9 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 #
 # **8 pieces: rank r has pieces r and 7 − r.** Early rows have little work and late rows have much, and here each rank
 # has some of both. Assigning single rows round-robin (*striped attention*; Brandon and others, 2023) is also nearly
-# even, but then every step needs a causal mask. Row 4, of rank 0, sees row 1 of rank 1, for example, but not its row 5.
-# So each step has tiles on a diagonal, which are computed whole though half of them is wasted. With pieces r and r + 4,
-# rank 3 has pieces 3 and 7, which are the ones with most work in each half.
+# even, but then every step needs a causal mask. For example, row 4, of rank 0, sees row 1 of rank 1, but it does not
+# see row 5 of the same rank. So each step has tiles on a diagonal, which are computed whole although half of them is
+# wasted. With pieces r and r + 4, rank 3 has pieces 3 and 7, which are the ones with most work in each half.
 # </details>
 
 # %% tags=["hide-input"]
@@ -198,13 +202,13 @@ show("zigzag")
 # *zigzag*. ring-flash-attention and Llama 3 use it. Above the picture are its tiles, again by rank and step, and each
 # column is even.
 #
-# Why is it even, and why does it need so few masks? Take rank 1. It has a front piece, 1, and a back piece, 6, if
-# pieces are counted from 0. When the block of another rank comes by, there are two cases.
+# Why is it even, and why does it need so few masks? Take rank 1, for example. It has a front piece, 1, and a back
+# piece, 6, if pieces are counted from 0. When the block of another rank comes by, there are two cases.
 #
-# - The block is that of a later rank, for example of rank 2 with pieces 2 and 5. The rows of piece 6 see all of both pieces,
-#   because both come before piece 6. The rows of piece 1 see nothing of either.
-# - The block is that of an earlier rank, which is rank 0 with pieces 0 and 7. All rows of rank 1 see all of piece 0, and no row
-#   sees anything of piece 7.
+# - The block is that of a later rank, for example of rank 2 with pieces 2 and 5. The rows of piece 6 see all of both
+#   pieces, because both come before piece 6. The rows of piece 1 see nothing of either.
+# - The block is that of an earlier rank, which is rank 0 with pieces 0 and 7. All rows of rank 1 see all of piece 0,
+#   and no row sees anything of piece 7.
 #
 # In the first case, half of the rows meet all of the keys. In the second case, all of the rows meet half of the keys.
 # So each such step is a single kernel call without a mask, on half of the square. Only the block of the rank itself is
@@ -221,27 +225,30 @@ show("ring_schedule")
 # K and V from the left neighbour, which is the rank above in this picture. No step changes K and V, so they can travel
 # while the step computes with them.
 #
-# In the backward pass, the accumulators dK and dV cannot leave before a step has added its part to them. So they travel
-# one step later than their keys. The table shows the backward pass of rank 0, with one step in each column:
+# In the backward pass, the accumulators dK and dV cannot leave before a step has added its part to them, so they
+# travel one step later than their keys. The table shows the backward pass of rank 0, with one step in each column:
 #
 # | computes with block | 0 (own), first half | 3 | 2 | 1 | 0 (own), last half |
 # | --- | --- | --- | --- | --- | --- |
 # | meanwhile K and V arrive of block | 3 | 2 | 1 | | |
 # | meanwhile dK and dV arrive of block | | | 2 | 1 | 0 |
 #
-# Read the column of block 2. While rank 0 computes with it, two things arrive. One is K and V of block 1, for the next
-# step. The other is the accumulator of block 2, which rank 3 began in the step before. At the end of the step, rank 0
-# adds its own part to this accumulator and sends it on. No accumulator arrives with block 3, because rank 0 is the
-# first to compute with it. Its owner, rank 3, will add the last part. The own block is special. Its queries are cut in
-# two halves with about the same work, so that one half can run at the end, while the rank's own dK and dV come home.
+# Read the column of block 2. While rank 0 computes with it, two things arrive. One is K and V of block 1, for the
+# next step. The other is the accumulator of block 2, which rank 3 began in the step before. At the end of the step,
+# rank 0 adds its own part to this accumulator and sends it on. No accumulator arrives with block 3, because rank 0 is
+# the first to compute with it, and its owner, rank 3, will add the last part.
+#
+# The own block is special. Its queries are cut in two halves with about the same work, so that one half can run at
+# the end, while the rank's own dK and dV come home.
 #
 # ## Do the cables keep up?
 #
-# A transfer that ends before the computation beside it costs no time. Let a shard have n rows. Per head, one step of
-# the causal forward pass computes $2n^2d$ FLOPs (half of a square) and sends $4nd$ bytes (K and V, with 2 bytes per
-# number). The FLOPs grow with $n^2$ and the bytes with $n$, so long shards hide their transfers. Both times are equal
-# at $n = 2 \cdot$ FLOP/s $/$ (bytes/s), which contains neither d nor the number of heads. The backward pass sends three
-# times as much for 2.5 times the FLOPs, so at equal FLOP/s it needs a fifth more rows.
+# A transfer that ends before the computation beside it costs no time. So when does it end in time? Let a shard have n
+# rows. Per head, one step of the causal forward pass computes $2n^2d$ FLOPs (half of a square) and sends $4nd$ bytes
+# (K and V, with 2 bytes per number). The FLOPs grow with $n^2$ and the bytes with $n$, so long shards hide their
+# transfers. Both times are equal if $2n^2d\,/\,$(FLOP/s) is $4nd\,/\,$(bytes/s), and therefore at $n = 2 \cdot$
+# FLOP/s $/$ (bytes/s), which contains neither d nor the number of heads. The backward pass sends three times as much
+# for 2.5 times the FLOPs, so at equal FLOP/s it needs a fifth more rows.
 #
 # In the table below, *link* is the connection between GPUs. It is NVLink, or on the RTX 4090 the computer's ordinary
 # bus. The first three lines take half of the peak FLOP/s and the link's speed from the data sheets, in one direction.
@@ -263,12 +270,12 @@ for name, (flops, link) in speeds.items():
 # %% [markdown]
 # ## What do four GPUs gain?
 #
-# We compare four NVIDIA H200 with one, in bf16, causal, with 16 heads of d = 128, forward and backward. All lengths
-# still fit on one GPU. Before any transfer, each rank sends all others a *header* with its number of rows and its
-# options. If the headers do not agree, all ranks stop.
+# We compare four NVIDIA H200 with one, in bf16, causal, with 16 heads of d = 128, forward and backward, at lengths
+# that still fit on one GPU. Before any transfer, each rank sends all others a *header* with its number of rows and
+# its options, and if the headers do not agree, all ranks stop.
 #
 # **Predict.** With 8,192 tokens, a shard has 2,048 rows, too few to hide a transfer. One GPU takes 1.6 ms, and four
-# take 7.1 ms. K and V go round once in 0.72 ms. What takes most of the 7.1 ms?
+# take 7.1 ms. To send K and V round once takes 0.72 ms. What takes most of the 7.1 ms?
 #
 # - ☐ the kernels: small ones leave SMs idle
 # - ☐ agreeing, starting transfers and launching kernels
@@ -276,12 +283,12 @@ for name, (flops, link) in speeds.items():
 #
 # <details><summary>Answer</summary>
 #
-# **agreeing, starting transfers and launching kernels.** This is a subtraction, not a timeline. Forward sends K and V
-# round once, and backward sends three times as much, so all transfers together take 4 · 0.72 = 2.9 ms. That is only 69
-# GB/s, because these transfers are short. Kernels take about a quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no
-# transfer hides under a kernel, 3.8 ms are left. They are still more than 3 ms if such small kernels are half as fast.
-# The record does not show how these milliseconds are divided, nor whether transfers slow each other down beside
-# kernels.
+# **agreeing, starting transfers and launching kernels.** This follows from a subtraction, not from a timeline.
+# Forward sends K and V round once, and backward sends three times as much, so all transfers together take 4 · 0.72 =
+# 2.9 ms. That is only 69 GB/s, because these transfers are short. Kernels take about a quarter of one GPU's 1.6 ms,
+# which is 0.4 ms. Even if no transfer hides under a kernel, 3.8 ms are left. If such small kernels are half as fast,
+# more than 3 ms are still left. The record does not show how these milliseconds are divided, nor whether transfers
+# slow each other down beside kernels.
 # </details>
 
 # %% tags=["hide-input"]
@@ -305,20 +312,23 @@ show("ring_speed")
 # %% [markdown]
 # ## Recap
 #
-# - In a ring the sequence is cut. Queries stay, keys and values go round, and the partial results (O, L) of the blocks are merged.
-# - Under a causal mask, contiguous shards waste more than 40% of the ranks' total time. Zigzag makes the work even.
+# - In a ring, the sequence is cut. Queries stay, keys and values go round, and the partial results (O, L) of the
+#   blocks are merged.
+# - Under a causal mask, contiguous shards waste more than 40% of the ranks' total time, whereas zigzag makes the work
+#   even.
 # - In the forward pass, a causal step hides a transfer from $2 \cdot$ FLOP/s $/$ (bytes/s) rows on, whatever d is.
-# - In the backward pass, the final L makes the gradients of each block exact. dK and dV travel one step behind their keys, in
-#   fp32.
+# - In the backward pass, the final L makes the gradients of each block exact. dK and dV travel one step behind their
+#   keys, in fp32.
 
 # %% [markdown]
 # ## Exercises
 #
 # **Build.** Write one of the four steps of the backward ring, without a mask. Each argument is a list with one entry
-# per rank. Rank r calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)` with the block that it holds. The call returns
-# dQ, dK and dV, and rank r adds the first two to dq[r] and dk[r]. Then every rank hands on what travels. Return dq, k,
-# v and dk as the next step finds them. The check begins with dq and dk of zeros and takes four steps. To keep it short,
-# dV is left out, since it travels like dK, and dK is sent four times, because here a rank's own part also travels.
+# per rank. Rank r calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)` with the block that it holds. The call
+# returns dQ, dK and dV, and rank r adds the first two to dq[r] and dk[r]. Then every rank hands on what travels.
+# Return dq, k, v and dk as the next step finds them. The check begins with dq and dk of zeros and takes four steps.
+# To keep it short, dV is left out, since it travels like dK, and dK is sent four times, because here a rank's own
+# part also travels.
 
 # %%
 def ring_step(q, o, lse, do, dq, k, v, dk):
