@@ -6,10 +6,10 @@
 #
 # **Windows, documents, sinks: what changes in the loop?**
 #
-# Not every model uses plain causal attention. Some look back only 1,024 keys. Some cap their scores, and some add a
-# score that belongs to no key. Training packs many short documents into one long sequence. In all of these, the loop of
-# chapter 04 stays. What changes is where it begins and ends, or the state that it starts from, or the one line that
-# computes a score.
+# Not every model uses plain causal attention. Some models look back only 1,024 keys, some cap their scores, and some
+# add a score that belongs to no key. Training packs many short documents into one long sequence. In all of these
+# cases, the loop of chapter 04 stays. What changes is where it begins and ends, or the state that it starts from, or
+# the one line that computes a score.
 #
 # After this notebook you can
 #
@@ -40,9 +40,10 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What does a row see?
 #
-# A causal row sees the keys from 0 up to its own position. A *window* (left, right) lets it see `left` keys before its
-# own position and `right` keys after it. Either way a row sees an *interval*, a contiguous range of keys from `first`
-# up to, but not including, `last`. As in chapter 04, the position of row $r$ is key $r + N_k - N_q$.
+# A causal row sees the keys from 0 up to its own position. A *window* (left, right) lets it see `left` keys before
+# its own position and `right` keys after it. Either way, a row sees an *interval*, which is a contiguous range of
+# keys from `first` up to, but not including, `last`. As in chapter 04, the position of row $r$ is key $r + N_k -
+# N_q$.
 
 # %%
 def interval(row, N_q, N_k, left=None, right=None):  # None: no limit on that side
@@ -56,8 +57,8 @@ for window in ((None, 0), (1, 0), (1, 1)):
     print("3 queries, 5 keys:", *(interval(row, 3, 5, *window) for row in range(3)))
 
 # %% [markdown]
-# `None` is no limit, so the first line, (None, 0), is the causal mask. Padding fits in as well. If only the first n
-# keys are real (n is called the *key length*), `last` is at most n.
+# `None` means that there is no limit, so the first line, (None, 0), is the causal mask. Padding fits in as well,
+# because if only the first n keys are real (n is called the *key length*), `last` is at most n.
 #
 # ## Which tiles does a row block visit?
 
@@ -65,13 +66,14 @@ for window in ((None, 0), (1, 0), (1, 1)):
 show("intervals")
 
 # %% [markdown]
-# Here six masks are cut into tiles. The last two, documents and a sink, are explained below. The thick lines are the
+# Here, six masks are cut into tiles. The last two, documents and a sink, are explained below. The thick lines are the
 # ends of the intervals, and the solid bar is the interval of row 23. A tile between the lines is FULL, a tile that a
 # line cuts is DIAGONAL, and all others are never loaded.
 #
-# From one row to the next, neither end moves left. So only the top row and the bottom row of a row block matter. The
-# loop runs from `first` of the top row to `last` of the bottom row, and these two rows' four numbers decide the kind of
-# every tile.
+# From one row to the next, neither end moves left. So the top row of a row block has the smallest `first`, and the
+# bottom row has the largest `last`, and the loop runs from the one to the other. A key is seen by all rows if it is
+# seen by the top row and by the bottom row. Therefore, the four numbers of these two rows decide the kind of every
+# tile.
 
 # %%
 def kinds(i, B_r, B_c, N_q, N_k, **window):
@@ -90,13 +92,14 @@ def kinds(i, B_r, B_c, N_q, N_k, **window):
 print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 
 # %% [markdown]
-# Row block 2 has rows 8 to 11. Row 8 sees [0, 13) and row 11 sees [3, 16). Each key of [0, 16) is seen by at least one
-# row, so the loop visits four blocks. Only the keys of [3, 13) are seen by all rows, so blocks 1 and 2 are FULL.
+# Row block 2 has rows 8 to 11, of which row 8 sees [0, 13) and row 11 sees [3, 16). Each key of [0, 16) is seen by at
+# least one row, so the loop visits four blocks. Only the keys of [3, 13) are seen by all rows, so blocks 1 and 2,
+# with keys 4 to 11, are FULL.
 #
 # ## What does a window save?
 #
-# **Predict.** A sequence gets twice as long. How many times as many tiles does a causal window of 1,024 keys back (1,025
-# with its own) visit, and how many does a plain causal mask?
+# **Predict.** If a sequence gets twice as long, how many times as many tiles does a causal window of 1,024 keys back
+# (1,025 with its own) visit, and how many does a plain causal mask?
 #
 # - ☐ the window as many as before, causal twice as many
 # - ☐ both twice as many
@@ -105,8 +108,8 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 #
 # <details><summary>Answer</summary>
 #
-# **the window twice as many, causal four times.** The loop of a row block keeps its length, and there are twice as many
-# row blocks. So time and traffic grow with $N$ instead of $N^2$.
+# **the window twice as many, causal four times.** With a window, the loop of a row block keeps its length, and there
+# are twice as many row blocks. So time and traffic grow with $N$ instead of $N^2$.
 #
 # ```python
 # print("     N    causal    1,024 keys back    causal / window")
@@ -125,23 +128,24 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # ```
 # </details>
 #
-# In a causal window wider than a tile, tiles at both edges need a mask. If tiles are square, a row block has one such
-# tile on the diagonal. At the left end it has one if `left` or `left` + 1 is a multiple of the tile, and otherwise it
-# has two.
+# Which tiles of a window need a mask? In a causal window wider than a tile, tiles at both edges do. If tiles are
+# square, a row block has one such tile on the diagonal. At the left end, it has one if `left` or `left` + 1 is a
+# multiple of the tile, and otherwise it has two.
 #
 # Implementations do not agree on how to count. Ours is (left, right), where a row also sees its own key, so (1024, 0)
-# is 1,025 keys. A model's `sliding_window` of 1,024 often counts its own key, and then it is (1023, 0) here. When you
-# compare two implementations, compare a sequence that is one token longer than the window.
+# is 1,025 keys. A model's `sliding_window` of 1,024, however, often counts its own key, and then it is (1023, 0)
+# here. When you compare two implementations, compare a sequence that is one token longer than the window, because
+# that is the shortest one on which they differ.
 
 # %% [markdown]
 # ## Many documents in one row
 #
-# Documents have different lengths. A batch pads all of them to the longest, so with 100, 30 and 70 tokens, a third of
-# it is padding. *Packed* sequences are stored one after the other instead, with a list of where each starts. Many
-# libraries call this list the *cumulative sequence lengths*, `cu_seqlens`, because each start is the sum of all lengths
-# before it. No token may look into another document, so in the picture above the documents are triangles along the
-# diagonal. Each of them is a small problem with its own intervals and tiles. Only addresses change, because row $r$ of
-# a document is stored at `start + r`.
+# Documents have different lengths. A batch pads all of them to the longest, so with 100, 30 and 70 tokens, 100 of 300
+# tokens are padding. *Packed* sequences are stored one after the other instead, with a list of where each starts.
+# Many libraries call this list the *cumulative sequence lengths*, `cu_seqlens`, because each start is the sum of all
+# lengths before it. No token may look into another document, so in the picture above the documents are triangles
+# along the diagonal. Each of them is a small problem with its own intervals and tiles. Only addresses change, because
+# row $r$ of a document is stored at `start + r`.
 
 # %%
 def packed(Q, K, V, starts, mask):
@@ -165,9 +169,9 @@ for name, sizes in (("padded", [100] * 3), ("packed", lengths)):
     print(f"{name}: {sum(int(tiles_per_row(t).sum()) for t in tilings)} tiles")
 
 # %% [markdown]
-# What does it gain? Here are sixteen causal sequences of 100 to 4,000 tokens on an H200. Padded to the longest, they
-# are 64,000 tokens. Packed, they are 32,800. There are 32 heads at d = 64 and 16 at d = 128. `torch varlen_attn` is
-# PyTorch's call for packed sequences, and FlashAttention-3 is FA2's successor, written for Hopper:
+# What does it gain? We time sixteen causal sequences of 100 to 4,000 tokens on an H200, with 32 heads at d = 64 and
+# with 16 at d = 128. Padded to the longest, they are 64,000 tokens, whereas packed, they are 32,800. `torch
+# varlen_attn` is PyTorch's call for packed sequences, and FlashAttention-3 is FA2's successor, written for Hopper:
 
 # %% tags=["hide-input"]
 timed = [row for row in load("packed").rows if row.problem["batch"] == len(LENGTHS)]
@@ -177,15 +181,15 @@ for row in timed:
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
-# Padded, our call takes 1.9 to 2.1 times as long as packed. It skips padding keys, but its padding rows look at all
-# real keys, which is 1.9 times the work. Our call runs the kernels of chapters 12b and 13. PyTorch runs those of FA2,
-# which were not written for Hopper.
+# Padded, our call takes 1.9 to 2.1 times as long as packed. Although it skips padding keys, its padding rows look at
+# all real keys, which is 1.9 times the work. On this GPU, our call runs the kernels of chapters 12b and 13. PyTorch
+# runs those of FA2, which were not written for Hopper.
 #
 # ## A cap on the scores
 #
-# A few huge scores can make training unstable. The language model [Gemma 2](https://arxiv.org/abs/2408.00118) therefore
-# bounds them. A *softcap* of $c$ replaces a score $s$, after scaling, by $c \tanh(s / c)$. This is nearly $s$ if $s$ is
-# small, and it is never beyond $\pm c$:
+# A few huge scores can make training unstable, so the language model [Gemma 2](https://arxiv.org/abs/2408.00118)
+# bounds them. A *softcap* of $c$ replaces a score $s$, after scaling, by $c \tanh(s / c)$. This is nearly $s$ if $s$
+# is small, and it is never beyond $\pm c$:
 
 # %%
 s = np.array([-20, -2, 0.1, 2, 20])
@@ -200,14 +204,14 @@ print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 #
 # <details><summary>Answer</summary>
 #
-# **masked keys get some weight.** $c \tanh(-\infty) = -c$ is a score like any other. So the cap comes first, and then
-# the mask.
+# **masked keys get some weight.** Since $c \tanh(-\infty) = -c$, a masked key would have a score like any other key.
+# So the cap comes first, and then the mask.
 # </details>
 #
-# Why −∞, and not just a large negative number such as −10,000, which many programs write into their masks? As long as a
-# row sees some key, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that sees no key, all
-# scores are equal, and softmax shares the weight among all masked keys. And two such masks cannot be added in fp16,
-# where numbers end at 65,504:
+# Why −∞, and not just a large negative number such as −10,000, which many programs write into their masks? As long as
+# a row sees some key, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that sees no key, all
+# scores are equal, and softmax shares the weight among all masked keys. Moreover, two masks of the lowest number
+# cannot be added in fp16, where numbers end at −65,504:
 
 # %%
 masked = np.full(4, -1e4)  # a row of four keys, all masked
@@ -217,20 +221,20 @@ with np.errstate(over="ignore"):
 print("with −∞, the output is", fa2.forward(*np.ones((3, 4, 8)), B_r=4, B_c=4, mask=Mask(allowed=np.zeros((4, 4), bool)))[0][0, 0])
 
 # %% [markdown]
-# In the backward pass, the chain rule adds one factor to the score's gradient. With $t = c \tanh(s/c)$ the slope is
+# In the backward pass, the chain rule adds one factor to the score's gradient. With $t = c \tanh(s/c)$, the slope is
 # $1 - (t/c)^2$, and $t$ is the score that the backward pass recomputes anyway.
 
 # %% [markdown]
 # ## A score that belongs to no key
 #
 # The weights of a row sum to 1, so a row must attend to something even if nothing fits. Models then put the weight on
-# the first tokens, which [Xiao and others](https://arxiv.org/abs/2309.17453) call *attention sinks*. A window takes
-# those tokens away. The model gpt-oss gives each head a learned number in their place, the *sink*. It is one more score
-# in the softmax of each row, with no value.
+# the first tokens, which [Xiao and others](https://arxiv.org/abs/2309.17453) call *attention sinks*. But a window
+# takes those tokens away. Therefore, the model gpt-oss gives each head a learned number in their place, the *sink*.
+# It is one more score in the softmax of each row, with no value.
 #
-# Think of the sink as the key that a row meets first. After it, m is the sink, the sum is $e^{sink - m} = 1$, and there
-# was no value to add. So the loop of chapter 02 only gets another first state, $m$ = sink and $\ell = 1$, instead of
-# $m = -\infty$ and $\ell = 0$. No tile changes, and $L$ includes the sink.
+# Think of the sink as the key that a row meets first. After it, m is the sink, the sum is $e^{sink - m} = 1$, and
+# there was no value to add. So the loop of chapter 02 only gets another first state, $m$ = sink and $\ell = 1$,
+# instead of $m = -\infty$ and $\ell = 0$. No tile changes, although $L$ now includes the sink.
 
 # %%
 def one_row(s, V, m, l, o, B_c=4):  # chapter 02's loop, from any first state
@@ -250,10 +254,10 @@ print(f"o {o:.6f}, by a softmax with 11 scores {with_eleven:.6f}")
 print(f"weight left for the keys: {1 - np.exp(sink - L):.4f}")
 
 # %% [markdown]
-# The gradient of the sink follows from chapter 05, where $dS = P \circ (dP - D)$ and $D = \mathrm{rowsum}(dO \circ O)$.
-# This holds for every score of a row, so it also holds for the sink. For a key, $dP$ is $dO \cdot v$. The sink has no
-# value, so its $dP$ is 0, and $-P_{sink} D$ is left. All rows of a head share the sink, so its gradient is the sum over
-# the rows, $dsink = -\sum_r P_{r,sink} D_r$.
+# The gradient of the sink follows from chapter 05, where $dS = P \circ (dP - D)$ and $D = \mathrm{rowsum}(dO \circ
+# O)$. This holds for every score of a row, so it also holds for the sink. For a key, $dP$ is $dO \cdot v$. But the
+# sink has no value, so its $dP$ is 0, and $-P_{sink} D$ is left. All rows of a head share the sink, so its gradient
+# is the sum over the rows, $dsink = -\sum_r P_{r,sink} D_r$.
 
 # %%
 Q, K, V, dO = np.random.default_rng(3).standard_normal((4, 12, 8))
@@ -270,7 +274,7 @@ up, down = (fa2.forward(Q, K + x, V, sink=sink, **options)[0] for x in (h, -h))
 print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-5:.6f}")
 
 # %% [markdown]
-# dQ, dK and dV need $P = e^{S - L}$ and $D$. The sink is already in $L$ and in $O$, so `fa2.backward` is called as
+# dQ, dK and dV need $P = e^{S - L}$ and $D$. Since the sink is already in $L$ and in $O$, `fa2.backward` is called as
 # before.
 #
 # ## When is one interval not enough?
@@ -289,19 +293,19 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 # visited and masked, so nothing is saved.
 # </details>
 #
-# For the other masks, two numbers per row are not enough to find the tiles to visit. A list always is. It has, for each
-# row block, the numbers of its column blocks.
-# [FlexAttention](https://pytorch.org/blog/flexattention/) works this way. You write a function `mask_mod(b, h, q, kv)`. It
-# is evaluated ahead of the kernel for all $N^2$ pairs, which gives for each row block the list of its FULL blocks and the
-# list of those that need a mask. In the blocks that need one, the kernel evaluates it again for every score, because the
-# lists only name the blocks. The FULL blocks skip it.
+# For the other masks, two numbers per row are not enough to find the tiles to visit. A list is always enough, if it
+# has, for each row block, the numbers of its column blocks. [FlexAttention](https://pytorch.org/blog/flexattention/)
+# works this way. You write a function `mask_mod(b, h, q, kv)`, which is evaluated ahead of the kernel for all $N^2$
+# pairs. That gives for each row block the list of its FULL blocks and the list of those that need a mask. In the
+# blocks that need one, the kernel evaluates the function again for every score, because the lists only name the
+# blocks. In the FULL blocks, it does not.
 #
 # ## How does a model get all this?
 #
 # `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes this chapter's windows, caps and sinks, and
 # `attention_packed` takes documents by their starts. A model of Hugging Face's *transformers* ([appendix
-# C](C_package.ipynb)) may ask for causal and bidirectional masks, windows, padding and packed sequences. Any other mask
-# is refused by name. That includes the prefix, although it is an interval.
+# C](C_package.ipynb)) may ask for causal and bidirectional masks, windows, padding and packed sequences. Any other
+# mask is refused by name, including the prefix, although it is an interval.
 #
 # ## Recap
 #
@@ -314,16 +318,17 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** The backward pass walks down a column block, so it asks the question of `kinds` the other way round. Write
-# `column_kinds` for a window (left, right), where both are numbers. For column block j, return the row blocks that it
-# visits and the kind of each, as {number: "FULL" or "DIAGONAL"}. A row block is visited if some row of it sees some key
-# of the column block. It is FULL if each of its rows sees each key. (The check compares one number per row block: 0 if
-# it is not visited, 1 if it is DIAGONAL, 2 if it is FULL.)
+# **Build.** The backward pass walks down a column block, so it asks the question of `kinds` the other way round.
+# Write `column_kinds` for a window (left, right), where both are numbers. For column block j, return the row blocks
+# that it visits and the kind of each, as {number: "FULL" or "DIAGONAL"}. A row block is visited if some row of it
+# sees some key of the column block. It is FULL if each of its rows sees each key. The check compares one number per
+# row block, which is 0 if it is not visited, 1 if it is DIAGONAL, and 2 if it is FULL.
 #
 # <details><summary>Hint</summary>
 #
-# Row $r$ sees key $k$ if $k - right \le r + N_k - N_q \le k + left$. Solve for $r$: the rows that see one key are an
-# interval as well. The first and the last key of the column block decide the loop and the kinds.
+# Row $r$ sees key $k$ if $k - right \le r + N_k - N_q \le k + left$. If you solve this for $r$, you see that the rows
+# that see one key are an interval as well. The first and the last key of the column block decide the loop and the
+# kinds.
 # </details>
 
 # %%
