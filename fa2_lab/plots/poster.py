@@ -1,4 +1,4 @@
-"""The poster: an algorithm of FlashAttention-2 on one sheet, line by line: words, NumPy, Triton, work for the machine.
+"""The poster: an algorithm of FlashAttention-2 on one sheet, as a picture, and line by line in words, NumPy and Triton.
 
 Words and code come from `fa2_lab.paper.where`, so that they cannot go stale; the work adds up to what the meter counts.
 """
@@ -12,13 +12,7 @@ from matplotlib.figure import Figure
 from fa2_lab.paper import ALGORITHMS, Algorithm, Place, triton_file, where
 from fa2_lab.plots import style
 
-LANES = {
-    "load": "from\nHBM",
-    "store": "to\nHBM",
-    "matmul": "tensor\ncores",
-    "exp": "exponen-\ntials",
-    "other": "FP32\nunits",
-}
+LANES = {"load": "load", "store": "store", "matmul": "matmul", "exp": "exp", "other": "FP32"}  # names of the work
 
 
 class Row(NamedTuple):
@@ -62,11 +56,12 @@ WORK: dict[str, dict[int, dict[str, str]]] = {  # by line: what it moves and com
 
 
 def data(tag: str = "FA2.A1") -> dict:
-    """Every line of an algorithm of FA2 that computes something, with its words, its code and its work."""
+    """The loops of an algorithm of FA2 and every line that works, with its words, its code and its work."""
     algorithm = ALGORITHMS[tag]
     rows = []
     for line in algorithm.lines:
-        if line.computes:
+        loop = line.text.startswith("for ")
+        if line.computes and (line.depth or loop or line.number in WORK[tag]):
             found, work = where(algorithm.tag_of(line)), WORK[tag].get(line.number, {})
             both = code(found.first_numpy), code(found.first_triton)
             rows.append(Row(line.number, line.depth, line.text, *both, work))
@@ -81,94 +76,145 @@ def code(places: tuple[Place, ...]) -> tuple[str, ...]:
 
 
 SHEET = (420 / 25.4, 297 / 25.4)  # A3, in inches
-MARGIN, TOP = 0.5, 2.75
-COLUMNS = {"words": 0.42, "numpy": 3.55, "triton": 7.5, "work": 12.15}  # inches from the margin
-LANE, STEP = 0.68, 0.28  # the width of a lane of work; how far a loop sets its lines in
-WRAP = {"words": 45, "numpy": 57, "triton": 68}
-WORDS, CODE, LEADING = 9.0, 8.0, 0.162
+MARGIN, TOP = 0.5, 4.45
+COLUMNS = {"words": 0.45, "numpy": 3.5, "triton": 8.35, "work": 13.6}  # inches from the margin
+STEP = 0.2  # how far a loop sets its lines in
+WRAP = {"words": 36, "numpy": 51, "triton": 56}
+TITLE, LETTERS, LEADING = 24, 11, 0.18  # points, points, inches
 MONO = ["DejaVu Sans Mono", "monospace"]
 
 
 @style.picture
 def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style.Drawn:
-    """A sheet of A3: the tiles of the loops, then a row for each line, the loops as nested grounds."""
+    """A sheet of A3: the tiles and what becomes of one, then a row for each line, the loops as nested grounds."""
     figure = Figure(figsize=SHEET)
     title = f"{algorithm.title.replace(', ', ': the ')} pass, line by line"
-    figure.set_label(f"{title}: each line in words, NumPy, Triton and work for the machine.")
+    figure.set_label(f"{title}. Each line is there in words, in NumPy, in Triton and as work for the machine.")
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-MARGIN, SHEET[0] - MARGIN), ylim=(SHEET[1], 0))
     ax.set_axis_off()
-    _head(ax, title, algorithm, files)
-    _tiles(ax, 9.0, 1.3, algorithm.tag)
-    cells = [{name: wrapped(row, name) for name in WRAP} for row in rows]
+    _head(ax, algorithm, files)
+    _tiles(ax, 5.75, 1.5, 1.85, algorithm.tag)
+    _chip(ax, 8.65, 0.5, algorithm.tag)
+    cells = [{name: wrapped(row, name) for name in WRAP} | {"work": worked(row)} for row in rows]
     tall = [LEADING * max(map(len, cell.values())) for cell in cells]
-    gap = min(0.26, (SHEET[1] - 0.6 - TOP - sum(tall)) / len(rows))
+    gap = min(0.2, (SHEET[1] - 0.5 - TOP - sum(tall)) / len(rows))
     y = TOP
     for row, cell, height in zip(rows, cells, tall, strict=True):
         _ground(ax, row.depth, y, height + gap)
         _entry(ax, row, cell, y + (height + gap) / 2)
         y += height + gap
-    twice = " Triton's inner loop stands in its file twice, with a mask and without; one is shown."
-    foot = (
-        "Work: what the meter counts in the NumPy code each time that a line runs, elements moved or operations."
-        + twice * (algorithm.tag == "FA2.A1")
-        + f" Any line: python -m fa2_lab where {algorithm.tag}.L{rows[len(rows) // 2].number}"
+    twice = " Triton's inner loop is in its file twice, with a mask and without, and one is shown."
+    foot = "Work: the elements that a line moves and the operations that it takes each time it runs." + twice * (
+        algorithm.tag == "FA2.A1"
     )
-    style.note(ax, 0, SHEET[1] - 0.32, foot, color=style.QUIET)
+    style.note(ax, 0, SHEET[1] - 0.28, foot, color=style.QUIET, fontsize=LETTERS)
     alt = (
-        f"A sheet of A3 with the {len(rows)} lines of {algorithm.tag} that compute something. Above, the tiles of Q, K,"
-        " V and S that the loops go through. For each line: the paper's line in our words, the NumPy lines, the Triton"
-        " lines, and the numbers it moves and the operations it takes."
+        f"A sheet of A3. Above, the tiles of Q, K, V and S that the loops of {algorithm.tag} go through, and what"
+        f" becomes of one tile on the chip. Below, {len(rows)} lines: the paper's line in our words, the NumPy lines,"
+        " the Triton lines, and the numbers that the line moves and the operations that it takes."
     )
     return figure, alt
 
 
-def _head(ax: style.Axes, title: str, algorithm: Algorithm, files: tuple[str, str]) -> None:
+def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
     """The title, what the letters mean, and the columns' names."""
-    ax.text(0, 0.62, title, fontsize=19, weight="bold", va="center")
+    way = algorithm.title.split(", ")[1]
+    ax.text(0, 0.35, f"FlashAttention-2:\nthe {way} pass,\nline by line", fontsize=TITLE, weight="bold", va="top")
     under = (
-        f"Algorithm {algorithm.tag[-1]} of the FlashAttention-2 paper ({algorithm.source}), in our words.\n"
-        f"Needs: {formulas(algorithm.needs)}.\n"
-        "$N$: length; $d$: head dimension; $B_r$, $B_c$: rows and columns of a tile; $τ$: the scale;\n"
-        "$m_i$: the largest score of each row so far; $\\ell_i$: its sum of exponentials;"
-        " $L_i = m_i + \\log\\,\\ell_i$.\n"
-        "The ground under a number is that of the tensor which the line makes."
+        f"Algorithm {algorithm.tag[-1]} of the paper ({algorithm.source}), in our words.\n"
+        "$N$ is the length, and $d$ the head dimension.\n"
+        "A tile has $B_r$ rows and $B_c$ columns.\n"
+        "$τ$ is the scale of the scores.\n"
+        "$m_i$ is the largest score of each row so far,\n"
+        "and $\\ell_i$ is the row's sum of exponentials.\n"
+        "$L_i = m_i + \\log\\,\\ell_i$ is all that is kept of them.\n"
+        f"To ask for a line: fa2-lab where {algorithm.tag}.L10"
     )
-    ax.text(0, 0.9, under, fontsize=WORDS, color=style.QUIET, va="top", linespacing=1.35)
+    ax.text(0, 1.65, under, fontsize=LETTERS, color=style.QUIET, va="top", linespacing=1.45)
     names = dict(words=("In words", ""), numpy=("In NumPy", files[0]), triton=("In Triton", files[1]))
-    for name, (words, file) in names.items():
-        ax.text(COLUMNS[name], TOP - 0.27, words, fontsize=11, weight="bold", va="center")
-        ax.text(COLUMNS[name], TOP - 0.08, file, fontsize=CODE, family=MONO, color=style.QUIET, va="center")
-    for k, words in enumerate(LANES.values()):
-        style.note(ax, COLUMNS["work"] + LANE * (k + 0.5), TOP - 0.2, words, ha="center", linespacing=1.05)
+    for name, (words, file) in (names | dict(work=("Work", ""))).items():
+        ax.text(COLUMNS[name], TOP - 0.36, words, fontsize=13, weight="bold", va="center")
+        ax.text(COLUMNS[name], TOP - 0.13, file, fontsize=LETTERS, family=MONO, color=style.QUIET, va="center")
 
 
-def _tiles(ax: style.Axes, x: float, y: float, tag: str) -> None:
+def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
     """The loops as a picture: S is never stored, only its tile is there; what a worker keeps has a strong edge."""
-    forward, side, wide, i, j = tag == "FA2.A1", 1.1, 0.2, 2, 3
+    forward, wide, apart, i, j = tag == "FA2.A1", 0.3, 0.38, 2, 3
     cell = side / 5
     outer = (x, y + i * cell, side, cell) if forward else (x + j * cell, y, cell, side)
     style.box(ax, x, y, side, side, fill=style.tint(style.INK, 0.05), edgecolor=style.QUIET, linestyle=(0, (2, 2)))
     style.box(ax, *outer, fill=style.tint(style.hue("S"), 0.15), linewidth=0)
-    style.tensor_box(ax, x + j * cell, y + i * cell, cell, cell, "S", "$s_{ij}$")
+    style.tensor_box(ax, x + j * cell, y + i * cell, cell, cell, "S", "$s_{ij}$", size=14)
     left, right, above = (("Q",), ("O", "L"), ("K", "V")) if forward else (("Q", "dO"), ("dQ",), ("K", "V", "dK", "dV"))
-    places = {name: -0.3 - 0.28 * n for n, name in enumerate(left)}
-    places |= {name: side + 0.1 + 0.28 * n for n, name in enumerate(right)}
+    places = {name: -0.45 - apart * n for n, name in enumerate(left)}
+    places |= {name: side + 0.15 + apart * n for n, name in enumerate(right)}
     for tensor, at in places.items():
         style.box(ax, x + at, y, wide, side, edgecolor=style.hue(tensor), linewidth=0.8)
-        keeps = dict(linewidth=2.4) if forward else {}
-        style.tensor_box(ax, x + at, y + i * cell, wide, cell, tensor, "$i$", **keeps)
-        style.note(ax, x + at + wide / 2, y + side + 0.11, tensor, ha="center")
+        keeps = dict(linewidth=2.8) if forward else {}
+        style.tensor_box(ax, x + at, y + i * cell, wide, cell, tensor, "$i$", size=LETTERS, **keeps)
+        style.note(ax, x + at + wide / 2, y + side + 0.14, tensor, ha="center", fontsize=LETTERS)
     for n, tensor in enumerate(above):
-        top = y - 0.3 - 0.26 * n
-        style.box(ax, x, top, side, wide, edgecolor=style.hue(tensor), linewidth=0.8)
-        keeps = {} if forward else dict(linewidth=2.4)
-        style.tensor_box(ax, x + j * cell, top, cell, wide, tensor, "$j$", **keeps)
-        style.note(ax, x - 0.08, top + wide / 2, tensor, ha="right")
-    words = "A worker takes row block $i$, keeps it on chip\n(strong edges), and lets all $j$ stream past.\n"
-    if not forward:
-        words = "A worker takes column block $j$, keeps it on chip\n(strong edges), and adds to dQ for every $i$.\n"
-    words += "S is never stored: only its tile $s_{ij}$ is there."
-    style.note(ax, x + side + 0.95, y + 0.4, words, fontsize=WORDS, linespacing=1.35)
+        top = y - (0.33 if len(above) > 2 else 0.45) - (0.31 if len(above) > 2 else apart) * n
+        high = 0.26 if len(above) > 2 else wide
+        style.box(ax, x, top, side, high, edgecolor=style.hue(tensor), linewidth=0.8)
+        keeps = {} if forward else dict(linewidth=2.8)
+        style.tensor_box(ax, x + j * cell, top, cell, high, tensor, "$j$", size=LETTERS, **keeps)
+        style.note(ax, x - 0.1, top + high / 2, tensor, ha="right", fontsize=LETTERS)
+    words = "A worker keeps what has strong edges.\nOf S, there is only the tile $s_{ij}$."
+    ax.text(x - 0.85, y + side + 0.32, words, fontsize=LETTERS, linespacing=1.4, va="top")
+
+
+FLOW: dict[str, tuple[list[tuple], list[tuple[int, int]]]] = {  # (line, tensor, words, column, row), and the arrows
+    "FA2.A1": (
+        [
+            (8, "S", r"$s_{ij} = τ\,q_i k_j^{T}$", 0, 0),
+            (9, "m", r"$m_\mathrm{new} = \max(m_i, \mathrm{rowmax}\,s_{ij})$", 0, 1),
+            (9, "P", r"$p_{ij} = e^{s_{ij} - m_\mathrm{new}}$", 1, 0),
+            (9, "l", r"$\ell_i \leftarrow α\,\ell_i + \mathrm{rowsum}\,p_{ij}$", 1, 1),
+            (10, "O", r"$o_i \leftarrow α\,o_i + p_{ij} v_j$", 2, 0),
+            (12, "O", r"$o_i \leftarrow o_i / \ell_i$, once", 2, 1),
+            (13, "L", r"$L_i = m_i + \log\,\ell_i$", 1, 2),
+            (14, "O", r"store $o_i$", 2, 2),
+        ],
+        [(0, 1), (0, 2), (1, 2), (2, 3), (2, 4), (4, 5), (3, 5), (3, 6), (5, 7)],
+    ),
+    "FA2.A2": (
+        [
+            (10, "S", r"$s_{ij} = τ\,q_i k_j^{T}$", 0, 0),
+            (11, "P", r"$p_{ij} = e^{s_{ij} - L_i}$", 0, 1),
+            (12, "dV", r"$dv_j \leftarrow dv_j + p_{ij}^{T} do_i$", 0, 2),
+            (13, "dP", r"$dp_{ij} = do_i v_j^{T}$", 1, 0),
+            (14, "dS", r"$ds_{ij} = p_{ij} ∘ (dp_{ij} - D_i)$", 1, 1),
+            (15, "dQ", r"$dQ_i \leftarrow dQ_i + τ\,ds_{ij} k_j$", 2, 1),
+            (16, "dK", r"$dk_j \leftarrow dk_j + τ\,ds_{ij}^{T} q_i$", 2, 2),
+        ],
+        [(0, 1), (1, 2), (3, 4), (1, 4), (4, 5), (4, 6)],
+    ),
+}
+UNDER = {
+    "FA2.A1": r"The factor $α = e^{m_i - m_\mathrm{new}}$ shrinks the old sums when a larger score arrives."
+    "\nOnly boxes 8 to 10 are in the inner loop.",
+    "FA2.A2": "A worker keeps $dk_j$ and $dv_j$ to the end of its loop.\n"
+    "It adds each part of $dQ_i$ in HBM, where other workers add as well.",
+}
+WIDE, HIGH, RIGHT, DOWN = 2.12, 0.48, 2.36, 0.88  # of a box, and from one to the next, in inches
+
+
+def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
+    """What becomes of one tile: a box for each value, with the line that computes it."""
+    boxes, arrows = FLOW[tag]
+    ax.text(x, y, "What becomes of one tile", fontsize=13, weight="bold", va="center")
+    places = [(x + RIGHT * column, y + 0.35 + DOWN * row) for *_, column, row in boxes]
+    for (number, tensor, words, *_), (left, top) in zip(boxes, places, strict=True):
+        style.tensor_box(ax, left, top, WIDE, HIGH, tensor, words, size=LETTERS)
+        ax.text(left + 0.02, top - 0.1, str(number), fontsize=LETTERS, weight="bold", va="center")
+    for start, end in arrows:
+        (x0, y0), (x1, y1) = places[start], places[end]
+        if x0 == x1:
+            style.arrow(ax, (x0 + WIDE / 2, y0 + HIGH), (x0 + WIDE / 2, y1))
+        else:
+            style.arrow(ax, (x0 + WIDE, y0 + HIGH / 2), (x1, y1 + HIGH / 2))
+    ax.text(x, y + 0.5 + HIGH + 2 * DOWN, UNDER[tag], fontsize=LETTERS, va="top", linespacing=1.4)
 
 
 def formulas(words: str) -> str:
@@ -187,13 +233,42 @@ def formulas(words: str) -> str:
 
 
 def wrapped(row: Row, column: str) -> list[str]:
-    """A cell's text in lines that fit its column."""
+    """A cell's text in lines that fit its column; no formula is cut."""
     if column == "words":
-        whole = re.sub(r"e\^\([^)]*\)", lambda f: f[0].replace(" ", "\u00a0"), row.words).replace(
-            " × ", "\u00a0×\u00a0"
-        )
-        return [formulas(line) for line in wrap(whole, WRAP["words"] - 5 * row.depth)]
-    return [part for line in getattr(row, column) for part in wrap(line, WRAP[column], subsequent_indent=" " * 6)]
+        return [formulas(line) for line in filled(whole(row.words).split(" "), WRAP["words"] - 2 * row.depth)]
+    return [part for line in getattr(row, column) for part in wrap(line, WRAP[column], subsequent_indent=" " * 4)]
+
+
+def whole(words: str) -> str:
+    """Words in which no space breaks a formula: around a sign, between two names, and inside parentheses."""
+    words = re.sub(r" ([=←+−∘×/]) ", "\u00a0\\1\u00a0", words)
+    words = re.sub(r"(?<=[τℓ⌉)]) (?=\w)|(?<=_ij) (?=[kv]_)|(?<=_ijᵀ) (?=do_|q_)|(?<=[qo]_i) (?=[kv]_)", "\u00a0", words)
+    return re.sub(r"\([^()]*\)", lambda inside: inside[0].replace(" ", "\u00a0"), words)
+
+
+def filled(words: list[str], room: int) -> list[str]:
+    """Words in lines of about so many letters; indices and exponents are small, and count half."""
+    lines = [""]
+    for word in words:
+        longer = f"{lines[-1]} {word}".strip()
+        small = sum(map(len, re.findall(r"_(?:new|ij|i|j|r|c)\b|\^\([^)]*\)", longer)))
+        lines[-1:] = [longer] if len(longer) - small / 2 <= room else [lines[-1], word]
+    return lines
+
+
+def worked(row: Row) -> list[str]:
+    """The work of a line: each formula with the kinds of work that take so much."""
+    kinds: dict[str, list[str]] = {}
+    for lane, name in LANES.items():
+        if lane in row.work:
+            kinds.setdefault(row.work[lane], []).append(name)
+    return [f"{', '.join(names)}: {term_by_term(formula)}" for formula, names in kinds.items()]
+
+
+def term_by_term(formula: str) -> str:
+    """2 B_r d + B_r as mathematics."""
+    spaced = " + ".join(term.replace(" ", r"\,") for term in formula.split(" + "))
+    return f"${re.sub('B_(.)', 'B_{' + chr(92) + '1}', spaced)}$"
 
 
 def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
@@ -218,27 +293,17 @@ def made_of(lines: tuple[str, ...]) -> list[str]:
 
 
 def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
-    """One line of the algorithm, across all columns."""
+    """One line of the algorithm, across all columns; the ground of its number is that of the tensor that it makes."""
     tensors = made_of(row.numpy)
     for k, tensor in enumerate(tensors):
-        strip = (0.3 * k / len(tensors), middle - 0.12, 0.3 / len(tensors), 0.24)
+        strip = (0.32 * k / len(tensors), middle - 0.12, 0.32 / len(tensors), 0.24)
         style.box(ax, *strip, fill=style.fill(tensor), linewidth=0)
-    ax.text(0.15, middle, str(row.number), fontsize=WORDS, weight="bold", ha="center", va="center")
+    ax.text(0.16, middle, str(row.number), fontsize=LETTERS, weight="bold", ha="center", va="center")
     for name, lines in cells.items():
-        look = dict(fontsize=WORDS) if name == "words" else dict(fontsize=CODE, family=MONO)
+        code = dict(family=MONO) if name in ("numpy", "triton") else {}
         for k, line in enumerate(lines):
             at = middle + LEADING * (k - (len(lines) - 1) / 2)
-            indent = len(line) - len(line.lstrip())
-            x = COLUMNS[name] + (STEP * row.depth if name == "words" else indent * 0.602 * CODE / 72)
-            words = line if name == "words" else line.lstrip().replace("$", r"\$")
-            ax.text(x, at, words, va="center", **look)
-    for k, lane in enumerate(LANES):
-        if lane in row.work:
-            terms = [re.sub(r"B_(.)", r"B_{\1}", term).replace(" ", r"\,") for term in row.work[lane].split(" + ")]
-            terms[1:] = [rf"+\,{term}" for term in terms[1:]]
-            x, tall = COLUMNS["work"] + LANE * k + 0.02, 0.17 * len(terms) + 0.04
-            moves = tensors if lane in ("load", "store") and len(tensors) else [""]
-            for n, tensor in enumerate(moves):
-                fill, wide = style.fill(tensor) if tensor else style.tint(style.INK, 0.12), (LANE - 0.04) / len(moves)
-                style.box(ax, x + n * wide, middle - tall / 2, wide, tall, fill=fill, linewidth=0)
-            style.note(ax, x + LANE / 2 - 0.02, middle, "\n".join(f"${term}$" for term in terms), ha="center")
+            indent = len(line) - len(line.lstrip(" "))
+            x = COLUMNS[name] + (STEP * row.depth if name == "words" else indent * 0.602 * LETTERS / 72)
+            words = line.lstrip().replace("$", r"\$") if code else line
+            ax.text(x, at, words, va="center", fontsize=LETTERS, **code)

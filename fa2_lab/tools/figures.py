@@ -153,7 +153,8 @@ def gallery_page(folder: Path) -> str:
         drawn = f"Drawn by [plots/{file}](../fa2_lab/plots/{file})."
         parts.append(f"## {name.replace('_', ' ')}\n\n![{alt}]({name}.svg)\n\n{message}\n\n{shown} {drawn}\n")
     sheets = ", ".join(f"[{name}]({name}.pdf) ([SVG]({name}.svg))" for name in SHEETS)
-    parts.append(f"## posters\n\nAn algorithm on a sheet of A3, each line in words, NumPy and Triton: {sheets}.\n")
+    words = "Each poster is a sheet of A3, with an algorithm as a picture and line by line in words, NumPy and Triton"
+    parts.append(f"## posters\n\n{words}: {sheets}.\n")
     return "\n".join(parts)
 
 
