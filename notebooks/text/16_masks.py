@@ -42,8 +42,8 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # A causal row sees the keys from 0 up to its own position. A *window* (left, right) lets it see `left` keys before
 # its own position and `right` keys after it. Either way, a row sees an *interval*, which is a contiguous range of
-# keys from `first` up to, but not including, `last`. As in chapter 04, the position of row $r$ is key $r + N_k -
-# N_q$.
+# keys from `first` up to, but not including, `last`. As in chapter 04, the position of row $r$ is key
+# $r + N_k - N_q$.
 
 # %%
 def interval(row, N_q, N_k, left=None, right=None):  # None: no limit on that side
@@ -254,10 +254,10 @@ print(f"o {o:.6f}, by a softmax with 11 scores {with_eleven:.6f}")
 print(f"weight left for the keys: {1 - np.exp(sink - L):.4f}")
 
 # %% [markdown]
-# The gradient of the sink follows from chapter 05, where $dS = P \circ (dP - D)$ and $D = \mathrm{rowsum}(dO \circ
-# O)$. This holds for every score of a row, so it also holds for the sink. For a key, $dP$ is $dO \cdot v$. But the
-# sink has no value, so its $dP$ is 0, and $-P_{sink} D$ is left. All rows of a head share the sink, so its gradient
-# is the sum over the rows, $dsink = -\sum_r P_{r,sink} D_r$.
+# The gradient of the sink follows from chapter 05, where $dS = P \circ (dP - D)$ and
+# $D = \mathrm{rowsum}(dO \circ O)$. This holds for every score of a row, so it also holds for the sink. For a key,
+# $dP$ is $dO \cdot v$. But the sink has no value, so its $dP$ is 0, and $-P_{sink} D$ is left. All rows of a head
+# share the sink, so its gradient is the sum over the rows, $dsink = -\sum_r P_{r,sink} D_r$.
 
 # %%
 Q, K, V, dO = np.random.default_rng(3).standard_normal((4, 12, 8))

@@ -7,7 +7,7 @@
 # **Which tests does a wrong formula survive?**
 #
 # The papers behind this book contain mistakes, and texts that retell them contain more. This appendix runs the wrong
-# and the right version of each side by side. While you read, ask yourself how you would have found the mistake.
+# and the right version of each side by side, so that you can ask yourself how you would have found the mistake.
 #
 # After this notebook you can
 #
@@ -15,7 +15,7 @@
 # - decide whether a printed formula is wrong, by a computation that does not use it,
 # - find the lines of the papers that contain mistakes, and the places where other people met them.
 #
-# *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
+# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb) and [05 · The backward pass](05_backward.ipynb).*
 
 # %% tags=["hide-input"]
@@ -32,14 +32,16 @@ from fa2_studio.book.verdicts import close, verdict
 # ## One step, in six ways
 #
 # How does the output of one block of keys become part of the output of two? Take the row of chapter 02, with
-# exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, and cut it in the middle. After block 1, the sum of exponentials is
-# $\ell_1 = 4/3$, the raw sum is $o_1 = 8/3$, and the finished output is $O_1 = o_1 / \ell_1 = 2$. The factor to the new
-# maximum is $\alpha = 3/8$. Block 2 adds $b_2 = 4$, and the sum of exponentials is now $\ell_2 = 2$. The right answer
-# is therefore 5/2.
+# exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, and cut it in the middle. The largest number of block 1 is 3, so
+# relative to it, the sum of exponentials is $\ell_1 = (1 + 3) / 3 = 4/3$, and the raw sum is
+# $o_1 = (1 \cdot 8 + 3 \cdot 0) / 3 = 8/3$. The finished output of block 1 is $O_1 = o_1 / \ell_1 = 2$. With block 2,
+# the largest number becomes 8, and the factor to it is $\alpha = 3/8$. Block 2 adds
+# $b_2 = (4 \cdot 4 + 8 \cdot 2) / 8 = 4$, and the sum of exponentials is now $\ell_2 = 16/8 = 2$. The right answer is
+# therefore $(\alpha\, o_1 + b_2) / \ell_2 = (1 + 4) / 2 = 5/2$.
 #
 # Below are lines 10 and 12 of Algorithm 1, as printed at ICLR 2024, and five wrong versions. In the collection at the
-# end, the five are called `fa2-tweak1`, `fa2-two-terms`, `fa2-P-tilde`, `notes-every-loop` and `fa2-inverse`. The last
-# one is line 10 on [arXiv](https://arxiv.org/abs/2307.08691).
+# end, the five are called `fa2-tweak1`, `fa2-two-terms`, `fa2-P-tilde`, `notes-every-loop` and `fa2-inverse`, of
+# which the last one is line 10 on [arXiv](https://arxiv.org/abs/2307.08691).
 
 # %%
 VERSIONS = {
@@ -63,9 +65,9 @@ for name, version in VERSIONS.items():
     print(f"{name:20}{two_blocks(version, [1, 3, 4, 8], [8, 0, 4, 2], 2):8.3f}")
 
 # %% [markdown]
-# Only the first version is right. The next two have no $\alpha$. One of them divides block 1 by $\ell_1$ twice, and the
-# other divides it by a fraction that is upside down. In the fourth version, block 2 is divided twice. In the fifth,
-# block 1 is already divided, but block 2 is not. The last version has $1 / \alpha$ instead of $\alpha$.
+# Only the first version is right. The next two have no $\alpha$. Instead, one of them divides block 1 by $\ell_1$
+# twice, and the other divides it by a fraction that is upside down. In the fourth version, block 2 is divided twice.
+# In the fifth, block 1 is already divided, but block 2 is not. The last version has $1 / \alpha$ instead of $\alpha$.
 #
 # **Predict.** You test one version on one row, which is cut at the bar. Which row lets the most wrong versions pass?
 #
@@ -108,7 +110,7 @@ for name, version in VERSIONS.items():
 # the softmax scale out on purpose, so a dQ that is copied from it lacks a factor of $\tau$. Second, section 2.2 on
 # arXiv has $dK = Q\,dS^\top$ in place of $dS^\top Q$, and the code below adds the $\tau$ to it. Third, line 4 of
 # Algorithm 2 prints $D \in \mathbb{R}^d$, although each of the $N$ rows has its own D. If you take $d$ literally, you
-# sum columns. The code below repeats these sums until they are $N$ long.
+# sum columns, and since these sums are d numbers, the code below repeats them until they are $N$ long.
 #
 # We apply three tests to these mistakes. The true gradients come from small differences of the forward pass, so they
 # use no formula of any paper.
@@ -142,9 +144,9 @@ for name, slip in SLIPS.items():
     print(f"{name:20}" + "".join(f"{result:>18}" for result in results))
 
 # %% [markdown]
-# With $\tau = 1/\sqrt{d}$, the first gradient is $\sqrt{d}$ times too large but has the right direction, so it is easy
-# to overlook in training. All three mistakes pass the test of shapes if N = d. The tests of numbers use N = 8 and
-# d = 4, where dK has a wrong shape.
+# With $\tau = 1/\sqrt{d}$, the first gradient is $\sqrt{d}$ times too large but has the right direction, so it is
+# easy to overlook in training. All three mistakes pass the test of shapes if N = d. The tests of numbers use N = 8
+# and d = 4, where dK also has a wrong shape, which catches it at once.
 #
 # **Takeaway.** Make N, d, the block sizes and $\tau$ all different, none of them 1, and compare numbers.
 #
@@ -251,7 +253,7 @@ Markdown(
 #
 # - A wrong factor hides where it is 1. This happens to α on rows whose maximum comes first, to $\ell_1$ on a block with
 #   one key, and to τ if a test sets τ = 1.
-# - A wrong shape hides where N = d. A mask that leaks hides beside large positive scores.
+# - A wrong shape hides where N = d, and a mask that leaks hides beside large positive scores.
 
 # %% [markdown]
 # ## Exercises

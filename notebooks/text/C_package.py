@@ -6,8 +6,8 @@
 #
 # **Where is what, and how do I use it for something of my own?**
 #
-# The chapters are built on a package, `fa2_lab`. You can read the book without knowing it, but this appendix shows what
-# else you can do with it.
+# The chapters are built on a package, `fa2_lab`. Although you can read the book without knowing the package, this
+# appendix shows what else you can do with it.
 #
 # After this notebook you can
 #
@@ -15,7 +15,7 @@
 # - count what an algorithm of yours loads, stores and computes,
 # - call `fa2_lab.attention`, judge what comes back, and switch a model over to it.
 #
-# *Time: 20 minutes. Hardware: any laptop; one cell needs PyTorch and Triton, and it tells you if they are missing.
+# *Time: 30 minutes. Hardware: any laptop; one cell needs PyTorch and Triton, and it tells you if they are missing.
 # Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
@@ -23,7 +23,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from fa2_lab.examine import examine
+from fa2_lab.examine import CATALOGUE, all_cases, examine
 from fa2_lab.machine import io
 from fa2_lab.paper import PACKAGE, where
 from fa2_lab.records import load
@@ -49,7 +49,7 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # `fa2_studio/` comes only with a clone. It contains the book, the bench, the course and the judges, which run other
 # projects' tests on our kernels. Kernels import nothing from the reference, because a bug in shared code would spoil
-# both, and no comparison would show it.
+# both, and then no comparison would show it.
 #
 # ## Which code computes this line?
 #
@@ -70,9 +70,9 @@ print(where("FA2.A1.L10"))
 # GPU, Triton runs the kernels in plain Python, in its *interpreter*. Then the numbers are right, but sizes must be
 # small, because this is slow. `fa2-lab doctor` reports which kernels can run on this machine and why.
 #
-# One difference from PyTorch is the causal mask with fewer queries than keys. In the next cell, 5 queries are the last
-# of 40 tokens. Our function, like the authors' kernels, lets the first of them see 36 keys (chapter 04). PyTorch's
-# `is_causal`, however, lets it see one. People have often confused the two
+# One difference from PyTorch is the causal mask with fewer queries than keys. In the next cell, 5 queries are the
+# last of 40 tokens. Our function, like the authors' kernels, lets the first of them see 36 keys, because 35 tokens
+# come before it (chapter 04). PyTorch's `is_causal`, however, lets it see one. People have often confused the two
 # ([pytorch/pytorch#108108](https://github.com/pytorch/pytorch/issues/108108),
 # [ml-explore/mlx#2835](https://github.com/ml-explore/mlx/issues/2835)).
 
@@ -100,16 +100,16 @@ else:
 # from PyTorch. `attention_packed` takes sequences of different lengths without padding (chapter 16), `attention_paged`
 # reads a cache in pages (chapter 14), and `fa2_lab.distributed` has attention over several GPUs (chapter 15).
 #
-# When is a result good enough? In 16 bits, no kernel agrees with float64 to the last digit. So take as a measure the
-# error of PyTorch against float64 in the same precision, as printed above for 16 bits. Our error may be twice that, and
-# three times for gradients.
+# When is a result good enough? In 16 bits, no kernel agrees with float64 to the last digit. So measure the error of
+# PyTorch in the same precision against float64, as printed above for 16 bits, and compare with that. Our error may be
+# twice as large, and three times for gradients.
 #
 # ## What is wrong with my function?
 #
-# A norm tells you that an attention function is wrong, but not why. `examine` asks the function about forty small
-# problems. It compares the answers with those that some 150 known mistakes would give, each to within rounding. From
-# the names of the arguments, it learns what the function takes, and it finds out in which order the axes are. The
-# following loop over tiles of 16 keys has two bugs:
+# If an attention function is wrong, a norm of the difference shows that, but it does not show why. `examine` asks the
+# function about forty small problems. It compares the answers with those that more than 150 known mistakes would
+# give, each to within rounding. From the names of the arguments, it learns what the function takes, and it finds out
+# in which order the axes are. The following loop over tiles of 16 keys has two bugs:
 
 # %%
 def mine(q, k, v, causal=False):  # (batch, heads, N, d)
@@ -131,17 +131,17 @@ for finding in report.findings:
     print(f"{finding}\n    {finding.where}; read {finding.mistake.read}")
 
 # %% [markdown]
-# In a terminal, `fa2-lab examine mine.py:attention` prints the same. It also prints the smallest input that shows each
-# mistake, as a program that you can run. The command takes functions over NumPy, PyTorch, Triton or JAX, and it also
-# looks at their gradients and their memory. If no known mistake gives just these numbers, it reports that, and it
-# reports where the numbers are wrong.
+# In a terminal, `fa2-lab examine mine.py:attention` prints the same. It also prints the smallest input that shows
+# each mistake, as a program that you can run. The command takes functions over NumPy, PyTorch, Triton or JAX, and it
+# also looks at their gradients and their memory. If no known mistake gives just these numbers, it reports that, and
+# it reports where the numbers are wrong.
 #
 # ## How do I count an algorithm of my own?
 #
-# Write the algorithm in NumPy, with slices. The meter is the one of chapter 01. `meter.hbm` puts tensors into HBM, so
-# that reading a slice counts as a load and writing a slice counts as a store. `trace.serial` and `trace.parallel` name
-# the loops, and the `i` in the printed events comes from there. The next cell computes the mean of all rows, in blocks
-# of 4 rows, with one sum on chip:
+# Write the algorithm in NumPy, with slices, and give it the meter of chapter 01. `meter.hbm` puts tensors into HBM,
+# so that reading a slice counts as a load and writing a slice counts as a store. `trace.serial` and `trace.parallel`
+# name the loops, and the `i` in the printed events comes from there. The next cell computes the mean of all rows, in
+# blocks of 4 rows, with one sum on chip:
 
 # %%
 def row_mean(X, mean, B, trace):
@@ -172,7 +172,8 @@ for event in meter.events:
 # model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
 # ```
 #
-# Grouped-query attention, a cache, sinks and softcap work, and so do the masks that [chapter 16](16_masks.ipynb) lists.
+# Grouped-query attention, a cache, sinks and softcap work, and so do the masks that [chapter 16](16_masks.ipynb)
+# lists.
 
 # %% [markdown]
 # **Predict.** A small Llama is trained with three attentions in fp32, from the same weights and on the same batches.
@@ -185,9 +186,9 @@ for event in meter.events:
 #
 # <details><summary>Answer</summary>
 #
-# **below 0.0001.** All three compute the same function, but they add its terms in different orders. In the run on a CPU
-# that we recorded, in fp32, this changes the seventh digit, and in 30 steps the change grows by a factor of ten to a
-# hundred. On a GPU, the package's fp32 matmuls also keep all bits, as chapter 11 explains.
+# **below 0.0001.** All three compute the same function, but they add its terms in different orders. In the run on a
+# CPU that we recorded, in fp32, this changes the seventh digit, and in 30 steps the change grows by a factor of ten
+# to a hundred. On a GPU, the package's fp32 matmuls also keep all bits, as chapter 11 explains.
 #
 # ```python
 # from fa2_studio.bench import models  # it needs torch
@@ -213,9 +214,10 @@ for event in meter.events:
 #
 # ## Recap
 #
-# - A tag such as FA2.A1.L10 leads from the paper to NumPy and to Triton. Kernels share no code with the reference.
-# - `fa2_lab.attention` follows PyTorch, with a few differences. `examine` names the mistakes of an attention function.
-#   `Trace` counts any algorithm that is written with slices.
+# - A tag such as FA2.A1.L10 leads from the paper to NumPy and to Triton. Kernels share no code with the reference,
+#   because then a comparison of the two means something.
+# - `fa2_lab.attention` follows PyTorch, with a few differences. `examine` names the mistakes of an attention
+#   function, and `Trace` counts any algorithm that is written with slices.
 
 # %% [markdown]
 # ## Exercises
@@ -259,6 +261,8 @@ check(softmax_and_loads, Case(words, (row, 2), (naive.safe_softmax(row[None])[0]
 # ## Checks
 
 # %% tags=["hide-input"]
+verdict("about forty problems, and more than 150 mistakes that numbers show", 35 < len(all_cases()) < 50
+        and sum(x.part in ("O", "L", "gradients") for x in CATALOGUE.values()) > 150)  # fmt: skip
 verdict("both bugs are named", [x.name for x in report.findings] == ["o-not-rescaled", "causal-strict"])
 verdict("row_mean loads and stores every element once", (meter.loads("X"), meter.stores("mean")) == (30, 3))
 mean = np.empty(3)
