@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from biases import BIASES
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from kernel_truth import ALLOWED, DEVICE, GPU, NAMES, dense, dense_for, elsewhere, worst
@@ -61,12 +62,13 @@ NUMBERS = dict(
     window=st.none() | st.tuples(sides, sides),
     softcap=st.sampled_from([None, 1.5]),
     sink=st.booleans(),
+    bias=st.none() | st.sampled_from(list(BIASES)),
     seed=st.integers(0, 2**64 - 1),
 )
 # Large scores and short rows: here that D is made from O as it was rounded counts for more than all else.
 ROUNDED = dict(batch=1, kv_heads=2, group=1, N_q=17, N_k=7, d=16, dtype=torch.bfloat16, size=5.0)
 ROUNDED |= dict(layouts=("plain",) * 4, causal=True, shorter=None, p=0.0)
-ROUNDED |= dict(window=None, softcap=None, sink=False)
+ROUNDED |= dict(window=None, softcap=None, sink=False, bias=None)
 calls = st.fixed_dictionaries(NUMBERS)
 
 
@@ -81,7 +83,7 @@ def call_of(case):
         lengths = torch.tensor([max(0, case.N_k - n) for n in case.shorter[: case.batch]], device=DEVICE)
     sinks = torch.randn(of_q[1], generator=numbers).to(DEVICE) if case.sink else None
     options = dict(causal=case.causal, window=case.window, softcap=case.softcap, sinks=sinks)
-    options |= dict(lengths=lengths, p=case.p, seed=case.seed)
+    options |= dict(lengths=lengths, p=case.p, seed=case.seed, bias=BIASES.get(case.bias))
     return [LAYOUTS[layout](x) for x, layout in zip(drawn, case.layouts, strict=True)], options
 
 
@@ -96,10 +98,12 @@ def poisoned(k, v, lengths, filling):
 def compare(got, tensors, **options):
     """Each result that was asked for is as near to float64 as the accuracy rule asks, and an ulp more."""
     q, k, v, dO = (x.detach().contiguous() for x in tensors)
+    options["bias"] = options["bias"] and options["bias"][1]
     truth, torchs = dense_for(got[0], q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options)
+    digits = 2.0**-22 * truth[1].nan_to_num(0, 0, 0).abs().max().item()  # of P, that L in fp32 costs
     for name, a, t, b in zip(NAMES, got, truth[:5], torchs[:5], strict=True):
         if a is not None:
-            rounding = max(1e-5, torch.finfo(q.dtype).eps) * max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
+            rounding = max(1e-5, torch.finfo(q.dtype).eps, digits) * max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
             assert worst(a, t) <= ALLOWED[name] * worst(b, t) + rounding, f"{name}: {worst(a, t)}, torch {worst(b, t)}"
 
 
@@ -107,6 +111,7 @@ def called(q, k, v, dO, wanted, options):
     """O, L and the gradients that are wanted; None for the others."""
     leaves = [x.detach().requires_grad_(w) for x, w in zip((q, k, v), wanted, strict=True)]
     names = dict(lengths="key_lengths", p="dropout_p")
+    options = options | dict(bias=options["bias"] and options["bias"][0])
     O, L = attention(*leaves, return_lse=True, **{names.get(name, name): x for name, x in options.items()})
     asked = [x for x, w in zip(leaves, wanted, strict=True) if w]
     found = iter(torch.autograd.grad(O, asked, dO) if asked else ())

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from biases import BIASES
 from kernel_truth import DEVICE, NAMES, dense_packed, judge, poison, run, worst
 
 from fa2_lab.api.packed import attention_packed
@@ -36,7 +37,7 @@ def drawn(n_q, n_k, heads=1, kv_heads=1, d=16, dtype=torch.float32, seed=0):
     return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), dO, starts(n_q), starts(n_k)
 
 
-def check(n_q, n_k=None, dL=False, backend="auto", options=None, sink=False, **more):
+def check(n_q, n_k=None, dL=False, backend="auto", options=None, sink=False, bias=None, **more):
     """Run the call and judge it."""
     q, k, v, dO, cu_seqlens_q, cu_seqlens_k = drawn(n_q, n_q if n_k is None else n_k, **more)
     draw, options = torch.Generator().manual_seed(9), dict(causal=True) if options is None else options
@@ -46,7 +47,10 @@ def check(n_q, n_k=None, dL=False, backend="auto", options=None, sink=False, **m
         [q, k, v] + [sinks] * sink,
         dict(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks, **options),
     )
-    O, L = attention_packed(q, k, v, **given, return_lse=True, backend=backend)
+    jitted, in_numpy = bias or (None, None)
+    ours = in_numpy if backend == "reference" else jitted
+    O, L = attention_packed(q, k, v, **given, bias=ours, return_lse=True, backend=backend)
+    given["bias"] = in_numpy
     got = O, L, *torch.autograd.grad((O, L) if dL is not None else O, leaves, (dO, dL) if dL is not None else dO)
     assert [x.dtype for x in got[:5]] == [q.dtype, torch.float32, q.dtype, q.dtype, q.dtype]
     want, torchs = (dense_packed(q, k, v, dO, dL=dL, dtype=dtype, **given) for dtype in (torch.float64, q.dtype))
@@ -83,6 +87,15 @@ MASKS += [(dict(window=(30, 2), softcap=1.5), True)]
 @pytest.mark.parametrize("options, sink", MASKS, ids=str)
 def test_windows_softcap_and_sinks_in_long_sequences(options, sink):
     check([70, 0, 129, 1, 30], [150, 9, 64, 33, 30], dL=True, options=options, sink=sink, heads=2)
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+@pytest.mark.parametrize(
+    "name, options", [("alibi", {}), ("some_rows", MASKS[1][0]), ("later_tiles", {}), ("nothing", {})]
+)
+def test_a_bias_begins_anew_in_every_sequence(name, options, backend):
+    lengths, heads = ([40, 0, 5, 9, 20], [70, 9, 4, 0, 33]), dict(heads=4, kv_heads=2, d=17)
+    check(*lengths, dL=True, options=options, bias=BIASES[name], backend=backend, **heads)
 
 
 @pytest.mark.parametrize("heads, kv_heads, d", ((1, 1, 5), (4, 2, 24)))

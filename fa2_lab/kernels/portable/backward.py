@@ -71,6 +71,12 @@ def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
 
 
 @triton.jit
+def beside_bias(L_i, row, N_q):
+    """L, but ∞ for rows that see nothing or do not exist: a bias, which may be −∞ or large there, leaves their P 0."""
+    return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
+
+
+@triton.jit
 def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     """P of one tile, from L alone, and its scores without their scale and their bias b."""
     s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
@@ -78,8 +84,7 @@ def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
     if b_ij is None:
         power = s_ij * scales.scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
-    else:  # first b − L, which is small wherever P is not; a row all of whose biases are −∞ has L = −∞, too
-        L_i = tl.where(L_i == NEG_INF, float("inf"), L_i)
+    else:  # first b − L, which is small wherever P is not
         power = s_ij * scales.scale_log2 + (b_ij * LOG2E - L_i * LOG2E)
     if MASKED:
         power = tl.minimum(power, 100.0)  # nothing that is seen comes near; what is not seen must not overflow
@@ -125,6 +130,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position
         if bias is not None:
             b_ji = biases(bias, Position(head, position.diagonal), row[None, :], col[:, None])
             visible = visible & (row < N_q)[None, :]  # behind the last row a bias may be NaN
+            L_i = beside_bias(L_i, row, N_q)
         p_ji, s_ji = probabilities(k_j, q_i, L_i[None, :], b_ji, visible, scales, MASKED)
         kept_ji = p_ji
         if dropout is not None:
@@ -240,6 +246,8 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     scale, scales, rule = factors
     dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
     position = Position(head, N_k - N_q)
+    if bias is not None:
+        L_i = beside_bias(L_i, row, N_q)
     per_row = L_i, D_i, row, begin, end
     dq_i = tl.zeros((B_r, tile.d_pad), tl.float32)
     dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, middle, keys, window, scales, position, dropout, tile,

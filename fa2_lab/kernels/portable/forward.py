@@ -40,8 +40,9 @@ class Position(NamedTuple):
 
 @triton.jit
 def biases(bias: tl.constexpr, position, row, col):
-    """What a bias adds to the scores of some rows and columns."""
-    return tl.cast(bias(position.head, row + position.diagonal, col), tl.float32)
+    """What a bias adds to the scores of some rows and columns, in fp32."""
+    one = tl.full((1, 1), 1.0, tl.float32)  # a product takes what the interpreter makes of a constant times a tensor
+    return tl.cast(one * bias(position.head, row + position.diagonal, col), tl.float32)
 
 
 @triton.jit
