@@ -74,6 +74,7 @@ wave quantization | 06 | - | time lost because the last wave is not full | 波�
 stride | 08 | - | how far apart two neighbours of one dimension are in memory, counted in elements | 步长
 coalescing | 08 | - | a warp's load fetches each sector that its threads ask for only once | 合并访存
 sector | 08 | - | 32 bytes of memory, the least that a load fetches | 扇区
+shuffle | 08 | - | each thread of a warp reads a register of another thread of its warp | 线程束洗牌
 barrier | 07 | - | a point where a block's warps wait for each other | 同步屏障
 atomic add | 05 | - | read, add and write as one step that no other thread can interrupt | 原子加
 race | 05 | - | two workers read the same old value; one of their updates is lost | 数据竞争
@@ -105,7 +106,7 @@ latency | 00 | - | time from asking for a number until it is there | 延迟
 prefetch | 10 | - | to ask for a tile before it is needed | 预取
 cp.async | 10 | - | an instruction that copies to shared memory without registers between; LDGSTS in SASS | 异步拷贝
 scoreboard | 10 | - | the hardware's table of registers whose value is not there yet | 记分板
-occupancy | 10 | - | the share of an SM's places for warps that are taken | 占用率
+occupancy | 10 | - | the share of an SM's slots for warps that are taken | 占用率
 roofline | 04 | roofline | what memory and arithmetic units allow at most, by FLOPs per byte | 屋顶线模型
 stall | 10 | - | a warp cannot issue its next instruction; the hardware counts for which reason | 停顿
 deadlock | 12a | - | a closed chain of workers, each of which waits for the next | 死锁

@@ -6,10 +6,10 @@
 #
 # **What did each change gain on a real GPU, and why?**
 #
-# Chapter 08 wrote a kernel that is right. This chapter makes it fast, in the way that a GPU programmer works: guess
-# what the kernel waits for, read the counters that can refute the guess, find the machine instructions behind the
-# largest wait, change one thing, and time the kernel again. We go through two such rounds slowly, from rung 09 of the
-# ladder to rung 11. All other rungs are the same loop with another cause, and they fit on one screen.
+# Chapter 08 wrote a kernel that is right. This chapter makes it fast, in the way that a GPU programmer works. First,
+# guess what the kernel waits for. Then read the counters that can refute the guess, and find the machine instructions
+# behind the largest wait. Change one thing, and time the kernel again. We go through two such rounds slowly, from rung
+# 09 of the ladder to rung 11. All other rungs come from the same loop with another cause, and they fit on one screen.
 #
 # The package holds the same attention 24 times as a *ladder*. Rung 00 is standard attention, and each rung changes one
 # thing in the rung before. A model predicts what the change should give. If prediction and measurement disagree, there
@@ -17,14 +17,14 @@
 #
 # After this notebook you can
 #
-# - time a GPU call so that somebody else gets the same number,
+# - time a GPU call so that another person gets the same number,
 # - go from a stall that a profiler reports to the instructions behind it, and to a change that removes it,
 # - predict what a change gains, from a kernel's registers, its instructions and the size of the launch,
-# - decide what limits a kernel: bytes, instructions, another product, or the power supply.
+# - decide what limits a kernel, which may be bytes, instructions, another matmul, or the power supply.
 #
-# *Time: 95 minutes; the walk from rung 09 to rung 11 is the first half. Hardware: any laptop with Linux; every measured number
-# was recorded on one GPU. Before this: [06](06_parallelism.ipynb), [08](08_triton_forward.ipynb) and [09 · The Triton
-# backward kernels](09_triton_backward.ipynb).*
+# *Time: 80 minutes, and the walk from rung 09 to rung 11 is the first half. Hardware: any laptop with Linux; every
+# measured number was recorded on one GPU. Before this: [06](06_parallelism.ipynb), [08](08_triton_forward.ipynb) and
+# [09 · The Triton backward kernels](09_triton_backward.ipynb).*
 
 # %% tags=["hide-input"]
 import re
@@ -49,9 +49,9 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## How do we time a kernel?
 #
-# The *host*, the computer that gives the orders, puts a kernel into a queue and goes on. A stopwatch around the call
-# therefore times only how long it takes to enter the queue. Instead, the GPU itself stamps the time at two *events* in
-# the queue, one before the call and one after it. Each of the other rules keeps a wrong number out:
+# The *host* is the computer that gives the orders. It puts a kernel into a queue and goes on, so a stopwatch around the
+# call only times how long it takes to enter the queue. Instead, the GPU itself stamps the time at two *events* in the
+# queue, one before the call and one after it (chapter 08). Each of the other rules keeps a wrong number out:
 #
 # | rule | what goes wrong without it |
 # | --- | --- |
@@ -61,8 +61,8 @@ from fa2_studio.book.verdicts import close, verdict
 # | take the median | one disturbed call moves a mean |
 # | overwrite the L2 cache before each call | the second call finds its inputs in it |
 #
-# `fa2-lab bench ladder` times every rung by these rules, and its recorded run is where this chapter's numbers come
-# from. We count only FLOPs that the answer needs, which are $4N^2d$ per head, and half as many if the mask is causal.
+# `fa2-lab bench ladder` times every rung by these rules, and this chapter's numbers come from its recorded run. We
+# count only the FLOPs that the answer needs, which are $4N^2d$ per head, and half of that if the mask is causal.
 
 # %% tags=["hide-input"]
 record = load("ladder")
@@ -104,18 +104,19 @@ for number in ("09", "10", "11"):
 
 # %% [markdown]
 # Rungs 09 to 11 compute the same numbers in the same tiles of 64 × 64, with the same four warps per program. Yet rung
-# 11 is more than half as fast again as rung 09. Two small changes did that. How would one find them?
+# 11 is more than half as fast again as rung 09, because of two small changes. How would you find them?
 #
 # ## What does rung 09 wait for?
 #
-# In each step of its loop, rung 09 loads a tile of K and a tile of V, multiplies, takes the exponentials, and
-# multiplies again. Between the request for a number and its arrival passes a time that is called the *latency* of the
-# load. In rung 09, nothing else of this program can run meanwhile, because the product needs the tile.
+# In each step of its loop, rung 09 loads a tile of K and a tile of V, runs a matmul, computes the exponentials, and
+# runs another matmul. The time from the request for a number to its arrival is the *latency* of the load (chapter 00).
+# In rung 09, nothing else of this program can run in the meantime, because the matmul needs the tile.
 #
 # **Hypothesis.** Rung 09 waits for data. If that is so, its tensor cores should be idle for most of the time, and the
 # largest wait that the hardware counts should be the wait for memory. If either is not so, the hypothesis is wrong.
 #
-# NVIDIA's profiler *Nsight Compute* (`ncu`) reads the hardware's counters. With a GPU, this line profiles the third call:
+# NVIDIA's profiler *Nsight Compute* (`ncu`) reads the hardware's counters. With a GPU, this command profiles the third
+# call:
 #
 # ```bash
 # ncu -k regex:forward_kernel -s 2 -c 1 --set full python -c "
@@ -124,8 +125,8 @@ for number in ("09", "10", "11"):
 # for _ in range(3): ladder.load('09').forward(q, k, v, False)"
 # ```
 #
-# It prints pages of numbers. Three of them are enough to begin with. Here they are from the recorded run, and without a
-# GPU `fa2-lab ladder 09 10` lists the same counters:
+# It prints pages of numbers, but three of them are enough to begin with. Here they are from the recorded run. Without a
+# GPU, `fa2-lab ladder 09 10` lists the same counters:
 
 # %% tags=["hide-input"]
 def page(*numbers):
@@ -146,16 +147,18 @@ def page(*numbers):
 page("09")
 
 # %% [markdown]
-# 1. **How near is a unit to its limit?** The tensor cores work a third of the time, and the four schedulers of an SM use a
-#    quarter of their issue slots. No unit is the limit, so the warps wait.
-# 2. **How many others could work meanwhile?** Two programs of four warps fit on an SM, which has slots for 64 warps. The
-#    share of the slots taken is called *occupancy*. Here it is 8 of 64, or 12.5%.
-# 3. **What do the warps wait for?** A *stall* is the time that warps cannot issue their next instruction, in clocks per
-#    issued instruction, and the counter names the reason. `long_scoreboard` is the wait for L2 or DRAM. It is the largest.
+# 1. **How near is a unit to its limit?** The tensor cores work a third of the time. The four schedulers of an SM use a
+#    quarter of their *issue slots*, which are the clocks in which they can start an instruction. Since no unit is at
+#    its limit, the warps wait.
+# 2. **How many others could work in the meantime?** Two programs of four warps fit on an SM, which has slots for 64
+#    warps. The share of these slots that is taken is called *occupancy*. Here it is 8 of 64, or 12.5%.
+# 3. **What do the warps wait for?** A *stall* is the time in which a warp cannot issue its next instruction, and the
+#    hardware counts it by its reason, in clocks per issued instruction. The largest one here is `long_scoreboard`, the
+#    wait for L2 or DRAM. The other reasons are in a table below.
 #
 # So the hypothesis survives. Where in the code is this wait? `fa2-lab xray 09 --full --sass` compiles the rung for an
-# H200 and prints its machine code. No GPU is needed for that. From the loop without a mask we keep the instructions
-# that load, multiply, take exponentials or wait; a number says how often an instruction is repeated:
+# H200, for which it needs no GPU, and prints its machine code. From the loop without a mask, we keep the instructions
+# that load, multiply, compute exponentials or wait. A number tells how often an instruction is repeated:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 KEPT = r"(?:@!?U?P\w+ )?(LDGSTS|LDGDEPBAR|LDG|STS|BAR\.SYNC|DEPBAR|WARPGROUP\.\w+|HGMMA|MUFU)"
@@ -179,17 +182,21 @@ machine = {number: main_loop(number) for number in ("09", "10", "11")}
 listing("09")
 
 # %% [markdown]
-# `LDG` loads from L2 or DRAM into registers, `STS` stores from registers into shared memory, `HGMMA` is an instruction
-# of the tensor cores, and `BAR.SYNC` is a barrier for the program's warps. A warp does not wait at an `LDG` itself.
-# The hardware marks its register as *not there yet* in a table, the *scoreboard*, and the warp goes on. The warp stops at
-# the first instruction that reads such a register, and that is the `STS`. So each step waits at an `STS` until the tile
-# has come all the way. Only then do the products begin, and while they run, nothing is under way for the next step.
+# `LDG` loads from L2 or DRAM into registers, and `STS` stores from registers into shared memory. `HGMMA` is an
+# instruction of the tensor cores, and `MUFU` is one of the special function units, here an exponential. `BAR.SYNC` is a
+# barrier for the program's warps. The two `WARPGROUP` instructions belong to the matmuls, and we will need them in the
+# second round.
+#
+# A warp does not wait at an `LDG` itself. The hardware marks its register as *not there yet* in a table, the
+# *scoreboard*, and the warp goes on. It has to stop at the first instruction that reads such a register, which is the
+# `STS`. So each step waits at an `STS` until the tile has come all the way. Only then do the matmuls begin, and while
+# they run, no load is under way for the next step.
 #
 # ## What if the copies run ahead?
 #
-# The remedy is to ask for a tile before it is needed. This is called *prefetching*. In a loop it becomes *pipelining*:
-# the copy of tile n + 1 or n + 2 is under way while tile n is in use. For this, shared memory needs room for several
-# tiles, the *stages*. In Triton one argument of the launch asks for it:
+# The fix is to ask for a tile before it is needed, which is called *prefetching*. In a loop, it becomes *pipelining*,
+# which means that the copy of tile n + 1 or n + 2 is under way while tile n is in use. For this, shared memory needs
+# room for several tiles, which are the *stages* of chapter 07. In Triton, one argument of the launch asks for them:
 #
 # ```diff
 # -    num_warps=4, num_stages=1
@@ -197,21 +204,21 @@ listing("09")
 # ```
 #
 # On GPUs from the A100 on, the copies then use another instruction, `cp.async` (in machine code, `LDGSTS`). It moves
-# data from L2 or DRAM straight into shared memory. No register is in between, so no `STS` has to wait for one: the warp
-# starts the copy and goes on. Copies are counted in groups. `LDGDEPBAR` ends a group, and `DEPBAR` waits until at most
-# so many groups are still under way.
+# data from L2 or DRAM straight into shared memory. Since no register is in between, no `STS` has to wait for one, and
+# the warp starts the copy and goes on. Copies are counted in groups. `LDGDEPBAR` ends a group, and `DEPBAR` waits until
+# at most a given number of groups is still under way.
 
 # %% [markdown]
 # The picture shows a program that has an SM to itself, first with one stage and then with three. With three stages, the
-# copies never stop. Then they set the pace, while the tensor cores still wait.
+# copies never stop. They set the pace then, while the tensor cores still wait.
 
 # %% tags=["hide-input"]
 show("prefetch")
 
 # %% [markdown]
-# When does each step end? Take three rules. The copy of tile n may start as soon as its stage is free, which is when
-# the work on tile n − stages has ended; the first copies start at 0. A copy takes `copy` clocks, whatever else is under
-# way. The work on tile n, which takes `work` clocks, starts when its copy has ended and the work on tile n − 1 has
+# Three rules decide when each step ends. The copy of tile n may start as soon as its stage is free, which is when the
+# work on tile n − stages has ended. The first copies start at 0. A copy takes `copy` clocks, whatever else is under
+# way. The work on tile n takes `work` clocks, and it starts when its copy has ended and the work on tile n − 1 has
 # ended.
 #
 # **Build.** Return the times at which the work on each tile ends, in order.
@@ -253,8 +260,8 @@ check(pipeline, *(Case(words, case, by_rules(*case)) for words, case in cases.it
 # ```
 # </details>
 #
-# The picture shows five tiles with one stage and with three. Here a copy takes 4 units and the work on a tile takes 5,
-# about as in rung 09. A digit is the number of the tile that is being copied or worked on.
+# The lines below show five tiles with one stage and with three. Here a copy takes 4 units and the work on a tile takes
+# 5, about as in rung 09. Each digit is the number of the tile that is being copied or worked on.
 
 # %% tags=["hide-input"]
 def timeline(tiles, stages, copy, work):
@@ -275,8 +282,9 @@ for stages in (1, 3):
 
 # %% [markdown]
 # With one stage, each step takes 9 units. With three, only the first copy is seen, and after it each step takes the 5
-# units of the work. This is a picture of one program alone. In rung 09 a second program on the SM already fills some of
-# the gaps, so the package's model (folded below) predicts a gain of 1.66 for rung 10, and not of 9/5.
+# units of the work. So a program that is alone on its SM would get 9/5 times as fast. In rung 09, however, a second
+# program on the SM already fills some of the gaps. Therefore, the package's model (folded below) predicts a smaller
+# gain for rung 10, a factor of 1.66.
 #
 # **Predict.** A copy takes 10 units and the work on a tile takes 5. With how many stages does the work never wait after
 # the first tile?
@@ -314,30 +322,32 @@ print(f"rung 10 over rung 09: predicted × {predicted:.2f}, measured × {factor(
 page("09", "10")
 
 # %% [markdown]
-# The wait for data has nearly gone, as the hypothesis said. But the gain is far smaller than predicted, so another wait
-# has taken its place: `barrier`, the wait for the program's other warps. There are as many barriers in the loop as
-# before. What are the warps doing there? Look at the machine code again (`fa2-lab xray 10 --full --sass`):
+# The wait for data has nearly gone, as the hypothesis predicted. But the gain is far smaller than predicted, because
+# another wait has taken its place. It is `barrier`, the wait for the program's other warps. There are as many barriers
+# in the loop as before. So what are the warps doing there? Look at the machine code again (`fa2-lab xray 10 --full
+# --sass`):
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 listing("10")
 
 # %% [markdown]
-# The copies are at the end of the loop now, and they are `LDGSTS`. But look at the products. On Hopper a product is
-# *asynchronous*, just as a copy is. `HGMMA` only starts it. The four warps of the program start it together and go on,
-# and the tensor cores work beside them. `WARPGROUP.ARRIVE` announces that the operands in registers are ready, and
-# `WARPGROUP.DEPBAR` waits until products that were started have ended. A warp that reads a result must have passed such
-# a wait.
+# The copies are at the end of the loop now, and they are `LDGSTS`. The matmuls, however, have changed as well. On
+# Hopper, a matmul is *asynchronous*, just as a copy is, and `HGMMA` only starts it. The four warps of the program start
+# it together and go on, while the tensor cores work beside them. `WARPGROUP.ARRIVE` announces that the operands in
+# registers are ready, and `WARPGROUP.DEPBAR` waits until matmuls that were started have ended. A warp that reads a
+# result must have passed such a wait.
 #
 # $QK^\top$ of one tile is 8 such instructions, one for each 16 of d = 128, and $PV$ is 4, one for each 16 of 64 keys.
-# The 8 add into the same block of S, and nobody reads S before the last one. So one wait after the eighth is enough,
-# and rung 09 has exactly that: 2 waits per tile, one for each product. In rung 10 there are 12, one after each
-# instruction. So the tensor cores stop after each of them, until the warps have noticed and have started the next one.
-# The counters also have a reason called `gmma`, for products, but it is small here (0.16). Probably this wait is
-# counted as `barrier`, because the four warps meet there.
+# The 8 add into the same block of S, and no warp reads S before the last one has ended. So one wait after the eighth is
+# enough, and rung 09 has exactly that. It waits 2 times per tile, once for each matmul. In rung 10, however, there are
+# 12 waits, one after each instruction. Therefore, the tensor cores stop after each instruction, until the warps have
+# noticed and have started the next one. The counters also have a reason called `gmma`, for matmuls, but it is small
+# here (0.16). Probably this wait is counted as `barrier`, because the four warps meet there.
 #
-# Nothing in the Triton code asks for these waits. NVIDIA's compiler put them in. It even says why, in messages that
-# Triton hides unless you set `TRITON_ALWAYS_COMPILE=1 TRITON_DUMP_PTXAS_LOG=1` before you run a kernel on a GPU. About
-# rung 10 it says (`wgmma` is the PTX name of `HGMMA`):
+# Nothing in the Triton code asks for these waits, because NVIDIA's compiler put them in. It even tells why, in messages
+# that Triton hides unless you set `TRITON_ALWAYS_COMPILE=1 TRITON_DUMP_PTXAS_LOG=1` before you run a kernel on a GPU.
+# This is the message for rung 10, in which `wgmma` is the name of `HGMMA` in PTX, the assembly language that Triton
+# writes:
 #
 # ```text
 # (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized
@@ -345,14 +355,14 @@ listing("10")
 # between start and end of the pipeline stage
 # ```
 #
-# The *accumulator registers* are those of o, to which $PV$ is added. And the line that the message names is a wait
-# between the kernel's two loops. Since rung 08 it has had two, first the tiles without a mask and then the masked ones
-# on the diagonal. Two ways lead to that wait. One comes out of the long loop, where a product may still be adding to o.
-# The other one skips the long loop, because a row block may have no tile without a mask, and then ordinary instructions
-# have set o to zero. Probably the compiler cannot tell which of the two it has to wait for, so it lets no product of the
-# kernel run on.
+# The *accumulator registers* are the registers of o, to which $PV$ is added. The line that the message names is a wait
+# between the kernel's two loops. The rungs since 08 have two loops, first one over the tiles without a mask, and then
+# one over the masked tiles on the diagonal. Two paths lead to that wait. One of them comes out of the long loop, where
+# a matmul may still be adding to o. The other one skips the long loop, because a row block may have no tile without a
+# mask, and then ordinary instructions have set o to zero. Probably the compiler cannot tell which of the two it has to
+# wait for, so it makes every matmul of the kernel end before the next one starts.
 #
-# **Hypothesis.** If the masked loop comes first, no product of the long loop is under way when another loop begins, and
+# **Hypothesis.** If the masked loop comes first, no matmul of the long loop is under way when another loop begins, and
 # the compiler need not wait after each instruction. The sum over the tiles has another order then, which does not
 # matter to online softmax. If the guess is right, the waits vanish from the listing, even before we time anything, and
 # the message vanishes with them.
@@ -374,19 +384,19 @@ for number in ("10", "11"):
 # %% [markdown]
 # All waits but one have gone from each loop, and the message has gone as well. `barrier` has fallen to a third, and the
 # tensor cores work more than half of the time. The eight instructions of $QK^\top$ are started in a row, and so are the
-# four of $PV$. $PV$ even runs on while the next copies are started and the next $QK^\top$ begins, because the only wait
-# comes after $QK^\top$.
+# four of $PV$. Since the only wait comes after $QK^\top$, $PV$ even runs on while the next copies are started and the
+# next $QK^\top$ begins.
 #
-# This is the clearest cause on the ladder: the same work, nearly the same instructions, the same registers, and waits
-# that can be counted. An experiment agrees. Launched with `num_stages=1`, rung 11 waits twice, once per product, as
-# rung 09 does, and without a mask the order of the loops then gains nothing. Under the mask it still gains 8%, with as
-# many registers, and we do not know why.
+# This is the clearest cause on the ladder, because the work, the registers and nearly all instructions are the same,
+# and the waits can be counted. An experiment agrees. If rung 11 is launched with `num_stages=1`, it waits twice, once
+# per matmul, as rung 09 does, and without a mask the order of the loops then gains nothing. Under the mask it still
+# gains 8%, with the same number of registers, and we do not know why.
 #
 # With a GPU, `python -m fa2_lab.kernels.ladder.r11_diagonal_first` times rung 11 beside rung 10, after it has checked
 # both. Without one, `fa2-lab ladder 10 11` prints the change in the code and everything that was recorded of it.
 #
-# **Predict.** The tensor cores work 54% of the time in rung 11. What is the most that any further change can gain, if the
-# kernel keeps all its products?
+# **Predict.** The tensor cores work 54% of the time in rung 11. What is the most that any further change can gain, if
+# the kernel keeps all its matmuls?
 #
 # - ☐ × 1.5
 # - ☐ × 1.84
@@ -394,7 +404,7 @@ for number in ("10", "11"):
 #
 # <details><summary>Answer</summary>
 #
-# **× 1.84.** If the tensor cores work a share $a$ of the time, a kernel with the same products can at best keep them
+# **× 1.84.** If the tensor cores work a share $a$ of the time, a kernel with the same matmuls can at best keep them
 # busy all the time, which gains $1/a$.
 #
 # ```python
@@ -408,23 +418,23 @@ for number in ("10", "11"):
 #
 # ## From a stall to a change
 #
-# The two rounds were two lines of a table. Here are the others. In `ncu` the reasons are in the section *Warp State*,
-# and its *Source* page shows them beside each instruction.
+# The two rounds were two lines of the following table. In `ncu`, the reasons are in the section *Warp State*, and its
+# *Source* page shows them beside each instruction.
 #
 # | the stall | the warp waits for | look for | then try | on the ladder |
 # | --- | --- | --- | --- | --- |
 # | `long_scoreboard` | data from L2 or DRAM | `LDG`, `DEPBAR` | prefetch in more stages, more programs on the SM, fewer bytes | 10 |
-# | `barrier`, `gmma` | other warps of the program, products | `BAR.SYNC`, on Hopper `WARPGROUP.DEPBAR`, the compiler's messages | fewer and larger tiles, products that run on | 11, 18 |
-# | `short_scoreboard` | shared memory or the exponential unit | `LDS`, `MUFU` | fewer exponentials, another layout | 20 |
-# | `mio_throttle` | the queue to shared memory and special units | `STS`, `LDS`, `MUFU` | wider accesses, the copy engine | 14 |
+# | `barrier`, `gmma` | other warps of the program, matmuls | `BAR.SYNC`, on Hopper `WARPGROUP.DEPBAR`, the compiler's messages | fewer and larger tiles, matmuls that run on | 11, 18 |
+# | `short_scoreboard` | shared memory or the exponential unit | `LDS` (a load from shared memory), `MUFU` | fewer exponentials, another layout | 20 |
+# | `mio_throttle` | the queue to shared memory and special units | `STS`, `LDS`, `MUFU` | wider accesses, Hopper's copy engine (TMA) | 14 |
 # | `wait` | a fixed few clocks after each instruction | long chains | fewer instructions, more independent ones | 06, 14 |
-# | `math_pipe_throttle` | a unit that is busy | `HGMMA`, `FFMA` | nothing: this unit is the limit | |
+# | `math_pipe_throttle` | a unit that is busy | `HGMMA`, `FFMA` (an FMA) | nothing, because this unit is the limit | |
 # | no stall is large, few warps | | registers, shared memory | a smaller tile or `maxnreg`, so that one more program fits | 05 |
 # | no stall at all, but slow | | the clock, the power | fewer bytes, because bytes cost power | 13, 17 |
 #
-# Two warnings. A stall tells you what a warp waits for, not that it matters: if another warp issues meanwhile, the wait
-# is hidden. And as rung 10 shows, when one wait goes, the next one appears, so do not expect to gain all of the time
-# that a wait has taken.
+# Two warnings belong to this table. A stall tells you what a warp waits for, but not whether that matters. If another
+# warp issues in the meantime, the wait is hidden. And as rung 10 shows, when one wait goes, the next one appears, so do
+# not expect to gain all of the time that a wait has taken.
 
 # %% [markdown]
 # ## The whole ladder on one screen
@@ -433,11 +443,13 @@ for number in ("10", "11"):
 live("climb")
 
 # %% [markdown]
-# The chart shows each rung's share of the speed of FlashAttention-3, the kernel of FlashAttention's authors for Hopper:
-# forward, with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. A bar is the speed without a mask, and a dot is
-# the speed with the causal mask. A rung that loses teaches as much as one that gains. Folded below are the list of all
-# rungs, with what limited the one before and what the change took away, and the one counter that moved with each
-# change. In a terminal, `fa2-lab ladder 07 08` prints one change on a page.
+# The chart shows each rung's share of the speed of FlashAttention-3, which is the Hopper kernel of FlashAttention's
+# authors. It is for the forward pass with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. A bar is the speed
+# without a mask, and a dot is the speed with the causal mask. A rung that loses teaches as much as one that gains.
+#
+# Two tables are folded below. The first one lists all rungs, with what limited the rung before and what the change took
+# away. The second one has the one counter that moved with each change. In a terminal, `fa2-lab ladder 07 08` prints one
+# change on a page.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 Markdown("\n".join(climbed.markdown(record)))
@@ -452,11 +464,11 @@ Markdown(f"<details><summary>One counter for each change, before and after</summ
 # %% [markdown]
 # ## What did FA2's own ideas gain?
 #
-# Rungs 00 to 05 are the two papers. Rung 01 has FA1's loops, *Algorithm 1 as printed, one worker per head*, with tiles
-# of 64 × 64 like the rungs up to 17. S and P never reach DRAM. Yet it is much slower than standard attention, for two
-# reasons. O, $\ell$ and m travel at every tile instead: rung 00 moves about $4N^2$ elements, and rung 01 about
-# $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and $B_c$ = 64. In bytes that is 1.7 times as much. And its 64
-# programs, on 132 SMs, draw less than half as many bytes per second.
+# Rungs 00 to 05 are the two papers. Rung 01 has the loops of FA1's *Algorithm 1 as printed, one worker per head*, with
+# tiles of 64 × 64 like all rungs up to 17. S and P never reach DRAM, and yet it is much slower than standard attention,
+# for two reasons. First, O, $\ell$ and m travel at every tile instead. Rung 00 moves about $4N^2$ elements, and rung 01
+# about $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and $B_c$ = 64. In bytes, that is 1.7 times as much. Second,
+# its 64 programs, on 132 SMs, draw less than half as many bytes per second.
 
 # %% tags=["hide-input"]
 def dram(number):
@@ -480,25 +492,29 @@ for heads, row in ((64, full), (8, few)):
     print(f"rung 03 over 02, {heads:2} heads: predicted × {predicted:.1f}, measured × {row.ratio(new, old):.1f}")
 
 # %% [markdown]
-# In the first three lines the count and the GPU's counter agree. Rung 02 swaps the loops, so that o, $\ell$ and m stay
-# on the chip. In rung 03 each row block has a program of its own, which is worth most of all changes. The row blocks of
-# a head run at the same time and read the same K and V, 2 MiB per head. The first to ask brings a tile into L2, and the
-# others find it there. The model knows SMs and programs, and lets every byte come from L2. With 8 heads that is so in
-# both rungs, because their K and V, 16 MiB, fit in L2. With 64 heads those of rung 02, 128 MiB, do not, and the
+# In the first three lines, the count and the GPU's counter agree. Rung 02 swaps the loops, so that o, $\ell$ and m stay
+# on the chip. In rung 03, each row block has its own program, which gains most of all changes. The row blocks of a head
+# run at the same time and read the same K and V, 2 MiB per head. The first to ask brings a tile into L2, and the others
+# find it there.
+#
+# The model knows SMs and programs, and it lets every byte come from L2. With 8 heads this is true in both rungs,
+# because their K and V, 16 MiB, fit in L2. With 64 heads, the K and V of rung 02, 128 MiB, do not fit, and the
 # prediction lacks the cost of DRAM.
 #
 # Rungs 04 and 05 are tweak 1, which divides once, at the end. By chapter 04's count of operations it may gain 8% at
-# most. To see what gains, it was split in two. Rung 04 computes p against the new maximum and still divides in every
-# tile: it gains nothing. Rung 05 defers the division, and gains 24% without a mask. Rungs 03 and 04 scale PV before
-# they add it, so the product needs registers of its own beside o, 64 of them, and 50 are saved in rung 05, where the
-# tensor cores add it to o in place. The registers count here, not the operations, because an SM has 65,536 of them. Of
-# programs with 128 threads and r registers per thread (rounded up to a multiple of 8), 65,536 / (128 r) fit, which is
-# three if r is at most 168. Rung 05 has exactly 168. Under the mask the same change leaves 174, a few too many for a
-# third program, and gains nothing.
+# most. To see which part of it gains, we split it in two. Rung 04 computes p against the new maximum and still divides
+# in every tile, and it gains nothing. Rung 05 defers the division, and gains 24% without a mask.
+#
+# The reason is the number of registers, and not the number of operations. Rungs 03 and 04 scale PV before they add it,
+# so the matmul needs its own registers beside o, 64 of them. In rung 05 the tensor cores add it to o in place, and 50
+# registers are saved. An SM has 65,536 of them. If a program has 128 threads with r registers each (rounded up to a
+# multiple of 8), then 65,536 / (128 r) programs fit, which is three if r is at most 168. Rung 05 has exactly 168. Under
+# the mask, however, the same change leaves 174 registers, which are a few too many for a third program, so it gains
+# nothing.
 #
 # ## What is a third program worth?
 #
-# A launch argument, `maxnreg=168`, forces the compiler to use at most 168 registers. It saves no instruction:
+# The launch argument `maxnreg=168` forces the compiler to use at most 168 registers, but it saves no instruction:
 
 # %%
 for number, mask in (("05", True), ("03", False), ("09", False)):
@@ -506,25 +522,31 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
     print(f"rung {number}{', causal' * mask}, at 168 registers: × {gain:.2f}")
 
 # %% [markdown]
-# Now three programs fit. So the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 gains
+# Now three programs fit, so the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 gains
 # as well. Rung 03 gains far less, because at 168 registers it spills. So the first question about a change is not how
-# much work it saves. It is **how many programs fit on an SM afterwards**. From rung 10 on shared memory is a second
-# limit: the tiles that run ahead take 112 KiB, 113 with the system's, of an SM's 228, so two programs fit, however few
-# registers they have.
+# much work it saves. It is **how many programs fit on an SM afterwards**.
 #
-# How much an extra program gains depends on the launch. Without a mask, rung 07 has three
-# programs on an SM. Rung 09 has two, because its second loop is a second copy of the code and takes registers:
+# From rung 10 on, shared memory is a second limit. The tiles that run ahead take 112 KiB, 113 with the system's, of an
+# SM's 228, so two programs fit, however few registers they have.
+#
+# How much an extra program gains depends on the launch. Without a mask, rung 07 has three programs on an SM. Rung 09
+# has two, because its second loop is a second copy of the code and takes registers. The picture shows what that costs
+# for different numbers of heads:
 
 # %% tags=["nbval-ignore-output"]
 show("saw")
 
 # %% [markdown]
-# Each step of the line is one more wave for one rung or for the other. 6 heads are 384 programs. With three on each of
-# 132 SMs there are 396 slots, so they take one wave. With two there are 264, so they take a full wave and a second one
-# that is less than half full. With 8 heads it is the other way round: 512 programs nearly fill 264 slots twice, and 396
-# slots once and a bit. So a factor belongs to a change *and* to a shape. The model is too high with 8, 16 and 20 heads,
-# at 20 even above 1. It lets all programs of a wave end at once, while real ones drift apart. That is likely, but only
-# their individual times would prove it.
+# Each step of the line is one more wave for one rung or for the other. With three programs on each of 132 SMs, there
+# are 396 slots, so the 384 programs of 6 heads take one wave. With two, there are 264 slots, so they take a full wave
+# and a second one that is less than half full. With 8 heads it is the other way round, because 512 programs nearly fill
+# 264 slots twice, but take 396 slots once and a bit. So a factor belongs to a change *and* to a shape.
+#
+# The model is too high with 8, 16 and 20 heads, and at 20 even above 1. It lets all programs of a wave end at once,
+# while real ones drift apart. That is likely the reason, but only their individual times would prove it.
+#
+# What does the model take an extra program to be worth? The next lines give the clocks of one tile of rung 03 at each
+# unit of an SM, and from them the clocks per tile with one, two and three programs:
 
 # %% tags=["hide-input"]
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -541,7 +563,7 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 #
 # <details><summary>Where the predictions come from: programs that queue at the units of an SM</summary>
 #
-# In Triton's rungs a program is a *warpgroup*, four warps with 64 rows. It takes each tile through the units of its SM
+# In Triton's rungs, a program is a *warpgroup*, four warps with 64 rows. It takes each tile through the units of its SM
 # one after the other. These are the path from L2 into shared memory (`path` above), the tensor cores, the *issue slots*
 # (each of the SM's four schedulers starts one instruction per clock), and the exponential unit. It also waits $w$
 # clocks that no other program makes longer. Alone, a program takes $T_1 = w + \sum_u D_u$ clocks for a tile, $D_u$ of
@@ -554,12 +576,12 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # $$\begin{aligned} T_2 &= w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \\
 # T_3 &= w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right) \end{aligned}$$
 #
-# In $T_2$ clocks both finish a tile, so a tile costs $T_2 / 2$. A third program finds two others, and each spends
-# $D_u (1 + D_u / T_1)$ of its $T_2$ clocks at unit $u$. And so on. This is called *mean-value analysis*.
+# In $T_2$ clocks both finish a tile, so a tile costs $T_2 / 2$. A third program finds two others, and each spends $D_u
+# (1 + D_u / T_1)$ of its $T_2$ clocks at unit $u$, and so on. This method is called *mean-value analysis*.
 #
 # The $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted to rungs 07 and 09, the speed of
 # the path from L2 and $w$. From rung 10 on copies run ahead, so the path from L2 leaves the sum, and $w$ is fitted
-# again, to rungs 11 to 16. For those rungs *predicted* means fitted.
+# again, to rungs 11 to 16. For those rungs, *predicted* means fitted.
 # </details>
 #
 # <details><summary>Rungs 06 to 09: can saved work lose?</summary>
@@ -569,18 +591,18 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # in tiles that the diagonal cuts, with a second loop for the others. Rung 09 takes the condition off the loads of that
 # loop. In the list above, read the column *per SM*, which has the programs without a mask and under it.
 #
-# - 06, causal: a third program fits, and that gains more than the saved instructions.
-# - 07, causal: half of the tiles go, but so does the third program. The gain is × 1.51, not × 2.
-# - 08, no mask: the second loop is a second copy of the code. It takes registers, and with them the third program. So a change
-#   that saves work loses.
+# - Rung 06, causal: a third program fits, and that gains more than the saved instructions.
+# - Rung 07, causal: half of the tiles go, but so does the third program. The gain is × 1.51, not × 2.
+# - Rung 08, no mask: the second loop is a second copy of the code. It takes registers, and with them the third program.
+#   So a change that saves work loses.
 # </details>
 #
 # ## What does the order of the row blocks do?
 #
-# Rungs 12 and 13, still for every GPU, choose the order of row blocks.
+# Rungs 12 and 13, which still run on every GPU, choose the order of row blocks.
 #
 # **Predict.** Rung 12 launches the heaviest row block of every head first, then the next heaviest of every head, and so
-# on. Without a mask all row blocks are equally heavy. What does it do there, with 64 heads?
+# on. Without a mask, all row blocks are equally heavy. What does it do there, with 64 heads?
 #
 # - ☐ nothing: blocks are equal, so their order does not matter
 # - ☐ it loses
@@ -590,9 +612,9 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 #
 # **it loses.** 264 programs run at the same time. In rung 11 they are row blocks of about four heads, and find those
 # heads' K and V in L2. In rung 12 they are row blocks of all 64 heads, whose K and V do not fit there. So DRAM reads
-# twelve times as much (the folded list of counters has it). Programs hardly wait for that, but it takes power, and the
+# twelve times as much, as the folded list of counters shows. Programs hardly wait for that, but it takes power, and the
 # clock falls. Under the mask, heavy blocks no longer run last, and with 64 heads that makes up for the loss. With only
-# 8 heads, K and V of all heads fit in L2, and the gain is left alone:
+# 8 heads, K and V of all heads fit in L2, so nothing is lost and the gain remains:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
@@ -608,14 +630,15 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 #
 # [Chapter 12a](12a_hopper_rungs.ipynb) builds rungs 15 to 23. Here they are names and numbers.
 #
-# - 13 takes heads in groups whose keys fit in L2, so DRAM reads half as much again as before rung 12, not twelve times.
-# - 14 lets Hopper's copy engine fetch whole tiles, so threads compute no addresses. 15 is 14 written in Gluon, where the
-#   program itself starts each copy. 16 gives the copies a warp of their own.
-# - 17 lets 128 rows share each tile of K and V instead of 64. Copies already run far enough ahead, so the saved bytes gain
-#   nothing, as the model says. 18 has tiles of 128 keys and therefore half as many, and waits, maxima and barriers are paid
-#   once per tile.
-# - From 20 on, the model of queues ends, because a warpgroup has two products under way at the same time. What is left is the
-#   limit $1/a$ of the question above.
+# - Rung 13 takes heads in groups whose keys fit in L2, so DRAM reads half as much again as before rung 12, and not
+#   twelve times as much.
+# - Rung 14 lets Hopper's copy engine fetch whole tiles, so threads compute no addresses. Rung 15 is rung 14 written in
+#   Gluon, where the program itself starts each copy. Rung 16 gives the copies a warp of their own.
+# - Rung 17 lets 128 rows share each tile of K and V instead of 64. Copies already run far enough ahead, so the saved
+#   bytes gain nothing, as the model predicts. Rung 18 has tiles of 128 keys and therefore half as many, and waits,
+#   maxima and barriers are paid once per tile.
+# - From rung 20 on, the model of queues ends, because a warpgroup has two matmuls under way at the same time. What is
+#   left is the limit $1/a$ of the question above.
 # </details>
 #
 # ## Is DRAM the limit?
@@ -625,10 +648,10 @@ show("roofline")
 
 # %% [markdown]
 # A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM
-# (its *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matrix
-# product (GEMM). Drawn over f they are a *roofline*, and they meet at the *ridge*. Rungs 00 to 02 are left of it, and
-# 01 and 02 are far below the slope, because 64 programs cannot ask for more bytes. From rung 03 on, all rungs are to
-# the right of the ridge (12, not drawn, only barely). For those the question is no longer what DRAM does, but what the
+# (its *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matmul
+# (GEMM). Drawn over f they are a *roofline*, and they meet at the *ridge*. Rungs 00 to 02 are left of it. 01 and 02 are
+# also far below the slope, because 64 programs cannot ask for more bytes. From rung 03 on, all rungs are to the right
+# of the ridge (12, not drawn, only barely). For those rungs, DRAM is no longer the question. What matters is what the
 # tensor cores wait for, as in the two rounds above.
 #
 # ## When is the chip the limit?
@@ -636,11 +659,12 @@ show("roofline")
 # The GPU may draw 700 W. While a rung runs without a pause, `nvidia-smi` reads its clock and its power. Rungs 03, 04,
 # 08 and 09 draw 677 to 690 W at 1.97 GHz and more, which is the full clock. Rungs 00, 05 to 07, and all from 10 on run
 # at a lower clock, and all of these but rung 00 draw 678 to 701 W. A GPU lowers its clock when it would otherwise draw
-# too much, which is called *throttling*, so power is the likely reason. These readings do not prove it, though, because
-# rung 05 has a lower clock than rung 09 and draws 10 W less. All gains so far are of runs with pauses. There the clock
-# falls as well, but less.
+# too much, which is called *throttling*, so power is the likely reason. These readings do not prove it, however,
+# because rung 05 has a lower clock than rung 09 and draws 10 W less. All gains so far are of runs with pauses. There
+# the clock also falls, but less.
 #
-# **Predict.** With pauses rung 17 is 0.98 times as fast as rung 16, with half of its bytes from L2. And without a pause?
+# **Predict.** With pauses, rung 17 is 0.98 times as fast as rung 16, with half of its bytes from L2. And without a
+# pause?
 #
 # - ☐ faster: bytes cost power
 # - ☐ slower by as much: bytes were not the limit
@@ -648,8 +672,8 @@ show("roofline")
 #
 # <details><summary>Answer</summary>
 #
-# **faster: bytes cost power.** Rung 17 takes more cycles. But at the limit of power, the bytes that do not move leave
-# power for a higher clock.
+# **faster: bytes cost power.** Although rung 17 takes more cycles, it is faster, because at the limit of power the
+# bytes that do not move leave power for a higher clock.
 #
 # ```python
 # old, new = pair("17")
@@ -678,8 +702,8 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 # %% [markdown]
 # If a rung gains in cycles and not in time, the chip is the limit and not the program. Then the way to more speed is
 # fewer watts, and bytes cost watts. Rung 12, for example, takes the cycles of rung 11 and moves more bytes, so its
-# whole loss is the clock's. Rung 20 gains 23% in cycles and 16% in time. Without a pause the clock falls further, and
-# 12% are left. Rung 23 saves bytes, and its clock does not fall.
+# whole loss is due to the clock. Rung 20 gains 23% in cycles and 16% in time. Without a pause the clock falls further,
+# and 12% are left. Rung 23 saves bytes, and its clock does not fall.
 #
 # ## Where do we stand?
 
@@ -691,33 +715,35 @@ show("ratios")
 # tokens, and heads · d = 2,048 (the *hidden size*). `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is
 # NVIDIA's library, and FlexAttention is PyTorch's compiled attention. A marker shows the median over the problems of a
 # row, a line shows how far the ratios reach, and a short stroke marks each problem on which `fa2_lab` is slower. Most
-# strokes are in the last two rows, because there the host's time counts, and our host code takes longer than cuDNN's in a short
-# call.
+# strokes are in the last two rows, because there the host's time counts, and our host code takes longer than cuDNN's in
+# a short call.
 #
 # ## Recap
 #
-# - One round: a hypothesis, three numbers of `ncu` (units, occupancy, stalls), the instructions behind the largest stall, one
-#   change, the time. When one wait goes, the next one appears.
+# - One round consists of a hypothesis, three numbers of `ncu` (units, occupancy, stalls), the instructions behind the
+#   largest stall, one change, and the time. When one wait goes, the next one appears.
 # - Prefetching hides latency. With enough stages, only the slower of copy and work is seen.
-# - A copy or a product that runs on is worth more than a saved instruction. Count the waits in the listing.
-# - A program per row block gains most, because it fills the GPU and lets L2 serve K and V. Next comes the number of programs
-#   per SM. It is limited by registers and, from rung 10 on, by shared memory. How much an extra program gains depends on waves.
-# - In the end the chip lowers its clock. From then on, a gain in cycles is not yet a gain in time.
+# - A copy or a matmul that runs on is worth more than a saved instruction. Count the waits in the listing.
+# - A program per row block gains most, because it fills the GPU and lets L2 serve K and V. Next comes the number of
+#   programs per SM. It is limited by registers and, from rung 10 on, by shared memory. How much an extra program gains
+#   depends on waves.
+# - In the end, the chip lowers its clock. From then on, a gain in cycles is not yet a gain in time.
 #
 # ## Exercises
 #
-# On Hopper, at d = 64, three units are nearly equally busy. For a tile of 64 × 128:
+# On Hopper, at d = 64, three units are nearly equally busy. For a tile of 64 × 128, they need these clocks:
 
 # %% tags=["hide-input"]
 on = model.units(reasons.modelled(last, causal=False, d=64))
 print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp']:.0f}, issue slots {on['issue']:.0f}")
 
 # %% [markdown]
-# The multiply-add units could take over a part $f$ of the exponentials. Write $2^x = 2^n \cdot 2^r$ with
-# $n = \lfloor x \rfloor$ and $0 \le r < 1$. A cubic gives $2^r$, and $n$ goes into the exponent bits. A thread has 64
-# exponentials per tile. Each one that is moved saves 8 clocks of the exponential unit and costs 8 of the issue slots.
+# The multiply-add units could take over a part $f$ of the exponentials. Write $2^x = 2^n \cdot 2^r$ with $n = \lfloor x
+# \rfloor$ and $0 \le r < 1$. A cubic gives $2^r$, and $n$ goes into the exponent bits. A thread has 64 exponentials per
+# tile. Each one that is moved saves 8 clocks of the exponential unit and costs 8 of the issue slots.
 #
-# **Predict.** With $f = 1/8$ the busiest unit needs 3% fewer clocks. The kernel was built. What does it gain on an H200?
+# **Predict.** With $f = 1/8$, the busiest unit needs 3% fewer clocks. We built this kernel. What does it gain on an
+# H200?
 #
 # - ☐ about 3%
 # - ☐ more: the exponential unit was what all waited for
@@ -726,10 +752,10 @@ print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp'
 # <details><summary>Answer</summary>
 #
 # **nothing, or it loses.** The model of the busiest unit lets all three overlap perfectly. In the real kernel they do
-# not, so 64 more instructions per tile can cost more than they save. That is the likely reason; it has not been proven.
-# With a quarter of the exponentials, the issue slots are the busiest unit even in the model. On a B200 the tensor cores
-# take half as long, so more can be gained there. What can silently go wrong in building it is explained at the top of
-# [the file](../fa2_lab/kernels/ladder/x23_software_exp2.py).
+# not, so 64 more instructions per tile can cost more than they save. That is the likely reason, but it has not been
+# proven. With a quarter of the exponentials, the issue slots are the busiest unit even in the model. On a B200 the
+# tensor cores take half as long, so more can be gained there. What can silently go wrong in building it is explained at
+# the top of [the file](../fa2_lab/kernels/ladder/x23_software_exp2.py).
 #
 # ```python
 # for f in (0, 1 / 8, 1 / 4):
