@@ -7,13 +7,14 @@ the next. Equal shares have no second wave, and unequal lengths do not matter to
 kernels/decode/shares.py. Time is counted in units of work: reading a tile is one, beginning a head is another.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fa2_lab.machine import grid
-from fa2_lab.tiles import cdiv, whole_number
+from fa2_lab.tiles import cdiv, real_number, whole_number
 
 # The kernels' two ways --------------------------------------------------------------------------------------------
 
@@ -98,16 +99,16 @@ def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
 
 # Time -------------------------------------------------------------------------------------------------------------
 
-LATENCY = 2.3e-6  # seconds that a tile is on its way, as recorded with eight programs on an H200
 
-
-def seconds(tiles: tuple[int, ...], tile_bytes: int, programs: int, slots: int, stages: int, bandwidth: float) -> float:
+def seconds(
+    tiles: tuple[int, ...], tile_bytes: int, programs: int, slots: int, alone: float, bandwidth: float
+) -> float:
     """Until the last of so many equal shares is read; launches are left out.
 
-    A program has stages − 1 tiles on their way, so by Little's law it alone reads as many in each LATENCY. All that run
-    at the same time share the bandwidth, in bytes per second, evenly.
+    A program that has an SM and the memory to itself reads `alone` bytes per second. All programs that run at the same
+    time share the bandwidth, in bytes per second, evenly.
     """
-    whole_number("stages", stages, low=2)
     blocks = Shares(tiles, programs).blocks()
-    each = min((stages - 1) * tile_bytes / LATENCY, bandwidth / min(len(blocks), slots))
+    alone = real_number("alone", alone, "a number above 0", lambda x: 0 < x < math.inf)
+    each = min(alone, bandwidth / min(len(blocks), slots))
     return grid.schedule(blocks, slots).makespan * tile_bytes / each

@@ -7,7 +7,7 @@ from fa2_lab.records import load
 from fa2_lab.tiles import cdiv
 
 ALONE = "reading alone"  # of the cache's bytes, as the record calls it
-TILE, STAGES = 64, 4  # of the kernel on Hopper at d = 128
+TILE = 64  # keys, of the kernel on Hopper at d = 128
 LEAST = 16  # tiles of a program: with fewer, rounding to whole tiles decides what the model says
 BEGIN = 8e-6  # seconds that a launch of two kernels takes, with nothing to read
 
@@ -23,7 +23,9 @@ def data() -> dict:
     size = tile_bytes(TILE, p["d"], itemsize=2)
     copy, slots = record.ceilings["copy TB/s"] * 1e12, int(curves["usual"][0])
     counts = [n for n, _ in curve if n * LEAST <= sum(tiles)]
-    model = [(n, 1e6 * (BEGIN + splits.seconds(tiles, size, n, slots, STAGES, copy))) for n in counts]
+    fewest, took = curve[0]
+    alone = sum(tiles) * size / fewest / (1e-6 * took - BEGIN)  # bytes per second of a program with an SM to itself
+    model = [(n, 1e6 * (BEGIN + splits.seconds(tiles, size, n, slots, alone, copy))) for n in counts]
     rivals = {name: values[0] for name, values in row.values.items()}
     heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
     setting = f"{record.made()}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"

@@ -7,9 +7,10 @@
 # **One query, a long cache: who does the work?**
 #
 # A model that writes a text makes one token at a time. The query of this token attends to the keys of everything so
-# far, the *KV cache*. Chapter 06 met this case, with one row block, a few heads and a hundred idle SMs. Here we write
-# the kernel in Triton. First we split the keys, then we merge the results, and then we let the cache be cut into pages.
-# The ideas are those of Flash-Decoding (splits), PagedAttention (pages) and Lean Attention (equal shares).
+# far, which are kept in the *KV cache*. Chapter 06 met this case, with one row block, a few heads and a hundred idle
+# SMs. Here, we write the kernel in Triton. First we split the keys, then we merge the results, and then we let the
+# cache be cut into pages. The ideas come from Flash-Decoding (splits), PagedAttention (pages) and Lean Attention
+# (equal shares).
 #
 # After this notebook you can
 #
@@ -17,7 +18,7 @@
 # - read a decode kernel whose programs share a head, and the kernel that merges their results,
 # - read a cache through a block table, and name what a kernel must not touch.
 #
-# *Time: 55 minutes. Hardware: any machine with Linux; without a GPU the kernels run in Triton's interpreter. Measured
+# *Time: 60 minutes. Hardware: any machine with Linux; without a GPU the kernels run in Triton's interpreter. Measured
 # numbers were recorded on an NVIDIA H200. Before this: [02 · Online softmax](02_online_softmax.ipynb), [06 ·
 # Parallelism](06_parallelism.ipynb) and [08 · The Triton forward kernel](08_triton_forward.ipynb).*
 
@@ -30,7 +31,7 @@ import torch
 from fa2_lab import attention, attention_paged
 from fa2_lab.kernels.ladder import r11_diagonal_first as rung
 from fa2_lab.machine import chips, grid, splits
-from fa2_lab.machine.prices import cost
+from fa2_lab.machine.prices import cost, prices
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import heads as reference
@@ -50,10 +51,10 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # warns once
 # %% [markdown]
 # ## What does one token cost?
 #
-# Take one layer of a large model with 32 query heads, d = 128, and 8 K/V heads. Each K/V head is shared by a *group* of
-# four query heads, which is called *grouped-query attention* (GQA, chapter 05). The text has 65,536 tokens so far, so
-# each K/V head has 65,536 keys and values of d numbers, with two bytes per number. All of them are read once for the
-# next token. On an H200, that takes at least
+# Take one layer of a large model with 32 query heads, d = 128, and 8 K/V heads. Each K/V head is shared by a *group*
+# of four query heads, which is called *grouped-query attention* (GQA, chapter 05). The sequence has 65,536 tokens so
+# far, so each K/V head has 65,536 keys and values of d numbers, with two bytes per number. All of them are read once
+# for the next token. On an H200, that takes at least:
 
 # %%
 read = 2 * 2 * 65536 * 8 * 128  # K and V, two bytes each
@@ -70,26 +71,28 @@ print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 #
 # <details><summary>Answer</summary>
 #
-# **one with more query heads for each K/V head.** A key and its value are 4d bytes, and each query of the group spends
-# 4d FLOPs on them. That is one FLOP per byte and query, whatever the length and d are. In training, thousands of
-# queries share a key. In decoding, the GPU is a machine for reading.
+# **one with more query heads for each K/V head.** A key and its value are 4d bytes, and each query of the group
+# spends 4d FLOPs on them. That is one FLOP per byte and query, whatever the length and d are. In training, thousands
+# of queries share a key, but in decoding, the GPU is a machine for reading.
 # </details>
 
 # %% tags=["hide-input"]
 show("limits_decode")
 
 # %% [markdown]
-# Decode is far down on the slope of DRAM. The group helps. Its four queries are one below the other in memory, so they
-# can be four rows of *one* tile, and each key is read once for all of them. A program for each query head, as on the
-# ladder, would request it four times. The tensor cores multiply at least 16 rows at a time, so the kernel below makes a
-# tile of 16 rows, of which twelve are zeros. They cost nothing here, because the tensor cores have the time.
+# Decode is far down on the slope of DRAM, but the group helps. Its four queries are one below the other in memory, so
+# they can be four rows of *one* tile, and each key is read once for all of them. If each query head had its own
+# program, as on the ladder, the key would be requested four times. The tile of the kernel below has 16 rows, because
+# the tensor cores multiply at least 16 rows at a time, so twelve of its rows are zeros. They cost nothing here,
+# because the tensor cores have the time.
 
 # %% [markdown]
 # ## Are eight heads enough?
 #
-# There are 8 K/V heads and 132 SMs. A head has 1,024 tiles of 64 keys. We cut the tiles of a head into *splits*, with a
-# program for each split (split-KV). Only one of the package's programs fits on an SM. Each of its four *stages* holds a
-# tile of K and a tile of V, 32 KiB together, so the stages alone take 128 KiB, more than half of the shared memory.
+# There are 8 K/V heads and 132 SMs, so with one program per head, most SMs would be idle. But a head has 1,024 tiles
+# of 64 keys. We cut the tiles of a head into *splits*, with a program for each split (split-KV). Only one of the
+# package's programs fits on an SM. Each of its four *stages* holds a tile of K and a tile of V, 32 KiB together, so
+# the stages alone take 128 KiB, more than half of the shared memory.
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -98,19 +101,19 @@ for n in (1, 16, 17, 33):
     print(f"end: {ran.makespan:4.0f}, busy: {ran.utilisation:4.0%}")
 
 # %% [markdown]
-# Time is counted in tiles, and each program takes the time of one more tile to begin. With 16 splits, the 128 programs
-# just fit. With 17 there are 136, and the last four start a second wave. 33 splits make two full waves, and end no
-# earlier than 16. In this model, a program reads equally fast however many others read at the same time. The last
-# section shows what was measured.
+# Time is counted in tiles, and each program takes the time of one more tile to begin. With 16 splits, the 128
+# programs just fit on the 132 SMs. With 17 there are 136, and the last four start a second wave. 33 splits make two
+# full waves, and end no earlier than 16. In this model, a program reads equally fast however many others read at the
+# same time. The section *How near is the limit?* shows what was measured.
 
 # %% [markdown]
 # ## What does a split leave behind?
 #
 # Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` of chapter
-# 08, where row r sees the keys before `seen[r]`. Here these are the keys before `last` in all rows. No split divides.
-# It leaves $o$, m and $\ell$ as they are, and the merge divides once. The d + 2 numbers of a row are a *part*, a
-# partial result. (As in chapter 08, m is a scaled score times $\log_2 e$.) `tl.num_programs(0)` is the number of
-# splits.
+# 08, where row r sees the keys before `seen[r]`. Here, these are the keys before `last` in all rows. No split
+# divides. It leaves $o$, m and $\ell$ as they are, and the merge divides once. These d + 2 numbers of a row are a
+# partial result, which we call a *part*. As in chapter 08, m is a scaled score times $\log_2 e$. `tl.num_programs(0)`
+# is the number of splits.
 
 # %%
 @triton.jit
@@ -178,9 +181,9 @@ for w in range(5):
 # %% [markdown]
 # ## How do parts become one row?
 #
-# Each of the five programs has a maximum of its own. The merge is that of chapter 02 for several states at once. It
-# takes the largest m of all, a factor $\beta$ for each part, and two sums. There is one program for each row of each
-# head.
+# Each of the five programs has a maximum of its own. The merge is the one of chapter 02, but for several states at
+# once. It takes the largest m of all, a factor $\beta$ for each part, and two sums. There is one program for each row
+# of each head.
 
 # %%
 @triton.jit
@@ -265,11 +268,11 @@ print(f"of all numbers of O, {(few != many).float().mean():.0%} differ")
 # %% [markdown]
 # ## Where is key 20?
 #
-# Nobody knows in advance how long a text will get. If every sequence had room for the largest length, most of the
+# When a text begins, its final length is not known. If every sequence had room for the largest length, most of the
 # memory would be empty. So servers cut the cache into *pages* of, say, 16 keys, and hand them out as texts grow. A
-# *block table* lists for each sequence which page has its first 16 keys, which page has the next 16, and so on. With
-# the table 4, 0, 5, key 20 is in page 0, because 20 // 16 = 1 and entry 1 is 0, and there it is in row 4, which is 20 %
-# 16.
+# *block table* lists for each sequence which page has its first 16 keys, which page has the next 16, and so on. For
+# example, where is key 20 if the table is 4, 0, 5? It is in page 0, because 20 // 16 = 1 and entry 1 is 0, and there
+# it is in row 4, which is 20 % 16.
 
 # %%
 @triton.jit
@@ -339,8 +342,8 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 # %% [markdown]
 # Here, three sequences have 37, 0 and 48 keys, and the unused rows of the pages hold NaN. The second sequence has no
 # page. Its entries in the table are −1, which no program reads, because its loop has no step. Unused rows must not be
-# loaded at all. A weight of 0 would not help, since 0 · NaN is NaN. The load from the table is masked as well, because
-# a tile can be longer than a page, and then its last keys may be past the table's end.
+# loaded at all. A weight of 0 would not help, since 0 · NaN is NaN. The load from the table is masked as well,
+# because a tile can be longer than a page, and then its last keys may be past the table's end.
 
 # %% [markdown]
 # ## What if lengths differ?
@@ -349,23 +352,24 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 show("shares")
 
 # %% [markdown]
-# In a batch, every sequence has its own length. With the same number of splits for each, short heads get programs that
-# have nothing to do. So for unequal lengths the package hands out *equal shares*, which is also called *stream-K* and
-# which Lean Attention does. It lays the work of all heads end to end and cuts it into equal pieces. A program may end
-# one head and begin the next.
+# In a batch, every sequence has its own length. With the same number of splits for each, short heads get programs
+# that have nothing to do. So for unequal lengths, the package hands out *equal shares*, which is also called
+# *stream-K* and which Lean Attention does. It lays the work of all heads end to end and cuts it into equal pieces, so
+# a program may end one head and begin the next.
 #
-# In the picture, five heads have 10, 3, 0, 12 and 2 tiles, and the number in a tile is its program. To share the work,
-# a tile counts as one unit, and each head counts as one more. Even the empty head does, because some program must write
-# its O. So there are 27 + 5 = 32 units, 8 for each of four programs. Programs 1 and 3 continue a head that another
-# program began, and that costs them no unit. (The table of splits above charged each program one.) Only heads 0 and 3
-# are read by two programs, so only these are merged.
+# In the picture, five heads have 10, 3, 0, 12 and 2 tiles, and the number in a tile is its program. To share the
+# work, a tile counts as one unit, and each head counts as one more. Even the empty head does, because some program
+# must write its O. So there are 27 + 5 = 32 units, 8 for each of four programs. Programs 1 and 3 continue a head that
+# another program began, and that costs them no unit, whereas the table of splits above charged each program one. Only
+# heads 0 and 3 are read by two programs, so only these are merged.
 
 # %% [markdown]
 # ## How near is the limit?
 #
-# Now we time the package's kernel on the cache of the first section. We compare it with a *pure read*, a kernel that
-# reads the same number of bytes and keeps nothing (`reading alone` in the picture). In bytes per second, it is about as
-# fast as a copy. Neither reaches the data sheet's speed, from which the 56 µs above were computed.
+# Now we time the package's kernel on the cache of the first section. We compare it with a *pure read*, which is a
+# kernel that reads the same number of bytes and keeps nothing (`reading alone` in the picture). In bytes per second,
+# it is about as fast as a copy. Neither of them reaches the data sheet's speed, from which the 56 µs above were
+# computed.
 
 # %% tags=["hide-input"]
 record = load("decode")
@@ -382,10 +386,10 @@ each, copy = group.crossed / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/
 #
 # <details><summary>Answer</summary>
 #
-# **it halves until about every SM has a program, and then hardly changes.** A program waits most of the time for the
-# few tiles that it has asked for. About a hundred programs together read as fast as a copy, and more of them gain
-# nothing. A second wave costs little if it is nearly full, as with 256. With 17 splits, the four programs of the second
-# wave would read alone.
+# **it halves until about every SM has a program, and then hardly changes.** One program reads slowly, because it
+# works on one tile after another. About a hundred programs together read as fast as a copy, and more of them gain
+# nothing. A second wave costs little if it is nearly full, as with 256. With 17 splits, the four programs of the
+# second wave would read alone.
 #
 # ```python
 # print(f"each of 8 programs reads {each:.0f} GB/s, a copy on this GPU {copy:,.0f} GB/s")
@@ -404,23 +408,44 @@ each, copy = group.crossed / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/
 show("programs")
 
 # %% [markdown]
-# The dots are measured. The dashed line is a model. After a few microseconds for the launch, each program reads at its
-# own speed, but all together read no faster than a copy. Beyond 128 programs the dots rise slowly, to 80 µs, because
-# there is more to begin and more to merge. The model counts the time of one tile to begin each head, and it counts no
-# merge.
+# The dots are measured, and the dashed line is a model. After a few microseconds for the launch, each program reads
+# at its own speed, but all together read no faster than a copy. The speed of one program is taken from the first dot,
+# so the line passes that dot by construction, and only the rest of it is a prediction. Beyond 128 programs, the dots
+# rise slowly, to 80 µs, because there is more to begin and more to merge. The model counts the time of one tile to
+# begin each head, and it counts no merge.
 #
-# How long is a tile on its way? This time is called the *latency* of a load. Of a program's four stages one is in use
-# and three, 96 KiB, are on their way. *Little's law* relates the two: speed = bytes on their way / latency. With 96 KiB
-# and the speed of one program among eight, it gives a latency of about two microseconds. The dashed line is drawn with
-# that number, so it passes the first dot by construction, and only the rest of it, up to the bend, is a prediction.
-#
-# The law itself can be tried with another number of stages. If it holds, a program with 2, 3 or 6 stages reads 1/3, 2/3
-# or 5/3 as fast as one with 4, as long as it alone sets the pace. `fa2-lab bench decode` times these four on a GPU.
+# Why does one program not read faster, although it has an SM to itself? A tile is on its way for a time that is
+# called the *latency* of the load. Of a program's stages, one is in use, and all others are on their way. *Little's
+# law* relates the two, since speed = bytes on their way / latency. If latency were the only limit, more stages would
+# help in proportion. With 3, 4 and 6 stages, a program would then read 2, 3 and 5 times as fast as with 2. `fa2-lab
+# bench decode` times these four on a GPU:
 
 # %% tags=["hide-input"]
-tried = zip(record.curves.get("stages", ()), record.curves.get("GB/s of a program", ()), strict=True)
-for stages, speed in tried:
-    print(f"{stages:.0f} stages, {stages - 1:.0f} tiles on their way: each of 8 programs reads {speed:.0f} GB/s")
+stages = dict(zip(record.curves.get("stages", ()), record.curves.get("GB/s of a program", ()), strict=True))
+tile, path = 2 * 64 * 128 * 2, prices(chips.H200).l2 / chips.H200.SMs / 1e9  # bytes of K and V; GB/s
+for n, speed in stages.items():
+    by_law = f"{(n - 1) * stages[2]:.0f} GB/s by Little's law from the first line"
+    print(f"{n:.0f} stages: each of 8 programs reads {speed:.0f} GB/s, {tile / speed / 1e3:.2f} µs per tile", end="; ")
+    print(by_law if n > 2 else f"so a tile is on its way for {tile / speed / 1e3:.2f} µs")
+if stages:
+    print(f"chapter 10's rule: 1 + copy / work = {1 + max(stages.values()) / stages[2]:.1f} stages are enough")
+else:
+    print("this record has no such row yet: `fa2-lab bench decode` measures it on a GPU")
+print(f"L2 delivers {path:.0f} GB/s to each SM, even if all SMs load at the same time")
+
+# %% [markdown]
+# On an H200, a third stage helps, although less than by the law, and further stages hardly do. So with 2 stages
+# latency limits a program, but from 3 stages on something else sets the pace. What is it? It cannot be DRAM, because
+# eight programs together ask for a small part of a copy's speed. It is probably not the path from L2 into the SM
+# either, because L2 can deliver more to each SM, as the last line shows. What is left is the program itself. For each
+# tile, it computes S, then the softmax, and then P V. Each of these waits for the one before, and only after them
+# does the program go on to the next tile. So a program takes its own time per tile, which is the one printed for the
+# most stages, however many tiles are on their way. This agrees with the rule of chapter 10, by which the work never
+# waits if there are at least 1 + copy / work stages. But the record does not time the steps of a tile, so it is an
+# inference.
+#
+# In any case, more stages cannot make a single program much faster. More programs can, because they work side by
+# side, and that is why the keys are split.
 
 # %% [markdown]
 # Our decode reaches this share of the speed of a pure read:
@@ -432,27 +457,27 @@ for row in sorted(rows, key=lambda row: row.problem["bytes"]):
     print(f"{p['batch']:2} × {p['N_k']:6,} keys, {p['heads']}/{p['kv_heads']} heads, d = {p['d']:3}: {share:.0%}")
 
 # %% [markdown]
-# If the cache is short, the two launches take a larger share of the time, and so does each program's wait for its first
-# tile.
+# If the cache is short, the two launches take a larger share of the time, and so does each program's wait for its
+# first tile.
 
 # %% [markdown]
 # ## Recap
 #
 # - One query does about one FLOP for each byte that it reads, so memory sets the pace.
 # - The queries of a group are rows of one tile, so a key is read once for all of them.
-# - One program reads slowly, because latency limits it. Splits make more programs, and about a hundred read as fast as an H200
-#   can.
-# - Each split leaves a part (o, m, ℓ), and a second kernel merges the parts. The number of splits decides the last bits, so they
-#   can depend on the batch.
+# - One program reads slowly. With two stages latency limits it, and with more stages probably its own work on each
+#   tile. Splits make more programs, and about a hundred read as fast as an H200 can.
+# - Each split leaves a part (o, m, ℓ), and a second kernel merges the parts. The number of splits decides the last
+#   bits, so they can depend on the batch.
 # - Pages and a block table change where a row is stored, and nothing else.
 # - If lengths differ, lay all work end to end and cut it into equal shares.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** Sometimes only finished parts are left, as in chapter 06, which are the divided output $O_w$ and the $L_w$
-# of each part w. Merge them, and return O and L of the row. A part without keys has L = −∞, and all parts of a row may
-# be like that.
+# **Build.** Sometimes only finished parts are left, as in chapter 06, which are the divided output $O_w$ and the
+# $L_w$ of each part w. Merge them, and return O and L of the row. A part without keys has L = −∞, and all parts of a
+# row may be like that.
 
 # %%
 def finished(O_w, L_w):  # (parts, d), (parts,)
@@ -499,8 +524,8 @@ for n in (1, 3):
 # %% tags=["hide-input"]
 unit, seconds = group.limit(chips.H200)
 verdict("56 µs, limited by DRAM", (unit, round(1e6 * seconds)) == ("DRAM", 56))
-flying = 3 * 2 * 64 * 128 * 2  # bytes of three tiles of K and V
-verdict("96 KiB on their way for about 2 µs", 1.7 < flying / each / 1e3 < 2.7)
+verdict("a third stage helps, less than by the law; more stages hardly do; L2 could deliver more to each SM",
+        not stages or (1.2 < stages[3] / stages[2] < 1.9 and max(stages.values()) < min(1.1 * stages[3], path)))  # fmt: skip
 verdict("about 100 programs fill the memory", 80 < copy / each < 130)
 verdict("it halves up to 64 programs", all(1.7 < curve[n] / curve[2 * n] < 2.2 for n in (8, 16, 32)))
 after = [curve[n] for n in (128, 256, 512, 1024, 2048)]

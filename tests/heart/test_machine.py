@@ -188,7 +188,7 @@ CALLS = [  # a call, good arguments, and wrong ones for each
     *[(scheme, dict(**QKV, tiling=TILING, i=1, W=2), WARPS) for scheme in warps.SCHEMES.values()],
     (splits.Shares, dict(tiles=(1,), programs=1, least=1), dict(tiles=[(), (1, -1)], programs=[0], least=[0])),
     (splits.same_splits, dict(tiles=(4,), splits=1), dict(splits=[0])),
-    (splits.seconds, dict(tiles=(5,), tile_bytes=64, programs=1, slots=1, stages=2, bandwidth=1.0), dict(stages=[1])),
+    (splits.seconds, dict(tiles=(5,), tile_bytes=64, programs=1, slots=1, alone=1.0, bandwidth=1.0), dict(alone=[0.0])),
     (ring.sent, dict(lengths=[8, 8], rank=0, direction="forward", kv_heads=2, d=16), dict(direction=["sideways"])),
     (chips.named, dict(name="H200"), dict(name=["V100", 90])),
     (prices.cost, dict(method="FA2"), dict(method=["FA3"])),

@@ -72,6 +72,6 @@ def test_a_part_must_be_worth_its_share():
 
 def test_time_is_what_memory_allows():
     size, tiles = 268435456, (2048,) * 8  # bytes of the keys and values, in tiles of 16 KiB
-    shared, alone = (splits.seconds(tiles, 16384, n, 396, stages=3, bandwidth=4.32e12) for n in (396, 1))
+    shared, alone = (splits.seconds(tiles, 16384, n, 396, alone=40e9, bandwidth=4.32e12) for n in (396, 1))
     assert size / 4.32e12 < shared < 1.05 * size / 4.32e12
-    assert alone == pytest.approx((8 * 2048 + 8) / 2 * splits.LATENCY)  # two tiles in each
+    assert alone == pytest.approx((8 * 2048 + 8) * 16384 / 40e9)  # every tile, and one to begin each head
