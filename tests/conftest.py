@@ -25,6 +25,8 @@ import fa2_lab.kernels  # noqa: F401 — before a test file imports Triton: it s
 for library in ("OPENBLAS", "MKL", "OMP"):  # before NumPy and torch: threads that share a tile wait for each other
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes three quarters of a GPU's memory
+
 HERE = Path(__file__).parent
 
 

@@ -77,7 +77,7 @@ HOPPER = dict(
 ADA = dict[str, dict](  # sm_86 and sm_89: everything fits into their 99 KiB
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 32, 4, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
     # at 256, without a number of registers, ptxas stops at 168 for sm_80 and spills 2
-    columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 64, 4, 1), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
+    columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
     rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
 AMPERE = dict(  # sm_80; beside FlashAttention-2's own kernels, both as sm_80 code on an H200

@@ -163,7 +163,7 @@ def test_a_launch_passes_triton_by_only_where_it_would_not_compile_anew(describe
     monkeypatch.setattr(launch.triton.compiler, "CompiledKernel", Made)
     monkeypatch.setattr(launch, "current_stream", lambda X: 7)
     monkeypatch.setattr(launch, "relaunch", relaunch)
-    descriptor = SimpleNamespace(base="nobody's")
+    descriptor = SimpleNamespace(base="nobody's", block_shape=[64], layout=None)
     call = launch.Launch(kernel, 3, dict(num_warps=4), (descriptor,) * described, N=5)
     store = torch.zeros(3, 64, dtype=torch.float16)
     a, b, c = store

@@ -139,10 +139,17 @@ def test_a_call_that_a_kernel_declines_is_served_at_once_and_the_next_by_the_ker
     assert [call(x) for x in (2, 3, 2)] == [("other", 2), ("own", 3), ("other", 2)] and made == [(2,)]
 
 
+class Uncompiled:
+    """Stands in for a kernel that Triton cannot compile."""
+
+    def __getitem__(self, grid):
+        return raising(OF_TRITON[1])
+
+
 @pytest.mark.parametrize("name", ("forward_kernel", "bwd_dq"))
 def test_a_portable_kernel_that_cannot_be_compiled_is_a_clear_error(name, monkeypatch):
     room = choice.portable if name == "forward_kernel" else choice.portable_backward
-    monkeypatch.setattr(room, name, {(2, 1, 1): raising(OF_TRITON[1])})
+    monkeypatch.setattr(room, name, Uncompiled())
     with pytest.raises(RuntimeError, match=r"cannot compile the portable (for|back)ward \(PTXASError: `ptxas` failed"):
         run(attention, *tensors(1, 2, 1, 20, 24, 16))
 
