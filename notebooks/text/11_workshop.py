@@ -6,21 +6,22 @@
 #
 # **What does a GPU programmer do all day?**
 #
-# Chapter 10 went from rung 09 to rung 11 in two rounds: a hypothesis, three numbers of `ncu`, the instructions behind the
-# largest stall, one change, the time. This chapter goes on from there. First comes a third round, on the same kernel,
-# because it disappoints in another shape. Then come the tools for a file of your own: what the compiler makes of it,
-# when its warps wait, how to search for the fastest launch, and what to do if its result is wrong.
+# Chapter 10 went from rung 09 to rung 11 in two rounds. Each round had a hypothesis, three numbers of `ncu`, the
+# instructions behind the largest stall, one change, and the time. This chapter goes on from there. It begins with a
+# third round on the same kernel, because that kernel disappoints in another shape. The rest of the chapter is about the
+# tools for your own file, which show what the compiler makes of it, when its warps wait, how to search for the fastest
+# launch, and what to do if its result is wrong.
 #
 # After this notebook you can
 #
 # - compute how many programs fit on an SM, and predict from it what a launch option gains or loses,
-# - compile a file of yours for a GPU that is not here, and read what the compiler made of it,
+# - compile your own file for a GPU that is not here, and read what the compiler made of it,
 # - decide which tool answers which question about a slow kernel,
 # - search for the fastest launch without fooling yourself,
 # - find a wrong number and an access outside a tensor.
 #
-# *Time: 70 minutes. Hardware: any laptop with Linux; what needs a GPU is marked. Before
-# this: [07 · Warps](07_warps.ipynb), [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder,
+# *Time: 60 minutes. Hardware: any laptop with Linux; what needs a GPU is marked. Before this: [07 ·
+# Warps](07_warps.ipynb), [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder,
 # measured](10_ladder.ipynb).*
 
 # %% tags=["hide-input"]
@@ -59,11 +60,11 @@ import triton.language as tl
 # %% [markdown]
 # ## Why does rung 11 lose at d = 64?
 #
-# Rung 11 is rung 10 with its two loops exchanged. In chapter 10, that removed all waits but one from each loop, and made
-# the kernel about a quarter faster. Those numbers are for d = 128.
+# Rung 11 is rung 10 with its two loops exchanged. In chapter 10, that removed all waits but one from each loop, and
+# made the kernel about a quarter faster. Those numbers, however, are for d = 128.
 #
-# **Predict.** Heads of d = 64 have half as many instructions of the tensor cores in each product, and rung 10 waits after
-# each of them there, too. What does the same exchange do at d = 64, without a mask?
+# **Predict.** Heads of d = 64 have half as many instructions of the tensor cores in each matmul of Q and K, and there
+# rung 10 also waits after each of them. What does the same exchange do at d = 64, without a mask?
 #
 # - ☐ it loses
 # - ☐ it gains about as much
@@ -71,7 +72,7 @@ import triton.language as tl
 #
 # <details><summary>Answer</summary>
 #
-# **it loses.** A little with many heads, and more with few:
+# **it loses.** It loses a little with many heads, and more with few:
 #
 # ```python
 # for d, heads in ((128, 64), (64, 128), (64, 8)):
@@ -85,9 +86,9 @@ import triton.language as tl
 # ```
 # </details>
 #
-# So a change that was right has made something worse. `ncu` would show the stalls, as in chapter 10. But before that, the
-# compiler can already be asked, even without a GPU. `fa2-lab xray 10 --full --d 64` prints what it made of rung 10, and
-# `fa2-lab xray 11 --full --d 64` what it made of rung 11.
+# So a change that was right has made something worse. `ncu` would show the stalls, as in chapter 10. But the compiler
+# can be asked first, even without a GPU. `fa2-lab xray 10 --full --d 64` prints what it made of rung 10, and `fa2-lab
+# xray 11 --full --d 64` what it made of rung 11.
 
 # %%
 rungs = {number: xray(number, d=64, causal=False)[0] for number in ("10", "11")}
@@ -99,12 +100,12 @@ for number, kernel in rungs.items():
     print(f"rung {number}{waits:18}{n['registers']:23}{n['spills']:9}{n['shared'] / 1024:21.0f}")
 
 # %% [markdown]
-# The exchange did what it should. At d = 64, too, all waits but one have gone. The only other difference in the table is
-# two registers. Can two registers cost so much?
+# The exchange did what it should, because all waits but one have gone at d = 64 as well. The only other difference in
+# the table is two registers. Can two registers cost so much?
 #
-# **Build.** Write how many programs fit on an SM at the same time. An SM of an H200 has 65,536 registers, 228 KiB of shared
-# memory, and slots for 64 warps, and at most 32 programs run on it. A thread gets registers in steps of 8. The system takes
-# 1 KiB of shared memory for each program, in addition to what the kernel asks for.
+# **Build.** Write how many programs fit on an SM at the same time. An SM of an H200 has 65,536 registers, 228 KiB of
+# shared memory, and slots for 64 warps, and at most 32 programs run on it. A thread gets registers in steps of 8. The
+# system takes 1 KiB of shared memory for each program, in addition to what the kernel asks for.
 
 # %%
 def programs(registers, shared, warps):  # registers of one thread, bytes and warps of one program
@@ -136,14 +137,15 @@ check(programs, *(Case(words, case, blocks_per_sm(H200, case[1], case[0], case[2
 # ```
 # </details>
 #
-# With 128 registers, four programs of four warps fill the 65,536 registers exactly. 130 are rounded up to 136, and then
-# only three fit. So rung 11 has fewer waits, but also one program less that could work during the remaining ones. With 8
-# heads, the waves of chapter 06 make it worse: 512 programs fit at once if an SM holds four, because 132 SMs have 528
-# places then. With three there are 396, so a second wave is needed.
+# With 128 registers per thread, four programs of 128 threads take 4 · 128 · 128 registers, which are exactly the 65,536
+# of an SM. 130 registers are rounded up to 136, and then only three programs fit. So rung 11 has fewer waits, but also
+# one program less that could work during the remaining ones. With 8 heads, the waves of chapter 06 make it worse. There
+# are 512 programs, which all run at once if an SM holds four, because 132 SMs then have 528 slots. With three, there
+# are only 396 slots, so a second wave is needed.
 #
-# **Hypothesis.** If the fourth program comes back, rung 11 is no longer behind. The option `maxnreg` of the launch limits
-# the registers. It can have a price: values that find no register are *spilled* to memory. So we look at the spills
-# before we time anything:
+# **Hypothesis.** If the fourth program comes back, rung 11 is no longer behind. The launch option `maxnreg` limits the
+# registers. This can have a cost, because values that find no register are *spilled* to memory. So we look at the
+# spills before we time anything:
 
 # %%
 limits = {}
@@ -160,17 +162,19 @@ for number in ("11", "13"):
 
 # %% [markdown]
 # In rung 11, the compiler finds the two registers at no cost. Rung 13 is rung 11 with heads in groups, and it has the
-# same problem with 134 registers. There the limit costs a few spills, and still it gains. That supports the hypothesis.
+# same problem with 134 registers. Although the limit costs a few spills there, it gains. That supports the hypothesis,
+# but rung 11 itself has not been timed with this limit.
 #
-# Two things are worth keeping from this round. A result belongs to a shape, so repeat it for the shapes that you care
-# about. And the number of programs moves in steps, so a small change of the registers may do nothing, or a lot.
+# Two things are worth keeping from this round. First, a result belongs to a shape, so repeat it for the shapes that you
+# care about. Second, the number of programs moves in steps, so a small change of the registers may do nothing, or a
+# lot.
 #
-# ## Which tools work on a file of your own?
+# ## Which tools work on your own file?
 #
-# From here on, everything works on one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and its last lines
-# call that function, so that a profiler has something to watch. If there is no `mine.py` beside this notebook, the next
-# cell writes one: rung 11, without its own last lines, with tiles of 64 × 64, 4 warps and 3 stages. Your kernel of
-# [assignment 4](assignments/4_triton_forward.ipynb) will do as well.
+# From here on, everything works on one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and its last
+# lines call that function, so that a profiler has something to watch. If there is no `mine.py` beside this notebook,
+# the next cell writes rung 11 into one, without its own last lines, with tiles of 64 × 64, 4 warps and 3 stages. You
+# can also take your kernel of [assignment 4](assignments/4_triton_forward.ipynb).
 
 # %%
 CALL = """
@@ -197,15 +201,15 @@ if not mine.exists():
 # | a race in shared memory (not with the barriers of chapter 12a) | `compute-sanitizer --tool racecheck python mine.py` | yes |
 # | a value | `TRITON_INTERPRET=1 python mine.py`, with a `breakpoint()`, q, k, v on the CPU, no `synchronize`, a small N and one head | no |
 #
-# If the kernel is slow, begin with `xray`. Then take `nsys`, which times kernels, and then `ncu`, whose page you read as in
-# chapter 10. (If it reports `ERR_NVGPUCTRPERM`, the machine's owner must allow counters.) Proton is Triton's own profiler.
-# If the kernel's result is wrong, begin with the last line of the table. `xray` compiles for an H200 and the causal mask
-# unless you set `--chip` or `--full`.
+# If the kernel is slow, begin with `xray`. Then take `nsys`, which times kernels, and then `ncu`, whose page you read
+# as in chapter 10. If `ncu` reports `ERR_NVGPUCTRPERM`, the machine's owner must allow counters. Proton is Triton's own
+# profiler. If the kernel's result is wrong, begin with the last line of the table. `xray` compiles for an H200 and the
+# causal mask unless you set `--chip` or `--full`.
 #
 # ## What does the compiler make of a launch option?
 #
-# Here is `mine.py` at d = 128, compiled with four launches. Before you read the table, fill in its last column with your
-# `programs`.
+# Here is `mine.py` at d = 128, compiled with four launches. Before you read the last column of the table, compute it
+# with your `programs`.
 
 # %%
 LAUNCHES = {
@@ -225,20 +229,20 @@ for launch, kernel in kernels.items():
     print(f"{launch:14}{n['registers']:10}{n['spills']:8}{n['shared'] / 1024:12.0f}{fit:20}")
 
 # %% [markdown]
-# - **Stages.** A tile of 64 · 128 numbers of two bytes has 16 KiB. With one stage, shared memory holds Q, K and V, which are
-#   48 KiB. With three, it holds Q and three tiles of both K and V, 112 KiB. More stages take no more registers, because the
-#   copies go straight to shared memory.
-# - **maxnreg.** With 128, some of a thread's values find no register. *Spills* counts the instructions that store and
-#   load them.
+# - **Stages.** A tile of 64 · 128 numbers of two bytes has 16 KiB. With one stage, shared memory holds Q, K and V,
+#   which are 48 KiB. With three, it holds Q and three tiles of both K and V, 112 KiB. More stages take no more
+#   registers, because the copies go straight to shared memory.
+# - **maxnreg.** With at most 128, some of a thread's values find no register. The column *spills* counts the
+#   instructions that store and load them.
 # - **Programs.** As it is, registers leave room for 3 programs, but shared memory only for 2. So `maxnreg=128`, with
 #   registers for 4, gains nothing here, although it was the fix at d = 64.
 #
-# So before you change an option, ask which of the limits is the smallest one. Only that one is worth moving.
+# So before you change an option, ask which of the limits is the smallest one, because only that one is worth moving.
 #
 # ## What do eight warps do?
 #
-# On Hopper (H100, H200), four warps start a product of the tensor cores together. It has 64 rows, 16 for each of them. A
-# tile of `mine.py` has 64 × 64 scores.
+# On Hopper (H100, H200), four warps start a matmul of the tensor cores together. It has 64 rows, 16 for each of them,
+# and a tile of `mine.py` also has 64 × 64 scores.
 #
 # **Predict.** How do eight warps share $S = QK^\top$?
 #
@@ -248,10 +252,11 @@ for launch, kernel in kernels.items():
 #
 # <details><summary>Answer</summary>
 #
-# **four of them compute what the other four compute, too.** The layout of S is `warpsPerCTA = [8, 1]`: all eight warps are
-# below each other, which would be 128 rows. So each row is computed twice, and so is each exponential. For $PV$ the
-# compiler chose `[4, 2]`, where four warps take half of d. The table had the clue. With twice the warps, a thread still has
-# 138 registers, and not half of 168.
+# **four of them compute what the other four compute, too.** The layout of S is `warpsPerCTA = [8, 1]`, where CTA is
+# NVIDIA's word for a thread block. All eight warps are below each other, which would take 128 rows. Since the tile has
+# only 64, each row is computed twice, and so is each exponential. For $PV$ the compiler chose `[4, 2]`, where four
+# warps take half of d. The table above had the clue. With twice the warps, a thread still has 138 registers, and not
+# half of 168.
 #
 # ```python
 # rows = {name: kernels[name] for name in ("as it is", "num_warps=8")}
@@ -270,17 +275,19 @@ for launch, kernel in kernels.items():
 # </details>
 
 # %% [markdown]
-# A kernel in Triton does not name its layouts, but its tile decides what the compiler chooses. What helps here is a tile
-# with rows for all warps: with 128 rows, `[8, 1]` is split-Q as in chapter 07.
+# A kernel in Triton does not name its layouts, but its tile decides what the compiler chooses. What helps here is a
+# tile with rows for all warps. With 128 rows, `[8, 1]` is split-Q as in chapter 07.
 #
 # <details><summary>On an A100 or an RTX 4090, the tile decides even whether four warps share S by rows</summary>
 #
-# There, each warp multiplies by itself, so the warps of a program can also be beside each other. The compiler looks at the
-# *last* of the products that feed one another, here $PV$ with its B_r rows and d columns (d rounded up to a power of two).
-# If B_r ≥ d, all of them get `[4, 1]`, and otherwise `[1, 4]`. Then each warp has some keys of every row, so maxima, sums
-# and P have to cross shared memory. At d = 128, rungs 03, 08 and 11 with their 64 rows are `[1, 4]` on these chips, and so
-# is the backward's rung b01. (`fa2-lab xray 11 --chip sm_80` shows it.) Therefore the package's own forward kernel computes
-# O in pieces of B_r columns there, each by a product of its own.
+# There, each warp multiplies by itself, so the warps of a program can also be beside each other. The compiler looks at
+# the *last* matmul of the loop. Here this is $PV$, whose result has B_r rows and d columns (d rounded up to a power of
+# two). If B_r ≥ d, all matmuls of the loop get `[4, 1]`, and each row of S is in one warp. Otherwise they get `[1, 4]`.
+# Then each warp has some keys of every row, so maxima, sums and P have to cross shared memory.
+#
+# At d = 128, rungs 03, 08 and 11 with their 64 rows are `[1, 4]` on these chips, and so is rung b01 of the backward
+# pass. `fa2-lab xray 11 --chip sm_80` shows it. Therefore, the package's own forward kernel computes O in pieces of B_r
+# columns there, each by its own matmul, so that the last one has as many rows as columns.
 # </details>
 #
 # **Takeaway.** More warps need more rows, at least 16 for each warp. Read `warpsPerCTA` before you believe a gain in
@@ -288,9 +295,9 @@ for launch, kernel in kernels.items():
 #
 # ## Which line is an instruction from?
 #
-# `xray` also knows which line of the source each instruction belongs to. Between Triton and the GPU there are two assembly
-# languages: *PTX* is NVIDIA's portable one, and *SASS* is what the chip executes. Here is the SASS of the line of `s_ij`,
-# with three stages and with one:
+# `xray` also knows which line of the source each instruction belongs to. Between Triton and the GPU there are two
+# assembly languages. *PTX* is NVIDIA's portable one, and *SASS* is the machine code that the chip executes. Here is the
+# SASS of the line of `s_ij`, with three stages and with one:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 lines = mine.read_text(encoding="utf-8").splitlines()
@@ -303,15 +310,17 @@ for launch in ("as it is", "num_stages=1"):
     print(f"{launch:12}", ", ".join(f"{n} {x}" for x, n in became[launch].items() if x in ("HGMMA", "STS", "BAR")))
 
 # %% [markdown]
-# One instruction, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64. The line is a product of 64 × 128 by 128 × 64, so it
+# One instruction, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64. The line is a matmul of 64 × 128 by 128 × 64, so it
 # takes 8 of them, and the kernel has two loops. With one stage, the line also has to put K's 16 KiB into shared memory,
-# by 8 `STS` of 16 bytes per thread in each loop. Before and after them, there is a `BAR.SYNC`. Those two are chapter 07's
-# barriers: "the tile is free" and "the tile is there". With a copy ahead, all of that moves out of the line.
+# by 8 `STS` of 16 bytes per thread in each loop. Before and after them, there is a `BAR.SYNC`. These two are the
+# barriers of chapter 07, "the tile is free" and "the tile is there". With a copy ahead, all of that moves out of the
+# line.
 #
 # ## When do the warps wait?
 #
-# A stall in `ncu` is a mean over the whole kernel. A *timeline* shows when the waits happen. The one below is not from
-# `mine.py` but from a small loop that copies nothing ahead, on an H200. (`python -m fa2_studio.inside` records it.)
+# A stall in `ncu` is a mean over the whole kernel, whereas a *timeline* shows when the waits happen. The one below is
+# not from `mine.py` but from a small loop that copies nothing ahead, on an H200, and `python -m fa2_studio.inside`
+# records it.
 
 # %% tags=["hide-input"]
 printed = (files.ROOT / "figures" / "data" / "inside.txt").read_text(encoding="utf-8")
@@ -324,8 +333,8 @@ for lane in ("copies", "products"):
 
 # %% [markdown]
 # The tensor cores are idle during each copy, as chapter 10 drew it for one stage. `nsys` and `proton` show when each
-# *kernel* ran. Proton can also look inside a kernel, as here. To try it, add these lines to `mine.py`. Reading the clock
-# takes time itself, so trust the order of the spans, but not their lengths:
+# *kernel* ran. Proton can also look inside a kernel, as here. To try it, add these lines to `mine.py`. Since it takes
+# time to read the clock, trust the order of the spans, but not their lengths:
 #
 # ```python
 # # at the top
@@ -342,15 +351,15 @@ for lane in ("copies", "products"):
 #
 # ## Can the fastest launch be found by trying?
 #
-# An *autotuner* times each launch and keeps the fastest. `triton.autotune` does that at the first call, and `fa2-lab tune`
-# does it for this package's kernels. Four things can go wrong.
+# An *autotuner* times each launch and keeps the fastest. `triton.autotune` does that at the first call, and `fa2-lab
+# tune` does it for this package's kernels. However, four things can go wrong:
 #
-# - **Luck.** The best of many equal launches looks faster than it is, as the next cell shows. Medians make the difference
-#   smaller. If the winner is ahead by less than that, take the simpler launch.
-# - **The clock.** A GPU lowers it when it draws much power (*throttling*). So let the launches alternate.
-# - **The shape.** A winner at one shape may lose at another, as rung 11 did at d = 64. Try it there.
-# - **The result.** A launch that wrongly skips tiles is fast, so compare results. And a kernel that *adds* to its output
-#   adds in every trial. The autotuner's option `reset_to_zero` is for that.
+# - **Luck.** The best of many equal launches looks faster than it is, as the next cell shows, although medians make the
+#   difference smaller. If the winner is ahead by less than that, take the simpler launch.
+# - **The clock.** A GPU lowers it when it draws much power (*throttling*), so let the launches alternate.
+# - **The shape.** A winner at one shape may lose at another, as rung 11 did at d = 64, so try it there.
+# - **The result.** A launch that wrongly skips tiles is fast, so compare results. A kernel that *adds* to its output
+#   adds in every trial, so the autotuner has an option, `reset_to_zero`, that clears the output before each one.
 
 # %%
 times = np.random.default_rng(0).normal(1.00, 0.01, (1000, 20, 9))  # 20 equal launches, 1 ms, 1% of noise; 1,000 searches
@@ -361,9 +370,9 @@ for repeats in (1, 9):
 # %% [markdown]
 # ## Is fp32 really fp32?
 #
-# Now to kernels whose result is wrong. The first trap is one that the interpreter hides. In NumPy and in Triton's
-# interpreter, fp32 has 23 bits after the point. On a GPU, `tl.dot` of two fp32 tiles goes to the tensor cores in a
-# format of its own, *TF32*: they read the first 10 bits after the point and ignore the other 13.
+# We turn to kernels whose result is wrong. The first trap is one that the interpreter hides. In NumPy and in Triton's
+# interpreter, fp32 has 23 bits after the point. On a GPU, `tl.dot` of two fp32 tiles goes to the tensor cores in their
+# own format, *TF32*. They read the first 10 bits after the point and ignore the other 13.
 
 
 # %%
@@ -386,8 +395,8 @@ def error(rounded):  # of Q Kᵀ, if the factors are rounded
 #
 # <details><summary>Answer</summary>
 #
-# **no better than fp16.** fp16 has 10 bits as well, and rounds. TF32 only has the larger range. No test in the interpreter
-# shows it.
+# **no better than fp16.** fp16 also has 10 bits, and it rounds, whereas TF32 cuts the others off. All that TF32 has in
+# addition is the larger range. No test in the interpreter shows the loss.
 #
 # ```python
 # for name, rounded in (("fp32", np.float32), ("fp16", np.float16), ("TF32", tf32)):
@@ -404,16 +413,16 @@ def error(rounded):  # of Q Kᵀ, if the factors are rounded
 # ```
 # </details>
 #
-# `tl.dot(a, b, input_precision="ieee")` keeps all bits. It uses no tensor cores, so it is many times slower. That is
-# right for a test, or if exact gradients matter. `"tf32x3"` is between the two, with three products instead of one.
+# `tl.dot(a, b, input_precision="ieee")` keeps all bits. Since it uses no tensor cores, it is many times slower. That is
+# right for a test, or if exact gradients matter. `"tf32x3"` is between the two, with three matmuls instead of one.
 #
 # **Takeaway.** fp32 inputs do not make an fp32 product. Write `input_precision="ieee"`, or expect three digits.
 #
 # ## How do you look inside a kernel?
 #
-# In Triton's interpreter, a kernel is plain Python. So `breakpoint()` stops it, and Python's debugger shows every tile. The
-# kernel below computes $L = \log \sum_j e^{s_j}$ of a row of 10 numbers, in a block of 16. In memory, the rows follow one
-# another.
+# In Triton's interpreter, a kernel is plain Python. So `breakpoint()` stops it, and Python's debugger shows every tile.
+# The kernel below computes $L = \log \sum_j e^{s_j}$ of a row of 10 numbers, in a block of 16. In memory, the rows
+# follow one another.
 
 # %%
 @triton.jit
@@ -438,13 +447,14 @@ sys.breakpointhook = sys.__breakpointhook__
 print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item(), 6))
 
 # %% [markdown]
-# The mask keeps the load away from the last six places, so they hold −∞.
+# The mask keeps the load away from the last six positions, so they hold −∞.
 #
-# A compiled kernel cannot be stopped like this. On a GPU, `tl.device_print("m", m)` prints a value once for *each thread*,
-# so let only one program print. `compute-sanitizer` names every access outside an allocation. PyTorch allocates in large
-# pieces, and `PYTORCH_NO_CUDA_MEMORY_CACHING=1` gives each tensor an allocation of its own. Here is its report on a kernel
-# that writes 4,096 numbers into a tensor of 1,000 (`fa2_studio/stray.py`), on an H200. It names the line, the thread, and
-# how far past the end the access was.
+# A compiled kernel cannot be stopped like this. On a GPU, `tl.device_print("m", m)` prints a value once for *each
+# thread*, so let only one program print. `compute-sanitizer` names every access outside an allocation. PyTorch
+# allocates in large pieces, and `PYTORCH_NO_CUDA_MEMORY_CACHING=1` gives each tensor an allocation of its own.
+#
+# Here is its report on a kernel that writes 4,096 numbers into a tensor of 1,000 (`fa2_studio/stray.py`), on an H200.
+# It names the line, the thread, and how far past the end the access was.
 
 # %% tags=["hide-input"]
 told = (files.ROOT / "figures" / "data" / "stray.txt").read_text(encoding="utf-8")
@@ -453,8 +463,8 @@ print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*
 # %% [markdown]
 # ## Why is it wrong by a little?
 #
-# `log_sum_kernel` gave the right result above. With 16 columns it is right for any number of rows. But with three rows of 10
-# numbers, some of L is wrong in the first digits.
+# `log_sum_kernel` gave the right result above. With 16 columns, it is right for any number of rows. But with three rows
+# of 10 numbers, some of L is wrong in the first digits.
 
 # %% tags=["hide-input"]
 def errors(S, N):
@@ -476,7 +486,7 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # <details><summary>Answer</summary>
 #
 # **all but the last.** After the last row, the tensor ends. After any other row comes the next one, and its first six
-# numbers join the sum. The mask asks whether an element is in the *tensor*. It must ask about the row.
+# numbers join the sum. The mask asks whether an element is in the *tensor*, but it must ask whether it is in the row.
 #
 # ```python
 # print("errors of L:", errors(S, 10))
@@ -489,22 +499,23 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # ```
 # </details>
 #
-# The tool is *NaN padding*, also called guard rows: put the rows further apart, and fill the gaps with NaN. Now every row
-# that reads too far is NaN. The fix is `mask=tl.arange(0, B) < N`.
+# A tool against such mistakes is *NaN padding*, also called guard rows. If you put the rows further apart and fill the
+# gaps with NaN, every row that reads too far becomes NaN. Here, the fix is `mask=tl.arange(0, B) < N`.
 #
 # **Takeaway.** Test at ragged sizes, with NaN past every end. A wrong number may look healthy, but NaN does not.
 #
 # If you do not know what is wrong at all, `fa2-lab examine mine.py:forward` compares your function with the known
-# mistakes (appendix [C](C_package.ipynb)). [Assignment 9](assignments/9_up_the_ladder.ipynb) goes further: from rung 03
+# mistakes (appendix [C](C_package.ipynb)). [Assignment 9](assignments/9_up_the_ladder.ipynb) goes further, from rung 03
 # up, with these tools. [Assignment 8](assignments/8_detective.ipynb), after chapter 12b, has programs that hang, that
 # race, and that are wrong by a little. Before chapter 12a comes [appendix A](A_lanes.ipynb).
 #
 # ## Recap
 #
-# - All day: name what a kernel waits for, change that one thing, check the result, look again, and try another shape.
-# - Registers, shared memory and slots for warps limit the programs on an SM. Their number moves in steps. Only the smallest
-#   limit is worth moving.
-# - More warps need more rows. Read the layout.
+# - A GPU programmer names what a kernel waits for, changes that one thing, checks the result, looks again, and tries
+#   another shape.
+# - Registers, shared memory and slots for warps limit the programs on an SM. Their number moves in steps, and only the
+#   smallest limit is worth moving.
+# - More warps need more rows, so read the layout.
 # - `xray` needs no GPU and comes first. `ncu` names the wait, and a timeline shows when it happens.
 # - A search for the fastest launch needs medians, alternation, several shapes and a check of the result.
 # - NaN past every row shows a read that goes too far. `compute-sanitizer` shows one that leaves the tensor.
@@ -512,14 +523,15 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # ## Exercises
 #
 # With which launch options do *three* programs of `mine.py` fit on an SM at d = 128? Add yours to `LAUNCHES` above, and
-# run its two cells again: the last column shows whether you are right. What do the options cost?
+# run its two cells again. The last column shows whether you are right. What do the options cost?
 #
 # <details><summary>Solution</summary>
 #
-# Three programs of 128 threads leave 65,536 / 384 = 170 registers per thread, so 168, and 228 / 3 = 76 KiB, of which the
-# system takes 1. Two stages take 80 KiB, and one takes 48. So the answer is `dict(num_stages=1, maxnreg=168)`. It costs 14
-# spills, and nothing is copied ahead any more. That is too much: in chapter 10, a third program gains 16% (rung 09 at 168
-# registers), and copies ahead with the loops in the right order gain 57% (rungs 10 and 11).
+# Three programs of 128 threads leave 65,536 / 384 = 170 registers per thread, so 168, and 228 / 3 = 76 KiB, of which
+# the system takes 1. Two stages take 80 KiB, and one takes 48. So the answer is `dict(num_stages=1, maxnreg=168)`. It
+# costs 14 spills, and nothing is copied ahead any more. That is too much, because in chapter 10 a third program gains
+# only 16% (rung 09 at 168 registers), whereas copies ahead with the loops in the right order gain 57% (rungs 10 and
+# 11).
 # </details>
 
 # %% [markdown]
