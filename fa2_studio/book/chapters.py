@@ -16,7 +16,7 @@ class Chapter(NamedTuple):
 
     @property
     def number(self) -> str:
-        """Its place: 00 to 16 (12 has two, 12a and 12b), or an appendix's letter."""
+        """Its place: 00 to 17 (12 has two, 12a and 12b), or an appendix's letter."""
         return self.name.split("_")[0]
 
 
@@ -39,6 +39,7 @@ CHAPTERS = [
     Chapter("14_decode", "Decode", "One query, a long cache: who does the work?"),
     Chapter("15_rings", "Rings", "What if the sequence does not fit on one GPU?"),
     Chapter("16_masks", "The same loop, other masks", "Windows, documents, sinks: what changes in the loop?"),
+    Chapter("17_change_it", "Change it", "How do I add a bias or a mask of my own, and what comes after Hopper?"),
     Chapter("A_lanes", "Lanes, layouts, banks", "Where exactly are the numbers of a tile?"),
     Chapter("B_errata", "Errata", "Which tests does a wrong formula survive?"),
     Chapter("C_package", "The package and its commands", "Where is what, and how do I use it for something of my own?"),
@@ -49,7 +50,7 @@ PARTS = {  # of the book, and the numbers of their chapters
     "II · The machine": "06 07",
     "III · Triton": "08 09 10 11",
     "IV · Hopper": "12a 12b 13",
-    "V · Beyond one call": "14 15 16",
+    "V · Beyond one call": "14 15 16 17",
     "Appendices": "A B C",
 }
 

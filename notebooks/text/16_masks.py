@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Rings](15_rings.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks →](A_lanes.ipynb)
+# [← Rings](15_rings.ipynb) · [The map](00_start.ipynb) · [Change it →](17_change_it.ipynb)
 
 # %% [markdown]
 # # 16 · The same loop, other masks
@@ -416,4 +416,4 @@ for left, masked in ((1024, 2), (1023, 2), (1000, 3), (1025, 3)):
 verdict("dsink = scores.sink_backward", close(dsink, sink_backward(0.7, O, L, dO)))
 
 # %% [markdown] tags=["navigation"]
-# [← Rings](15_rings.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks →](A_lanes.ipynb)
+# [← Rings](15_rings.ipynb) · [The map](00_start.ipynb) · [Change it →](17_change_it.ipynb)

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)
+# [← Change it](17_change_it.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)
 
 # %% [markdown]
 # # A · Lanes, layouts, banks
@@ -267,4 +267,4 @@ given = [x.shared_per_block // 1024 for x in (chips.RTX_4090, chips.A100, chips.
 verdict("a thread block may have 99, 163 and 227 KiB", given == [99, 163, 227])
 
 # %% [markdown] tags=["navigation"]
-# [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)
+# [← Change it](17_change_it.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)

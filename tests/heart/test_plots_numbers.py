@@ -12,7 +12,7 @@ from fa2_lab.machine import chips, io, prices, reasons
 from fa2_lab.plots import poster, ratios, ring_speed, roofline
 from fa2_lab.records import load, path_of
 from fa2_lab.reference import fa2
-from fa2_lab.tiles import Tiling
+from fa2_lab.tiles import Tile, Tiling
 from fa2_lab.tools.figures import SHEETS
 from fa2_lab.trace import Trace
 
@@ -85,6 +85,16 @@ def test_the_visits_and_the_elements_are_the_meter_s(name):
         sum(e.elements for e in seen["events"][name])
         == io.traffic(name.lower(), "forward", Tiling(12, 12, 4, 3), 4).total
     )
+
+
+def test_a_tile_is_needed_just_where_the_window_and_the_first_keys_leave_a_score():
+    kinds, N, B = module("window_tiles").kinds, 96, 8
+    row, column = np.arange(N)[:, None], np.arange(N)[None, :]
+    for left, first in ((23, 3), (24, 8), (7, 0), (0, 1)):
+        sees = (column <= row) & ((row - column <= left) | (column < first))
+        tiles = sees.reshape(N // B, B, N // B, B).swapaxes(1, 2)
+        assert ((kinds(N, B, left, first) != Tile.SKIP) == tiles.any(axis=(2, 3))).all()
+        assert tiles.all(axis=(2, 3))[kinds(N, B, left, first) == Tile.FULL].all()
 
 
 def test_intervals_are_what_each_mask_lets_through():

@@ -1,0 +1,84 @@
+"""Tiles that a window with the first keys needs, and those that a causal loop visits for it."""
+
+import numpy as np
+
+from fa2_lab.plots import causal_tiles, style
+from fa2_lab.tiles import Tile
+
+LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
+
+
+def data(N: int = 4096, B: int = 128, left: int = 1023, first: int = 4) -> dict:
+    """The kind of each tile at N, and how many tiles are visited and needed at several lengths."""
+    needed = {n: int((kinds(n, B, left, first) != Tile.SKIP).sum()) for n in LENGTHS}
+    visited = {n: (n // B) * (n // B + 1) // 2 for n in LENGTHS}
+    return dict(kinds=kinds(N, B, left, first), B=B, left=left, first=first, visited=visited, needed=needed)
+
+
+def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
+    """SKIP, DIAGONAL or FULL for each tile, from the corners of its window; the first keys lie in column block 0."""
+    begin = B * np.arange(N // B)
+    top, bottom, key, last = begin[:, None], begin[:, None] + B - 1, begin[None, :], begin[None, :] + B - 1
+    some = (key <= bottom) & (last >= top - left)
+    whole = (last <= top) & (key >= bottom - left)
+    found = np.where(whole, Tile.FULL, np.where(some, Tile.DIAGONAL, Tile.SKIP))
+    if first:
+        found[:, 0] = np.where(found[:, 0] == Tile.SKIP, Tile.DIAGONAL, found[:, 0])
+    return found
+
+
+@style.picture
+def draw(
+    kinds: np.ndarray, B: int, left: int, first: int, visited: dict[int, int], needed: dict[int, int]
+) -> style.Drawn:
+    """The tiles by kind on a grid; beside it both counts over the length."""
+    caption = (
+        "The longer the sequence, the more of a causal loop's tiles hold no visible score. The mask is a window of"
+        f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a loop"
+        " that knows only the causal mask, although the mask hides all of their scores."
+    )
+    figure, axes = style.stacked(3.1, caption, ncols=2)
+    grid, curves = axes[0]
+    T = len(kinds)
+    _grid(grid, kinds)
+    grid.set_title(f"N = {T * B:,}, {T} × {T} tiles")
+    style.bare(grid, (-0.3, T + 0.3), (-0.3, T + 0.3), aspect="equal", ylabel="← queries", xlabel="keys →")
+    _curves(curves, visited, needed)
+    ends = "; ".join(f"N = {n:,}: {visited[n]:,} and {needed[n]:,}" for n in visited)
+    empty = T * (T + 1) // 2 - int((kinds != Tile.SKIP).sum())
+    alt = (
+        f"On the left, a grid of {T} × {T} tiles: a band along the diagonal and the first column hold visible scores,"
+        f" {empty} tiles between them do not, and the tiles above the diagonal are skipped by causal. On the right, two"
+        f" lines over the length: tiles that a causal loop visits, and tiles that are needed. {ends}."
+    )
+    return figure, alt
+
+
+def _grid(ax: style.Axes, kinds: np.ndarray) -> None:
+    T = len(kinds)
+    behind = np.tri(T, dtype=bool)
+    style.masked(ax, 0, 0, T, T, linewidth=0.5)
+    style.bars(ax, [(0, i, i + 1, 1) for i in range(T)], style.PAPER)
+    for kind in (Tile.FULL, Tile.DIAGONAL):
+        places = [(j, i, 1, 1) for i, j in np.argwhere(kinds == kind)]
+        style.bars(ax, places, causal_tiles.FILLS[kind], edgecolor=style.QUIET, linewidth=0.4)
+    empty = np.argwhere(behind & (kinds == Tile.SKIP))
+    ax.scatter(empty[:, 1] + 0.5, empty[:, 0] + 0.5, s=1.5, color=style.QUIET, linewidths=0)
+    style.note(ax, 0.7 * T, 0.2 * T, "skipped\nby causal", ha="center", bbox=style.CLEAR)
+    style.note(ax, 0.29 * T, 0.76 * T, f"{len(empty)} visited,\nall −∞", ha="center", bbox=style.CLEAR)
+
+
+def _curves(ax: style.Axes, visited: dict[int, int], needed: dict[int, int]) -> None:
+    lines = {
+        "visited by\na causal loop": (visited, style.QUIET, style.DASHED),
+        "needed": (needed, style.hue("S"), "-"),
+    }
+    for name, (counts, color, line) in lines.items():
+        ax.plot(list(counts), list(counts.values()), marker="o", markersize=3, color=color, linestyle=line)
+        upper = counts is visited
+        n, shift = (8192, (-8, 8)) if upper else (8192, (4, -11))
+        style.beside(ax, name, (n, counts[n]), shift, ha="right" if upper else "left")
+        style.beside(ax, f"{counts[16384]:,}", (16384, counts[16384]), (6, -9), ha="left")
+    ax.set(xscale="log", yscale="log", xlabel="N", ylabel="tiles per head")
+    style.log_ticks(ax.xaxis, list(visited)[::2])
+    style.log_ticks(ax.yaxis, [100, 1000, 10000, 100000])

@@ -1,0 +1,934 @@
+# %% [markdown] tags=["navigation"]
+# [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks →](A_lanes.ipynb)
+
+# %% [markdown]
+# # 17 · Change it
+#
+# **How do I add a bias or a mask of my own, and what comes after Hopper?**
+#
+# The question that people ask most often about attention kernels is how to add something to the scores: a bias, ALiBi,
+# a mask that no argument describes. All of these change the same line of the loop. In the first sitting, you change
+# this line three times, test what you wrote, and find out what it costs. In the second sitting, the hardware changes
+# instead. We take the printed numbers of the GPU after Hopper, and ask what the models of this book predict for it.
+#
+# After this notebook you can
+#
+# - write a bias or a mask as a function of head, row and column, in NumPy and in Triton,
+# - choose the one input that shows an off-by-one in a mask,
+# - compute the gradient of a learned bias, and the tiles that a mask of your own could skip,
+# - list the lines of a Hopper kernel that a bias would change,
+# - predict which unit of a new GPU ends last, and replace its exponential by a polynomial.
+#
+# *Time: 75 minutes with three functions to write, in two sittings. Hardware: any machine with Linux; without a GPU the
+# kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb), [08 · The Triton
+# forward kernel](08_triton_forward.ipynb) and [16 · The same loop, other masks](16_masks.ipynb).*
+
+# %% tags=["hide-input"]
+import ast
+from inspect import getsource
+
+import numpy as np
+import torch
+
+from fa2_lab.api.attention import attention
+from fa2_lab.examine import examine
+from fa2_lab.examine.cases import rounded
+from fa2_lab.kernels.hopper.forward import kernel as hopper_kernel
+from fa2_lab.kernels.portable import forward as portable
+from fa2_lab.machine import chips, warps
+from fa2_lab.machine.prices import cost, prices
+from fa2_lab.machine.time import tile_clocks
+from fa2_lab.plots import added_scores, window_tiles
+from fa2_lab.plots.show import show
+from fa2_lab.reference import heads, naive
+from fa2_lab.reference.online_softmax import SoftmaxState
+from fa2_lab.tiles import CAUSAL, Tiling
+from fa2_studio.book.build import Case, check
+from fa2_studio.book.verdicts import close, verdict
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+import triton
+import triton.language as tl
+
+print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpret else "compiled for the GPU here")
+_ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says once that it is slow here
+
+# %% [markdown]
+# ## Sitting 1 · Your own scores (50 minutes)
+#
+# ## What does a bias cost as a tensor?
+#
+# A model with [ALiBi](https://arxiv.org/abs/2108.12409) has no position embeddings. Instead, each score loses a
+# multiple of the distance between its query and its key. PyTorch's `scaled_dot_product_attention` takes such numbers
+# as `attn_mask`, a tensor with N × N numbers for each head. Here is the size of that tensor for 32 heads in bf16,
+# beside Q, K, V and O together (d = 128). The last two columns are bounds on an H200: the time in which DRAM can
+# deliver the tensor once, and the time that causal attention needs without a bias.
+
+# %% tags=["hide-input"]
+def dense(N, heads=32, d=128):
+    tensor, others = 2 * heads * N * N, 4 * 2 * heads * N * d
+    alone = cost("FA2", N=N, d=d, heads=heads, B_r=128, B_c=128, causal=True).limit(chips.H200)[1]
+    return tensor, others, 1e3 * tensor / chips.H200.hbm_per_second, 1e3 * alone
+
+
+print("     N   bias tensor   Q, K, V, O   to read the bias   attention without")
+for N in (2048, 8192, 16384, 32768):
+    tensor, others, read, alone = dense(N)
+    print(f"{N:6,}{tensor / 1e9:11.1f} GB{others / 1e9:10.1f} GB{read:16.1f} ms{alone:17.1f} ms")
+
+# %% [markdown]
+# At N = 16,384 the tensor has 17 GB, which is 32 times as much as Q, K, V and O together. Reading it takes longer than
+# all of attention. FlashAttention has removed S and P from memory, and now a bias of the same shape brings back the
+# wall of chapter 01. Some implementations fail even earlier, because a stride of such a tensor no longer fits into 32
+# bits ([pytorch/pytorch#107959](https://github.com/pytorch/pytorch/issues/107959)).
+#
+# But this tensor contains nothing new. Each of its numbers follows from the head, the row and the column, and a kernel
+# that masks has these in registers anyway. So the kernel should compute the number where it needs it. A few
+# instructions per score are far cheaper than two bytes from DRAM:
+
+# %%
+price = prices(chips.H200).in_flops()
+print(f"two bytes from DRAM cost {2 * price['dram']:.0f} FLOPs, an instruction costs {price['fp32']:.0f}")
+
+# %% [markdown]
+# ## Which line of the loop changes?
+#
+# ALiBi gives head h of H heads the slope $2^{-8(h+1)/H}$, and adds slope · (column − row). As a function of head, row
+# and column, this is three lines:
+
+# %%
+H = 4  # heads
+
+
+def alibi(head, row, column):
+    slope = 2.0 ** (-8 * (head + 1) / H)
+    return slope * (column - row)
+
+# %% [markdown]
+# In the loop of chapter 04, only the line of `s_ij` changes. The bias is added after the scale and before the mask.
+# `row` is the position of the query *among the keys*, $i + N_k - N_q$, as for the causal mask. So a distance means the
+# same whether a call has all queries or only the last one:
+
+# %%
+def tiled(Q, K, V, head, bias, B_r=4, B_c=4):  # one head, causal
+    tau, tiling, O = 1 / np.sqrt(Q.shape[1]), Tiling(len(Q), len(K), B_r, B_c, CAUSAL), np.empty_like(Q)
+    for i in range(tiling.T_r):
+        rows = tiling.rows(i)
+        row = np.arange(rows.start, rows.stop)[:, None] + len(K) - len(Q)  # (B_r, 1)
+        state = SoftmaxState.reset(len(row), Q.shape[1])
+        for j in tiling.visited_cols(i):
+            cols = tiling.cols(j)
+            column = np.arange(cols.start, cols.stop)[None, :]  # (1, B_c)
+            s_ij = tau * (Q[rows] @ K[cols].T) + bias(head, row, column)  # (B_r, B_c): this line
+            state = state.update(tiling.hide(s_ij, i, j), V[cols])
+        O[rows], _ = state.finalize()
+    return O
+
+# %% [markdown]
+# To check this loop, we need attention as it is defined, with all of S. The function `plain` adds the bias to the
+# whole matrix at once:
+
+# %%
+def plain(q, k, v, bias, causal=True):  # (heads, N, d)
+    N_q, N_k = q.shape[1], k.shape[1]
+    row, column = np.arange(N_q)[:, None] + N_k - N_q, np.arange(N_k)[None, :]
+    S = q @ k.swapaxes(1, 2) / np.sqrt(q.shape[2])
+    S = S + np.stack([bias(head, row, column) + 0.0 * (row - column) for head in range(len(q))])
+    return naive.safe_softmax(np.where(column <= row, S, -np.inf) if causal else S) @ v
+
+
+draw = np.random.default_rng(0).standard_normal
+q, (k, v) = draw((H, 10, 16)), draw((2, H, 23, 16))
+in_tiles = np.stack([tiled(q[h], k[h], v[h], h, alibi) for h in range(H)])
+print(f"10 queries, 23 keys: largest difference {np.abs(in_tiles - plain(q, k, v, alibi)).max():.0e}")
+
+# %% [markdown]
+# ## The same in Triton
+#
+# The package's kernels also have this line. `attention(…, bias=f)` takes a function that is marked with `@triton.jit`,
+# and compiles it into the kernel. ALiBi is three lines again:
+
+# %%
+@triton.jit
+def alibi_jit(head, row, column):
+    slope = tl.exp2(-8.0 * (head + 1) / 4)
+    return slope * (column - row)
+
+
+def host(x):  # to NumPy, for comparing
+    return x.detach().double().cpu().numpy()
+
+
+def here(*arrays):  # to torch, with a batch dimension
+    return [torch.from_numpy(np.float32(x))[None].to(device) for x in arrays]
+
+
+O = attention(*here(q, k, v), causal=True, bias=alibi_jit)
+print(f"largest difference {np.abs(host(O)[0] - plain(q, k, v, alibi)).max():.0e}")
+
+# %% [markdown]
+# In the forward kernel, the function is called between the product and the softmax step. Here are the kernel's lines
+# from one to the other (`capped` is the softcap of chapter 16):
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+lines = getsource(portable.visit_tiles.fn).splitlines()
+begin = next(n for n, line in enumerate(lines) if "tl.dot(q_i" in line)
+end = next(n for n, line in enumerate(lines) if "softmax_step(" in line)
+print("\n".join(line.removeprefix("        ") for line in lines[begin : end + 1]))
+
+# %% [markdown]
+# The product comes without the scale, because the scale waits for the exponential (chapter 08). So the bias is divided
+# by it here, and multiplied by it again there. The backward kernels call the same function, because they compute P
+# again. In a tile of theirs, the keys are the rows, so `row` has shape (1, B_r) and `column` has shape (B_c, 1). A
+# function that treats each score by itself works either way.
+#
+# **Predict.** Another implementation adds slope · column instead of slope · (column − row), as
+# [llm-foundry](https://github.com/mosaicml/llm-foundry/issues/186) does. What changes?
+#
+# - ☐ O, because keys now gain weight with their position
+# - ☐ L, but not O
+# - ☐ nothing at all
+#
+# <details><summary>Answer</summary>
+#
+# **L, but not O.** The two biases differ by slope · row, which is the same number for all scores of a row. Softmax
+# subtracts the maximum of the row, so such a number disappears from the weights, but L grows by it. In fp32, there is
+# another difference. With slope 1/2, a score gets about 8,192 at column 16,384, where neighbouring numbers are 0.001
+# apart. So scores lose digits. Column − row is small wherever a weight is large.
+#
+# ```python
+# def by_column(head, row, column):
+#     return 2.0 ** (-8 * (head + 1) / H) * column
+#
+# print(f"largest difference of O: {np.abs(plain(q, k, v, by_column) - plain(q, k, v, alibi)).max():.6f}")
+# print(f"distance of two numbers above 8,192 in fp32: {np.spacing(np.float32(8192)):.4f}")
+# ```
+#
+# ```text
+# largest difference of O: 0e+00
+# distance of two numbers near 8,192 in fp32: 0.0005
+# ```
+# </details>
+
+# %% [markdown]
+# ## Masks and biases of your own
+#
+# A mask is a bias that is 0 where a score is seen and −∞ where it is not. Here are ALiBi and the three that you will
+# write now:
+
+# %% tags=["hide-input"]
+show("added_scores")
+
+# %% [markdown]
+# How can a check see what your function does? If Q = 0, all scores are 0, so a row of P is the softmax of what the
+# function adds. If V is the identity matrix, O = P V is P. So one call of the kernel shows the weights themselves, and
+# a masked key has a weight of exactly 0:
+
+# %%
+def weights(bias, N_q, N_k, causal=True):
+    q, k, v = np.zeros((1, N_q, N_k)), np.zeros((1, N_k, N_k)), np.eye(N_k)[None]
+    return host(attention(*here(q, k, v), causal=causal, bias=bias))[0, 0]  # (N_q, N_k)
+
+
+print(weights(alibi_jit, 2, 4).round(3))
+
+# %% [markdown]
+# ### A window and the first keys
+#
+# If nothing fits, models put the weight on the first tokens, but a window takes those tokens away (chapter 16). [Xiao
+# and others](https://arxiv.org/abs/2309.17453) therefore let all rows see the first few keys as well. Then a row sees
+# two intervals, which no `window` argument can describe.
+#
+# **Build.** Write `window_and_first`. A row sees its own key and the `LEFT` keys before it, and also the keys 0 to
+# `FIRST` − 1. Return 0 for a score that is seen, and −∞ for the others. The call has `causal=True`, so you need not
+# hide later keys.
+#
+# <details><summary>Hint</summary>
+#
+# `tl.where(condition, 0.0, float("-inf"))` has one condition with two parts, joined by `|`. Put each part in
+# parentheses.
+# </details>
+
+# %%
+LEFT, FIRST = tl.constexpr(5), tl.constexpr(3)
+
+
+@triton.jit
+def window_and_first(head, row, column):
+    pass
+
+
+# %% tags=["hide-input"]
+def is_empty(function):  # of a kernel that the reader has not written
+    return all(isinstance(x, ast.Pass | ast.Expr) for x in ast.parse(getsource(function.fn)).body[0].body)
+
+
+def judge_bias(function, right, cases, causal=True):
+    def tried(N_q, N_k):
+        return None if is_empty(function) else weights(function, N_q, N_k, causal)
+
+    tried.__name__ = function.__name__
+    of = (lambda N_q, N_k: plain(np.zeros((1, N_q, 4)), np.zeros((1, N_k, 4)), np.eye(N_k)[None], right, causal)[0])
+    check(tried, *(Case(words, size, of(*size)) for words, size in cases.items()), tolerance=1e-5)
+
+
+def right_window(head, row, column, left=5, first=3):
+    return np.where((row - column <= left) | (column < first), 0, -np.inf)
+
+
+judge_bias(window_and_first, right_window, {
+    "9 keys, and all are seen. Is the fifth key before a row's own still in its window?": (9, 9),
+    "10 keys. Is key 3 hidden from row 9? It is neither in the window nor among the first three.": (10, 10),
+    "20 keys. Do all rows see the first three keys?": (20, 20),
+    "4 queries, 40 keys. Is `row` taken as it is, a position among the keys?": (4, 40),
+})  # fmt: skip
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# @triton.jit
+# def window_and_first(head, row, column):
+#     sees = (row - column <= LEFT) | (column < FIRST)
+#     return tl.where(sees, 0.0, float("-inf"))
+# ```
+# </details>
+
+# %% [markdown]
+# ### Which test sees an off-by-one?
+#
+# **Predict.** A window of 1,024 keys is off by one, so a row sees 1,025. The function is compared with the right one
+# on random inputs, N = 2,048 and d = 64, and numbers may differ by 0.01, as tests in 16 bits often allow. Which test
+# sees the mistake?
+#
+# - ☐ this one: a key too many changes O
+# - ☐ only one that looks for weights that should be 0
+# - ☐ only one with a longer sequence
+#
+# <details><summary>Answer</summary>
+#
+# **only one that looks for weights that should be 0.** The key too many has about a thousandth of the weight, so it
+# moves O by a few thousandths. A longer sequence has more rows, but the error of each is as small. With Q = 0 and V =
+# the identity matrix (or, since d is smaller than N, V = 1 for one key and 0 for the others), the right weight is
+# exactly 0, and any other number is a mistake. So compare which weights are 0, and not how large they are.
+#
+# ```python
+# rng = np.random.default_rng(2)
+# Q, (K, V) = rng.standard_normal((1, 1, 64)), rng.standard_normal((2, 1, 2048, 64))  # the last row
+# right, wrong = (lambda h, r, c, n=n: np.where(r - c < n, 0, -np.inf) for n in (1024, 1025))
+# print(f"random inputs: O differs by {np.abs(plain(Q, K, V, right) - plain(Q, K, V, wrong)).max():.4f}")
+# V = np.zeros((1, 2048, 64))
+# V[0, 2047 - 1024] = 1  # the first key that must not be seen
+# print(f"Q = 0, one key has a value: {plain(0 * Q, K, V, right).max()} and {plain(0 * Q, K, V, wrong).max():.4f}")
+# ```
+#
+# ```text
+# random inputs: O differs by 0.0000
+# Q = 0, one key has a value: 0.0 and 0.0000
+# ```
+# </details>
+#
+# A second test is as cheap, and it needs no reference. Change the value of a key that a row must not see. Then no
+# number of this row may change. Chapter 04 did this with a later token.
+
+# %% [markdown]
+# ### A tree of drafts
+#
+# In *speculative decoding*, a small model guesses the next tokens, and the large model checks all guesses in one call.
+# The guesses may form a tree, as in [SpecInfer](https://arxiv.org/abs/2305.09781). Each draft sees the whole context,
+# itself and its ancestors, but not its siblings. The tree is given as a list of parents. Here is the tree of the
+# picture:
+
+# %%
+CONTEXT = tl.constexpr(6)  # tokens before the tree
+parents = [-1, 0, 1, 1, 0, 4, 0]  # draft 3 comes after draft 1
+
+size = np.ones(len(parents), dtype=int)  # of each draft's subtree, with itself
+for n in range(len(parents) - 1, 0, -1):
+    size[parents[n]] += size[n]
+SIZES = tl.constexpr(sum(int(s) << 4 * n for n, s in enumerate(size)))
+print("sizes of the subtrees:", size, f"  as one number: {SIZES.value:#x}")
+
+# %% [markdown]
+# A function of row and column cannot read a list. But if the drafts are numbered depth first, so that each subtree is
+# a contiguous range of numbers, then draft i is a descendant of draft j exactly if $j \le i < j + size_j$. Seven sizes
+# below 16 take four bits each, so they fit into one integer, which is compiled into the kernel. Read from the right,
+# digit n of the hexadecimal number is the size of draft n's subtree.
+#
+# **Build.** Write `tree`. Row and column are positions among all keys, so draft 0 is key `CONTEXT`. There is no causal
+# mask this time.
+#
+# <details><summary>Hint</summary>
+#
+# `(SIZES >> 4 * n) & 15` is the size of draft n's subtree. A column of the context has no draft, and a shift must not
+# be negative, so take `tl.maximum(column - CONTEXT, 0)`. Whether the column belongs to the context is a condition of
+# its own.
+# </details>
+
+# %%
+@triton.jit
+def tree(head, row, column):
+    pass
+
+
+# %% tags=["hide-input"]
+def right_tree(head, row, column, parents=tuple(parents), context=6):
+    def line_of(n):
+        return set() if n < 0 else {n, *line_of(parents[n])}
+
+    sees = [[c < context or c - context in line_of(r - context) for c in column[0]] for r in row[:, 0]]
+    return np.where(sees, 0, -np.inf)
+
+
+def last_rows(function, right, cases):  # of the tree: a case is a number of queries and keys
+    judge_bias(function, right, cases, causal=False)
+
+
+last_rows(tree, right_tree, {
+    "only draft 0. Does it see the six tokens of the context, and itself?": (1, 7),
+    "drafts 0 to 2. Does draft 2 see itself, 1 and 0, and no draft see a later one?": (3, 9),
+    "drafts 0 to 3. Is draft 2 hidden from draft 3, its sibling? Where does a subtree end?": (4, 10),
+    "all seven drafts. Does draft 6 see draft 0 alone, and draft 5 draft 4?": (7, 13),
+})  # fmt: skip
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# @triton.jit
+# def tree(head, row, column):
+#     i, j = row - CONTEXT, tl.maximum(column - CONTEXT, 0)
+#     below = (j <= i) & (i < j + ((SIZES >> 4 * j) & 15))
+#     return tl.where((column < CONTEXT) | below, 0.0, float("-inf"))
+# ```
+# </details>
+#
+# Constants have a limit. The kernel is compiled again for a tree of another shape, and also for a context that has
+# grown by a token. A server cannot wait for that. Its kernels take the mask as a tensor
+# ([flashinfer#266](https://github.com/flashinfer-ai/flashinfer/pull/266)), which is small, because only the drafts
+# need one.
+
+# %% [markdown]
+# ### Distances in buckets
+#
+# The model [T5](https://arxiv.org/abs/1910.10683) learns what to add for each distance. A small distance has a number
+# of its own, whereas larger ones share a number in *buckets*, which become wider with the distance. The kernel needs
+# the number of the bucket, and this can be computed. T5 would now look up a learned number in a table. Our functions
+# cannot load anything, so we add −1/2 per bucket. The gradient of such a table comes below.
+#
+# **Build.** Write `buckets`. The distances 0 to 7 are buckets of their own. Bucket 8 has the distances 8 to 15, bucket
+# 9 has 16 to 31, and bucket 10 has all from 32 on. Return −0.5 times the number of the bucket. The call is causal.
+#
+# <details><summary>Hint</summary>
+#
+# Up to a distance of 15, the smaller one of the distance and 8 is the number of the bucket. From 16 on it is one more,
+# and from 32 on one more again. `(distance >= 16).to(tl.int32)` is 0 or 1. T5 itself rounds a logarithm down, so a
+# logarithm that is a little too small puts a distance at the edge into the wrong bucket. Comparisons of integers are
+# safe.
+# </details>
+
+# %%
+@triton.jit
+def buckets(head, row, column):
+    pass
+
+
+# %% tags=["hide-input"]
+def bucket_of(distance):  # NumPy
+    return np.minimum(distance, 8) + (distance >= 16) + (distance >= 32)
+
+
+judge_bias(buckets, lambda head, row, column: -0.5 * bucket_of(row - column), {
+    "3 keys. Is the distance row − column, and −0.5 added per bucket?": (3, 3),
+    "12 keys. Do the distances 8 and 9 share a bucket?": (12, 12),
+    "30 keys. Does distance 16 begin the next bucket, or 17?": (30, 30),
+    "50 keys. Is there another bucket from 32 on?": (50, 50),
+    "2 queries, 60 keys. Is `row` taken as it is, a position among the keys?": (2, 60),
+})  # fmt: skip
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# @triton.jit
+# def buckets(head, row, column):
+#     distance = row - column
+#     bucket = tl.minimum(distance, 8) + (distance >= 16).to(tl.int32) + (distance >= 32).to(tl.int32)
+#     return -0.5 * bucket
+# ```
+# </details>
+
+# %% [markdown]
+# ## What would a tile skip save?
+#
+# A mask in this line is right, but it saves nothing. The kernel does not know what your function returns, so it visits
+# each tile that `causal` and `window` leave, and computes both products, even if all weights of the tile are 0.
+#
+# **Predict.** N = 16,384, tiles of 128 × 128, a window of 1,024 keys and the first 4. The kernel is called with
+# `causal=True`. Which share of the tiles that it visits contains a score that some row sees?
+#
+# - ☐ about two thirds
+# - ☐ about a seventh
+# - ☐ about a hundredth
+#
+# <details><summary>Answer</summary>
+#
+# **about a seventh.** A row block needs its own tile, up to eight tiles to the left of it, and the first one. In the
+# causal loop, it visits 64.5 tiles on average.
+#
+# ```python
+# counted = window_tiles.data()
+# visited, needed = counted["visited"][16384], counted["needed"][16384]
+# print(f"visited {visited:,}, needed {needed:,}: {needed / visited:.0%}")
+# ```
+#
+# ```text
+# visited 0, needed 0: 0%
+# ```
+# </details>
+
+# %% tags=["hide-input"]
+show("window_tiles")
+
+# %% [markdown]
+# So the work grows with $N^2$, although this mask needs work that grows with N. FlexAttention closes the gap with
+# lists of tiles (chapter 16). You can also close it with what the book already has. Two calls can share the keys,
+# because their results (O, L) can be merged (chapter 06). The first call has the window, so it skips tiles. The second
+# call has only the first keys, and its function hides those that the window has already seen. Since this call has
+# `FIRST` keys, its `row` is too small by N − `FIRST`:
+
+# %%
+N_KEYS = tl.constexpr(48)
+
+
+@triton.jit
+def before_window(head, row, column):
+    at = row + N_KEYS - FIRST  # this row's position among all keys
+    return tl.where(at - column > LEFT, 0.0, float("-inf"))
+
+
+q2, k2, v2 = here(*draw((3, 2, 48, 16)))
+O_1, L_1 = attention(q2, k2, v2, causal=True, window=(5, 0), return_lse=True)
+O_2, L_2 = attention(q2, k2[:, :, :3], v2[:, :, :3], bias=before_window, return_lse=True)
+L = torch.logaddexp(L_1, L_2)
+merged = torch.exp(L_1 - L)[..., None] * O_1 + torch.exp(L_2 - L)[..., None] * O_2
+exact = plain(*(host(x)[0] for x in (q2, k2, v2)), right_window)
+print(f"largest difference from the plain mask: {np.abs(host(merged)[0] - exact).max():.0e}")
+
+# %% [markdown]
+# ## What is the gradient of a bias?
+#
+# A bias is added to the scaled score, so the loss depends on the bias just as it depends on that score. The gradient
+# of the bias is therefore $dS = P \circ (dP - D)$ from chapter 05, which the kernels compute in each tile anyway. If
+# several scores share a number, their dS are added, as for everything that is shared. T5's table has one number per
+# head and bucket, so the gradient of that number is the sum of dS over the bucket:
+
+# %%
+def output(table, q, k, v):
+    return plain(q, k, v, lambda head, row, column: table[head, bucket_of(np.maximum(row - column, 0))])
+
+
+def table_gradient(table, q, k, v, dO):
+    N = q.shape[1]
+    row, column = np.arange(N)[:, None], np.arange(N)[None, :]
+    bucket = bucket_of(np.maximum(row - column, 0))  # (N, N)
+    S = q @ k.swapaxes(1, 2) / np.sqrt(q.shape[2]) + table[:, bucket]  # (heads, N, N)
+    P = naive.safe_softmax(np.where(column <= row, S, -np.inf))
+    D = (dO * (P @ v)).sum(axis=2, keepdims=True)
+    dS = P * (dO @ v.swapaxes(1, 2) - D)
+    return np.stack([np.bincount(bucket.ravel(), ds.ravel(), minlength=11) for ds in dS])
+
+
+q3, k3, v3, dO = draw((4, 2, 40, 8))
+table = draw((2, 11))
+found = table_gradient(table, q3, k3, v3, dO)
+h = np.zeros_like(table)
+h[1, 8] = 1e-5
+up, down = (output(table + x, q3, k3, v3) for x in (h, -h))
+by_differences = ((up - down) * dO).sum() / 2e-5
+print(f"head 1, bucket 8: {found[1, 8]:.6f}, by differences {by_differences:.6f}")
+
+# %% [markdown]
+# **Predict.** A model adds one learned number to *all* scores of a head. What is its gradient?
+#
+# - ☐ the sum of all D
+# - ☐ the number of queries
+# - ☐ 0
+#
+# <details><summary>Answer</summary>
+#
+# **0.** Softmax does not change if all scores of a row grow by the same number, so the loss does not change either. In
+# the formula, each row of dS sums to 0, because $\sum_j P_{ij} dP_{ij} = D_i$ and $\sum_j P_{ij} = 1$. So the
+# gradients of one head's numbers in T5's table also sum to 0, and that is a free test.
+#
+# ```python
+# print("sums over the buckets, head 0 and 1:", found.sum(axis=1).round(12) + 0.0)
+# ```
+#
+# ```text
+# sums over the buckets, head 0 and 1: [0. 0.]
+# ```
+# </details>
+#
+# `attention` gives no gradient for what your function returns. If each score has a number of its own, this gradient is
+# as large as S, and that is the wall again. If numbers are shared, each program would have to sum its tiles per bucket
+# and add the sums to the table, in an order that changes from run to run (chapter 09).
+
+# %% [markdown]
+# ## What does the examiner say?
+#
+# In the kernel above, the bias is divided by the scale, because the scale comes later. It is easy to forget this, and
+# then the bias is scaled as well. The following loop has that mistake. The examiner from [appendix
+# C](C_package.ipynb) asks the loop small problems, among them one with a bias as a dense array, and compares the
+# answers with those of known mistakes:
+
+# %%
+def mine(q, k, v, bias=None):  # (batch, heads, N, d)
+    state = [np.full(q.shape[:3], -np.inf), np.zeros(q.shape[:3]), np.zeros_like(q)]
+    for j in range(0, k.shape[2], 16):
+        s = q @ k[:, :, j : j + 16].swapaxes(2, 3)
+        if bias is not None:
+            s = s + bias[..., j : j + 16]
+        s = s / np.sqrt(q.shape[3])
+        m, l, o = state
+        m_new = np.maximum(m, s.max(axis=3))
+        p, alpha = np.exp(s - m_new[..., None]), np.exp(m - m_new)
+        state = [m_new, alpha * l + p.sum(axis=3), alpha[..., None] * o + p @ v[:, :, j : j + 16]]
+    return state[2] / state[1][..., None]
+
+
+report = examine(mine, quick=True)
+for finding in report.findings:
+    print(f"{finding}\n    {finding.where}; name: {finding.name}")
+
+# %% [markdown]
+# If the line with the scale comes first, the examiner finds nothing. In a terminal, the command is `fa2-lab examine
+# mine.py:mine`. The examiner cannot know, of course, what *your* mask should be. For that question, look at the
+# weights, as above.
+
+# %% [markdown]
+# ## What would it take on Hopper?
+#
+# On a Hopper GPU, a call with `bias` runs the portable kernels, because the Hopper kernel of chapter 12b has no such
+# line. We have not built one, but you know that kernel well enough to name what it would take. Here are the lines of
+# its step from the product to the softmax:
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+lines = getsource(hopper_kernel.step.fn).splitlines()
+begin = next(n for n, line in enumerate(lines) if "warpgroup_mma_wait(1" in line)
+end = next(n for n, line in enumerate(lines) if "softmax_step(" in line)
+print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
+
+# %% [markdown]
+# - **Where.** After `warpgroup_mma_wait(1, …)`, S is in registers, and `softmax_step` has not yet looked for the row
+#   maximum. The bias belongs between these two, before or after the mask.
+# - **Coordinates.** Four lanes share a row, and of each 8 columns a lane has 2. In `mask`, a lane gets its columns
+#   from an `arange` in the layout of the accumulator. A bias also needs the rows in this layout.
+# - **The scale.** `softmax_step` multiplies by τ log₂ e and subtracts m in one FMA. With a bias, that FMA adds the
+#   bias instead, and m is subtracted by a second instruction.
+# - **The fast path.** Because of `if sees.cuts(j)`, only tiles at an edge are masked, and the others take no
+#   instruction for it. A bias has to be computed in every tile.
+# - **Registers.** At d = 128, S and O take 64 registers each per thread, and P takes 32. The columns, the rows and the
+#   slope need more, and if ptxas runs out of registers, it spills some of them or makes each product wait.
+#
+# What would the second and the third point cost? A thread has 64 scores of a tile of 64 × 128. With two more
+# instructions per score, a warp needs 128 more issue slots per tile:
+
+# %%
+for d in (64, 128):
+    product = 4 * 64 * 128 * d / chips.H200.tensor_per_clock  # both products of a consumer's tile
+    print(f"d = {d:3}: the tensor cores need {product:.0f} clocks, the two instructions 128, which is {128 / product:.0%}")
+
+# %% [markdown]
+# **Prediction.** At d = 64, issue slots are as busy as the tensor cores (chapter 10), so ALiBi would cost up to the
+# 25% of the first line. At d = 128, issue slots are free while the tensor cores multiply, so it would cost little. The
+# model does not show whether the registers suffice. So the next step would be to write the line, to compile the
+# kernel, and to count its spills. The authors of FlashAttention took this way. Their newer kernels compile a user's
+# function, there called `score_mod`, into the softmax of [Hopper and
+# Blackwell](https://research.colfax-intl.com/a-users-guide-to-flexattention-in-flash-attention-cute-dsl).
+
+# %% [markdown]
+# ## Sitting 2 · What comes after Hopper (25 minutes)
+#
+# So far, you have changed the function. About every two years, NVIDIA changes the GPU. The generation after Hopper is
+# Blackwell, and its large GPU is the *B200*. Nothing in this sitting was run on one. We take what is printed about it,
+# and ask the models of this book. A paragraph that begins with **Prediction** is the answer of a model, so you may
+# find out one day that it was wrong.
+#
+# ## Which unit ends last?
+#
+# **Predict.** The tensor cores of a B200 do 2.27 times the FLOPs per second of those of an H200. The other units of an
+# SM are as fast as before, and there are 148 SMs instead of 132, at nearly the same clock. How much faster can
+# attention with d = 64 become, if the kernel does the same work?
+#
+# - ☐ 2.27 times
+# - ☐ about 1.6 times
+# - ☐ 1.14 times
+#
+# <details><summary>Answer</summary>
+#
+# **1.14 times.** At d = 64, the special function units already end last on an H200, if only by a little (chapter 04).
+# An SM of a B200 does the same number of exponentials per clock, 16. So only the number of SMs and the clock help.
+#
+# ```python
+# rate = {chip.name: chip.exp_per_clock * chip.SMs * chip.clock_hz for chip in (chips.H200, chips.B200)}
+# print(f"FLOPs × {chips.B200.tensor_flops / chips.H200.tensor_flops:.2f}, exponentials × {rate['B200'] / rate['H200']:.2f}")
+# ```
+#
+# ```text
+# FLOPs × 0, exponentials × 0
+# ```
+# </details>
+#
+# Here is a tile of 128 × 128 scores on three generations, in clocks of one SM. The rates are those of
+# `fa2_lab/machine/chips.py`, where their sources are listed. One Blackwell instruction multiplies 128 rows, so K and V
+# are read from shared memory once per tile. A Hopper instruction multiplies 64 rows.
+
+# %%
+def clocks(chip, d, readers):  # of a tile of 128 × 128
+    units = tile_clocks(chip, 128, 128, d)
+    shared = warps.tile_bytes("split_q", 128, 128, d, readers) / chip.shared_per_clock
+    return {"tensor cores": units.tensor, "exponentials": units.exp, "FP32 units": units.fp32, "shared memory": shared}
+
+
+generations = ("A100", chips.A100, 4), ("H200", chips.H200, 2), ("B200", chips.B200, 1)
+for d in (64, 128):
+    print(f"d = {d:3}   tensor cores   exponentials   FP32 units   shared memory   ends last")
+    for name, chip, readers in generations:
+        units = clocks(chip, d, readers)
+        print(f"   {name}{units['tensor cores']:14.0f}{units['exponentials']:15.0f}{units['FP32 units']:13.0f}"
+              f"{units['shared memory']:16.0f}   {max(units, key=units.get)}")  # fmt: skip
+
+# %% [markdown]
+# From one generation to the next, the tensor cores need half the clocks, but the exponentials need the same number as
+# before. An A100 does 128 FLOPs of its tensor cores in the time of one exponential, an H200 does 256, and a B200 does
+# 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128. So at d = 128, a B200 needs as long for the
+# exponentials as for the products. Shared memory ends even later. However, two row blocks of an SM can share each copy
+# of K and V, and then the copies take half the clocks per tile:
+
+# %%
+units = clocks(chips.B200, 128, 1)
+copied = 2 * 128 * 128 * 2 / chips.B200.shared_per_clock  # K and V of a tile, written into shared memory
+print(f"shared memory {units['shared memory'] - copied / 2:.0f}, exponentials {units['exponentials']:.0f}, "
+      f"tensor cores {units['tensor cores']:.0f}")  # fmt: skip
+
+# %% [markdown]
+# Then the exponentials are the wall. At d = 64, they take twice as long as the products. The authors of
+# [FlashAttention-4](https://arxiv.org/abs/2603.05451), a kernel for Blackwell, also found the exponentials in the
+# forward pass, and shared memory in the backward pass. Their kernel reaches up to 1,613 TFLOP/s, which is 71% of what
+# the tensor cores can do.
+#
+# ## How do you compute $2^x$ without the unit for it?
+#
+# An SM also has 128 FP32 units. Split x into an integer and a fraction, $x = n + f$ with $0 \le f < 1$. Then $2^x =
+# 2^n \cdot 2^f$. The factor $2^n$ only changes the exponent bits of a float, so it takes an integer addition. The
+# factor $2^f$ is between 1 and 2, and a short polynomial is enough for it. Such a split is called a *Cody–Waite range
+# reduction*. No digit is lost in it, because the subtraction $x - n$ is exact. Our polynomial agrees with $2^f$ at the
+# Chebyshev nodes, which are denser at both ends of the interval, because equally spaced nodes would give the largest
+# errors there:
+
+# %%
+def polynomial(degree):
+    nodes = (1 - np.cos(np.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))) / 2  # in [0, 1]
+    return np.polynomial.polynomial.polyfit(nodes, 2.0**nodes, degree)
+
+
+def exp2(x, coefficients):  # in fp32, as a GPU would
+    n = np.floor(x)
+    f, y = x - n, np.float32(0)
+    for c in coefficients[::-1]:  # Horner: one FMA for each coefficient
+        y = y * f + np.float32(c)
+    return np.ldexp(y, n.astype(int))  # the exponent's bits
+
+
+x = np.linspace(-20, 0, 200_001, dtype=np.float32)[:-1]
+power = 2.0 ** x.astype(np.float64)
+ulp = 2.0 ** (np.floor(np.log2(power)) - 7)  # the distance of two numbers in bf16
+print("degree   relative error   in ulp of bf16   rounded to another bf16 number")
+for degree in range(1, 6):
+    y = exp2(x, polynomial(degree)).astype(np.float64)
+    other = (rounded(y, 8) != rounded(power, 8)).mean()
+    print(f"{degree:6}{np.abs(y / power - 1).max():17.1e}{np.abs((y - power) / ulp).max():17.4f}{other:33.2%}")
+
+# %% [markdown]
+# An *ulp* is the distance of two neighbouring numbers. P is rounded to bf16 before the second product, and this alone
+# makes errors of up to half an ulp. A cubic adds less than 0.015 ulp, so fewer than one weight in a hundred is rounded
+# to the other neighbour. FlashAttention-4 also takes a cubic, for which its authors report a relative error of $8.8
+# \cdot 10^{-5}$.
+#
+# Which share of the exponentials should go to the FP32 units? Chapter 10 tried this on an H200, where it did not pay,
+# with nine instructions in place of one exponential. On a B200, the model finds the following share f:
+
+# %%
+def with_share(d, f, instructions=9):
+    units = clocks(chips.B200, d, 1)
+    moved = f * 128 * 128
+    units["exponentials"] -= moved / chips.B200.exp_per_clock
+    units["FP32 units"] += moved * instructions / chips.B200.fp32_per_clock
+    units["shared memory"] -= 2 * 128 * d * 2 / chips.B200.shared_per_clock / 2  # two row blocks share a copy
+    return units
+
+
+best = {}
+for d in (64, 128):
+    best[d] = min(np.linspace(0, 1, 101), key=lambda f: max(with_share(d, f).values()))
+    before, after = (max(with_share(d, f).values()) for f in (0, best[d]))
+    print(f"d = {d:3}: best with {best[d]:.0%} moved, {before:.0f} → {after:.0f} clocks, {before / after:.2f} times as fast")
+
+# %% [markdown]
+# **Prediction.** At d = 64, about a quarter of the exponentials should be moved, and this gains a third. At d = 128,
+# three units are within 1% of each other, so hardly anything is gained. A real kernel never overlaps perfectly, so it
+# can gain more than the model, because each unit that is free earlier helps a little. FlashAttention-4 moves 10% to
+# 25% of its exponentials. The other way out is more special function units, and [Blackwell
+# Ultra](https://developer.nvidia.com/blog/making-softmax-more-efficient-with-nvidia-blackwell-ultra/), the next GPU,
+# does twice the exponentials per clock.
+#
+# ## Where are S and O?
+#
+# On Hopper, the result of a product is in registers, and this decided much in chapters 12b and 13. O and S take 64
+# registers each per thread, and the order of the steps has to avoid spills. On Blackwell, each SM has another memory
+# for results, the *tensor memory* of 256 KiB. It has 128 rows, called lanes, and 512 columns of four bytes. A product,
+# whose instruction is `tcgen05.mma`, leaves its result there. Its operands come from shared memory, except that P may
+# come from tensor memory.
+
+# %% tags=["hide-input"]
+show("tensor_memory")
+
+# %% [markdown]
+# What changes for the kernel of chapter 12b?
+#
+# - **Consumers.** A single thread starts a product, and no warpgroup has to hold its result. So one warp can start all
+#   products, while other warps compute the softmax. Each of their threads has a whole row, so a row maximum needs no
+#   shuffle. On Hopper, four lanes have to exchange their maxima.
+# - **Rescaling.** O is no longer in the registers of the threads that know α, so it has to be loaded, multiplied and
+#   stored. The lagging maximum of chapter 12a skips nearly all of these steps, so it gains more than before.
+#   FlashAttention-4 has separate warps for the remaining ones.
+# - **Ping-pong** stays. While the tensor cores work on one row block, the softmax of the other one runs. Both now have
+#   their S and O in the same tensor memory, and at d = 128 they fill it.
+# - **Pairs.** Two SMs can compute one product of 256 rows together. Each SM has its own rows of Q, and copies only
+#   half of the keys, so it also reads only half of the keys from its own shared memory. This helps if shared memory is
+#   the wall. FlashAttention-4 uses pairs in the backward pass, where they also make fewer additions to dQ.
+#
+# A bias would be easier there. A thread has one row and its consecutive columns, so its coordinates are one number and
+# a counter.
+#
+# ## What do hybrids keep of the merge?
+#
+# Softmax costs an exponential per score, and the number of scores grows with $N^2$. *Linear attention* has no softmax.
+# If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot \sum_j k_j v_j^T$.
+# The sum over the keys is now a matrix of d × d, and its size does not depend on N. Often it decays with each token,
+# so that older keys count less. Some models of 2025, such as [Kimi Linear](https://arxiv.org/abs/2510.26692) and
+# [Qwen3-Next](https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct), are *hybrids*. Three of four layers have a
+# refined form of linear attention, and the fourth has softmax. What do the three keep of this book?
+
+# %%
+GAMMA = 0.95  # decay per token
+
+
+def linear_state(k, v):  # of a chunk: S (d, d), and the factor by which an earlier state shrinks
+    age = np.arange(len(k))[::-1, None]
+    return (GAMMA**age * k).T @ v, GAMMA ** len(k)
+
+
+def merge_linear(left, right):
+    return right[1] * left[0] + right[0], left[1] * right[1]
+
+
+k4, v4 = draw((2, 96, 8))
+query = draw(8)
+a, b, c = (linear_state(k4[n : n + 32], v4[n : n + 32]) for n in (0, 32, 64))
+whole = sum(GAMMA ** (95 - j) * (query @ k4[j]) * v4[j] for j in range(96))
+for name, state in (("(a b) c", merge_linear(merge_linear(a, b), c)), ("a (b c)", merge_linear(a, merge_linear(b, c)))):
+    print(f"{name}: largest difference from all keys at once {np.abs(query @ state[0] - whole).max():.0e}")
+
+# %% [markdown]
+# They keep the merge. There is a state of some keys and a factor by which an earlier state shrinks, and the two are
+# combined as in $o = \alpha o + p v$ of chapter 02, with a decay in place of $\alpha$. This merge is associative, so
+# chunks can be computed side by side, on one GPU or in a ring, and merged in any grouping. Other things are gone.
+# There is no m and no ℓ, because no exponential can overflow and no sum is divided by. The state no longer belongs to
+# a row, because it depends on the keys alone and serves every query. And there is no cache that grows, because the
+# state has d × d numbers at any length.
+#
+# **Prediction.** In a long sequence, the softmax layers still do nearly all of attention's FLOPs, although only every
+# fourth layer is one. Per head and token, a linear layer does about $4 d^2$ FLOPs, half of them for the state and half
+# for the output. A causal softmax layer does $2 N d$ on average:
+
+# %%
+for N in (4096, 131072, 1048576):
+    linear, softmax = 3 * 4 * 128**2, 2 * N * 128
+    print(f"N = {N:9,}: the softmax layer does {softmax / (linear + softmax):.1%} of the FLOPs of four layers")
+
+# %% [markdown]
+# So the loop of this book will be needed for a while.
+#
+# ## Recap
+#
+# - A bias or a mask is a function of head, row and column. It is added after the scale, in one line of the loop, and
+#   costs instructions instead of N × N numbers. The row is a position among the keys.
+# - If Q = 0 and V is the identity matrix, O is the weights. A mask is right if just the right weights are 0.
+# - A mask that the kernel does not know skips no tile. But the results of two calls, each with its own keys, can be
+#   merged.
+# - The gradient of a bias is dS, summed over all scores that share a number of it.
+# - Tensor cores became faster, but exponentials did not. A cubic on the FP32 units is good enough for weights in 16
+#   bits.
+# - Tensor memory frees the registers, and pairs of SMs relieve shared memory. Linear attention has no softmax, but it
+#   keeps the merge.
+
+# %% [markdown]
+# ## Exercises
+#
+# **Predict.** A model has d = 256, and runs on a GPU whose tensor cores are twice as fast as those of a B200, with all
+# else as it is. Which unit of a tile ends last, the tensor cores or the special function units?
+#
+# - ☐ the tensor cores
+# - ☐ the special function units
+# - ☐ both need the same time
+#
+# <details><summary>Answer</summary>
+#
+# **both need the same time**, to within the exponentials for α. The GPU does 1,024 FLOPs per exponential, and
+# attention does $4 \cdot 256$.
+# </details>
+
+# %% [markdown]
+# ## Checks
+
+# %% tags=["hide-input"]
+tensor, others, read, alone = dense(16384)
+verdict("17 GB, 32 times Q, K, V and O, read in longer than all of attention", (round(tensor / 1e9), tensor / others) == (17, 32) and read > alone)
+verdict("ALiBi in tiles, in Triton and over all of S", close(in_tiles, plain(q, k, v, alibi)) and close(host(O)[0], plain(q, k, v, alibi), 1e-5))
+both = heads.forward(*(x[None] for x in (q, k, v)), causal=True, bias=alibi)[0][0]
+verdict("the package's reference takes the same function", close(both, in_tiles))
+gradients = []
+for backend in ("triton", "reference"):
+    leaves = [x.requires_grad_() for x in here(q, k, v)]
+    out = attention(*leaves, causal=True, bias=alibi_jit if backend == "triton" else alibi, backend=backend)
+    gradients.append([host(x) for x in torch.autograd.grad(out.square().sum(), leaves)])
+verdict("dQ, dK and dV with the bias agree with the reference", all(close(x, y, 1e-4) for x, y in zip(*gradients, strict=True)))
+verdict("two calls and a merge are the mask", close(host(merged)[0], exact, 1e-5))
+verdict("the gradient of T5's table = differences, and a head's sum is 0", close(found[1, 8], by_differences, 1e-6) and np.abs(found.sum(axis=1)).max() < 1e-12)
+verdict("the examiner names the bias before the scale", [x.name for x in report.findings if x.is_wrong] == ["bias-scaled"])
+
+# %% tags=["hide-input"]
+drawn = added_scores.data()
+N = 24
+row, column = np.arange(N)[:, None], np.arange(N)[None, :]
+seen = np.isfinite(drawn["surfaces"]["window and first 3"])
+verdict("the picture's window and tree are those of this page", (seen == (np.isfinite(right_window(None, row, column, left=6)) & (column <= row))).all()
+        and (np.isfinite(drawn["surfaces"]["a tree of drafts"]) == np.isfinite(right_tree(None, np.arange(6, 13)[:, None], np.arange(13)[None, :]))).all())  # fmt: skip
+verdict("4 d FLOPs per exponential: 512 at d = 128, as a B200 does", chips.B200.tensor_per_clock / chips.B200.exp_per_clock == 512)
+verdict("H200's shared memory by this count is tile_clocks' own", clocks(chips.H200, 128, 2)["shared memory"] == tile_clocks(chips.H200, 128, 128, 128).shared)
+last = [max(units, key=units.get) for units in (clocks(chips.B200, 64, 1), clocks(chips.B200, 128, 1), with_share(128, 0))]
+verdict("on a B200 exponentials end last at d = 64, and at d = 128 once a copy serves two", last == ["exponentials", "shared memory", "exponentials"])
+near = sorted(with_share(128, 0).values())[-3:]
+verdict("three units within 1% at d = 128", near[-1] / near[0] < 1.01)
+verdict("a quarter moved gains a third at d = 64", 0.2 < best[64] < 0.3 and 1.3 < 1032 / max(with_share(64, best[64]).values()) < 1.4)
+y = exp2(x, polynomial(3)).astype(np.float64)
+verdict("a cubic: at most 0.015 ulp, fewer than 1 in 100 rounded otherwise", np.abs((y - power) / ulp).max() < 0.015 and (rounded(y, 8) != rounded(power, 8)).mean() < 0.01)
+states = [merge_linear(merge_linear(a, b), c), merge_linear(a, merge_linear(b, c))]
+verdict("linear states merge in any grouping", all(close(query @ s, whole, 1e-10) for s, _ in states))
+
+# %% [markdown] tags=["navigation"]
+# [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks →](A_lanes.ipynb)
