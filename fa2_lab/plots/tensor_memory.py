@@ -18,8 +18,8 @@ def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: i
     caption = (
         "Blackwell keeps S and O in tensor memory, and two SMs can share a product. On Hopper, a consumer keeps"
         f" 64 rows of S, P and O in its registers. On Blackwell, two row blocks of {B} fill the tensor memory of an SM:"
-        f" {' + '.join(str(n) for n in words.values())} = {columns} columns, {room} KiB. P overwrites S. In a pair, each"
-        " SM copies its own rows of Q and half of the keys, and reads the other half from its partner."
+        f" {' + '.join(str(n) for n in words.values())} = {columns} columns, {room} KiB. P overwrites S. In a pair,"
+        " each SM copies its own rows of Q and half of the keys, and reads the other half from its partner."
     )
     figure, axes = style.stacked(2.7, caption, ncols=3)
     hopper, blackwell, pair = axes[0]
@@ -28,8 +28,8 @@ def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: i
     _pair(pair, B)
     sizes = ", ".join(f"{name} {n} KiB" for name, n in registers.items())
     alt = (
-        "Three drawings. On Hopper, shared memory with Q, K and V feeds the tensor cores, and these leave S and O in the"
-        f" registers of a consumer ({sizes}), which takes the exponentials there. On Blackwell, the tensor cores leave"
+        "Three drawings. On Hopper, shared memory with Q, K and V feeds the tensor cores, and these leave S and O in"
+        f" the registers of a consumer ({sizes}), which takes the exponentials there. On Blackwell, the tensor cores leave"
         f" S and O in tensor memory, which {', '.join(words)} fill. Warps load S from there into registers, take the"
         " exponentials, and store P back. In a pair of SMs, the upper rows of S belong to SM 0 and the lower rows to SM"
         " 1, and each of the two SMs holds half of the keys."

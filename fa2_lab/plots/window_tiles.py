@@ -34,8 +34,8 @@ def draw(
     """The tiles by kind on a grid; beside it both counts over the length."""
     caption = (
         "The longer the sequence, the more of a causal loop's tiles hold no visible score. The mask is a window of"
-        f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a loop"
-        " that knows only the causal mask, although the mask hides all of their scores."
+        f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a"
+        " loop that knows only the causal mask, although the mask hides all of their scores."
     )
     figure, axes = style.stacked(3.1, caption, ncols=2)
     grid, curves = axes[0]

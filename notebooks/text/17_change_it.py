@@ -270,9 +270,11 @@ def judge_bias(function, right, cases, causal=True):
     def tried(N_q, N_k):
         return None if is_empty(function) else weights(function, N_q, N_k, causal)
 
+    def wanted(N_q, N_k):
+        return plain(np.zeros((1, N_q, 4)), np.zeros((1, N_k, 4)), np.eye(N_k)[None], right, causal)[0]
+
     tried.__name__ = function.__name__
-    of = (lambda N_q, N_k: plain(np.zeros((1, N_q, 4)), np.zeros((1, N_k, 4)), np.eye(N_k)[None], right, causal)[0])
-    check(tried, *(Case(words, size, of(*size)) for words, size in cases.items()), tolerance=1e-5)
+    check(tried, *(Case(words, size, wanted(*size)) for words, size in cases.items()), tolerance=1e-5)
 
 
 def right_window(head, row, column, left=5, first=3):
@@ -383,16 +385,12 @@ def right_tree(head, row, column, parents=tuple(parents), context=6):
     return np.where(sees, 0, -np.inf)
 
 
-def last_rows(function, right, cases):  # of the tree: a case is a number of queries and keys
-    judge_bias(function, right, cases, causal=False)
-
-
-last_rows(tree, right_tree, {
+judge_bias(tree, right_tree, {
     "only draft 0. Does it see the six tokens of the context, and itself?": (1, 7),
     "drafts 0 to 2. Does draft 2 see itself, 1 and 0, and no draft see a later one?": (3, 9),
     "drafts 0 to 3. Is draft 2 hidden from draft 3, its sibling? Where does a subtree end?": (4, 10),
     "all seven drafts. Does draft 6 see draft 0 alone, and draft 5 draft 4?": (7, 13),
-})  # fmt: skip
+}, causal=False)  # fmt: skip
 
 # %% [markdown]
 # <details><summary>A solution</summary>
