@@ -57,8 +57,8 @@ def draw(surfaces: dict[str, np.ndarray], parents: tuple[int, ...], context: int
     tree = "; ".join(f"{n} after {p}" for n, p in enumerate(parents) if p >= 0)
     alt = (
         "Four squares of scores, queries down and keys right, hatched where −∞ is added. ALiBi takes more from a key"
-        " the farther it is behind the query. A window leaves a band below the diagonal, and the first keys a column at the"
-        f" left. The tree of drafts has rows of gaps: each draft sees the context and its own ancestors ({tree})."
+        " the farther it is behind the query. A window leaves a band below the diagonal, and the first keys a column at"
+        f" the left. The tree of drafts has rows of gaps: each draft sees the context and its own ancestors ({tree})."
         " The buckets fall in steps that become wider with the distance."
     )
     return figure, alt
