@@ -31,8 +31,8 @@ def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: i
         "Three drawings. On Hopper, shared memory with Q, K and V feeds the tensor cores, and these leave S and O in"
         f" the registers of a consumer ({sizes}), which takes the exponentials there. On Blackwell, the tensor cores"
         f" leave S and O in tensor memory, which {', '.join(words)} fill. Warps load S from there into registers, take"
-        " the exponentials, and store P back. In a pair of SMs, the upper rows of S belong to SM 0 and the lower rows to SM"
-        " 1, and each of the two SMs holds half of the keys."
+        " the exponentials, and store P back. In a pair of SMs, the upper rows of S belong to SM 0 and the lower rows"
+        " to SM 1, and each of the two SMs holds half of the keys."
     )
     return figure, alt
 
