@@ -37,8 +37,10 @@ def dao(module: str, distribution: str, suites: str, **kinds) -> Contestant:
 
 EVERYWHERE = "grid sustained sweep decode ladder train"
 CONTESTANTS: dict[str, Contestant] = {
-    "fa2_lab": Contestant(dense.ours, EVERYWHERE + " masks deterministic smoke", packed=packed.ours, compiles=True),
-    "fa2_lab portable": Contestant(partial(dense.ours, backend="portable"), "grid masks train", compiles=True),
+    "fa2_lab": Contestant(
+        dense.ours, EVERYWHERE + " masks bias deterministic smoke", packed=packed.ours, compiles=True
+    ),
+    "fa2_lab portable": Contestant(partial(dense.ours, backend="portable"), "grid masks bias train", compiles=True),
     "fa2_lab padded": Contestant(packed=packed.with_padding),
     "fa2_lab reference": Contestant(partial(dense.ours, backend="reference"), "smoke"),
     "torch": Contestant(dense.plain, "smoke"),
@@ -46,7 +48,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "cuDNN": Contestant(dense.sdpa(SDPBackend.CUDNN_ATTENTION), EVERYWHERE),
     "torch math": Contestant(dense.sdpa(SDPBackend.MATH), "memory train"),
     "torch varlen_attn": Contestant(packed=packed.by_torch),
-    "FlexAttention": Contestant(flex.flex, "grid masks", compiles=True),
+    "FlexAttention": Contestant(flex.flex, "grid masks bias", compiles=True),
     "flash_attn": dao("flash_attn", "flash-attn", "grid", packed=packed.package("flash_attn")),
     "FlashAttention-3": dao(
         "flash_attn_interface",

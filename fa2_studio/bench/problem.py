@@ -32,6 +32,7 @@ class Problem:
     window: int | None = None  # under the causal mask: how many keys a row sees, its own with them
     softcap: int | None = None
     sinks: bool = False
+    alibi: bool = False  # with the slopes of 16 heads
 
     @classmethod
     def square(cls, N: int, d: int, causal: bool, tokens: int = 16384, hidden: int = 2048) -> "Problem":
@@ -65,17 +66,18 @@ class Problem:
         return (*inputs, draw(self.heads, self.N_q)) if grad else inputs
 
     def mask(self, device: torch.device | str) -> dict:
-        """What is asked for besides the causal mask: window, softcap, and the sinks of all heads."""
+        """What is asked for besides the causal mask: window, softcap, and the sinks and ALiBi's slopes of all heads."""
         sinks = torch.linspace(-1, 3, self.heads, device=device) if self.sinks else None
-        asked = dict(window=self.window, softcap=self.softcap, sinks=sinks)
+        slopes = 2 ** (-0.5 * torch.arange(1, self.heads + 1, device=device)) if self.alibi else None
+        asked = dict(window=self.window, softcap=self.softcap, sinks=sinks, slopes=slopes)
         return {name: value for name, value in asked.items() if value is not None}
 
     def as_dict(self) -> dict:
         """Its fields for a record, and what is asked for besides the causal mask in words."""
         fields = asdict(self)
-        window, softcap, sinks = (fields.pop(name) for name in ("window", "softcap", "sinks"))
+        window, softcap, sinks, alibi = (fields.pop(name) for name in ("window", "softcap", "sinks", "alibi"))
         words = [f"window {window}"] * (window is not None) + [f"softcap {softcap}"] * (softcap is not None)
-        words += ["sinks"] * sinks
+        words += ["sinks"] * sinks + ["ALiBi"] * alibi
         return fields | (dict(mask=", ".join(words)) if words else {})
 
 
@@ -85,14 +87,18 @@ MOST = 2**26  # elements of P in float64 at a time: 512 MiB
 FEW = 64  # rows and keys that are worked out: enough to tell right from wrong
 
 
-def definition(q, k, v, *, last: int, causal: bool, window: int | None = None, softcap=None, sink=None) -> torch.Tensor:
+def definition(
+    q, k, v, *, last: int, causal: bool, window: int | None = None, softcap=None, sink=None, slope=None
+) -> torch.Tensor:
     """O of rows of one head; under the causal mask the first of them sees the keys up to `last`, `window` of them."""
     s = q @ k.T * q.shape[1] ** -0.5
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
+    row, key = (torch.arange(len(x), device=k.device) for x in (q, k))
+    behind = last + row[:, None] - key
+    if slope is not None:
+        s = s - slope * behind
     if causal:
-        row, key = (torch.arange(len(x), device=k.device) for x in (q, k))
-        behind = last + row[:, None] - key
         s = s.masked_fill((behind < 0) | (behind >= (window or len(k))), -torch.inf)
     if sink is not None:
         s = torch.cat([s, sink.expand(len(s), 1)], dim=1)
@@ -106,12 +112,13 @@ def with_gradients(q, k, v, dO, **mask) -> tuple[torch.Tensor, ...]:
     return O.detach(), *torch.autograd.grad(O, leaves, dO.double())
 
 
-def of_head(head: int, sinks: torch.Tensor | None, mask: dict) -> dict:
-    """The mask of one head."""
-    return mask if sinks is None else mask | dict(sink=sinks[head].double())
+def of_head(head: int, mask: dict) -> dict:
+    """The mask of one head, with its own sink and slope."""
+    own = dict(sinks="sink", slopes="slope")
+    return {own.get(name, name): x[head].double() if name in own else x for name, x in mask.items()}
 
 
-def gradients_by_definition(q, k, v, dO, causal: bool, sinks=None, few: int = FEW, **mask) -> tuple[torch.Tensor, ...]:
+def gradients_by_definition(q, k, v, dO, causal: bool, few: int = FEW, **mask) -> tuple[torch.Tensor, ...]:
     """In float64: dQ of the last head's last rows, dK and dV of the last key head's first keys, which most rows see."""
     group, chunk = q.shape[1] // k.shape[1], max(few, MOST // k.shape[2])
     k, v = k[-1, -1], v[-1, -1]
@@ -119,18 +126,18 @@ def gradients_by_definition(q, k, v, dO, causal: bool, sinks=None, few: int = FE
     for head in range(q.shape[1] - group, q.shape[1]):
         for first in range(0, q.shape[2], chunk):
             q_i, dO_i = (x[-1, head, first : first + chunk] for x in (q, dO))
-            here = dict(last=first + len(k) - q.shape[2], causal=causal, **of_head(head, sinks, mask))
+            here = dict(last=first + len(k) - q.shape[2], causal=causal, **of_head(head, mask))
             _, dQ, dK_i, dV_i = with_gradients(q_i, k, v, dO_i, **here)
             dK += dK_i[:few]
             dV += dV_i[:few]
     return dQ[-few:], dK, dV
 
 
-def error(O: torch.Tensor, q, k, v, causal: bool, sinks=None, **mask) -> float:
+def error(O: torch.Tensor, q, k, v, causal: bool, **mask) -> float:
     """‖O − truth‖ / ‖truth‖ over the last rows of the last head, the truth in float64."""
     O, q = (x.detach()[-1, -1, -FEW:] for x in (O, q))
     q, k, v = q.double(), k.detach()[-1, -1].double(), v.detach()[-1, -1].double()
-    return distance(O, definition(q, k, v, last=len(k) - len(q), causal=causal, **of_head(-1, sinks, mask)))
+    return distance(O, definition(q, k, v, last=len(k) - len(q), causal=causal, **of_head(-1, mask)))
 
 
 def gradient_error(gradients, truth) -> float:

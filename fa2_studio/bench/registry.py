@@ -21,6 +21,7 @@ CONTESTS = {
     "deterministic": "deterministic gradients, beside the fast ones",
     "sweep": "200 random shapes, beside cuDNN and FlashAttention-3",
     "masks": "a window, a softcap and sinks under the causal mask, with the FLOPs of the keys that rows see",
+    "bias": "ALiBi as a bias, and the same problems without it",
 }
 SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}
 SUITES |= {name: Suite("suites:contests", what, takes=("sustained",)) for name, what in CONTESTS.items()}

@@ -183,11 +183,12 @@ def test_packed_and_padded_sequences_are_checked(direction, monkeypatch):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("asked", [dict(window=9), dict(softcap=2), dict(sinks=True)], ids=str)
+@pytest.mark.parametrize("asked", [dict(window=9), dict(softcap=2), dict(sinks=True), dict(alibi=True)], ids=str)
 def test_masks_are_checked_before_they_are_timed(asked, direction, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
     p = Problem(1, 3, 3, 80, 80, 16, causal=True, dtype="float32", **asked)
-    alone = Contestant(lambda problem: dense.ours(replace(problem, window=None, softcap=None, sinks=False)), "masks")
+    nothing = dict(window=None, softcap=None, sinks=False, alibi=False)
+    alone = Contestant(lambda problem: dense.ours(replace(problem, **nothing)), "masks")
     monkeypatch.setitem(CONTESTANTS, "causal alone", alone)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
     monkeypatch.setattr(flex, "compiled_flex", lambda: plain_flex)
@@ -195,7 +196,7 @@ def test_masks_are_checked_before_they_are_timed(asked, direction, monkeypatch):
     monkeypatch.setattr(flex, "window_mask", lambda N, window: window)
     row = suites.row(p, direction, contestants.names("masks"), known)
     assert row.values.keys() == {"fa2_lab", "fa2_lab portable", "FlexAttention"}
-    assert row.problem["mask"] in ("window 9", "softcap 2", "sinks")
+    assert row.problem["mask"] in ("window 9", "softcap 2", "sinks", "ALiBi")
     assert row.failed["causal alone"].startswith("wrong: error ")
 
 
@@ -203,7 +204,7 @@ def plain_flex(q, k, v, block_mask, enable_gqa, score_mod=None, return_lse=False
     """What FlexAttention computes, key by key."""
     row, key = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])[None, :]
     s = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
-    s = s if score_mod is None else score_mod(s, 0, 0, row, key)
+    s = s if score_mod is None else score_mod(s, 0, torch.arange(q.shape[1])[:, None, None], row, key)
     s = s.masked_fill((key > row) | (row - key >= block_mask), -torch.inf)
     O = torch.softmax(s, 3) @ v
     return (O, torch.logsumexp(s, 3)) if return_lse else O

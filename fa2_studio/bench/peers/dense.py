@@ -21,6 +21,10 @@ def ours(problem: Problem, backend: str = "auto") -> Attend:
     asked = problem.mask(here())
     if problem.window is not None:
         asked["window"] = (problem.window - 1, 0)
+    if asked.pop("slopes", None) is not None:
+        from fa2_studio.bench.peers.alibi import alibi
+
+        asked["bias"] = alibi
     return partial(attention, causal=problem.causal, backend=backend, **asked)
 
 

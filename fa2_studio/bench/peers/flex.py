@@ -43,7 +43,7 @@ def listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def flex(problem: Problem) -> Attend:
     """torch's FlexAttention, compiled, with a block mask where causal.
 
-    A softcap is a function of the score; a sink is applied by what it takes from each row's sum.
+    A softcap and ALiBi are functions of the score; a sink is applied by what it takes from each row's sum.
     """
     N_q, softcap, sinks = problem.N_q, problem.softcap, problem.mask(here()).get("sinks")
     options = dict(block_mask=causal_mask(N_q, problem.N_k) if problem.causal else None)
@@ -51,6 +51,8 @@ def flex(problem: Problem) -> Attend:
         options["block_mask"] = window_mask(N_q, problem.window)
     if softcap is not None:
         options["score_mod"] = lambda score, b, h, i, j: softcap * torch.tanh(score / softcap)
+    if problem.alibi:
+        options["score_mod"] = lambda score, b, h, i, j: score + torch.exp2(-0.5 * (h + 1)) * (j - i)
     options["enable_gqa"] = problem.heads != problem.kv_heads
 
     def with_sinks(q, k, v):

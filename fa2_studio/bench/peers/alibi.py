@@ -1,0 +1,14 @@
+"""ALiBi as a bias of attention()."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def alibi(head, row, column):
+    """−slope · (row − column), with the slopes of 16 heads.
+
+    Rows and columns become floats before they are subtracted, so each of them is converted once, and not each of their
+    differences.
+    """
+    return -tl.exp2(-0.5 * (head + 1)) * (row.to(tl.float32) - column.to(tl.float32))
