@@ -50,7 +50,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
 
 def prepare_portable(tensors: Tensors, options: Options) -> Callable:
     """Return the portable forward for calls of one kind."""
-    return served("the portable forward", portable.prepare(tensors, options))
+    return served(f"the portable forward{with_bias(options)}", portable.prepare(tensors, options))
 
 
 # Backward -----------------------------------------------------------------------------------------------------
@@ -97,7 +97,12 @@ def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, 
 
 def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
     """Return the portable backward for calls of one kind."""
-    return served("the portable backward", portable_backward.prepare(dO, O, tensors, options))
+    return served(f"the portable backward{with_bias(options)}", portable_backward.prepare(dO, O, tensors, options))
+
+
+def with_bias(options: Options) -> str:
+    """The bias in the name of a kernel: if it cannot be compiled, that is the first thing to look at."""
+    return "" if options.bias is None else f" with the bias {options.bias.__name__}"
 
 
 # Who can ------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
     python tests/heart/compile_worker.py KIND few|all [TARGET …]
 
-A kind is portable, decode, forward or backward: the last two are Hopper's. Triton's interpreter must be off, and a
-process keeps its first target, so every target gets a process of its own.
+A kind is portable, biased, decode, forward or backward: the last two are Hopper's. Triton's interpreter must be off,
+and a process keeps its first target, so every target gets a process of its own.
 """
 
 import json
@@ -18,6 +18,7 @@ from multiprocessing import get_context
 
 import torch
 import ttgir
+from biases import BIASES
 
 from fa2_lab.kernels import tables
 from fa2_lab.kernels.decode import plan
@@ -78,18 +79,31 @@ MORE_PORTABLE = [*product((16, 32, 40, 64, 72, 88, 96, 104, 120, 128, 256), ("bf
 
 def portable(target: str, which: str) -> list[dict]:
     """Every kernel in the sizes that are asked of this target."""
+    wanted = dict.fromkeys(FEW_PORTABLE[target] + MORE_PORTABLE * (which == "all"))
+    return compiled_for(target, [(*one, None) for one in wanted])
+
+
+def biased(target: str, which: str) -> list[dict]:
+    """Every kernel with ALiBi and, if all are asked for, with a mask, which needs more registers."""
+    names = ("alibi", "tree") if which == "all" else ("alibi",)
+    masks = (True, False) if which == "all" else (True,)
+    return compiled_for(target, [*product((64, 128), ("bfloat16",), masks, names)])
+
+
+def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
+    """Each kernel for each (d, dtype, whether it is causal, the name of a bias or None)."""
     offline.compile_for(target)
     made = dict(zip(("columns", "rows"), compiling(backward, "bwd_dkdv", "bwd_dq"), strict=True))
     made |= dict(forward=compiling(forward, "forward_kernel")[0])
     rows = []
-    for d, dtype, causal in dict.fromkeys(FEW_PORTABLE[target] + MORE_PORTABLE * (which == "all")):
+    for d, dtype, causal, bias in wanted:
         Q = meta(2, 16, 8192, d, dtype=getattr(torch, dtype))
-        tensors, options = Tensors(Q, Q, Q), Options(causal, scale=0.1)
+        tensors, options = Tensors(Q, Q, Q), Options(causal, scale=0.1, bias=bias and BIASES[bias][0])
         O, L = forward.forward(tensors, options)
         backward.backward(O, None, O, L, tensors, options)
         for name, kernel in made.items():
             blocks = tables.blocks(name, Q, causal)
-            row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, warps=blocks.warps)
+            row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, bias=bias, warps=blocks.warps)
             waits = target == "sm_90" and dtype != "float32" and offline.serialized(kernel.made)
             row |= offline.report(kernel.made) | dict(waits=waits, narrow=narrow(kernel.made.asm.get("ptx", "")))
             rows.append(row | dict(shares=ttgir.shares_of_warps(kernel.made.asm["ttgir"])))
@@ -254,7 +268,7 @@ def hopper_backward(length: tuple, parts: int, more: dict) -> list[dict]:
     return rows
 
 
-KINDS = dict(portable=portable, decode=decode, forward=hopper_forward, backward=hopper_backward)
+KINDS = dict(portable=portable, biased=biased, decode=decode, forward=hopper_forward, backward=hopper_backward)
 
 
 def rows_of(job: tuple) -> list[dict]:

@@ -7,6 +7,7 @@ import json
 from types import SimpleNamespace
 
 import torch
+from biases import BIASES
 from triton.runtime.jit import JITFunction
 
 from fa2_lab.kernels import choice, launch
@@ -55,6 +56,7 @@ def calls(N: int, d: int = 64):
         (1, 8, Options(False, 0.1)),
         (N, 2, Options(True, 0.1)),
         (N, 1, Options(False, 0.3, left=9)),
+        *((N, 1, Options(False, 0.3, bias=BIASES[name][0])) for name in ("alibi", "tree")),
     ):
         q, k, lengths = floats(2, heads, N_q, d), floats(2, 1, N, d), torch.zeros(2, dtype=torch.int32)
         for more in (dict(), dict(key_lengths=lengths), dict(key_lengths=lengths.long())):

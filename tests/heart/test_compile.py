@@ -33,6 +33,17 @@ def test_default_blocks(rows, target, jobs):
             assert row["kernel"] != "forward" or m_at_once == 16 * row["warps"], row
 
 
+@compiled_by("biased", "sm_80", "sm_89", "sm_90")
+@pytest.mark.parametrize("target", ("sm_80", "sm_89", "sm_90"))
+def test_a_bias_fits(rows, target, jobs):
+    """It has no tiles of its own, so a few registers are spilled: next to none by ALiBi, more by a mask on Hopper."""
+    rows = [row for row in rows if row["target"] == target]
+    assert len(rows) == (24 if jobs == "all" else 6)
+    for row in rows:
+        assert row["ldl"] + row["stl"] <= (14 if row["bias"] == "alibi" else 50), row
+        assert row["shared"] <= TARGETS[target] * KiB and row["tensor"] > 0 and not row["waits"], row
+
+
 @compiled_by("decode", *TARGETS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_decode(rows, target, jobs):

@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 import triton
+from biases import BIASES
 from kernel_truth import DEVICE, dense, judge, run, tensors, worst
 from triton.compiler.errors import CompilationError
 from triton.runtime import errors as runtime_errors
@@ -152,6 +153,8 @@ def test_a_portable_kernel_that_cannot_be_compiled_is_a_clear_error(name, monkey
     monkeypatch.setattr(room, name, Uncompiled())
     with pytest.raises(RuntimeError, match=r"cannot compile the portable (for|back)ward \(PTXASError: `ptxas` failed"):
         run(attention, *tensors(1, 2, 1, 20, 24, 16))
+    with pytest.raises(RuntimeError, match="ward with the bias alibi"):
+        run(attention, *tensors(1, 2, 1, 20, 24, 16), bias=BIASES["alibi"][0])
 
 
 def test_decode_hands_on_what_is_no_page_and_says_what_to_do_with_pages(monkeypatch):
