@@ -18,6 +18,7 @@ from fa2_lab.api.checks import (
     check_dropout,
     check_lengths,
     check_masks,
+    check_num_splits,
     check_numbers,
     check_range,
     check_recording,
@@ -48,6 +49,7 @@ def attention(
     key_lengths: Tensor | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
+    num_splits: int | None = None,
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -74,6 +76,9 @@ def attention(
                  waits for the GPU; in a CUDA graph or a compiled function it is not, and a length outside is clamped.
                  The diagonal stays where N_k puts it
     dropout_p    probability of a zero in P; seed: from 0 to 2⁶⁴ − 1
+    num_splits   from 1 to 256: with few queries, the keys of every sequence are read in so many parts, whatever the
+                 batch. None or 0 means as many as fill the GPU, which is faster, but then other sequences in the batch
+                 change the last bits of a row
     return_lse   (O, L) with L (batch, heads, N_q), the logarithm of each row's sum of exponentials with its sink
     backend      "triton"; "portable", Triton kernels without Hopper's own; "reference", the NumPy ladder in float64;
                  "auto", the first that can run on these tensors
@@ -84,8 +89,19 @@ def attention(
     5% of the time. In bf16, this makes the error of O 3 to 4% larger on normal numbers, and 10 to 17% larger if one
     number in a thousand is an outlier; in that case the errors of dQ and dK also grow by up to 10%. With
     backend="portable" the maximum is exact.
+
+    Batch invariance means that O and L of a sequence have the same bits in a batch of any size and at any place in it,
+    whatever the other sequences and their lengths are. It needs
+
+    - num_splits, if there are at most 16 queries, at most 64 query rows per K/V head (heads / kv heads · N_q), and
+      neither a bias nor dropout;
+    - backend="portable" in all other calls. With "auto" on Hopper, the size of the batch decides which kernel and which
+      tiles they use, so their last bits may depend on it. Dropout draws another mask at another place in the batch.
+
+    The promise is for one GPU, one version of Triton and the same mask. If key_lengths pad a sequence, causal and
+    window count from N_k, so N_k has to be the same; one query without a window is masked by its length alone.
     """
-    asked: tuple = causal, softcap, scale, dropout_p, return_lse, backend
+    asked: tuple = causal, softcap, scale, dropout_p, num_splits, return_lse, backend
     if bias is not None:
         asked = *asked, kind_of(bias)
     key, call = recall((q, k, v, key_lengths, sinks), window, asked)
@@ -103,8 +119,9 @@ def attention(
         check_lengths(key_lengths, q, k.shape[2])
     options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], k.shape[2]))
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
-    who = dict(portable=backend == "portable", reference=not runs_on_triton(backend, q.device.type))
-    options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), bias=bias, **who)
+    who: dict[str, Any] = dict(portable=backend == "portable", reference=not runs_on_triton(backend, q.device.type))
+    who |= dict(num_splits=check_num_splits(num_splits), bias=bias)
+    options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), **who)
     check_bias(bias, options.reference)
     check_sinks(sinks, options)
     drawn = seed_tensor(seed, q.device) if dropout_p else None

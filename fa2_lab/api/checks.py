@@ -35,6 +35,7 @@ BIAS_RECORDED = (
 )
 LARGEST_SCALE = 1e30  # times any score below 10⁸ it is a number in fp32, with which the kernels compute
 LARGEST_SINK = 1e38  # as the kernels hold sinks: divided by the scale, or by the softcap where there is one
+MOST_SPLITS = 256
 SMALLEST_SCALE = 1e-10  # that sinks and biases are divided by; a smaller one is taken into q
 READ: WeakKeyDictionary = WeakKeyDictionary()  # {a jitted function: what it read when it was first seen}
 
@@ -242,6 +243,11 @@ def check_dropout(dropout_p: object) -> float:
 def check_seed(seed: object) -> int:
     """Refuse a seed that makes no sense; returns it as Python's own number."""
     return whole_number("seed", seed, low=0, high=2**64 - 1)
+
+
+def check_num_splits(num_splits: object) -> int:
+    """Refuse a number of splits that makes no sense; returns it as Python's own number, and 0 for None."""
+    return 0 if num_splits is None else whole_number("num_splits", num_splits, low=0, high=MOST_SPLITS)
 
 
 def check_max_seqlen(max_seqlen_q: object) -> int:

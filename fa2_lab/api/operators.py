@@ -126,7 +126,7 @@ TENSORS = (
 )
 OPTIONS = (
     "bool causal, float scale, float dropout_p=0.0, int? left=None, int? right=None, float? softcap=None, "
-    "bool portable=False, bool one_long=False, bool reference=False, bool traced=False"
+    "int num_splits=0, bool portable=False, bool one_long=False, bool reference=False, bool traced=False"
 )
 
 

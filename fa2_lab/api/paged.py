@@ -23,6 +23,7 @@ from fa2_lab.api.checks import (
     check_lengths,
     check_masks,
     check_no_gradient,
+    check_num_splits,
     check_numbers,
     check_q,
     check_range,
@@ -62,6 +63,7 @@ def attention_paged(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     scale: float | None = None,
+    num_splits: int | None = None,
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -71,10 +73,12 @@ def attention_paged(
     window      (left, right) of that key; of pages before every window no key is read, and entries may be anything
     key_lengths, block_table  on a GPU their range is looked up once per tensor and version, which waits for the GPU;
                 in a CUDA graph or a compiled function it is not, and what lies outside counts as the nearest inside
+    num_splits  as in attention(). With it, O and L of a sequence are the same bits in every batch, at every place in
+                it, with any pages and any width of the table; but they may differ from those of a call without pages
     others      as in attention()
     """
     tensors = Pages(q, k_pages, v_pages, block_table, key_lengths, sinks)
-    key, found = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
+    key, found = recall(tensors, window, (causal, softcap, scale, num_splits, return_lse, backend))
     if found is not None:
         options, run = found
     else:  # the first of its kind
@@ -86,7 +90,8 @@ def attention_paged(
         check_lengths(key_lengths, q, N_k)
         scale = check_numbers(causal, scale, q.shape[3], return_lse)
         options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], N_k))
-        options = options._replace(scale=scale, reference=not runs_on_triton(backend, q.device.type))
+        on_triton = runs_on_triton(backend, q.device.type)
+        options = options._replace(scale=scale, num_splits=check_num_splits(num_splits), reference=not on_triton)
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)
     check_range(key_lengths, block_table.shape[1] * k_pages.shape[1])
     check_entries(block_table, key_lengths, k_pages.shape[:2], q.shape[2], options.left)

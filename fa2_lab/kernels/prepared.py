@@ -50,6 +50,7 @@ class Options(NamedTuple):
     left: int | None = None  # columns that a row sees before its diagonal; None: all
     right: int | None = None  # and after it, where the mask is not causal
     softcap: float | None = None
+    num_splits: int = 0  # of the keys of each sequence in decode; 0: as the batch and the GPU need
     portable: bool = False  # by the portable kernels on Hopper, too
     one_long: bool = False  # of packed sequences one has most of the work
     reference: bool = False  # by the NumPy ladder

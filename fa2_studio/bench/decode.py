@@ -1,9 +1,13 @@
-"""The suite `decode`: one query over long caches, where bytes are everything; dense, paged, uneven, and by programs."""
+"""The suite `decode`: one query over long caches, where bytes are everything.
+
+The caches are dense, paged or of uneven lengths, and cut into a free or a fixed number of splits.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -16,6 +20,7 @@ from fa2_studio.bench.results import machine
 
 ALONE = "reading alone"  # of as many bytes as the cache has
 PAGES = (16, 64, 256)
+FIXED = (1, 4, 16, 32)  # splits
 ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)  # programs so few that latency alone limits them; stages of their loop
 MORE = 3 * REPEATS  # contestants are a microsecond apart
 PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{MORE} repetitions")
@@ -38,6 +43,8 @@ def run() -> Plan:
     jobs += [partial(host, problem) for problem in grid()[:1]]
     jobs += [partial(pages, problem) for problem in grid() if problem.batch * problem.N_k in (65536, 262144)][:2]
     jobs += [partial(uneven, problem) for problem in grid()[5:6]]
+    shapes = product((4096, 16384, 65536), (1, 4, 16, 64))
+    jobs += [partial(splits, Problem(batch, 32, 8, 1, N, 128, causal=False)) for N, batch in shapes]
     copy = {"copy TB/s": ceilings()["copy TB/s"]}
     return Plan(Record("decode", machine(), PROTOCOL, copy, curves=by_programs(grid()[2]) | by_stages(grid()[2])), jobs)
 
@@ -112,6 +119,21 @@ def uneven(problem: Problem) -> Measurement:
     even = torch.full_like(lengths, int(lengths.float().mean()))
     calls = {name: partial(attention, q, k, v, key_lengths=n) for name, n in (("even", even), ("uneven", lengths))}
     return row(problem, "lengths", {name: lambda call=call: call for name, call in calls.items()})
+
+
+def splits(problem: Problem) -> Measurement:
+    """As many splits as the package chooses, and fixed numbers, with which a row does not depend on the batch."""
+    from fa2_lab.api.attention import attention
+
+    q, k, v = problem.tensors()
+    want = attention(q, k, v).double()
+
+    def prepared(n: int) -> Prepared:
+        call = partial(attention, q, k, v, num_splits=n)
+        return refused([distance(call(), want)]) or call
+
+    calls = {"fa2_lab": lambda: partial(attention, q, k, v)}
+    return row(problem, "splits", calls | {f"{n} splits": partial(prepared, n) for n in FIXED})
 
 
 def row(problem: Problem, what: str, prepares: dict[str, Callable[[], Prepared]]) -> Measurement:

@@ -244,11 +244,52 @@ right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 # </details>
 #
 # The parts are merged in a fixed order. So the same number of splits gives the same result bit for bit, every time.
-#
+
+# %% [markdown]
 # ## Is a row the same in another batch?
 #
-# But how many splits are there? A single sequence needs many to fill the GPU. In a batch of 16 such sequences, the
-# heads alone are enough, so each head is cut into fewer splits, or not at all. Then the same row is rounded
+# The number of splits is chosen for speed, and it depends on the batch. A batch of four sequences has four times as
+# many heads as one of them alone, so fewer splits of each head fill the GPU. Here are the splits that the rule of the
+# package gives a head, if one program fits on each of 132 SMs:
+
+# %%
+from fa2_lab.kernels.decode.shares import splits_of_head
+
+for batch in (1, 2, 4, 8, 16):
+    print(f"{batch:2} × 8 heads of 1,024 tiles: {splits_of_head(132, 8 * batch, 1024):2} splits per head")
+
+# %% tags=["hide-input"]
+q4, k4, v4 = normal(4, 8, 1, 16, seed=6), normal(4, 2, 8192, 16, seed=7), normal(4, 2, 8192, 16, seed=8)
+
+
+def apart(**asked):  # O of the first sequence: alone, and within the batch of four
+    alone, within = (attention(q4[:n], k4[:n], v4[:n], **asked)[0].float() for n in (1, 4))
+    changed, most = (alone != within).float().mean(), (alone - within).abs().max()
+    return f"{changed:.0%} of the numbers of O differ, by {most:.0e} at most" if changed else "all bits of O agree"
+
+# %% [markdown]
+# **Predict.** We decode one sequence alone with `attention()`, and then the same sequence in a batch with three others
+# of the same length. No row reads the keys of another sequence. What happens to the O of the first one?
+#
+# - ☐ nothing, because its numbers are the same
+# - ☐ some of its last bits change
+# - ☐ it changes visibly, because the parts are merged in another order
+#
+# <details><summary>Answer</summary>
+#
+# **some of its last bits change.** The exact sums are the same, but each addition rounds, and other splits put the
+# additions in another order.
+#
+# ```python
+# print(apart())
+# ```
+#
+# ```text
+# 45% of the numbers of O differ, by 3e-05 at most
+# ```
+# </details>
+#
+# The kernels of this chapter show where the bits come from. With one split or with five, the same row is rounded
 # differently, because its sums have another order, and because p becomes 16 bits wide under another maximum:
 
 # %% tags=["nbval-ignore-output"]
@@ -258,12 +299,29 @@ print(f"number {at} of O: {few[at]:.9f} with 1 split, {many[at]:.9f} with 5")
 print(f"of all numbers of O, {(few != many).float().mean():.0%} differ")
 
 # %% [markdown]
-# So the last bits of an answer can depend on who else is served at the same time, even though each kernel is
+# So the last bits of an answer can depend on which other requests are served at the same time, although each kernel is
 # deterministic. A language model that always takes the most likely token may then write another text, because two
-# tokens were nearly equally likely. A kernel whose rows do not depend on the batch is called *batch-invariant*. To get
-# one, choose the splits by the length of the cache alone, for example one split for each 4,096 keys, and accept that a
-# short batch fills the GPU less well. The package does not do that: it chooses the number of splits for speed, from the
-# heads and the SMs.
+# tokens were nearly equally likely. A kernel whose rows do not depend on the batch is called *batch-invariant*.
+#
+# To get such a kernel, we must choose the number of splits without looking at the batch. `attention()` and
+# `attention_paged()` take it as `num_splits`, the name that flash-attn uses. Then split w of a sequence reads the tiles
+# w, w + `num_splits`, … of this sequence, and neither the other sequences nor the number of SMs has a say. The size of
+# a tile must not depend on the batch either, and the parts are merged in the order of their numbers.
+
+# %%
+for n in (1, 8):
+    print(f"num_splits={n}: {apart(num_splits=n)}")
+
+# %% [markdown]
+# Batch invariance has a cost, because one number of splits has to serve all batches. With a small number, a single
+# sequence leaves SMs idle. With a large number, a large batch writes and merges parts that it does not need.
+# `fa2-lab bench decode` measures on a GPU what 1, 4, 16 and 32 splits cost compared with the free choice:
+
+# %% tags=["hide-input"]
+for row in load("decode").rows:
+    if row.direction == "splits":
+        fixed = ", ".join(f"{n} × {row.ratio('fa2_lab', n):.2f}" for n in row.values if n != "fa2_lab")
+        print(f"{row.problem['batch']:2} sequences of {row.problem['N_k']:6,} keys, time: {fixed}")
 
 # %% [markdown]
 # ## Where is key 20?

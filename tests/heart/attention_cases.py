@@ -19,7 +19,7 @@ def kernels(request, monkeypatch):
     """Everything with the portable kernels and, where a GPU has its own, again with those that attention() takes."""
     if request.param == "portable":
         monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: False)
-        monkeypatch.setattr(choice.decode, "is_decode", lambda q, k: False)
+        monkeypatch.setattr(choice.decode, "is_decode", lambda *given: False)
     else:
         for module in (HOPPER, choice.hopper_backward(torch.device("cuda", 0))):
             monkeypatch.setattr(module, "enough_work", lambda *_: True)  # also where there is so little that it is not

@@ -119,15 +119,17 @@ def narrow(ptx: str) -> int:
 
 # Decode -------------------------------------------------------------------------------------------------------
 
-CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal): 8 K/V heads
-    "one query": (2, 32, 1, 0, False, False),
-    "whole heads": (32, 32, 1, 0, False, False),
-    "a head on each SM": (16, 32, 1, 0, False, False),
-    "shares": (12, 32, 1, 0, False, False),
-    "lengths": (2, 32, 4, 0, True, True),
-    "pages of 16": (2, 32, 1, 16, True, True),
-    "pages of 64": (2, 32, 1, 64, True, True),
-    "64 rows": (2, 32, 16, 0, True, True),
+CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal, num_splits): 8 K/V heads
+    "one query": (2, 32, 1, 0, False, False, 0),
+    "whole heads": (32, 32, 1, 0, False, False, 0),
+    "a head on each SM": (16, 32, 1, 0, False, False, 0),
+    "shares": (12, 32, 1, 0, False, False, 0),
+    "lengths": (2, 32, 4, 0, True, True, 0),
+    "pages of 16": (2, 32, 1, 16, True, True, 0),
+    "pages of 64": (2, 32, 1, 64, True, True, 0),
+    "64 rows": (2, 32, 16, 0, True, True, 0),
+    "splits": (2, 32, 1, 0, False, False, 7),
+    "splits of pages": (2, 32, 1, 16, True, True, 7),
 }
 OF_D_64 = ("lengths", "64 rows", "one query", "a head on each SM")
 
@@ -140,16 +142,18 @@ def decode(target: str, which: str) -> list[dict]:
     rows, few = [], ("one query", "64 rows")  # on a chip that is not Hopper
     for d, calls in ((64, OF_D_64), (128, CALLS)) if which == "all" or target == "sm_90" else ((128, few),):
         for what in calls:
-            batch, heads, N_q, page, lengths, causal = CALLS[what]
+            batch, heads, N_q, page, lengths, causal, splits = CALLS[what]
             q, k = meta(batch, heads, N_q, d), meta(1000, page, 8, d) if page else meta(batch, 8, 8192, d)
             table = meta(2, 500, dtype=torch.int32) if page else None
             given = meta(2, dtype=torch.int32) if lengths else None
             tensors = Tensors(q, k, k, key_lengths=given)
-            made = plan.prepare(tensors, Options(causal, scale=0.1), table)
+            options = Options(causal, scale=0.1, num_splits=splits)
+            made = plan.prepare(tensors, options, table)
             made(tensors, table)
-            programs = plan.blocks_of(q, plan.shape_of(q, k, table, one_length=given is None))[1]
+            one_length = given is None and not splits
+            programs = plan.blocks_of(q, plan.shape_of(q, k, table, one_length))[1]
             row = dict(target=target, call=what, d=d, warps=made.read.options["num_warps"], programs=programs // 132)
-            read = split_kv if made.split_kv else stream_k
+            read = split_kv if made.read.kernel is split_kv else stream_k
             rows.append(row | offline.report(read.made) | dict(merge=offline.report(merge.made)))
     return rows
 

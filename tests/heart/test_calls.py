@@ -34,12 +34,13 @@ def arguments_of(call: str) -> dict:
     DRAW.manual_seed(1)
     if call == "attention":
         tensors = dict(q=floats(2, 2, 20, 8), k=floats(2, 1, 24, 8), v=floats(2, 1, 24, 8), key_lengths=whole(3, 24))
+        tensors |= dict(num_splits=2)
     elif call == "attention_packed":
         tensors = dict(q=floats(20, 2, 8), k=floats(24, 1, 8), v=floats(24, 1, 8))
         tensors |= dict(cu_seqlens_q=whole(0, 7, 20), cu_seqlens_k=whole(0, 9, 24), max_seqlen_q=13)
     else:
         tensors = dict(q=floats(2, 4, 3, 8), k_pages=floats(6, 4, 2, 8), v_pages=floats(6, 4, 2, 8))
-        tensors |= dict(block_table=whole(*[[5, 0, 3], [1, 4, 2]]), key_lengths=whole(12, 7))
+        tensors |= dict(block_table=whole(*[[5, 0, 3], [1, 4, 2]]), key_lengths=whole(12, 7), num_splits=2)
     masks = dict(causal=True, window=(9, None), softcap=2.0, scale=0.3, sinks=floats(tensors["q"].shape[1]))
     return tensors | masks
 
@@ -98,6 +99,7 @@ OTHERS = dict(
     cu_seqlens_q=(whole(0, 8, 20), whole(0, 20, 20), whole(0, 3, 20)),
     cu_seqlens_k=(whole(0, 8, 24), whole(0, 0, 24), whole(0, 23, 24)),
     max_seqlen_q=(None, 0, 12, np.int64(19), 10**20),
+    num_splits=(None, 0, 1, 256, np.int64(3)),
     block_table=(lambda x: x.flip(0), lambda x: x.long()),
     k=(lambda x: 2 * x,),
     v=(lambda x: -x,),
@@ -162,9 +164,12 @@ OF_LENGTHS = [
     *[("key_lengths", ValueError, x) for x in (lambda x: x[:1], lambda x: x[:, None], lambda x: x.to("meta"))],
     *[("key_lengths", ValueError, x) for x in (lambda x: x + 1, lambda x: x - 8)],
 ]
+SPLITS = [("num_splits", TypeError, x) for x in (True, 2.0, "2", [2])]
+SPLITS += [("num_splits", ValueError, x) for x in (-1, 257)]
 OWN = dict(
     attention=[
         *OF_LENGTHS,
+        *SPLITS,
         *[("k", ValueError, x) for x in (lambda x: x[:1], lambda x: x[[0, 1, 0]])],
         ("k", ValueError, lambda x: x[:, [0, 0, 0]]),
         *[("v", ValueError, x) for x in (lambda x: x[:, :, 1:], lambda x: x[:, :, :0], lambda x: x.transpose(1, 2))],
@@ -184,6 +189,7 @@ OWN = dict(
     ],
     attention_paged=[
         *OF_LENGTHS,
+        *SPLITS,
         *[
             ("k", ValueError, x)
             for x in (lambda x: x[:, :0], lambda x: x[:, :, [0, 0, 0]], lambda x: x.mT.contiguous().mT)
@@ -494,7 +500,7 @@ def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout, reference
 
 @pytest.mark.parametrize("call", CALLS)
 def test_opcheck(call):
-    ops, given, masks = torch.ops.fa2_lab, arguments_of(call), (True, 0.3, 0.0, 9, None, 2.0)
+    ops, given, masks = torch.ops.fa2_lab, arguments_of(call), (True, 0.3, 0.0, 9, None, 2.0, 3)
     if call == "attention_paged":
         inputs = *(given[n] for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths", "sinks")), *masks
         torch.library.opcheck(ops.paged.default, inputs, test_utils=("test_schema", "test_faketensor"))

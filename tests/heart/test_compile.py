@@ -50,7 +50,7 @@ def test_decode(rows, target, jobs):
     """Nothing spills, tensor cores multiply, and an SM holds as many programs as are launched for it."""
     rows = [row for row in rows if row["target"] == target]
     every = jobs == "all" or target == "sm_90"
-    assert len(rows) == (12 if every else 2)
+    assert len(rows) == (14 if every else 2)
     held = {(row["d"], row["call"]): row["programs"] for row in rows}
     asked = [(d, call) for d in (64, 128) for call in ("one query", "a head on each SM", "lengths")]
     asked = [*asked, (128, "whole heads"), (128, "shares")] if every else [(128, "one query")]

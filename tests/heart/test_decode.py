@@ -112,9 +112,8 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     shape, d_pad, R = plan.shape_of(q, k, None, one_length=True), 16, 2
     B_c = plan.blocks_of(q, shape)[0].B_c
     scratch = scratch_of(monkeypatch, lambda: decode(q, k, v, key_lengths=given, programs=programs))
-    assert not plan.prepare(
-        Tensors(q[:2], k[:2], v[:2]), Options(False, 1.0), programs=programs
-    ).split_kv  # else 4 heads would
+    made = plan.prepare(Tensors(q[:2], k[:2], v[:2]), Options(False, 1.0), programs=programs)
+    assert made.read.kernel is plan.stream_k_kernel  # else 4 heads would be split
     tiles = tuple(cdiv(n, B_c) for n in lengths or [150] * 3 for _ in range(2))
     shares = Shares(tiles, programs, least_share(R, d_pad, B_c, 4))
     several = [(w, head) for head in range(6) for w in shares.readers(head) if len(shares.readers(head)) > 1]
@@ -126,10 +125,11 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     assert written.nonzero().flatten().tolist() == sorted(shares.part(*at) for at in several)
 
 
+@pytest.mark.parametrize("splits", [0, 2])
 @pytest.mark.parametrize("batch, kv_heads, group", [(70000, 1, 1), (2, 70000, 1), (1, 40000, 128)])
-def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads, group):
+def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads, group, splits):
     q, k = (torch.empty(batch, heads, n, 16, device="meta") for heads, n in ((group * kv_heads, 1), (kv_heads, 40)))
-    grid = plan.prepare(Tensors(q, k, k), Options(causal=False, scale=1.0)).read.grid
+    grid = plan.prepare(Tensors(q, k, k), Options(causal=False, scale=1.0, num_splits=splits)).read.grid
     x, *others = grid if isinstance(grid, tuple) else (grid,)
     assert x < 2**31 and all(side <= 65535 for side in others)
 
@@ -354,11 +354,13 @@ def test_attention_takes_decode_for_few_rows(monkeypatch):
 
 
 def test_where_decode_is_the_faster_kernel():
-    def of(rows, N_q, N_k):
-        return plan.is_decode(torch.empty(1, rows, N_q, 64, device="meta"), torch.empty(1, 1, N_k, 64, device="meta"))
+    def of(rows, N_q, N_k, splits=0):
+        q, k = torch.empty(1, rows, N_q, 64, device="meta"), torch.empty(1, 1, N_k, 64, device="meta")
+        return plan.is_decode(q, k, splits)
 
     assert of(16, 1, 1) and of(1, 16, 1) and of(64, 1, 2048) and of(4, 16, 2048)
     assert not of(17, 1, 2047) and not of(65, 1, 9999) and not of(1, 17, 9999)
+    assert of(64, 1, 1, splits=1) and not of(65, 1, 9999, splits=1)  # no length decides
 
 
 @pytest.mark.parametrize("case, d, page, entry, registers", [
@@ -387,5 +389,5 @@ def test_a_hopper_gets_its_entry_of_the_table(case, d, page, entry, registers, m
     assert made.read.options | options == made.read.options and made.read.arguments["tile"].B_c.value == want.B_c
     if made.merge is not None:
         assert made.merge.options["maxnreg"] == 128 and made.merge.options["num_stages"] == 1
-        parts = 132 * want.per_SM if not made.split_kv else made.read.grid[0] * H_kv
+        parts = 132 * want.per_SM if made.read.kernel is plan.stream_k_kernel else made.read.grid[0]
         assert made.scratch == (parts + H_kv) * made.read.arguments["sizes"].R * (d + 4)

@@ -59,7 +59,7 @@ class Counts(NamedTuple):
 
 
 # Numbers of which the compiler is told nothing, so that other values compile nothing anew. In a tuple it would be told.
-UNSPECIALIZED = ["N_k", "batch", "programs", "share"]
+UNSPECIALIZED = ["N_k", "batch", "programs", "share", "splits"]
 
 
 class Strided(NamedTuple):
@@ -275,7 +275,12 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
         tl.store(at + tile.d_pad + 1, l_i, mask=real)
 
 
-# Split-KV: the same number of programs for every head -------------------------------------------------------------
+@triton.jit
+def row_block(head, key_lengths, table, N_k, sizes):
+    """The row block that has this number among the heads of all sequences."""
+    b, h = head // sizes.heads, head % sizes.heads
+    length = length_of(key_lengths, b, N_k)
+    return RowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
 
 
 @triton.jit
@@ -287,17 +292,20 @@ def first_tile(N_k, N_q, left, tile):
         return tl.maximum(N_k - N_q - left, 0) // tile.B_c
 
 
+# Split-KV: the same number of programs for every head -------------------------------------------------------------
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def split_kv_kernel(Q, K, V, O, L, scratch, sinks, strides, N_k, scales, sizes, tile, WHOLE: tl.constexpr):
+def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, tile,
+                    WHOLE: tl.constexpr):  # fmt: skip
     """Split w of head h reads tiles w, w + splits, …; with WHOLE there is one split, which reads the whole head."""
-    w, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    splits = tl.num_programs(0)
+    w, head = tl.program_id(0) % splits, tl.program_id(0) // splits
     rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
-    cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table=None, pages=sizes.pages)
-    block = RowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, N_k, N_k)
-    span = Span((first_tile(N_k, sizes.N_q, sizes.left, tile) + w) * tile.B_c, N_k, splits * tile.B_c, w == 0, WHOLE)
-    part = Part(scratch, w + (b * sizes.heads + h) * (splits + 1))
-    attend(rows, cache, block, span, part, scales, sizes, tile)
+    cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
+    block = row_block(head, key_lengths, table, N_k, sizes)
+    first = (first_tile(block.N_k, sizes.N_q, sizes.left, tile) + w) * tile.B_c
+    span = Span(first, block.length, splits * tile.B_c, w == 0, WHOLE)
+    attend(rows, cache, block, span, Part(scratch, w + head * (splits + 1)), scales, sizes, tile)
 
 
 # Stream-K: an equal share of the work for every program -----------------------------------------------------------
@@ -379,11 +387,9 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     head = b * sizes.heads + (unit - begin) // units  # counted through the batch
     skipped = (unit - begin) % units  # units of this head that programs before this one do
     while left > 0:
-        b, h = head // sizes.heads, head % sizes.heads
-        length = length_of(key_lengths, b, N_k)
-        units = units_of(length, work, tile)
+        block = row_block(head, key_lengths, table, N_k, sizes)
+        units = units_of(block.length, work, tile)
         taken = tl.minimum(left, units - skipped)
-        block = RowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
         begin = first_tile(block.N_k, sizes.N_q, sizes.left, tile)
         first = (begin + tl.maximum(skipped - 1, 0)) * tile.B_c  # the unit that begins a head is no tile
         last = (begin + skipped + taken - 1) * tile.B_c

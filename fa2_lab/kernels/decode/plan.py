@@ -20,15 +20,17 @@ from fa2_lab.tiles import cdiv
 
 MOST_ROWS = 64  # of one tile
 MERGE_WIDTH = 32  # columns of O that a program of the merge takes
-DEEPEST = 65535  # programs in a grid's second and third dimension
 
 # The call -------------------------------------------------------------------------------------------------------
 
 
-def is_decode(Q: Tensor, K: Tensor) -> bool:
-    """Whether decode is the faster kernel for such tensors: few rows to a K/V head, or more of them on a long cache."""
+def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
+    """Whether decode is the faster kernel for such tensors: few rows to a K/V head, or more of them on a long cache.
+
+    With a number of splits no length may decide, because N_k is the longest of a batch.
+    """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
-    few = rows <= 16 or (rows <= MOST_ROWS and K.shape[2] >= 2048)
+    few = rows <= 16 or (rows <= MOST_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
     return few and Q.shape[2] <= 16 and Q.numel() > 0 and K.numel() > 0
 
 
@@ -46,7 +48,6 @@ def decode(tensors: Tensors, options: Options, table: Tensor | None = None, prog
 class Decode:
     """Calls of one kind: their launches, with all arguments but the pointers."""
 
-    split_kv: bool  # else stream-K
     read: launch.Launch
     merge: launch.Launch | None  # None where every program reads whole heads
     scratch: int  # numbers in fp32 that hold the parts
@@ -58,10 +59,7 @@ class Decode:
         L = torch.empty(size=Q.shape[:3], dtype=torch.float32, device=Q.device)
         scratch = torch.empty(self.scratch, dtype=torch.float32, device=Q.device)
         with launch.on_device_of(Q):
-            if self.split_kv:
-                self.read(Q, K, V, O, L, scratch, sinks)
-            else:
-                self.read(Q, K, V, O, L, scratch, sinks, key_lengths, table)
+            self.read(Q, K, V, O, L, scratch, sinks, key_lengths, table)
             if self.merge is not None:
                 self.merge(O, L, scratch, key_lengths)
         return O, L
@@ -70,25 +68,24 @@ class Decode:
 def prepare(tensors: Tensors, options: Options, table: Tensor | None = None, programs: int | None = None) -> Decode:
     """Return decode() for calls of one kind: sizes, programs, and what the kernels are compiled for."""
     Q, K, V = tensors.q, tensors.k, tensors.v
-    shape = shape_of(Q, K, table, one_length=tensors.key_lengths is None)
+    shape = shape_of(Q, K, table, one_length=tensors.key_lengths is None and not options.num_splits)
     blocks, at_once = blocks_of(Q, shape)
     window = launch.window(options)
-    cut = cut_keys(shape, blocks, Q.element_size(), at_once, programs, options.left)
+    cut = cut_keys(shape, blocks, Q.element_size(), at_once, programs, options)
     tile = tile_of(shape, blocks, window, split_kv=cut.splits > 0, early_merge=starts_early(Q.device))
     sizes, strides = sizes_of(shape, blocks, window), strides_of(Q, K, V, table)
     factors = scales(options.scale, options.softcap)
     common: dict[str, Any] = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, tile=tile)
     if cut.splits:
-        grid, split = (cut.splits, sizes.heads, shape.batch), common | dict(WHOLE=cut.splits == 1)
-        read = launch.Launch(split_kv_kernel, grid, blocks.compiler_options(), **split)
+        kernel, own = split_kv_kernel, dict(splits=cut.splits, WHOLE=cut.whole_heads)
     else:
-        common |= dict(batch=shape.batch, share=cut.share)
-        read = launch.Launch(stream_k_kernel, cut.programs, blocks.compiler_options(), **common)
+        kernel, own = stream_k_kernel, dict(batch=shape.batch, share=cut.share)
+    read = launch.Launch(kernel, cut.programs, blocks.compiler_options(), **common, **own)
     if cut.whole_heads:
-        return Decode(cut.splits > 0, read, merge=None, scratch=0)
+        return Decode(read, merge=None, scratch=0)
     merge = prepare_merge(shape, blocks, cut, common)
     parts = cut.programs + shape.batch * sizes.heads
-    return Decode(cut.splits > 0, read, merge, scratch=parts * sizes.R * (blocks.d_pad + 4))
+    return Decode(read, merge, scratch=parts * sizes.R * (blocks.d_pad + 4))
 
 
 def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[str, Any]) -> launch.Launch:
@@ -207,18 +204,20 @@ class Cut(NamedTuple):
 
 
 def cut_keys(
-    shape: Shape, blocks: tables.Blocks, itemsize: int, at_once: int, programs: int | None, left: int | None = None
+    shape: Shape, blocks: tables.Blocks, itemsize: int, at_once: int, programs: int | None, options: Options
 ) -> Cut:
-    """Split-KV where the rules of shares.py say so and nobody asks for a number of programs, else stream-K."""
+    """Split-KV if a number of splits is asked for, or the rules of shares.py say so and no number of programs is asked
+    for; else stream-K."""
     row_blocks, tiles = cdiv(shape.rows, blocks.B_r), cdiv(shape.N_k, blocks.B_c)
-    if left is not None:  # and no tile before the window of the first query
-        tiles -= max(shape.N_k - shape.N_q - left, 0) // blocks.B_c
+    if options.left is not None:  # and no tile before the window of the first query
+        tiles -= max(shape.N_k - shape.N_q - options.left, 0) // blocks.B_c
     heads = shape.batch * shape.H_kv * row_blocks
     least = shares.least_share(min(blocks.B_r, shape.rows), blocks.d_pad, blocks.B_c, itemsize)
-    if shape.one_length and programs is None and max(shape.batch, shape.H_kv * row_blocks) <= DEEPEST:
+    splits = options.num_splits
+    if shape.one_length and programs is None:
         splits = shares.splits_of_head(at_once, heads, tiles, least)
-        if splits:
-            return Cut(splits, splits * heads, share=0, whole_heads=splits == 1)
+    if splits:
+        return Cut(splits, splits * heads, share=0, whole_heads=splits == 1)
     programs = programs or at_once
     if not shape.one_length:
         return Cut(splits=0, programs=programs, share=least, whole_heads=False)
@@ -230,7 +229,7 @@ def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, 
     """What the kernels are compiled for. A share may end anywhere in a head, so stream-K always masks."""
     left, right = window
     cut = left is not None or (right is not None and shape.N_q > 1)
-    all_seen = shape.N_k % blocks.B_c == 0 and not cut  # each key of each tile by each row
+    all_seen = shape.one_length and shape.N_k % blocks.B_c == 0 and not cut  # each key of each tile by each row
     masked = not (split_kv and all_seen)
     sizes = shape.d, blocks.d_pad, blocks.B_r, blocks.B_c, shape.page
     switches = masked, not split_kv, early_merge, blocks.upcast
@@ -265,7 +264,7 @@ class Shape(NamedTuple):
     page: int  # keys of a page; 0: the cache is not paged
     pages: int
     width: int  # of the block table
-    one_length: bool  # whether all sequences have N_k keys; else their lengths are known to the GPU alone
+    one_length: bool  # whether all sequences have N_k keys and may be cut accordingly; else the GPU alone knows lengths
 
     @property
     def H(self) -> int:
