@@ -37,7 +37,10 @@ def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
 def heads() -> dict:
     """Four heads of 4 × 4 tiles on six SMs (chapter 06)."""
     costs = {"FA1, one worker per head": [16] * 4, "FA2, one worker per row block": [4] * 16}
-    ran = {name: grid.schedule([grid.BlockWork(0, None, cost) for cost in each], 6) for name, each in costs.items()}
+    ran = {
+        name: grid.schedule([grid.BlockWork(0, index=None, cost=cost) for cost in each], 6)
+        for name, each in costs.items()
+    }
     ends = [f"{schedule.makespan:.0f}" for schedule in ran.values()]
     caption = (
         f"With one worker per row block, all SMs have work, and four heads end after {ends[1]} tiles instead of"

@@ -206,9 +206,9 @@ read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpg
 # A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is the
 # layout of o in the table above. `mask` and `softmax` do what `visit` did in chapter 08. `rounded` turns p into 16
 # bits by *inline assembly*, which is a line of PTX, NVIDIA's portable assembly language. This line rounds two numbers
-# by one instruction, `F2FP` in the machine code. Triton 3.9 would choose the same instruction here without being
-# told. At rung 23, however, it would put some pairs together the wrong way round and swap them afterwards, so the
-# rungs write the line out.
+# by one instruction, which is `F2FP` in the machine code (`fa2-lab xray 15 --sass` prints it). Triton 3.9 would
+# choose the same instruction here without being told. At rung 23, however, it would put some pairs together the wrong
+# way round and swap them afterwards, so the rungs write the line out.
 #
 # The next lines compare rung 15 with rung 14. *Limit before* names what limited the rung before, and *taken away*
 # names what the new rung removes. The numbers in the table are TFLOP/s at 16,384 tokens and N = 4,096, each with its
