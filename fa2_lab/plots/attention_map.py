@@ -68,8 +68,8 @@ def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.nd
 @style.picture
 def draw(words: list[str], P: np.ndarray) -> style.Drawn:
     """A square for each weight, its area the weight; queries run down, keys run right."""
-    caption = "One head reads a sentence: a word that was seen before looks at what followed it then."
-    figure, ax = style.new_figure(4.3, f"{caption} The area of a square is the weight.")
+    caption = "At a word that it has seen before, this head looks at the word that followed it then."
+    figure, ax = style.new_figure(4.3, f"{caption} The area of a square is the attention weight.")
     n = len(words)
     for i, row in enumerate(P):
         ax.plot([-0.5, n - 0.5], [i, i], color=style.MASKED, linewidth=0.6, zorder=0)
@@ -83,5 +83,5 @@ def draw(words: list[str], P: np.ndarray) -> style.Drawn:
     ax.xaxis.set_label_position("top")
     strong = [(words[i], words[j], P[i, j]) for i, j in np.argwhere(np.asarray(P) > 0.8) if i]
     seen = "; ".join(f"The second {query} looks at {key} with weight {weight:.2f}" for query, key, weight in strong)
-    alt = f"A map of {n} by {n} words: {' '.join(words)}. {seen}. Words that are new look at all words before them."
+    alt = f"A map of {n} by {n} words: {' '.join(words)}. {seen}. New words look at all words before them."
     return figure, alt

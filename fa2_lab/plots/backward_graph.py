@@ -1,4 +1,4 @@
-"""The backward as a graph of five products."""
+"""The backward pass as a graph of five matmuls."""
 
 from fa2_lab.plots import style
 
@@ -32,8 +32,8 @@ HIGH = 0.32
 @style.picture
 def draw() -> style.Drawn:
     """What a tile loads above, what it computes beneath, and its three results at the bottom."""
-    caption = "The backward pass makes five products per tile, and one of them recomputes S, which was not kept. Boxes"
-    caption += " without a fill are recomputed. L comes from the forward pass, and D = rowsum(dO ∘ O)."
+    caption = "The backward pass runs five matmuls per tile, and one of them recomputes S, which was not kept. Boxes"
+    caption += " without a fill are recomputed. L comes from the forward pass, and D is rowsum(dO ∘ O)."
     figure, ax = style.new_figure(5.2 if style.narrow() else 3.75, caption)
     for name, (x, y, w, label, kind) in NODES.items():
         words = label.replace(" = ", " =\n") if style.narrow() else label
@@ -52,7 +52,7 @@ def draw() -> style.Drawn:
     style.bare(ax, (-0.02, 5.64 if style.narrow() else 6.5), (-0.2, 3.8))
     alt = (
         "A graph from top to bottom: Q, K, V, dO, L and D are loaded; S and P are computed again from Q, K and L; dP"
-        " and dS follow on chip; dV, dK and dQ come out. That makes 5 matrix products a tile."
+        " and dS follow on chip; dV, dK and dQ come out. That makes 5 matmuls per tile."
     )
     return figure, alt
 

@@ -1,4 +1,4 @@
-"""One step of the Hopper backward over time: the five products, the exponentials and the additions of two consumers."""
+"""One step of the Hopper backward over time: the five matmuls, the exponentials and the additions of two consumers."""
 
 from collections.abc import Generator
 
@@ -34,7 +34,7 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
 def consumer(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """One consumer in the kernel's order: dQ of a step is multiplied in the next one, once both have shown their dS."""
+    """One consumer in the kernel's order: dQ of a step is computed in the next one, once both have shared their dS."""
     added: Job | None = None
     for n in range(steps):
         s = block.start("tensor", product, f"S {n}")
@@ -47,7 +47,7 @@ def consumer(
         if n:
             yield dq.done()
             if added:
-                yield added.done()  # the copy engine has read the part before
+                yield added.done()  # TMA has read the part before
             added = block.start("copy", add, f"dQ {n - 1}")
         yield block.start("tensor", product, f"dP {n}").done()
         ds_filled.arrive(block.actor)
@@ -59,7 +59,7 @@ def consumer(
 @style.picture
 def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, setting: str) -> style.Drawn:
     """Three lanes for each consumer; what belongs to step n has a strong edge."""
-    caption = "While a step does its exponentials, the tensor cores multiply dQ of the step before."
+    caption = "While a step computes its exponentials, the tensor cores run the dQ matmul of the step before."
     figure, ax = style.new_figure(3.3, f"{caption} Strong edges mark step {n} ({setting}).")
     start, end = window
     lanes = [(c, unit) for c in (0, 1) for unit in UNITS]

@@ -67,10 +67,11 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
     fit = {d: sum(words not in ("spills", "too large") for words in found.values()) for d, found in verdicts.items()}
     ends = " and ".join(f"{n} of {len(sizes) ** 2} at d = {d}" for d, n in fit.items())
     caption = (
-        f"Block sizes that run without spilling: {ends}. In a cell: registers of a thread by the sum (at most 255), KiB"
-        f" of shared memory (at most {room}), and the verdict. Hatched: it spills when compiled for"
-        f" {list(limits)[-1]}, or has no room anywhere. Forward, 16-bit, 4 warps (8 where 4 do not fit), room for"
-        f" {stages} tiles of K and {stages} of V (num_stages = {stages} on an H100, {stages + 1} on the others)."
+        f"Without spilling run {ends} block sizes. A cell has the estimated registers per thread (at most 255), the KiB"
+        f" of shared memory (at most {room}), and the verdict. A hatched one spills when compiled for"
+        f" {list(limits)[-1]}, or has no room on any of these GPUs. Forward, 16 bits, 4 warps (8 if 4 do not fit), with"
+        f" room for {stages} tiles of K and {stages} of V (num_stages = {stages} on an H100, {stages + 1} on the"
+        " others)."
     )
     figure, axes = style.stacked(4.0 if style.narrow() else 3.1, caption, ncols=len(cells))
     for ax, (d, table) in zip(axes[0], cells.items(), strict=True):

@@ -7,7 +7,7 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 10, B_c: int = 4, d: int = 64, itemsize: int = 2) -> dict:
-    """The last tile of N keys: which of its rows exist, at which place of its line each chunk lies, how many bytes."""
+    """The last tile of N keys: the rows that exist, the place of each chunk in its line, and the bytes."""
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
     first = (N - 1) // B_c * B_c
     offsets = Shared(vec, 1, places).offsets((places, d))[:B_c, ::vec]
@@ -22,9 +22,9 @@ PHONE = (0.8, 1.1, 1.4)
 
 @style.picture
 def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
-    """N keys in HBM. places: for each row of the tile that begins at `first`, where in its line each chunk lies."""
+    """N keys in HBM. places: for each row of the tile that begins at `first`, where in its line each chunk is."""
     rows, d = len(places), 8 * places.shape[1]  # a chunk has 8 numbers
-    caption = "One thread starts the copy of a tile, TMA makes it, and rows that do not exist arrive as zeros."
+    caption = "One thread starts the copy of a tile, TMA executes it, and rows that do not exist arrive as zeros."
     figure, ax = style.new_figure(4.1, caption)
     top = (first + 0.3) * ROW
     WIDE, TEXT, TILE = PHONE if style.narrow() else PAGE
@@ -33,8 +33,8 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
         style.tensor_box(ax, 0.06, (row + 0.3) * ROW, WIDE, ROW, "K", f"row {row}", linewidth=0.6)
     style.box(ax, 0, (first + 0.3) * ROW, WIDE + 0.12, rows * ROW, fill="none", linewidth=1.8)
     style.note(ax, 0.06 + WIDE / 2, (N + 0.3 + (first + rows - N) / 2) * ROW, "outside", ha="center")
-    style.note(ax, TEXT, -0.1, "What the one thread names", weight="bold")
-    names = (f"the descriptor of K: where, {N} × {d}, tiles of {rows}", f"row {first}", "the buffer", "the barrier")
+    style.note(ax, TEXT, -0.1, "What TMA is told", weight="bold")
+    names = (f"K's descriptor: address, {N} × {d}, tiles of {rows}", f"row {first}", "the buffer", "the barrier")
     for k, words in enumerate(names):
         style.note(ax, TEXT, 0.2 + 0.27 * k, f"{k + 1}. {words}")
     _tile(ax, TILE, top, N - first, places)
@@ -52,9 +52,9 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     real = N - first
     alt = (
         f"On the left is K in HBM, with {N} rows and a frame around rows {first} to {first + rows - 1}, of which {real}"
-        f" exist. One thread names a descriptor, a row, a buffer and a barrier. On the right is the tile in shared"
-        f" memory, with {rows} rows of {places.shape[1]} chunks. Chunk c of row r is at place c XOR r, and the last"
-        f" {rows - real} rows are zeros."
+        " exist. One thread passes a descriptor, a row, a buffer and a barrier to TMA. On the right is the tile in"
+        f" shared memory, with {rows} rows of {places.shape[1]} chunks. Chunk c of row r is at place c XOR r, and the"
+        f" last {rows - real} rows are zeros."
         f" The barrier expects {bytes} bytes, and its phase ends when all have arrived."
     )
     return figure, alt
@@ -63,7 +63,7 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
 def _tile(ax: style.Axes, TILE: float, top: float, real: int, places: np.ndarray) -> None:
     """The tile in shared memory: each box is 16 bytes with its chunk's number, or zeros."""
     style.note(ax, TILE, top - 0.35, "The tile in shared memory", weight="bold")
-    style.note(ax, TILE, top - 0.13, "a box: 16 bytes, chunk c at c XOR row")
+    style.note(ax, TILE, top - 0.13, "box: 16 bytes; chunk c at c XOR row")
     for row, line in enumerate(places):
         style.note(ax, TILE + 8 * CHUNK + 0.08, top + (row + 0.5) * ROW, f"line {row}")
         for chunk, place in enumerate(line.tolist()):

@@ -18,7 +18,7 @@ FILLS = {Tile.SKIP: style.MASKED, Tile.DIAGONAL: style.tint(style.hue("S"), 0.35
 @style.picture
 def draw(tilings: dict[str, Tiling]) -> style.Drawn:
     """The tiles of each tiling by kind with their counts, and the mask's edge on them."""
-    caption = "Causal: whole tiles above the diagonal are never touched, and few of the others need a mask."
+    caption = "Under a causal mask, tiles above the diagonal are skipped, and only those on it need the mask."
     figure, axes = style.new_figure(3.3, caption, ncols=len(tilings))
     for ax, (name, tiling) in zip(axes, tilings.items(), strict=True):
         _grid(ax, name, tiling)

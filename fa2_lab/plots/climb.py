@@ -1,4 +1,4 @@
-"""The ladder as measured: every rung's share of its peer's speed, from three kernels to one ahead of it."""
+"""The ladder as measured: the speed of every rung as a share of FlashAttention-3's."""
 
 from typing import NamedTuple
 
@@ -36,8 +36,8 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full
     caption = (
-        f"From {first:.0%} to {last:.0%} of {name}'s speed in {len(rungs) - 1} changes. A bar is the speed without a"
-        f" mask, a dot the speed with the causal mask, and a factor marks a jump. {setting}."
+        f"From {first:.0%} to {last:.0%} of {name}'s speed in {len(rungs) - 1} changes. A bar shows the speed without"
+        f" a mask, and a dot the speed under a causal mask. A factor marks a jump. {setting}."
     )
     figure, ax = style.new_figure((0.225 if style.narrow() else 0.18) * len(rungs) + 0.35, caption)
     for y, (before, rung) in enumerate(zip([rungs[0], *rungs], rungs, strict=False)):

@@ -50,15 +50,17 @@ def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
     """
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]
-    caption = (
-        f"FA2 divides once a row, not once a tile: {saved:.0%} fewer clocks for a tile, if its operations take turns."
+    caption = f"FA2 divides once per row instead of once per tile, which saves {saved:.0%} of a tile's clocks."
+    figure, ax = style.new_figure(
+        2.7,
+        f"{caption} It saves them only if the operations run one after another, and nothing if all units work at once."
+        f" {setting}.",
     )
-    figure, ax = style.new_figure(2.7, f"{caption} If all units work at once, nothing is saved. {setting}.")
     for y, (name, steps) in enumerate(loops.items()):
         stop = _boxes(ax, y, steps)
-        style.note(ax, -30, y + HIGH / 2, f"{name}, a tile\n{total[name]:,.0f}", ha="right")
+        style.note(ax, -30, y + HIGH / 2, f"{name}, one tile\n{total[name]:,.0f}", ha="right")
     style.box(ax, stop, 1, total["FA1"] - stop, HIGH, "", linestyle=(0, (2, 1.5)), linewidth=1.2)
-    style.note(ax, total["FA1"], 1.12 + HIGH, "dashed: gone", ha="right", va="top")
+    style.note(ax, total["FA1"], 1.12 + HIGH, "dashed: no longer needed", ha="right", va="top")
     _boxes(ax, 2, end)
     style.note(ax, -30, 2 + HIGH / 2, f"FA2, at the end\n{sum(s.clocks for s in end):,.0f}", ha="right")
     style.note(ax, sum(s.clocks for s in end) + 40, 2 + HIGH / 2, "the one division of a row block")

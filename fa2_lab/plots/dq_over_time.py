@@ -9,7 +9,7 @@ FIRST, SECOND = 4, 3  # over columns S, dP, dV, dK; over rows S, dP, dQ
 
 
 def data(T: int = 4) -> dict:
-    """One head of T × T tiles on as many SMs, which start together; time is counted in products.
+    """One head of T × T tiles on as many SMs, which start together; time is counted in matmuls.
 
     visits: (SM, from, to, what the tile adds to). writes: {(block of dQ, when): the SMs that write it}.
     """
@@ -31,9 +31,10 @@ def data(T: int = 4) -> dict:
 def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
     """For each way the SMs over time, tile by tile, and beneath them dQ's blocks with a mark for every write."""
     caption = (
-        "Atomic adds meet in dQ, several at once; with two passes each block has one writer, and a later one. A box"
+        "With atomic adds, several writes of dQ meet, and with two passes, each block of dQ has one writer. A box is"
     )
-    caption += " is one tile, with what it adds to, in memory (+) or on chip; a mark is a write of dQ, with its writer."
+    caption += " one tile and names what it adds to, in memory (+) or on the chip. A mark is a write of dQ, with its"
+    caption += " writer."
     figure, axes = style.new_figure(5.4, caption, nrows=len(ways), sharex=True)
     lines = []
     for ax, (name, way) in zip(axes, ways.items(), strict=True):
@@ -48,10 +49,10 @@ def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
         ax.set(ylim=(2 * T + 0.35, -0.1))
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-        lines.append(f"{name}: ends after {end} products, {count} writes of dQ")
+        lines.append(f"{name}: ends after {end} matmuls, {count} writes of dQ")
         ax.set_title(lines[-1])
     last = max(visit[2] for way in ways.values() for visit in way["visits"])
-    axes[-1].set(xlim=(0, last + 0.6), xlabel="time in matrix products of one tile →")
+    axes[-1].set(xlim=(0, last + 0.6), xlabel="time in matmuls of one tile →")
     alt = (
         f"{T} SMs over time, twice, with {T} blocks of dQ beneath. {'. '.join(lines)}. With atomic adds all column"
         f" programs start at the same rows, so their additions meet, in an order that differs from run to run. With two"

@@ -1,4 +1,4 @@
-"""The path of dQ in the Hopper backward: from a consumer's registers to sums in L2, and from them to 16 bits in HBM."""
+"""The path of dQ in the Hopper backward: from a consumer's registers to accumulators in L2, and then to HBM."""
 
 import textwrap
 
@@ -10,13 +10,13 @@ def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128) -> dict:
     columns = N // keys
     stations = {
         "registers of a consumer": ("half of a tile, fp32", B_r * d // 2 * 4, 2 * columns * N // B_r),
-        "its place in shared memory": (
-            "one place each; free again once it was read",
+        "its buffer in shared memory": (
+            "one buffer per consumer, free again once it was read",
             B_r * d // 2 * 4,
             2 * columns * N // B_r,
         ),
-        "sums in L2": ("the copy engine names them, L2 adds", N * d * 4, columns),
-        "dQ in HBM": ("the last kernel: in order, times τ, 16 bits", N * d * 2, 1),
+        "accumulators in L2": ("TMA sends the tile, and L2 adds it", N * d * 4, columns),
+        "dQ in HBM": ("the last kernel multiplies by τ and rounds to 16 bits", N * d * 2, 1),
     }
     return dict(stations=stations, N=N, d=d)
 
@@ -24,8 +24,10 @@ def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128) -> dict:
 @style.picture
 def draw(stations: dict[str, tuple[str, int, int]], N: int, d: int) -> style.Drawn:
     """stations: {name: (what happens, bytes, how often)}, from the first to the last."""
-    caption = "The copy engine adds dQ tile by tile to sums that stay in L2, and the last kernel writes it once."
-    figure, ax = style.new_figure(3.1 if not style.narrow() else 4.3, f"{caption} One head, N = {N:,}, d = {d}.")
+    caption = "TMA adds dQ tile by tile to accumulators that stay in L2, and the last kernel writes dQ once."
+    figure, ax = style.new_figure(
+        3.1 if not style.narrow() else 4.3, f"{caption} This is one head with N = {N:,}, d = {d}."
+    )
     wide = 2.1 if not style.narrow() else 2.0
     for y, (name, (what, size, times)) in enumerate(stations.items()):
         style.tensor_box(ax, 0, y, wide, 0.62, "dQ", textwrap.fill(name, 16 if style.narrow() else 40))
@@ -36,7 +38,7 @@ def draw(stations: dict[str, tuple[str, int, int]], N: int, d: int) -> style.Dra
         style.note(ax, wide + 0.12, y + 0.3, textwrap.fill(what, 23 if style.narrow() else 60), va="top")
     style.bare(ax, (-0.02, style.width() - 0.1), (-0.05, len(stations) - 0.2))
     steps = "; ".join(f"{name}: {amount(size)}, {times:,} times" for name, (_, size, times) in stations.items())
-    return figure, f"Four stations of dQ from top to bottom, with arrows between them: {steps}."
+    return figure, f"Four places of dQ from top to bottom, with arrows between them: {steps}."
 
 
 def amount(size: int) -> str:

@@ -40,8 +40,9 @@ PHONE = (1.1, 1.22, 0.6, 1.87, 3.03, 0.34)
 
 @style.picture
 def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
-    """HBM as a square with the chip's memories as dots in it; these under a lens; the speed of each as a bar."""
-    caption = f"Far memory is big and slow; near memory is small and fast. {chip}, areas and bars to scale."
+    """HBM as a square with the chip's memories as dots in it, which a lens enlarges, and the speed of each as a bar."""
+    caption = "Far memory is big and slow, and near memory is small and fast."
+    caption += f" This is an {chip}, with areas and bars to scale."
     figure, ax = style.new_figure(3.15, caption)
     *near, far = places
     SIDE, LENS, WIDE, WORDS, BARS, LONGEST = PHONE if style.narrow() else PAGE
@@ -77,8 +78,8 @@ def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
     style.bare(ax, (-0.02, style.width() - 0.06), (0, bottom + 0.8), aspect="equal")
     parts = [f"{p.name} {_size(p.size)}" + (f" and {_speed(p.speed)}" if p.speed else "") for p in places]
     alt = (
-        f"The memories of an {chip} to scale: HBM as a large square with three dots in it, which a lens enlarges to"
-        f" squares, and a bar for the bytes per second of each: {', '.join(parts)}, link {_speed(link)}. The registers'"
+        f"The memories of an {chip} to scale. HBM is a large square with three dots in it, which a lens enlarges to"
+        f" squares. A bar shows the bytes per second of each: {', '.join(parts)}, link {_speed(link)}. The registers'"
         " speed is what the FP32 units read."
     )
     return figure, alt

@@ -16,7 +16,7 @@ def data(N: int = 6, heads: int = 3, d: int = 4, B_r: int = 2, program: tuple[in
 def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offsets: np.ndarray) -> style.Drawn:
     """The grid of programs, what a program computes, and Q in memory with its block."""
     (T_r, heads), (i, head), d = grid, program, offsets.shape[1]
-    caption = "A program's two numbers name a row block and a head, and from them it computes its addresses."
+    caption = "From its two numbers, a row block and a head, a program computes its addresses."
     figure, ax = style.new_figure(5.2 if style.narrow() else 3.3, caption)
     title = dict(weight="bold", va="bottom")
     style.note(ax, 0, -0.3, "programs" if style.narrow() else "the grid of programs", **title)
@@ -32,7 +32,7 @@ def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offs
     left, high = 9.6, 0.62
     below = heads * N * high + 0.5 if style.narrow() else 1.4 * T_r + 1.6
     style.note(ax, 0, below, words, va="top", linespacing=1.4)
-    style.note(ax, left, -0.3, "Q's offsets" if style.narrow() else "Q in memory, a number's offset", **title)
+    style.note(ax, left, -0.3, "Q's offsets" if style.narrow() else "Q in memory, by offsets", **title)
     for row in range(heads * N):
         for c in range(d):
             n = row * d + c
@@ -47,7 +47,7 @@ def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offs
     style.note(ax, left + 1.5 * d + 0.15, (first + B_r / 2) * high, "←", weight="bold")
     style.bare(ax, (-0.1, left + 1.5 * d + 0.8), (-1.2, max(heads * N * high, below + 4.7) + 0.1))
     alt = (
-        f"A grid of {T_r} row blocks by {heads} heads; program ({i}, {head}) is framed. Right, Q of all heads,"
+        f"A grid of {T_r} row blocks by {heads} heads. Program ({i}, {head}) is framed. On the right is Q of all heads,"
         f" {heads * N} rows of {d} numbers. The block has offsets {offsets[0, 0]} to {offsets[-1, -1]}."
     )
     return figure, alt

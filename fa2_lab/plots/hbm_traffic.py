@@ -23,8 +23,11 @@ def elements(name: str, N: int, B_r: int, B_c: int, d: int) -> int:
 @style.picture
 def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memories: dict[str, int]) -> style.Drawn:
     """moved: {M: elements that FA1 moves}; standard and least: elements, whatever M is; memories: bytes of a chip."""
-    caption = "Twice the room on the chip halves what FA1 loads and stores."
-    figure, ax = style.new_figure(3.2, f"{caption} One head, N = {N:,}, d = {d}; upright: the room on two GPUs.")
+    caption = "If the chip has twice the room, FA1 loads and stores half as much."
+    figure, ax = style.new_figure(
+        3.2,
+        f"{caption} This is one head with N = {N:,} and d = {d}. The short dashed lines mark the room on two GPUs.",
+    )
     sizes = list(moved)
     ax.plot(sizes, list(moved.values()), color=style.INK, marker="o", markersize=5)
     shown = sizes[::2] if style.narrow() else sizes

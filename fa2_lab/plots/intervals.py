@@ -30,8 +30,8 @@ def data(N: int = 32, B: int = 4, left: int = 8, documents: tuple[int, ...] = (1
 
 SINK = -4  # where the sink's column stands, left of the keys
 MEANING = {
-    Tile.FULL: "FULL: computed, no mask",
-    Tile.DIAGONAL: "DIAGONAL: then masked",
+    Tile.FULL: "FULL: computed, not masked",
+    Tile.DIAGONAL: "DIAGONAL: computed and masked",
     Tile.SKIP: "SKIP: not visited",
 }
 
@@ -39,10 +39,13 @@ MEANING = {
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
     """Each mask's tiles by kind, the lines where intervals begin and end, and one row's interval in numbers."""
-    caption = f"Each mask is an interval in every row, so whole tiles can be skipped. The bar is row {row}."
-    heights = [1, 1, 1, 0.3 if style.narrow() else 0.1]
-    figure, axes = style.new_figure(7.2, caption, nrows=4, ncols=2, height_ratios=heights)
-    for ax, (name, parts) in zip(axes[:3].flat, masks.items(), strict=True):
+    caption = "Under each of these masks, a row sees one interval of keys, so whole tiles can be skipped."
+    caption += f" The bar shows the interval of row {row}."
+    rows, columns, last = (3, 2, 0.3) if style.narrow() else (2, 3, 0.12)
+    figure, axes = style.new_figure(
+        7.2 if style.narrow() else 4.5, caption, nrows=rows + 1, ncols=columns, height_ratios=[1] * rows + [last]
+    )
+    for ax, (name, parts) in zip(axes[:rows].flat, masks.items(), strict=True):
         visited = _tiles(ax, parts)
         tiles = f"of {(N // B) ** 2} tiles" if len(parts) == 1 else "tiles of their own"
         ax.set_title(f"{name}:\n{visited} {tiles}")
@@ -51,19 +54,19 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
             style.box(ax, SINK, 0, 3, N, "", style.fill("m"), edgecolor=style.hue("m"))
             style.note(ax, SINK + 1.5, N / 2, "sink: a score, no value", rotation=90, ha="center")
         _row(ax, parts, row)
-    for ax, _ in axes[:3]:
+    for ax in axes[:rows, 0]:
         ax.set_ylabel("← queries")
-    for ax in axes[2]:
+    for ax in axes[rows - 1]:
         ax.set_xlabel("keys →")
-    for ax in axes[3]:
+    for ax in axes[rows]:
         ax.remove()
-    _legend(figure.add_subplot(axes[3][0].get_gridspec()[3, :]))
+    _legend(figure.add_subplot(axes[rows][0].get_gridspec()[rows, :]))
     counts = "; ".join(f"{name}: {visited_tiles(parts)}" for name, parts in masks.items())
     alt = (
         f"Six score matrices of {N} queries and {N} keys in tiles of {B} × {B}, queries down, keys right. Tiles are"
         f" FULL, DIAGONAL or SKIP. Two lines show where each row's interval begins and ends. Visited: {counts}."
-        f" Documents stand as triangles along the diagonal, each with tiles of its own. The sink is one more column"
-        f" beside the keys, seen by every row. In each, row {row} is drawn as a bar with its first and last key."
+        f" Documents are triangles along the diagonal, each with tiles of its own. The sink is one more column"
+        f" beside the keys, seen by every row. In each matrix, row {row} is drawn as a bar with its first and last key."
     )
     return figure, alt
 
@@ -97,7 +100,7 @@ def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
 
 
 def _legend(ax: style.Axes) -> None:
-    across, down = (0, 1.3) if style.narrow() else (1, 0)
+    across, down = (0, 1.3) if style.narrow() else (1.1, 0)
     for n, (kind, meaning) in enumerate(MEANING.items()):
         causal_tiles.tile(ax, n * across, n * down, 0.08, 1, kind)
         style.note(ax, n * across + 0.11, n * down + 0.5, meaning)

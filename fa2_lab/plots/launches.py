@@ -10,9 +10,9 @@ def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
     """µs of each kernel's work, if HBM and the tensor cores reach their data sheet."""
     bytes_us, numbers = chips.H200.hbm_per_second / 1e6, N * d * heads
     work = {
-        "before": numbers * (2 + 2 + 4) / bytes_us,  # O and dO are read, the sums cleared
+        "before": numbers * (2 + 2 + 4) / bytes_us,  # O and dO are read, the accumulators cleared
         "backward": 10 * N * N * d * heads / (chips.H200.tensor_flops / 1e6),
-        "after": numbers * (4 + 2) / bytes_us,  # the sums are read, dQ is written
+        "after": numbers * (4 + 2) / bytes_us,  # the accumulators are read, dQ is written
     }
     return dict(work=work, setting=f"Model of an H200, {heads} heads, N = {N}, d = {d}; a launch takes {START:g} µs")
 
@@ -20,13 +20,13 @@ def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
 @style.picture
 def draw(work: dict[str, float], setting: str) -> style.Drawn:
     """work: {kernel: µs}, in order."""
-    caption = "With an early start, a kernel is launched while the one before it works, and nobody waits for a launch."
+    caption = "With programmatic dependent launch (PDL), a kernel is launched while the one before it runs."
     figure, axes = style.new_figure(
-        2.9, f"{caption} Hatched: the launch; filled: the work. {setting}.", nrows=2, sharex=True
+        2.9, f"{caption} A hatched box is a launch, and a filled box is the work. {setting}.", nrows=2, sharex=True
     )
     ends = {}
     most = sum(work.values()) + START * len(work)
-    for ax, (name, early) in zip(axes, {"As usual": False, "Early start": True}.items(), strict=True):
+    for ax, (name, early) in zip(axes, {"Without PDL": False, "With PDL": True}.items(), strict=True):
         free = launched = 0.0
         for y, (kernel, clocks) in enumerate(work.items()):
             begun = launched if early else free
@@ -40,9 +40,12 @@ def draw(work: dict[str, float], setting: str) -> style.Drawn:
             launched, free = begun + 0.5, ready + clocks
         ends[name] = free
         style.bare(
-            ax, (-(0.22 if style.narrow() else 0.12) * most, most), (0, len(work)), xticks=range(0, int(most) + 1, 3)
+            ax,
+            (-(0.22 if style.narrow() else 0.12) * most, 1.005 * most),
+            (0, len(work)),
+            xticks=range(0, int(most) + 1, 3),
         )
         ax.set_title(f"{name}: ends after {free:.1f} µs")
     axes[-1].set_xlabel("µs →")
     words = "; ".join(f"{name}: {end:.1f} µs" for name, end in ends.items())
-    return figure, f"Two timelines of three kernels, each with its launch and its work; a line is its wait. {words}."
+    return figure, f"Two timelines of three kernels, each with its launch and its work. A line is a wait. {words}."

@@ -1,9 +1,9 @@
-"""The registers of a consumer's thread in a backward step: what is alive at the same time, beside what a thread has."""
+"""The registers of a consumer's thread in a backward step: what is live at the same time, beside what a thread has."""
 
 from fa2_lab.plots import style
 
 TILES = {"d = 64, 128 rows": (64, 128), "d = 128, 64 rows": (128, 64), "d = 128, 128 rows": (128, 128)}
-LIVE = {"S beside dQ": ("S", "dQ"), "then P and dP": ("P", "dP"), "all at once": ("S", "dQ", "dP")}
+LIVE = {"S and dQ": ("S", "dQ"), "then P and dP": ("P", "dP"), "all at once": ("S", "dQ", "dP")}
 
 
 def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
@@ -20,8 +20,9 @@ def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
 def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn:
     """A bar for each phase of a step, a part for each tensor, and a line at what a thread has."""
     caption = "At d = 128, a step of 128 rows needs more registers than a thread has, so a step has 64 rows."
-    caption += f" Numbers of one thread in fp32; the line: the {limit} registers that it has, for these and all else."
-    figure, axes = style.new_figure(3.9, caption, nrows=len(tiles), sharex=True)
+    caption += f" The bars count the fp32 values of one thread. The line marks its {limit} registers,"
+    caption += " which hold all else as well."
+    figure, axes = style.new_figure(4.1, caption, nrows=len(tiles), sharex=True)
     most = max(sum(parts.values()) for phases in tiles.values() for parts in phases.values())
     words = []
     for ax, (name, phases) in zip(axes, tiles.items(), strict=True):
@@ -30,12 +31,11 @@ def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn
             for tensor, n in parts.items():
                 style.tensor_box(ax, x, y + 0.08, n, 0.84, tensor, tensor, linewidth=0.8)
                 x += n
-            style.note(
-                ax, x + 0.012 * most, y + 0.5, f"{x}", weight="bold" if x > limit else "normal", bbox=style.CLEAR
-            )
+            style.note(ax, 1.02 * most, y + 0.5, f"{x}", weight="bold" if x > limit else "normal", bbox=style.CLEAR)
             style.note(ax, -0.012 * most, y + 0.5, phase, ha="right")
             words.append(f"{name}, {phase}: {x}")
         ax.plot([limit, limit], [0, len(phases)], color=style.INK, linewidth=1.4, zorder=0)
         style.bare(ax, (-(0.42 if style.narrow() else 0.2) * most, 1.1 * most), (0, len(phases)))
-        ax.set_title(f"{name} a step")
+        ax.set_title(f"{name} per step")
+    style.note(axes[0], limit, -0.25, f"limit: {limit}", ha="center", color=style.QUIET)
     return figure, f"Stacked bars of registers of a thread, with a line at {limit}. {'; '.join(words)}."

@@ -51,7 +51,7 @@ W, H = 0.9, 0.76  # of one state's box
 @style.picture
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
     """The states of all blocks, and beneath them each order of merging them, every box with its m, l and o."""
-    caption = "One merge, any order: a loop, a tree and a split end at the same o and L."
+    caption = "The same merge works in any order: a loop, a tree and a split end with the same o and L."
     places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
     depths = [max(y for _, y in place) + 0.9 for place in places.values()]
     figure, axes = style.new_figure(
@@ -59,7 +59,7 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
     )
     for k, state in enumerate(leaves):
         _state(axes[0], k, 0, state)
-    axes[0].set_title("The state of each key block: from above m, l and o (d = 1)")
+    axes[0].set_title("The state of each key block: m, l and o, from top to bottom (d = 1)")
     style.bare(axes[0], (-0.5, len(leaves) - 0.5), (-0.45, 0.45))
     for ax, (name, merges) in zip(axes[1:], orders.items(), strict=True):
         _order(ax, places[name], len(leaves), merges)
@@ -68,7 +68,7 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
     alt = (
         f"{len(leaves)} boxes hold the states (m, l, o) of {len(leaves)} key blocks. Beneath, the same merge joins"
         f" them in three orders: a chain of {len(orders['loop'])}, a tree of three levels, and two chains joined at the"
-        f" end. The numbers in between differ, the results do not: {results}."
+        f" end. The numbers in between differ, but the results do not: {results}."
     )
     return figure, alt
 

@@ -14,9 +14,9 @@ def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
     """A row for each way, a box for each matmul; hatched what was computed in an earlier pass."""
     counts = {name: sum(map(len, passes)) for name, passes in ways.items()}
     saved = counts["two passes"] - counts["one pass"]
-    caption = f"One pass saves {saved} matmuls of {counts['two passes']}, because nobody computes S and dP again."
+    caption = f"One pass saves {saved} matmuls of {counts['two passes']}, because S and dP are computed only once."
     figure, ax = style.new_figure(
-        1.25, f"{caption} Hatched: computed before; the exponentials of P are computed again, too."
+        1.25, f"{caption} A hatched box was computed before. The second pass also computes the exponentials of P again."
     )
     for y, (name, passes) in enumerate(ways.items()):
         seen: list[str] = []

@@ -11,7 +11,7 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
     """(unit, consumer, label, from, to) of both ways, in clocks."""
     product, softmax = 2 * 64 * keys * d / chips.H200.tensor_per_clock, 64 * keys / chips.H200.exp_per_clock
     panels = []
-    for name, turns in (("Without turns", False), ("Ping-pong", True)):
+    for name, turns in (("Without ping-pong", False), ("Ping-pong", True)):
         block = Block()
         may = [Barrier(f"turn of {c}", arrivals=1) for c in (0, 1)]
         may[0].arrive("launch")  # consumer 0 begins
@@ -39,10 +39,13 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 @style.picture
 def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
     """panels: name, share of the tensor cores' time, jobs as (unit, consumer, label, from, to)."""
-    caption = "With turns, one consumer multiplies while the other does its softmax; without, both may wait together."
-    caption += (
-        f" Model of an SM, d = {d}, where both begin at once; on a GPU they drift apart, and turns gain far less."
+    caption = (
+        "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"
     )
+    caption += (
+        f" at the same time. Model of an SM, d = {d}, in which both begin together. On a GPU they drift apart, so"
+    )
+    caption += " ping-pong gains far less."
     figure, axes = style.new_figure(3.3, caption, nrows=2, sharex=True)
     for ax, panel in zip(axes, panels, strict=True):
         rows = {f"{name}, {c}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, str(c))]

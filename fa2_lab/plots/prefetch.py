@@ -37,17 +37,17 @@ def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
 @style.picture
 def draw(panels: list[Mapping], rung: str, window: float = 6000) -> style.Drawn:
     """panels: stages, clocks of a tile, jobs as (unit, who, label, from, to)."""
-    caption = "With one stage, work waits for each copy; with three, copies run ahead and lie under the matmuls."
+    caption = "With one stage, each matmul waits for a copy, and with three, copies run ahead during the matmuls."
     caption += (
-        f" Model of one program of rung {rung} on an H200's SM, d = 128; a stage has room for a tile of K and of V."
+        f" Model of one program of rung {rung} on an SM of an H200, d = 128. A stage holds a tile of K and a tile of V."
     )
     figure, axes = style.new_figure(2.9, caption, nrows=2, sharex=True)
     for ax, panel in zip(axes, panels, strict=True):
         rows = {name: [job[2:] for job in panel["jobs"] if job[0] == unit] for unit, name in strips.UNITS.items()}
         strips.lanes(ax, rows, window)
-        ax.set_title(f"{style.counted(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks a tile")
+        ax.set_title(f"{style.counted(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks per tile")
     axes[-1].set_xlabel("clocks →")
     ways = "; ".join(
-        f"{style.counted(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks a tile" for panel in panels
+        f"{style.counted(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks per tile" for panel in panels
     )
     return figure, f"Two timelines of a program with lines for copies, tensor cores and softmax. {ways}."

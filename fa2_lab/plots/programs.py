@@ -1,4 +1,4 @@
-"""Decode over the number of programs that share one cache: measured, by the model, and reading alone."""
+"""Decode over the number of programs that share one cache: measured, by the model, and a pure read."""
 
 from fa2_lab.kernels.decode.shares import tile_bytes
 from fa2_lab.machine import splits
@@ -34,10 +34,10 @@ def data() -> dict:
 
 @style.picture
 def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, float], setting: str) -> style.Drawn:
-    """Microseconds over the number of programs that share one cache: measured, by the model, and reading alone."""
+    """Microseconds over the number of programs that share one cache: measured, by the model, and a pure read."""
     best = min(curve, key=lambda point: point[1])
     at_usual = dict(curve)[usual]
-    caption = f"{usual} programs read in {at_usual / dict(curve)[8]:.0%} of the time what 8 programs read."
+    caption = f"{usual} programs read the cache in {at_usual / dict(curve)[8]:.0%} of the time that 8 programs need."
     figure, ax = style.new_figure(3.3, f"{caption} {setting}.")
     ax.plot(*zip(*model, strict=True), color=style.QUIET, linestyle="--", linewidth=1.2)
     ax.plot(*zip(*curve, strict=True), color=style.OURS, marker="o", markersize=4)
@@ -47,16 +47,16 @@ def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, f
     style.log_ticks(ax.xaxis, counts[::2])
     style.log_ticks(ax.yaxis, [x for x in (50, 100, 200, 400, 800) if 0.8 * floor < x < 1.2 * curve[0][1]])
     ax.set(xlim=(counts[0] / 1.2, counts[-1] * 1.25), ylim=(0.75 * floor, 1.2 * curve[0][1]))
-    style.note(ax, counts[0], 0.96 * floor, "reading alone", va="top", color=style.QUIET)
+    style.note(ax, counts[0], 0.96 * floor, "pure read", va="top", color=style.QUIET)
     style.note(ax, 1.15 * curve[1][0], 1.04 * curve[1][1], "measured", color=style.OURS, weight="bold")
     style.note(ax, 0.3, 0.62, "dashed: the model", transform=ax.transAxes, color=style.QUIET)
-    style.note(ax, usual, 2.6 * at_usual, f"taken by\nthe package: {usual}", ha="center", va="bottom")
+    style.note(ax, usual, 2.6 * at_usual, f"the package\ntakes {usual}", ha="center", va="bottom")
     style.arrow(ax, (usual, 2.5 * at_usual), (usual, 1.1 * at_usual))
     others = ", ".join(f"{name} {time:.0f} µs" for name, time in rivals.items())
     alt = (
         f"Time over the number of programs on logarithmic axes: {curve[0][1]:.0f} µs with {curve[0][0]},"
         f" {at_usual:.0f} µs with the {usual} that the package takes, fastest {best[1]:.0f} µs with {best[0]},"
-        f" {curve[-1][1]:.0f} µs with {curve[-1][0]}. A dashed line is the model; a level line at {floor:.0f} µs a"
+        f" {curve[-1][1]:.0f} µs with {curve[-1][0]}. A dashed line is the model. A level line at {floor:.0f} µs is a"
         f" kernel that only reads the same bytes. In the same run: {others}."
     )
     return figure, alt

@@ -15,7 +15,9 @@ def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
 def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarray) -> style.Drawn:
     """Q in memory, with the next head behind it; the tile's offsets; the tile as loaded under its mask."""
     (B_r, d), beyond = offsets.shape, int((~exist).sum())
-    caption = f"Program {i} asks for {B_r} rows; {beyond} of them belong to the next head, and the mask keeps them out."
+    caption = (
+        f"Program {i} asks for {B_r} rows, but {beyond} of them belong to the next head, and the mask keeps these out."
+    )
     figure, ax = style.new_figure(4.1, caption)
     every = np.arange((rows[-1] + 1) * d).reshape(-1, d)
     for (row, col), n in np.ndenumerate(every):
@@ -43,9 +45,9 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
     bottom = len(every) + (6.8 if style.narrow() else 1.1)
     style.bare(ax, (-4.1, 3 * d + 5.6), (-1.1, bottom), aspect="equal")
     alt = (
-        f"Q of one head in memory, {N} rows of {d} numbers, and behind it the next head's rows. Program {i} computes"
+        f"Q of one head in memory, {N} rows of {d} numbers, followed by the rows of the next head. Program {i} computes"
         f" rows {rows[0]} to {rows[-1]} and from them the offsets {offsets[0, 0]} to {offsets[-1, -1]}. Rows from"
-        f" {N} on lie in the next head: the mask row < N lets {int(exist.sum())} rows through, and {beyond} come"
+        f" {N} on belong to the next head. The mask row < N lets {int(exist.sum())} rows through, and {beyond} come"
         " back as zeros."
     )
     return figure, alt

@@ -61,8 +61,8 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     words = " and ".join(f"{name} on {wins:,} of {all_:,}" for name, (wins, all_) in counts.items())
     headline = f"fa2_lab is faster than {words} problems"
     caption = (
-        f"{headline}. To the right of the line, fa2_lab is faster. A mark is the median of a setting, a line its range,"
-        f" and a short stroke a problem on which fa2_lab is slower. {setting}."
+        f"{headline}. To the right of the line, fa2_lab is faster. A mark shows the median of a setting, and a line its"
+        f" range. A short stroke is a problem on which fa2_lab is slower. {setting}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
     figure, ax = style.new_figure(0.7 + (0.225 if style.narrow() else 0.175) * (len(rows) + len(groups)), caption)

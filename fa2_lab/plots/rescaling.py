@@ -34,7 +34,9 @@ def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[st
     l, o: terms before, rescaled and at the end; m: e to the old and the new maximum; ends: the package's sums.
     """
     alpha = m[0] / m[1]
-    caption = "A larger maximum arrives: all old terms of l and o shrink by one factor, then the new ones are added."
+    caption = (
+        "If a larger maximum arrives, all old terms of l and o shrink by one factor before the new ones are added."
+    )
     figure, axes = style.new_figure(3.7, caption, nrows=2)
     old, new = (", ".join(map(str, keys)) for keys in (range(len(l[0])), range(len(l[0]), len(l[2]))))
     names = [f"keys {old}\nm = log {m[0]:g}", f"× α = {_fraction(alpha)}", f"+ keys {new}\nm = log {m[1]:g}"]
@@ -44,9 +46,9 @@ def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[st
         ax.set(yticks=[n * STEP + HIGH / 2 for n in range(3)], yticklabels=names)
     sums = [f"{name} from {_fraction(a)} to {_fraction(alpha * a)} to {_fraction(b)}" for name, (a, b) in ends.items()]
     alt = (
-        f"Bars of the terms of ℓ and o for one row. After {len(l[0])} keys with the maximum log {m[0]:g}; then all of"
-        f" them multiplied by α = {_fraction(alpha)}; then the terms of the other keys added, relative to the maximum"
-        f" log {m[1]:g}. {'; '.join(sums)}."
+        f"Bars of the terms of ℓ and o for one row. After {len(l[0])} keys, the maximum is log {m[0]:g}. Then all"
+        f" terms are multiplied by α = {_fraction(alpha)}, and the terms of the other keys are added, relative to the"
+        f" maximum log {m[1]:g}. {'; '.join(sums)}."
     )
     return figure, alt
 

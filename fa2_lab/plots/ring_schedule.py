@@ -31,8 +31,12 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
 
     cells: [rank][step] of dict(source, rows, cols, diagonal), with rows and cols as shares (from, to) of a shard.
     """
-    caption = "Queries stay, keys and values go round; the next block travels while this one is computed."
-    figure, ax = style.new_figure(3.9, f"{caption} A cell: a rank's queries (down), the keys that are here (right).")
+    caption = "Queries stay, keys and values go round, and the next block travels while this one is computed."
+    figure, ax = style.new_figure(
+        3.9,
+        f"{caption} In a cell, a rank's queries run down and the keys that are here run right."
+        " The number names the rank that owns the keys.",
+    )
     ranks, pitch = len(cells), 1.75 * PITCH
     for rank, row in enumerate(cells):
         style.note(ax, -0.25, PITCH * rank + 0.5, f"rank {rank}", ha="right")
@@ -50,8 +54,8 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
     style.bare(ax, (-1.0, pitch * (ranks - 1) + 1.1), (-0.45, PITCH * ranks - 0.2), aspect="equal")
     alt = (
         f"{ranks} ranks in {ranks} steps. Each cell is the square of a rank's queries (down) and the keys that are here"
-        f" (right); what is computed has the number of the keys' owner, the rest is hatched. At step 0 everybody has"
-        f" its own keys; then each block comes from the rank above."
+        " (right); what is computed has the number of the keys' owner, and the rest is hatched. At step 0 each rank"
+        " has its own keys. Then each block comes from the rank above."
     )
     return figure, alt
 

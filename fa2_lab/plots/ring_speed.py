@@ -64,7 +64,7 @@ def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting
     """Above, times faster than one GPU over the length; beneath, MiB of each GPU. Both: {number of GPUs: ...}."""
     most = max(curves)
     N, best = curves[most][-1]
-    caption = f"Long sequences share out: {most} GPUs at {best / most:.1%} of linear speed at {short(N)} tokens."
+    caption = f"On long sequences, {most} GPUs reach {best / most:.1%} of linear speed ({short(N)} tokens)."
     figure, (above, below) = style.new_figure(4.6, f"{caption} {setting}.", nrows=2, height_ratios=[2.6, 1])
     lengths = sorted({n for curve in curves.values() for n, _ in curve})
     for n, curve in curves.items():
@@ -76,7 +76,7 @@ def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting
     above.plot([at], [times], marker="x", color=style.INK, linestyle="none")
     words = textwrap.fill(f"{n} GPUs, contiguous, {times:.2f}", 18 if style.narrow() else 40)
     style.note(above, at / 1.1, times + 0.14, words, ha="right", va="bottom", bbox=style.CLEAR)
-    above.set(xscale="log", xlabel="tokens in all")
+    above.set(xscale="log", xlabel="tokens in total")
     style.log_ticks(above.xaxis, lengths, [short(n) for n in lengths])
     above.set(xlim=(lengths[0] / 1.15, 1.6 * lengths[-1]), ylim=(0, 1.14 * most))
     above.set_title("times as fast as one GPU")
@@ -86,7 +86,7 @@ def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting
     speeds = ", ".join(f"{n} GPUs {curve[0][1]:.2f} to {curve[-1][1]:.2f}" for n, curve in curves.items())
     room = ", ".join(f"{name} {size:.1f}" for name, size in gib.items())
     alt = (
-        f"How many times as fast as one GPU, from {short(lengths[0])} to {short(lengths[-1])} tokens: {speeds}. Bars:"
-        f" peak GiB of each GPU: {room}."
+        f"How many times as fast as one GPU, from {short(lengths[0])} to {short(lengths[-1])} tokens: {speeds}. Bars"
+        f" show the peak GiB of each GPU: {room}."
     )
     return figure, alt

@@ -25,7 +25,7 @@ PRINTED = {"FA1": "Algorithm 1 as printed,\none worker per head"}  # not the ker
 
 
 class Roof(NamedTuple):
-    """What bounds the speed: TFLOP/s at most, and TB/s, times the FLOPs for each byte."""
+    """What bounds the speed: TFLOP/s at most, and TB/s, times the FLOPs per byte."""
 
     flops: float
     bytes: float
@@ -58,9 +58,11 @@ def data(
         unit, seconds = asked.limit(chip)
         height = asked.flops / seconds / 1e12
         points[PRINTED.get(name, name)] = (asked.intensity("crossed"), height, asked.intensity("requested"))
-        words.append(f"{name} at {height:.0f} TFLOP/s ({unit})")
+        words.append(f"{height:.0f} TFLOP/s for {name} ({unit})")
     apart = any(requested < 0.95 * crossed for crossed, _, requested in points.values())
-    bounds = f"An {chip.name} limits {listed(words)}."
+    bounds = f"On an {chip.name}, the upper bound is {words[0]}."
+    if len(words) > 1:
+        bounds = f"On an {chip.name}, the upper bounds are {listed(words)}."
     dots = "A dot counts FLOPs per byte that reaches DRAM" + (
         ", and a ring FLOPs per requested byte." if apart else "."
     )
@@ -88,9 +90,9 @@ def ladder(d: int) -> dict:
         Roof(flops, speed, "", f"datasheet: {flops:.0f} TFLOP/s, {speed:.1f} TB/s", dashed=True),
     ]
     caption = (
-        f"The ladder under the roofline of an {chip.name}: from rung 03 on, DRAM is no longer the limit. Solid: a copy"
-        f" and a matmul in the same run. {record.made()}; forward, batch {p['batch']}, {p['heads']} heads,"
-        f" N = {p['N_q']:,}, d = {d}, no mask."
+        "From rung 03 on, DRAM no longer limits the kernels of the ladder. The solid roofline is a copy and a matmul"
+        f" in the same run, and the dashed one is the datasheet of an {chip.name}. {record.made()}; forward, batch"
+        f" {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {d}, no mask."
     )
     xlabel = "FLOPs per byte that DRAM moved (hardware counters)"
     return dict(points=points, roofs=roofs, caption=caption, xlabel=xlabel, height=4.2)

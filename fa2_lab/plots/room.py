@@ -8,7 +8,7 @@ SETS = {"USUAL": 64, "SHORT": 64, "USUAL ": 128, "WIDE": 128}
 
 
 def data() -> dict:
-    """KiB of each tensor's places, and registers of consumers and producer, for four sets of sizes."""
+    """KiB of each tensor's buffers, and registers of consumers and producer, for four sets of sizes."""
     shared, registers = {}, {}
     for name, d in SETS.items():
         found = getattr(sizes, name.strip())
@@ -30,8 +30,9 @@ def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float,
     shared: {set: {tensor: KiB}}. registers: {set: of each consumer's threads}. limit, file: of an SM.
     """
     caption = (
-        f"One program fills an SM, in shared memory or in registers. Above: KiB of the places of Q, K, V, and O if it"
-        f" lies apart; {limit:.0f} are there. Beneath: registers of all threads, 128 to a consumer; {file:,} are there."
+        "One program fills an SM, because shared memory or the registers are used up. The upper bars are the KiB of"
+        f" the buffers of Q, K and V, and of O if it has its own buffer. An SM has {limit:.0f} KiB. The lower bars"
+        f" are the registers of all threads, 128 threads per consumer. An SM has {file:,} registers."
     )
     figure, (above, below) = style.new_figure(3.7, caption, nrows=2)
     for y, parts in enumerate(shared.values()):
@@ -42,15 +43,18 @@ def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float,
             x += size
     for y, each in enumerate(registers.values()):
         for c, n in enumerate(each):
-            words = f"{n} a thread" if not style.narrow() else f"{n}"
+            words = f"{n} per thread" if not style.narrow() else f"{n}"
             style.box(below, 128 * c * n, y + 0.1, 128 * n, 0.8, words, style.worker(3), linewidth=0.9)
         style.box(below, 128 * sum(each), y + 0.1, 128 * PRODUCER, 0.8, "", hatch=style.MASK_HATCH, linewidth=0.9)
-    for ax, most, title in ((above, limit, "Shared memory, KiB"), (below, file, "Registers; hatched: the producer's")):
+    for ax, most, title in (
+        (above, limit, "Shared memory, KiB"),
+        (below, file, "Registers (hatched: of the producer)"),
+    ):
         ax.plot([most, most], [0, len(shared)], color=style.INK, linewidth=1.6)
         left = (0.62 if style.narrow() else 0.24) * most
         for y, name in enumerate(shared):
             style.note(ax, -0.015 * most, y + 0.5, name, ha="right")
-        style.note(ax, most, -0.25, "all that is there", ha="right", color=style.QUIET)
+        style.note(ax, most, -0.25, "limit", ha="right", color=style.QUIET)
         style.bare(ax, (-left, 1.02 * most), (-0.5, len(shared)))
         ax.set_title(title)
     used = "; ".join(f"{name} {sum(parts.values()):.0f} KiB, {128 * (sum(registers[name]) + PRODUCER):,} registers"

@@ -40,7 +40,7 @@ def draw(owners: Owners, row: int, scores: np.ndarray, known: list[np.ndarray], 
     lanes, warp = np.unique(owners.lane[row]), int(owners.warp[row, 0])
     each = int((owners.lane[row] == lanes[0]).sum())
     caption = f"{len(lanes)} lanes share a row of scores, so two exchanges find its maximum."
-    where = f"Row {row} of {rows} × {cols} scores in registers. {OBSERVED}: {made}. The numbers are made up."
+    where = f"This is row {row} of {rows} × {cols} scores in registers. {OBSERVED}: {made}. The numbers are made up."
     figure, ax = style.new_figure(3.4, f"{caption} {where}")
     _row(ax, 0.42, owners, row, scores)
     _reduction(ax, 1.95, row, lanes, known, each)

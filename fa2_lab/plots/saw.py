@@ -1,4 +1,4 @@
-"""One change over the number of heads: programs come in waves, and so the worth of a change goes up and down."""
+"""One change over the number of heads: programs run in waves, so the gain of a change goes up and down."""
 
 from collections.abc import Mapping
 
@@ -37,8 +37,8 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
     most, least = max(measured, key=measured.get), min(measured, key=measured.get)
     caption = (
         f"One change makes {most} heads {measured[most] - 1:.0%} faster and {least} heads {1 - measured[least]:.0%}"
-        f" slower: the last wave of programs decides. Rung {AFTER} has room for {held[1]} programs on an SM, rung"
-        f" {BEFORE} for {held[0]}. {setting}."
+        f" slower, because the last wave of programs decides. {held[1]} programs of rung {AFTER} fit on an SM, but"
+        f" {held[0]} of rung {BEFORE}. {setting}."
     )
     figure, ax = style.new_figure(2.9, caption)
     ax.axhline(1, color=style.QUIET, linewidth=0.9)
@@ -52,4 +52,8 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
     ax.set(xlabel="heads", ylabel=f"rung {AFTER} over rung {BEFORE}", xlim=(1.2, max(model) + 0.5), ylim=(0.55, 1.4))
     ax.set_xticks(range(2, max(model) + 1, 2))
     shown = "; ".join(f"{heads} heads {factor:.2f}" for heads, factor in (measured or model).items())
-    return figure, f"How many times as fast rung 09 is as rung 07, over the number of heads: a saw. {shown}."
+    return (
+        figure,
+        "How many times as fast rung 09 is as rung 07, over the number of heads. The curve goes up and down like a"
+        f" saw. {shown}.",
+    )

@@ -16,11 +16,9 @@ H = 0.62  # height of a tile
 @style.picture
 def draw(cut: Shares) -> style.Drawn:
     """Every head a row of tiles in its program's colour, the parts that must be merged, and the output they make."""
-    caption = (
-        "Every program gets an equal share of all tiles, and may end anywhere: only a head that several have read is"
-    )
+    caption = "Every program gets an equal share of all tiles, and only a head that several programs have read is"
     heads, longest = len(cut.tiles), max(cut.tiles)
-    figure, ax = style.new_figure(0.4 + 0.42 * heads, f"{caption} merged. A number on a tile: its program.")
+    figure, ax = style.new_figure(0.4 + 0.42 * heads, f"{caption} merged. The number on a tile names its program.")
     parts = longest + 1.2
     for head, n in enumerate(cut.tiles):
         style.note(ax, -0.25, head, f"head {head}", ha="right")
@@ -32,12 +30,12 @@ def draw(cut: Shares) -> style.Drawn:
                     style.box(ax, tile, head - H / 2, 1, H, f"{w}", style.worker(w), linewidth=0.5)
         _parts(ax, cut, head, parts)
     style.note(ax, 0, -0.75, "tiles of keys and values →", color=style.QUIET)
-    style.note(ax, parts, -0.75, "parts (o, m, ℓ)", color=style.QUIET)
+    style.note(ax, parts, -0.75, "partial (o, m, ℓ)", color=style.QUIET)
     style.bare(ax, (-2.2, parts + 8.4), (-1.1, heads - 0.5))
     alt = (
         f"{heads} heads of unequal length as rows of tiles, shared out among {cut.busy} programs, {cut.share} units of"
-        " work each: one to begin a head, one for each tile. The number names the program that reads a tile. Heads that"
-        " several programs read are merged from parts."
+        " work each. Beginning a head is one unit, and so is each tile. The number names the program that reads a"
+        " tile. Heads that several programs read are merged from partial results."
     )
     return figure, alt
 

@@ -20,9 +20,9 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 @style.picture
 def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 8000) -> style.Drawn:
     """spans: (stage, tile, copy from, copy to, last release). jobs: (actor, label, from, to)."""
-    caption = "A stage is filled, read until both consumers have released it, and then filled again."
+    caption = "A stage is filled once both consumers have released the tile before. A hatched box is a copy under way,"
     caption += (
-        f" Hatched: the copy is under way; filled: the tile is there; nothing: empty. Model of rung {rung}, d = 128."
+        f" and a filled box is a tile that is there. Without a box, the stage is empty. Model of rung {rung}, d = 128."
     )
     stages = list(dict.fromkeys(span[0] for span in spans))
     figure, ax = style.new_figure(0.3 * (len(stages) + consumers) + 0.5, caption)
@@ -40,6 +40,7 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
     ax.set_xlabel("clocks →")
     alt = (
         f"Lines for {len(stages)} stages of K and V over time, with a hatched box while a copy is under way and a"
-        f" filled one until the last of {consumers} consumers has released the tile; beneath, what the consumers do."
+        f" filled one until the last of {consumers} consumers has released the tile. The lines beneath show what the"
+        " consumers do."
     )
     return figure, alt

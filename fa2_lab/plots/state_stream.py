@@ -37,7 +37,7 @@ def draw(
 
     s: (T_c, B_r, B_c); m, l, o, alpha: (T_c, B_r), after each key block; O: (B_r,), the same component of the answer.
     """
-    caption = "A new maximum shrinks what l and o have summed so far; all other blocks just add."
+    caption = "A new maximum shrinks what l and o have summed so far, and all other blocks only add to it."
     figure, axes = style.new_figure(6.4, caption, nrows=4, sharex=True, height_ratios=[1, 1.1, 1, 1])
     _factors(axes[0], alpha, row)
     _maximum(axes[1], s[:, row], m[:, row])
@@ -54,8 +54,8 @@ def draw(
     alt = (
         f"{len(alpha)} key blocks stream past {alpha.shape[1]} rows. A grid shows the factor α for each row and block:"
         f" 1 almost everywhere, smaller only where a row meets a new maximum. For row {row} that happens at blocks"
-        f" {', '.join(str(j) for j in events)}: there m steps up, and l and o first drop to α times what they were"
-        f" before the block is added. At the end o / l = {ratio:.4f}, as standard attention has it."
+        f" {', '.join(str(j) for j in events)}. There m steps up, and l and o first drop to α times what they"
+        f" were, before the block is added. At the end o / l = {ratio:.4f}, as standard attention has it."
     )
     return figure, alt
 

@@ -28,9 +28,9 @@ def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
     """
     plain, swizzled = places
     caption = (
-        f"A swizzle bit by bit: chunk XOR row is the place; {steps[plain][chunk]} reads of one group of banks become"
-        f" one of each. A line is a row of K, 128 bytes; a box is 16 bytes of it, with its chunk's number. The boxes"
-        f" of chunk {chunk}, framed, are read together."
+        f"A swizzle stores each chunk at place chunk XOR row, so {steps[plain][chunk]} reads of one group of banks"
+        f" become one read of each group. A line is a row of K with 128 bytes, and a box is 16 bytes of it, with the"
+        f" number of its chunk. The framed boxes of chunk {chunk} are read together."
     )
     figure, ax = style.new_figure(3.1, caption)
     rows, across = places[swizzled].shape
@@ -45,8 +45,8 @@ def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
     lines = ", ".join(f"row {r}: place {p}" for r, p in enumerate(places[swizzled][:, chunk]))
     alt = (
         f"Chunk {chunk} of {rows} rows of K. Its place is its number XOR the row, bit by bit: {lines}."
-        f" One after the other, all {rows} reads want one group of banks: {_steps(every[plain])} for any chunk."
-        f" Swizzled, each wants another group: {_steps(every[swizzled])} for any chunk."
+        f" One after the other, all {rows} reads use one group of banks: {_steps(every[plain])} for any chunk."
+        f" Swizzled, each uses another group: {_steps(every[swizzled])} for any chunk."
     )
     return figure, alt
 

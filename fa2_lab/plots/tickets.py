@@ -19,6 +19,6 @@ def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: i
     }
     caption = (
         "Static scheduling of causal row blocks leaves some SMs idle, but dynamic scheduling keeps all of them busy."
-        f" Model: {heads} heads, N = {N:,}, d = {d}, causal, {SMs} SMs, row blocks of {B_r}."
+        f" Model of {heads} heads, N = {N:,}, d = {d}, causal, {SMs} SMs, row blocks of {B_r}."
     )
     return dict(ran=ran, caption=caption)

@@ -13,13 +13,13 @@ TOKENS, d = 16384, 128
 
 
 def data() -> dict:
-    """Milliseconds of 16,384 tokens in texts of N, without a mask; MiB that one text of N needs beyond its inputs."""
+    """Milliseconds of 16,384 tokens in sequences of N, without a mask; MiB that one sequence needs beyond inputs."""
     ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}
     held = {name: points(memory, contestant, whole=False) for name, contestant in MEMORY.items()}
-    setting = f"{grid.made()}; forward, 16 heads, d = {d}. Time: the number of tokens stays {TOKENS:,}, cut into texts"
-    setting += " of N, without a mask. Memory: one text of N, with a causal mask"
+    setting = f"{grid.made()}; forward, 16 heads, d = {d}. Time: the number of tokens stays {TOKENS:,}, in sequences"
+    setting += " of N, without a mask. Memory: one sequence of N, with a causal mask"
     return dict(time=time, memory=held, setting=setting)
 
 
@@ -41,7 +41,7 @@ LOOKS = {
     "FA2": dict(color=style.INK, linewidth=1.1, marker="o"),
     "ours": dict(color=style.OURS, linewidth=2.4, marker="o"),
 }
-NAMES = {"FA1": "FA1 as printed:\none worker a head", "FA2": "FA2 (PyTorch)", "ours": "ours"}
+NAMES = {"FA1": "FA1 as printed:\none worker per head", "FA2": "FA2 (PyTorch)", "ours": "ours"}
 
 
 @style.picture
@@ -50,8 +50,9 @@ def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -
     (N, slow), (most, full) = time["standard"][-1], memory["standard"][-1]
     faster, less = slow / dict(time["ours"])[N], full / dict(memory["ours"])[most]
     caption = (
-        f"At N = {N:,}, our kernel is {faster:.1f} times as fast as standard attention. Simple kernels in bf16. "
-        f"At N = {most:,}, it needs 1/{less:.0f} of the memory of another standard attention, PyTorch's own in float32."
+        f"At N = {N:,}, our kernel is {faster:.1f} times as fast as standard attention. It also needs only 1/{less:.0f}"
+        f" of the memory at N = {most:,}. The times are those of simple kernels in bf16, and the memory of standard"
+        " attention is that of PyTorch's own in float32."
     )
     figure, (above, below) = style.new_figure(5.6, f"{caption} {setting}.", nrows=2, sharex=True)
     for ax, curves in ((above, time), (below, memory)):
@@ -63,12 +64,12 @@ def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -
         ax.yaxis.set_minor_locator(NullLocator())
     lengths = sorted({n for curve in (*time.values(), *memory.values()) for n, _ in curve})
     style.log_ticks(below.xaxis, lengths[1::2])
-    below.set(xlim=(lengths[0] / 1.1, lengths[-1] * 2.2), xlabel="N, tokens in a text")
+    below.set(xlim=(lengths[0] / 1.1, lengths[-1] * 2.2), xlabel="N, tokens per sequence")
     above.set_title("Time of a forward pass, milliseconds")
     below.set_title("Memory beyond the inputs, MiB")
     for name, curve in time.items():
         _name(above, name, curve[-1], NAMES.get(name, name))
-    _name(below, "standard", memory["standard"][-1], "standard: the next\nis out of memory")
+    _name(below, "standard", memory["standard"][-1], "standard: the next\nruns out of memory")
     _name(below, "ours", memory["ours"][-1], "FA2, ours")
     ms, MiB = (
         ", ".join(f"{name} {curve[-1][1]:,.4g} at {curve[-1][0]:,}" for name, curve in curves.items())

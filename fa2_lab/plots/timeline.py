@@ -8,8 +8,8 @@ from fa2_lab.plots import style
 
 FOUR_WAYS = {  # whether a warpgroup looks ahead, and how two of them share the tensor cores
     "Neither": (False, SHARED),
-    "Within: P V of the tile before under the exponentials": (True, SHARED),
-    "Between: one multiplies, the other computes exponentials": (False, IN_ORDER),
+    "Within: P V of the tile before runs during the exponentials": (True, SHARED),
+    "Between: one runs matmuls while the other computes exponentials": (False, IN_ORDER),
     "Both": (True, IN_ORDER),
 }
 
@@ -49,8 +49,8 @@ LANES = [(unit, who) for unit in UNITS for who in (0, 1)]
 @style.picture
 def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
     """panels: name, share of the tensor cores' time, jobs as (unit, warpgroup, label, from, to), in clocks."""
-    caption = "Exponentials can hide under matmuls in two ways, within a warpgroup and between two, which can be"
-    caption += " combined. The shares are those of the tensor cores"
+    caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
+    caption += " percentages are those of the tensor cores"
     figure, axes = style.new_figure(5.9, f"{caption} ({setting}).", nrows=len(panels), sharex=True)
     for ax, panel in zip(axes, panels, strict=True):
         for unit, who, label, begun, ended in panel["jobs"]:
@@ -66,8 +66,8 @@ def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
     busy = "; ".join(f"{p['name']}: tensor cores busy {p['share']:.0%} of the time" for p in panels)
     alt = (
         "Four timelines of one SM, one above the other. Each has two lanes for the tensor cores and two for"
-        f" exponentials, one for each warpgroup. Over the whole run: {busy}. In the first, both warpgroups multiply at"
-        " the same time and then both compute exponentials. In the last, they take turns."
+        f" exponentials, one for each warpgroup. Over the whole run: {busy}. In the first, both warpgroups run"
+        " matmuls at the same time and then both compute exponentials. In the last, they take turns."
     )
     return figure, alt
 

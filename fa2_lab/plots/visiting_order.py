@@ -29,8 +29,8 @@ def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
 
     events: {"FA1": ..., "FA2": ...} as a Trace recorded them.
     """
-    says = {"FA1": "FA1 moves O, l and m through HBM at every tile", "FA2": "FA2 keeps them on chip"}
-    caption = "; ".join(says[name] for name in events) + "."
+    says = {"FA1": "FA1 moves O, l and m through HBM at every tile", "FA2": "FA2 keeps them on the chip"}
+    caption = ", but ".join(says[name] for name in events) + "."
     sizes = dict(nrows=len(events), ncols=2, width_ratios=[1, 1.35], squeeze=False)
     figure, axes = style.new_figure(0.3 + 2.1 * len(events), caption, **sizes)
     longest = max(len(log) for log in events.values())

@@ -11,13 +11,18 @@ def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
     """(unit, consumer, label, from, to) of both orders in clocks, and the tensor cores' share of the time."""
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
     panels = []
-    for name, order in (("Everybody waits for everything", one_by_one), ("The kernel's order", backward_step.consumer)):
+    for name, order in (
+        ("Each step waits for the one before", one_by_one),
+        ("The kernel's order", backward_step.consumer),
+    ):
         block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
         block.run({str(c): order(block, ds_filled, steps, product, softmax) for c in (0, 1)})
         begun = next(job.begun for job in block.jobs if (job.actor, job.label) == ("0", "S 4"))
         jobs = [(job.unit, job.actor, job.label.split()[0], job.begun - begun, job.ended - begun) for job in block.jobs]
         panels.append(dict(name=name, jobs=jobs, share=block.busy("tensor")))
-    return dict(panels=panels, setting=f"Model of an H200's SM, d = {d}, {B_r} rows a step, an addition of 600 clocks")
+    return dict(
+        panels=panels, setting=f"Model of an SM of an H200, d = {d}, {B_r} rows per step, an addition of 600 clocks"
+    )
 
 
 def one_by_one(
@@ -37,8 +42,9 @@ def one_by_one(
 @style.picture
 def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Drawn:
     """panels: name, share of the tensor cores' time, jobs as (unit, consumer, label, from, to)."""
-    caption = "In the kernel's order, dQ of a step hides the next exponentials, and later matmuls hide its addition."
-    figure, axes = style.new_figure(3.1, f"{caption} One of two consumers. {setting}.", nrows=2, sharex=True)
+    caption = "In the kernel's order, the dQ matmul overlaps with the next exponentials, and other"
+    caption += " matmuls with dQ's addition."
+    figure, axes = style.new_figure(3.1, f"{caption} This is one of two consumers. {setting}.", nrows=2, sharex=True)
     for ax, panel in zip(axes, panels, strict=True):
         rows = {name: [job[2:] for job in panel["jobs"] if job[:2] == (unit, "0")]
                 for unit, name in backward_step.UNITS.items()}  # fmt: skip

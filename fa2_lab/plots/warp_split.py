@@ -21,15 +21,15 @@ def draw(B_r: int, B_c: int, d: int, W: int, moved: dict) -> style.Drawn:
 
     moved: {"split_k": {("read", "Q"): bytes, ...}, "split_q": ...}.
     """
-    caption = "When warps split Q instead of K, no partial sums cross shared memory."
+    caption = "If the warps split Q instead of K, no partial results go through shared memory."
     figure, axes = style.stacked(
-        3.3, f"{caption} The paper's figure 3, for a tile of {B_r} × {B_c}, d = {d}, 16 bits.", ncols=2
+        3.3, f"{caption} This is figure 3 of the paper, for a tile of {B_r} × {B_c}, d = {d} and 16 bits.", ncols=2
     )
     figure.get_layout_engine().set(wspace=0.08)
     cost = {scheme: f"{kib(sum(moved[scheme].values()))} KiB" for scheme in NAMES}
     for ax, scheme in zip(axes[0], NAMES, strict=True):
         _operands(ax, scheme, W)
-        ax.set_xlabel(f"{cost[scheme]} through shared memory,\n{warps.BARRIERS[scheme]} barriers a tile")
+        ax.set_xlabel(f"{cost[scheme]} through shared memory,\n{warps.BARRIERS[scheme]} barriers per tile")
     alt = (
         f"Split-K: all {W} warps read Q; Kᵀ, S and V are cut into a slice for each warp, and each ends with a"
         f" partial O of full size, to be added up. Split-Q: Q, S and O are cut into rows for each warp, all"

@@ -28,7 +28,7 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
     caption = (
         "In both matmuls of a tile, the right operand comes from shared memory, and the result stays in registers."
     )
-    caption += f" The frame marks what one wgmma multiplies, {len(warps)} rows and {deep} deep."
+    caption += f" The frame marks the operands of one wgmma instruction, with {len(warps)} rows and a depth of {deep}."
     figure, ax = style.new_figure(3.9, caption)
     lines = []
     for k, (left, right, result) in enumerate(products):
@@ -39,8 +39,8 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
     alt = (
         f"Two matmuls of a warpgroup, drawn as left operand times right operand = result. {', and '.join(lines)}. The"
         f" right operand is in shared memory both times, and the result is in registers, with {warps.count(0)} rows in"
-        f" each of {len(set(warps))} warps. A frame marks what one wgmma multiplies, {deep} columns of the left operand"
-        f" and {deep} rows of the right one."
+        f" each of {len(set(warps))} warps. A frame marks the operands of one wgmma instruction, {deep} columns of"
+        f" the left operand and {deep} rows of the right one."
     )
     return figure, alt
 

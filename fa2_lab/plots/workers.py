@@ -24,8 +24,11 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
     owners: {("forward" or "backward", causal): worker of each tile (T_r, T_c), −1 where skipped}.
     dq_writers: {causal: for each row block, the backward's workers that add into its dQ}.
     """
-    caption = "Forward, a worker owns a row, and O has one writer; backward, it owns a column, and several add into dQ."
-    caption += " The paper's figure 2. A number names a worker."
+    caption = "In the forward pass each block of O has one writer, but in the backward pass several workers add to dQ."
+    caption += (
+        " A number names a worker, which owns a row of tiles in the forward pass and a column in the backward pass."
+    )
+    caption += " This is figure 2 of the paper."
     T_r, T_c = owners["forward", False].shape
     figure, axes = style.stacked(5.4, caption, nrows=2, ncols=2, height_ratios=[T_r, T_r + DEEPER])
     for column, causal in enumerate((False, True)):
@@ -41,7 +44,7 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
     alt = (
         f"Four grids of {T_r} by {T_c} tiles, queries down, keys right, each tile with the number of its worker."
         f" Forward: {T_r} workers take a row each and write their own O. Backward: {T_c} workers take a column each,"
-        f" write their own dK and dV, and add into shared blocks of dQ: {_count(dq_writers[False])} workers for rows"
+        f" write their own dK and dV, and add to shared blocks of dQ: {_count(dq_writers[False])} workers for rows"
         f" from top to bottom, {_count(dq_writers[True])} under a causal mask, which skips the tiles above the diagonal"
         f" and leaves workers with unequal numbers of tiles."
     )

@@ -29,9 +29,9 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
 
     owners: {layout: rank of each pair of pieces, −1 where nothing is visible}; tiles: {layout: of each rank}.
     """
-    caption = "Contiguous shards leave causal work uneven; a front and a back piece for each rank make it even."
+    caption = "Contiguous shards make causal work uneven, but a front and a back piece per rank make it even."
     figure, axes = style.new_figure(
-        3.3 if style.narrow() else 4.1, f"{caption} {setting}.", nrows=2, ncols=2, height_ratios=[2.5, 1]
+        3.3 if style.narrow() else 4.1, f"{caption} Here are {setting}.", nrows=2, ncols=2, height_ratios=[2.5, 1]
     )
     most = max(max(counts) for counts in tiles.values())
     busy = {layout: sum(counts) / (len(counts) * max(counts)) for layout, counts in tiles.items()}

@@ -110,7 +110,7 @@ def test_its_words_are_large_enough_and_lie_on_the_page(name):
     assert figure.get_figwidth() == pytest.approx(width) or name in figures.SHEETS
     page = figure.bbox.padded(1)
     for text in texts(figure):
-        least = 11 if name in figures.SHEETS else style.SMALL
+        least = 11 if name in figures.SHEETS else 9.75  # points; 9.75 are 13 pixels
         assert text.get_fontsize() >= least, text.get_text()
         box = text.get_window_extent(renderer)
         assert page.contains(box.x0, box.y0) and page.contains(box.x1, box.y1), text.get_text()
