@@ -349,10 +349,10 @@ def end(film: Film, alpha: np.ndarray) -> str:
 
 # The picture ----------------------------------------------------------------------------------------------------
 
-TITLE = "Standard attention stores N × N scores; FlashAttention-2 stores one tile, and the output is the same"
+TITLE = "Standard attention stores N × N scores, FlashAttention-2 stores one tile, and both have the same output"
 ALT = (
     f"Two squares of {N} × {N} scores, side by side. Left, standard attention: the square fills row by row and stays "
-    f"full, {N * N} scores stored; then the rows of the output O are filled. Right, FlashAttention-2: a window of "
+    f"full, with {N * N} scores stored. Then the rows of the output O are filled. Right, FlashAttention-2: a window of "
     f"{B} × {B} scores glides over the square, and only its {B * B} scores are stored at any time. When a row meets a "
     "larger score, a factor appears beside its row of O, the row fades by that factor, and then the tile is added. At "
     "the end the left output is laid over the right one: they are equal."

@@ -70,7 +70,7 @@ def in_words(before: str, name: str, causal: bool, d: int) -> str:
     old, new = (reasons.facts().get((rung, causal, d)) for rung in (before, name))
     if old is None or new is None:
         return ""
-    words = dict(programs="programs on an SM", registers="registers of a thread", instructions="instructions of a tile")
+    words = dict(programs="programs per SM", registers="registers per thread", instructions="instructions per tile")
     return f"Compiled: {', '.join(f'{words[x]} {old[x]} → {new[x]}' for x in words)}."
 
 
@@ -124,7 +124,7 @@ STALLS = {
     "mio_throttle": "shared memory and exponentials",
     "math_pipe_throttle": "a busy arithmetic unit",
     "barrier": "other warps at a barrier",
-    "gmma": "products of the tensor cores",
+    "gmma": "matmuls on the tensor cores",
     "wait": "the result of the instruction before",
     "membar": "its own stores",
     "sleeping": "nothing: they sleep",

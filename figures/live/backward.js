@@ -112,7 +112,7 @@ function sentence(step) {
       ? `Done, all gradients are in HBM. ${step.collisions} additions found another worker in the same block of dQ, so they must be atomic, and their order is left to chance.`
       : "Done, all gradients are in HBM. No two workers were ever in the same block of dQ.";
   if (step.op === "done")
-    return "Done, all gradients are in HBM. Every block of dQ had one writer, so its sum has one order. The price: S and dP are computed twice.";
+    return "Done, all gradients are in HBM. Every block of dQ had one writer, so its sum has one order. In exchange, S and dP are computed twice.";
   return [where(step), finished(step)].filter(Boolean).join(" ");
 }
 
@@ -148,7 +148,7 @@ function finished(step) {
 function count(t) {
   const [step, all] = [run[t], run.at(-1)];
   const tiles = sum(all.added);
-  return `${step.products} of ${all.products} products of tiles (${set.passes === 1 ? 5 : "4 + 3"} for each of ${tiles} tiles), ${sum(step.added)} of ${tiles} additions into dQ. All workers start together and take equally long for a tile.`;
+  return `${step.products} of ${all.products} matmuls (${set.passes === 1 ? 5 : "4 + 3"} for each of ${tiles} tiles), ${sum(step.added)} of ${tiles} additions to dQ. All workers start together and take the same time for a tile.`;
 }
 
 follow(form, set, () => {

@@ -30,7 +30,7 @@ function draw(t) {
   ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, top: n * high + 24 }));
   const x = left + t * unit;
   shape(stage, "line", { x1: x, x2: x, y1: 18, y2: 2 * high, class: "clock" });
-  shape(stage, "text", { x: left, y: 2 * high + 16, class: "small" }, "time, in products of a tile →");
+  shape(stage, "text", { x: left, y: 2 * high + 16, class: "small" }, "time, in matmuls of one tile →");
   write($("say"), sentence(t));
   stage.setAttribute("aria-label", sentence(t));
 }
@@ -72,7 +72,7 @@ function sentence(t) {
   if (t === 0) return "All workers start together. Watch who adds into dQ, and when.";
   if (t === transport.last) {
     const later = (two.end / one.end).toFixed(2);
-    return `Counted in products, two passes take ${later} times as long, because they compute S and dP twice. (An atomic add takes no time on this axis, but it does on a GPU.) Now run both again. With atomic adds, the last digits of dQ change, and with two passes they never do.`;
+    return `Counted in matmuls, two passes take ${later} times as long, because they compute S and dP twice. (An atomic add takes no time on this axis, but it does on a GPU.) Now run both again. With atomic adds, the last digits of dQ change, and with two passes they never do.`;
   }
   if (now.length) {
     const [{ i, workers }] = now;
@@ -96,6 +96,6 @@ follow(form, set, () => {
   transport.go(ways[0].writes[0].time);
 });
 $("note").textContent =
-  "A box is a tile. With atomic adds it has five products, in the two passes it has four and three. A mark × 4 means that 4 workers add at the same time. At the right is one number of each block of dQ, summed in float32 in the order of this run.";
+  "A box is a tile. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A mark × 4 means that 4 workers add at the same time. At the right is one number of each block of dQ, summed in float32 in the order of this run.";
 if (ask.has("step")) transport.go(Number(ask.get("step")));
 onWidth(stage, () => transport.show());

@@ -96,7 +96,7 @@ function drawTraffic({ moved, flops }, chip) {
   $("traffic").replaceChildren(...rows);
   const times = Object.entries(moved).map(([name, { dram }]) => `${NAMES[name]} ${seconds(dram / chip.hbm_per_second)}`);
   $("traffic-note").textContent =
-    `An outline is what the chip requests. The fill is what reaches DRAM, because L2 does not have it (a model). For that, DRAM needs these times: ${times.join(", ")}. The two products need ${seconds(flops / chip.tensor_flops)} of the tensor cores.`;
+    `An outline is what the chip requests. The fill is what reaches DRAM, because L2 does not have it (a model). For that, DRAM needs these times: ${times.join(", ")}. The two matmuls need ${seconds(flops / chip.tensor_flops)} of the tensor cores.`;
 }
 
 /** 96 KiB of 227 KiB: 131 KiB to spare, or by how much it is too much. */
@@ -136,7 +136,7 @@ function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chi
     $("waves").append(row(`wave ${k + 1}`, [[n / slots, "fill"]], `${n} of ${slots}`));
   }
   const more = waves > 8 ? ` The last of ${waves} waves has ${last}.` : "";
-  const places = `${grouped(programs)} thread blocks on ${chip.SMs} SMs × ${perSM} (limited by ${by}): ${grouped(waves)} ${waves === 1 ? "wave" : "waves"}, ${percent(busy)} of the places busy.`;
+  const places = `${grouped(programs)} thread blocks on ${chip.SMs} SMs × ${perSM} (limited by ${by}): ${grouped(waves)} ${waves === 1 ? "wave" : "waves"}, ${percent(busy)} of the slots busy.`;
   $("waves-note").textContent =
     `${places}${more} FA1 has ${fa1Programs} ${fa1Programs === 1 ? "thread block" : "thread blocks"}, one per head.`;
 }
