@@ -21,7 +21,7 @@ from fa2_studio.bench.results import machine
 ALONE = "reading alone"  # of as many bytes as the cache has
 PAGES = (16, 64, 256)
 FIXED = (1, 4, 16, 32)  # splits
-ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)  # programs so few that latency alone limits them; stages of their loop
+ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)  # programs so few that memory is no limit; stages of their loop
 MORE = 3 * REPEATS  # contestants are a microsecond apart
 PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{MORE} repetitions")
 PROTOCOL = PROTOCOL.replace("L2 cache is overwritten", "L2 cache is filled with other data by reading") + (
