@@ -147,7 +147,7 @@ def heading(run: Record) -> list[str]:
     """What a record is, and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     rows = run.rows + run.sustained
-    sentences = [f"{what[0].upper()}{what[1:]}.", *([f"The problems: {shapes(rows)}."] if rows else [])]
+    sentences = [f"{what[0].upper()}{what[1:]}.", *([f"**Problems:** {shapes(rows)}."] if rows else [])]
     return ["", f"## {run.suite}", "", " ".join(sentences), ""]
 
 
@@ -172,7 +172,7 @@ def remarks(run: Record) -> list[str]:
     found = []
     if run.ceilings:
         parts = [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
-        found.append(f"In the same run, {listed(parts)} were reached as ceilings.")
+        found.append(f"As ceilings, the same run reached {listed(parts)}.")
     if any(row.direction == "loss" for row in run.rows):
         first, *others = run.curves.values()
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)

@@ -13,7 +13,7 @@ from fa2_studio.bench.results import table
 
 WANTED = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that kernels are compiled for, and that nobody has measured
 PEERS = ("torch flash", "cuDNN", "FlashAttention-3")
-HOW = "\nNobody has measured these yet: {}. [CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) says how."
+HOW = "\nThese GPUs have not been measured yet: {}. [CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) describes how."
 AGAIN = "`fa2-lab bench paper --folder mine`, then `fa2-lab bench submit --folder mine`"
 
 

@@ -189,7 +189,7 @@ def test_what_was_measured_without_pauses_has_tables_of_its_own():
     run.sustained, run.sustained_protocol = [both(cuDNN=1.0), both(causal=True, cuDNN=3.0)], "without a pause"
     run.sustained[0].chip = {"fa2_lab": [1580.0, 699.6]}
     text = page.tables(run)
-    assert "In the same run, 791 TFLOP/s (GEMM) were reached" in text and "by hand. without a pause." in text
+    assert "the same run reached 791 TFLOP/s (GEMM)" in text and "by hand. without a pause." in text
     assert "| 133 (1.50) |" in text and "| 400 (0.50) |" in text and "1,580, 700" in text
     assert "The last run did not reach 1 of its rows." in text
     run.sustained[1].machine = dict(triton="3.10")
@@ -271,7 +271,7 @@ def test_a_record_that_is_submitted_stands_beside_ours_and_one_that_was_touched_
     rows = submitted.gpus(data)
     (row,) = [row for row in rows if "NVIDIA L4" in row]
     assert "**submitted**, abc1234" in row and "| 400 | 2.00 |" in row
-    assert "Nobody has measured these yet: A100, RTX 4090, MI300." in rows[-1]
+    assert "These GPUs have not been measured yet: A100, RTX 4090, MI300." in rows[-1]
     for old, new, why in (
         ("1.9", "1.8", "its checksum does not fit"),
         (f'"version": "{fa2_lab.__version__}"', '"version": "0.0.1"', "got version 0.0.1; it takes"),
