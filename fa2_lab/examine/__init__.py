@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fa2_lab.examine.cases import all_cases
+from fa2_lab.examine.cases import Question, all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventions, explain
 from fa2_lab.examine.memory import checks, guarded, repeated
@@ -65,30 +65,16 @@ def examine(
     begun = time.monotonic()
     subject = Subject(function, given, device)
     subject.settle(layout, library, dtype)
-    answers: list[Answer] = []
-    found: list[Finding] = []
-    refused: dict[str, str] = {}
-    settled = time.monotonic()
-    cases = sorted(all_cases(subject.d, subject.multiple, quick), key=lambda case: case.is_long)
-    for case in map(subject.fitted, cases):
-        if lack := subject.lacks(case):
-            refused.setdefault(lack, "")
-        elif answers and time.monotonic() - settled > SECONDS[quick] * 0.6:
-            refused[UNASKED] = "there was no time left for them"
-        else:
-            try:
-                answer, past = guarded(subject, case)
-                answers.append(answer)
-                found += past
-            except NotExamined as refusal:
-                refused.setdefault(f"{case.group} ({case})", str(refusal))
-    unsteady = list(repeated(subject, answers[0])) if answers else []
+    answers, found, refused = asked(subject, all_cases(subject.d, subject.multiple, quick), SECONDS[quick] * 0.6)
+    plain = [x for x in answers if x.case.group == "plain"]
+    if not plain:
+        raise NotExamined(next(filter(None, refused.values()), "it took no problem"))
+    unsteady = list(repeated(subject, answers[0]))
     named = explain(answers, subject.tiles())
     if unsteady or found or subject.overrun:  # numbers that come from elsewhere are no mistake of their own
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), Variant()))
-    plain = [x for x in answers if x.case.group == "plain"]
-    if plain and not unsteady and all(x.fits(state, ("O",)) for x in plain):
+    if not unsteady and all(x.fits(state, ("O",)) for x in plain):
         subject.eps = plain[0].eps
         found += checks(subject, answers, state)
     happened = {"inputs-changed": subject.changed, "writes-past-end": subject.overrun}
@@ -100,6 +86,30 @@ def examine(
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
     parts = [x for x in ("O", "L", "dQ", "dK", "dV") if any(x in answer.outputs for answer in answers)]
     return Report(subject.name, how, findings, len(answers), parts, refused, time.monotonic() - begun, subject)
+
+
+def asked(
+    subject: Subject, cases: list[Question], seconds: float
+) -> tuple[list[Answer], list[Finding], dict[str, str]]:
+    """The answers, the shortest problems first; what was found on the way; and what was not answered, and why."""
+    answers: list[Answer] = []
+    found: list[Finding] = []
+    refused: dict[str, str] = {}
+    until = time.monotonic() + seconds
+    for case in map(subject.fitted, sorted(cases, key=lambda case: case.is_long)):
+        if lack := subject.lacks(case):
+            refused.setdefault(lack, "")
+        elif answers and time.monotonic() > until:
+            refused[UNASKED] = "there was no time left for them"
+        else:
+            try:
+                answer, past = guarded(subject, case)
+            except NotExamined as refusal:
+                refused.setdefault(f"{case.group} ({case})", str(refusal))
+            else:
+                answers.append(answer)
+                found += past
+    return answers, found, refused
 
 
 class Callable_(ModuleType):

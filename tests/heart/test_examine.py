@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa2_lab
@@ -183,6 +185,101 @@ def test_our_kernels_are_right_in_the_interpreter():
 
     report = fa2_lab.examine(ours, quick=True)
     assert report.is_right and set(report.parts) == {"O", "L", "dQ", "dK", "dV"}, names(report)
+
+
+# Triton, and GPUs -------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def kernel(Q, K, V, O, N_q, N_k, tau, CAUSAL: tl.constexpr, WRONG: tl.constexpr, B: tl.constexpr, d: tl.constexpr):
+    row, e, h = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, d), tl.program_id(1)
+    q = tl.load(Q + (h * N_q + row[:, None]) * d + e[None, :], mask=(row < N_q)[:, None], other=0.0)
+    m, l, o = tl.full((B,), float("-inf"), tl.float32), tl.zeros((B,), tl.float32), tl.zeros((B, d), tl.float32)
+    for j in range(0, N_k, B):
+        col = j + tl.arange(0, B)
+        at, there = (h * N_k + col[:, None]) * d + e[None, :], (col < N_k)[:, None]
+        k, v = tl.load(K + at, mask=there, other=0.0), tl.load(V + at, mask=there, other=0.0)
+        s = tl.dot(q, k.T, input_precision="ieee") * tau
+        if WRONG != 1:
+            s = tl.where((col < N_k)[None, :], s, float("-inf"))
+        if CAUSAL:
+            s = tl.where(col[None, :] - (j if WRONG == 2 else 0) <= row[:, None] + N_k - N_q, s, float("-inf"))
+        new = tl.maximum(m, tl.max(s, 1))
+        base = tl.where(new == float("-inf"), 0.0, new)
+        p, alpha = tl.exp(s - base[:, None]), tl.exp(m - base)
+        l = (l if WRONG == 3 else alpha * l) + tl.sum(p, 1)
+        o = alpha[:, None] * o + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        m = new
+    o = o / tl.where(l == 0.0, 1.0, l)[:, None]
+    at = O + (h * N_q + row[:, None]) * d + e[None, :]
+    if WRONG == 4:
+        tl.store(at, o.to(q.dtype))
+    else:
+        tl.store(at, o.to(q.dtype), mask=(row < N_q)[:, None])
+
+
+def launched(wrong: int):
+    def attention(q, k, v, causal=False):
+        (b, h, N_q, d), N_k = q.shape, k.shape[2]
+        if k.shape[1] != h or d & (d - 1):
+            raise ValueError("as many heads of K as of Q, and a power of two for d")
+        q, k, v, O = (
+            q.contiguous(),
+            k.contiguous(),
+            v.contiguous(),
+            torch.empty_like(q, memory_format=torch.contiguous_format),
+        )
+        kernel[triton.cdiv(N_q, 16), b * h](q, k, v, O, N_q, N_k, d**-0.5, causal, wrong, 16, d)
+        return O
+
+    return attention
+
+
+KERNELS = {0: [], 1: ["keys-padded"], 2: ["columns-in-tile"], 3: ["l-not-rescaled"], 4: ["writes-past-end"]}
+
+
+@pytest.mark.parametrize("wrong", KERNELS)
+def test_a_kernel_is_examined_in_the_interpreter(wrong):
+    assert names(examine(launched(wrong), quick=True, device="cpu")) == KERNELS[wrong]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("wrong", KERNELS)
+def test_a_kernel_is_examined_on_a_gpu(wrong, dtype):
+    report = examine(launched(wrong), dtype=dtype, device="cuda")
+    assert names(report) == KERNELS[wrong] and report.subject.device == "cuda"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_our_calls_are_right_on_a_gpu(dtype):
+    def ours(q, k, v, causal=False, window=None, scale=None):
+        return fa2_lab.attention(q, k, v, causal=causal, window=window, scale=scale, return_lse=True)
+
+    report = examine(ours, dtype=dtype, device="cuda")
+    assert report.is_right and set(report.parts) == {"O", "L", "dQ", "dK", "dV"}, names(report)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("backend", ["MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"])
+def test_torch_is_right_on_a_gpu(backend, dtype):
+    if dtype == "float32" and backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
+        pytest.skip(f"{backend} takes 16 bits alone")
+    report = examine(of_torch(getattr(SDPBackend, backend)), dtype=dtype, device="cuda")
+    assert report.is_right and "corner-top-left" in names(report), names(report)
+
+
+@pytest.mark.gpu
+def test_a_function_that_refuses_the_cpu_is_asked_on_a_gpu():
+    def on_a_gpu(q, k, v):
+        if not q.is_cuda:
+            raise ValueError("q: is not on a GPU")
+        return dot_product(q, k, v)
+
+    report = examine(on_a_gpu, quick=True)
+    assert report.is_right and report.subject.device == "cuda"
 
 
 # Memory, runs, and what is no function ----------------------------------------------------------------------------
