@@ -331,7 +331,8 @@ def fencing(ends: list, unset: float | None) -> Any:
             self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
             made, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "")
-            if name not in MAKERS or not made.is_floating_point() or not made.is_contiguous():
+            is_memory = name in MAKERS and type(made) is torch.Tensor and made.device.type != "meta"
+            if not is_memory or not made.is_floating_point() or not made.is_contiguous():
                 return made
             memory = torch.full((made.numel() + GUARD,), FENCE, dtype=made.dtype, device=made.device)
             fenced = made.new_empty(0).set_(memory.untyped_storage(), 0, made.shape)
