@@ -156,10 +156,11 @@ class Subject:
             inputs = [self.turned(x) for x in (part.q, part.k, part.v)]
             tensors = [self.array(x, place, self.fill if fill is None else fill) for x in inputs]
             try:
-                with np.errstate(all="ignore"), warnings.catch_warnings(), self.fences():
+                with np.errstate(all="ignore"), warnings.catch_warnings(), fenced(self.library, self.unset) as ends:
                     warnings.simplefilter("ignore")
                     found = self.found(tensors, part, gradients)
                 found = {name: numbers(x) for name, x in found.items()}
+                self.overrun |= any(bool((end != FENCE).any()) for end in ends)
             except Exception as failure:
                 if gradients:
                     return self.ask(case, place, fill, gradients=False)
@@ -183,17 +184,6 @@ class Subject:
         found = dict(zip("OL", got, strict=False))
         is_taped = gradients and getattr(got[0], "requires_grad", False)
         return found | (self.backward(got, tensors, case) if is_taped else {})
-
-    @contextmanager
-    def fences(self) -> Iterator[None]:
-        """What torch hands out meanwhile has numbers behind it that must stay; what `empty` does holds `unset`."""
-        ends: list = []
-        if self.library != "torch":
-            yield
-        else:
-            with fencing(ends, self.unset):
-                yield
-        self.overrun |= any(bool((end != FENCE).any()) for end in ends)
 
     def parts(self, case: Question) -> list[Question]:
         """One case for each call: a layout without batch or heads takes them one after the other."""
@@ -321,12 +311,17 @@ def has_gpu() -> bool:
     return "torch" in LIBRARIES and import_module("torch").cuda.is_available()
 
 
-def fencing(ends: list, unset: float | None) -> Any:
-    """A mode in which what torch allocates lies before GUARD numbers, which are put into `ends`."""
+@contextmanager
+def fenced(library: str, unset: float | None) -> Iterator[list]:
+    """What torch allocates meanwhile lies before numbers that must stay: it yields them. What is empty holds `unset`."""
+    ends: list = []
+    if library != "torch":
+        yield ends
+        return
     import torch
     from torch.overrides import TorchFunctionMode
 
-    class Fencing(TorchFunctionMode):
+    class Fenced(TorchFunctionMode):
         def __torch_function__(
             self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
@@ -335,12 +330,13 @@ def fencing(ends: list, unset: float | None) -> Any:
             if not is_memory or not made.is_floating_point() or not made.is_contiguous():
                 return made
             memory = torch.full((made.numel() + GUARD,), FENCE, dtype=made.dtype, device=made.device)
-            fenced = made.new_empty(0).set_(memory.untyped_storage(), 0, made.shape)
-            fenced.copy_(made) if "empty" not in name or unset is None else fenced.fill_(unset)
             ends.append(memory[made.numel() :])
-            return fenced.requires_grad_(made.requires_grad)
+            copy = made.new_empty(0).set_(memory.untyped_storage(), 0, made.shape)
+            copy.copy_(made) if "empty" not in name or unset is None else copy.fill_(unset)
+            return copy.requires_grad_(made.requires_grad)
 
-    return Fencing()
+    with Fenced():
+        yield ends
 
 
 def numbers(x: Any) -> np.ndarray:
@@ -366,15 +362,15 @@ def time_limit(name: str) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise Endless(f"one call of {name} did not return within {LIMIT} seconds")
 
-    is_possible = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
-    if is_possible:
-        signal.signal(signal.SIGALRM, stop)
-        signal.alarm(LIMIT)
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LIMIT)
     try:
         yield
     finally:
-        if is_possible:
-            signal.alarm(0)
+        signal.alarm(0)
 
 
 def dtypes(library: str) -> tuple[str, ...]:
