@@ -90,7 +90,8 @@ class Wrong:
         given = self.case.options.get("scale")
         if given is None or self.on("scale-ignored") or (given == 0 and self.on("scale-zero")):
             sizes = {"scale-padded": 1 << (self.d - 1).bit_length(), "scale-length": self.N_k}
-            given = self.pick(self.d, sizes | {"scale-heads": self.heads * self.d}) ** -0.5
+            sizes |= {"scale-heads": self.heads * self.d, "scale-fixed": self.case.usual_d or self.d}
+            given = self.pick(self.d, sizes) ** -0.5
         powers = {"scale-missing": 0, "scale-after": 0, "scale-twice": 2, "scale-root": 0.5, "scale-inverse": -1}
         return np.float64(given) ** self.pick(1, powers)
 
@@ -279,7 +280,8 @@ class Wrong:
         l = np.exp(L - m)
         forms = {"L-without-m": np.log(l), "L-m-alone": m, "L-plus-l": m + l, "L-minus": m - np.log(l), "L-l-alone": l}
         forms |= {"L-base-2": L / np.log(2), "L-log2-l": m + np.log2(l), "L-sum": np.exp(L), "L-negative": -L}
-        return self.pick(L, forms | {"L-unscaled": L / self.tau()})
+        raw = S / self.tau()
+        return self.pick(L, forms | {"L-unscaled": L / self.tau(), "L-of-raw": np.logaddexp.reduce(raw, axis=-1)})
 
     # Backward -----------------------------------------------------------------------------------------------------
 
@@ -304,7 +306,7 @@ class Wrong:
             dQ = np.where(visited[..., None], part if on("dQ-set") else dQ + part, dQ)
         i = slice((self.N_q - 1) // self.rows * self.rows if on("dKV-set") else 0, None)
         dK = tau ** power["dK"] * dS_T[..., i] @ q[:, :, i]
-        dV = P_T[..., i] @ dO[:, :, i] * (tau if on("dV-scaled") else 1)
+        dV = (dS_T if on("dV-of-dS") else P_T)[..., i] @ dO[:, :, i] * (tau if on("dV-scaled") else 1)
         for x, name, size in ((dQ, "dQ-tail", self.rows), (dK, "dKV-tail", self.B), (dV, "dKV-tail", self.B)):
             if on(name):
                 x[:, :, x.shape[-2] // size * size :] = 0

@@ -26,6 +26,7 @@ class Question:
     made: tuple[float, float] = (1.0, 0.0)  # by what all scores are multiplied, and what is added to them
     single: bool = False  # whether exponentials overflow as in float32
     tile: tuple[int, int] = (0, 0)  # rows and keys of a tile, if they are known
+    usual_d: int = 0  # that of the other problems, if this one has another
 
     def __str__(self) -> str:
         batch, heads, N_q, d = self.q.shape
@@ -108,7 +109,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
         make("plain", 200, heads=1),
         make("scale", 9, scale=0.6, gradients=True),
         make("scale", 9, scale=0.0),
-        make("width", 9, d=d * 3 // 2),
+        replace(make("width", 9, d=d * 3 // 2), usual_d=d),
         make("large", 12, shift=4e4),
         make("large", 12, shift=-4e4),
         make("large", 70, size=2e3, heads=1),

@@ -151,7 +151,7 @@ def explain_part(
             continue
         fitting = [s for s in candidates(state, part, tiles) if fits_all(s, mine + settled, outputs)]
         if not fitting and group in PAIRED:
-            fitting = [s for s in pairs(state, part, tiles, mine, outputs) if fits_all(s, settled, outputs)]
+            fitting = list(pairs(state, part, tiles, mine, settled, outputs))
         if fitting:
             best, others = choose(fitting, answers, outputs, len(state.names))
             new = best.names[len(state.names) :]
@@ -210,9 +210,12 @@ def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) ->
 
 
 def pairs(
-    state: Variant, part: str, tiles: Sequence[int], mine: list[Answer], outputs: tuple[str, ...]
+    state: Variant, part: str, tiles: Sequence[int], mine: list[Answer], settled: list[Answer], outputs: tuple[str, ...]
 ) -> Iterator[Variant]:
-    """Two at once: conventions, and mistakes that the group's two smallest cases show. The first depends on no tile."""
+    """Two at once, each of which what is settled allows: conventions, and mistakes that the two smallest cases show.
+
+    The first depends on no tile.
+    """
     name = outputs[0]
 
     def changes(s: Variant) -> bool:
@@ -220,11 +223,12 @@ def pairs(
         return not all(np.allclose(*pair, atol=1e-3, equal_nan=True) for pair in pairs)
 
     single = [s for s in candidates(state, part, tiles) if CATALOGUE[s.names[-1]].part == "reads" or changes(s)]
+    single = [s for s in single if fits_all(s, settled, outputs)]
     for first in [s for s in single if s.B == state.B and s.bits == state.bits]:
         for second in single:
             if second.names[-1].split("-")[0] != first.names[-1].split("-")[0] or part == "gradients":
                 both = Variant((*first.names, second.names[-1]), second.B, second.bits)
-                if fits_all(both, mine, outputs):
+                if fits_all(both, mine + settled, outputs):
                     yield both
 
 

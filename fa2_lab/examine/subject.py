@@ -53,8 +53,10 @@ class Subject:
         self.unset: float | None = None  # what torch.empty is filled with
         self.eps = 0.0  # the distance of two numbers, if it is not that of the dtype
         self.window_is_int = self.changed = self.overrun = False
+        function = getattr(function, "forward", function)  # of a torch.nn.Module
         parameters = [p for p in signature(function).parameters.values() if p.kind < 4 and p.kind != p.VAR_POSITIONAL]
         self.defaults = {p.name: p.default for p in parameters}
+        self.kinds = {p.name: p.kind for p in parameters}
         named = {name: ROLES.get(name.lower(), "") for name in self.defaults if name not in self.given}
         if not {"q", "k", "v"} <= set(named.values()):
             named |= dict(zip(list(named)[:3], "qkv", strict=False))
@@ -240,7 +242,7 @@ class Subject:
                 roles[name] = self.array(np.full(tuple(shape), np.nan), fill=FENCE)
         arguments = self.given | {name: self.option(x) for name, x in options.items()}
         arguments |= {name: roles[role] for name, role in self.roles.items() if role in roles}
-        first = [p.name for p in signature(self.function).parameters.values() if p.kind is p.POSITIONAL_ONLY]
+        first = [name for name, kind in self.kinds.items() if kind is inspect.Parameter.POSITIONAL_ONLY]
         with time_limit(self.name):
             result = self.function(*(arguments.pop(x) for x in first if x in arguments), **arguments)
         if result is None:  # it writes into what it was given
@@ -313,7 +315,7 @@ def has_gpu() -> bool:
 
 @contextmanager
 def fenced(library: str, unset: float | None) -> Iterator[list]:
-    """What torch allocates meanwhile lies before numbers that must stay: it yields them. What is empty holds `unset`."""
+    """What torch allocates meanwhile lies before numbers that must stay: it yields these. `empty` hands out `unset`."""
     ends: list = []
     if library != "torch":
         yield ends
