@@ -422,8 +422,8 @@ for W, (_, columns, _) in zip((4, 8), launches, strict=True):  # three kernels; 
 # This tile has only 64 rows. So the other four warps compute S, P and dP once more, and the program computes twice as
 # many exponentials. We have therefore not found out what the spills cost, because this launch also changes the work.
 #
-# The package's column kernel takes 8 warps at d = 128, and it avoids the double work. On Hopper, its tiles are
-# transposed and have 128 keys, which makes 16 rows for each warp. All these numbers are from Triton 3.9. To see yours
+# On Hopper, the package's column kernel takes 8 warps at d = 128, and it avoids the double work, because its tiles are
+# transposed and have 128 keys. That makes 16 rows for each warp. All these numbers are from Triton 3.9. To see yours
 # for both rungs, run `fa2-lab xray b01 --full` and `fa2-lab xray b00 --full`.
 
 # %% [markdown]

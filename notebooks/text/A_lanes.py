@@ -16,7 +16,8 @@
 # - swizzle a tile by hand, and count bank conflicts,
 # - add up the shared memory and the registers that a tile needs.
 #
-# *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).*
+# *Time: 30 minutes with the function. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb). Two
+# sentences name launch options of Triton, which [08](08_triton_forward.ipynb) explains.*
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -54,7 +55,7 @@ for row in (0, 5, 13):
 
 # %% [markdown]
 # So a row of scores belongs to four neighbouring lanes of one warp. Row 13 has the same lanes as row 5, because each
-# lane holds two numbers in one row, and two more eight rows below.
+# lane holds two numbers in one row, and two more in the row that is eight rows below.
 
 # %% [markdown]
 # ## How do four lanes find a row's maximum?
@@ -93,9 +94,9 @@ show("row_reduction")
 # along the keys, where CTA is NVIDIA's word for a thread block. This is split-Q, because each warp has its own rows.
 # With `[1, 4]`, each warp would have its own keys instead.
 #
-# The next cell prints such a layout from our forward kernel for `sm_90`, and then what the compiler chose for the tiles
-# that the package uses on both chips. `versionMajor = 3` means `wgmma`. `instrShape` is a warp's part of one
-# instruction, which has 16 rows and 64 keys and sums over 16 of d.
+# The next cell prints such a layout from our forward kernel for `sm_90`. Below it are the layouts that the compiler
+# chose for the package's own tiles, on both chips. `versionMajor = 3` means `wgmma`. `instrShape` is a warp's part of
+# one instruction, which has 16 rows and 64 keys and sums over 16 of d.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 compilations = recorded("layouts")["layouts"]
@@ -110,10 +111,11 @@ for layout in compilations:
 # In all four cases, a row of S belongs to one warp, so its maximum and its sum never have to leave that warp.
 #
 # With `wgmma`, this is always true for four warps, because the instruction itself gives each of them 16 rows. With
-# `mma`, each warp multiplies by itself, and the compiler decides by the last of the matmuls that feed one another,
-# which is $PV$. The warps share the rows if the result of that matmul has at least as many rows as columns. A tile of
-# 64 rows with d = 128 has too few rows, so it would get `[1, 4]`. For this reason, our kernel on `sm_80` computes O in
-# two pieces of 64 columns, each by a matmul of 64 × 64.
+# `mma`, each warp multiplies by itself, and the compiler decides by the last matmul of the loop, which is $PV$. If its
+# result has at least as many rows as columns, the warps share the rows. In other words, a row of S is in one warp if
+# $B_r \ge d$, where d is rounded up to a power of two. A tile of 64 rows with d = 128 has too few rows, so it would get
+# `[1, 4]`. For this reason, our kernel on `sm_80` computes O in two pieces of 64 columns, each by a matmul of 64 × 64,
+# and so the last matmul has as many rows as columns.
 
 # %% [markdown]
 # ## Does P have to move before the second matmul?
@@ -167,9 +169,10 @@ show("swizzle_xor")
 #
 # Our forward kernel keeps $q_i$ once in shared memory. It also keeps n tiles of K and n tiles of V there, so that the
 # next ones can arrive while one is used. Together, these are $(B_r + 2 n B_c) \cdot d$ numbers of 2 bytes. On Hopper, n
-# is `num_stages`, and on an A100 or an RTX 4090, it is one less. Registers hold $o_i$ and $s_{ij}$ in fp32, with one
-# number per register, and $p_{ij}$ in 16 bits. Each thread needs about 40 more registers for addresses and counters.
-# That makes about $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers per thread, and a thread can have 255.
+# is the launch option `num_stages`, and on an A100 or an RTX 4090, it is one less. Registers hold $o_i$ and $s_{ij}$ in
+# fp32, with one number per register, and $p_{ij}$ in 16 bits, with two numbers per register. Each thread needs about 40
+# more registers for addresses and counters. That makes about $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers
+# per thread, and a thread can have 255.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("block_budget")
