@@ -656,7 +656,7 @@ for d in (64, 128):
 # **Prediction.** At d = 64, issue slots are as busy as the tensor cores (chapter 10), so ALiBi would cost up to the
 # 25% of the first line. At d = 128, issue slots are free while the tensor cores multiply, so it would cost little. The
 # model does not show whether the registers suffice. So the next step would be to write the line, to compile the
-# kernel, and to count its spills. The authors of FlashAttention took this way. Their newer kernels compile a user's
+# kernel, and to count its spills. The authors of FlashAttention went this way. Their newer kernels compile a user's
 # function, there called `score_mod`, into the softmax of [Hopper and
 # Blackwell](https://research.colfax-intl.com/a-users-guide-to-flexattention-in-flash-attention-cute-dsl).
 
