@@ -147,7 +147,8 @@ def test_the_reference_takes_a_bias_in_numpy(name):
 @pytest.mark.parametrize("N_q, N_k", [(70, 80), (40, 33)])
 def test_what_no_row_sees_a_bias_may_leave_undefined(N_q, N_k):
     """Keys behind the diagonal, and places behind the last row and the last key, which are computed with the others."""
-    check((1, 2, 1, N_q, N_k, 16), bias=CAUSAL_BIAS, causal=True)
+    for dtype in (torch.float32, torch.float16):
+        check((1, 2, 1, N_q, N_k, 16), dtype, bias=CAUSAL_BIAS, causal=True)
 
 
 @pytest.mark.parametrize("scale, softcap", [(0.0, None), (1e-38, None), (-0.7, None), (1e-4, None), (0.3, 1e-30)])
@@ -186,11 +187,14 @@ def alibi_of(slope, folder):
 def test_every_bias_gets_its_own_answer(tmp_path):
     """Also one with the same name in the same place as another that computed something else, and none after one."""
     q, k, v, dO = tensors(1, 2, 2, 20, 30, 16)
+    starts = [torch.tensor([0, n], dtype=torch.int32, device=DEVICE) for n in (20, 30)]
     for slope in (0.5, 0.25, None, 0.5, 0.25):
         module, in_numpy = alibi_of(slope, tmp_path) if slope else (dict(alibi=None), None)
         got = run(attention, q, k, v, dO, bias=module["alibi"])
         want = dense(q, k, v, dO, bias=in_numpy)
         assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
+        O = attention_packed(*(x[0].transpose(0, 1) for x in (q, k, v)), *starts, bias=module["alibi"])
+        assert worst(O.transpose(0, 1), want[0][0]) < 1e-5
 
 
 def compiled(module):
@@ -244,9 +248,9 @@ def test_what_is_no_bias_is_named_before_any_launch(backend, bad, monkeypatch):
 
 
 def test_a_jitted_function_that_runs_on_numpy_serves_the_reference():
-    (q, k, v, _), found = tensors(1, 4, 2, 20, 30, 16), []
-    for bias in BIASES["eighths"]:
-        found.append(attention(q, k, v, bias=bias, backend="reference"))
+    (q, k, v, _), (jitted, in_numpy) = tensors(1, 4, 2, 20, 30, 16), BIASES["eighths"]
+    as_on_a_gpu = triton.JITFunction(jitted.fn)
+    found = [attention(q, k, v, bias=bias, backend="reference") for bias in (as_on_a_gpu, in_numpy)]
     assert torch.equal(*found)
 
 
@@ -287,6 +291,11 @@ DECODE = [
     ((2, 12, 1, 2, 90, 16), dict(window=(30, None), causal=True, sink=True)),
     ((1, 2, 2, 12, 5, 16), dict(window=(2, 0), sink=True)),
 ]
+
+
+@pytest.mark.parametrize("name", ("alibi", "tree"))
+def test_decode_leaves_a_bias_to_the_portable_kernels(name, decode_alone):
+    check((1, 4, 2, 3, 100, 16), bias=BIASES[name], causal=True)
 
 
 @pytest.mark.gpu
