@@ -1,5 +1,6 @@
 """The assignments: solutions score full marks, empty notebooks nothing, wrong answers what they deserve and why."""
 
+import json
 import re
 from importlib.util import find_spec
 
@@ -8,7 +9,7 @@ import pytest
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 import nbformat
 import numpy as np
-from checks import guard
+from checks import guard, truth
 from checks.cells import described
 from course_play import outcome as played
 from course_wrong import GAINS, SLIPS, WRONG
@@ -154,6 +155,17 @@ def test_a_slip_is_named(number, pairs, hint):
     steps = {"1": ["update", "merge", "finalize"], "2": ["kind", "row_block"]}[number]
     _, printed = played(steps_alone(with_answer(name, list(pairs), list(pairs.values())), steps))
     assert re.search(rf"hint +.*{re.escape(hint)}", printed), printed
+
+
+@pytest.mark.parametrize("wrong", ["s = q_i @ k_j.T", "s = tau * (q_i @ k_j.reshape(k_j.shape[::-1]))"])
+def test_the_smallest_problem_is_one_and_its_right_answer_is_right(wrong):
+    pairs = {"s = tau * (q_i @ k_j.T)": wrong}
+    _, printed = played(steps_alone(with_answer("2_forward", list(pairs), list(pairs.values())), ["kind", "row_block"]))
+    said = r"smallest Q = (.*), K = (.*), V = (.*), tau = (.*), tiles .*: O is (.*), and with this mistake (.*)"
+    Q, K, V, tau, right, other = re.search(said, printed).groups()
+    Q, K, V, right, other = (np.array(json.loads(x), dtype=float) for x in (Q, K, V, right, other))
+    assert np.allclose(truth.dense(Q, K, V, float(tau), causal=False)[0], right, atol=1e-3)
+    assert not np.allclose(right, other, atol=0.1) and len(Q) == 1 and len(K) <= 3
 
 
 @pytest.mark.parametrize("name", GAINS)

@@ -15,7 +15,7 @@ import pytest
 import fa2_lab
 from fa2_lab.paper import LINES, where
 from fa2_lab.records import load
-from fa2_lab.tools import ladder
+from fa2_lab.tools import command, ladder
 from fa2_studio.bench import page
 from fa2_studio.book import questions, reach
 from fa2_studio.book.chapters import written
@@ -111,6 +111,16 @@ def test_the_examples_of_the_calls_do_what_they_show():
     examples = doctest.DocTestParser().get_doctest(words, {}, "API.md", "API.md", 0)
     found = doctest.DocTestRunner().run(examples)
     assert found.attempted > 30 and found.failed == 0
+
+
+def test_what_examine_is_shown_to_print_is_what_it_prints(tmp_path, capsys):
+    """The function is that of chapter C."""
+    cells = (PROJECT / "notebooks" / "text" / "C_package.py").read_text(encoding="utf-8").split("# %%")
+    mine = next(cell for cell in cells if "def mine(q, k, v" in cell).split("report = ")[0]
+    (tmp_path / "mine.py").write_text(f"import numpy as np\n{mine.removeprefix(' [markdown]')}", encoding="utf-8")
+    shown = re.search(r"fa2-lab examine mine\.py:attention`.*?```text\n(.*?)```", text(), re.DOTALL)[1]
+    assert command.main(["examine", f"{tmp_path / 'mine.py'}:mine", "--quick"]) == 1
+    assert shown in capsys.readouterr().out
 
 
 def test_every_question_is_in_the_list_at_the_top():

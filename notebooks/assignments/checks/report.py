@@ -28,7 +28,7 @@ class Report:
 
     def __init__(self, step: str):
         self.step, self.passed, self.total, self.refused = step, 0, 0, ""
-        self.unwritten, self.last = False, []
+        self.unwritten, self.last, self.shown = False, [], ""
         print(step)
 
     @contextmanager
@@ -74,9 +74,9 @@ class Report:
             self._tell("NOT YET", f"{claim}: the same", [])
             return
         self.last, hint = lines, failed.hint or hint
-        lines = (
-            lines + ([("hint", hint)] if hint else []) + ([("smallest", failed.smallest)] if failed.smallest else [])
-        )
+        lines = lines + ([("hint", hint)] if hint else [])
+        if failed.smallest not in ("", self.shown):  # once
+            lines, self.shown = [*lines, ("smallest", failed.smallest)], failed.smallest
         self._tell("NOT YET", claim, lines)
 
     def _tell(self, verdict: str, claim: str, lines: list[tuple[str, str]]) -> None:
