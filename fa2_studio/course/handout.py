@@ -67,7 +67,7 @@ def gradescope(folder: Path, assignments: list[Assignment]) -> list[Path]:
     """An autograder package for each assignment: NAME.zip with setup.sh, run_autograder and all that grading takes."""
     files.check_writable(folder, "course gradescope")
     tops = (PROJECT / "fa2_lab", PROJECT / "fa2_studio", FOLDER / "checks", FOLDER / "programs")
-    code = [path for top in tops for path in sorted(top.rglob("*.py"))]
+    code = [path for top in tops for path in sorted(top.rglob("*")) if path.suffix in (".py", ".md")]  # .md: its data
     made = []
     for assignment in assignments:
         wanted = [*code, PROJECT / "constraints.txt", FOLDER / f"{assignment.name}.ipynb"]

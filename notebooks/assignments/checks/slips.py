@@ -165,30 +165,21 @@ class Passes:
 
     def __getitem__(self, case: Case):
         """What the run gave, or it raises what the run raised."""
-        return self.ran[case]()
+        if isinstance(self.ran[case], BaseException):
+            raise self.ran[case]
+        return self.ran[case]
 
     def known(self, output: str, case: Case) -> Slips:
         """The mistakes that explain an output of a case, and what they make of it."""
-        answers = {x: Answer(asked(x), {output: self[x][output][None, None]}) for x in self.ran if self.gave(x)}
+        came = {x: y[output] for x, y in self.ran.items() if not isinstance(y, BaseException)}
+        answers = {x: Answer(asked(x), {output: y[None, None]}) for x, y in came.items()}
         right = [x for x in answers.values() if x.fits(RIGHT, (output,))]
         return {Known(x, output): made(asked(case), output, x.name) for x in known([answers[case], *right], output)}
 
-    def gave(self, case: Case) -> bool:
-        try:
-            return bool(self[case])
-        except (Exception, SystemExit):
-            return False
-
 
 def attempted(run, case: Case):
-    """What a run gives, or raises, as something that can be asked for again."""
+    """What a run gives, or the error that it raises."""
     try:
-        came = run(case)
+        return run(case)
     except (Exception, SystemExit) as error:
-        failure = error
-
-        def again():
-            raise failure
-
-        return again
-    return lambda: came
+        return error
