@@ -192,6 +192,82 @@ def test_what_is_right_is_not_called_wrong(name):
     assert ("(batch, N, heads, d)" in report.how) == ("loop" in name)
 
 
+def scores(q, k, tau=None):
+    return q @ k.mT * (q.shape[-1] ** -0.5 if tau is None else tau)
+
+
+def hidden(s, later=0, corner=None):
+    """−∞ where a key is later than a row, by more than so many, from a corner."""
+    N_q, N_k = s.shape[-2:]
+    ahead = torch.arange(N_k) - torch.arange(N_q)[:, None] - (N_k - N_q if corner is None else corner)
+    return s.masked_fill(ahead > later, -torch.inf)
+
+
+def safe(s):
+    return torch.nan_to_num(s.softmax(-1))
+
+
+def grouped(q, k, v):
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return scores(q, k).softmax(-1) @ v
+
+
+def of_einsum(q, k, v, causal=False, softmax_scale=None):
+    s = torch.einsum("bnhd,bmhd->bhnm", q, k) * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+    return torch.einsum("bhnm,bmhd->bnhd", safe(hidden(s) if causal else s), v)
+
+
+def with_a_sink(q, k, v, sinks=None, causal=True):
+    s = hidden(scores(q, k)) if causal else scores(q, k)
+    column = torch.full((1, len(s[0]), 1, 1), -1e30) if sinks is None else sinks.reshape(1, -1, 1, 1)
+    return torch.cat([s, column.expand(*s.shape[:-1], 1)], -1).softmax(-1)[..., :-1] @ v
+
+
+def of_packed(q, k, v, cu_seqlens_q, cu_seqlens_k):
+    out = torch.zeros_like(q)
+    for a, b, c, d in zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False):
+        out[a:b] = grouped(*(x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d])))[0].transpose(0, 1)
+    return out
+
+
+OTHERS = {  # what somebody writes, and what is said of it
+    "einsum": (of_einsum, []),
+    "(O, P), True hides": (lambda q, k, v, attn_mask=None: (
+        safe(scores(q, k) if attn_mask is None else scores(q, k).masked_fill(attn_mask, -torch.inf)) @ v, q),
+        ["mask-inverted"]),
+    "groups": (grouped, []),
+    "a sink as a column": (with_a_sink, []),
+    "packed": (of_packed, []),
+    "heads one by one": (lambda q, k, v: torch.stack([safe(scores(a, b)) @ c for a, b, c in zip(q, k, v, strict=True)])
+        if q.ndim == 3 else q[0, 0, 0, 0, 0], []),
+    "a window of w keys": (lambda q, k, v, window=None: safe(scores(q, k) if window is None else hidden(
+        scores(q, k), window - 1).where(hidden(-scores(q, k).mT, window - 1).mT.isfinite(), -torch.inf)) @ v,
+        ["window-counts-itself"]),
+    "sqrt missing": (lambda q, k, v: scores(q, k, 1 / q.shape[-1]).softmax(-1) @ v, ["scale-twice"]),
+    "groups by repeat": (lambda q, k, v: grouped(q, k.repeat(1, q.shape[1] // k.shape[1], 1, 1),
+        v.repeat(1, q.shape[1] // v.shape[1], 1, 1)), ["group-modulo"]),
+    "one key late": (lambda q, k, v, is_causal=False: safe(hidden(scores(q, k), 1) if is_causal else scores(q, k)) @ v,
+        ["causal-late"]),
+    "mask as a factor": (lambda q, k, v, is_causal=False: safe(scores(q, k) * (hidden(scores(q, k)).isfinite()
+        if is_causal else 1)) @ v, ["hidden-zero"]),
+    "L to base 2": (lambda q, k, v: (safe(scores(q, k)) @ v, scores(q, k).logsumexp(-1) / np.log(2)), ["L-base-2"]),
+    "one maximum for all": (lambda q, k, v: (e := (s := scores(q, k)).sub(s.max()).exp()) @ v / e.sum(-1, keepdim=True),
+        ["maximum-block"]),
+    "a bias before the scale": (lambda q, k, v, attn_bias=0.0: safe((q @ k.mT + attn_bias) / q.shape[-1] ** 0.5) @ v,
+        ["bias-scaled"]),
+    "positions": (lambda q, k, v: safe(scores(q, k) + 0.1 * torch.arange(k.shape[2])) @ v, ["unknown"]),
+    "ReLU": (lambda q, k, v: scores(q, k).relu() @ v, ["unknown"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_others_write_is_right_or_named(name):
+    function, says = OTHERS[name]
+    report = examine(function, quick=True, library="torch")
+    silent = ("empty-mean", "corner-top-left")
+    assert [x for x in names(report) if x not in silent] == says, [(x.name, x.where) for x in report.findings]
+
+
 def test_our_kernels_are_right_in_the_interpreter():
     def ours(q, k, v, causal=False, window=None):
         return fa2_lab.attention(q, k, v, causal=causal, window=window, return_lse=True)

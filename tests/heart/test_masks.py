@@ -237,7 +237,9 @@ NOT_A_BIAS = [
 ]
 
 
-@pytest.mark.parametrize("backend, bad", NOT_A_BIAS, ids=[f"{n}-{backend}" for n, (backend, _) in enumerate(NOT_A_BIAS)])
+@pytest.mark.parametrize(
+    "backend, bad", NOT_A_BIAS, ids=[f"{n}-{backend}" for n, (backend, _) in enumerate(NOT_A_BIAS)]
+)
 def test_what_is_no_bias_is_named_before_any_launch(backend, bad, monkeypatch):
     q = torch.randn(1, 2, 9, 16, device=DEVICE)
     starts = torch.tensor([0, 9], dtype=torch.int32, device=DEVICE)
