@@ -54,12 +54,12 @@ for row in load("ladder").rows:
 # %% [markdown]
 # These are two kernels of chapter 10, measured on an H200 with tiles of 64 × 64. Both have FA2's loops, and they differ
 # only in the number of workers. With 8 heads, the first one gives work to 8 of the GPU's 132 SMs, and the others are
-# idle. With 64 heads, nearly half of the SMs have work, so the difference is smaller. It is still larger than 2, for
-# reasons that chapter 10 finds.
+# idle. With 64 heads, nearly half of the SMs have work, so the difference is smaller, although it is still larger than
+# 2, for reasons that chapter 10 finds.
 #
 # A small example shows what the SMs do. In the picture, four heads of 4 × 4 tiles are computed by six SMs. In the upper
 # half, one worker computes a whole head, as FA1's Algorithm 1 does if it is taken as printed. In the lower half, each
-# row block has its own worker, as in FA2. Each row of the picture is an SM, and time runs to the right. Each box is the
+# row block has its own worker, as in FA2. Each row of the picture is an SM, time runs to the right, and each box is the
 # time that one worker spends on its SM:
 
 # %% tags=["hide-input"]
@@ -81,18 +81,18 @@ show("workers")
 # All thread blocks of a launch together are its *grid*. The GPU puts each thread block on one of its SMs, where it
 # stays until it is done. The GPU promises no order, so no thread block may rely on another one having run before it.
 #
-# Therefore, the iterations of a loop may run at the same time only if each one writes to its own addresses, and none
-# reads what another one writes. Three loops show the difference:
+# Therefore, the iterations of a loop may run at the same time if each one writes to its own addresses, and none reads
+# what another one writes. Here is how three loops differ in this respect:
 #
-# - FA2's outer loop in the forward pass qualifies, because row block i reads its own queries and writes its own rows of
-#   O (chapter 04).
-# - FA1's outer loop does not, because each column block loads, changes and stores the same O, ℓ and m. So Algorithm 1
-#   as printed gives a whole head to one thread block.
-# - FA2's outer loop in the backward pass almost qualifies. Each column block has its own dK and dV, but all of them add
-#   into dQ (chapter 05).
+# - The iterations of FA2's outer loop in the forward pass may, because row block i reads its own queries and writes its
+#   own rows of O (chapter 04).
+# - Those of FA1's outer loop may not, because each column block loads, changes and stores the same O, ℓ and m. So
+#   Algorithm 1 as printed gives a whole head to one thread block.
+# - In FA2's backward pass, the outer loop is almost as good as in the forward pass. Each column block has its own dK
+#   and dV, but all of them add into dQ (chapter 05).
 #
 # A model computes several sequences at once, which are called its *batch*. In both algorithms, sequences and heads are
-# independent of each other. So FA1, as printed, launches batch · heads thread blocks. FA2 launches batch · heads ·
+# independent of each other, so FA1, as printed, launches batch · heads thread blocks. FA2 launches batch · heads ·
 # $T_r$ of them in the forward pass, and batch · heads · $T_c$ in the backward pass.
 
 # %% [markdown]
@@ -142,9 +142,9 @@ check(
 # ## How long does a launch take?
 #
 # Look at the first picture again. FA1, as printed, has 4 thread blocks of 16 tiles, so it ends at 16. FA2 has 16 thread
-# blocks of 4 tiles for six SMs. They run in three rounds, which are called *waves*. The third wave has only four thread
-# blocks, and the launch ends at 3 · 4 = 12. Perfect sharing would end at 64 / 6 = 10⅔, but a thread block cannot be cut
-# in two.
+# blocks of 4 tiles for six SMs, so they run in three rounds, which are called *waves*. The third wave has only four
+# thread blocks, and the launch ends at 3 · 4 = 12. Perfect sharing would end at 64 / 6 = 10⅔, but a thread block cannot
+# be cut in two.
 #
 # If an SM runs one thread block at a time, equal ones take ⌈thread blocks / SMs⌉ times as long as a single one. On 132
 # SMs, 133 of them therefore take twice as long as 132, because the second wave is a single thread block, and 131 SMs
@@ -158,13 +158,13 @@ check(
 # ## Why not make row blocks much smaller?
 #
 # A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more
-# workers. But each worker loads all of K and V, so row blocks of half the size mean twice the requests (chapter 04).
+# workers, but each worker loads all of K and V, so row blocks of half the size mean twice the requests (chapter 04).
 #
 # For each $B_r$, the next cell prints the times of the two slowest units of an H200 (d = 128). As in chapter 04, these
 # are the least times that a unit needs. The tensor cores of an idle SM do nothing, so the time of the tensor cores is
-# divided by the share of busy SMs. L2 serves all SMs. Its time is the one at full speed, although a few SMs may not be
-# able to draw all of it. If SMs are idle, a second time for L2 therefore assumes the opposite, namely that each busy SM
-# draws only its share.
+# divided by the share of busy SMs. L2 serves all SMs, so its time is the one at full speed, although a few SMs may not
+# be able to draw all of it. If SMs are idle, a second time for L2 therefore assumes the opposite, namely that each busy
+# SM draws only its share.
 
 # %% tags=["hide-input"]
 costs = {f"B_r = {B_r}": prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
@@ -178,9 +178,9 @@ for name, cost in costs.items():
 show("limits_row_blocks")
 
 # %% [markdown]
-# At $B_r = 128$, half of the SMs are idle. By both times of L2, the tensor cores end last. In the roofline, the ring of
-# $B_r = 128$ is therefore below the slope of L2, and also below the flat ceiling of the tensor cores, because only half
-# of them work. The slope of DRAM does not matter here, since it counts for dots only.
+# At $B_r = 128$, half of the SMs are idle, and the tensor cores end last, whichever of L2's two times we take. In the
+# roofline, the ring of $B_r = 128$ is therefore below the slope of L2, and also below the flat ceiling of the tensor
+# cores, because only half of them work. The slope of DRAM does not matter here, since it counts for dots only.
 #
 # $B_r = 64$ keeps nearly all SMs busy, but it doubles the requests. Now L2 is the limit, and still the launch is
 # faster. Below 64, there are hardly any idle SMs left to win, so the time doubles with the requests. Therefore, take
@@ -194,8 +194,8 @@ live("tiles")
 #
 # Often, two, three or four thread blocks fit on an SM at the same time. Its registers and its shared memory limit their
 # number. This hides latency (chapter 00), because one thread block can compute while another one waits for data. A wave
-# then has more *slots*. On 132 SMs, there are 264 slots with two thread blocks per SM, and 396 with three. A launch
-# takes ⌈thread blocks / slots⌉ waves.
+# then has more *slots*, namely 264 on 132 SMs with two thread blocks per SM, and 396 with three. A launch takes ⌈thread
+# blocks / slots⌉ waves.
 #
 # **Predict.** A change frees registers, so that three thread blocks fit on an SM instead of two. With 64 heads of 64
 # row blocks, the kernel gets 1.2 times as fast. A thread block that has its SM to itself takes nine tenths of the time
@@ -213,9 +213,9 @@ live("tiles")
 # two, because thread blocks that share an SM slow each other.
 #
 # 8 heads are 512 thread blocks, which take two waves either way. With two slots per SM, they end after $2\,T_2$. With
-# three, the first wave takes 396 of them, and $1.2\,T_2$. The other 116 are alone on their SMs, where nothing hides
-# their waits, and take $T_1 = 0.9\,T_2$. So the launch ends after $2.1\,T_2$. It would gain only if $T_1$ were less
-# than $0.8\,T_2$, that is, if one neighbour slowed a thread block by more than a quarter.
+# three, the first wave has 396 of them, and it takes $1.2\,T_2$. The other 116 are alone on their SMs, where nothing
+# hides their waits, and take $T_1 = 0.9\,T_2$. So the launch ends after $2.1\,T_2$. It would gain only if $T_1$ were
+# less than $0.8\,T_2$, that is, if one neighbour slowed a thread block by more than a quarter.
 #
 # Two kernels of chapter 10 are such a pair, r03 with two slots per SM and r05 with three. Here are their milliseconds
 # on an H200:
@@ -238,7 +238,7 @@ live("tiles")
 #
 # A model that writes a text computes one new query at a time, against all keys so far. This is called *decoding*. One
 # query is one row block, so FA2 is back at one worker per head. However, the states of different keys can be merged
-# (chapter 02). So we cut the keys of each head into ranges, and give each range to one worker. Each worker writes its O
+# (chapter 02), so we cut the keys of each head into ranges, and give each range to one worker. Each worker writes its O
 # (already divided by $\ell$) and its L, and a second, small kernel merges them. This is called *split-KV*, and chapter
 # 14 builds it.
 

@@ -37,11 +37,12 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # A warp computes with numbers in its registers, which no other warp can read. All warps of a thread block can, however,
 # read and write its shared memory. If other warps need a result, the warp *publishes* it, which means that it writes
-# the result to shared memory. Then all warps wait until all have written. Such a waiting point is called a *barrier*.
+# the result to shared memory. Then all warps wait until all have written, and such a waiting point is called a
+# *barrier*.
 #
 # Take one tile with 8 queries, 8 keys and d = 4, and four warps. An obvious way to share the tile gives each warp all
 # queries, but only some of the keys, here two. Then each key and each value is read by one warp only. The
-# FlashAttention kernel of 2022 did this. The FA2 paper calls it *split-K*, where K means the keys. Chapter 06's
+# FlashAttention kernel of 2022 did this, and the FA2 paper calls it *split-K*, where K means the keys. Chapter 06's
 # split-KV is the same idea, but it cuts the keys among thread blocks.
 #
 # However, a warp then has only two of the eight columns of S, which is not enough for a softmax. Each warp needs the
@@ -78,7 +79,7 @@ print(f"two kernels on an H200: keys cut {slow:.1f} ms, queries cut {fast:.1f} m
 # %% [markdown]
 # The result is right, but three numbers are published for each score of the tile, and most of them are parts of $PV$.
 # Each tile has W of these parts, and each part is as large as the whole output of the tile. Two small kernels, s00 and
-# s01, show what that can cost, because they differ only in this cut. Their sizes are given below.
+# s01, show what that can cost, because they differ only in this cut. A later section gives their sizes.
 #
 # ## The other way: cut the queries
 #
@@ -105,7 +106,7 @@ print(f"error of o: {np.abs(split_q_tile(q, k, v, 4) - dense).max():.3f}")
 # if each warp uses the maximum of its own keys, $m_w$. It publishes this maximum with its sums $\ell_w$ and its
 # undivided part $o_w$, and a single exchange puts the parts together.
 #
-# **Build.** `m`, `l` and `o` have one entry for each warp. These are its maxima, its sums and its part, made with the
+# **Build.** `m`, `l` and `o` have one entry for each warp, namely its maxima, its sums and its part, made with the
 # warp's own maxima. Return the finished rows, as if this tile held all keys. A row that sees no key gets zeros. If a
 # row has no visible key in a warp, the warp publishes $m_w = -\infty$, $\ell_w = 0$ and $o_w = 0$ for it.
 
@@ -185,7 +186,8 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # | maxima are written (2) and read by all four warps (8), sums are written and read (4) | 14 | |
 # | together | 718 | 192 |
 #
-# In total, split-K moves 3.7 times as many bytes. (The tile of chapter 00, 128 × 128 with d = 64, gives 2.3 times.)
+# In total, split-K moves 3.7 times as many bytes as split-Q, whereas the tile of chapter 00, 128 × 128 with d = 64,
+# gives 2.3 times.
 # </details>
 #
 # The picture is the paper's figure 3:
@@ -197,7 +199,7 @@ show("warp_split")
 # ## Could split-K merge once, at the end?
 #
 # Each warp could keep its own state $(m, \ell, o)$ through all tiles, so that `exchange` runs only once, after the last
-# tile. Then the bytes would hardly matter. But where would the states be kept? Within one tile, a warp can make its
+# tile. Then the bytes would hardly matter, but where would the states be kept? Within one tile, a warp can make its
 # part a few rows at a time, publish them, and reuse the registers. A state that is kept through the loop, however,
 # needs all 128 rows at once. An $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers in each of a warp's 32 threads. A
 # thread has at most 255 registers, with one fp32 number in each. Under split-Q, the four warps share the rows, so each
@@ -212,13 +214,13 @@ show("warp_split")
 # - "The tile is there" lets no warp read before the copy is complete.
 # - "The tile is free" makes the next copy, into the same buffer, wait until all warps have read.
 #
-# Split-K, as listed above, needs three barriers. They are "the tile is there", one for the maxima, and one for the sums
-# and $PV$. With `exchange`, the second one goes. Since a warp publishes its part only after it has read its keys and
-# values, the third one also shows that all warps have read K and V.
+# Split-K, as listed above, needs three barriers, which are "the tile is there", one for the maxima, and one for the
+# sums and $PV$. With `exchange`, the second one is not needed. Since a warp publishes its part only after it has read
+# its keys and values, the third one also shows that all warps have read K and V.
 #
-# The parts of $PV$ need no fourth barrier. A warp reaches the next "the tile is there" only after it has read the old
-# parts, and new parts are written only after that barrier. If a barrier is missing, a GPU computes with whatever is in
-# the memory at that moment, and reports no error.
+# The parts of $PV$ need no fourth barrier, because a warp reaches the next "the tile is there" only after it has read
+# the old parts, and new parts are written only after that barrier. If a barrier is missing, a GPU computes with
+# whatever is in the memory at that moment, and reports no error.
 #
 # **Predict.** All keys fit in one tile. Which barrier may split-Q leave out then, and which may split-K?
 #
@@ -246,9 +248,9 @@ show("warp_split")
 # ## What is it worth?
 #
 # Saved bytes save time only if some unit has waited for them. So we count the clocks that one tile keeps each unit of
-# an SM busy, as in chapter 04 after tweak 1. A column for shared memory is new. It moves 128 bytes per clock in each SM
-# of an A100. Under split-K, the FP32 units also add the four parts, which takes 3 · 128 · 128 additions. The tile has
-# 128 × 64 scores with d = 128:
+# an SM busy, as in chapter 04 after tweak 1. The column for shared memory is new, and it assumes 128 bytes per clock,
+# as in each SM of an A100. Under split-K, the FP32 units also add the four parts, which takes 3 · 128 · 128 additions.
+# The tile has 128 × 64 scores with d = 128:
 
 # %% tags=["hide-input"]
 def both(chip, *sizes, W=4):  # a tile's clocks under split-K and under split-Q, and how far they are apart
@@ -283,8 +285,9 @@ print(f"measured: {slow / fast:.1f} times as fast; by the model {low:.1f} to {hi
 
 # %% [markdown]
 # The two kernels are farther apart than the model predicts. Two costs that are not in the model may be the reason. One
-# cost is *bank conflicts*. Shared memory has 32 banks, and if two threads of a warp want different addresses in one
-# bank, they are served one after the other (appendix A). The other cost is exchanges that the compiler adds by itself.
+# cost is *bank conflicts*, which come from the fact that shared memory has 32 banks. If two threads of a warp want
+# different addresses in one bank, they are served one after the other (appendix A). The other cost is exchanges that
+# the compiler adds by itself.
 
 # %% [markdown]
 # ## Is there such a cut for the backward pass?
@@ -309,8 +312,9 @@ print(f"measured: {slow / fast:.1f} times as fast; by the model {low:.1f} to {hi
 # %% [markdown]
 # ## Recap
 #
-# - Under split-K, a warp owns keys. Maxima cross before the exponentials, and sums and parts of $PV$ cross after them.
-# - Under split-Q, a warp owns rows of Q, S and O, and reads all of K and V. No results cross.
+# - Under split-K, a warp owns keys, so maxima cross before the exponentials, and sums and parts of $PV$ cross after
+#   them.
+# - Under split-Q, a warp owns rows of Q, S and O, and reads all of K and V, so no results cross.
 # - Although split-Q reads K and V more often, it moves fewer bytes in total. It has two barriers per tile, and split-K
 #   has two or three.
 # - For each barrier, ask which block is written before it and read after it, or read before it and overwritten after

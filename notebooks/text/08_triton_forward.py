@@ -7,8 +7,8 @@
 # **How do the lines of Algorithm 1 become a GPU kernel?**
 #
 # Chapter 04 has Algorithm 1 in NumPy, and chapter 06 gave each row block its own worker. Now we write the program that
-# such a worker runs. We use *Triton*, which is Python with blocks of numbers. You write what one thread block does, and
-# the compiler divides the work among its warps.
+# such a worker runs, in *Triton*, which is Python with blocks of numbers. You write what one thread block does, and the
+# compiler divides the work among its warps.
 #
 # The chapter has two parts. In the first one, you write four small kernels, namely a difference, a copy, a softmax and
 # a matrix product. Together they contain everything that attention needs. In the second one, you write the loop of the
@@ -81,10 +81,10 @@ few = next(r for r in ladder.rows if r.direction == "forward" and r.problem == e
 print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):.0f} times as long as rung 11")
 
 # %% [markdown]
-# The first kernel is many times slower than PyTorch's, and even slower than standard attention. So it is not enough to
-# be right. The kernels of the first and the last line both belong to this package, and they compute the same matmuls.
-# They differ in the numbers that travel and in the number of programs. Both are decided by a few lines that every
-# Triton kernel has, which are its launch and the addresses that it loads.
+# Although the first kernel is right, it is many times slower than PyTorch's, and even slower than standard attention.
+# The kernels of the first and the last line both belong to this package, and they compute the same matmuls. They differ
+# in the numbers that travel and in the number of programs. Both are decided by a few lines that every Triton kernel
+# has, which are its launch and the addresses that it loads.
 #
 # The package holds attention 24 times and changes one thing each time. This is the *ladder*, with the *rungs* r00 to
 # r23, and the kernels s00 and s01 of chapter 07 are beside it. Chapter 10 measures all rungs, and this chapter ends
@@ -92,19 +92,19 @@ print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):
 #
 # ## Part 1 · An on-ramp to Triton (60 minutes)
 #
-# Without a GPU, the package sets `TRITON_INTERPRET=1`. Then every line of a kernel runs as NumPy, one program after the
-# other. In a script of your own, set the variable before you import Triton. To look at a block in the interpreter,
+# Without a GPU, the package sets `TRITON_INTERPRET=1`, and then every line of a kernel runs as NumPy, one program after
+# the other. In a script of your own, set the variable before you import Triton. To look at a block in the interpreter,
 # write `print(x)` or `breakpoint()` into the kernel. PyTorch's tensors behave like NumPy's arrays. The variable
 # `device` names where they are stored, and `.float()` converts them to float32.
 
 # %% [markdown]
 # ## What does a kernel get to see?
 #
-# `@triton.jit` makes a function a kernel. For each tensor, a kernel gets only the address of its first element. It does
-# not see the shape, and it does not see where the tensor ends. One run of the kernel is called a *program*, and it is
-# the thread block of chapter 06. All programs execute the same lines, and they differ in one number, `tl.program_id`.
-# The *launch* decides how many programs there are, because the tuple in the square brackets is the *grid*. Here, 10
-# numbers are doubled by programs that have blocks of 4:
+# `@triton.jit` makes a function a kernel. For each tensor, a kernel gets only the address of its first element, so it
+# sees neither the shape nor the end of the tensor. One run of the kernel is called a *program*, and it is the thread
+# block of chapter 06. All programs execute the same lines, and they differ in one number, `tl.program_id`. The *launch*
+# decides how many programs there are, because the tuple in the square brackets is the *grid*. Here, 10 numbers are
+# doubled by programs that have blocks of 4:
 
 # %%
 @triton.jit
@@ -197,7 +197,8 @@ judge_launch(difference, cases, tolerance=1e-3)
 #
 # In memory, a matrix is one long line of numbers. The distance between two neighbours is called a *stride*, and it is
 # counted in elements. So the element in row r and column c is at r · row_stride + c · column_stride. In a new matrix of
-# 4 columns, the strides are 4 and 1. A view of a matrix only has other strides, because nothing is copied.
+# 4 columns, the strides are 4 and 1. A view of a matrix copies nothing, because it only has another shape, or other
+# strides.
 
 # %%
 matrix = torch.arange(12.0, device=device).view(3, 4)
@@ -250,11 +251,11 @@ judge_launch(copy, cases)
 # %% [markdown]
 # ## What do neighbouring threads read?
 #
-# The copy is right for every stride, but it is not equally fast. The 32 threads of a warp execute a load together. The
-# hardware looks at their 32 addresses and fetches each *sector*, 32 bytes of memory, only once, however many threads
-# want a part of it. This is called *coalescing*. If the threads read neighbouring numbers, every fetched byte is used.
-# If they read numbers that are far apart, however, each thread needs its own sector, and most of its bytes are not
-# used. We can count the sectors of one load, for numbers of four bytes:
+# The copy is right for every stride, but it is not equally fast. Since the 32 threads of a warp execute a load
+# together, the hardware looks at their 32 addresses and fetches each *sector*, 32 bytes of memory, only once, however
+# many threads want a part of it. This is called *coalescing*. If the threads read neighbouring numbers, every fetched
+# byte is used. If they read numbers that are far apart, however, each thread needs its own sector, and most of its
+# bytes are not used. We can count the sectors of one load, for numbers of four bytes:
 
 # %%
 thread = np.arange(32)
@@ -267,7 +268,7 @@ for stride in (1, 2, 4, 8, 4096):
 # From a stride of 8 on, a load fetches eight times as many bytes as it uses. If these bytes limit a kernel, it becomes
 # about eight times slower, unless the rest of a sector is used while a cache still holds it. The factor can even be
 # larger, since L2 may fetch more than one sector at a time from DRAM. With a GPU, `python -m fa2_studio.strided`
-# measures this cost. It times the sum of 2²⁵ numbers that are a stride apart.
+# measures this cost, by timing the sum of 2²⁵ numbers that are a stride apart.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 timed = files.ROOT / "figures" / "data" / "strided.txt"
@@ -293,9 +294,9 @@ if timed.exists():
 #
 # The compiler also has to see that a row begins at a multiple of 16 bytes, because only then one thread may load 16
 # bytes with one instruction. Triton passes on whether an integer argument is divisible by 16. For d = 64 or 80, that is
-# enough. A row of d = 72 numbers in bf16 has 144 bytes, which is 9 · 16. But 72 itself is not divisible by 16, so the
-# compiler falls back to loads of two bytes, eight times as many. The package's kernels therefore write `stride // 8 *
-# 8`. This changes no value if the stride is a multiple of 8, and it tells the compiler what it needs.
+# enough. Although a row of d = 72 numbers in bf16 has 144 bytes, which is 9 · 16, 72 itself is not divisible by 16. So
+# the compiler falls back to loads of two bytes, eight times as many. The package's kernels therefore write `stride // 8 *
+# 8`, which changes no value if the stride is a multiple of 8, and which tells the compiler what it needs.
 
 # %% [markdown]
 # ## How does a program find a whole row?
@@ -350,7 +351,7 @@ judge_launch(softmax, {words: ((x,), x.softmax(1)) for words, x in cases.items()
 #
 # `tl.dot(a, b)` multiplies two blocks on the tensor cores. The elements of a and b have 16 bits (here fp16), and the
 # result has 32. The length of the sum, which is the number of columns of a, must be at least 16. A longer sum is cut
-# into blocks. The program goes through them in a loop, and adds the products in an *accumulator* in fp32.
+# into blocks, and the program goes through them in a loop, adding the products in an *accumulator* in fp32.
 #
 # **Build.** Write C = A B, one program for each T × T tile of C. A is M × K, B is K × N, and all three have contiguous
 # rows. `tl.zeros((T, T), tl.float32)` makes the accumulator, and `range(0, K, T)` works in a kernel as it does in
@@ -445,7 +446,7 @@ for chip, launches in compiled.items():
 #   with barriers between warps. Therefore, shuffles and barriers do not become fewer.
 # - **The arrangement.** `[4, 1]` means that four warps are below each other, so each has whole rows of the result. `[1,
 #   4]` means that they are beside each other, so each warp has some columns of all rows. `[2, 4]` is two rows of four
-#   warps. Only `[4, 1]` is split-Q of chapter 07.
+#   warps. Of these three, only `[4, 1]` is split-Q of chapter 07.
 # - **The chip.** On an H200, four warps start one large matmul together (`HGMMA`), and the instruction itself gives
 #   each of them 16 rows. A program of two warps cannot do this, so the compiler goes back to the small instruction
 #   (`HMMA`), and a thread needs nearly all of its 255 registers. On an A100, each warp multiplies by itself, and the
@@ -453,14 +454,14 @@ for chip, launches in compiled.items():
 #   (128). In a loop with several matmuls, the last one decides. In attention this is $PV$, so a row of S belongs to one
 #   warp if $B_r \ge d$, where d is rounded up to a power of two.
 #
-# So `num_warps` decides how many registers each thread needs, and which warp owns which rows. More warps are not faster
-# by themselves. Chapter 10 measures what registers cost, and chapter 11 shows how to read the arrangement.
+# So `num_warps` decides how many registers each thread needs, and which warp owns which rows, but more warps are not
+# faster by themselves. Chapter 10 measures what registers cost, and chapter 11 shows how to read the arrangement.
 
 # %% [markdown]
 # ## Part 2 · Algorithm 1 as a kernel (45 minutes)
 #
 # Attention needs nothing that you have not written yet. It finds rows by their addresses, runs two matmuls, and takes a
-# softmax between them. The loop over row blocks is gone, because each of its passes is a program. Only the loop over
+# softmax between them. The loop over row blocks is gone, because each of its passes is a program, so only the loop over
 # column blocks stays.
 #
 # ## Where are a program's rows?
@@ -496,9 +497,9 @@ show("ragged_edge")
 #
 # The function `visit` takes one tile into the state of a row block. The tags at its lines refer to the paper's
 # Algorithm 1. With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The
-# scale is not applied to `s_ij` itself. It comes with the subtraction, tau_log2 · s − m, which is one FMA per score. A
-# Python global like `NEG_INF` must be a `tl.constexpr`. The interpreter would also read it without that, and only the
-# compiler for a GPU refuses it.
+# scale is not applied to `s_ij` itself, because it comes with the subtraction, tau_log2 · s − m, which is one FMA per
+# score. A Python global like `NEG_INF` must be a `tl.constexpr`. The interpreter would also read it without that, and
+# only the compiler for a GPU refuses it.
 
 # %%
 NEG_INF, LOWEST = tl.constexpr(float("-inf")), tl.constexpr(-1.0e30)
@@ -663,10 +664,10 @@ check(my_attention, *tried, tolerance=2e-3, names=("O", "L"))
 # ## Which tiles need the mask?
 #
 # Your kernel masks every tile. Chapter 04 sorted the tiles of a row block into FULL ones, then DIAGONAL ones, then
-# those to skip. Two bounds are enough to tell them apart, both counted in keys. Up to `full`, every row sees every key.
-# From `last` on, no row sees any. The first row of a block sees the fewest keys and decides `full`, and the last row
-# sees the most and decides `last`. `full` is rounded down to whole tiles. So without a causal mask, at most one tile is
-# between the two bounds, which is the ragged one at the end.
+# those to skip. Two bounds are enough to tell them apart, both counted in keys. Up to `full`, every row sees every key,
+# and from `last` on, no row sees any. The first row of a block sees the fewest keys and decides `full`, and the last
+# row sees the most and decides `last`. Since `full` is rounded down to whole tiles, at most one tile is between the two
+# bounds without a causal mask, which is the ragged one at the end.
 
 # %%
 seen = np.minimum(np.arange(600) + 1, 600)  # 600 queries and keys, tiles of 128 × 64
@@ -678,17 +679,17 @@ for i in range(0, 600, 128):
 # %% [markdown]
 # With as many keys as queries, and tiles of 128 × 64, the mask cuts through at most two tiles of each row block. At N =
 # 8,192, that is 3% of the 65 tiles that a row block visits on average. In rung 11 it is only one tile, because its
-# tiles have 64 × 64 scores. Therefore, the kernel gets two loops. One goes from `full` to `last` and calls `visit` with
-# `MASKED`. The other one ends at `full`, and needs neither the causal mask nor the mask of the loads.
+# tiles have 64 × 64 scores. Therefore, the kernel gets two loops. The first one goes from `full` to `last` and calls
+# `visit` with `MASKED`, and the other one ends at `full` and needs neither the causal mask nor the mask of the loads.
 
 # %% [markdown]
 # ## Which numbers may have 16 bits?
 #
 # The operands of a matmul may have 16 bits, but sums need 32. Q, K, V and O have 16 bits, and p gets 16 bits for the
-# second matmul. But `o_i` and `l_i` stay in fp32. Since $o$ is divided only at the end, it grows. Over 2,048 keys with
-# equal scores and the value 40, it reaches 81,920. The largest number of fp16 is 65,504, so in fp16 `o_i` would become
-# ∞. If the inputs are in fp32, `tl.dot` has a setting for exactness, `input_precision="ieee"`, which chapter 11
-# explains.
+# second matmul, but `o_i` and `l_i` stay in fp32. Since $o$ is divided only at the end, it grows. For example, over
+# 2,048 keys with equal scores and the value 40, it reaches 81,920. The largest number of fp16 is 65,504, so in fp16
+# `o_i` would become ∞. If the inputs are in fp32, `tl.dot` has a setting for exactness, `input_precision="ieee"`, which
+# chapter 11 explains.
 
 # %% [markdown]
 # ## All lines together
@@ -714,7 +715,7 @@ show("grid_addresses")
 #
 # ## How do we time it?
 #
-# A call of a kernel only puts it into a queue, and Python goes on. So a stopwatch around the call would time the queue.
+# A call of a kernel only puts it into a queue, and Python goes on, so a stopwatch around the call would time the queue.
 # Instead, the GPU itself notes the time at two *events*, one before the kernel and one after it. The first calls do not
 # count, because they compile the kernel and wake up the GPU. Before each call, L2 is filled with something else.
 # Without that, the second call finds its inputs in L2, and is faster than it would be in a model. These are the ten
@@ -756,10 +757,9 @@ else:
 
 # %% [markdown]
 # PyTorch picks one of several kernels, so the time of `scaled_dot_product_attention` depends on PyTorch's version and
-# on the GPU. The recorded line is PyTorch's FlashAttention-2. Rung 11 is faster than that kernel on this GPU, because
-# FlashAttention-2 was written for the GPU before it. FlashAttention-3, which was written for this one, is faster than
-# rung
-# 11. Chapter 10 climbs from one to the other, with a few more rules for timing.
+# on the GPU. The recorded line is PyTorch's FlashAttention-2, and rung 11 is faster than that kernel on this GPU,
+# because FlashAttention-2 was written for the GPU before it. FlashAttention-3, which was written for this one, is
+# faster than rung 11. Chapter 10 climbs from one to the other, with a few more rules for timing.
 #
 # ## Recap
 #
