@@ -26,6 +26,17 @@ class Callouts(SphinxTransform):
                 callout += paragraph
 
 
+class Rows(SphinxTransform):
+    """The rows of the results' tables stay out of the search, where they would hide everything else."""
+
+    default_priority = 400
+
+    def apply(self) -> None:
+        if self.env.docname in ("index", "results"):
+            for table in self.document.findall(nodes.table):
+                table["classes"].append("no-search")
+
+
 class Signs(SphinxTransform):
     """A comma goes with the formula before it: browsers would let it begin the next line."""
 
@@ -71,5 +82,6 @@ def block(self, node: nodes.math_block) -> None:
 def setup(app) -> dict:
     app.add_transform(Callouts)
     app.add_transform(Signs)
+    app.add_transform(Rows)
     app.add_html_math_renderer("mathml", inline_renderers=(inline, None), block_renderers=(block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,8 +1,13 @@
 """The first page of the site: a moving picture, a sentence, three ways in, the climb, and a card for each chapter."""
 
 from html import escape
+from pathlib import Path
 
-from fa2_lab.plots import climb, live
+import matplotlib
+from matplotlib.text import Text
+
+from fa2_lab.plots import climb, live, style
+from fa2_lab.plots.show import draw
 from fa2_lab.tools import files, ladder
 from fa2_lab.tools.figures import PHONE, PICTURES, caption
 from fa2_studio.book import hero, reach
@@ -13,11 +18,25 @@ SENTENCE = (
     "answer is the same."
 )
 WAYS = (  # what somebody wants, where to begin, and a sentence
-    ("Understand", "00_start.html", "Begin with the map. The first seven chapters need Python and matrix products."),
+    ("Understand", "00_start.html", "Begin with the map. The first seven chapters need Python and matrices only."),
     ("Teach", "assignments/{first}.html", "Nine assignments that grade themselves, offline and without a GPU."),
     ("Change a kernel", "08_triton_forward.html", "From the paper's line to Triton, and to the fastest of 24 kernels."),
 )
-BORROWED = {"11_workshop": "roofline", "B_errata": "deferred_normalisation", "C_package": "ratios"}  # these draw none
+SHOWN = {  # on a chapter's card, if not the chapter's first picture
+    "00_start": "nested",
+    "03_fa1": "visiting_order",
+    "04_fa2_forward": "causal_tiles",
+    "06_parallelism": "workers",
+    "11_workshop": "roofline",
+    "12a_hopper_rungs": "timeline",
+    "12b_hopper_kernel": "stages",
+    "13_hopper_backward": "backward_step",
+    "15_rings": "ring_schedule",
+    "A_lanes": "swizzle_xor",
+    "B_errata": "deferred_normalisation",
+    "C_package": "ratios",
+}
+SMALL, INCHES = "small", (2.9, 1.42)  # the folder of the cards' pictures, and their size
 POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorithm 2, backward"}
 
 
@@ -98,14 +117,37 @@ def part(title: str, numbers: str) -> str:
     return f"## {title}\n\n{block('cards', *map(card, chapters))}" if chapters else ""
 
 
+def shown(chapter: Chapter) -> str:
+    """The picture on a chapter's card."""
+    return SHOWN.get(chapter.name) or next(name for name, place in PICTURES.items() if place == chapter.name)
+
+
+def write_small(folder: Path) -> None:
+    """The pictures of all cards: the same shapes without their words, laid out for the size of a card."""
+    folder.mkdir(exist_ok=True)
+    for name in map(shown, written()):
+        figure, alt = draw(name)
+        with matplotlib.rc_context(style.RC):
+            for text in figure.findobj(Text):
+                text.set_visible(False)
+            figure.suptitle("")
+            for ax in figure.axes:
+                ax.set(title="", xlabel="", ylabel="", xticks=[], yticks=[])
+                ax.set_title("", loc="left")
+            figure.set_size_inches(INCHES)
+            figure.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03)
+            figure.draw_without_rendering()
+        files.write(folder / f"{name}.svg", style.svg(figure, alt))
+
+
 def card(chapter: Chapter) -> str:
-    shown = next((name for name, place in PICTURES.items() if place == chapter.name), BORROWED.get(chapter.name))
-    alt = caption(files.ROOT / "figures" / f"{shown}.svg")
-    image = f'<img src="figures/{PHONE}/{shown}.svg" alt="{escape(alt)}">'
+    name = shown(chapter)
+    alt = caption(files.ROOT / "figures" / f"{name}.svg")
+    image = f'<img src="figures/{SMALL}/{name}.svg" alt="{escape(alt)}">'
     words = f"<b>{chapter.number} · {escape(chapter.title)}</b><span>{escape(chapter.question)}</span>"
     return f'<a href="{chapter.name}.html"><i>{image}</i>{words}</a>'
 
 
 def poster(name: str, words: str) -> str:
-    image = f'<img src="figures/{name}.svg" alt="The poster: {words}">'
+    image = f'<img src="figures/{name}.svg#svgView(viewBox(366,30,490,250))" alt="The poster: {words}">'
     return f'<a href="figures/{name}.pdf"><i>{image}</i><b>{words}</b><span>One sheet of A3, as PDF</span></a>'
