@@ -172,7 +172,8 @@ def remarks(run: Record) -> list[str]:
     found = []
     if run.ceilings:
         parts = [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
-        found.append(f"As ceilings, the same run reached {listed(parts)}.")
+        subject = "ceilings measured in the same run are" if len(parts) > 1 else "ceiling measured in the same run is"
+        found.append(f"The {subject} {listed(parts)}.")
     if any(row.direction == "loss" for row in run.rows):
         first, *others = run.curves.values()
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)

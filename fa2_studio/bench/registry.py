@@ -18,8 +18,8 @@ CONTESTS = {
     "nvidia": "one sequence with 64 query heads that share 8 K/V heads, the shape in which NVIDIA publishes cuDNN",
     "long": "a single sequence of up to 262,144 tokens",
     "heads": "grouped-query attention, with 1 to 32 K/V heads",
-    "deterministic": "deterministic gradients, beside the fast ones",
-    "sweep": "200 random shapes, beside cuDNN and FlashAttention-3",
+    "deterministic": "deterministic gradients, compared with the fast ones",
+    "sweep": "200 random shapes, compared with cuDNN and FlashAttention-3",
     "masks": "a window, a softcap and sinks under the causal mask, with the FLOPs of the keys that rows see",
     "bias": "ALiBi as a bias, and the same problems without it",
 }
@@ -33,7 +33,7 @@ SUITES |= {
     "memory": Suite("suites:memory", "peak memory over the sequence length"),
     "ladder": Suite(
         "ladder:run",
-        "one change of a kernel at a time, beside the fastest other implementations; with experiments and counters",
+        "one kernel change at a time, compared with the fastest other implementations, with experiments and counters",
         takes=("part", "beside"),
     ),
     "prices": Suite("prices:run", "bytes per second from shared memory, from L2 and from DRAM"),

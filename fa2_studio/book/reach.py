@@ -22,8 +22,8 @@ KINDS = {  # of chapters, and what in a chapter's source says so; the first that
 }
 NOTE = (
     "The kernels were measured on an H200 and on an H100. For the other GPUs, they were compiled but not run. For a T4 "
-    "(sm_75), Triton compiles them without tensor cores, and in 16 bits thousands of registers spill. So use the "
-    "interpreter there (`TRITON_INTERPRET=1`), and read times from the record."
+    "(sm_75), Triton compiles them without tensor cores, and in 16-bit precision thousands of registers spill. So use "
+    "the interpreter there (`TRITON_INTERPRET=1`), and take timings from the recorded runs."
 )
 
 
