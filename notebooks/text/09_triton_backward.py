@@ -104,8 +104,8 @@ for run in range(3):
 # ## What is the same in all tiles of a row?
 #
 # The line numbers in this chapter refer to Algorithm 2 of the FA2 paper, and [the
-# poster](../figures/poster_backward.pdf) has it on one sheet. The forward pass left L. What is missing is $D_i = do_i
-# \cdot o_i$ (line 4), which every tile of the row subtracts (line 14). The smallest kernel of this chapter computes it
+# poster](../figures/poster_backward.pdf) has it on one sheet. The forward pass left L, so only $D_i = do_i \cdot o_i$
+# is missing (line 4), which every tile of the row subtracts (line 14). The smallest kernel of this chapter computes it
 # once. `load_rows` is the function of chapter 08 without `RAGGED`, because it always masks. We take it from rung b01,
 # together with `store_rows` and `of_rows`.
 
@@ -175,7 +175,7 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 # <details><summary>Answer</summary>
 #
 # **∞.** $e^{198}$ is more than fp32 can hold, because its numbers end near $e^{88.7}$. In dQ, this P meets a k of
-# zeros. Since ∞ · 0 is NaN, the whole row of dQ is lost. A finite P would do no harm, as long as its dS is below
+# zeros, and since ∞ · 0 is NaN, the whole row of dQ is lost. A finite P would do no harm, as long as its dS is below
 # 65,504, where fp16 ends.
 # </details>
 #
@@ -264,7 +264,7 @@ check(my_gradients, *tried, tolerance=3e-3, names=("dK", "dV"))
 # In rung b01 this kernel is `bwd_dkdv`, with a second program number for the head.
 # </details>
 #
-# [Assignment 7](assignments/7_triton_backward.ipynb) goes further: both loop orders, and the one pass.
+# [Assignment 7](assignments/7_triton_backward.ipynb) goes further, to both loop orders and the one pass.
 
 # %% [markdown]
 # ## How can all programs add into dQ?
@@ -283,7 +283,7 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 # %% [markdown]
 # Rung b00 is the column kernel with line 15 in its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. Now no part is
 # lost, but on a GPU the order of the parts may differ from run to run, and with it the last bits of dQ. This is the
-# kernel whose runs differ. In the interpreter, one program ends before the next begins. Therefore, a test there cannot
+# kernel whose runs differ. In the interpreter, however, one program ends before the next begins, so a test there cannot
 # find a race, and only reading the code helps.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -332,8 +332,8 @@ compare("dQ", [mine], [dQ])
 
 # %% [markdown]
 # One program adds all parts of a number, in the order of the keys, so on one machine all runs agree bit for bit. Such a
-# kernel is called *deterministic*. In chapter 08, α rescaled `o_i`. Here nothing rescales `dq_i`, because every p is
-# final at once.
+# kernel is called *deterministic*. Although α rescaled `o_i` in chapter 08, nothing rescales `dq_i` here, because every
+# p is final at once.
 
 # %% [markdown]
 # ## What do the two ways cost?
@@ -342,10 +342,10 @@ compare("dQ", [mine], [dQ])
 # If matmuls were all, one pass would take 5/7 of the time. What does it pay in exchange?
 #
 # In both ways, the requests are the same, namely 8 bytes per tile for each of a block's B · d elements (chapter 05).
-# But an atomic addition is more than a store, because L2 reads the old sum, adds, and writes the new one. No data sheet
-# tells how long that takes. We assume that it costs L2 as much as a load and a store, so for one pass we count 12 bytes
-# instead of 8. The lines below print two lower bounds for each way, one by the tensor cores and one by L2, and the time
-# that an H200 needed:
+# But an atomic addition is more than a store, because L2 reads the old sum, adds, and writes the new one. Since no data
+# sheet tells how long that takes, we assume that it costs L2 as much as a load and a store. So for one pass we count 12
+# bytes instead of 8. The lines below print two lower bounds for each way, one by the tensor cores and one by L2, and
+# the time that an H200 needed:
 
 # %% tags=["hide-input"]
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
@@ -362,15 +362,15 @@ for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "
 print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 
 # %% [markdown]
-# If only the tensor cores counted, one pass would win. But L2 ends last in one pass, if an atomic addition costs what
+# If only the tensor cores counted, one pass would win, but L2 ends last in one pass, if an atomic addition costs what
 # we assume. Its bound is 1.41 times the larger bound of two passes, and the measured times have about that ratio. That
 # may be chance, since both kernels take much longer than their bounds. With 8 bytes instead of 12, the bounds would put
 # one pass first. So on this GPU, at this size, two passes are faster, and they are deterministic.
 #
 # This is not the last word on one pass. Rung b02 is written in Gluon (chapter 12a) for Hopper (H100 and H200). Its
 # larger tiles add less often (chapter 13), so its one pass is the fastest of the three, but the last bits of its dQ
-# vary. The package takes two passes in Triton. On Hopper it takes one, and with
-# `torch.use_deterministic_algorithms(True)` the additions keep their order.
+# vary. The package takes two passes in Triton and one on Hopper, where with `torch.use_deterministic_algorithms(True)`
+# the additions keep their order.
 
 # %% [markdown]
 # ## Does a column program's work fit in registers?
@@ -417,21 +417,21 @@ for W, (_, columns, _) in zip((4, 8), launches, strict=True):  # three kernels; 
     print(f"bwd_dkdv with {W} warps: {n['spills']} spills; instructions for exponentials: {32 * W * n['exponential']:,} in all threads")
 
 # %% [markdown]
-# With 8 warps, nothing is spilled. But on an H200, rung b01 was slower with 8 warps than with 4. The second number
+# Although nothing is spilled with 8 warps, rung b01 was slower with 8 warps than with 4 on an H200. The second number
 # shows a reason. On Hopper, four warps start a matmul together, and it has 64 rows, 16 for each of them (chapter 08).
-# This tile has only 64 rows. So the other four warps compute S, P and dP once more, and the program computes twice as
-# many exponentials. We have therefore not found out what the spills cost, because this launch also changes the work.
+# Since this tile has only 64 rows, the other four warps compute S, P and dP once more, and the program computes twice
+# as many exponentials. We have therefore not found out what the spills cost, because this launch also changes the work.
 #
 # On Hopper, the package's column kernel takes 8 warps at d = 128, and it avoids the double work, because its tiles are
-# transposed and have 128 keys. That makes 16 rows for each warp. All these numbers are from Triton 3.9. To see yours
-# for both rungs, run `fa2-lab xray b01 --full` and `fa2-lab xray b00 --full`.
+# transposed and have 128 keys, which makes 16 rows for each warp. All these numbers are from Triton 3.9, and to see
+# yours for both rungs, run `fa2-lab xray b01 --full` and `fa2-lab xray b00 --full`.
 
 # %% [markdown]
 # ## How does PyTorch use the kernels?
 #
 # PyTorch records which operations made a tensor, and a call of `backward()` runs their backward functions. It cannot
 # look into a Triton kernel, so we tell it what belongs together, in a class with two functions. `forward` saves what
-# the backward pass needs in `ctx`. `backward` gets dO, and returns one gradient for each argument of `forward`. An
+# the backward pass needs in `ctx`, and `backward` gets dO and returns one gradient for each argument of `forward`. An
 # argument that has no gradient, such as `causal`, gets `None`.
 
 # %%
@@ -479,10 +479,10 @@ for function in (Attention, Forgetful):
 # %% [markdown]
 # gradcheck finds the mistake and names the input, which is number 1, K.
 #
-# Now something can learn with it. The smallest task that needs attention is to reverse a text: row i of the output
-# should be the token at position N − 1 − i. The values are the tokens, and each row has to find the right one. So only
-# Q and K are learned, with one row of each for every position. At the beginning, each row spreads its weight over
-# several tokens. After some steps, it looks at only one of them.
+# Now something can learn with it. The smallest task that needs attention is to reverse a text, which means that row i
+# of the output should be the token at position N − 1 − i. The values are the tokens, and each row has to find the right
+# one, so only Q and K are learned, with one row of each for every position. At the beginning, each row spreads its
+# weight over several tokens, but after some steps it looks at only one of them.
 
 # %% tags=["nbval-ignore-output"]
 N = 16
@@ -518,8 +518,8 @@ print("reads  ", *read(text).argmax(1).tolist())
 # - The backward pass is three kernels, which compute D by rows, dK and dV by columns, and dQ by rows. The package has
 #   only two, because its rows kernel runs first, computes D and dQ, and stores D for the columns kernel.
 # - $P = e^{S-L}$ is final at once. It needs the mask if a key does not exist, and if one is masked.
-# - Line 15 as a plain addition loses parts. Atomic additions keep the parts but not their order, so runs differ. A
-#   second pass keeps both, and costs two matmuls per tile.
+# - Line 15 as a plain addition loses parts, whereas atomic additions keep the parts but not their order, so runs
+#   differ. A second pass keeps both, and costs two matmuls per tile.
 # - dk and dv alone take half of a thread's registers.
 # - `autograd.Function` joins a forward and a backward kernel, and `gradcheck` tests them against differences.
 

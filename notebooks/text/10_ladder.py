@@ -7,8 +7,8 @@
 # **What did each change gain on a real GPU, and why?**
 #
 # Chapter 08 wrote a kernel that is right. This chapter makes it fast, in the way that a GPU programmer works. First,
-# guess what the kernel waits for. Then read the counters that can refute the guess, and find the machine instructions
-# behind the largest wait. Change one thing, and time the kernel again. We go through two such rounds slowly, from rung
+# guess what the kernel waits for, and read the counters that can refute the guess. Then find the machine instructions
+# behind the largest wait, change one thing, and time the kernel again. We go through two such rounds slowly, from rung
 # 09 of the ladder to rung 11. All other rungs come from the same loop with another cause, and they fit on one screen.
 #
 # The package holds the same attention 24 times as a *ladder*. Rung 00 is standard attention, and each rung changes one
@@ -205,8 +205,8 @@ listing("09")
 #
 # On GPUs from the A100 on, the copies then use another instruction, `cp.async` (in machine code, `LDGSTS`). It moves
 # data from L2 or DRAM straight into shared memory. Since no register is in between, no `STS` has to wait for one, and
-# the warp starts the copy and goes on. Copies are counted in groups. `LDGDEPBAR` ends a group, and `DEPBAR` waits until
-# at most a given number of groups is still under way.
+# the warp starts the copy and goes on. Copies are counted in groups, so `LDGDEPBAR` ends a group, and `DEPBAR` waits
+# until at most a given number of groups is still under way.
 
 # %% [markdown]
 # The picture shows a program that has an SM to itself, first with one stage and then with three. With three stages, the
@@ -465,7 +465,7 @@ Markdown(f"<details><summary>One counter for each change, before and after</summ
 # ## What did FA2's own ideas gain?
 #
 # Rungs 00 to 05 are the two papers. Rung 01 has the loops of FA1's *Algorithm 1 as printed, one worker per head*, with
-# tiles of 64 × 64 like all rungs up to 17. S and P never reach DRAM, and yet it is much slower than standard attention,
+# tiles of 64 × 64 like the rungs up to 17. S and P never reach DRAM, and yet it is much slower than standard attention,
 # for two reasons. First, O, $\ell$ and m travel at every tile instead. Rung 00 moves about $4N^2$ elements, and rung 01
 # about $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and $B_c$ = 64. In bytes, that is 1.7 times as much. Second,
 # its 64 programs, on 132 SMs, draw less than half as many bytes per second.

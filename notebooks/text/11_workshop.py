@@ -86,9 +86,9 @@ import triton.language as tl
 # ```
 # </details>
 #
-# So a change that was right has made something worse. `ncu` would show the stalls, as in chapter 10. But the compiler
-# can be asked first, even without a GPU. `fa2-lab xray 10 --full --d 64` prints what it made of rung 10, and `fa2-lab
-# xray 11 --full --d 64` what it made of rung 11.
+# So a change that was right has made something worse. Although `ncu` would show the stalls, as in chapter 10, the
+# compiler can be asked first, even without a GPU. `fa2-lab xray 10 --full --d 64` prints what it made of rung 10, and
+# `fa2-lab xray 11 --full --d 64` what it made of rung 11.
 
 # %%
 rungs = {number: xray(number, d=64, causal=False)[0] for number in ("10", "11")}
@@ -139,12 +139,12 @@ check(programs, *(Case(words, case, blocks_per_sm(H200, case[1], case[0], case[2
 #
 # With 128 registers per thread, four programs of 128 threads take 4 · 128 · 128 registers, which are exactly the 65,536
 # of an SM. 130 registers are rounded up to 136, and then only three programs fit. So rung 11 has fewer waits, but also
-# one program less that could work during the remaining ones. With 8 heads, the waves of chapter 06 make it worse. There
-# are 512 programs, which all run at once if an SM holds four, because 132 SMs then have 528 slots. With three, there
-# are only 396 slots, so a second wave is needed.
+# one program less that could work during the remaining ones. With 8 heads, the waves of chapter 06 make it worse,
+# because there are 512 programs, which all run at once if an SM holds four (132 SMs then have 528 slots). With three,
+# there are only 396 slots, so a second wave is needed.
 #
 # **Hypothesis.** If the fourth program comes back, rung 11 is no longer behind. The launch option `maxnreg` limits the
-# registers. This can have a cost, because values that find no register are *spilled* to memory. So we look at the
+# registers, which can have a cost, because values that find no register are *spilled* to memory. So we look at the
 # spills before we time anything:
 
 # %%
@@ -235,7 +235,7 @@ for launch, kernel in kernels.items():
 # - **maxnreg.** With at most 128, some of a thread's values find no register. The column *spills* counts the
 #   instructions that store and load them.
 # - **Programs.** As it is, registers leave room for 3 programs, but shared memory only for 2. So `maxnreg=128`, with
-#   registers for 4, gains nothing here, although it was the fix at d = 64.
+#   registers for 4, gains nothing here, although it makes room for a fourth program at d = 64.
 #
 # So before you change an option, ask which of the limits is the smallest one, because only that one is worth moving.
 #
@@ -253,8 +253,8 @@ for launch, kernel in kernels.items():
 # <details><summary>Answer</summary>
 #
 # **four of them compute what the other four compute, too.** The layout of S is `warpsPerCTA = [8, 1]`, where CTA is
-# NVIDIA's word for a thread block. All eight warps are below each other, which would take 128 rows. Since the tile has
-# only 64, each row is computed twice, and so is each exponential. For $PV$ the compiler chose `[4, 2]`, where four
+# NVIDIA's word for a thread block. All eight warps are below each other, which would take 128 rows, and since the tile
+# has only 64, each row is computed twice, and so is each exponential. For $PV$ the compiler chose `[4, 2]`, where four
 # warps take half of d. The table above had the clue. With twice the warps, a thread still has 138 registers, and not
 # half of 168.
 #
@@ -276,14 +276,14 @@ for launch, kernel in kernels.items():
 
 # %% [markdown]
 # A kernel in Triton does not name its layouts, but its tile decides what the compiler chooses. What helps here is a
-# tile with rows for all warps. With 128 rows, `[8, 1]` is split-Q as in chapter 07.
+# tile with rows for all warps, because with 128 rows, `[8, 1]` is split-Q as in chapter 07.
 #
 # <details><summary>On an A100 or an RTX 4090, the tile decides even whether four warps share S by rows</summary>
 #
 # There, each warp multiplies by itself, so the warps of a program can also be beside each other. The compiler looks at
-# the *last* matmul of the loop. Here this is $PV$, whose result has B_r rows and d columns (d rounded up to a power of
-# two). If B_r ≥ d, all matmuls of the loop get `[4, 1]`, and each row of S is in one warp. Otherwise they get `[1, 4]`.
-# Then each warp has some keys of every row, so maxima, sums and P have to cross shared memory.
+# the *last* matmul of the loop, which is $PV$ here, and whose result has B_r rows and d columns (d rounded up to a
+# power of two). If B_r ≥ d, all matmuls of the loop get `[4, 1]`, and each row of S is in one warp. Otherwise they get
+# `[1, 4]`, and each warp has some keys of every row, so maxima, sums and P have to cross shared memory.
 #
 # At d = 128, rungs 03, 08 and 11 with their 64 rows are `[1, 4]` on these chips, and so is rung b01 of the backward
 # pass. `fa2-lab xray 11 --chip sm_80` shows it. Therefore, the package's own forward kernel computes O in pieces of B_r
@@ -312,7 +312,7 @@ for launch in ("as it is", "num_stages=1"):
 # %% [markdown]
 # One instruction, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64. The line is a matmul of 64 × 128 by 128 × 64, so it
 # takes 8 of them, and the kernel has two loops. With one stage, the line also has to put K's 16 KiB into shared memory,
-# by 8 `STS` of 16 bytes per thread in each loop. Before and after them, there is a `BAR.SYNC`. These two are the
+# by 8 `STS` of 16 bytes per thread in each loop. Before and after them, there is a `BAR.SYNC`, and these two are the
 # barriers of chapter 07, "the tile is free" and "the tile is there". With a copy ahead, all of that moves out of the
 # line.
 #
@@ -333,8 +333,8 @@ for lane in ("copies", "products"):
 
 # %% [markdown]
 # The tensor cores are idle during each copy, as chapter 10 drew it for one stage. `nsys` and `proton` show when each
-# *kernel* ran. Proton can also look inside a kernel, as here. To try it, add these lines to `mine.py`. Since it takes
-# time to read the clock, trust the order of the spans, but not their lengths:
+# *kernel* ran, but Proton can also look inside a kernel, as here. To try it, add these lines to `mine.py`. Since it
+# takes time to read the clock, trust the order of the spans, but not their lengths:
 #
 # ```python
 # # at the top
@@ -370,9 +370,9 @@ for repeats in (1, 9):
 # %% [markdown]
 # ## Is fp32 really fp32?
 #
-# We turn to kernels whose result is wrong. The first trap is one that the interpreter hides. In NumPy and in Triton's
-# interpreter, fp32 has 23 bits after the point. On a GPU, `tl.dot` of two fp32 tiles goes to the tensor cores in their
-# own format, *TF32*. They read the first 10 bits after the point and ignore the other 13.
+# Now we turn to kernels whose result is wrong, and the first trap is one that the interpreter hides. In NumPy and in
+# Triton's interpreter, fp32 has 23 bits after the point. On a GPU, `tl.dot` of two fp32 tiles goes to the tensor cores
+# in their own format, *TF32*. They read the first 10 bits after the point and ignore the other 13.
 
 
 # %%
@@ -413,14 +413,15 @@ def error(rounded):  # of Q Kᵀ, if the factors are rounded
 # ```
 # </details>
 #
-# `tl.dot(a, b, input_precision="ieee")` keeps all bits. Since it uses no tensor cores, it is many times slower. That is
-# right for a test, or if exact gradients matter. `"tf32x3"` is between the two, with three matmuls instead of one.
+# `tl.dot(a, b, input_precision="ieee")` keeps all bits, but it is many times slower, because it uses no tensor cores.
+# That is right for a test, or if exact gradients matter. `"tf32x3"` is between the two, with three matmuls instead of
+# one.
 #
 # **Takeaway.** fp32 inputs do not make an fp32 product. Write `input_precision="ieee"`, or expect three digits.
 #
 # ## How do you look inside a kernel?
 #
-# In Triton's interpreter, a kernel is plain Python. So `breakpoint()` stops it, and Python's debugger shows every tile.
+# In Triton's interpreter, a kernel is plain Python, so `breakpoint()` stops it, and Python's debugger shows every tile.
 # The kernel below computes $L = \log \sum_j e^{s_j}$ of a row of 10 numbers, in a block of 16. In memory, the rows
 # follow one another.
 
@@ -449,9 +450,10 @@ print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item()
 # %% [markdown]
 # The mask keeps the load away from the last six positions, so they hold −∞.
 #
-# A compiled kernel cannot be stopped like this. On a GPU, `tl.device_print("m", m)` prints a value once for *each
-# thread*, so let only one program print. `compute-sanitizer` names every access outside an allocation. PyTorch
-# allocates in large pieces, and `PYTORCH_NO_CUDA_MEMORY_CACHING=1` gives each tensor an allocation of its own.
+# Although a compiled kernel cannot be stopped like this, `tl.device_print("m", m)` prints a value on a GPU, once for
+# *each thread*, so let only one program print. `compute-sanitizer` names every access outside an allocation. Since
+# PyTorch allocates in large pieces, `PYTORCH_NO_CUDA_MEMORY_CACHING=1` is needed to give each tensor an allocation of
+# its own.
 #
 # Here is its report on a kernel that writes 4,096 numbers into a tensor of 1,000 (`fa2_studio/stray.py`), on an H200.
 # It names the line, the thread, and how far past the end the access was.
@@ -463,8 +465,8 @@ print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*
 # %% [markdown]
 # ## Why is it wrong by a little?
 #
-# `log_sum_kernel` gave the right result above. With 16 columns, it is right for any number of rows. But with three rows
-# of 10 numbers, some of L is wrong in the first digits.
+# `log_sum_kernel` gave the right result above, and with 16 columns it is right for any number of rows. But with three
+# rows of 10 numbers, some of L is wrong in the first digits.
 
 # %% tags=["hide-input"]
 def errors(S, N):
@@ -523,12 +525,12 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # ## Exercises
 #
 # With which launch options do *three* programs of `mine.py` fit on an SM at d = 128? Add yours to `LAUNCHES` above, and
-# run its two cells again. The last column shows whether you are right. What do the options cost?
+# run its two cells again, because the last column shows whether you are right. What do the options cost?
 #
 # <details><summary>Solution</summary>
 #
 # Three programs of 128 threads leave 65,536 / 384 = 170 registers per thread, so 168, and 228 / 3 = 76 KiB, of which
-# the system takes 1. Two stages take 80 KiB, and one takes 48. So the answer is `dict(num_stages=1, maxnreg=168)`. It
+# the system takes 1. Two stages take 80 KiB, and one takes 48, so the answer is `dict(num_stages=1, maxnreg=168)`. It
 # costs 14 spills, and nothing is copied ahead any more. That is too much, because in chapter 10 a third program gains
 # only 16% (rung 09 at 168 registers), whereas copies ahead with the loops in the right order gain 57% (rungs 10 and
 # 11).
