@@ -211,9 +211,9 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # ## What comes next?
 #
 # The next chapters take this apart. Chapter 01 shows what the four lines cost. Chapter 02 computes a softmax piece by
-# piece. Chapters 03 and 04 build FA1 and FA2 from it, and chapter 05 the gradients. No chapter needs a GPU. 01 to 07, A
-# and B are NumPy. The others run Triton (a Python dialect for kernels) in Triton's interpreter, or a model of the GPU.
-# What was measured on a GPU is recorded.
+# piece. Chapters 03 and 04 build FA1 and FA2 from it, and chapter 05 the gradients. No chapter needs a GPU. Chapters 01
+# to 07, A and B use NumPy. The others run either Triton (a Python dialect for kernels) in Triton's interpreter, or a
+# model of the GPU. All measurements on a GPU were made beforehand, and the book shows the recorded numbers.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 rows = [f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |" for chapter in CHAPTERS]
@@ -239,9 +239,10 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
 # </details>
 
 # %% [markdown]
-# A tag such as FA2.A1.L12 names a paper, an algorithm and a line. The package brings the command `fa2-lab`, which
-# runs in a terminal. (Without an installation, type `python -m fa2_lab` instead, in the folder of the book.) `fa2-lab where
-# FA2.A1.L12` prints the line of this tag, and `fa2-lab glossary` explains words. Appendix C has more.
+# A tag such as FA2.A1.L12 names a paper, an algorithm and a line. The package provides the command `fa2-lab`, which you
+# run in a terminal. (If the package is not installed, type `python -m fa2_lab` in the book's folder instead.) `fa2-lab
+# where FA2.A1.L12` prints the line that this tag names and the code that implements it, and `fa2-lab glossary` explains
+# words. Appendix C has more.
 
 # %% [markdown]
 # ## Recap

@@ -116,12 +116,12 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # %% [markdown]
 # ## Who has to wait for whom?
 #
-# A third is not much. There is a better reason for the swap. In FA1, each column block continues from the $o$, $\ell$ and
-# $m$ that the previous one stored, so a worker that owned one column block would have to wait for its predecessor. Only
-# row blocks need nothing from each other. After the swap, the row blocks are the outer loop, which is now
+# A third is not much. There is a better reason for the swap. In FA1, each column block continues from the $o$, $\ell$
+# and $m$ that the previous one stored, so a worker that owned one column block would have to wait for its predecessor.
+# Only row blocks need nothing from each other. After the swap, the row blocks are the outer loop, which is now
 # `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a head. If there are few heads, that is
-# worth far more than a third of the elements (chapter 06). And the workers of a head load the same keys, so L2 can serve
-# nearly all of these loads, which will turn out to be the largest gain of all.
+# worth far more than loading and storing a third fewer elements (chapter 06). And the workers of a head load the same
+# keys, so L2 can serve nearly all of these loads, which will turn out to be the largest gain of all.
 
 # %% [markdown]
 # ## Why can the division wait?
@@ -130,10 +130,10 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # and multiplies both sums by the same $\alpha$. A single division after the last tile therefore gives the same result as
 # a division in every tile.
 #
-# Take the 1-3-4-8 row in two tiles. After the first tile $\ell = 4/3$ and $o = 8/3$. FA1 stores 8/3 : 4/3 = 2, and has to
-# multiply by 4/3 again before the second tile. FA2 keeps 8/3. The second tile shrinks both by $\alpha = 3/8$ and adds its
-# terms, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$ and $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$. Now
-# comes the only division, 5/2 = 2.5.
+# Take the 1-3-4-8 row in two tiles. After the first tile $\ell = 4/3$ and $o = 8/3$. FA1 stores (8/3) / (4/3) = 2, and
+# has to multiply by 4/3 again before the second tile. FA2 keeps 8/3. The second tile shrinks both by $\alpha = 3/8$ and
+# adds its terms, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$ and
+# $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$. Now comes the only division, 5/2 = 2.5.
 #
 # In general, write $\bar o$ for FA1's divided output, so that $o = \ell\,\bar o$. On the left, FA1's step (with $\beta =
 # 1$) undoes the old division, adds the new terms, and divides again. On the right, FA2 adds the same terms to its raw

@@ -179,8 +179,8 @@ show("limits_row_blocks")
 
 # %% [markdown]
 # At $B_r = 128$, half of the SMs are idle, and the tensor cores end last, whichever of L2's two times we take. In the
-# roofline, the ring of $B_r = 128$ is therefore below the slope of L2, and also below the flat ceiling of the tensor
-# cores, because only half of them work. The slope of DRAM does not matter here, since it counts for dots only.
+# roofline, the ring of $B_r = 128$ is therefore below the L2 slope, and also below the flat ceiling of the tensor
+# cores, because only half of them work. The DRAM slope does not matter here, since it counts for dots only.
 #
 # $B_r = 64$ keeps nearly all SMs busy, but it doubles the requests. Now L2 is the limit, and still the launch is
 # faster. Below 64, there are hardly any idle SMs left to win, so the time doubles with the requests. Therefore, take

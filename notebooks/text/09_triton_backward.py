@@ -269,8 +269,9 @@ check(my_gradients, *tried, tolerance=3e-3, names=("dK", "dV"))
 # %% [markdown]
 # ## How can all programs add into dQ?
 #
-# Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and every column block does so. With a plain addition, this is the race
-# of [chapter 05](05_backward.ipynb), in which parts get lost. `add_rows` uses the first fix, the atomic add:
+# Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and this happens in every column block. With a plain addition, this is
+# the race of [chapter 05](05_backward.ipynb), in which parts of the sum get lost. `add_rows` uses the first fix, the
+# atomic add:
 
 # %%
 @triton.jit
@@ -282,9 +283,9 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 
 # %% [markdown]
 # Rung b00 is the column kernel with line 15 in its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. Now no part is
-# lost, but on a GPU the order of the parts may differ from run to run, and with it the last bits of dQ. This is the
-# kernel whose runs differ. In the interpreter, however, one program ends before the next begins, so a test there cannot
-# find a race, and only reading the code helps.
+# lost, but on a GPU, the order in which the parts are added may differ from run to run, and with it the last bits of
+# dQ. This is why two runs of this kernel can give different results. In the interpreter, however, one program ends
+# before the next begins, so a test there cannot find a race, and only reading the code helps.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 dQ, dK, dV = truth(Q, K, V, O, L, dO)
@@ -420,19 +421,19 @@ for W, (_, columns, _) in zip((4, 8), launches, strict=True):  # three kernels; 
 # Although nothing is spilled with 8 warps, rung b01 was slower with 8 warps than with 4 on an H200. The second number
 # shows a reason. On Hopper, four warps start a matmul together, and it has 64 rows, 16 for each of them (chapter 08).
 # Since this tile has only 64 rows, the other four warps compute S, P and dP once more, and the program computes twice
-# as many exponentials. We have therefore not found out what the spills cost, because this launch also changes the work.
+# as many exponentials. Since the launch with 8 warps also changes the work, it does not tell us what the spills cost.
 #
 # On Hopper, the package's column kernel takes 8 warps at d = 128, and it avoids the double work, because its tiles are
-# transposed and have 128 keys, which makes 16 rows for each warp. All these numbers are from Triton 3.9, and to see
-# yours for both rungs, run `fa2-lab xray b01 --full` and `fa2-lab xray b00 --full`.
+# transposed and have 128 keys, which makes 16 rows for each warp. All these numbers are from Triton 3.9. To see yours
+# for both rungs, run `fa2-lab xray b01 --full` and `fa2-lab xray b00 --full`.
 
 # %% [markdown]
 # ## How does PyTorch use the kernels?
 #
 # PyTorch records which operations made a tensor, and a call of `backward()` runs their backward functions. It cannot
-# look into a Triton kernel, so we tell it what belongs together, in a class with two functions. `forward` saves what
-# the backward pass needs in `ctx`, and `backward` gets dO and returns one gradient for each argument of `forward`. An
-# argument that has no gradient, such as `causal`, gets `None`.
+# look into a Triton kernel, so we tell it what belongs together, in a class with two functions. `forward` saves in
+# `ctx` what the backward pass needs, and `backward` gets dO and returns one gradient for each argument of `forward`.
+# An argument that has no gradient, such as `causal`, gets `None`.
 
 # %%
 forward = load("r11").forward  # O and L

@@ -82,12 +82,12 @@ show("row_reduction")
 # of a row, each lane compares its own 16 numbers, and then the four lanes exchange values twice.
 #
 # In Triton, the compiler decides which thread holds which number. In **Gluon**, a language beneath Triton, you
-# decide. Gluon is also Python and has the same compiler, but the type of a tensor includes a *layout*, and in code
-# the language is called `gl` instead of `tl`. We need four layouts:
+# decide. Gluon is also a dialect of Python and uses the same compiler, but a tensor's type includes a *layout*, and
+# the language is imported as `gl` instead of `tl`. We need four layouts:
 #
 # | layout | used for | meaning |
 # | --- | --- | --- |
-# | `NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16])` | s, and also o, with d in place of B_c | the layout of the picture, in which Hopper's tensor cores (version 3) leave a result; there are 4 warps, each has 16 rows and B_c columns, and one instruction goes 16 deep |
+# | `NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16])` | s, and also o, with d in place of B_c | the layout shown in the picture, in which Hopper's tensor cores (version 3) leave a result; there are 4 warps, each has 16 rows and B_c columns, and one instruction goes 16 deep |
 # | `SliceLayout(1, …)` of it | m, ℓ | the same layout without its columns, with one number per row |
 # | `DotOperandLayout(0, …, 2)` of it | p | the layout that the tensor cores expect of a left operand, with 2 numbers of 16 bits per register |
 # | `NVMMASharedLayout` | tiles of q, k, v | a tile in shared memory, swizzled as in appendix A |
@@ -100,9 +100,9 @@ show("row_reduction")
 #
 # Hopper's instruction for the tensor cores is `wgmma`, which chapter 10 met in machine code as `HGMMA`. All warps of
 # a warpgroup start it together, and its result has 64 rows and stays in registers. The right operand is always in
-# shared memory, while the left operand is there or in registers. One `wgmma` goes 16 deep along the dimension that is
-# summed. A matmul is *asynchronous*, which means that the warpgroup starts it and goes on. Later, the warpgroup names
-# how many of its matmuls may still be running, and waits for the others:
+# shared memory, while the left operand may be there or in registers. One `wgmma` goes 16 deep along the dimension
+# that is summed. A matmul is *asynchronous*, which means that the warpgroup starts it and goes on. Later, the
+# warpgroup names how many of its matmuls may still be running, and waits for the others:
 #
 # ```python
 # s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)  # started, but not finished
@@ -597,7 +597,7 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 #   that fetches the last of these numbers sets the counter back to 0.
 # - `first` counts tiles over all row blocks, because the ring goes on from one row block to the next.
 # - Q has two stages for each consumer, so that the next Q arrives early. O has its own buffer, so its copy runs while
-#   the next block is being computed. Together, they take the room of a third stage.
+#   the next block is being computed. Together, they take up the room that a third stage would need.
 
 # %% tags=["hide-input"]
 climb.step("21", "SM cycles", "clock, GHz")
@@ -617,7 +617,7 @@ show("strips_21")
 # distributed scores, and counts the tiles in which m grows in at least one of the rows:
 
 # %%
-def growths(s, lag):  # s (tiles, rows, columns), in powers of 2
+def growths(s, lag):  # s (tiles, rows, columns), as exponents of 2
     m, times, largest = s[0].max(axis=1), 0, 0.0
     for tile in s[1:]:
         top = tile.max(axis=1)
@@ -631,8 +631,8 @@ s16 = np.log2(np.e) * np.random.default_rng(16).standard_normal((128, 16, 128))
 print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 
 # %% [markdown]
-# **Predict.** Now m may *lag* by 8. All m stay as they are until some score is more than 8 above its row's m, in powers
-# of 2, so p is at most 256. In how many of the 127 tiles does m grow?
+# **Predict.** Now m may *lag* by 8. The scores are exponents of 2. All m stay as they are until some score is more than
+# 8 above its row's m, so p is at most $2^8 = 256$. In how many of the 127 tiles does m grow?
 #
 # - ☐ in none
 # - ☐ in an eighth as many

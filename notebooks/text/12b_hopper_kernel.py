@@ -667,8 +667,8 @@ for idea, rung in IDEAS.items():
 # What an idea saves depends on what else the program waits for. So the two results differ, and the gains of single
 # ideas do not multiply to the gain of all. The last three ideas are from this chapter, and they gain little.
 #
-# Later ideas were tried on the kernel of today, with Triton 3.9, each with a prediction. *Measured* shows how many
-# times as fast the kernel became, on average and, in parentheses, from the worst problem to the best. In the column
+# Later ideas were tried on today's kernel, with Triton 3.9, each with a prediction. *Measured* shows how many times
+# as fast the kernel became, on average and, in parentheses, from the worst problem to the best. In the column
 # *without pauses*, calls follow each other, so the clock falls. *Kept* shows for how many of the problems we kept the
 # idea. Bytes that *have none* have no register, so they spill.
 

@@ -403,8 +403,9 @@ show("launches")
 #
 # ## What does the order gain?
 #
-# The next cell shows the speed with an idea over the speed without it, at N = 4,096. The idea was taken out of an
-# earlier kernel under Triton 3.6. A star marks an idea that was put into that kernel instead:
+# For each idea, the next cell divides the speed with it by the speed without it, at N = 4,096. To measure the speed
+# without an idea, we took it out of an earlier kernel, under Triton 3.6. A star marks an idea that this kernel did
+# not have, so we added it instead:
 
 # %% tags=["hide-input"]
 tried = [x for x in ideas.worths() if x["part"] == "backward" and x["N_q"] == 4096]
@@ -422,10 +423,11 @@ for idea in (
     print(f"{idea:40}" + "".join(f"{cell:<6}".rjust(10) for cell in cells))
 
 # %% [markdown]
-# Starting dV's matmul after dS gains most at d = 64, where registers are short without it. The starting values,
-# $-L/\tau$ and $-D$, gain second most. *S and dP started together* had dQ of the step before beside them, which makes
-# 224 registers in the table of part 1. In a kernel that is full to the last register, an overlap that needs more of
-# them loses. Later ideas were tried on the kernel of today, each with a prediction:
+# Starting dV's matmul after dS gains most at d = 64, where registers would otherwise run short. The starting values,
+# $-L/\tau$ and $-D$, bring the second-largest gain. *S and dP started together* ran beside dQ of the previous step,
+# so a thread needs 224 registers, as the last column of the table in part 1 shows. In a kernel that already uses
+# every register, an overlap that needs more of them loses. Later ideas were tried on today's kernel, each with a
+# prediction:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 display(Markdown("\n".join(ideas.table("backward"))))
@@ -616,8 +618,8 @@ show("limits_one_pass")
 #
 # - One pass saves two of seven matmuls and half of the exponentials. Its cost is dQ, to which all column blocks add.
 # - A consumer owns 64 keys, with dK and dV in registers. Tiles have keys as rows, so only dS has to be transposed.
-# - At d = 128 under the mask, a step computes S, then the exponentials beside dQ of the step before, and then dV, dP
-#   and dK. Otherwise, dV comes after dS, because registers are short.
+# - At d = 128 under the mask, a step computes S, then the exponentials beside dQ of the previous step, and then dV,
+#   dP and dK. Otherwise, dV comes after dS, because registers are scarce.
 # - dQ is added up in any order, so its last bits differ from run to run. A deterministic dQ costs a second pass, or
 #   turns, which are cheaper.
 
@@ -628,7 +630,7 @@ show("limits_one_pass")
 # run beside dP. dQ stays in its own step, and only its addition runs on. Keep the labels of `kernel_order`, because the
 # check refuses work that starts before its operands are there. Is your order as fast as `kernel_order`? The model has
 # no registers, so count them as in part 1. How many does a thread need at once at d = 128, and how many would it need
-# if dQ of the step before ran beside S and dP?
+# if dQ of the previous step ran beside S and dP?
 
 # %%
 def my_order(block, ds_filled, T, add=600):
@@ -662,8 +664,8 @@ judge_step(my_order)
 # ```
 # A step takes 2,572 clocks, so in the model this order is as good as the kernel's own. It needs 192 registers, as the
 # kernel's own order does, because S and dP are there together with dK and dV. When dQ begins, P and dS are in 16 bits.
-# With dQ of the step before beside S and dP, a thread would need 224 of 240 registers before anything else. That is the
-# record's *S and dP started together*, and it was slow. Your order was not tried in the kernel.
+# With dQ of the previous step beside S and dP, a thread would need 224 of 240 registers before anything else. That is
+# the record's *S and dP started together*, and it was slow. Your order was not tried in the kernel.
 # </details>
 
 # %% [markdown]

@@ -72,19 +72,19 @@ print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 # <details><summary>Answer</summary>
 #
 # **one with more query heads for each K/V head.** A key and its value are 4d bytes, and each query of the group
-# spends 4d FLOPs on them. That is one FLOP per byte and query, whatever the length and d are. In training, thousands
-# of queries share a key, but in decoding, the GPU is a machine for reading.
+# spends 4d FLOPs on them. That is one FLOP per byte for each query, whatever the length and d are. In training,
+# thousands of queries share a key, but in decoding, the GPU is a machine for reading.
 # </details>
 
 # %% tags=["hide-input"]
 show("limits_decode")
 
 # %% [markdown]
-# Decode is far down on the slope of DRAM, but the group helps. Its four queries are one below the other in memory, so
-# they can be four rows of *one* tile, and each key is read once for all of them. If each query head had its own
-# program, as on the ladder, the key would be requested four times. The tile of the kernel below has 16 rows, because
-# the tensor cores multiply at least 16 rows at a time, so twelve of its rows are zeros. They cost nothing here,
-# because the tensor cores have the time.
+# Decode is far down the DRAM slope of the roofline, but the group helps. Its four queries are one below the other in
+# memory, so they can be four rows of *one* tile, and each key is read once for all of them. If each query head had
+# its own program, as on the ladder, the key would be requested four times. The tile of the kernel below has 16 rows,
+# because the tensor cores multiply at least 16 rows at a time, so twelve of its rows are zeros. They cost nothing
+# here, because the tensor cores have the time.
 
 # %% [markdown]
 # ## Are eight heads enough?

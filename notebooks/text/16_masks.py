@@ -189,7 +189,7 @@ for row in timed:
 #
 # A few huge scores can make training unstable, so the language model [Gemma 2](https://arxiv.org/abs/2408.00118)
 # bounds them. A *softcap* of $c$ replaces a score $s$, after scaling, by $c \tanh(s / c)$. This is nearly $s$ if $s$
-# is small, and it is never beyond $\pm c$:
+# is small, and it never goes beyond $\pm c$:
 
 # %%
 s = np.array([-20, -2, 0.1, 2, 20])

@@ -342,14 +342,14 @@ judge_bias(window_and_first, right_window, {
 # </details>
 #
 # A second test is as cheap, and it needs no reference. Change the value of a key that a row must not see. Then no
-# number of this row may change. Chapter 04 did this with a later token.
+# number in that row may change. Chapter 04 did this with a later token.
 
 # %% [markdown]
 # ### A tree of drafts
 #
 # In *speculative decoding*, a small model guesses the next tokens, and the large model checks all guesses in one call.
 # The guesses may form a tree, as in [SpecInfer](https://arxiv.org/abs/2305.09781). Each draft sees the whole context,
-# itself and its ancestors, but not its siblings. The tree is given as a list of parents. Here is the tree of the
+# itself and its ancestors, but not its siblings. The tree is given as a list of parents. Here is the tree from the
 # picture:
 
 # %%
@@ -827,7 +827,7 @@ show("tensor_memory")
 #   their S and O in the same tensor memory, and at d = 128 they fill it.
 # - **Pairs.** Two SMs can compute one product of 256 rows together. Each SM has its own rows of Q, and copies only
 #   half of the keys, so it also reads only half of the keys from its own shared memory. This helps if shared memory is
-#   the wall. FlashAttention-4 uses pairs in the backward pass, where they also make fewer additions to dQ.
+#   the wall. FlashAttention-4 uses pairs in the backward pass, where they also need fewer additions to dQ.
 #
 # A bias would be easier there. A thread has one row and its consecutive columns, so its coordinates are one number and
 # a counter.
@@ -836,8 +836,8 @@ show("tensor_memory")
 #
 # Softmax costs an exponential per score, and the number of scores grows with $N^2$. *Linear attention* has no softmax.
 # If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot \sum_j k_j v_j^T$.
-# The sum over the keys is now a matrix of d × d, and its size does not depend on N. Often it decays with each token,
-# so that older keys count less. Some models of 2025, such as [Kimi Linear](https://arxiv.org/abs/2510.26692) and
+# The sum over the keys is now a d × d matrix, and its size does not depend on N. Often it decays with each token, so
+# that older keys count less. Some models of 2025, such as [Kimi Linear](https://arxiv.org/abs/2510.26692) and
 # [Qwen3-Next](https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct), are *hybrids*. Three of four layers have a
 # refined form of linear attention, and the fourth has softmax. What do the three keep of this book?
 

@@ -155,14 +155,14 @@ for layout in compilations:
 # banks and have to wait for each other. This is a *bank conflict*, and it takes eight steps instead of one.
 #
 # The fix is called a *swizzle*. Row r keeps its chunk c at place $c \oplus (r \bmod 8)$, where $\oplus$ is XOR. The row
-# is still complete, but the same chunk of eight rows is now at eight different places:
+# is still complete, but chunk c of eight successive rows is now at eight different places:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("swizzle_xor")
 
 # %% [markdown]
-# The bottom row counts how many of the eight reads want each place. In Triton, the compiler arranges K like this by
-# itself, and the checks at the end confirm it in four compiled kernels.
+# The bottom row counts how many of the eight reads want each place. In Triton, the compiler arranges K this way on
+# its own, and the checks at the end confirm this in four compiled kernels.
 
 # %% [markdown]
 # ## How large may a tile be?
