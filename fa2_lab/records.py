@@ -79,7 +79,7 @@ def load(suite: str, folder: Path | None = None) -> Record:
 
 
 def to_dict(record: Record) -> dict:
-    """What the file of a record holds."""
+    """Return what is written to the file of a record."""
     data = asdict(record)
     for row in data["rows"] + data["sustained"]:
         if not row["machine"]:

@@ -162,7 +162,7 @@ def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
 
 
 def padding(attention_mask: Tensor | None, kv_offset: int, keys: int) -> tuple[list[int] | None, Tensor | None]:
-    """Where each batch entry's real tokens begin among the keys, and how many they are; None where all are real."""
+    """Return where each batch entry's real tokens begin among the keys, and how many; None if all are real."""
     if attention_mask is None:
         return None, None
     real = attention_mask[:, kv_offset : kv_offset + keys].bool()

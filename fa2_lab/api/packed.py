@@ -97,9 +97,9 @@ def attention_packed(
 
 
 def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
-    """Whether the longest sequence takes more to compute than all others, if those are equally long.
+    """Whether the longest sequence takes more work than all others, if those are equally long.
 
-    The choice of kernels learns no more of max_seqlen_q, so that batches of other lengths are of the same kind.
+    The choice of kernels learns nothing else from max_seqlen_q, so batches of other lengths are of the same kind.
     """
     if not isinstance(q, Tensor) or not isinstance(cu_seqlens_q, Tensor) or q.dim() != 3:
         return False  # the checks will refuse it
@@ -112,7 +112,7 @@ def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
 
 
 def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """(O, L) sequence by sequence, each by attention's reference."""
+    """Compute (O, L) sequence by sequence with attention's reference."""
     Os, Ls = [], []
     for (a, b), (c, d) in zip(pairs(tensors.cu_seqlens_q), pairs(tensors.cu_seqlens_k), strict=True):
         q, k, v = (x.transpose(0, 1)[None] for x in (tensors.q[a:b], tensors.k[c:d], tensors.v[c:d]))

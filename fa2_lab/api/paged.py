@@ -47,7 +47,7 @@ class Pages(NamedTuple):
 
     @property
     def tensors(self) -> Tensors:
-        """The same for the kernels, without the table."""
+        """These tensors without the table, as the kernels take them."""
         return Tensors(self.q, self.k_pages, self.v_pages, self.key_lengths, sinks=self.sinks)
 
 

@@ -149,7 +149,7 @@ def dropout(subject: Subject) -> Iterator[Finding]:
 
 
 def guarded(subject: Subject, case: Question) -> tuple[Answer, list[Finding]]:
-    """A case between NaN; where that reaches O, the same between zeros, as all that follow."""
+    """Ask a case surrounded by NaN; if that reaches O, ask it, and all later cases, surrounded by zeros."""
     answer = subject.ask(case)
     O, want = answer.outputs["O"], answer.variant(RIGHT, "O")
     if np.isnan(subject.fill) and case.group in ("plain", "causal", "width") and np.isnan(O[np.isfinite(want)]).any():

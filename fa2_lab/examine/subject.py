@@ -235,7 +235,7 @@ class Subject:
         return values
 
     def call(self, tensors: list, options: dict[str, Any]) -> list:
-        """O, and L if there is one."""
+        """Call the function, and return O, and L if there is one."""
         roles = dict(zip("qkv", tensors, strict=True))
         for name, shape in (("O", tensors[0].shape), ("L", tensors[0].shape[:-1])):
             if self.takes(name):

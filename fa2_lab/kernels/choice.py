@@ -25,13 +25,13 @@ from fa2_lab.kernels.prepared import Options, Tensors, has_gaps, keys_of, prepar
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return (O, L) of one call. All kernels define L in the same way, so any forward fits any backward."""
+    """Return (O, L) of one call. All kernels define L in the same way, so any forward works with any backward."""
     key = "forward", options, *keys_of(tensors)
     return prepared(key, prepare_any, tensors, options)(tensors)
 
 
 def prepare_any(tensors: Tensors, options: Options) -> Callable:
-    """Return prepare() for tensors in any strides: where a last dimension is not contiguous, copies are taken."""
+    """Return prepare() for tensors with any strides; those whose last dimension is not contiguous are copied."""
     if not any(map(has_gaps, tensors)):
         return prepare(tensors, options)
     return lambda tensors: forward(Tensors._make(map(rows_contiguous, tensors)), options)
@@ -67,7 +67,7 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
 def prepare_any_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options, deterministic: bool
 ) -> Callable:
-    """Return prepare_backward() for tensors in any strides."""
+    """Return prepare_backward() for tensors with any strides."""
     in_rows = all(x is None or x.is_contiguous() for x in (dL, L))
     if in_rows and not any(map(has_gaps, (dO, dL, O, *tensors))):
         return prepare_backward(dO, O, tensors, options, deterministic)
@@ -101,7 +101,7 @@ def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: 
 
 
 def with_bias(options: Options) -> str:
-    """The bias in the name of a kernel: if it cannot be compiled, that is the first thing to look at."""
+    """Add the bias to the name of a kernel, because it is the first suspect if the kernel cannot be compiled."""
     return "" if options.bias is None else f" with the bias {options.bias.__name__}"
 
 
@@ -109,17 +109,17 @@ def with_bias(options: Options) -> str:
 
 
 def for_hopper(options: Options, sinks: Tensor | None) -> bool:
-    """Whether Hopper's own kernels compute such calls: without dropout, softcap and sinks, if not asked otherwise."""
+    """Whether Hopper's own kernels compute such calls: no dropout, bias, softcap or sinks, unless told otherwise."""
     return not (options.only_portable or options.portable) and options.softcap is sinks is None
 
 
 def hopper_forward(device: torch.device) -> ModuleType | None:
-    """Hopper's forward, on such a GPU and with a Triton whose Gluon has what it needs; else None."""
+    """Return Hopper's forward if the GPU is a Hopper and Triton's Gluon has what it needs, else None."""
     return prepared(("Hopper's kernels", device), hopper_kernels, device)[0]
 
 
 def hopper_backward(device: torch.device) -> ModuleType | None:
-    """Hopper's backward, where there is its forward; else None."""
+    """Return Hopper's backward if Hopper's forward is available, else None."""
     return prepared(("Hopper's kernels", device), hopper_kernels, device)[1]
 
 
@@ -196,13 +196,13 @@ def is_a_compiler_s(error: Exception) -> bool:
 
 
 def refused(name: str, error: Exception) -> str:
-    """What is wrong, in one line."""
+    """Return in one line what is wrong."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
     return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
 
 
 def warn_once(name: str, error: Exception) -> None:
-    """Say for each kernel once that the portable ones take its place."""
+    """Warn once per kernel that the portable kernels replace it."""
     if name in WARNED:
         return
     WARNED.add(name)

@@ -1,4 +1,4 @@
-"""How the kernels are launched, short on the host, and what a launch needs beside its tensors."""
+"""How the kernels are launched with little host time, and what a launch needs besides its tensors."""
 
 import math
 from contextlib import nullcontext
@@ -68,7 +68,7 @@ class Launch:
             keep(self.compiled_as(tensors), self.again)
 
     def compiled_as(self, tensors: Any) -> tuple:
-        """All that the compiler sees: Triton compiles one kernel for all launches of which this is the same."""
+        """Return all that the compiler sees. Triton compiles one kernel for all launches for which this is equal."""
         if interpreter.switched_on():
             return ()
         passed = [None if X is None else (X.dtype, X.device) for X in tensors]
@@ -77,19 +77,19 @@ class Launch:
 
 
 def described_at(descriptor: Any, X: torch.Tensor) -> Any:
-    """The descriptor of X, from one of its kind, without the checks that its kind has passed already."""
+    """Return the descriptor of X, made from one of the same kind without repeating the checks of that kind."""
     found = copy(descriptor)
     found.base = X
     return found
 
 
 def current_stream(X: torch.Tensor) -> int:
-    """The stream that work on X goes to."""
+    """Return the stream on which work on X is queued."""
     return driver.active.get_current_stream(X.get_device())
 
 
 def addresses(tensors: Any) -> list[int]:
-    """Where tensors lie; 0 for None, whose place in a launch nobody reads."""
+    """Return the addresses of tensors, with 0 for None, which no launch reads."""
     return [0 if X is None else X.data_ptr() for X in tensors]
 
 
@@ -97,12 +97,12 @@ def addresses(tensors: Any) -> list[int]:
 
 
 def shape(X: torch.Tensor) -> tuple[int, ...]:
-    """(batch, heads, N, d); packed sequences, (tokens, heads, d), are the rows of one batch entry."""
+    """Return (batch, heads, N, d); packed sequences, (tokens, heads, d), are the rows of one batch entry."""
     return X.shape if X.dim() == 4 else (1, X.shape[1], X.shape[0], X.shape[2])
 
 
 def strides(X: torch.Tensor) -> tuple[int, ...]:
-    """How far apart batch entries, heads and rows of a tensor lie; its columns lie side by side.
+    """Return the strides of batch entries, heads and rows of a tensor, whose columns are contiguous.
 
     A packed sequence is found by its first row, as a batch entry is by its number.
     """
@@ -110,7 +110,7 @@ def strides(X: torch.Tensor) -> tuple[int, ...]:
 
 
 def all_strides(*tensors: torch.Tensor) -> tuple:
-    """The strides of some tensors, and whether 8 divides all of them and the compiler has to be told.
+    """Return the strides of some tensors, and whether 8 divides all of them and the compiler has to be told.
 
     It loads eight 16-bit numbers at once only if it knows that 8 divides every stride. Of an argument it finds out
     whether 16 does, which is true for d = 80 and false for d = 72.
@@ -120,7 +120,10 @@ def all_strides(*tensors: torch.Tensor) -> tuple:
 
 
 def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:
-    """One for each block of B rows of each head; or enough for so many packed sequences and what lies behind them."""
+    """Return how many programs to launch: one per block of B rows of each head.
+
+    For packed sequences this is an upper bound, which also covers the rows past the last sequence.
+    """
     batch, H, N, _ = shape(X)
     return batch * H * (cdiv(N, B) if sequences is None else N // B + sequences + 1)
 
@@ -144,17 +147,17 @@ def l2_group(X: torch.Tensor) -> int:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """SMs of a GPU; of one that is not here, an H100's."""
+    """Return how many SMs the GPU has; without a GPU, how many an H100 has."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def dropout(p: float) -> tuple[int, float]:
-    """Random words below the first number mean "drop"; the second is the factor of what is kept."""
+    """Return the number below which a random word means "drop", and the factor for the weights that are kept."""
     return math.floor(p * 2**32), 1 / (1 - p)
 
 
 def on_device_of(Q: torch.Tensor) -> Any:
-    """Triton launches on the current GPU: make it Q's for the time of a launch. The interpreter does one at a time."""
+    """Make Q's GPU current during a launch, as Triton needs. The interpreter runs one launch at a time."""
     if not Q.is_cuda:
         return interpreter.ONE_AT_A_TIME
     if Q.get_device() == torch.accelerator.current_device_index():

@@ -24,7 +24,7 @@ SEEN: dict = {}  # {id of a tensor: (weak reference, state)}, and the same of a 
 
 
 class Tensors(NamedTuple):
-    """The tensors of a call; None in the place of those that it lacks."""
+    """The tensors of a call, with None for each one that it lacks."""
 
     q: Tensor
     k: Tensor
@@ -37,12 +37,12 @@ class Tensors(NamedTuple):
 
     @property
     def sequences(self) -> int | None:
-        """The number of packed sequences; None if nothing is packed."""
+        """The number of packed sequences, or None if nothing is packed."""
         return None if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
 
 
 class Options(NamedTuple):
-    """What a caller may ask for, besides tensors."""
+    """The options of a call, that is, all its arguments except the tensors."""
 
     causal: bool
     scale: float
@@ -59,22 +59,22 @@ class Options(NamedTuple):
 
     @property
     def only_portable(self) -> bool:
-        """Whether no kernel but the portable ones can compute it."""
+        """Whether only the portable kernels can compute the call."""
         return self.dropout_p > 0 or self.bias is not None
 
     @property
     def windowed(self) -> bool:
-        """Whether rows are bounded by more than the causal mask."""
+        """Whether a window, and not only the causal mask, limits the rows."""
         return self.left is not None or self.right is not None
 
     @property
     def window(self) -> tuple[int | None, int | None]:
-        """(left, right) of the diagonal: the causal mask is right = 0."""
+        """Return (left, right) of the diagonal; the causal mask is right = 0."""
         return self.left, 0 if self.causal else self.right
 
 
 def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
-    """What make(*arguments) made when this key was first asked for."""
+    """Return what make(*arguments) returned when this key was first requested."""
     found = PREPARED.get(key)
     if found is None:
         found = keep(key, make(*arguments))
@@ -82,7 +82,7 @@ def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
 
 
 def keep(key: tuple, made: Any) -> Any:
-    """Put `made` into the table, and take the oldest entry out if the table is full."""
+    """Put `made` into the table, and remove the oldest entry if the table is full."""
     if len(PREPARED) >= MOST:
         PREPARED.pop(next(iter(PREPARED)), None)
     PREPARED[key] = made
@@ -96,12 +96,12 @@ def forget() -> None:
 
 
 def keys_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """What checks and choices look at in tensors that are already known to be some."""
+    """Return what checks and choices look at in arguments that are already known to be tensors."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 
 def has_gaps(x: Tensor | None) -> bool:
-    """Whether kernels cannot read a tensor's rows as they are in memory: with gaps, or with signs not yet turned."""
+    """Whether kernels cannot read a tensor's rows as they lie in memory, because of gaps or of a pending negation."""
     if x is None:
         return False
     gaps = x.stride(-1) != 1 and x.shape[-1] > 1
@@ -113,25 +113,25 @@ def rows_contiguous(x: Tensor) -> Tensor: ...
 @overload
 def rows_contiguous(x: Tensor | None) -> Tensor | None: ...
 def rows_contiguous(x: Tensor | None) -> Tensor | None:
-    """x, copied where it has gaps: contiguous() would leave a tensor without elements as it is."""
+    """Return x, or a copy if it has gaps. (contiguous() would leave a tensor without elements as it is.)"""
     return x.clone(memory_format=torch.contiguous_format) if x is not None and has_gaps(x) else x
 
 
 def like(x: Tensor, device: str | None = None) -> Tensor:
-    """New memory for a result with the shape of x. Its dimensions are in the order in which x has them in memory, as
+    """Allocate a result with the shape of x. Its dimensions are in the order in which x has them in memory, as
     torch's own results are, unless its rows would have gaps then; it never repeats or overlaps itself as x may do."""
     made = torch.empty_like(x, device=device)
     return torch.empty_like(x, device=device, memory_format=torch.contiguous_format) if has_gaps(made) else made
 
 
 def made_like(x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return what like() does for all tensors with the strides of x."""
+    """Return a function that does what like() does, for all tensors with the strides of x."""
     gaps = has_gaps(torch.empty_like(x, device="meta"))
     return partial(torch.empty_like, memory_format=torch.contiguous_format) if gaps else torch.empty_like
 
 
 def shaped_like(x: Tensor) -> Tensor:
-    """A tensor in the shape and the strides of like(x), for whoever asks for no more of it."""
+    """Return a tensor that has the shape and strides of like(x), for callers that need nothing else."""
     return x if x.is_contiguous() else like(x, device="meta")
 
 
@@ -139,7 +139,7 @@ def shaped_like(x: Tensor) -> Tensor:
 
 
 def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
-    """Whether this very tensor, unchanged since, was found within these limits; and beside an unchanged other one."""
+    """Whether this tensor was found within these limits, and neither it nor the other one has changed since."""
     found = SEEN.get(id(x))
     if found is None or found[0]() is not x or found[1] != (limits, x._version, x.data_ptr()):
         return False
@@ -147,7 +147,7 @@ def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
 
 
 def remember_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> None:
-    """From now on was_seen() is true, until one of them changes.
+    """Make was_seen() true from now on, until one of the tensors changes.
 
     A version counts changes; x.data = y is no change to it, but moves x. Inference tensors have no versions.
     """

@@ -25,9 +25,9 @@ NOWHERE = 0, 1, 1  # a grid without programs
 
 
 def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, described: int = 0, pointers: int = 0) -> Any:
-    """What launches `compiled` from now on, called with (stream, addresses); None where that cannot be.
+    """Return a function of (stream, addresses) that launches `compiled`, or None where that is impossible.
 
-    The first arguments are so many tensor descriptors, then so many pointers; all others stay as they are.
+    The first arguments are the tensor descriptors and then the pointers; all others stay as they are.
     """
     try:
         return Relaunch(compiled, grid, stream, arguments, described, pointers)
@@ -36,7 +36,7 @@ def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, described: i
 
 
 class Relaunch:
-    """One launch, written down."""
+    """A recorded launch, which can be repeated."""
 
     def __init__(self, compiled: Any, grid: Any, stream: Any, arguments: Any, described: int, pointers: int) -> None:
         self.compiled = compiled  # while it lives, the GPU keeps its code
@@ -62,7 +62,7 @@ class Relaunch:
                 raise ValueError("descriptors are taken apart in another way")
 
     def resized(self, grid: Any, described: Any, rest: Any) -> "Relaunch":
-        """The same kernel on a grid, tensors and numbers of other sizes: those that it was compiled for, too."""
+        """Return this launch with another grid, other descriptors and other numbers that the compiled kernel fits."""
         found = copy.copy(self)
         found.base = [*grid, *self.base[3:]]
         found.encode = [*map(encoder, described, self.meta)]
@@ -70,7 +70,7 @@ class Relaunch:
         return found
 
     def __call__(self, stream: Any, addresses: Any) -> bool:
-        """Whether it was launched: where a profiler has a hook, Triton's own call must tell it of the launch."""
+        """Launch, and return whether it did: if a profiler has a hook, Triton's own call must report the launch."""
         for hook in self.hooks:
             if hook.calls:
                 return False
@@ -84,7 +84,7 @@ class Relaunch:
         return True
 
     def own(self, addresses: Any) -> list:
-        """The kernel's own arguments."""
+        """Return the kernel's own arguments."""
         own = []
         for encode, address in zip(self.encode, addresses):  # noqa: B905  (strict costs time)
             own += encode(address)
@@ -94,7 +94,7 @@ class Relaunch:
 
 
 def seen_by_compiler(kernel: Any, arguments: dict[str, Any]) -> tuple:
-    """What Triton's compiler sees of a launch's numbers: constants as they are, and of the others what it may use.
+    """Return what Triton's compiler sees of a launch's numbers: constants in full, and of the others what it may use.
 
     Of an integer those are its width and, where the kernel lets it, whether it is 1 and whether 16 divides it.
     """
@@ -112,7 +112,7 @@ def last_parameters(kernel: Any, many: int) -> list[tuple[str, bool, bool]]:
 
 
 def told(x: Any, constant: bool, looked_at: bool) -> Any:
-    """What the compiler sees of one argument: constants with their types, and of the others no more than a number."""
+    """Return what the compiler sees of one argument: a constant with its type, or only a number for any other."""
     kind: Any = type(x)
     if kind is constexpr:
         return type(x.value), x.value
@@ -139,12 +139,12 @@ def handed_over(compiled: Any, stream: Any, arguments: list) -> list:
 
 
 def as_given(handed: Any, arguments: Any) -> bool:
-    """Whether these are the arguments themselves, in their order."""
+    """Whether these are the arguments themselves, in the same order."""
     return isinstance(handed, (list, tuple)) and len(handed) == len(arguments) and all(map(is_, handed, arguments))
 
 
 def plain(x: Any) -> Any:
-    """A tuple of any kind, and those in it, as Python's own: it is taken apart three times as fast."""
+    """Convert any kind of tuple, and those in it, to plain tuples, which are unpacked three times as fast."""
     return tuple(map(plain, x)) if isinstance(x, tuple) else x
 
 

@@ -33,13 +33,13 @@ class Blocks:
     upcast: bool = False  # whether tiles become fp32 before they are multiplied
 
     def compiler_options(self) -> dict:
-        """What Triton's compiler is told: warps, stages, and the most registers of a thread if they are limited."""
+        """Return the options of Triton's compiler: warps, stages and, if set, the register limit per thread."""
         limit = {} if self.registers is None else dict(maxnreg=self.registers)
         schedule = FEWER_REGISTERS if self.low_reg_schedule else {}
         return dict(num_warps=self.warps, num_stages=self.stages) | limit | schedule
 
     def tile(self, Q: torch.Tensor) -> PortableTile:
-        """What a kernel for tensors like Q is compiled for."""
+        """Return the tile sizes for which a kernel for tensors like Q is compiled."""
         width = min(self.d_pad, self.B_r) if in_pieces(Q) else self.d_pad
         numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, width, self.upcast
         return PortableTile(*map(triton.language.constexpr, numbers))
@@ -106,7 +106,7 @@ INTERPRETED = dict(forward=(32, 64, 1, 1), columns=(64, 32, 1, 1), rows=(32, 64,
 
 
 def family() -> dict:
-    """The table for the GPU that the current driver speaks to."""
+    """Return the table for the GPU of the current driver."""
     target = driver.active.get_current_target()
     if target.backend == "hip":
         return CDNA
@@ -116,7 +116,7 @@ def family() -> dict:
 
 
 def in_pieces(Q: torch.Tensor) -> bool:
-    """Whether O is made in pieces of d that are no wider than B_r.
+    """Whether O is computed in pieces of d that are no wider than B_r.
 
     The last of the products that feed one another decides how warps share a tile. If it has at least as many rows as
     columns, each warp gets whole rows of S, and otherwise some columns of all rows: then the maximum and the sum of a
@@ -126,22 +126,22 @@ def in_pieces(Q: torch.Tensor) -> bool:
 
 
 def padded(d: int) -> int:
-    """d as the tensor cores take it: a power of two of at least 16."""
+    """Return d padded for the tensor cores, to a power of two of at least 16."""
     return max(16, power_of_2(d))
 
 
 def power_of_2(n: int) -> int:
-    """n, rounded up to a power of two."""
+    """Return n rounded up to a power of two."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def upcast(Q: torch.Tensor) -> bool:
-    """Whether tiles must become fp32 before they are multiplied: bf16 in the interpreter."""
+    """Whether tiles must be converted to fp32 before a matmul, as bf16 must be in the interpreter."""
     return Q.dtype == torch.bfloat16 and interpreter.switched_on()
 
 
 def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
-    """The block sizes of one kernel for tensors like Q: the chip family's entry."""
+    """Return the block sizes of one kernel for tensors like Q from the table of the chip family."""
     fixed: dict[str, Any] = dict(d_pad=padded(Q.shape[-1]), upcast=upcast(Q))
     if interpreter.switched_on():
         return Blocks(*INTERPRETED[kernel], **fixed)

@@ -17,12 +17,12 @@ DUST = 1e-6  # clocks: what rounding may leave of a job
 
 
 class Deadlock(RuntimeError):
-    """Everybody waits, and no job is left that could change anything."""
+    """Every actor waits, and no job is left that could end a wait."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """What an actor yields: it goes on as soon as `ready` says so."""
+    """What an actor yields to wait: it resumes as soon as `ready` returns true."""
 
     ready: Callable[[], bool]
     what: str
@@ -43,7 +43,7 @@ class Barrier:
             self.phase, self.missing = self.phase ^ 1, self.expected
 
     def over(self, phase: int) -> Wait:
-        """A wait for the end of that phase. One bit is all that is compared."""
+        """Return a wait for the end of that phase. Only the phase parity, one bit, is compared."""
         return Wait(lambda: self.phase != phase, self.what)
 
 
@@ -75,13 +75,13 @@ class Block:
         self.jobs: list[Job] = []  # in the order in which they ended
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
-        """The actor whose turn it is starts a job, and does not wait for it."""
+        """Start a job for the actor whose turn it is, without waiting for it."""
         job = Job(unit, self.actor, label, clocks, compute, clocks)
         self.running.append(job)
         return job
 
     def run(self, actors: Mapping[str, Generator[Wait]]) -> "Block":
-        """Let all actors go on as far as they can, then the clock to the next end of a job, until all have ended."""
+        """Run all actors as far as they can, then advance the clock to the next end of a job, until all have ended."""
         asleep = {name: Wait(lambda: True, "the start") for name in actors}
         while asleep:
             moved = [name for name in actors if name in asleep and self._resume(name, actors[name], asleep)]
@@ -95,7 +95,7 @@ class Block:
         return self
 
     def _resume(self, name: str, actor: Generator[Wait], asleep: dict[str, Wait]) -> bool:
-        """Let one actor run to its next wait, if what it waits for has come."""
+        """Run one actor to its next wait, if what it waits for has happened."""
         if not asleep[name].ready():
             return False
         self.actor = name
@@ -106,7 +106,7 @@ class Block:
         return True
 
     def _advance(self) -> None:
-        """The clock to the next end of a job; what ends then, ends in the order in which it was started."""
+        """Advance the clock to the next end of a job; jobs that end together end in the order of their starts."""
         served = self._served()
         crowd = Counter(job.unit for job in served)
         pace = {job: 1 if self.manners[job.unit] == SIDE_BY_SIDE else 1 / crowd[job.unit] for job in served}
@@ -122,7 +122,7 @@ class Block:
             self.jobs.append(job)
 
     def _served(self) -> list[Job]:
-        """The jobs that their units work on now: all, each actor's first, or the first of all."""
+        """Return the jobs that their units are working on: all jobs, the first job of each actor, or only the first."""
         seen, served = set(), []
         for job in self.running:
             queue = {SIDE_BY_SIDE: id(job), SHARED: job.actor, IN_ORDER: None}[self.manners[job.unit]]
@@ -132,7 +132,7 @@ class Block:
         return served
 
     def busy(self, unit: str, since: float = 0.0) -> float:
-        """The share of the time from `since` to the end of the last job in which this unit worked."""
+        """Return the share of the time from `since` to the end of the last job during which this unit worked."""
         edges = sorted(
             (max(job.begun, since), job.ended) for job in self.jobs if job.unit == unit and job.ended > since
         )

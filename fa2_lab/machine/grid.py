@@ -50,7 +50,7 @@ class Schedule:
 
     @property
     def makespan(self) -> float:
-        """When the last block ends."""
+        """The time at which the last block ends."""
         return max(p.end for p in self.placed)
 
     @property
@@ -75,12 +75,12 @@ class Schedule:
 
 
 def waves(blocks: int, slots: int) -> int:
-    """How many rounds it takes when every slot runs one block at a time."""
+    """Return how many rounds the blocks need if every slot runs one block at a time."""
     return cdiv(whole_number("blocks", blocks, low=1), whole_number("slots", slots, low=1))
 
 
 def efficiency(blocks: int, slots: int) -> float:
-    """The share of slots at work over all waves: 32 blocks on 132 slots 24%, 2048 blocks 97%."""
+    """Return the share of slots that work, over all waves: 24% for 32 blocks on 132 slots, 97% for 2048 blocks."""
     return blocks / (waves(blocks, slots) * slots)
 
 
@@ -88,14 +88,14 @@ def efficiency(blocks: int, slots: int) -> float:
 
 
 def fa1_grid(heads: int, tiling: Tiling) -> list[BlockWork]:
-    """FA1, forward and backward: one block for each (batch, head), all tiles in it, none skipped."""
+    """Return the blocks of FA1, forward or backward: one per (batch, head), with all tiles and none skipped."""
     check_tiling(tiling)
     whole_number("heads", heads, low=1)
     return [BlockWork(head, index=None, cost=tiling.T_r * tiling.T_c) for head in range(heads)]
 
 
 def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str = "rows") -> list[BlockWork]:
-    """FA2: one block for each head and row block (forward) or column block (backward), skipped tiles left out.
+    """Return the blocks of FA2: one per head and row block (forward) or column block (backward), without skipped tiles.
 
     Order "rows" launches as the indices run, head by head; "heaviest first" launches the longest blocks first. Within a
     head the causal forward runs from light to heavy by itself, the backward from heavy to light.
@@ -109,7 +109,7 @@ def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str 
 
 
 def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
-    """How many tiles each of FA2's workers visits."""  # (T_r,) forward, (T_c,) backward
+    """Return how many tiles each of FA2's workers visits."""  # (T_r,) forward, (T_c,) backward
     if direction == "forward":
         return tiles_per_row(tiling)
     return (owners(tiling, direction) >= 0).sum(axis=0)
@@ -131,7 +131,7 @@ def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> S
 
 
 def dealt(costs: Sequence[float], SMs: int) -> Schedule:
-    """Program p gets blocks p, p + SMs, p + 2 SMs …, decided before anything runs."""
+    """Assign blocks statically: program p gets blocks p, p + SMs, p + 2 SMs …."""
     whole_number("SMs", SMs, low=1)
     free, placed = [0.0] * SMs, []
     for n, cost in enumerate(costs):
@@ -157,6 +157,6 @@ def owners(tiling: Tiling, direction: str) -> np.ndarray:
 
 
 def dq_writers(tiling: Tiling) -> list[list[int]]:
-    """For each row block i, the backward's workers that add into dQ_i: more than one means atomics, or two passes."""
+    """Return for each row block i the backward's workers that add into dQ_i; several need atomics, or two passes."""
     check_tiling(tiling)
     return [tiling.visited_cols(i) for i in range(tiling.T_r)]

@@ -17,7 +17,7 @@ LINE_BYTES = 128  # 32 banks of 4 bytes
 
 
 class Owners(NamedTuple):
-    """For every element of a tile the warp, the lane in it and the register in that which hold it."""
+    """For every element of a tile, the warp, the lane and the register that hold it."""
 
     warp: np.ndarray
     lane: np.ndarray
@@ -33,7 +33,7 @@ class Mma:
     instruction: tuple[int, int]  # rows and columns of one warp's part of one instruction
 
     def owners(self, shape: tuple[int, int]) -> Owners:
-        """Who holds which element of a tile of this shape, which must be made of whole instructions."""
+        """Return the owners of a tile of this shape, which must consist of whole instructions."""
         sizes = [w * n for w, n in zip(self.warps, self.instruction, strict=True)]
         if any(length % size for length, size in zip(shape, sizes, strict=True)):
             raise ValueError(
@@ -59,7 +59,7 @@ class Shared:
     transposed: bool = False
 
     def offsets(self, shape: tuple[int, int]) -> np.ndarray:
-        """The place of every element of a tile, counted in elements from its start."""
+        """Return the offset of every element of a tile, in elements from its start."""
         row, col = np.indices(shape)[:: -1 if self.transposed else 1]
         rows, cols = shape[:: -1 if self.transposed else 1]
         width = self.block or cols
@@ -71,7 +71,7 @@ class Shared:
 
 
 def parse(text: str) -> Mma | Shared:
-    """The layout that an attribute of ttgir describes, as in #ttg.swizzled_shared<{vec = 8, …}>."""
+    """Return the layout that an attribute of ttgir describes, as in #ttg.swizzled_shared<{vec = 8, …}>."""
     found = ATTRIBUTE.search(text)
     fields = {name: _value(value) for name, value in FIELD.findall(found[2])} if found else {}
     kind = found[1] if found else text
@@ -95,6 +95,9 @@ def _value(text: str) -> Any:
 
 
 def bank_conflicts(offsets: np.ndarray, itemsize: int = 2) -> int:
-    """How many of these chunks, each named by its first element's offset, want the same banks: 1 is none too many."""
+    """Return the largest number of these chunks that share the same banks; 1 means no conflict.
+
+    Each chunk is given by the offset of its first element.
+    """
     groups = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
     return int(np.bincount(groups.ravel()).max())

@@ -67,7 +67,7 @@ class Cost:
     workers: int  # thread blocks that can work at the same time
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Of each unit, at full speed; if there are fewer workers than SMs, the other SMs' units stand still."""
+        """Return the seconds of each unit at full speed; if there are fewer workers than SMs, the other SMs idle."""
         price, at_work = prices(chip), min(1.0, self.workers / chip.SMs)
         return {
             "tensor cores": self.flops / price.tensor / at_work,
@@ -78,17 +78,17 @@ class Cost:
         }
 
     def limit(self, chip: Chip) -> tuple[str, float]:
-        """The unit that takes longest, and its seconds.
+        """Return the unit that takes longest, and its seconds.
 
-        A kernel of this method is not faster, but for requests that the L1 cache of an SM answers before L2: in the
-        recorded ladder L2 saw a fifth less than FA2 requests with tiles of 64 × 64.
+        No kernel of this method can be faster, except through requests that the L1 cache of an SM answers before L2.
+        In the recorded ladder, L2 saw a fifth less than FA2 requests with tiles of 64 × 64.
         """
         seconds = self.seconds(chip)
         slowest = max(seconds, key=lambda unit: seconds[unit])
         return slowest, seconds[slowest]
 
     def intensity(self, place: str) -> float:
-        """FLOPs per byte that is "requested" or has "crossed" to DRAM."""
+        """Return the FLOPs per byte that is "requested", or that has "crossed" to DRAM."""
         return self.flops / getattr(self, place)
 
 
@@ -115,7 +115,7 @@ def cost(
     causal: bool = False,
     chip: Chip = chips.H200,
 ) -> Cost:
-    """What `heads` heads of N_q queries and N keys ask for, counted by machine/io; N_q = N if not given.
+    """Return the cost of `heads` heads of N_q queries and N keys, counted by machine/io; N_q = N if not given.
 
     Standard attention stores S and P. Its operations are those of one tile as large as S. Its products request Q, K and
     V once per tile of their results, but L2 answers all of these requests except the first. Decode splits the keys, so
@@ -145,9 +145,10 @@ def cost(
 
 
 def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
-    """Thread blocks that share a head: FA1, as printed, has one, FA2 one for each row block (backward: column block).
+    """Return the thread blocks that share a head: one in FA1 as printed, and one per row or column block in FA2.
 
-    The products of standard attention have enough for any chip, and decode has by splitting the keys.
+    FA2 takes row blocks in the forward and column blocks in the backward. The matmuls of standard attention have
+    enough blocks for any chip, and so has decode, because it splits the keys.
     """
     algorithm, direction = METHODS[method]
     if algorithm == "standard" or method == "decode":
@@ -156,11 +157,11 @@ def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
 
 
 def passes(algorithm: str, tiling: Tiling, d: int, moved: io.Traffic, workers: int, heads: int, chip: Chip) -> int:
-    """How often what is loaded again and again comes from DRAM.
+    """Return how often data that is loaded repeatedly comes from DRAM.
 
-    Once, if L2 has room for it, for all heads that are computed at the same time. If not, the workers of one head still
-    load the same tile at about the same time: as often as there are waves of workers. One worker alone, and one kernel
-    after the other for all heads: each time.
+    It comes once if L2 has room for it, for all heads that are computed at the same time. If not, the workers of one
+    head still load the same tile at about the same time, so it comes once per wave of workers. With one worker alone,
+    or with one kernel after the other for all heads, it comes each time.
     """
     size = io.sizes(tiling, d)
     again = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}

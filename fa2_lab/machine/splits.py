@@ -40,7 +40,7 @@ class Shares:
 
     @property
     def work(self) -> int:
-        """Units of work of all heads."""
+        """The units of work of all heads together."""
         return sum(self.tiles) + len(self.tiles)
 
     @property
@@ -49,15 +49,15 @@ class Shares:
 
     @property
     def busy(self) -> int:
-        """Programs that get something."""
+        """The number of programs that get any work."""
         return cdiv(self.work, self.share)
 
     def begin(self, head: int) -> int:
-        """The unit of work that begins a head."""
+        """Return the unit of work with which a head begins."""
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """What program w reads: (head, first tile, last tile + 1), in order."""
+        """Return what program w reads, in order, as (head, first tile, last tile + 1)."""
         found = []
         for head, n in enumerate(self.tiles):
             begin = self.begin(head)
@@ -67,21 +67,24 @@ class Shares:
         return found
 
     def readers(self, head: int) -> range:
-        """The programs that read some of a head. One finishes it by itself; several leave as many parts."""
+        """Return the programs that read keys of a head. One finishes it alone; several leave a partial result each."""
         begin = self.begin(head)
         return range(begin // self.share, (begin + self.tiles[head]) // self.share + 1)
 
     def part(self, w: int, head: int) -> int:
-        """The number of the part that program w leaves of a head. From one part to the next w or head grows."""
+        """Return the index of the partial result that program w leaves of a head.
+
+        Indices are unique, because from one partial result to the next either w or the head grows.
+        """
         return w + head
 
     @property
     def room(self) -> int:
-        """Parts that the scratch has room for."""
+        """The number of partial results for which the scratch buffer has room."""
         return self.programs + len(self.tiles)
 
     def blocks(self) -> list[grid.BlockWork]:
-        """As thread blocks, each as long as its share of the work."""
+        """Return the shares as thread blocks, each as long as its share of the work."""
         return [
             grid.BlockWork(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)
         ]
@@ -91,7 +94,10 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
-    """Every head in so many splits of nearly equal length, each with a unit to begin it; 1 is a block for each head."""
+    """Return the blocks for heads that are cut into `splits` parts of nearly equal length; 1 is one block per head.
+
+    Each block takes one more unit of work to begin.
+    """
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
     return [grid.BlockWork(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]
@@ -103,7 +109,7 @@ def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
 def seconds(
     tiles: tuple[int, ...], tile_bytes: int, programs: int, slots: int, alone: float, bandwidth: float
 ) -> float:
-    """Until the last of so many equal shares is read; launches are left out.
+    """Return the seconds until the last of `programs` equal shares is read, without launches.
 
     A program that has an SM and the memory to itself reads `alone` bytes per second. All programs that run at the same
     time share the bandwidth, in bytes per second, evenly.

@@ -32,7 +32,7 @@ NOBODY, SEVERAL, COPY = -1, -2, -3
 
 
 class RaceError(RuntimeError):
-    """Two warps touched the same place, one of them writing, with no barrier between."""
+    """Two warps accessed the same element with no barrier between, and at least one of them wrote."""
 
 
 class SharedMemory:
@@ -45,7 +45,7 @@ class SharedMemory:
         self._forget()
 
     def write(self, warp: int, name: str, where: Any, value: np.ndarray) -> None:
-        """`warp` (or COPY) stores `value` at self[name][where]."""
+        """Store `value` at self[name][where] for `warp` (or COPY)."""
         self._refuse_others(warp, name, where, self._readers, "writes what another has read")
         self._refuse_others(warp, name, where, self._writers, "writes what another has written")
         self.arrays[name][where] = value
@@ -53,7 +53,7 @@ class SharedMemory:
         self.counts[warp, "write", name] += self.arrays[name][where].size
 
     def read(self, warp: int, name: str, where: Any = ...) -> np.ndarray:
-        """`warp` loads self[name][where] into registers."""
+        """Load self[name][where] into the registers of `warp`."""
         self._refuse_others(warp, name, where, self._writers, "reads what another has written")
         value, seen = self.arrays[name][where].copy(), self._readers[name][where]
         self._readers[name][where] = np.where((seen == NOBODY) | (seen == warp), warp, SEVERAL)
@@ -61,7 +61,7 @@ class SharedMemory:
         return value
 
     def barrier(self, reason: str) -> None:
-        """All warps wait for each other: what was written before may be read after."""
+        """Make all warps wait for each other, so that what was written before can be read afterwards."""
         self.waits[reason] += 1
         self._forget()
 
@@ -78,7 +78,7 @@ class SharedMemory:
 
 
 class BlockRun(NamedTuple):
-    """What one thread block computed, and the shared memory it used to get there."""
+    """What one thread block computed, and the shared memory that it used."""
 
     O: np.ndarray  # (B_r, d)
     L: np.ndarray  # (B_r,)
@@ -91,7 +91,7 @@ class BlockRun(NamedTuple):
 def split_q(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None = None
 ) -> BlockRun:
-    """Row block i with its rows shared out among W warps: two barriers a tile, and no partial results."""
+    """Compute row block i with its rows divided among W warps: two barriers per tile, no partial results."""
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
     (b, d), mine = q_i.shape, shares(len(q_i), W)
@@ -112,7 +112,10 @@ def split_q(
 def split_k(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None = None
 ) -> BlockRun:
-    """Row block i with the keys of each tile shared out among W warps: three barriers a tile, partials in memory."""
+    """Compute row block i with the keys of each tile divided among W warps.
+
+    This takes three barriers per tile, and partial results in shared memory.
+    """
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
     (b, d), mine = q_i.shape, shares(len(q_i), W)
@@ -137,7 +140,7 @@ def split_k(
 
 
 def _slice_of_s(shared: SharedMemory, tau: float, visible: np.ndarray, keys: slice, w: int) -> np.ndarray:
-    """Warp w's columns of the tile's scores, whose row maxima it tells the others."""  # (B_r, B_c / W)
+    """Return warp w's (B_r, B_c / W) scores of the tile, and share their row maxima with the other warps."""
     q_i, k_w = shared.read(w, "Q"), shared.read(w, "K", keys)  # all of Q, a slice of K
     s_w = np.where(visible[:, keys], tau * (q_i @ k_w.T), -np.inf)
     shared.write(w, "max", w, s_w.max(axis=1, initial=-np.inf))
@@ -152,7 +155,7 @@ BARRIERS = {"split_q": 2, "split_k": 3}  # of each tile
 
 
 def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]:
-    """(op, tensor) -> elements that all W warps together move through shared memory for one tile of b × c."""
+    """Return, by (op, tensor), the elements that all W warps together move through shared memory per b × c tile."""
     b, c, d, W = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d), ("W", W)))
     stored = {("write", "K"): c * d, ("write", "V"): c * d}
     if scheme == "split_q":
@@ -166,7 +169,7 @@ def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]
 
 
 def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
-    """Bytes of the same in a kernel with 16-bit Q, K, V and fp32 partials."""
+    """Return tile_accesses() in bytes, for a kernel with 16-bit Q, K, V and fp32 partial results."""
     return sum(n * BYTES[tensor] for (_, tensor), n in tile_accesses(scheme, b, c, d, W).items())
 
 
@@ -174,7 +177,7 @@ def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
 
 
 def shares(n: int, W: int) -> list[slice]:
-    """n rows (or keys) in W consecutive shares, as equal as can be."""
+    """Split n rows (or keys) into W consecutive shares that are as equal as possible."""
     edges = [n * w // W for w in range(W + 1)]
     return [slice(a, b) for a, b in pairwise(edges)]
 
@@ -194,7 +197,7 @@ def _gather(state: list[SoftmaxState], shared: SharedMemory) -> BlockRun:
 def _check(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Arrays of one head that fit the tiling, a row block that exists, at least one warp."""
+    """Refuse arrays that are not one head of this tiling, a row block that does not exist, and less than one warp."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
     check_tiling(tiling)
     if (tiling.N_q, tiling.N_k) != (len(Q), len(K)):

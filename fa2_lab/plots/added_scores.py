@@ -8,7 +8,7 @@ PARENTS = (-1, 0, 1, 1, 0, 4, 0)  # a tree of drafts, each node before its child
 
 
 def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
-    """Four surfaces, −∞ where a score is hidden: N queries and N keys, or the drafts of a tree after their context."""
+    """Return four surfaces, −∞ at masked scores: N queries and N keys, or the drafts of a tree after their context."""
     row, column = np.arange(N)[:, None], np.arange(N)[None, :]
     distance = row - column
     hidden = distance < 0

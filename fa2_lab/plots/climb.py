@@ -18,7 +18,7 @@ class RungSpeeds(NamedTuple):
 
 
 def data() -> dict:
-    """What `fa2-lab bench ladder` has measured in the shape that fills the GPU."""
+    """Return what `fa2-lab bench ladder` measured in the shape that fills the GPU."""
     record = load("ladder")
     full, causal = (reasons.timed(record, masked, d=128) for masked in (False, True))
     both = full.values.keys() & causal.values.keys()

@@ -9,7 +9,7 @@ FIRST, SECOND = 4, 3  # over columns S, dP, dV, dK; over rows S, dP, dQ
 
 
 def data(T: int = 4) -> dict:
-    """One head of T × T tiles on as many SMs, which start together; time is counted in matmuls.
+    """Simulate one head of T × T tiles on T SMs that start together, with time counted in matmuls.
 
     visits: (SM, from, to, what the tile adds to). writes: {(block of dQ, when): the SMs that write it}.
     """

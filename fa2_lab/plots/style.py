@@ -78,9 +78,9 @@ RC = {
 
 
 def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
-    """Mark a figure function: it draws in this style, ℓ is ℓ, and its layout is settled once and for all.
+    """Decorate a figure function so that it draws in this style, shows ℓ as such, and fixes its layout once.
 
-    With `narrow=True` it draws the same for a phone.
+    With `narrow=True` it draws the same figure for a phone.
     """
 
     @wraps(draw)

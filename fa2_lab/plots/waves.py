@@ -16,7 +16,7 @@ def data(which: str = "orders") -> dict:
 
 
 def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
-    """FA1 and FA2 at batch 1 on an H100, one resident block per SM: without a mask, then causal in both orders."""
+    """Schedule FA1 and FA2 at batch 1 on an H100, one resident block per SM: non-causal, then causal in both orders."""
     full, causal = Tiling(N, N, B, B), Tiling(N, N, B, B, Mask(causal=True))
     grids = {
         "FA1, one thread block per head": grid.fa1_grid(heads, full),
@@ -109,7 +109,7 @@ def _bars(ax: style.Axes, schedule: Schedule) -> None:
 
 
 def _end(ax: style.Axes, schedule: Schedule, last: float) -> None:
-    """A line where the last block ends, and how many SMs never had one."""
+    """Draw a line where the last block ends, and note how many SMs never ran one."""
     end = schedule.makespan
     ax.plot([end, end], [0, schedule.SMs], color=style.INK, linewidth=1, clip_on=False)
     inside = end > 0.8 * last

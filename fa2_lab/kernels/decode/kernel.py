@@ -414,7 +414,7 @@ def merge(m, l, o, m_w, l_w, o_w, scale_log2):
 
 @triton.jit
 def readers_of(b, h, work, tile, SPLIT_KV: tl.constexpr):
-    """The first and the last program that have read row block h of sequence b."""
+    """Return the first and the last program that read keys for row block h of sequence b."""
     if SPLIT_KV:
         splits = work.programs // (work.batch * work.heads)
         first = (b * work.heads + h) * splits

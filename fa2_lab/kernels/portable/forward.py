@@ -48,7 +48,7 @@ def biases(bias: tl.constexpr, position, row, col):
 @triton.jit
 def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position, dropout, tile, bias: tl.constexpr,
                 MASKED: tl.constexpr):  # fmt: skip
-    """Take the tiles of some columns into one row block's state: o_i in pieces (B_r, width), m_i and l_i (B_r,)."""
+    """Update one row block's state with the tiles of some columns: o_i in pieces (B_r, width), m_i and l_i (B_r,)."""
     o_i, m_i, l_i = state
     first, last, hole, width = columns
     row, begin, end = rows

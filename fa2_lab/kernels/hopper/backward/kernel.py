@@ -288,7 +288,7 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
 
 @gluon.jit
 def writer(c: gl.constexpr, sums, pipes):
-    """Add consumer c's parts of dQ one after the other, each at its turn."""
+    """Add consumer c's partial results of dQ one after the other, each in its turn."""
     n = 0
     r = 0
     steps = receive(r, pipes.mailbox)

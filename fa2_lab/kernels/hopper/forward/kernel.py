@@ -205,10 +205,10 @@ def interval(row, length, geometry):
 
 @gluon.jit
 def opaque(row):
-    """The same row, but the compiler does not see that it is a sum.
+    """Return the same row, but hide from the compiler that it is a sum.
 
-    It would add c · 64 to each lane's row ahead, and keep the sums. With Triton 3.7 two registers too few are left for
-    them at d = 64. Other versions have enough, and this would make them up to 1% slower.
+    Otherwise it would add c · 64 to each lane's row in advance, and keep the sums, for which Triton 3.7 has two
+    registers too few at d = 64. Other versions have enough, and this would make them up to 1% slower.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=True, pack=1)
 
