@@ -32,7 +32,7 @@ class Disagreement(ValueError):
 
 
 def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The process group behind a 1-D DeviceMesh, a ProcessGroup, or None for all ranks."""
+    """Return the process group behind a 1-D DeviceMesh, a ProcessGroup, or None for all ranks."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError("torch.distributed is not initialised: start with torchrun and call init_process_group")
     if isinstance(mesh, DeviceMesh):
@@ -75,14 +75,14 @@ class Exchange:
             self.works += [side.send([mine], other, tag=0) for other in others]
 
     def wait(self) -> list[dict]:
-        """The headers of all ranks, in order of rank."""
+        """Return the headers of all ranks, in order of rank."""
         with losing(self.group, self.timeout):
             for work in self.works:
                 work.wait()
         return [json.loads(x.numpy().tobytes()) for x in self.every]
 
     def agree(self) -> list[dict]:
-        """The same, once all say the same; otherwise an error here and on every other rank."""
+        """Return the headers if all ranks agree; otherwise raise an error here and on every other rank."""
         headers = self.wait()
         refusals = [f"rank {rank}: {h['refused']}" for rank, h in enumerate(headers) if "refused" in h]
         if refusals:
@@ -123,7 +123,7 @@ def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
 
 
 def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
-    """The gloo group of the same ranks, made at the first call; only they need to be there."""
+    """Return the gloo group of the same ranks, made at the first call; no other rank has to take part."""
     if (group, timeout) not in SIDE:
         store = dist.PrefixStore(f"fa2_lab/{group.group_name}/{timeout}", _get_default_store())
         size, limit = dist.get_world_size(group), timedelta(seconds=timeout)

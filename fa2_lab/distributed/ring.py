@@ -142,7 +142,7 @@ class RingCall:
         return len(self.lengths)
 
     def source(self, step: int) -> int:
-        """Whose keys are here at a step: a block moves on to the right by one."""
+        """Return whose keys are here at a step; each step moves a block on to the right by one rank."""
         return (self.rank - step) % self.size
 
     def meeting(self, source: int) -> Meeting:
@@ -168,7 +168,7 @@ class Passing:
     works: list
 
     def wait(self) -> list[Tensor]:
-        """What came from the left; on a GPU it is the current stream that waits, not the host."""
+        """Return what came from the left; on a GPU, the current stream waits and not the host."""
         for work in self.works:
             work.wait()
         return self.incoming
@@ -202,7 +202,7 @@ def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list
 
 
 def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """What this rank's upper queries get from its own keys, in all heads: no other rank is needed."""
+    """Compute what this rank's upper queries get from its own keys, in all heads, without any other rank."""
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 
 
@@ -234,7 +234,7 @@ def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tens
 
 
 def options_of(ring: RingCall, seen: Meeting) -> Options:
-    """How a rank's queries look at a block's keys."""
+    """Return the options with which a rank's queries attend to a block's keys."""
     return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
 

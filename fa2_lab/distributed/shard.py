@@ -48,7 +48,7 @@ def unshard(
 
 
 def joined(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:
-    """The parts, each rank's first rows first, put where they lie in the sequence."""
+    """Join the parts of all ranks, with every row at its position in the sequence."""
     whole = parts[0].new_empty((sum(lengths), *parts[0].shape[1:]))
     for part, places in zip(parts, shards.pieces(lengths, layout), strict=True):
         start = 0

@@ -30,7 +30,7 @@ class Scheduler:
 
     @gluon.jit
     def first(self):
-        """This program's first block, by its number among all."""
+        """Return the number of this program's first block among all blocks."""
         return draw(self.counter) if self.DRAWN else gl.program_id(0)
 
     @gluon.jit
@@ -40,20 +40,20 @@ class Scheduler:
 
     @gluon.jit
     def tile_coord(self, t):
-        """The t-th block: its index in its head, and its head."""
+        """Return the t-th block as its index in its head, and its head."""
         return block_of(t, self.blocks, self.heads, self.l2_group)
 
     @gluon.jit
     def next(self):
-        """This program's next block.
+        """Return the number of this program's next block.
 
-        Ask as late as possible: a program that takes its next block too early gets the same fixed share as before.
+        Call it as late as possible: a program that takes its next block too early gets a fixed share again.
         """
         return draw(self.counter) if self.DRAWN else gl.num_programs(0) + draw(self.counter)
 
     @gluon.jit
     def leave(self):
-        """The last program to leave puts both counters back to zero.
+        """Leave; the last program to do so resets both counters to zero.
 
         So launches that share a counter must follow one another: see counter_for().
         """
@@ -64,7 +64,7 @@ class Scheduler:
 
 @gluon.jit
 def draw(counter):
-    """The next number of a counter in HBM. Nothing else is handed over with it, so memory need not be ordered."""
+    """Return the next number of a counter in HBM. Nothing else depends on it, so memory need not be ordered."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 

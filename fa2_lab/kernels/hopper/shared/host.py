@@ -12,9 +12,9 @@ from fa2_lab.kernels.prepared import prepared
 
 
 def counter_for(X: Tensor, traced: bool) -> Tensor:
-    """Two zeros for the tile scheduler to count in, which it leaves as zeros.
+    """Return two zeros for the tile scheduler to count in, which it leaves as zeros.
 
-    On a stream no two launches that count overlap (only backward_kernel starts early, behind bwd_preprocess), so
+    On a stream no two launches that count overlap (only backward_kernel starts early, after bwd_preprocess), so
     there is one counter for each stream. A CUDA graph gets its own, and so does a call that torch may record: what it
     allocates in order to warm up belongs to the graph, too.
     """
@@ -24,26 +24,26 @@ def counter_for(X: Tensor, traced: bool) -> Tensor:
 
 
 def zeros(device: torch.device) -> Tensor:
-    """A new counter."""
+    """Create a new counter."""
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 
 def evenly(heads: int, least: int) -> int:
-    """How many of all heads to run at a time: `least`, or up to twice as many if the last round is fuller then.
+    """Return how many heads to run at a time: from `least` to twice as many, so that the last round is fullest.
 
-    A few that were left over would run alone, and theirs are long blocks, too: up to 23% slower.
+    A few heads left over would run alone, and they have long blocks, too, which made a call up to 23% slower.
     """
     least = min(least, heads)
     return min(range(least, 2 * least), key=lambda n: -heads % n)
 
 
 def up_to(d: int, table: dict[int, Any]) -> Any:
-    """The entry of a table for the least of its dimensions that is no less than d."""
+    """Return the entry of a table for its smallest dimension that is at least d."""
     return table[min(width for width in table if d <= width)]
 
 
 def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
-    """Whether tensors of this kind can be taken, if they are aligned and the sizes know their d."""
+    """Whether the kernels take tensors of this kind, provided that they are aligned and the tables have their d."""
     return (
         Q.dtype in HALVES
         and Q.dtype == K.dtype == V.dtype
@@ -54,5 +54,5 @@ def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
 
 
 def aligned(*tensors: Tensor | None) -> bool:
-    """Whether tensors begin where the copy engine can begin."""
+    """Whether tensors begin at addresses where TMA can begin."""
     return math.gcd(16, *addresses(tensors)) == 16

@@ -12,7 +12,7 @@ all_threads = gl.barrier
 
 @triton.aggregate
 class Numbers:
-    """Sets of whole numbers with names. Set n lies where set n − stages has been."""
+    """Sets of named integers. Set n takes the place of set n − stages."""
 
     memory: gl.shared_memory_descriptor
     names: gl.constexpr  # of the numbers of a set
@@ -20,40 +20,40 @@ class Numbers:
 
     @gluon.jit
     def write(self, n, values):
-        """Set n, its numbers in the order of their names; those beyond are left out."""
+        """Write set n, its numbers in the order of their names, and leave out those beyond."""
         for i in gl.static_range(len(self.names)):
             place = self.memory.index((n & (self.stages - 1)) * width(self.names) + i)
             place.store(gl.full([1], values[i], gl.int32, one(gl.num_warps())))
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
-        """One number of set n, for every thread."""
+        """Return one number of set n, in every thread."""
         place = self.memory.index((n & (self.stages - 1)) * width(self.names) + position(self.names, name))
         return gl.max(place.load(one(gl.num_warps())), 0)
 
 
 @gluon.jit
 def new_numbers(names: gl.constexpr, stages: gl.constexpr):
-    """Room for so many sets."""
+    """Allocate `stages` sets."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return Numbers(gl.allocate_shared_memory(gl.int32, [stages * width(names), 1], layout), names, stages)
 
 
 @gluon.constexpr_function
 def width(names):
-    """The places of one set: a power of two, so that to find a place costs no multiplication."""
+    """Return the size of one set, a power of two, so that finding a number in it costs no multiplication."""
     return 1 << (len(names) - 1).bit_length()
 
 
 @gluon.constexpr_function
 def position(names, name):
-    """Where a number stands in its set."""
+    """Return the position of a number in its set."""
     return names.index(name)
 
 
 @gluon.constexpr_function
 def one(warps):
-    """The layout of one number, the same in every thread."""
+    """Return the layout of one number that is the same in every thread."""
     return gl.BlockedLayout([1], [32], [warps], [0])
 
 
@@ -61,7 +61,7 @@ def one(warps):
 class Mailbox:
     """What the producer tells the consumers about each block; it may be one block ahead of them.
 
-    compute-sanitizer's racecheck names it: it does not see that barriers in memory order anything.
+    compute-sanitizer's racecheck reports it, because it does not see that barriers in memory order accesses.
     """
 
     numbers: Numbers
@@ -70,7 +70,7 @@ class Mailbox:
 
     @gluon.jit
     def send(self, n, values):
-        """Producer: the numbers of the n-th block."""
+        """Producer: send the numbers of the n-th block."""
         mbarrier.wait(self.emptied.index(n & 1), (n >> 1 & 1) ^ 1)
         self.numbers.write(n, values)
         all_threads()
@@ -78,17 +78,17 @@ class Mailbox:
 
     @gluon.jit
     def wait(self, n):
-        """Consumer: until the numbers of the n-th block are there."""
+        """Consumer: wait until the numbers of the n-th block have arrived."""
         mbarrier.wait(self.filled.index(n & 1), n >> 1 & 1)
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
-        """Consumer: one number of the n-th block."""
+        """Consumer: return one number of the n-th block."""
         return self.numbers.read(n, name)
 
     @gluon.jit
     def release(self, n):
-        """Consumer: the numbers of the n-th block are no longer needed here.
+        """Consumer: release the numbers of the n-th block, which it no longer needs.
 
         Compiled, this waits for all threads twice: here, and where the compiler makes one thread arrive for all.
         """
@@ -98,5 +98,5 @@ class Mailbox:
 
 @gluon.jit
 def new_mailbox(names: gl.constexpr, consumers: gl.constexpr):
-    """An empty mailbox that so many consumers read."""
+    """Create an empty mailbox that `consumers` consumers read."""
     return Mailbox(new_numbers(names, 2), barriers(2, 1), barriers(2, consumers))

@@ -15,10 +15,10 @@ from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 
 @gluon.jit
 def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = True):
-    """`number` barriers, each of which ends its phase when `arrivals` have come.
+    """Allocate `number` barriers, each of which ends its phase after `arrivals` arrivals.
 
-    What nobody waits for must not become a barrier: the compiler lets others write to its memory, for example the
-    numbers of a mailbox. When the GPU stopped a process and went on with it, those read 0x1ffffe, a new barrier's bits.
+    A barrier that nobody waits for must not be initialized, because the compiler reuses its memory, for example for the
+    numbers of a mailbox. After the GPU had paused and resumed a process, those read 0x1ffffe, a new barrier's bits.
     """
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number if USED else 0):
@@ -31,7 +31,7 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
 
 @triton.aggregate
 class Ring:
-    """Tiles in shared memory, one to a stage. The producer fills the n-th tile; consumers take it, then release it.
+    """Tiles in shared memory, one per stage. The producer fills the n-th tile; consumers take it, then release it.
 
     CUTLASS calls the barriers full and empty. Its producer_acquire is wait_for_room, which fill calls by itself, its
     consumer_wait is take, and its consumer_release is release.
@@ -54,25 +54,25 @@ class Ring:
 
     @gluon.jit
     def wait_for_room(self, n):
-        """Producer: until the stage of the n-th tile is empty."""
+        """Producer: wait until the stage of the n-th tile is empty."""
         mbarrier.wait(self.emptied.index(n % self.stages), (n // self.stages & 1) ^ 1)
 
     @gluon.jit
     def take(self, n):
-        """Consumer: the n-th tile, as soon as it is there."""  # (rows, d)
+        """Consumer: wait for the n-th tile, and return it."""  # (rows, d)
         stage = n % self.stages
         mbarrier.wait(self.filled.index(stage), n // self.stages & 1)
         return matrix(self.tiles.index(stage))
 
     @gluon.jit
     def release(self, n):
-        """Consumer: the n-th tile is no longer needed here."""
+        """Consumer: release the n-th tile, which it no longer needs."""
         mbarrier.arrive(self.emptied.index(n % self.stages), count=1)
 
 
 @gluon.jit
 def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: gl.constexpr = True):
-    """A ring of tiles as the descriptor `source` describes them, emptied by so many consumers."""
+    """Create a ring of tiles as the descriptor `source` describes them, emptied by `consumers` consumers."""
     tiles = gl.allocate_shared_memory(source.dtype, stacked(stages, source.block_shape), source.layout)
     return Ring(tiles, barriers(stages, 1), barriers(stages, consumers, HAS_EMPTY), stages, HAS_EMPTY)
 
@@ -82,9 +82,9 @@ def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: g
 
 @triton.aggregate
 class PingPong:
-    """Consumers start their products in turn, 0, 1, … and round again: one multiplies while another exponentiates.
+    """Consumers start their matmuls in turn, 0, 1, … and round again, so one runs them during the softmax of another.
 
-    Without USED nobody waits for anybody.
+    Without USED, no consumer waits for another.
     """
 
     begun: gl.shared_memory_descriptor  # one barrier a consumer: it waits here for the consumer before it
@@ -106,7 +106,7 @@ class PingPong:
 
 @gluon.jit
 def new_ping_pong(consumers: gl.constexpr, USED: gl.constexpr):
-    """Ping-pong that begins with consumer 0."""
+    """Create a ping-pong that begins with consumer 0."""
     begun = barriers(consumers, 1, USED)
     if USED:
         mbarrier.arrive(begun.index(0), count=1)
@@ -118,22 +118,22 @@ def new_ping_pong(consumers: gl.constexpr, USED: gl.constexpr):
 
 @gluon.jit
 def matrix(tile):
-    """A tile without its leading dimensions of 1."""  # (rows, d)
+    """Return a tile without its leading dimensions of 1."""  # (rows, d)
     return tile.reshape([tile.shape[-2], tile.shape[-1]])
 
 
 @gluon.constexpr_function
 def stacked(n, block):
-    """The shape of so many tiles."""
+    """Return the shape of n tiles."""
     return [n, *block]
 
 
 @gluon.jit
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
-    """Zero a tile's rows from `real` on, or before: p is 0 there, but 0 times what an unused key may hold need not be.
+    """Zero a tile's rows from `real` on, or those before it: p is 0 there, but 0 times an unused key may not be 0.
 
-    Every consumer writes the same bits, so it does not matter that they do so side by side. compute-sanitizer's
-    racecheck names it all the same.
+    Every consumer writes the same bits, so it does not matter that they do so concurrently, although
+    compute-sanitizer's racecheck reports it.
     """
     ROWS: gl.constexpr = tile.shape[0]
     PART: gl.constexpr = 16
@@ -150,18 +150,18 @@ def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
 
 @gluon.jit
 def opaque_smem(tile):
-    """The same tile, whose addresses are computed here: the compiler would do so ahead, and keep them in registers."""
+    """Return the same tile, but have its addresses computed here, not in advance and then kept in registers."""
     zero = gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
     return tile.reinterpret(tile.dtype, [1, tile.shape[0], tile.shape[1]], tile.layout).index(zero)
 
 
 @gluon.constexpr_function
 def accumulator(columns):
-    """How one warpgroup holds 64 rows of a product: 16 rows to a warp, a row in the hands of 4 lanes."""
+    """Return the layout in which a warpgroup holds 64 rows of a matmul: 16 rows per warp, 4 lanes per row."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.jit
 def as_operand(p, dtype: gl.constexpr, columns: gl.constexpr):
-    """p in half precision as the left operand of a product with so many columns: in the registers where it is."""
+    """Convert p to half precision as the left operand of a matmul with `columns` columns, in its own registers."""
     return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, accumulator(columns), 2))
