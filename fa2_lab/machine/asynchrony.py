@@ -43,7 +43,7 @@ class Barrier:
             self.phase, self.missing = self.phase ^ 1, self.expected
 
     def over(self, phase: int) -> Wait:
-        """A wait for the end of that phase. One bit is all that is compared."""
+        """Return a wait for the end of that phase. Only the phase parity, one bit, is compared."""
         return Wait(lambda: self.phase != phase, self.what)
 
 
