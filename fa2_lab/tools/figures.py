@@ -82,6 +82,7 @@ PICTURES = {  # name of a picture: the chapter that shows it
     "row_reduction": "A_lanes",
     "swizzle_xor": "A_lanes",
     "block_budget": "A_lanes",
+    "rounding_bias": "D_numbers",
 }
 MOVING = ("hero", "climb_loop")  # written by fa2_studio/book/pictures.py
 PHONE = "narrow"  # the folder of the same pictures as a phone shows them

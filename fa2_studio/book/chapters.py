@@ -43,6 +43,7 @@ CHAPTERS = [
     Chapter("A_lanes", "Lanes, layouts, banks", "Where exactly are the numbers of a tile?"),
     Chapter("B_errata", "Errata", "Which tests does a wrong formula survive?"),
     Chapter("C_package", "The package and its commands", "Where is what, and how do I use it for something of my own?"),
+    Chapter("D_numbers", "Numbers", "Which digits of a result may I believe?"),
 ]
 
 PARTS = {  # of the book, and the numbers of their chapters
@@ -51,7 +52,7 @@ PARTS = {  # of the book, and the numbers of their chapters
     "III · Triton": "08 09 10 11",
     "IV · Hopper": "12a 12b 13",
     "V · Beyond one call": "14 15 16 17",
-    "Appendices": "A B C",
+    "Appendices": "A B C D",
 }
 
 

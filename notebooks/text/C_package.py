@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Errata](B_errata.ipynb) · [The map](00_start.ipynb)
+# [← Errata](B_errata.ipynb) · [The map](00_start.ipynb) · [Numbers →](D_numbers.ipynb)
 
 # %% [markdown]
 # # C · The package and its commands
@@ -277,4 +277,4 @@ named = {"reference", "kernels", "api", "distributed", "examine", "machine", "er
 verdict("the table has every folder", folders == named | {"plots", "tools"})
 
 # %% [markdown] tags=["navigation"]
-# [← Errata](B_errata.ipynb) · [The map](00_start.ipynb)
+# [← Errata](B_errata.ipynb) · [The map](00_start.ipynb) · [Numbers →](D_numbers.ipynb)

@@ -1,0 +1,66 @@
+"""Rounding errors of one sign: what they look like between two numbers of bf16, and how they add up in D."""
+
+import numpy as np
+
+from fa2_lab.examine.cases import rounded
+from fa2_lab.machine import numbers
+from fa2_lab.plots import style
+
+BINS = np.linspace(-0.5125, 0.5125, 42)  # of an ulp, with a bin around each of −½, 0 and ½
+
+
+def data() -> dict:
+    """Errors of o in column 0, in steps of bf16, as shares of the rows; and the sum of D's errors over the rows."""
+    S, V, dO = numbers.repeated_maxima()
+    exact, m = numbers.truth(S, V), S.max(1, keepdims=True)
+    shares = {}
+    for name, at in (("m", m), ("2m", 2 * m)):
+        o = np.einsum("rk,rk->r", rounded(np.exp(S - at), numbers.BF16), V[..., 0])
+        step = 2.0 ** (np.frexp(o)[1] - numbers.BF16)
+        found, _ = np.histogram((rounded(o, numbers.BF16) - o) / step, BINS)
+        shares[name] = found / len(o)
+    ways = {"sums in bf16": (m, numbers.BF16), "the same, with 2m": (2 * m, numbers.BF16)}
+    ways["sums in fp32"] = m, numbers.FP32
+    sums = {name: np.cumsum((dO * (numbers.outputs(S, V, *way) - exact)).sum(1)) for name, way in ways.items()}
+    return dict(shares=shares, sums=sums)
+
+
+@style.picture
+def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Drawn:
+    """Two histograms over the error of one rounding, and a line for each way to compute O."""
+    ends = {name: line[-1] for name, line in sums.items()}
+    caption = (
+        "If two scores share the maximum, rounding errors do not cancel. On the left, the"
+        " error of rounding o to bf16, in steps of bf16, over all rows. On the right, the sum of the errors of D over"
+        " the rows. All numbers are simulated in NumPy."
+    )
+    figure, axes = style.stacked(2.7, caption, ncols=2)
+    errors, lines = axes[0]
+    middles = (BINS[1:] + BINS[:-1]) / 2
+    errors.bar(middles, shares["m"], width=0.02, color=style.INK)
+    errors.plot(middles, shares["2m"], color=style.OURS)
+    errors.set(xlabel="error of o, in steps of bf16", ylabel="share of the rows", xlim=(-0.55, 0.55))
+    errors.set_xticks([-0.5, -0.25, 0, 0.25, 0.5], labels=["−½", "−¼", "0", "¼", "½"])
+    style.note(errors, 0.07, 0.9 * shares["m"].max(), "bars: relative to m")
+    style.note(errors, 0.07, 0.75 * shares["m"].max(), "line: relative to 2m", color=style.OURS)
+    looks = zip(sums.items(), ((style.INK, "-"), (style.OURS, "-"), (style.QUIET, style.DASHED)), strict=True)
+    rows = len(next(iter(sums.values())))
+    for (_, line), (color, dashes) in looks:
+        lines.plot(np.arange(1, rows + 1), line, color=color, linestyle=dashes)
+    lines.set(xlabel="rows", ylabel="sum of the errors of D", xlim=(0, rows * 1.02))
+    lines.set_xticks(range(0, rows, 1000), labels=[f"{n:,}" for n in range(0, rows, 1000)])
+    biased, fixed, exact = sums
+    top = ends[biased]
+    style.note(lines, 0.5 * rows, 0.68 * top, biased, ha="right")
+    style.note(lines, rows, 0.1 * top, exact, ha="right", color=style.QUIET)
+    style.note(lines, 0.5 * rows, min(sums[fixed]) - 0.07 * top, fixed, ha="right", color=style.OURS)
+    lines.set_ylim(min(sums[fixed]) - 0.14 * top, 1.05 * top)
+    near = [shares["m"][abs(middles + x) < 0.06].sum() for x in (0.5, 0)]
+    alt = (
+        "On the left, the errors of one rounding: relative to m, they are piled up at −½ of a step"
+        f" ({near[0]:.0%} of the rows) and at 0 ({near[1]:.0%}), and relative to 2m they are spread evenly from −½ to"
+        f" ½. On the right, the sum of the errors of D over {rows:,} rows: "
+        + "; ".join(f"{name} {end:+.2f} in the end" for name, end in ends.items())
+        + ". The first is a straight line, and the others stay near 0."
+    )
+    return figure, alt

@@ -1,0 +1,589 @@
+# %% [markdown] tags=["navigation"]
+# [← The package and its commands](C_package.ipynb) · [The map](00_start.ipynb)
+
+# %% [markdown]
+# # D · Numbers
+#
+# **Which digits of a result may I believe?**
+#
+# Two correct kernels rarely return the same bits, and a wrong kernel can agree with a correct one in three digits. This
+# appendix collects what decides the digits of attention, namely roundings, masks, scales and the order of sums. Every
+# number here is computed in NumPy, where we round what we want to round and keep everything else exact.
+#
+# After this notebook you can
+#
+# - decide whether the difference between two implementations is a bug or a rounding error,
+# - explain when rounding errors add up instead of cancelling, and what breaks the pattern,
+# - choose what a masked score should be, and name what each other choice does wrong,
+# - predict what TF32, FP8's scales and another order of sums cost.
+#
+# *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [05 · The backward pass](05_backward.ipynb), [08 ·
+# The Triton forward kernel](08_triton_forward.ipynb) and [14 · Decode](14_decode.ipynb).*
+
+# %% tags=["hide-input"]
+from inspect import getsource
+
+import numpy as np
+
+from fa2_lab.examine.cases import rounded
+from fa2_lab.machine import numbers
+from fa2_lab.plots.show import show
+from fa2_studio.book.build import Case, check
+from fa2_studio.book.verdicts import close, verdict
+
+# %% [markdown]
+# `rounded(x, bits)` returns the nearest numbers that have so many bits in their mantissa, and it is all that we need to
+# imitate a format. bf16 has 8 bits, fp16 and TF32 have 11, and fp32 has 24. The first of these bits is always 1 and
+# takes no room in memory.
+
+# %%
+def bf16(x):
+    return rounded(x, 8)
+
+
+print(f"1/3 is {1 / 3:.9f}, in bf16 {bf16(1 / 3):.9f}, and in fp32 {rounded(1 / 3, 24):.9f}")
+
+# %% [markdown]
+# ## Is a kernel wrong if it differs from standard attention?
+#
+# Here are standard attention and the loop of chapter 04, both in bf16. Standard attention stores S and P in HBM, so it
+# rounds both to bf16. The loop keeps S, m, $\ell$ and $o$ in registers, in fp32, which counts as exact here. It rounds
+# only P, for the second matmul, and O at the end.
+
+# %%
+def exact(Q, K, V):
+    S = Q @ K.T / np.sqrt(Q.shape[1])
+    E = np.exp(S - S.max(1, keepdims=True))
+    return E / E.sum(1, keepdims=True) @ V
+
+
+def standard(Q, K, V, r=bf16):  # r: how everything is rounded that goes to HBM
+    S = r(Q @ K.T / np.sqrt(Q.shape[1]))
+    E = np.exp(S - S.max(1, keepdims=True))
+    return r(r(E / E.sum(1, keepdims=True)) @ V)
+
+
+def flash(Q, K, V, r=bf16, r_P=bf16, B_c=64):
+    m, l, o = np.full((len(Q), 1), -np.inf), 0.0, 0.0
+    for j in range(0, len(K), B_c):
+        s = Q @ K[j : j + B_c].T / np.sqrt(Q.shape[1])
+        m_new = np.maximum(m, s.max(1, keepdims=True))
+        p, alpha, m = np.exp(s - m_new), np.exp(m - m_new), m_new
+        l, o = alpha * l + p.sum(1, keepdims=True), alpha * o + r_P(p) @ V[j : j + B_c]
+    return r(o / l)
+
+# %% tags=["hide-input"]
+Q, K, V = bf16(np.random.default_rng(0).standard_normal((3, 512, 64)))
+truth, plain, ours = exact(Q, K, V), standard(Q, K, V), flash(Q, K, V)
+
+
+def errors(O):
+    return f"largest {abs(O - truth).max():.1e}, mean {abs(O - truth).mean():.1e}"
+
+# %% [markdown]
+# **Predict.** We compare the two outputs with each other, and each of them with the exact result. What do we see?
+#
+# - ☐ both agree except in a few rows, so each checks the other
+# - ☐ they differ in most numbers, and the loop is farther from the exact result, because it rescales
+# - ☐ they differ in most numbers, and the loop is nearer to the exact result
+#
+# <details><summary>Answer</summary>
+#
+# **they differ in most numbers, and the loop is nearer to the exact result.** The difference between the two is mostly
+# the error of standard attention, which rounds S. Comparing them with each other tells nothing about which one is
+# wrong.
+#
+# ```python
+# print(f"{(ours != plain).mean():.0%} of the numbers differ, by {abs(ours - plain).max():.1e} at most")
+# print("error of standard attention:", errors(plain))
+# print("error of the loop:          ", errors(ours))
+# ```
+#
+# ```text
+# 64% of the numbers differ, by 3.9e-03 at most
+# error of standard attention: largest 2.7e-03, mean 2.4e-04
+# error of the loop:           largest 1.6e-03, mean 1.2e-04
+# ```
+# </details>
+#
+# So "not identical to standard attention" is not a fault, although it is the first thing that people report
+# ([#145](https://github.com/Dao-AILab/flash-attention/issues/145),
+# [#410](https://github.com/Dao-AILab/flash-attention/issues/410)). Tri Dao's answer in these threads became the rule of
+# FlashAttention's tests. Compute the truth in fp32 or float64 from the same 16-bit inputs. Then the largest error of
+# the kernel may be at most twice the largest error of standard attention in 16 bits. The factor of 2 leaves room for
+# another order of sums, and the rule needs no tolerance for each shape and dtype, because standard attention sets it.
+
+# %% [markdown]
+# ## What does P in bf16 cost?
+#
+# The loop rounds P to bf16, because the tensor cores take 16-bit operands. Even if P were exact, O would be rounded
+# once, when it is stored.
+#
+# **Predict.** How much larger is the error of O (root mean square) than without the rounding of P?
+#
+# - ☐ less than one and a half times as large
+# - ☐ about ten times as large, since a row of O sums hundreds of rounded weights
+# - ☐ it depends on N: the longer the row, the larger
+#
+# <details><summary>Answer</summary>
+#
+# **less than one and a half times as large.** Each weight is off by at most one part in 256, and by as much upwards as
+# downwards. Over a row, these errors cancel as much as the values themselves do, so relative to O, they are about as
+# large as the rounding of O itself, for every N. Two independent errors of the same size add like the sides of a right
+# triangle, which gives a factor of √2 = 1.41. With larger scores, a few keys have most of the weight, and the largest
+# weight is exactly 1, so rounding P costs less.
+#
+# ```python
+# for N in (64, 512, 4096):
+#     for size in (1, 4):
+#         q, k, v = bf16(np.random.default_rng(1).standard_normal((3, N, 64)))
+#         q, want = size * q[:64], exact(size * q[:64], k, v)
+#         with_P, without = (np.sqrt(((flash(q, k, v, r_P=r) - want) ** 2).mean()) for r in (bf16, np.asarray))
+#         print(f"N = {N:5,}, scores of size {size}: {with_P:.1e}, without {without:.1e}: {with_P / without:.2f} times")
+# ```
+#
+# ```text
+# N =    64, scores of size 1: 4.1e-04, without 3.2e-04: 1.27 times
+# N =    64, scores of size 4: 1.2e-03, without 1.1e-03: 1.05 times
+# N =   512, scores of size 1: 1.5e-04, without 1.1e-04: 1.34 times
+# N =   512, scores of size 4: 9.7e-04, without 9.3e-04: 1.05 times
+# N = 4,096, scores of size 1: 5.7e-05, without 4.1e-05: 1.38 times
+# N = 4,096, scores of size 4: 8.1e-04, without 7.7e-04: 1.04 times
+# ```
+# </details>
+
+# %% [markdown]
+# ## Can rounding errors agree?
+#
+# In training, errors that cancel do no harm, but errors of one sign add up over tokens and steps. In 2025, Qiu and Yao
+# traced a training run whose loss exploded to such an error ([arXiv 2510.04212](https://arxiv.org/abs/2510.04212)). It
+# needs three conditions, which the rows below have:
+#
+# - Two scores of a row share the maximum, so two weights are exactly 1, and P V begins with the sum of two rows of V,
+#   which are bf16 numbers.
+# - All other weights are tiny, and V has the same sign for nearly all keys in one of its columns. Here, it is negative
+#   in column 0.
+# - The sums $o$ are rounded to bf16 *before* the division by $\ell$, as in the code that the authors published.
+
+# %%
+print(getsource(numbers.outputs))
+S, V_rows, dO = numbers.repeated_maxima()
+m = S.max(1, keepdims=True)
+
+# %% [markdown]
+# The sum of two numbers of bf16 with equal exponents has at most 9 bits, so it is a bf16 number, or it lies exactly
+# halfway between two of them. Halves are rounded to the even neighbour, which is up as often as down. But here, the
+# other keys add a little to the sum.
+#
+# **Predict.** In column 0, how are the rounding errors of $o$ distributed over the rows?
+#
+# - ☐ evenly, between −½ and ½ of a step of bf16
+# - ☐ about half are 0, a quarter is ½, and a quarter is −½
+# - ☐ about half are near 0, about half near −½, and hardly any near ½
+#
+# <details><summary>Answer</summary>
+#
+# **about half are near 0, about half near −½, and hardly any near ½.** The tiny rest is negative in all rows, so it
+# moves every halfway case a little below the half, so all of them are rounded down, away from zero. The left of the
+# picture shows this. The small bars at ±¼ are pairs with different exponents, whose sums have a bit more.
+# </details>
+
+# %% tags=["hide-input"]
+show("rounding_bias")
+
+# %% [markdown]
+# The error of O reaches the gradients through $D = \operatorname{rowsum}(dO \circ O)$ of chapter 05, which the paper
+# calls δ. If dO also has a constant sign in this column, the errors of D are positive on average, so their sum grows
+# with the number of rows, as on the right. dQ contains $-\tau (P \circ D) K$, and the gradient of a weight matrix sums
+# its product with the inputs over all tokens. The paper finds that these products have a low rank and similar
+# directions for all tokens. Therefore, the errors of D add up along one direction of the weights, step after step,
+# until the loss explodes.
+#
+# In the picture, the sum stays small if $o$ is kept in fp32 and divided before it is rounded. Then $o$ and $\ell$
+# contain the same small rest, so the quotient is a little above the half in some rows and a little below it in others.
+# The kernels of this book work in this way. The paper keeps the sums in bf16 and changes m instead, so that the largest
+# weight is not 1.
+#
+# **Predict.** The result does not depend on m, as long as nothing overflows. Which of these choices removes the error?
+#
+# - ☐ m + log 2, so that the largest weight is ½
+# - ☐ m + 0.3, so that the largest weight is 0.74 in every row
+# - ☐ 2m, if m is positive
+#
+# <details><summary>Answer</summary>
+#
+# **2m, if m is positive.** Halving all weights changes only their exponents, so the sums have the same halfway cases.
+# With m + 0.3, the largest weight is no power of two, but it is the same number in all rows, and rounding it to bf16
+# makes the same error in all of them, which is even worse. With 2m, the largest weight is $e^{-m}$, which differs from
+# row to row, and so does its error. In rows with a repeated maximum, the paper takes a multiple of m if m is positive,
+# and 0 if it is negative.
+#
+# ```python
+# want = numbers.truth(S, V_rows)
+# for name, at in {"m": m, "m + log 2": m + np.log(2), "m + 0.3": m + 0.3, "2m": 2 * m}.items():
+#     error = (dO * (numbers.outputs(S, V_rows, at, sum_bits=8) - want)).sum(1)
+#     print(f"{name:10} sum of the errors of D: {error.sum():5.2f}, by chance about {np.sqrt((error**2).sum()):.1f}")
+# ```
+#
+# ```text
+# m          sum of the errors of D:  6.92, by chance about 0.4
+# m + log 2  sum of the errors of D:  6.92, by chance about 0.4
+# m + 0.3    sum of the errors of D: 11.87, by chance about 0.6
+# 2m         sum of the errors of D: -0.68, by chance about 0.6
+# ```
+# </details>
+
+# %% [markdown]
+# ## What should a hidden score be?
+#
+# A masked key must get the weight 0. In this book, its score is −∞, and a row that sees no key gets O = 0 and L = −∞.
+# Many programs take a large finite number instead, so that no −∞ − (−∞) can give NaN. Here is a row of two visible and
+# two hidden keys, by plain softmax:
+
+# %% tags=["hide-input"]
+def hidden_weight(dtype, value, visible, add=0.0):  # of both hidden keys together
+    with np.errstate(all="ignore"):
+        hidden = np.full(2, value).astype(dtype) + dtype(add)
+        E = np.concatenate([np.array(visible, dtype), hidden])
+        E = np.exp(E - E.max())
+        return float(E[len(visible) :].sum() / E.sum())
+
+
+VALUES = {"−10,000": -1e4, "−65,504": -65504, "−10⁹": -1e9, "−∞": -np.inf}  # −65,504: the lowest of fp16
+ROWS = {"scores 1, 2": ([1, 2], 0), "scores −20,000": ([-20000, -20001], 0), "no visible key": ([], 0)}
+ROWS["no visible key, −16 added"] = [], -16
+
+# %% [markdown]
+# **Predict.** Which of the values −10,000, −65,504 (the lowest number of fp16), −10⁹ and −∞ gives a hidden key no
+# weight whatever the visible scores are, and in fp16 as well?
+#
+# - ☐ −65,504, since nothing in fp16 is lower
+# - ☐ −10⁹, since no score is that low
+# - ☐ −∞, if rows without a visible key are handled
+#
+# <details><summary>Answer</summary>
+#
+# **−∞, if rows without a visible key are handled.** A finite value is a threshold. As soon as the visible scores are
+# below it, the hidden keys win. A row that sees nothing becomes the mean of what it must not see, which looks like a
+# result. In fp16, −10⁹ overflows to −∞, and so does the lowest number if a score or a second mask is added to it.
+#
+# ```python
+# print(f"{'weight of the hidden keys':31}" + "".join(f"{name:>12}" for name in VALUES))
+# for dtype in (np.float32, np.float16):
+#     for name, (visible, add) in ROWS.items():
+#         found = [hidden_weight(dtype, value, visible, add) for value in VALUES.values()]
+#         row = f"{'fp32' if dtype == np.float32 else 'fp16'}, {name}"
+#         print(f"{row:31}" + "".join(f"{x:12.0%}" if np.isfinite(x) else f"{'NaN':>12}" for x in found))
+# ```
+#
+# ```text
+# weight of the hidden keys           −10,000     −65,504        −10⁹          −∞
+# fp32, scores 1, 2                        0%          0%          0%          0%
+# fp32, scores −20,000                   100%          0%          0%          0%
+# fp32, no visible key                   100%        100%        100%         NaN
+# fp32, no visible key, −16 added        100%        100%        100%         NaN
+# fp16, scores 1, 2                        0%          0%          0%          0%
+# fp16, scores −20,000                   100%          0%          0%          0%
+# fp16, no visible key                   100%        100%         NaN         NaN
+# fp16, no visible key, −16 added        100%         NaN         NaN         NaN
+# ```
+# </details>
+#
+# People have met each of these columns. With −10,000 in lattice, a key with the score −20,000 lost against a hidden one
+# ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, a T5 got around the −10,000 that came
+# from BERT ([#10484](https://github.com/huggingface/transformers/issues/10484)). The lowest number of each dtype took
+# its place, but in fp16, −16 more made that −∞, and rows without a visible key became NaN
+# ([#17306](https://github.com/huggingface/transformers/pull/17306)).
+#
+# The loop over tiles adds a case of its own, because m also begins somewhere. FlashInfer began with −50,000, so a row
+# whose scores were all below it kept this m, all its exponentials were 0, and so was O
+# ([#4267](https://github.com/flashinfer-ai/flashinfer/issues/4267)). When −∞ took its place, rows without a visible key
+# became NaN ([#4451](https://github.com/flashinfer-ai/flashinfer/issues/4451)), because −∞ − (−∞) is NaN. The kernels
+# of this book begin with −∞, and they subtract 0 instead of m as long as m is still −∞:
+
+# %%
+def l_of(tiles, lowest, guarded):  # of one row of scores, tile by tile
+    m, l = lowest, 0.0
+    for s in tiles:
+        m_new = max(m, max(s))
+        m_ref = 0.0 if guarded and m_new == -np.inf else m_new
+        with np.errstate(invalid="ignore"):
+            l, m = np.exp(m - m_ref) * l + np.exp(np.array(s) - m_ref).sum(), m_new
+    return l
+
+
+hidden, low = [-np.inf, -np.inf], [-60000.0, -60001.0]
+for name, lowest, guarded in (("−50,000", -5e4, False), ("−∞", -np.inf, False), ("−∞, guarded", -np.inf, True)):
+    found = [l_of(tiles, lowest, guarded) for tiles in ([low], [hidden, low], [hidden])]
+    words = "of low scores", "if a hidden tile comes first", "of no visible key"
+    print(f"m begins with {name}: " + ", ".join(f"l = {x:.2f} {w}" for w, x in zip(words, found, strict=True)))
+
+# %% [markdown]
+# ## How exact is float32 on the tensor cores?
+#
+# Chapter 11 shows that `tl.dot` of two fp32 tiles uses TF32 unless you ask for `input_precision="ieee"`. The tensor
+# cores then read 11 bits of each operand, with the leading one, and ignore the rest. Compared with rounding, cutting
+# off has a second disadvantage, since all its errors point to zero.
+#
+# Three products in TF32 give most of the bits back. Each operand is split into what TF32 holds and the rest, and only
+# the product of the two rests is left out. In Triton, this is `input_precision="tf32x3"`.
+
+# %%
+def tf32(x):  # cut off, as the tensor cores do
+    fraction, exponent = np.frexp(x)
+    return np.ldexp(np.trunc(fraction * 2.0**11) / 2.0**11, exponent)
+
+
+def three(A, B):
+    a, b = tf32(A), tf32(B)
+    return a @ b + (a @ tf32(B - b) + tf32(A - a) @ b)
+
+
+def attention_with(product):
+    S = product(Q32, K32.T) / np.sqrt(Q32.shape[1])
+    E = np.exp(S - S.max(1, keepdims=True))
+    return product(E / E.sum(1, keepdims=True), V32)
+
+# %% tags=["hide-input"]
+Q32, K32, V32 = np.random.default_rng(2).standard_normal((3, 512, 64)).astype(np.float32).astype(np.float64)
+PRODUCTS = {
+    "fp32": lambda A, B: rounded(A, 24) @ rounded(B, 24),
+    "TF32": lambda A, B: tf32(A) @ tf32(B),
+    "TF32, if it rounded": lambda A, B: rounded(A, 11) @ rounded(B, 11),
+    "bf16": lambda A, B: bf16(A) @ bf16(B),
+    "three times TF32": three,
+}
+of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max() for name, f in PRODUCTS.items()}
+
+# %% [markdown]
+# **Predict.** The largest error of O with bf16 operands is about 2 · 10⁻³. TF32 has three bits more. How large is its
+# error?
+#
+# - ☐ an eighth of it
+# - ☐ about half of it
+# - ☐ the same
+#
+# <details><summary>Answer</summary>
+#
+# **about half of it.** Rounding to 11 bits would give about a tenth of it. But cutting off makes errors up to twice as
+# large, and it makes all weights too small, so these errors do not cancel. Three products bring it below
+# 10⁻⁶.
+#
+# ```python
+# for name, error in of_product.items():
+#     print(f"{name:20} largest error of O {error:.0e}")
+# ```
+#
+# ```text
+# fp32                 largest error of O 1e-08
+# TF32                 largest error of O 1e-03
+# TF32, if it rounded  largest error of O 3e-04
+# bf16                 largest error of O 2e-03
+# three times TF32     largest error of O 5e-07
+# ```
+# </details>
+
+# %% [markdown]
+# ## What do scales and a rotation save in FP8?
+#
+# FP8's format E4M3 has only 4 bits of mantissa and ends at 448, so a tensor needs a *scale*, which brings its largest
+# number to 448. [FlashAttention-3](https://arxiv.org/abs/2407.08608) adds two things in its section 3.3. Each block of
+# rows gets its own scale, and Q and K are multiplied by the same random orthogonal matrix M, which is Hadamard's matrix
+# with random signs. Since $M M^\top = I$, the scores $QM (KM)^\top = QK^\top$ stay the same. The rotation spreads an
+# outlier over all d columns, and it costs little, because Hadamard's matrix takes only d log d additions per row.
+
+# %%
+print(getsource(numbers.e4m3))
+print(getsource(numbers.scaled))
+
+# %% tags=["hide-input"]
+def fp8(Q, K, V, rows, turn=None):  # P has a fixed scale, since its largest number is 1
+    q, k = (Q, K) if turn is None else (Q @ turn, K @ turn)
+    S = numbers.scaled(q, rows) @ numbers.scaled(k, rows).T / np.sqrt(Q.shape[1])
+    E = np.exp(S - S.max(1, keepdims=True))
+    return numbers.e4m3(256 * E) / 256 @ numbers.scaled(V, rows) / E.sum(1, keepdims=True)
+
+
+def rms_of(share, rows, turn=None, draws=4):  # of O, over several draws
+    drawn = [numbers.with_outliers(N=1024, share=share, seed=seed) for seed in range(draws)]
+    return np.sqrt(np.mean([(fp8(*x, rows, turn) - exact(*x)) ** 2 for x in drawn]))
+
+
+WAYS = {"one scale": (1024, None), "one for 64 rows": (64, None)}
+WAYS |= {f"{name}, rotated": (rows, numbers.rotation(64)) for name, (rows, _) in WAYS.items()}
+of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in WAYS.items()}
+
+# %% [markdown]
+# As in FlashAttention-3's paper, we draw all numbers from N(0, 1) and add N(0, 100) to one in a thousand.
+#
+# **Predict.** Which of the two lowers the error of O, without outliers and with them?
+#
+# - ☐ blocks in both cases, and the rotation only with outliers
+# - ☐ the rotation with outliers, and nothing else much
+# - ☐ both in both cases
+#
+# <details><summary>Answer</summary>
+#
+# **the rotation with outliers, and nothing else much.** FP8 is a floating-point format, so a number that is a hundred
+# times smaller than the largest one still has its 4 bits, and one scale for all does little harm. An outlier, however,
+# is wrong by up to a sixteenth of itself. That makes some of its scores wrong by 1 or more, and the exponential turns
+# that into a factor. Spread over 64 columns, the outlier makes 64 small errors that partly cancel. Table 3 of the paper
+# agrees, where the error rises from 9.1e-3 to 9.3e-3 without blocks, and to 2.4e-2 without the rotation.
+#
+# ```python
+# for name, (normal, outliers) in of_fp8.items():
+#     print(f"{name:26} error of O {normal:.1e} without outliers, {outliers:.1e} with them")
+# ```
+#
+# ```text
+# one scale                  error of O 2.8e-03 without outliers, 2.1e-02 with them
+# one for 64 rows            error of O 2.8e-03 without outliers, 1.9e-02 with them
+# one scale, rotated         error of O 2.8e-03 without outliers, 1.4e-02 with them
+# one for 64 rows, rotated   error of O 2.8e-03 without outliers, 1.4e-02 with them
+# ```
+# </details>
+#
+# No kernel of this book uses FP8. The same section explains what else it needs, such as another layout of V.
+
+# %% [markdown]
+# ## Does the order of a sum matter?
+#
+# In exact arithmetic, no. With rounding, $(a + b) + c$ and $a + (b + c)$ may differ, so each way to cut a row into
+# parts gives its own last bits. Below, 256 rows of 4,096 products p v are cut into n parts, which are merged in their
+# order, and every sum is rounded to fp32.
+
+# %%
+def in_parts(n):
+    parts = np.zeros((n, len(products)), np.float32)
+    for j, product in enumerate(products.T):
+        parts[j % n] += product
+    o = parts[0]
+    for part in parts[1:]:
+        o = o + part
+    return o
+
+
+draw = np.random.default_rng(3)
+products = (np.exp(-3 * draw.random((256, 4096))) * draw.standard_normal((256, 4096))).astype(np.float32)
+
+# %% [markdown]
+# **Predict.** How often do 1, 2, 4, … 128 parts give the same result, and which number of parts is the most exact?
+#
+# - ☐ always, since fp32 has enough bits for 4,096 products
+# - ☐ hardly ever, and one part is the most exact, because nothing is merged
+# - ☐ hardly ever, and many parts are more exact than one
+#
+# <details><summary>Answer</summary>
+#
+# **hardly ever, and many parts are more exact than one.** Each addition rounds relative to the sum so far. In one long
+# sum, each product passes through up to 4,095 roundings, but in 64 parts, it passes through at most 63, and then
+# through those of the merge. So no order is the right one, and more parallel is not less exact.
+#
+# ```python
+# whole, one = products.sum(1, dtype=np.float64), in_parts(1)
+# for n in (1, 2, 4, 8, 16, 32, 64, 128):
+#     o = in_parts(n)
+#     error = np.sqrt(((o - whole) ** 2).mean())
+#     print(f"{n:3} parts: {(o == one).mean():4.0%} of the rows as with one part, error {error:.1e}")
+# ```
+#
+# ```text
+#   1 parts: 100% of the rows as with one part, error 2.7e-05
+#   2 parts:   1% of the rows as with one part, error 2.2e-05
+#   4 parts:   1% of the rows as with one part, error 1.5e-05
+#   8 parts:   4% of the rows as with one part, error 1.2e-05
+#  16 parts:   0% of the rows as with one part, error 8.1e-06
+#  32 parts:   2% of the rows as with one part, error 6.0e-06
+#  64 parts:   2% of the rows as with one part, error 4.7e-06
+# 128 parts:   0% of the rows as with one part, error 6.0e-06
+# ```
+# </details>
+#
+# If the number of parts depends on the batch, a row changes its last bits with the requests beside it. Chapter 14
+# [shows it and fixes the number of parts](14_decode.ipynb#is-a-row-the-same-in-another-batch). If the order depends on
+# which program comes first, as with atomic additions, two runs of the same call differ, which chapter 05 shows [for
+# dQ](05_backward.ipynb#who-adds-into-dq).
+
+# %% [markdown]
+# ## Recap
+#
+# - Judge a kernel by its distance from the exact result, and allow twice the distance of standard attention in the same
+#   precision.
+# - P in bf16 adds at most about as much error as storing O in bf16, whatever N is.
+# - Rounding errors add up if many rows have the same halfway case and the same small rest. Sums in fp32 that are
+#   divided before they are rounded avoid that.
+# - A finite mask value is a threshold, and in 16 bits also an overflow. −∞ needs a guard for rows that see nothing.
+# - TF32 is worse than its 11 bits, because it cuts off. Three products mend it.
+# - In FP8, a rotation against outliers gains more than a scale for each block.
+# - Each order of a sum has its own last bits, and none of them is the right one.
+
+# %% [markdown]
+# ## Exercises
+#
+# **Build.** Write Dao's rule as a test, `passes(ours, plain, exact)`. It gets the outputs of a kernel and of standard
+# attention in 16 bits, and the exact result. It also has to work on L, which is −∞ for rows that see no key.
+#
+# <details><summary>Hint</summary>
+#
+# What is NaN compared with anything, and what is −∞ − (−∞)? If standard attention makes no error, what may the kernel
+# do?
+# </details>
+
+# %%
+def passes(ours, plain, exact):
+    ...
+
+# %% tags=["hide-input"]
+far, one, up = plain + 3 * abs(plain - truth).max(), np.array([1.0, 2.0]), np.array([0.0, 1.0])
+inf = np.array([-np.inf, 1.0])
+check(passes,
+      Case("the loop above. Do errors of both signs cancel in your test?", (ours, plain, truth), True),
+      Case("twice the error, with the other sign. Which two do you compare, and is that allowed?",
+           (one + 0.5, one - 0.25, one), True),
+      Case("a kernel that is wrong everywhere. Is its largest error too large?", (far, plain, truth), False),
+      Case("errors of both signs. Does their sum show their size?", (one + 1 - 2 * up, one + 0.1, one), False),
+      Case("an error far below zero. Do you take its size?", (one - 5, one + 0.1, one), False),
+      Case("NaN in the kernel's output. Is NaN > x true?", (np.array([1.0, np.nan]), one + 0.1, one), False),
+      Case("neither makes an error. Is 0 ≤ 2 · 0?", (one, one, one), True),
+      Case("L of a row that sees nothing, right. What is −∞ − (−∞)?", (inf, inf, inf), True),
+      Case("0 instead of −∞. Do you compare what is not finite?", (up, inf, inf), False),
+      Case("−∞ instead of a number.", (np.array([-np.inf, -np.inf]), inf + 0.1, inf), False))  # fmt: skip
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def passes(ours, plain, exact):
+#     finite = np.isfinite(exact)
+#     if not np.array_equal(ours[~finite], exact[~finite]):
+#         return False
+#     error, allowed = (abs(x[finite] - exact[finite]).max(initial=0) for x in (ours, plain))
+#     return bool(error <= 2 * allowed)  # false if the error is NaN
+# ```
+# </details>
+
+# %% [markdown]
+# ## Checks
+
+# %% tags=["hide-input"]
+nearer = abs(ours - truth).max() < abs(plain - truth).max()
+verdict("the loop is nearer to the exact result than standard attention", nearer)
+want = numbers.truth(S, V_rows)
+sums = {}
+for name, at, bits in (("bf16", m, 8), ("2m", 2 * m, 8), ("half", m + np.log(2), 8), ("fp32", m, 24)):
+    error = (dO * (numbers.outputs(S, V_rows, at, bits) - want)).sum(1)
+    sums[name] = error.sum() / np.sqrt((error**2).sum())
+verdict("with sums in bf16, the errors of D add up", sums["bf16"] > 10 and sums["half"] > 10)
+verdict("with 2m or sums in fp32, they do not", max(abs(sums["2m"]), abs(sums["fp32"])) < 3)
+verdict("TF32 as it is: half of the error of bf16", 0.3 < of_product["TF32"] / of_product["bf16"] < 0.8)
+verdict("three products: a thousandth of TF32's error", of_product["three times TF32"] < of_product["TF32"] / 1000)
+rotated, blocks = (of_fp8[name][1] / of_fp8["one scale"][1] for name in ("one scale, rotated", "one for 64 rows"))
+verdict("with outliers, the rotation helps, and a scale for each block hardly", rotated < 0.8 < blocks)
+Q8, K8, _ = numbers.with_outliers()
+worst = abs(numbers.scaled(Q8, 1024) @ numbers.scaled(K8, 1024).T - Q8 @ K8.T).max() / np.sqrt(64)
+verdict("some scores in FP8 are wrong by more than 1", worst > 1)
+in_one, in_64 = (abs(in_parts(n) - products.sum(1, dtype=np.float64)).mean() for n in (1, 64))
+verdict("64 parts are more exact than one", in_64 < in_one)
+
+# %% [markdown] tags=["navigation"]
+# [← The package and its commands](C_package.ipynb) · [The map](00_start.ipynb)
