@@ -65,10 +65,10 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
         for d, table in cells.items()
     }
     fit = {d: sum(words not in ("spills", "too large") for words in found.values()) for d, found in verdicts.items()}
-    ends = " and ".join(f"{n} of {len(sizes) ** 2} at d = {d}" for d, n in fit.items())
+    ends = ", and ".join(f"at d = {d}, {n} of {len(sizes) ** 2} do" for d, n in fit.items())
     caption = (
-        f"Without spilling run {ends} block sizes. A cell has the estimated registers per thread (at most 255), the KiB"
-        f" of shared memory (at most {room}), and the verdict. A hatched one spills when compiled for"
+        f"Not all block sizes run without spilling: {ends}. A cell has the estimated registers per thread (at most"
+        f" 255), the KiB of shared memory (at most {room}), and the verdict. A hatched one spills when compiled for"
         f" {list(limits)[-1]}, or has no room on any of these GPUs. Forward, 16 bits, 4 warps (8 if 4 do not fit), with"
         f" room for {stages} tiles of K and {stages} of V (num_stages = {stages} on an H100, {stages + 1} on the"
         " others)."
@@ -79,7 +79,7 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
         ax.set_title(f"d = {d}")
     alt = (
         f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"
-        f" cell registers of a thread, KiB of shared memory, and where it fits. Without spilling run {ends}."
+        f" cell registers of a thread, KiB of shared memory, and where it fits. Without spilling: {ends}."
     )
     return figure, alt
 

@@ -18,7 +18,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
     caption = (
         f"Program {i} asks for {B_r} rows, but {beyond} of them belong to the next head, and the mask keeps these out."
     )
-    figure, ax = style.new_figure(4.1, caption)
+    figure, ax = style.new_figure(6 if style.narrow() else 4.1, caption)
     every = np.arange((rows[-1] + 1) * d).reshape(-1, d)
     for (row, col), n in np.ndenumerate(every):
         fill = style.tint(style.hue("Q"), 0.45 if row in rows else 0.2) if row < N else style.PAPER
@@ -30,12 +30,21 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
         style.box(ax, -3.1, k * B_r + 0.1, 1.6, B_r - 0.2, str(k), style.worker(3) if k == i else style.PAPER)
     style.note(ax, -2.3, -0.3, "program", **title)
     top = (len(every) - B_r) / 2
-    _tile(ax, d + 2.6, top, rows, offsets, exist)
-    _tile(ax, 2 * d + 5.4, top, rows, np.where(exist[:, None], offsets, -1), exist)
-    style.note(ax, 1.5 * d + 2.6, top - 0.3, "its offsets", **title)
-    style.note(ax, 2.5 * d + 5.4, top - 0.3, "as loaded", **title)
-    for x in (d + 0.4, 2 * d + 3.4):
-        style.arrow(ax, (x, top + B_r / 2), (x + 0.9, top + B_r / 2))
+    if style.narrow():  # one tile above the other
+        places = (d + 2.6, 1.5), (d + 2.6, len(every) - B_r - 0.5)
+        arrows = (
+            ((d + 0.4, 1.5 + B_r / 2), (d + 1.3, 1.5 + B_r / 2)),
+            ((1.5 * d + 2.6, B_r + 1.7), (1.5 * d + 2.6, B_r + 2.5)),
+        )
+    else:
+        places = (d + 2.6, top), (2 * d + 5.4, top)
+        arrows = tuple(((x, top + B_r / 2), (x + 0.9, top + B_r / 2)) for x in (d + 0.4, 2 * d + 3.4))
+    numbers = offsets, np.where(exist[:, None], offsets, -1)
+    for (x, y), values, words in zip(places, numbers, ("its offsets", "as loaded"), strict=True):
+        _tile(ax, x, y, rows, values, exist)
+        style.note(ax, x + d / 2, y - 0.3, words, **title)
+    for start, end in arrows:
+        style.arrow(ax, start, end)
     words = (
         f"row = {i} · B_r + (0 … {B_r - 1}) = {', '.join(map(str, rows))}\noffset = row · d + (0 … {d - 1})\n"
         f"mask = row < N, with N = {N}\n\nhatched: masked"
@@ -43,7 +52,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
     at = (-4, len(every) + 1.6) if style.narrow() else (d + 2.6, top + B_r + 0.5)
     style.note(ax, *at, words, va="top")
     bottom = len(every) + (6.8 if style.narrow() else 1.1)
-    style.bare(ax, (-4.1, 3 * d + 5.6), (-1.1, bottom), aspect="equal")
+    style.bare(ax, (-4.1, (2 * d + 3 if style.narrow() else 3 * d + 5.6)), (-1.1, bottom), aspect="equal")
     alt = (
         f"Q of one head in memory, {N} rows of {d} numbers, followed by the rows of the next head. Program {i} computes"
         f" rows {rows[0]} to {rows[-1]} and from them the offsets {offsets[0, 0]} to {offsets[-1, -1]}. Rows from"

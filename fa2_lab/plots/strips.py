@@ -220,4 +220,5 @@ def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> Non
                 tensor = LOOKS.get(name, name)
                 style.tensor_box(ax, begun, y + 0.06, ended - begun, 0.88, tensor, words, linewidth=0.8)
     names = (0.034 if style.narrow() else 0.0155) * window * max(map(len, rows))
-    style.bare(ax, (-names, window), (-0.05, len(rows) + 0.05), xticks=range(0, int(window) + 1, 1000))
+    step = 2000 if style.narrow() and window > 6000 else 1000
+    style.bare(ax, (-names, window), (-0.05, len(rows) + 0.05), xticks=range(0, int(window) + 1, step))

@@ -26,6 +26,7 @@ FIGURES = files.ROOT / "figures"
 PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="data:image/png;base64,[^"]*">')  # of plots/show.py
 SHOWN = re.compile(r"(show|live)\(.*\)", flags=re.DOTALL)  # a cell that does nothing but show a picture or a piece
 LIVE = re.compile(r'<div class="live-piece" data-piece="(\w+)"(?: data-ask="([^"]*)")?>')  # of plots/live.py
+OF_PART = r"^(?=##+ (?!Part |Recap|Exercises|Checks))"  # a heading that belongs to a part, if there are parts
 PAGES = ("API.md", "TROUBLESHOOTING.md")  # of the repository, shown as pages too
 SETTINGS = {
     "project": "fa2_lab",
@@ -37,7 +38,7 @@ SETTINGS = {
     "nb_execution_mode": "off",
     "nb_render_markdown_format": "myst",
     "myst_enable_extensions": ["dollarmath"],
-    "myst_heading_anchors": 3,
+    "myst_heading_anchors": 4,
     "html_math_renderer": "mathml",
     "html_theme": "sphinx_book_theme",
     "html_static_path": [str(LOOKS)],
@@ -131,6 +132,7 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
     notebook.cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
     if button:
         notebook.cells[0].source += f"\n\n{button}"
+    in_parts(notebook)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             tags, look = list(cell.metadata.get("tags", [])), {}
@@ -150,6 +152,16 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
                 elif (found := PICTURE.search(shown)) and (name := drawn().get(unescape(found[1]))):
                     output.data["text/html"] = shown.replace(found[0], front.picture(name, unescape(found[1])))
             cell.metadata.update(tags=tags, mystnb=look)
+
+
+def in_parts(notebook: nbformat.NotebookNode) -> None:
+    """Where a chapter has parts, its other headings belong to one of them, so that the contents have two levels."""
+    begun = False
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            begun = begun or cell.source.startswith("## Part ")
+            if begun:
+                cell.source = re.sub(OF_PART, "#", cell.source, flags=re.MULTILINE)
 
 
 @cache

@@ -29,7 +29,7 @@ function draw(t) {
   clear(stage, 2 * high + 24);
   ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, top: n * high + 24 }));
   const x = left + t * unit;
-  shape(stage, "line", { x1: x, x2: x, y1: 18, y2: 2 * high, class: "clock" });
+  for (const top of [24, high + 24]) shape(stage, "line", { x1: x, x2: x, y1: top - 4, y2: top + high - 40, class: "clock" });
   shape(stage, "text", { x: left, y: 2 * high + 16, class: "small" }, "time, in matmuls of one tile →");
   write($("say"), sentence(t));
   stage.setAttribute("aria-label", sentence(t));

@@ -425,9 +425,8 @@ show("shares")
 # ## How near is the limit?
 #
 # Now we time the package's kernel on the cache of the first section. We compare it with a *pure read*, which is a
-# kernel that reads the same number of bytes and keeps nothing (`reading alone` in the picture). In bytes per second,
-# it is about as fast as a copy. Neither of them reaches the data sheet's speed, from which the 56 µs above were
-# computed.
+# kernel that reads the same number of bytes and keeps nothing. In bytes per second, it is about as fast as a copy. Neither
+# of them reaches the data sheet's speed, from which the 56 µs above were computed.
 
 # %% tags=["hide-input"]
 record = load("decode")
