@@ -135,10 +135,12 @@ def dropout(subject: Subject) -> Iterator[Finding]:
     n, d, p = max(subject.d, subject.multiple), subject.d, 0.25
     options: dict[str, Any] = dict(dropout=p, seed=1) if subject.takes("seed") else dict(dropout=p)
     zero = case("dropout", 512 // subject.multiple * subject.multiple, n, d=d, **options)
-    Z = subject.ask(replace(zero, q=0 * zero.q, v=np.broadcast_to(np.eye(n, d), zero.v.shape))).outputs["O"] * n
+    one_each = np.broadcast_to(np.eye(n, d), zero.v.shape)
+    alike = replace(zero, q=np.ones_like(zero.q), k=np.ones_like(zero.k), v=one_each)
+    Z = subject.ask(alike).outputs["O"] * n
     kept, value = float((Z > 1e-3).mean()) * n / d, float(np.median(Z[Z > 1e-3])) if Z.any() else 0.0
     verdicts = {
-        "dropout-ignored": kept > 0.999,
+        "dropout-ignored": np.ptp(Z) < 0.01,
         "dropout-inverted": abs(kept - p) < 0.05,
         "dropout-normalised": n == d and np.abs(Z.sum(axis=-1) - n).max() < 0.01 * n,
         "dropout-factor": abs(value - 1) < 0.01,
