@@ -37,7 +37,7 @@ def repeated_maxima(rows: int = 4096, keys: int = 64, d: int = 16, seed: int = 0
 
 
 def outputs(S: np.ndarray, V: np.ndarray, m: np.ndarray, sum_bits: int) -> np.ndarray:
-    """O in bf16, with P in bf16 relative to m, from sums o = P V that are rounded to so many bits before o / l."""
+    """O in bf16, if o = P V is rounded to so many bits before the division by l."""
     P = np.exp(S - m)
     o = np.einsum("rk,rkd->rd", rounded(P, BF16), V)
     return rounded(rounded(o, sum_bits) / P.sum(1, keepdims=True), BF16)
@@ -53,14 +53,14 @@ def truth(S: np.ndarray, V: np.ndarray) -> np.ndarray:
 
 
 def e4m3(x: np.ndarray) -> np.ndarray:
-    """The nearest numbers of E4M3: four bits of mantissa, steps of at least 2⁻⁹, and at most 448 in size."""
+    """The nearest numbers of E4M3, in steps of at least 2⁻⁹ and up to 448 in size."""
     _, exponent = np.frexp(x)
     step = np.exp2(np.maximum(exponent - 4, -9))
     return np.clip(np.round(x / step) * step, -LARGEST, LARGEST)
 
 
 def scaled(X: np.ndarray, rows: int) -> np.ndarray:
-    """X in E4M3, with one scale for each block of so many rows, which makes the largest number of a block 448."""
+    """X in E4M3; a scale makes the largest number of each block of rows 448."""
     blocks = X.reshape(-1, rows, X.shape[1])
     scale = abs(blocks).max((1, 2), keepdims=True) / LARGEST
     return (e4m3(blocks / scale) * scale).reshape(X.shape)

@@ -29,7 +29,12 @@ from fa2_lab.examine.cases import rounded
 from fa2_lab.machine import numbers
 from fa2_lab.plots.show import show
 from fa2_studio.book.build import Case, check
-from fa2_studio.book.verdicts import close, verdict
+from fa2_studio.book.verdicts import verdict
+
+
+def rms(x):  # root mean square
+    return np.sqrt((x**2).mean())
+
 
 # %% [markdown]
 # `rounded(x, bits)` returns the nearest numbers that have so many bits in their mantissa, and it is all that we need to
@@ -41,7 +46,8 @@ def bf16(x):
     return rounded(x, 8)
 
 
-print(f"1/3 is {1 / 3:.9f}, in bf16 {bf16(1 / 3):.9f}, and in fp32 {rounded(1 / 3, 24):.9f}")
+for name, bits in {"bf16": 8, "fp16, TF32": 11, "fp32": 24}.items():
+    print(f"1/3 in {name:11}{rounded(1 / 3, bits):.10f}")
 
 # %% [markdown]
 # ## Is a kernel wrong if it differs from standard attention?
@@ -94,7 +100,8 @@ def errors(O):
 # wrong.
 #
 # ```python
-# print(f"{(ours != plain).mean():.0%} of the numbers differ, by {abs(ours - plain).max():.1e} at most")
+# most = abs(ours - plain).max()
+# print(f"{(ours != plain).mean():.0%} of the numbers differ, by {most:.1e} at most")
 # print("error of standard attention:", errors(plain))
 # print("error of the loop:          ", errors(ours))
 # ```
@@ -138,17 +145,17 @@ def errors(O):
 #     for size in (1, 4):
 #         q, k, v = bf16(np.random.default_rng(1).standard_normal((3, N, 64)))
 #         q, want = size * q[:64], exact(size * q[:64], k, v)
-#         with_P, without = (np.sqrt(((flash(q, k, v, r_P=r) - want) ** 2).mean()) for r in (bf16, np.asarray))
-#         print(f"N = {N:5,}, scores of size {size}: {with_P:.1e}, without {without:.1e}: {with_P / without:.2f} times")
+#         one, both = (rms(flash(q, k, v, r_P=r) - want) for r in (np.asarray, bf16))
+#         print(f"N = {N:5,}, scores of size {size}: {one:.1e}, with P in bf16 {both / one:.2f} times")
 # ```
 #
 # ```text
-# N =    64, scores of size 1: 4.1e-04, without 3.2e-04: 1.27 times
-# N =    64, scores of size 4: 1.2e-03, without 1.1e-03: 1.05 times
-# N =   512, scores of size 1: 1.5e-04, without 1.1e-04: 1.34 times
-# N =   512, scores of size 4: 9.7e-04, without 9.3e-04: 1.05 times
-# N = 4,096, scores of size 1: 5.7e-05, without 4.1e-05: 1.38 times
-# N = 4,096, scores of size 4: 8.1e-04, without 7.7e-04: 1.04 times
+# N =    64, scores of size 1: 3.2e-04, with P in bf16 1.27 times
+# N =    64, scores of size 4: 1.1e-03, with P in bf16 1.05 times
+# N =   512, scores of size 1: 1.1e-04, with P in bf16 1.34 times
+# N =   512, scores of size 4: 9.3e-04, with P in bf16 1.05 times
+# N = 4,096, scores of size 1: 4.1e-05, with P in bf16 1.38 times
+# N = 4,096, scores of size 4: 7.7e-04, with P in bf16 1.04 times
 # ```
 # </details>
 
@@ -222,7 +229,8 @@ show("rounding_bias")
 # want = numbers.truth(S, V_rows)
 # for name, at in {"m": m, "m + log 2": m + np.log(2), "m + 0.3": m + 0.3, "2m": 2 * m}.items():
 #     error = (dO * (numbers.outputs(S, V_rows, at, sum_bits=8) - want)).sum(1)
-#     print(f"{name:10} sum of the errors of D: {error.sum():5.2f}, by chance about {np.sqrt((error**2).sum()):.1f}")
+#     chance = rms(error) * np.sqrt(len(error))
+#     print(f"{name:10} sum of the errors of D: {error.sum():5.2f}, by chance about {chance:.1f}")
 # ```
 #
 # ```text
@@ -272,8 +280,8 @@ ROWS["no visible key, −16 added"] = [], -16
 # for dtype in (np.float32, np.float16):
 #     for name, (visible, add) in ROWS.items():
 #         found = [hidden_weight(dtype, value, visible, add) for value in VALUES.values()]
-#         row = f"{'fp32' if dtype == np.float32 else 'fp16'}, {name}"
-#         print(f"{row:31}" + "".join(f"{x:12.0%}" if np.isfinite(x) else f"{'NaN':>12}" for x in found))
+#         cells = [f"{x:.0%}" if np.isfinite(x) else "NaN" for x in found]
+#         print(f"fp{8 * dtype().nbytes}, {name:25}" + "".join(f"{x:>12}" for x in cells))
 # ```
 #
 # ```text
@@ -313,10 +321,15 @@ def l_of(tiles, lowest, guarded):  # of one row of scores, tile by tile
 
 
 hidden, low = [-np.inf, -np.inf], [-60000.0, -60001.0]
-for name, lowest, guarded in (("−50,000", -5e4, False), ("−∞", -np.inf, False), ("−∞, guarded", -np.inf, True)):
-    found = [l_of(tiles, lowest, guarded) for tiles in ([low], [hidden, low], [hidden])]
-    words = "of low scores", "if a hidden tile comes first", "of no visible key"
-    print(f"m begins with {name}: " + ", ".join(f"l = {x:.2f} {w}" for w, x in zip(words, found, strict=True)))
+CASES = {"low scores": [low], "hidden tile first": [hidden, low], "nothing visible": [hidden]}
+print(f"{'ℓ of a row:':18}" + "".join(f"{name:>19}" for name in CASES))
+for name, lowest, guarded in (
+    ("m from −50,000", -5e4, False),
+    ("m from −∞", -np.inf, False),
+    ("m from −∞, guarded", -np.inf, True),
+):
+    found = [l_of(tiles, lowest, guarded) for tiles in CASES.values()]
+    print(f"{name:18}" + "".join(f"{l:19.2f}" for l in found))
 
 # %% [markdown]
 # ## How exact is float32 on the tensor cores?
@@ -406,7 +419,7 @@ def fp8(Q, K, V, rows, turn=None):  # P has a fixed scale, since its largest num
 
 def rms_of(share, rows, turn=None, draws=4):  # of O, over several draws
     drawn = [numbers.with_outliers(N=1024, share=share, seed=seed) for seed in range(draws)]
-    return np.sqrt(np.mean([(fp8(*x, rows, turn) - exact(*x)) ** 2 for x in drawn]))
+    return rms(np.array([fp8(*x, rows, turn) - exact(*x) for x in drawn]))
 
 
 WAYS = {"one scale": (1024, None), "one for 64 rows": (64, None)}
@@ -464,7 +477,8 @@ def in_parts(n):
 
 
 draw = np.random.default_rng(3)
-products = (np.exp(-3 * draw.random((256, 4096))) * draw.standard_normal((256, 4096))).astype(np.float32)
+p, v = np.exp(-3 * draw.random((256, 4096))), draw.standard_normal((256, 4096))
+products = (p * v).astype(np.float32)
 
 # %% [markdown]
 # **Predict.** How often do 1, 2, 4, … 128 parts give the same result, and which number of parts is the most exact?
@@ -483,19 +497,18 @@ products = (np.exp(-3 * draw.random((256, 4096))) * draw.standard_normal((256, 4
 # whole, one = products.sum(1, dtype=np.float64), in_parts(1)
 # for n in (1, 2, 4, 8, 16, 32, 64, 128):
 #     o = in_parts(n)
-#     error = np.sqrt(((o - whole) ** 2).mean())
-#     print(f"{n:3} parts: {(o == one).mean():4.0%} of the rows as with one part, error {error:.1e}")
+#     print(f"{n:3} parts: {(o == one).mean():4.0%} as with one part, error {rms(o - whole):.1e}")
 # ```
 #
 # ```text
-#   1 parts: 100% of the rows as with one part, error 2.7e-05
-#   2 parts:   1% of the rows as with one part, error 2.2e-05
-#   4 parts:   1% of the rows as with one part, error 1.5e-05
-#   8 parts:   4% of the rows as with one part, error 1.2e-05
-#  16 parts:   0% of the rows as with one part, error 8.1e-06
-#  32 parts:   2% of the rows as with one part, error 6.0e-06
-#  64 parts:   2% of the rows as with one part, error 4.7e-06
-# 128 parts:   0% of the rows as with one part, error 6.0e-06
+#   1 parts: 100% as with one part, error 2.7e-05
+#   2 parts:   1% as with one part, error 2.2e-05
+#   4 parts:   1% as with one part, error 1.5e-05
+#   8 parts:   4% as with one part, error 1.2e-05
+#  16 parts:   0% as with one part, error 8.1e-06
+#  32 parts:   2% as with one part, error 6.0e-06
+#  64 parts:   2% as with one part, error 4.7e-06
+# 128 parts:   0% as with one part, error 6.0e-06
 # ```
 # </details>
 #
@@ -572,7 +585,7 @@ want = numbers.truth(S, V_rows)
 sums = {}
 for name, at, bits in (("bf16", m, 8), ("2m", 2 * m, 8), ("half", m + np.log(2), 8), ("fp32", m, 24)):
     error = (dO * (numbers.outputs(S, V_rows, at, bits) - want)).sum(1)
-    sums[name] = error.sum() / np.sqrt((error**2).sum())
+    sums[name] = error.sum() / (rms(error) * np.sqrt(len(error)))
 verdict("with sums in bf16, the errors of D add up", sums["bf16"] > 10 and sums["half"] > 10)
 verdict("with 2m or sums in fp32, they do not", max(abs(sums["2m"]), abs(sums["fp32"])) < 3)
 verdict("TF32 as it is: half of the error of bf16", 0.3 < of_product["TF32"] / of_product["bf16"] < 0.8)
