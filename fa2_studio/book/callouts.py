@@ -26,7 +26,7 @@ class Callouts(SphinxTransform):
                 callout += paragraph
 
 
-class Rows(SphinxTransform):
+class FoldedRows(SphinxTransform):
     """The rows of the results' tables stay out of the search, where they would hide everything else."""
 
     default_priority = 400
@@ -82,6 +82,6 @@ def block(self, node: nodes.math_block) -> None:
 def setup(app) -> dict:
     app.add_transform(Callouts)
     app.add_transform(Signs)
-    app.add_transform(Rows)
+    app.add_transform(FoldedRows)
     app.add_html_math_renderer("mathml", inline_renderers=(inline, None), block_renderers=(block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
