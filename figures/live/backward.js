@@ -81,7 +81,7 @@ function drawColumn(t, j, { c, x }) {
   }
 }
 
-/** dQ of a row block, right of its tiles: who adds into it now, and how often it has been added to. */
+/** dQ of a row block, right of its tiles: who adds to it now, and how often it has been added to. */
 function drawRow(step, i, { c, x, y, dQ, dw }) {
   const meet = step.meet[i];
   const top = y + i * c;

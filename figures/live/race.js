@@ -69,19 +69,19 @@ function drawWay({ visits, writes, end, sums }, name, t, { lane, left, unit, top
 function sentence(t) {
   const [one, two] = ways;
   const now = one.writes.filter(({ time, workers }) => time === t && workers.length > 1);
-  if (t === 0) return "All workers start together. Watch who adds into dQ, and when.";
+  if (t === 0) return "All workers start together. Watch which workers add to dQ, and when.";
   if (t === transport.last) {
     const later = (two.end / one.end).toFixed(2);
     return `Counted in matmuls, two passes take ${later} times as long, because they compute S and dP twice. (An atomic add takes no time on this axis, but it does on a GPU.) Now run both again. With atomic adds, the last digits of dQ change, and with two passes they never do.`;
   }
   if (now.length) {
     const [{ i, workers }] = now;
-    return `${workers.length} workers add into block ${i + 1} of dQ at the same time. In this run they come in the order ${workers.map((w) => w + 1).join(", ")}.`;
+    return `${workers.length} workers add to block ${i + 1} of dQ at the same time. In this run they come in the order ${workers.map((w) => w + 1).join(", ")}.`;
   }
   if (t >= one.end) return "One pass has ended. Of two passes the second is at work: each block of dQ has one worker.";
   const second = Math.min(...two.visits.filter(({ i }) => i !== null).map(({ from }) => from));
   return t < second
-    ? "With atomic adds, every tile ends with an addition into dQ. The first of two passes adds nothing into dQ."
+    ? "With atomic adds, every tile ends with an addition to dQ. The first of two passes adds nothing to dQ."
     : "The second pass computes S and dP again, and each worker keeps its block of dQ on chip until the end.";
 }
 

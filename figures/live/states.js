@@ -515,7 +515,7 @@ function timetable(list, SMs, perSM = 1) {
 
 // The backward, block by block ----------------------------------------------------------------------------------------
 
-/** The backward as steps in which all workers take one tile each. In one pass column workers add into dQ; in two
+/** The backward as steps in which all workers take one tile each. In one pass column workers add to dQ; in two
     passes columns keep dK and dV, then rows keep dQ. A step has `at`, its tiles, and `meet`, {row block: workers}. */
 function backward(tiling, passes = 1) {
   const T_r = cdiv(tiling.N_q, tiling.B_r);

@@ -96,6 +96,15 @@ def test_every_image_has_an_alternative_text(chapter):
 
 
 @each
+def test_every_picture_that_a_cell_asks_for_is_displayed(chapter):
+    """A cell displays its last line only, so a picture before other lines would be drawn and lost."""
+    for cell in load(chapter).cells:
+        asked = len(re.findall(r"^(?:show|live)\(", cell.source, re.MULTILINE)) if cell.cell_type == "code" else 0
+        shown = sum(output.get("data", {}).get("text/html", "").count("<img") for output in cell.get("outputs", []))
+        assert shown >= asked, cell.source
+
+
+@each
 def test_the_last_section_prints_verdicts_only(chapter):
     cells = load(chapter).cells
     start = next(i for i, c in enumerate(cells) if c.source.startswith("## Checks"))
