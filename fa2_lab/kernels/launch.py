@@ -51,7 +51,7 @@ class Launch:
         Triton compiles another kernel where a pointer is no multiple of 16, so then it is asked each time. Kernels with
         descriptors do not care: what they are given by pointers is never read sixteen bytes at a time.
         """
-        at = [0 if X is None else X.data_ptr() for X in tensors]  # addresses(), without a call
+        at = addresses(tensors)
         usual = self.descriptors or math.gcd(16, *at) == 16
         described = len(self.descriptors)
         if usual and self.again is None and (known := PREPARED.get(self.compiled_as(tensors))):

@@ -1,11 +1,11 @@
 """Block sizes, warps and stages of the portable kernels, for each chip family and d.
 
 There are three kernels: "forward", and in the backward pass "columns" (dK, dV) and "rows" (dQ). The entries for Hopper
-were found by measuring on an H200, and those of the A100 by running its code there. The others were chosen by
-compiling: they fit the chip's shared memory and spill no register, as tests/heart/test_compile.py checks. The entries
-that do spill are the backward of Hopper at d = 256, fp32 at d = 256, the columns of the A100 where their entry says so,
-and, outside its loops, the forward of Hopper at d ≤ 64 without a mask. `fa2-lab tune` measures on the GPU at hand, and
-prints what is faster there as an entry of these tables.
+were found by measuring on an H200. The others were chosen by compiling: without a bias, they fit the chip's shared
+memory and spill no register, as tests/heart/test_compile.py checks. Among those that do so, the entries for 8.x at
+d = 64 and 128 were compared by running the A100's code on an H200. The entries that spill are the backward of Hopper at
+d = 256, fp32 at d = 256, and, outside its loops, the forward of Hopper at d ≤ 64 without a mask. `fa2-lab tune`
+measures on the GPU at hand, and prints what is faster there as an entry of these tables.
 """
 
 from dataclasses import dataclass
@@ -82,8 +82,7 @@ ADA = dict[str, dict](  # sm_86 and sm_89: everything fits into their 99 KiB
 )
 AMPERE = dict(  # sm_80; beside FlashAttention-2's own kernels, both as sm_80 code on an H200
     forward=ADA["forward"] | {64: (128, 64, 4, 2, None, TIGHT)},
-    # for d = 72, 88, 104, 120 it spills 6, and takes 0.86 of the time of 64 × 64 on 8 warps, which spills none
-    columns=ADA["columns"] | {64: (32, 64, 4, 2), 128: (32, 64, 4, 2)},
+    columns=ADA["columns"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # at 128, all that are faster spill at some d
     rows=ADA["rows"],
 )
 BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB

@@ -14,7 +14,7 @@ AN_SM = {"sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_100": 228, 
 @compiled_by("portable", *TARGETS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_default_blocks(rows, target, jobs):
-    """Every entry of the tables fits and spills what it says, d = 40 or 72 is read in sixteen bytes, as d = 80 is, and
+    """Every entry of the tables fits and spills nothing, d = 40 or 72 is read in sixteen bytes, as d = 80 is, and
     where tensor cores are told by mma.sync no product is made twice, and the forward's warps have whole rows of S.
     """
     rows = [row for row in rows if row["target"] == target]
@@ -23,8 +23,7 @@ def test_default_blocks(rows, target, jobs):
         assert row["shared"] <= TARGETS[target] * KiB, row
         if row["d"] <= 128 or not (row["dtype"] == "float32" or (target == "sm_90" and row["kernel"] != "forward")):
             limited = (target, row["kernel"]) == ("sm_90", "forward") and 32 < row["d"] <= 64 and not row["causal"]
-            tight = (target, row["kernel"]) == ("sm_80", "columns") and row["d"] in (72, 88, 104, 120)
-            assert row["ldl"] + row["stl"] <= 14 * limited + 6 * tight, row  # of 128 registers: kept outside the loops
+            assert row["ldl"] + row["stl"] <= 14 * limited, row  # of 128 registers: kept outside the loops
         fp32 = row["dtype"] == "float32" and target.startswith("sm_")  # exact products, not TF32's
         assert (row["tensor"] == 0) == fp32 and (fp32 or not row["narrow"]), row
         assert not row["waits"], row
