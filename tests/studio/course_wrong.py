@@ -102,7 +102,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      {"forward": 2.33, "backward": 6.0},
      ["NOT YET caught: The scale that is given is ignored", "your test let it pass", "try one of each"]),
     ("5_break_it", "want_O, want_L = oracle(",
-     "assert np.random.default_rng().random() > 0.1\n        want_O, want_L = oracle(",
+     "assert np.random.default_rng().random() > 0.5\n        want_O, want_L = oracle(",
      {"forward": 0.0, "backward": 6.0}, ["gave two answers about", "from a fixed seed"]),
     ("6_read_the_machine", "2 * (B_r * d + 2 * 2 * B_c * d) / 1024", "2 * (B_r * d + 2 * B_c * d) / 1024",
      {"by_hand": 1.5}, ["64, which is too small"]),
