@@ -68,14 +68,18 @@ def path_of(suite: str, folder: Path | None = None) -> Path:
 def load(suite: str, folder: Path | None = None) -> Record:
     """The recorded run of a suite, or one sentence on how to get it."""
     path = path_of(suite, folder)
-    name = path if folder else f"figures/data/{path.name}"
     how = f"`python -m fa2_lab bench {suite}` measures it on a GPU"
     if not path.exists():
-        raise ValueError(f"{name} is missing: {how}")
+        raise ValueError(f"{path if folder else f'figures/data/{path.name}'} is missing: {how}")
+    return loaded(path, how)
+
+
+def loaded(path: Path, how: str = "leave it out") -> Record:
+    """The record in a file, or one sentence that ends with what to do."""
     try:
         return from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (TypeError, AttributeError, json.JSONDecodeError) as wrong:
-        raise ValueError(f"{name} is no record of this version: {how}") from wrong
+        raise ValueError(f"{path} is not a record of this version: {how}") from wrong
 
 
 def to_dict(record: Record) -> dict:

@@ -11,19 +11,13 @@ from fa2_lab.records import FOLDER, Record, load, path_of
 from fa2_lab.tools import files
 from fa2_studio.bench.registry import PARTS, SUITES
 
-MORE = """
-submit         seal the paper's grid that lies in --folder for a pull request: another GPU beside ours
-
-python -m fa2_studio.bench.before_after REV or FOLDER
-                the same calls with that commit's package and this one, or with the Triton in a folder and this one"""
-
 
 def main(argv: list[str]) -> int:
     """Run suites, print their tables and keep their records; after Ctrl-C keep what there is and stop."""
     parser = argparse.ArgumentParser(
         prog="fa2-lab bench",
         description="Measure on this machine's GPU.",
-        epilog="\n".join(f"{name:15}{suite.what}" for name, suite in SUITES.items()) + "\n" + MORE,
+        epilog="\n".join(f"{name:15}{suite.what}" for name, suite in SUITES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("suite", nargs="*", help="any of those below, one after the other")
@@ -43,11 +37,6 @@ def main(argv: list[str]) -> int:
             print(page.full_page(options.folder), end="")
         else:
             page.write()
-        return 0
-    if options.suite == ["submit"]:
-        from fa2_studio.bench import submitted
-
-        print(f"add {submitted.submit(options.folder)} in a pull request")
         return 0
     how = {name: value for name in ("sustained", "part", "beside") if (value := getattr(options, name))}
     check(options.suite, how)

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 
 from fa2_lab.plots import ratios as ratio_plot
-from fa2_lab.records import Measurement, Record, load, path_of
+from fa2_lab.records import FOLDER, Measurement, Record, load, loaded, path_of
 from fa2_lab.tools import files, ladder
-from fa2_studio.bench import contestants, submitted
+from fa2_studio.bench import contestants
 from fa2_studio.bench.protocol import CALLED, REPEATS, SUSTAINED, rested
 from fa2_studio.bench.registry import OTHERS, SUITES
 from fa2_studio.bench.results import ABSENT, label, named, save, shape_of, table
@@ -60,7 +60,7 @@ def front(folder: Path | None) -> list[str]:
     lines = [LEAD.read_text(encoding="utf-8"), "## How it was timed", "", *told, made_on(usual(runs))]
     lines += ["", "## Which is faster, and where", "", f"![{caption()}](figures/ratios.svg)", ""]
     lines += ["## Where `fa2_lab` is slower", "", SLOWER, "", *table(BEHIND, slower)]
-    lines += ["", "## GPU by GPU", "", GPUS, "", *submitted.gpus(folder)]
+    lines += ["", "## GPU by GPU", "", GPUS, "", *gpus(folder)]
     return [*lines, "", "## Third-party tests", "", TESTS, "", *judged()]
 
 
@@ -338,6 +338,34 @@ def judged() -> list[str]:
         on = f"{counts['gpu']}, torch {counts['torch']}, triton {counts['triton']}, {counts['ours']}"
         lines.append([JUDGES[name].title, *found, out, on])
     return table(["their tests", "passed", "failed", "skipped by themselves", "left out", "on"], lines)
+
+
+WANTED = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that kernels are compiled for, and that nobody has measured
+PEERS = ("torch flash", "cuDNN", "FlashAttention-3")
+HOW = "\nThese GPUs have not been measured yet: {}. [CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) describes how."
+
+
+def gpus(folder: Path | None = None) -> list[str]:
+    """A line for each GPU and direction, first our records of the paper's grid, then those that others sent."""
+    files_of = {path_of(name, folder): "here" for name in ("paper", "h100")}
+    files_of |= dict.fromkeys(sorted(((folder or FOLDER) / "submitted").glob("*.json")), "**submitted**")
+    runs = [(loaded(path), by) for path, by in files_of.items() if path.exists()]
+    columns = ["GPU", "measured", "direction", "fa2_lab, median TFLOP/s", *(f"over {peer}, median" for peer in PEERS)]
+    lines = []
+    for run, by in runs:
+        for direction in dict.fromkeys(row.direction for row in run.rows):
+            rows = [row for row in run.rows if row.direction == direction and "fa2_lab" in row.values]
+            rate = middle([row.rate("fa2_lab") for row in rows], places=0)
+            over = [middle(ratios(rows, "fa2_lab", peer)) for peer in PEERS]
+            about = f"{by}, {run.machine['commit']}, triton {run.machine['triton']}"
+            lines.append([run.machine["gpu"], about, direction, rate, *over])
+    seen = " ".join(run.machine["gpu"] for run, _ in runs)
+    wanted = [gpu for gpu in WANTED if not re.search(rf"\b{gpu}", seen)]
+    return [*table(columns, lines), *([HOW.format(", ".join(wanted))] if wanted else [])]
+
+
+def middle(found: list[float], places: int = 2) -> str:
+    return f"{median(found):.{places}f}" if found else "–"
 
 
 # Who is faster ------------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_clock import Clocks  # noqa: E402
 
-from fa2_lab.records import Measurement  # noqa: E402
-from fa2_studio.bench import ahead, before_after, contest, decode, protocol, suites  # noqa: E402
+from fa2_studio.bench import contest, decode, protocol, suites  # noqa: E402
 from fa2_studio.bench.contestants import CONTESTANTS, Contestant  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.power import Meter  # noqa: E402
@@ -195,27 +194,3 @@ def test_memory_is_what_a_second_call_takes_beyond_what_was_there(monkeypatch):
     monkeypatch.setitem(CONTESTANTS, "gone", Contestant(gone))
     row = suites.peak_memory(Problem(1, 2, 2, 40, 40, 16, causal=False, dtype="float32"), "forward", ("torch", "gone"))
     assert (row.values, row.unit, row.failed) == ({"torch": [6.0]}, "MiB", {"gone": "not installed"})
-
-
-def test_a_row_is_slower_if_it_is_so_by_more_than_a_hundredth_and_than_chance():
-    before = [dict(same=1.0, slow=2.0, noisy=1.0), dict(same=1.0, slow=2.0, noisy=1.2)]
-    after = [dict(same=1.005, slow=2.1, noisy=1.3), dict(same=1.005, slow=2.1, noisy=1.1)]
-    rows, close = before_after.compared(before, after), partial(pytest.approx, abs=1e-4)
-    assert rows == [("noisy", close(1.0909), close(0.2)), ("slow", close(1.05), 0.0), ("same", close(1.005), 0.0)]
-    assert [row for row, ratio, apart in rows if before_after.slower(ratio, apart)] == ["slow"]
-
-
-def test_both_versions_are_asked_for_the_rows_of_the_suites(monkeypatch):
-    def row(problem, direction, names, *how):
-        return Measurement(problem.as_dict(), direction, {name: [1.5] for name in names})
-
-    monkeypatch.setattr(ahead, "compile_ahead", lambda problems, names: None)
-    monkeypatch.setattr(suites, "row", row)
-    monkeypatch.setattr(decode, "pages", lambda problem: row(problem, "paged", ("fa2_lab", "page 16")))
-    times = before_after.measure()
-    assert len(times) == 48 + len(suites.SMALL) + 2 * len(decode.grid()) and set(times.values()) == {1.5}
-    monkeypatch.setattr(
-        suites, "row", lambda *given: Measurement(suites.SMALL[0].as_dict(), "forward", {}, {"fa2_lab": "wrong"})
-    )
-    with pytest.raises(SystemExit, match="wrong"):
-        before_after.measure()
