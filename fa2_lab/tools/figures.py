@@ -84,7 +84,10 @@ PICTURES = {  # name of a picture: the chapter that shows it
     "block_budget": "A_lanes",
     "rounding_bias": "D_numbers",
 }
-MOVING = ("hero", "climb_loop")  # written by fa2_studio/book/pictures.py
+MOVING = {  # and where they come from
+    "hero": "No command draws it, so edit the file.",
+    "climb_loop": "[book/climb_loop.py](../fa2_studio/book/climb_loop.py) draws it, also as [PNG](climb_loop.png).",
+}
 PHONE = "narrow"  # the folder of the same pictures as a phone shows them
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 
@@ -137,17 +140,13 @@ def gallery_page(folder: Path) -> str:
     parts = [
         "# The pictures\n\n`python -m fa2_lab figures` draws these files, so edit the code that draws them instead"
         " of the files. `python -m fa2_studio.compiled` records what a picture needs of compiled kernels, and"
-        " `python -m fa2_studio.book.pictures` writes the moving pictures and the data of the interactive figures.\n"
+        " `python -m fa2_studio.book.pictures` writes the moving climb and the data of the interactive figures.\n"
     ]
-    for name in MOVING:
+    for name, drawn in MOVING.items():
         if (folder / f"{name}.svg").exists():
             message = caption(folder / f"{name}.svg")
-            as_file = " There are also a [PNG](climb_loop.png) and a [GIF](climb_loop.gif)." * (name == "climb_loop")
-            parts.append(
-                f"## {name.replace('_', ' ')}\n\n![{message}]({name}.svg)\n\n{message}. The"
-                f" [README](../README.md) shows it, and [book/{name}.py](../fa2_studio/book/{name}.py) draws"
-                f" it.{as_file}\n"
-            )
+            shown = f"{message}. The [README](../README.md) shows it. {drawn}"
+            parts.append(f"## {name.replace('_', ' ')}\n\n![{message}]({name}.svg)\n\n{shown}\n")
     for name, chapter in PICTURES.items():
         if not (folder / f"{name}.svg").exists():
             continue

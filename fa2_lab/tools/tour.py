@@ -26,7 +26,7 @@ BLOCKS: dict[str, Any] = dict(B_r=B_R, B_c=B_C)
 # The truth --------------------------------------------------------------------------------------------------
 
 
-class Problem:
+class RandomHeads:
     """Random q, dO (1, heads, n, d) and k, v (1, 1, n, d). The examiner's dense attention gives the right answers."""
 
     def __init__(self, n: int = N, heads: int = 1, causal: bool = False) -> None:
@@ -53,8 +53,8 @@ class Problem:
         return [x[0, 0] for x in self.qkv]
 
 
-PLAIN, HALF, GROUPED = Problem(), Problem(causal=True), Problem(heads=2)
-SMALL = Problem(n=128, causal=True)  # the interpreter takes its time
+PLAIN, HALF, GROUPED = RandomHeads(), RandomHeads(causal=True), RandomHeads(heads=2)
+SMALL = RandomHeads(n=128, causal=True)  # the interpreter takes its time
 PROBLEMS = PLAIN, HALF, GROUPED, SMALL
 
 
@@ -82,7 +82,7 @@ def pairs(computed: Iterable, right: Iterable) -> Pairs:
     return [(np.reshape(x, np.shape(y)), y) for x, y in zip(computed, right, strict=True)]
 
 
-def forward(stage: str, problem: Problem) -> Callable[[Trace], Pairs]:
+def forward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
     """Return a run of a stage's forward pass, for O and L."""
 
     def run(trace: Trace) -> Pairs:
@@ -92,7 +92,7 @@ def forward(stage: str, problem: Problem) -> Callable[[Trace], Pairs]:
     return run
 
 
-def backward(stage: str, problem: Problem) -> Callable[[Trace], Pairs]:
+def backward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
     """Return a run of a stage's backward pass from the right O and L."""
 
     def run(trace: Trace) -> Pairs:

@@ -14,7 +14,6 @@ from fa2_lab.kernels import ladder
 from fa2_lab.plots import climb
 from fa2_lab.plots.climb import RungSpeeds
 from fa2_lab.tools import steps
-from fa2_studio.book.film import DARK, MIDDLE, Film, n, text
 
 JUMPS = {  # by its last rung: how many changes, what they do, and how the line begins that shows it
     "03": (3, "Scores stay on the chip, one program per row block", "grid = "),
@@ -77,6 +76,68 @@ def mark(what: str, code: str) -> str:
     return code if what == "equal" or not code else f'<tspan class="n">{code}</tspan>'
 
 
+# SVG that plays by itself, without a script ---------------------------------------------------------------------
+
+FONTS = 'system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,"DejaVu Sans",sans-serif'
+LIGHT = "svg{--card:#fff;--edge:#d9dce0;--ink:#1f2328;--quiet:#59636e;--empty:#eff1f3;--ours:#6a3d9a}"
+DARK = "svg{--card:#12161c;--edge:#343b44;--ink:#f0f3f6;--quiet:#a5adb8;--empty:#232932;--ours:#b48ce0}"
+MIDDLE = ' text-anchor="middle"'
+SOFT = 0.1  # seconds of a fade
+
+
+def n(x: float) -> str:
+    """A number as short as it can be written."""
+    return f"{x:.2f}".rstrip("0").rstrip(".").removeprefix("0") or "0"
+
+
+def text(x: float, y: float, words: str, kind: str, more: str = "") -> str:
+    return f'<text x="{n(x)}" y="{n(y)}" class="{kind}"{more}>{words}</text>'
+
+
+class Film:
+    """Collects the keyframes of all elements that move, in a loop of so many seconds.
+
+    An element as it is written is its last frame, and only keyframes take it back to the start. A reader who sees no
+    motion, as in print, therefore sees the result.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.rules = seconds, list[str]()
+
+    def play(self, name: str, stops: list[tuple]) -> str:
+        """Return the attribute that plays keyframes: (seconds, what holds then, easing from then on) each."""
+        frames = ""
+        for t, what, *how in stops:
+            share = f"{100 * t / self.seconds:.2f}".rstrip("0").rstrip(".")
+            eased = f";animation-timing-function:{how[0]}" if how else ""
+            frames += f"{share}%{{{what}{eased}}}"
+        self.rules.append(f"@keyframes {name}{{{frames}}}")
+        return f' style="animation:{name} {self.seconds:g}s linear infinite"'
+
+    def shown(self, name: str, a: float, b: float | None = None, soft: float = SOFT) -> str:
+        """Make an element opaque from a until b, or the end. What stays is opaque as written, what goes is not."""
+        begin = [(0, "opacity:0"), (a, "opacity:0"), (a + soft, "opacity:1")] if a else [(0, "opacity:1")]
+        if b is None:
+            return self.play(name, [*begin, (self.seconds, "opacity:1")])
+        end = [(b - soft, "opacity:1"), (b, "opacity:0"), (self.seconds, "opacity:0")]
+        return ' opacity="0"' + self.play(name, [*begin, *end])
+
+    def svg(self, w: int, h: int, title: str, words: str, looks: str, drawing: str) -> str:
+        """Return the whole picture on a card, which adapts to dark pages, print and readers who want no motion."""
+        still = [
+            f"@media {when}{{*{{animation:none!important}}}}" for when in ("print", "(prefers-reduced-motion:reduce)")
+        ]
+        style_sheet = "\n".join([LIGHT, f"text{{font-family:{FONTS};fill:var(--ink)}}", looks, *self.rules, *still])
+        card = (
+            f'width="{w - 1.5}" height="{h - 1.5}" rx="14" fill="var(--card)" stroke="var(--edge)" stroke-width="1.5"'
+        )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" '
+            f'aria-labelledby="title desc">\n<title id="title">{title}</title>\n<desc id="desc">{words}</desc>\n'
+            f'<style>{style_sheet}</style>\n<rect x=".75" y=".75" {card}/>\n{drawing}\n</svg>\n'
+        )
+
+
 # Time and places ------------------------------------------------------------------------------------------------
 
 START, SMALL, JUMP, END = 1.2, 0.24, 1.1, 2.8  # seconds of the first rung, a change, a jump, the last rung
@@ -111,7 +172,7 @@ def times(rungs: list[RungSpeeds]) -> list[float]:
 def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str) -> str:
     """The picture that plays; as it is written it shows the last rung, and all jumps."""
     at = times(rungs)
-    film, name = Film(at[-1], 0), peer[0]
+    film, name = Film(at[-1]), peer[0]
     shares = [rung.full / peer[1] for rung in rungs]
     come = dict(zip((rung.number for rung in rungs), at, strict=False))
     title = f"From {shares[0]:.0%} to {shares[-1]:.0%} of {name}'s speed"

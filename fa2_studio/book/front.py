@@ -2,6 +2,7 @@
 
 from html import escape
 from pathlib import Path
+from xml.etree import ElementTree
 
 import matplotlib
 from matplotlib.text import Text
@@ -10,7 +11,7 @@ from fa2_lab.plots import climb, live, style
 from fa2_lab.plots.show import draw
 from fa2_lab.tools import files, ladder
 from fa2_lab.tools.figures import PHONE, PICTURES, caption
-from fa2_studio.book import hero, reach
+from fa2_studio.book import reach
 from fa2_studio.book.chapters import PARTS, Chapter, written
 
 SENTENCE = (
@@ -36,6 +37,7 @@ SHOWN = {  # on a chapter's card, if not the chapter's first picture
     "B_errata": "deferred_normalisation",
     "C_package": "ratios",
 }
+FIGURES = files.ROOT / "figures"
 SMALL, INCHES = "small", (2.9, 1.42)  # the folder of the cards' pictures, and their size
 POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorithm 2, backward"}
 
@@ -52,7 +54,7 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
     parts = [
         META.format(title=title, address=address),
         "# FlashAttention-2, line by line",
-        block("hero", f'<img src="figures/hero.svg" width="{hero.W}" height="{hero.H}" alt="{escape(hero.ALT)}">'),
+        block("hero", f'<img src="figures/hero.svg" width="840" height="540" alt="{escape(description("hero"))}">'),
         f"**{SENTENCE}** {claim} Every step was run, and every result was checked against plain attention in float64.",
         block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
         "[Every call of the package](API.md), with its arguments, an example and its limits.",
@@ -88,6 +90,11 @@ def picture(name: str, alt: str, kind: str = "") -> str:
     """A drawn picture: as it is for a page, and on a phone as it is for a phone. It knows dark pages by itself."""
     phone = f'<source media="(max-width: 600px)" srcset="figures/{PHONE}/{name}.svg">'
     return f'<picture class="{kind}">{phone}<img src="figures/{name}.svg" alt="{escape(alt)}"></picture>'
+
+
+def description(name: str) -> str:
+    """Return the description inside a picture of figures/."""
+    return ElementTree.parse(FIGURES / f"{name}.svg").findtext("{http://www.w3.org/2000/svg}desc", "")
 
 
 def framed(name: str, ask: str = "") -> str:
@@ -142,7 +149,7 @@ def write_small(folder: Path) -> None:
 
 def card(chapter: Chapter) -> str:
     name = shown(chapter)
-    alt = caption(files.ROOT / "figures" / f"{name}.svg")
+    alt = caption(FIGURES / f"{name}.svg")
     image = f'<img src="figures/{SMALL}/{name}.svg" alt="{escape(alt)}">'
     words = f"<b>{chapter.number} · {escape(chapter.title)}</b><span>{escape(chapter.question)}</span>"
     return f'<a href="{chapter.name}.html"><i>{image}</i>{words}</a>'

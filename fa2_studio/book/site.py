@@ -8,7 +8,6 @@ import tempfile
 from functools import cache
 from html import unescape
 from pathlib import Path
-from xml.etree import ElementTree
 
 import nbformat
 from sphinx.application import Sphinx
@@ -22,7 +21,7 @@ from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
 from fa2_studio.course.notebooks import student_version
 
 LOOKS = Path(__file__).with_name("looks")  # the style sheet
-FIGURES = files.ROOT / "figures"
+FIGURES = front.FIGURES
 PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="data:image/png;base64,[^"]*">')  # of plots/show.py
 SHOWN = re.compile(r"(show|live)\(.*\)", flags=re.DOTALL)  # a cell that does nothing but show a picture or a piece
 LIVE = re.compile(r'<div class="live-piece" data-piece="(\w+)"(?: data-ask="([^"]*)")?>')  # of plots/live.py
@@ -167,8 +166,7 @@ def in_parts(notebook: nbformat.NotebookNode) -> None:
 @cache
 def drawn() -> dict[str, str]:
     """{description: name} of the pictures in figures/."""
-    files = {name: FIGURES / f"{name}.svg" for name in PICTURES}
-    return {ElementTree.parse(file).findtext("{http://www.w3.org/2000/svg}desc"): name for name, file in files.items()}
+    return {front.description(name): name for name in PICTURES}
 
 
 def is_imports(cell: nbformat.NotebookNode) -> bool:
