@@ -6,25 +6,26 @@
 #
 # **What did each change gain on a real GPU, and why?**
 #
-# Chapter 08 wrote a kernel that is right. This chapter makes it fast, in the way that a GPU programmer works. First,
-# guess what the kernel waits for, and read the counters that can refute the guess. Then find the machine instructions
-# behind the largest wait, change one thing, and time the kernel again. We go through two such rounds slowly, from rung
-# 09 of the ladder to rung 11. All other rungs come from the same loop with another cause, and they fit on one screen.
+# Chapter 08 wrote a kernel that gives the right answer. This chapter makes it fast, in the way that a GPU programmer
+# works. First, you guess what the kernel is waiting for, and read the counters that could refute the guess. Then you
+# find the machine instructions behind the longest wait, change one thing, and time the kernel again. We go through two
+# such rounds slowly, from rung 09 of the ladder to rung 11. All the other rungs came out of the same loop, each with a
+# different cause, and they fit on one screen.
 #
-# The package holds the same attention 24 times as a *ladder*. Rung 00 is standard attention, and each rung changes one
-# thing in the rung before. A model predicts what the change should give. If prediction and measurement disagree, there
-# is something to learn.
+# The package contains the same attention 24 times, as a *ladder*. Rung 00 is standard attention, and each rung changes
+# one thing about the previous one. A model predicts what each change should gain, and whenever the prediction and the
+# measurement disagree, there is something to learn.
 #
 # After this notebook you can
 #
-# - time a GPU call so that another person gets the same number,
-# - go from a stall that a profiler reports to the instructions behind it, and to a change that removes it,
-# - predict what a change gains, from a kernel's registers, its instructions and the size of the launch,
-# - decide what limits a kernel, which may be bytes, instructions, another matmul, or the power supply.
+# - time a GPU call in such a way that another person gets the same number,
+# - trace a stall that a profiler reports to the instructions behind it, and find a change that removes it,
+# - predict what a change gains from the kernel's registers, its instructions and the size of the launch,
+# - decide whether a kernel is limited by bytes, by instructions, by another matmul, or by the power supply.
 #
-# *Time: 80 minutes, and the walk from rung 09 to rung 11 is the first half. Hardware: any laptop with Linux; every
-# measured number was recorded on one GPU. Before this: [06](06_parallelism.ipynb), [08](08_triton_forward.ipynb) and
-# [09 · The Triton backward kernels](09_triton_backward.ipynb).*
+# *Time: 80 minutes, half of them for the walk from rung 09 to rung 11. Hardware: any laptop with Linux; all
+# measurements were recorded on one GPU. Before this: [06](06_parallelism.ipynb), [08](08_triton_forward.ipynb) and [09
+# · The Triton backward kernels](09_triton_backward.ipynb).*
 
 # %% tags=["hide-input"]
 import re
@@ -49,20 +50,21 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## How do we time a kernel?
 #
-# The *host* is the computer that gives the orders. It puts a kernel into a queue and goes on, so a stopwatch around the
-# call only times how long it takes to enter the queue. Instead, the GPU itself stamps the time at two *events* in the
-# queue, one before the call and one after it (chapter 08). Each of the other rules keeps a wrong number out:
+# The *host* is the computer that gives the GPU its orders. It puts a kernel into a queue and goes on, so a stopwatch
+# around the call only times how long it takes to enter the queue. We therefore let the GPU itself record the time at
+# two *events* in the queue, one before the call and one after it (chapter 08). Each of the other rules prevents a
+# particular mistake:
 #
 # | rule | what goes wrong without it |
 # | --- | --- |
 # | check the answer in float64 first | a kernel that skips a tile is faster |
 # | warm up | the first call compiles the kernel |
-# | let the kernels alternate (of two: A B B A) | a warm GPU lowers its clock, so the later kernel loses |
-# | take the median | one disturbed call moves a mean |
-# | overwrite the L2 cache before each call | the second call finds its inputs in it |
+# | let the kernels alternate (two of them run as A B B A) | a warm GPU lowers its clock, so the later kernel loses |
+# | take the median | one disturbed call changes a mean |
+# | overwrite the L2 cache before each call | the second call finds its inputs in the cache |
 #
 # `fa2-lab bench ladder` times every rung by these rules, and this chapter's numbers come from its recorded run. We
-# count only the FLOPs that the answer needs, which are $4N^2d$ per head, and half of that if the mask is causal.
+# count only the FLOPs that the answer needs, which are $4N^2d$ per head, or half of that if the mask is causal.
 
 # %% tags=["hide-input"]
 record = load("ladder")
@@ -103,20 +105,21 @@ for number in ("09", "10", "11"):
     print(f"rung {number}: {speed_of:.0f} TFLOP/s, with 64 heads of 4,096 tokens, d = 128, no mask")
 
 # %% [markdown]
-# Rungs 09 to 11 compute the same numbers in the same tiles of 64 × 64, with the same four warps per program. Yet rung
-# 11 is more than half as fast again as rung 09, because of two small changes. How would you find them?
+# Rungs 09 to 11 compute the same numbers in the same tiles of 64 × 64, with the same four warps per program. Yet two
+# small changes make rung 11 more than 1.5 times as fast as rung 09. How would you find them?
 #
 # ## What does rung 09 wait for?
 #
 # In each step of its loop, rung 09 loads a tile of K and a tile of V, runs a matmul, computes the exponentials, and
-# runs another matmul. The time from the request for a number to its arrival is the *latency* of the load (chapter 00).
-# In rung 09, nothing else of this program can run in the meantime, because the matmul needs the tile.
+# runs another matmul. The time from the request for a number to its arrival is the load's *latency* (chapter 00).
+# During this time, a program of rung 09 can do nothing else, because its matmul needs the tile.
 #
-# **Hypothesis.** Rung 09 waits for data. If that is so, its tensor cores should be idle for most of the time, and the
-# largest wait that the hardware counts should be the wait for memory. If either is not so, the hypothesis is wrong.
+# **Hypothesis.** Rung 09 waits for data. If this is true, its tensor cores should be idle for most of the time, and of
+# all the waits that the hardware counts, the wait for memory should be the longest. If either is not the case, the
+# hypothesis is wrong.
 #
-# NVIDIA's profiler *Nsight Compute* (`ncu`) reads the hardware's counters. With a GPU, this command profiles the third
-# call:
+# NVIDIA's profiler *Nsight Compute* (`ncu`) reads the hardware's counters. On a machine with a GPU, this command
+# profiles the third call:
 #
 # ```bash
 # ncu -k regex:forward_kernel -s 2 -c 1 --set full python -c "
@@ -125,8 +128,8 @@ for number in ("09", "10", "11"):
 # for _ in range(3): ladder.load('09').forward(q, k, v, False)"
 # ```
 #
-# It prints pages of numbers, but three of them are enough to begin with. Here they are from the recorded run. Without a
-# GPU, `fa2-lab ladder 09 10` lists the same counters:
+# It prints pages of numbers, but three of them are enough to begin with. The next cell shows them as they were
+# recorded. Without a GPU, you can list the same counters with `fa2-lab ladder 09 10`:
 
 # %% tags=["hide-input"]
 def page(*numbers):
@@ -147,18 +150,19 @@ def page(*numbers):
 page("09")
 
 # %% [markdown]
-# 1. **How near is a unit to its limit?** The tensor cores work a third of the time. The four schedulers of an SM use a
-#    quarter of their *issue slots*, which are the clocks in which they can start an instruction. Since no unit is at
-#    its limit, the warps wait.
-# 2. **How many others could work in the meantime?** Two programs of four warps fit on an SM, which has slots for 64
-#    warps. The share of these slots that is taken is called *occupancy*. Here it is 8 of 64, or 12.5%.
-# 3. **What do the warps wait for?** A *stall* is the time in which a warp cannot issue its next instruction, and the
-#    hardware counts it by its reason, in clocks per issued instruction. The largest one here is `long_scoreboard`, the
-#    wait for L2 or DRAM. The other reasons are in a table below.
+# 1. **How close is a unit to its limit?** The tensor cores are busy for a third of the time. The four schedulers of an
+#    SM use a quarter of their *issue slots*, which are the clocks in which they can start an instruction. No unit is at
+#    its limit, so the warps must be waiting for something.
+# 2. **How many other warps could work in the meantime?** Two programs of four warps fit onto an SM, which has slots for
+#    64 warps. The share of these slots that is in use is called *occupancy*. Here it is 8 of 64, or 12.5%.
+# 3. **What do the warps wait for?** A *stall* is time in which a warp cannot issue its next instruction. The hardware
+#    counts stalls by their reason, in clocks per issued instruction. The largest one here is `long_scoreboard`, the
+#    wait for L2 or DRAM. A table below explains the other reasons.
 #
-# So the hypothesis survives. Where in the code is this wait? `fa2-lab xray 09 --full --sass` compiles the rung for an
-# H200, for which it needs no GPU, and prints its machine code. From the loop without a mask, we keep the instructions
-# that load, multiply, compute exponentials or wait. A number tells how often an instruction is repeated:
+# So the hypothesis survives. But where in the code is this wait? `fa2-lab xray 09 --full --sass` compiles the rung for
+# an H200, which does not require a GPU, and prints its machine code. From the loop without a mask, we keep only the
+# instructions that load, multiply, compute exponentials or wait. A number in front of an instruction tells you how
+# often it is repeated:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 KEPT = r"(?:@!?U?P\w+ )?(LDGSTS|LDGDEPBAR|LDG|STS|BAR\.SYNC|DEPBAR|WARPGROUP\.\w+|HGMMA|MUFU)"
@@ -183,43 +187,44 @@ listing("09")
 
 # %% [markdown]
 # `LDG` loads from L2 or DRAM into registers, and `STS` stores from registers into shared memory. `HGMMA` is an
-# instruction of the tensor cores, and `MUFU` is one of the special function units, here an exponential. `BAR.SYNC` is a
-# barrier for the program's warps. The two `WARPGROUP` instructions belong to the matmuls, and we will need them in the
-# second round.
+# instruction for the tensor cores, and `MUFU` is one for the special function units, in this case an exponential.
+# `BAR.SYNC` is a barrier for the program's warps. The two `WARPGROUP` instructions belong to the matmuls, and we will
+# need them in the second round.
 #
-# A warp does not wait at an `LDG` itself. The hardware marks its register as *not there yet* in a table, the
-# *scoreboard*, and the warp goes on. It has to stop at the first instruction that reads such a register, which is the
-# `STS`. So each step waits at an `STS` until the tile has come all the way. Only then do the matmuls begin, and while
-# they run, no load is under way for the next step.
+# A warp does not wait at an `LDG` itself. The hardware marks the destination register as *not there yet* in a table,
+# the *scoreboard*, and the warp goes on. It has to stop at the first instruction that reads such a register, and here
+# that is the `STS`. In every step, then, the warp waits at an `STS` until the tile has come all the way from memory.
+# Only then do the matmuls begin, and while they run, no load for the next step is under way.
 #
 # ## What if the copies run ahead?
 #
-# The fix is to ask for a tile before it is needed, which is called *prefetching*. In a loop, it becomes *pipelining*,
-# which means that the copy of tile n + 1 or n + 2 is under way while tile n is in use. For this, shared memory needs
-# room for several tiles, which are the *stages* of chapter 07. In Triton, one argument of the launch asks for them:
+# The fix is to request a tile before it is needed, which is called *prefetching*. Inside a loop it becomes
+# *pipelining*: the copy of tile n + 1 or n + 2 is under way while tile n is in use. For this, shared memory needs room
+# for several tiles, which are the *stages* from chapter 07. In Triton, a single argument of the launch sets their
+# number:
 #
 # ```diff
 # -    num_warps=4, num_stages=1
 # +    num_warps=4, num_stages=3
 # ```
 #
-# On GPUs from the A100 on, the copies then use another instruction, `cp.async` (in machine code, `LDGSTS`). It moves
-# data from L2 or DRAM straight into shared memory. Since no register is in between, no `STS` has to wait for one, and
-# the warp starts the copy and goes on. Copies are counted in groups, so `LDGDEPBAR` ends a group, and `DEPBAR` waits
-# until at most a given number of groups is still under way.
+# From the A100 on, GPUs then copy with a different instruction, `cp.async` (`LDGSTS` in machine code), which moves data
+# from L2 or DRAM straight into shared memory. There is no register in between that an `STS` would have to wait for, so
+# the warp starts the copy and goes on. Copies are counted in groups. `LDGDEPBAR` ends a group, and `DEPBAR` waits until
+# at most a given number of groups are still under way.
 
 # %% [markdown]
 # The picture shows a program that has an SM to itself, first with one stage and then with three. With three stages, the
-# copies never stop. They set the pace then, while the tensor cores still wait.
+# copies never stop. They now set the pace, and the tensor cores still wait.
 
 # %% tags=["hide-input"]
 show("prefetch")
 
 # %% [markdown]
-# Three rules decide when each step ends. The copy of tile n may start as soon as its stage is free, which is when the
-# work on tile n − stages has ended. The first copies start at 0. A copy takes `copy` clocks, whatever else is under
-# way. The work on tile n takes `work` clocks, and it starts when its copy has ended and the work on tile n − 1 has
-# ended.
+# Three rules decide when each step ends. First, the copy of tile n starts as soon as its stage is free, which is when
+# the work on tile n − stages has ended, or at 0 if no tile has used that stage yet. Second, a copy takes `copy` clocks,
+# no matter what else is under way. Third, the work on tile n takes `work` clocks, and it starts when both its own copy
+# and the work on tile n − 1 have ended.
 #
 # **Build.** Return the times at which the work on each tile ends, in order.
 
@@ -238,8 +243,8 @@ def by_rules(tiles, stages, copy, work):
 
 
 cases = {
-    "one stage, 4 tiles. Does each copy start only when the work on the tile before has ended?": (4, 1, 4, 5),
-    "two stages, short copies. Does the work on a tile wait for the work before it, too?": (4, 2, 1, 5),
+    "one stage, 4 tiles. Does each copy start only when the work on the previous tile has ended?": (4, 1, 4, 5),
+    "two stages, short copies. Does the work on a tile also wait for the previous tile's work?": (4, 2, 1, 5),
     "two stages, long copies. Does the work wait until its tile is there?": (5, 2, 9, 2),
     "three stages. Is a stage free when the work on tile n − 3 has ended, not on tile n − 2?": (7, 3, 9, 2),
     "more stages than tiles. Do all copies start at 0?": (3, 8, 4, 5),
@@ -260,8 +265,9 @@ check(pipeline, *(Case(words, case, by_rules(*case)) for words, case in cases.it
 # ```
 # </details>
 #
-# The lines below show five tiles with one stage and with three. Here a copy takes 4 units and the work on a tile takes
-# 5, about as in rung 09. Each digit is the number of the tile that is being copied or worked on.
+# The output below shows five tiles, first with one stage and then with three. A copy takes 4 units and the work on a
+# tile takes 5, which is roughly the ratio in rung 09. Each digit is the number of the tile that is being copied or
+# worked on.
 
 # %% tags=["hide-input"]
 def timeline(tiles, stages, copy, work):
@@ -281,13 +287,13 @@ for stages in (1, 3):
     timeline(5, stages, 4, 5)
 
 # %% [markdown]
-# With one stage, each step takes 9 units. With three, only the first copy is seen, and after it each step takes the 5
-# units of the work. So a program that is alone on its SM would get 9/5 times as fast. In rung 09, however, a second
-# program on the SM already fills some of the gaps. Therefore, the package's model (folded below) predicts a smaller
-# gain for rung 10, a factor of 1.66.
+# With one stage, each step takes 9 units. With three stages, only the first copy takes extra time, and after it each
+# step takes just the 5 units of the work. A program that is alone on its SM would therefore become 9/5 times as fast.
+# In rung 09, however, a second program on the same SM already fills some of the gaps. This is why the package's model
+# (folded below) predicts a smaller gain for rung 10, a factor of 1.66.
 #
-# **Predict.** A copy takes 10 units and the work on a tile takes 5. With how many stages does the work never wait after
-# the first tile?
+# **Predict.** A copy takes 10 units and the work on a tile takes 5. How many stages does it take so that the work never
+# waits after the first tile?
 #
 # - ☐ 2
 # - ☐ 4
@@ -295,9 +301,9 @@ for stages in (1, 3):
 #
 # <details><summary>Answer</summary>
 #
-# **3.** A stage is busy for copy + work = 15 units per tile. If the work never waits, a tile is finished every 5 units,
-# so 15 / 5 = 3 stages must be in rotation. With two, a tile is finished only every 7.5 units on average. In general,
-# the work never waits if stages ≥ 1 + copy / work.
+# **3.** Each tile occupies its stage for copy + work = 15 units. If the work never waits, a tile is finished every 5
+# units, so 15 / 5 = 3 stages must be in use at the same time. With two stages, a tile is finished only every 7.5 units
+# on average. In general, the work never waits if stages ≥ 1 + copy / work.
 #
 # ```python
 # for stages in (1, 2, 3, 4):
@@ -323,31 +329,31 @@ page("09", "10")
 
 # %% [markdown]
 # The wait for data has nearly gone, as the hypothesis predicted. But the gain is far smaller than predicted, because
-# another wait has taken its place. It is `barrier`, the wait for the program's other warps. There are as many barriers
-# in the loop as before. So what are the warps doing there? Look at the machine code again (`fa2-lab xray 10 --full
-# --sass`):
+# another wait has taken its place: `barrier`, the wait for the program's other warps. Yet the loop has exactly as many
+# barriers as before. So what are the warps waiting for at these barriers? We look at the machine code again (`fa2-lab
+# xray 10 --full --sass`):
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 listing("10")
 
 # %% [markdown]
-# The copies are at the end of the loop now, and they are `LDGSTS`. The matmuls, however, have changed as well. On
-# Hopper, a matmul is *asynchronous*, just as a copy is, and `HGMMA` only starts it. The four warps of the program start
-# it together and go on, while the tensor cores work beside them. `WARPGROUP.ARRIVE` announces that the operands in
-# registers are ready, and `WARPGROUP.DEPBAR` waits until matmuls that were started have ended. A warp that reads a
-# result must have passed such a wait.
+# The copies are now at the end of the loop, and they have become `LDGSTS`. But the matmuls have changed as well. On
+# Hopper, a matmul is *asynchronous*, just as a copy is, and `HGMMA` only starts it. The program's four warps start it
+# together and go on while the tensor cores work. `WARPGROUP.ARRIVE` announces that the operands in registers are ready,
+# and `WARPGROUP.DEPBAR` waits until matmuls that were started earlier have ended. A warp can read a result only after
+# such a wait.
 #
-# $QK^\top$ of one tile is 8 such instructions, one for each 16 of d = 128, and $PV$ is 4, one for each 16 of 64 keys.
-# The 8 add into the same block of S, and no warp reads S before the last one has ended. So one wait after the eighth is
-# enough, and rung 09 has exactly that. It waits 2 times per tile, once for each matmul. In rung 10, however, there are
-# 12 waits, one after each instruction. Therefore, the tensor cores stop after each instruction, until the warps have
-# noticed and have started the next one. The counters also have a reason called `gmma`, for matmuls, but it is small
-# here (0.16). Probably this wait is counted as `barrier`, because the four warps meet there.
+# One tile's $QK^\top$ takes 8 such instructions, one for each 16 of d = 128, and its $PV$ takes 4, one for each 16 of
+# 64 keys. All 8 add into the same block of S, and no warp reads S before the last one has ended, so a single wait after
+# the eighth is enough. And indeed, rung 09 waits only twice per tile, once for each matmul. In rung 10, however,
+# there are 12 waits, one after each instruction. The tensor cores therefore stop after each instruction, until the
+# warps have noticed and have started the next one. The counters also include a reason called `gmma`, for matmuls, but
+# it is small here (0.16). The wait is probably counted as `barrier`, because the four warps meet there.
 #
-# Nothing in the Triton code asks for these waits, because NVIDIA's compiler put them in. It even tells why, in messages
+# Nothing in the Triton code asks for these waits. NVIDIA's compiler put them in, and it even tells us why, in messages
 # that Triton hides unless you set `TRITON_ALWAYS_COMPILE=1 TRITON_DUMP_PTXAS_LOG=1` before you run a kernel on a GPU.
-# This is the message for rung 10, in which `wgmma` is the name of `HGMMA` in PTX, the assembly language that Triton
-# writes:
+# For rung 10, the message is the one below. It calls `HGMMA` by the name that it has in PTX, the assembly language that
+# Triton generates, which is `wgmma`:
 #
 # ```text
 # (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized
@@ -355,17 +361,17 @@ listing("10")
 # between start and end of the pipeline stage
 # ```
 #
-# The *accumulator registers* are the registers of o, to which $PV$ is added. The line that the message names is a wait
-# between the kernel's two loops. The rungs since 08 have two loops, first one over the tiles without a mask, and then
-# one over the masked tiles on the diagonal. Two paths lead to that wait. One of them comes out of the long loop, where
-# a matmul may still be adding to o. The other one skips the long loop, because a row block may have no tile without a
-# mask, and then ordinary instructions have set o to zero. Probably the compiler cannot tell which of the two it has to
-# wait for, so it makes every matmul of the kernel end before the next one starts.
+# The *accumulator registers* are the registers of o, to which $PV$ is added. The message refers to a wait between the
+# kernel's two loops. Since rung 08, there are two loops, one over the tiles without a mask and, after it, one over the
+# masked tiles on the diagonal. Two paths lead to that wait. One of them comes out of the long loop, where a matmul may
+# still be adding to o. The other one skips the long loop, because a row block may have no tile without a mask, and then
+# ordinary instructions have set o to zero. The compiler probably cannot tell which of the two it has to wait for, so it
+# makes every matmul of the kernel end before the next one starts.
 #
-# **Hypothesis.** If the masked loop comes first, no matmul of the long loop is under way when another loop begins, and
-# the compiler need not wait after each instruction. The sum over the tiles has another order then, which does not
-# matter to online softmax. If the guess is right, the waits vanish from the listing, even before we time anything, and
-# the message vanishes with them.
+# **Hypothesis.** If the masked loop comes first, no matmul of the long loop is under way when another loop begins, so
+# the compiler no longer has to insert a wait after each instruction. The tiles are then summed in a different order,
+# which makes no difference to online softmax. If the guess is right, the waits disappear from the listing, before we
+# even time anything, and so does the message.
 #
 # ## What did exchanging the loops do?
 
@@ -373,29 +379,30 @@ listing("10")
 listing("11")
 for number, (_, found) in machine.items():
     waits = [loop.waits for loop in found]
-    print(f"rung {number}: waits for products in its two loops: {waits}")
+    print(f"rung {number}: waits for matmuls in its two loops: {waits}")
 
 # %% tags=["hide-input"]
 page("09", "10", "11")
 print()
 for number in ("10", "11"):
-    print(f"rung {number} over the rung before: no mask × {factor(number, full):.2f}, causal × {factor(number, causal):.2f}")
+    print(f"rung {number} over the previous rung: no mask × {factor(number, full):.2f}, causal × {factor(number, causal):.2f}")
 
 # %% [markdown]
-# All waits but one have gone from each loop, and the message has gone as well. `barrier` has fallen to a third, and the
-# tensor cores work more than half of the time. The eight instructions of $QK^\top$ are started in a row, and so are the
-# four of $PV$. Since the only wait comes after $QK^\top$, $PV$ even runs on while the next copies are started and the
-# next $QK^\top$ begins.
+# In each loop, all waits but one are gone, and so is the message. `barrier` has fallen to a third, and the tensor cores
+# are busy for more than half of the time. The eight instructions of $QK^\top$ are now started one right after another,
+# and so are the four of $PV$. The only wait comes after $QK^\top$, so $PV$ even continues while the next copies are
+# started and the next $QK^\top$ begins.
 #
-# This is the clearest cause on the ladder, because the work, the registers and nearly all instructions are the same,
-# and the waits can be counted. An experiment agrees. If rung 11 is launched with `num_stages=1`, it waits twice, once
-# per matmul, as rung 09 does, and without a mask the order of the loops then gains nothing. Under the mask it still
-# gains 8%, with the same number of registers, and we do not know why.
+# Nowhere else on the ladder is the cause as clear, because the work, the registers and nearly all instructions stay the
+# same, and the waits can be counted. An experiment supports it. If rung 11 is launched with `num_stages=1`, it waits
+# twice, once per matmul, just as rung 09 does. Without a mask, the order of the loops then gains nothing. Under the
+# mask, it still gains 8% with the same number of registers, and we do not know why.
 #
-# With a GPU, `python -m fa2_lab.kernels.ladder.r11_diagonal_first` times rung 11 beside rung 10, after it has checked
-# both. Without one, `fa2-lab ladder 10 11` prints the change in the code and everything that was recorded of it.
+# On a machine with a GPU, `python -m fa2_lab.kernels.ladder.r11_diagonal_first` checks rungs 10 and 11 and then
+# compares their times. Without a GPU, `fa2-lab ladder 10 11` prints the change in the code together with everything
+# that was recorded about it.
 #
-# **Predict.** The tensor cores work 54% of the time in rung 11. What is the most that any further change can gain, if
+# **Predict.** In rung 11, the tensor cores are busy 54% of the time. How much can any further change gain at most, if
 # the kernel keeps all its matmuls?
 #
 # - ☐ × 1.5
@@ -404,8 +411,8 @@ for number in ("10", "11"):
 #
 # <details><summary>Answer</summary>
 #
-# **× 1.84.** If the tensor cores work a share $a$ of the time, a kernel with the same matmuls can at best keep them
-# busy all the time, which gains $1/a$.
+# **× 1.84.** If the tensor cores are busy for a share $a$ of the time, then the best that a kernel with the same
+# matmuls can do is to keep them busy all the time, which gains a factor of $1/a$.
 #
 # ```python
 # print(f"1 / {count('11', cores) / 100:.3f} = {100 / count('11', cores):.2f}")
@@ -418,23 +425,23 @@ for number in ("10", "11"):
 #
 # ## From a stall to a change
 #
-# The two rounds were two lines of the following table. In `ncu`, the reasons are in the section *Warp State*, and its
-# *Source* page shows them beside each instruction.
+# The two rounds correspond to two lines of the following table. In `ncu`, you find the reasons in the section *Warp
+# State*, and the *Source* page shows them next to each instruction.
 #
 # | the stall | the warp waits for | look for | then try | on the ladder |
 # | --- | --- | --- | --- | --- |
-# | `long_scoreboard` | data from L2 or DRAM | `LDG`, `DEPBAR` | prefetch in more stages, more programs on the SM, fewer bytes | 10 |
-# | `barrier`, `gmma` | other warps of the program, matmuls | `BAR.SYNC`, on Hopper `WARPGROUP.DEPBAR`, the compiler's messages | fewer and larger tiles, matmuls that run on | 11, 18 |
+# | `long_scoreboard` | data from L2 or DRAM | `LDG`, `DEPBAR` | prefetching with more stages, more programs on the SM, fewer bytes | 10 |
+# | `barrier`, `gmma` | other warps of the program, matmuls | `BAR.SYNC`, on Hopper `WARPGROUP.DEPBAR`, the compiler's messages | fewer and larger tiles, matmuls that run while the warps go on | 11, 18 |
 # | `short_scoreboard` | shared memory or the exponential unit | `LDS` (a load from shared memory), `MUFU` | fewer exponentials, another layout | 20 |
 # | `mio_throttle` | the queue to shared memory and special units | `STS`, `LDS`, `MUFU` | wider accesses, Hopper's copy engine (TMA) | 14 |
-# | `wait` | a fixed few clocks after each instruction | long chains | fewer instructions, more independent ones | 06, 14 |
+# | `wait` | a few fixed clocks after each instruction | long chains | fewer instructions, more independent ones | 06, 14 |
 # | `math_pipe_throttle` | a unit that is busy | `HGMMA`, `FFMA` (an FMA) | nothing, because this unit is the limit | |
 # | no stall is large, few warps | | registers, shared memory | a smaller tile or `maxnreg`, so that one more program fits | 05 |
-# | no stall at all, but slow | | the clock, the power | fewer bytes, because bytes cost power | 13, 17 |
+# | no stall at all, but slow | | the clock, the power | fewer bytes, because moving bytes costs power | 13, 17 |
 #
-# Two warnings belong to this table. A stall tells you what a warp waits for, but not whether that matters. If another
-# warp issues in the meantime, the wait is hidden. And as rung 10 shows, when one wait goes, the next one appears, so do
-# not expect to gain all of the time that a wait has taken.
+# Two warnings go with this table. A stall tells you what a warp waits for, but not whether that matters, because the
+# wait is hidden if another warp issues in the meantime. And as rung 10 shows, when one wait disappears, another one can
+# take its place, so do not expect to gain all of the time that a wait has taken.
 
 # %% [markdown]
 # ## The whole ladder on one screen
@@ -443,13 +450,13 @@ for number in ("10", "11"):
 live("climb")
 
 # %% [markdown]
-# The chart shows each rung's share of the speed of FlashAttention-3, which is the Hopper kernel of FlashAttention's
-# authors. It is for the forward pass with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. A bar is the speed
-# without a mask, and a dot is the speed with the causal mask. A rung that loses teaches as much as one that gains.
+# The chart shows each rung's speed as a share of the speed of FlashAttention-3, the Hopper kernel by FlashAttention's
+# authors. It covers the forward pass with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. A bar is the speed
+# without a mask, and a dot is the speed with the causal mask. The rungs that lose teach as much as those that gain.
 #
-# Two tables are folded below. The first one lists all rungs, with what limited the rung before and what the change took
-# away. The second one has the one counter that moved with each change. In a terminal, `fa2-lab ladder 07 08` prints one
-# change on a page.
+# Two tables are folded below. The first one lists all rungs, with the previous rung's limit and what the change took
+# away. The second one lists, for each change, the one counter that moved. To print a single change on one page, run
+# `fa2-lab ladder 07 08` in a terminal.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 Markdown("\n".join(climbed.markdown(record)))
@@ -464,11 +471,12 @@ Markdown(f"<details><summary>One counter for each change, before and after</summ
 # %% [markdown]
 # ## What did FA2's own ideas gain?
 #
-# Rungs 00 to 05 are the two papers. Rung 01 has the loops of FA1's *Algorithm 1 as printed, one worker per head*, with
-# tiles of 64 × 64 like the rungs up to 17. S and P never reach DRAM, and yet it is much slower than standard attention,
-# for two reasons. First, O, $\ell$ and m travel at every tile instead. Rung 00 moves about $4N^2$ elements, and rung 01
-# about $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and $B_c$ = 64. In bytes, that is 1.7 times as much. Second,
-# its 64 programs, on 132 SMs, draw less than half as many bytes per second.
+# Rungs 00 to 05 follow the two papers. Rung 01 has the loops of FA1's *Algorithm 1 as printed, one worker per head*,
+# with tiles of 64 × 64 like all rungs up to 17. S and P never reach DRAM, and yet this rung is much slower than
+# standard attention, for two reasons. First, O, $\ell$ and m now travel to DRAM and back at every tile. Rung 00 moves
+# about $4N^2$ elements, whereas rung 01 moves about $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and $B_c$ = 64.
+# In bytes, that is 1.7 times as much. Second, its 64 programs, on 132 SMs, transfer less than half as many bytes per
+# second.
 
 # %% tags=["hide-input"]
 def dram(number):
@@ -482,7 +490,7 @@ asked = {
     "02": T * N * 4 * d + 4 * N * d,  # K and V
 }
 asked["03"] = asked["02"]
-print("rung   asked for, GB   DRAM moved, GB   TFLOP/s")
+print("rung   requested, GB   DRAM moved, GB   TFLOP/s")
 for number, moved in asked.items():
     rate = full.rate(ladder.find(number))
     print(f"{number}{64 * moved / 1e9:18.2f}{dram(number):17.2f}{rate:10.0f}")
@@ -492,29 +500,30 @@ for heads, row in ((64, full), (8, few)):
     print(f"rung 03 over 02, {heads:2} heads: predicted × {predicted:.1f}, measured × {row.ratio(new, old):.1f}")
 
 # %% [markdown]
-# In the first three lines, the count and the GPU's counter agree. Rung 02 swaps the loops, so that o, $\ell$ and m stay
-# on the chip. In rung 03, each row block has its own program, which gains most of all changes. The row blocks of a head
-# run at the same time and read the same K and V, 2 MiB per head. The first to ask brings a tile into L2, and the others
-# find it there.
+# In the first three lines, our count agrees with the GPU's counter. Rung 02 swaps the loops, so that o, $\ell$ and m
+# stay on the chip. Rung 03 gives each row block its own program, which gains more than any other change. The row blocks
+# of a head run at the same time and read the same K and V, which are 2 MiB per head. The first one that asks for a tile
+# brings it into L2, where the others find it.
 #
-# The model knows SMs and programs, and it lets every byte come from L2. With 8 heads this is true in both rungs,
-# because their K and V, 16 MiB, fit in L2. With 64 heads, the K and V of rung 02, 128 MiB, do not fit, and the
-# prediction lacks the cost of DRAM.
+# The model knows about SMs and programs, but it assumes that every byte comes from L2. With 8 heads this is true of
+# both rungs, because all of their K and V, 16 MiB, fits into L2. With 64 heads, K and V take 128 MiB, so in rung 02
+# they do not fit, and the prediction misses the cost of DRAM.
 #
-# Rungs 04 and 05 are tweak 1, which divides once, at the end. By chapter 04's count of operations it may gain 8% at
-# most. To see which part of it gains, we split it in two. Rung 04 computes p against the new maximum and still divides
-# in every tile, and it gains nothing. Rung 05 defers the division, and gains 24% without a mask.
+# Rungs 04 and 05 together are tweak 1, which divides only once, at the end. By chapter 04's count of operations, it can
+# gain 8% at most. To see which part of it gains, we split it in two. Rung 04 computes p against the new maximum but
+# still divides in every tile, and it gains nothing. Rung 05 defers the division, and it gains 24% without a mask.
 #
-# The reason is the number of registers, and not the number of operations. Rungs 03 and 04 scale PV before they add it,
-# so the matmul needs its own registers beside o, 64 of them. In rung 05 the tensor cores add it to o in place, and 50
-# registers are saved. An SM has 65,536 of them. If a program has 128 threads with r registers each (rounded up to a
-# multiple of 8), then 65,536 / (128 r) programs fit, which is three if r is at most 168. Rung 05 has exactly 168. Under
-# the mask, however, the same change leaves 174 registers, which are a few too many for a third program, so it gains
+# The reason is not the number of operations but the number of registers. Rungs 03 and 04 scale PV before they add it,
+# so the matmul needs 64 registers of its own in addition to those of o. In rung 05 the tensor cores add PV directly to
+# o, and 50 registers are saved. An SM has 65,536 registers. If a program has 128 threads with r registers each (rounded
+# up to a multiple of 8), then 65,536 / (128 r) programs fit, which is three if r is at most 168. Rung 05 needs exactly
+# 168. Under the mask, however, the same change leaves 174 registers, a few too many for a third program, so it gains
 # nothing.
 #
 # ## What is a third program worth?
 #
-# The launch argument `maxnreg=168` forces the compiler to use at most 168 registers, but it saves no instruction:
+# The launch argument `maxnreg=168` forces the compiler to use at most 168 registers, but it does not save a single
+# instruction:
 
 # %%
 for number, mask in (("05", True), ("03", False), ("09", False)):
@@ -524,29 +533,31 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 # %% [markdown]
 # Now three programs fit, so the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 gains
 # as well. Rung 03 gains far less, because at 168 registers it spills. So the first question about a change is not how
-# much work it saves. It is **how many programs fit on an SM afterwards**.
+# much work it saves, but **how many programs fit onto an SM afterwards**.
 #
-# From rung 10 on, shared memory is a second limit. The tiles that run ahead take 112 KiB, 113 with the system's, of an
-# SM's 228, so two programs fit, however few registers they have.
+# From rung 10 on, shared memory is a second limit. The tiles that run ahead take 112 of an SM's 228 KiB, or 113 with
+# the part that the system reserves, so only two programs fit, no matter how few registers they have.
 #
-# How much an extra program gains depends on the launch. Without a mask, rung 07 has three programs on an SM. Rung 09
-# has two, because its second loop is a second copy of the code and takes registers. The picture shows what that costs
-# for different numbers of heads:
+# How much an extra program gains depends on the launch. Without a mask, rung 07 has three programs on an SM, while rung
+# 09 has only two, because its second loop is a second copy of the code and takes registers. The picture shows what that
+# costs for different numbers of heads:
 
 # %% tags=["nbval-ignore-output"]
 show("saw")
 
 # %% [markdown]
-# Each step of the line is one more wave for one rung or for the other. With three programs on each of 132 SMs, there
-# are 396 slots, so the 384 programs of 6 heads take one wave. With two, there are 264 slots, so they take a full wave
-# and a second one that is less than half full. With 8 heads it is the other way round, because 512 programs nearly fill
-# 264 slots twice, but take 396 slots once and a bit. So a factor belongs to a change *and* to a shape.
+# At each step of the line, one of the two rungs needs one more wave. With three programs on each of 132 SMs there are
+# 396 slots, so the 384 programs of 6 heads take one wave. With two programs per SM there are 264 slots, so they take
+# one full wave and a second one that is less than half full. With 8 heads it is the other way round, because 512
+# programs nearly fill 264 slots twice, but fill 396 slots once and need a second wave for the rest. A
+# factor therefore belongs to a change *and* to a shape.
 #
-# The model is too high with 8, 16 and 20 heads, and at 20 even above 1. It lets all programs of a wave end at once,
-# while real ones drift apart. That is likely the reason, but only their individual times would prove it.
+# The model is too high for 8, 16 and 20 heads, and for 20 it even predicts a gain where there is a loss. It assumes
+# that all programs of a wave end at the same time, while real ones drift apart. That is the likely reason, but only the
+# times of the individual programs could prove it.
 #
-# What does the model take an extra program to be worth? The next lines give the clocks of one tile of rung 03 at each
-# unit of an SM, and from them the clocks per tile with one, two and three programs:
+# How much is an extra program worth in the model? The next lines list how many clocks one tile of rung 03 takes at each
+# unit of an SM, and from these they compute the clocks per tile with one, two and three programs:
 
 # %% tags=["hide-input"]
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -559,62 +570,63 @@ print(f"rung 03: a tile costs {alone:.0f} clocks with one program")
 print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
 
 # %% [markdown]
-# By the model, a second program makes the SM more than 50% faster, and a third one adds another fifth.
+# In the model, a second program makes the SM more than 50% faster, and a third one adds another fifth.
 #
 # <details><summary>Where the predictions come from: programs that queue at the units of an SM</summary>
 #
-# In Triton's rungs, a program is a *warpgroup*, four warps with 64 rows. It takes each tile through the units of its SM
-# one after the other. These are the path from L2 into shared memory (`path` above), the tensor cores, the *issue slots*
-# (each of the SM's four schedulers starts one instruction per clock), and the exponential unit. It also waits $w$
-# clocks that no other program makes longer. Alone, a program takes $T_1 = w + \sum_u D_u$ clocks for a tile, $D_u$ of
-# them at unit $u$.
+# On the Triton rungs, a program is a *warpgroup*, which is four warps with 64 rows. It takes each tile through the
+# units of its SM, one after another. These units are the path from L2 into shared memory (`path` above), the tensor
+# cores, the *issue slots* (each of the SM's four schedulers starts one instruction per clock), and the exponential
+# unit. In addition, the program waits for $w$ clocks, a time that other programs do not prolong. Alone, a program takes
+# $T_1 = w + \sum_u D_u$ clocks for a tile, and it spends $D_u$ of them at unit $u$.
 #
-# A second program on the SM does the same, and the two queue. On rung 03 a program spends 1,111 of its 2,753 clocks on
-# the path. So a program that comes there finds the other one with probability 0.40 and then waits for it. We take its
-# whole 1,111 clocks for this wait, so on average the path takes 1.40 · 1,111 clocks.
+# A second program on the SM does the same, so the two have to queue. On rung 03 a program spends 1,111 of its 2,753
+# clocks on the path. A program that arrives there therefore meets the other one with probability 0.40, and then has to
+# wait for it. We count the full 1,111 clocks for this wait, so on average the path takes 1.40 · 1,111 clocks.
 #
 # $$\begin{aligned} T_2 &= w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \\
 # T_3 &= w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right) \end{aligned}$$
 #
-# In $T_2$ clocks both finish a tile, so a tile costs $T_2 / 2$. A third program finds two others, and each spends $D_u
-# (1 + D_u / T_1)$ of its $T_2$ clocks at unit $u$, and so on. This method is called *mean-value analysis*.
+# In $T_2$ clocks, both programs finish a tile, so a tile costs $T_2 / 2$. A third program meets two others, each of
+# which spends $D_u (1 + D_u / T_1)$ of its $T_2$ clocks at unit $u$, and so on. This method is called *mean-value
+# analysis*.
 #
-# The $D_u$ follow from the data sheet and the compiled loop. Two numbers are fitted to rungs 07 and 09, the speed of
-# the path from L2 and $w$. From rung 10 on copies run ahead, so the path from L2 leaves the sum, and $w$ is fitted
-# again, to rungs 11 to 16. For those rungs, *predicted* means fitted.
+# The $D_u$ follow from the data sheet and the compiled loop. Two numbers, $w$ and the speed of the path from L2, are
+# fitted to rungs 07 and 09. From rung 10 on, copies run ahead, so the path from L2 drops out of the sum, and $w$ is
+# fitted again, to rungs 11 to 16. For those rungs, *predicted* therefore means fitted.
 # </details>
 #
 # <details><summary>Rungs 06 to 09: can saved work lose?</summary>
 #
-# Rung 06 folds the scale and $\log_2 e$ into one multiply-add, and drops the guard that `exp` has for *denormals*,
-# which are results too small for a normal float32. Rung 07 skips tiles above the diagonal. Rung 08 tests the mask only
-# in tiles that the diagonal cuts, with a second loop for the others. Rung 09 takes the condition off the loads of that
-# loop. In the list above, read the column *per SM*, which has the programs without a mask and under it.
+# Rung 06 folds the scale and $\log_2 e$ into one FMA, and drops the guard that `exp` has for *denormals*, which are
+# results too small for a normal float32. Rung 07 skips the tiles above the diagonal. Rung 08 tests the mask only in
+# tiles that the diagonal cuts, and uses a second loop for the others. Rung 09 removes the condition from that loop's
+# loads. In the list above, the column *per SM* gives the number of programs, without a mask and with it.
 #
-# - Rung 06, causal: a third program fits, and that gains more than the saved instructions.
-# - Rung 07, causal: half of the tiles go, but so does the third program. The gain is × 1.51, not × 2.
-# - Rung 08, no mask: the second loop is a second copy of the code. It takes registers, and with them the third program.
-#   So a change that saves work loses.
+# - Rung 06, causal: a third program fits, which gains more than the saved instructions do.
+# - Rung 07, causal: half of the tiles are gone, but so is the third program. The gain is × 1.51, not × 2.
+# - Rung 08, no mask: the second loop is a second copy of the code. It takes registers, and so the third program no
+#   longer fits. As a result, a change that saves work makes the kernel slower.
 # </details>
 #
 # ## What does the order of the row blocks do?
 #
-# Rungs 12 and 13, which still run on every GPU, choose the order of row blocks.
+# Rungs 12 and 13, which still run on every GPU, change the order of the row blocks.
 #
-# **Predict.** Rung 12 launches the heaviest row block of every head first, then the next heaviest of every head, and so
-# on. Without a mask, all row blocks are equally heavy. What does it do there, with 64 heads?
+# **Predict.** Rung 12 first launches the heaviest row block of every head, then the next heaviest of every head, and so
+# on. Without a mask, all row blocks are equally heavy. What does the new order do then, with 64 heads?
 #
-# - ☐ nothing: blocks are equal, so their order does not matter
+# - ☐ nothing, because the order of equal blocks does not matter
 # - ☐ it loses
-# - ☐ it gains: the end of the launch is better filled
+# - ☐ it gains, because the end of the launch is filled better
 #
 # <details><summary>Answer</summary>
 #
-# **it loses.** 264 programs run at the same time. In rung 11 they are row blocks of about four heads, and find those
-# heads' K and V in L2. In rung 12 they are row blocks of all 64 heads, whose K and V do not fit there. So DRAM reads
-# twelve times as much, as the folded list of counters shows. Programs hardly wait for that, but it takes power, and the
-# clock falls. Under the mask, heavy blocks no longer run last, and with 64 heads that makes up for the loss. With only
-# 8 heads, K and V of all heads fit in L2, so nothing is lost and the gain remains:
+# **it loses.** 264 programs run at the same time. In rung 11 these are row blocks of about four heads, and they find
+# the K and V of those heads in L2. In rung 12 they are row blocks of all 64 heads, whose K and V do not fit into L2.
+# DRAM therefore reads twelve times as much, as the folded list of counters shows. The programs hardly wait for that,
+# but it takes power, so the clock falls. Under the mask, heavy blocks no longer run last, which makes up for the loss
+# with 64 heads. With only 8 heads, the K and V of all heads fit into L2, so nothing is lost and the gain remains:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
@@ -628,17 +640,17 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 #
 # <details><summary>Rungs 13 to 23: groups of heads, then what only Hopper has</summary>
 #
-# [Chapter 12a](12a_hopper_rungs.ipynb) builds rungs 15 to 23. Here they are names and numbers.
+# [Chapter 12a](12a_hopper_rungs.ipynb) builds rungs 15 to 23. Here we only list what they change.
 #
-# - Rung 13 takes heads in groups whose keys fit in L2, so DRAM reads half as much again as before rung 12, and not
-#   twelve times as much.
-# - Rung 14 lets Hopper's copy engine fetch whole tiles, so threads compute no addresses. Rung 15 is rung 14 written in
-#   Gluon, where the program itself starts each copy. Rung 16 gives the copies a warp of their own.
-# - Rung 17 lets 128 rows share each tile of K and V instead of 64. Copies already run far enough ahead, so the saved
-#   bytes gain nothing, as the model predicts. Rung 18 has tiles of 128 keys and therefore half as many, and waits,
-#   maxima and barriers are paid once per tile.
-# - From rung 20 on, the model of queues ends, because a warpgroup has two matmuls under way at the same time. What is
-#   left is the limit $1/a$ of the question above.
+# - Rung 13 takes the heads in groups whose keys fit into L2. As a result, DRAM reads 1.5 times as much as before rung
+#   12, instead of twelve times as much.
+# - Rung 14 lets Hopper's copy engine fetch whole tiles, so threads no longer compute addresses. Rung 15 is rung 14
+#   written in Gluon, where the program itself starts each copy. Rung 16 gives the copies a warp of their own.
+# - Rung 17 lets 128 rows instead of 64 share each tile of K and V. The copies already run far enough ahead, so the
+#   saved bytes gain nothing, as the model predicts. Rung 18 has tiles of 128 keys and therefore half as many tiles.
+#   Since waits, maxima and barriers occur once per tile, it has half as many of these as well.
+# - From rung 20 on, a warpgroup has two matmuls under way at the same time, so the model of queues no longer applies.
+#   Only the limit $1/a$ from the question above is left.
 # </details>
 #
 # ## Is DRAM the limit?
@@ -647,33 +659,33 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 show("roofline")
 
 # %% [markdown]
-# A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM
-# (its *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matmul
-# (GEMM). Drawn over f they are a *roofline*, and they meet at the *ridge*. Rungs 00 to 02 are left of it. 01 and 02 are
-# also far below the slope, because 64 programs cannot ask for more bytes. From rung 03 on, all rungs are to the right
-# of the ridge (12, not drawn, only barely). For those rungs, DRAM is no longer the question. What matters is what the
-# tensor cores wait for, as in the two rounds above.
+# A kernel that does f FLOPs for each byte of DRAM traffic cannot be faster than f times DRAM's bytes per second (its
+# *bandwidth*), and it cannot be faster than the tensor cores either. We measured both limits, with a large copy and a
+# large matmul (GEMM). Drawn over f they form a *roofline*, and they meet at the *ridge point*. Rungs 00 to 02 are to
+# the left of it. Rungs 01 and 02 are also far below the slope, because 64 programs cannot request more bytes. From rung
+# 03 on, all rungs are to the right of the ridge point, rung 12 (which is not drawn) only just. For those rungs, DRAM is
+# no longer the question. What matters is what the tensor cores wait for, as in the two rounds above.
 #
 # ## When is the chip the limit?
 #
-# The GPU may draw 700 W. While a rung runs without a pause, `nvidia-smi` reads its clock and its power. Rungs 03, 04,
-# 08 and 09 draw 677 to 690 W at 1.97 GHz and more, which is the full clock. Rungs 00, 05 to 07, and all from 10 on run
-# at a lower clock, and all of these but rung 00 draw 678 to 701 W. A GPU lowers its clock when it would otherwise draw
-# too much, which is called *throttling*, so power is the likely reason. These readings do not prove it, however,
-# because rung 05 has a lower clock than rung 09 and draws 10 W less. All gains so far are of runs with pauses. There
-# the clock also falls, but less.
+# The GPU is allowed to draw 700 W. While a rung runs without a pause, `nvidia-smi` reads the GPU's clock and its power.
+# Rungs 03, 04, 08 and 09 draw 677 to 690 W at 1.97 GHz or more, which is the full clock. Rungs 00, 05 to 07, and all
+# from 10 on run at a lower clock, and all of these except rung 00 draw 678 to 701 W. A GPU lowers its clock when it
+# would otherwise draw too much, which is called *throttling*, so power is the likely reason. The readings do not prove
+# this, however, because rung 05 has a lower clock than rung 09 although it draws 10 W less. All gains that we have seen
+# so far are from runs with pauses, in which the clock also falls, but not as far.
 #
-# **Predict.** With pauses, rung 17 is 0.98 times as fast as rung 16, with half of its bytes from L2. And without a
-# pause?
+# **Predict.** With pauses, rung 17 is 0.98 times as fast as rung 16, although it loads only half as many bytes from L2.
+# How do the two compare without pauses?
 #
-# - ☐ faster: bytes cost power
-# - ☐ slower by as much: bytes were not the limit
-# - ☐ slower still: the clock falls
+# - ☐ rung 17 is faster, because moving bytes costs power
+# - ☐ rung 17 is slower by the same factor, because bytes were not the limit
+# - ☐ rung 17 is slower still, because the clock falls
 #
 # <details><summary>Answer</summary>
 #
-# **faster: bytes cost power.** Although rung 17 takes more cycles, it is faster, because at the limit of power the
-# bytes that do not move leave power for a higher clock.
+# **rung 17 is faster, because moving bytes costs power.** Rung 17 takes more cycles and is faster all the same. At the
+# power limit, the bytes that do not move leave power for a higher clock.
 #
 # ```python
 # old, new = pair("17")
@@ -700,10 +712,10 @@ for old, new in pairwise(ladder.RUNGS[10:]):
 first, last = ladder.find("17"), ladder.RUNGS[-1]
 
 # %% [markdown]
-# If a rung gains in cycles and not in time, the chip is the limit and not the program. Then the way to more speed is
-# fewer watts, and bytes cost watts. Rung 12, for example, takes the cycles of rung 11 and moves more bytes, so its
-# whole loss is due to the clock. Rung 20 gains 23% in cycles and 16% in time. Without a pause the clock falls further,
-# and 12% are left. Rung 23 saves bytes, and its clock does not fall.
+# If a rung gains in cycles but not in time, the limit is the chip and not the program. The way to more speed is then to
+# use less power, and moving bytes takes power. Rung 12, for example, takes as many cycles as rung 11 but moves more
+# bytes, so its whole loss is due to the clock. Rung 20 gains 23% in cycles and 16% in time. Without pauses the clock
+# falls further, and only 12% are left. Rung 23 saves bytes, and its clock does not fall.
 #
 # ## Where do we stand?
 
@@ -713,49 +725,52 @@ show("ratios")
 # %% [markdown]
 # Each row of the picture compares `attention()` with other implementations in one setting. The paper's grid has 16,384
 # tokens, and heads · d = 2,048 (the *hidden size*). `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is
-# NVIDIA's library, and FlexAttention is PyTorch's compiled attention. A marker shows the median over the problems of a
-# row, a line shows how far the ratios reach, and a short stroke marks each problem on which `fa2_lab` is slower. Most
-# strokes are in the last two rows, because there the host's time counts, and our host code takes longer than cuDNN's in
-# a short call.
+# NVIDIA's library, and FlexAttention is PyTorch's compiled attention. In each row, a marker shows the median over the
+# row's problems, a line shows the range of the ratios, and a short stroke marks each problem on which `fa2_lab` is
+# slower. Most of the strokes are in the last two rows. There, the host's time counts as well, and our host code takes
+# longer than cuDNN's in a short call.
 #
 # ## Recap
 #
-# - One round consists of a hypothesis, three numbers of `ncu` (units, occupancy, stalls), the instructions behind the
-#   largest stall, one change, and the time. When one wait goes, the next one appears.
-# - Prefetching hides latency. With enough stages, only the slower of copy and work is seen.
-# - A copy or a matmul that runs on is worth more than a saved instruction. Count the waits in the listing.
-# - A program per row block gains most, because it fills the GPU and lets L2 serve K and V. Next comes the number of
-#   programs per SM. It is limited by registers and, from rung 10 on, by shared memory. How much an extra program gains
-#   depends on waves.
-# - In the end, the chip lowers its clock. From then on, a gain in cycles is not yet a gain in time.
+# - One round consists of a hypothesis, three numbers from `ncu` (units, occupancy, stalls), the instructions behind the
+#   largest stall, one change, and the new time. When one wait goes, another one appears.
+# - Prefetching hides latency. With enough stages, you only see the slower one of copy and work.
+# - A copy or a matmul that runs while the warps go on is worth more than a saved instruction. Count the waits in the
+#   listing.
+# - Giving each row block its own program gains most, because this fills the GPU and lets L2 serve K and V. The number
+#   of programs per SM comes next. It is limited by registers and, from rung 10 on, by shared memory, and how much an
+#   extra program gains depends on the waves.
+# - In the end, the chip lowers its clock. From then on, a gain in cycles is not always a gain in time.
 #
 # ## Exercises
 #
-# On Hopper, at d = 64, three units are nearly equally busy. For a tile of 64 × 128, they need these clocks:
+# On Hopper at d = 64, three units are almost equally busy. For a tile of 64 × 128, they need the following numbers of
+# clocks:
 
 # %% tags=["hide-input"]
 on = model.units(reasons.modelled(last, causal=False, d=64))
 print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp']:.0f}, issue slots {on['issue']:.0f}")
 
 # %% [markdown]
-# The multiply-add units could take over a part $f$ of the exponentials. Write $2^x = 2^n \cdot 2^r$ with $n = \lfloor x
-# \rfloor$ and $0 \le r < 1$. A cubic gives $2^r$, and $n$ goes into the exponent bits. A thread has 64 exponentials per
-# tile. Each one that is moved saves 8 clocks of the exponential unit and costs 8 of the issue slots.
+# The FMA units could take over a part $f$ of the exponentials. To do so, write $2^x = 2^n \cdot 2^r$ with $n = \lfloor
+# x \rfloor$ and $0 \le r < 1$. A cubic polynomial gives $2^r$, and $n$ goes into the exponent bits. A thread has 64
+# exponentials per tile. Each one that is moved saves 8 clocks of the exponential unit and costs 8 clocks of the issue
+# slots.
 #
-# **Predict.** With $f = 1/8$, the busiest unit needs 3% fewer clocks. We built this kernel. What does it gain on an
-# H200?
+# **Predict.** With $f = 1/8$, the busiest unit needs 3% fewer clocks. We have built this kernel. What does it gain on
+# an H200?
 #
 # - ☐ about 3%
-# - ☐ more: the exponential unit was what all waited for
+# - ☐ more, because all warps were waiting for the exponential unit
 # - ☐ nothing, or it loses
 #
 # <details><summary>Answer</summary>
 #
-# **nothing, or it loses.** The model of the busiest unit lets all three overlap perfectly. In the real kernel they do
-# not, so 64 more instructions per tile can cost more than they save. That is the likely reason, but it has not been
-# proven. With a quarter of the exponentials, the issue slots are the busiest unit even in the model. On a B200 the
-# tensor cores take half as long, so more can be gained there. What can silently go wrong in building it is explained at
-# the top of [the file](../fa2_lab/kernels/ladder/x23_software_exp2.py).
+# **nothing, or it loses.** In the model of the busiest unit, all three units overlap perfectly. In the real kernel they
+# do not, so 64 more instructions per tile can cost more than they save. This is the likely reason, but we have not
+# proven it. With a quarter of the exponentials moved, even the model has the issue slots as its busiest unit. On a B200
+# the tensor cores take half as long, so there is more to gain. If you build this, things can go wrong silently, as the
+# comment at the top of [the file](../fa2_lab/kernels/ladder/x23_software_exp2.py) explains.
 #
 # ```python
 # for f in (0, 1 / 8, 1 / 4):
@@ -776,63 +791,63 @@ print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp'
 # </details>
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-fold = ["<details><summary>Every experiment: a rung launched otherwise, an expectation, one number</summary>", ""]
+fold = ["<details><summary>All experiments: a rung launched in another way, what we expected, and what we measured</summary>", ""]
 Markdown("\n".join([*fold, *experiments.table(record), "", "</details>"]))
 
 # %% [markdown]
 # ## Checks
 
 # %% tags=["hide-input"]
-verdict("rungs 09 to 11: more than half as fast again; predicted 1.66; barriers rise, then fall to a third",
+verdict("rungs 09 to 11: more than 1.5 times as fast; predicted 1.66; barrier stalls rise, then fall to a third",
         full.ratio(*pair("10")[::-1]) * factor("11", full) > 1.5 and round(reasons.predicted(*pair("10"), causal=False, d=128), 2) == 1.66
         and count("10", "stall: barrier") > 2 * count("09", "stall: barrier") and count("11", "stall: barrier") < 0.34 * count("10", "stall: barrier"))
 verdict("rung 09 waits most for data, and no unit is at its limit", max((x for x in counts[pair("10")[0]] if "stall" in x), key=counts[pair("10")[0]].get)
         == "stall: long_scoreboard" and count("09", cores) < 36 and count("09", issued) < 28)
 verdict("rung 10: gmma 0.16", count("10", "stall: gmma") == 0.16)
-verdict("waits for products: 2, 12, 1 per tile", [held(n, what="waits") for n in ("09", "10", "11")] == [2, 12, 1])
+verdict("waits for matmuls: 2, 12 and 1 per tile", [held(n, what="waits") for n in ("09", "10", "11")] == [2, 12, 1])
 verdict("the tensor cores work 54% of rung 11, so at most × 1.84", (round(count("11", cores)), round(100 / count("11", cores), 2)) == (54, 1.84))
 verdict("rung 05 gains 24%, rung 07 under the mask × 1.51", (round(factor("05", full), 2), round(factor("07", causal), 2)) == (1.24, 1.51))
 verdict("the queues by hand = the package's model", close([alone, two], [model.clocks(rung, n) for n in (1, 2)], 1e-3))
 points, ceilings = roofline.data()["points"], record.ceilings
 left = [points[ladder.find(n)][0] < ceilings["GEMM TFLOP/s"] / ceilings["copy TB/s"] for n in ("00", "01", "02", "03")]
-verdict("rungs 00 to 02 stand left of the ridge, 03 to the right", left == [True, True, True, False])
-verdict("rungs 00 to 02: DRAM moves what the closed form asks for; rung 03: a small part of it",
+verdict("rungs 00 to 02 are to the left of the ridge point, 03 to the right", left == [True, True, True, False])
+verdict("rungs 00 to 02: DRAM moves what the formula requests; rung 03: a small part of it",
         all(abs(dram(n) / asked[n] * 1e9 / 64 - 1) < 0.05 for n in ("00", "01", "02")) and dram("03") < 64 * asked["03"] / 20e9)
-verdict("rung 01 is much slower than rung 00; 03 is worth most", factor("01", full) < 0.5 and max(ladder.RUNGS[1:], key=lambda r: factor(r[1:3], full)) == ladder.find("03"))
+verdict("rung 01 is much slower than rung 00; rung 03 gains most", factor("01", full) < 0.5 and max(ladder.RUNGS[1:], key=lambda r: factor(r[1:3], full)) == ladder.find("03"))
 lacks = [factor("03", row) / reasons.predicted(*pair("03"), causal=False, d=128, heads=n) for n, row in ((64, full), (8, few))]
-verdict("with 64 heads the model lacks DRAM, with 8 it is right within a fifth", lacks[0] > 1.1 and abs(lacks[1] - 1) < 0.2)
+verdict("with 64 heads the model misses the cost of DRAM, with 8 it is right to within a fifth", lacks[0] > 1.1 and abs(lacks[1] - 1) < 0.2)
 
-verdict("rung 04 gains nothing, rung 05 more than the 8% of chapter 04, and under the mask nothing",
+verdict("rung 04 gains nothing; rung 05 gains more than the 8% of chapter 04, but nothing under the mask",
         abs(factor("04", full) - 1) < 0.05 and factor("05", full) > 1.1 and factor("05", causal) < 1.06)
-verdict("programs: 2, 3 without a mask; 2, 2, 3 with one, and there rung 06 gains more", [held("04"), held("05")] == [2, 3]
+verdict("programs: 2, 3 without a mask; 2, 2, 3 with one, where rung 06 gains more", [held("04"), held("05")] == [2, 3]
         and [held(n, True) for n in ("04", "05", "06")] == [2, 2, 3] and factor("06", causal) > factor("06", full) + 0.1)
-verdict("rung 08: a program less without a mask, and it loses", held("08") < held("07") and factor("08", full) < 0.95)
+verdict("rung 08: one program fewer without a mask, and it loses", held("08") < held("07") and factor("08", full) < 0.95)
 tooth, line = saw.data()["measured"], saw.data()["model"]
-verdict("rung 09 over 07: a gain with 8 heads, a loss with 6, and with 20, where the model gains", max(tooth[6], tooth[20]) < 1 < min(tooth[8], line[20]))
-verdict("at 168 registers causal 05 and 09 gain about a tenth and more, 03 less",
+verdict("rung 09 over 07: a gain with 8 heads, a loss with 6 and with 20, although the model predicts a gain with 20", max(tooth[6], tooth[20]) < 1 < min(tooth[8], line[20]))
+verdict("at 168 registers, causal 05 and 09 gain about a tenth or more, 03 less",
         min(answer("05 at 168 registers", True), answer("09 at 168 registers")) > 1.08 > answer("03 at 168 registers") > 1)
-verdict("with one stage the order of the loops gains nothing without a mask", abs(answer("11 with one stage") - 1) < 0.04)
+verdict("with one stage, the order of the loops gains nothing without a mask", abs(answer("11 with one stage") - 1) < 0.04)
 verdict("software exponentials gain nothing", max(answer("23 with software exponentials", x, 64) for x in (False, True)) < 1.02)
 waited = "stall: long_scoreboard"
 verdict("rung 10 waits less for data", count("10", waited) < 0.6 * count("09", waited))
-verdict("rung 11: far fewer waits in a tile, and a gain", held("11", what="waits") < held("10", what="waits") / 3
+verdict("rung 11: far fewer waits per tile, and a gain", held("11", what="waits") < held("10", what="waits") / 3
         and min(factor("11", full), factor("11", causal)) > 1.04)
-verdict("64 heads: rung 01 moves 1.7 times the bytes of rung 00, and less than half as many a second",
+verdict("64 heads: rung 01 moves 1.7 times the bytes of rung 00, and less than half as many per second",
         1.6 < dram("01") / dram("00") < 1.75 and factor("01", full) * dram("01") / dram("00") < 0.5)
 verdict("shared memory holds two programs from rung 10 on, up to rung 16",
         all(227 * 1024 // held(n, what="shared") == 2 for n in ("10", "11", "12", "13", "14", "15", "16")))
-verdict("without a pause rung 17 gains, with a higher clock", steady.ratio(*pair("17")[::-1]) > 1.02
+verdict("without pauses, rung 17 gains, with a higher clock", steady.ratio(*pair("17")[::-1]) > 1.02
         and chip[ladder.find("17")][0] > chip[ladder.find("16")][0] + 0.1 and factor("17", full) < 1)
 full_clock, lower = ([chip[ladder.find(n)] for n in numbers] for numbers in (
     ("03", "04", "08", "09"), ("05", "06", "07", *(f"{n:02}" for n in range(10, 24)))))  # fmt: skip
 watts = [round(end(x[1] for x in readings)) for readings in (full_clock, lower) for end in (min, max)]
-verdict("677 to 690 W at 1.97 GHz and more; 678 to 701 W at a lower clock",
+verdict("677 to 690 W at 1.97 GHz or more; 678 to 701 W at a lower clock",
         watts == [677, 690, 678, 701] and max(lower)[0] < 1.86 < 1.96 < min(full_clock)[0])
-verdict("rung 12 loses: the cycles of rung 11, more bytes, a lower clock", abs(in_cycles(*pair("12")) - 1) < 0.04 and factor("12", full) < 0.95
+verdict("rung 12 loses: as many cycles as rung 11, more bytes, a lower clock", abs(in_cycles(*pair("12")) - 1) < 0.04 and factor("12", full) < 0.95
         and count("12", l2) > 1.3 * count("11", l2) and chip[ladder.find("12")][0] < chip[ladder.find("11")][0] - 0.1)
-verdict("rung 17 halves the bytes from L2, nearly, and gains little; 18 leaves them, and gains more",
+verdict("rung 17 nearly halves the bytes from L2 and gains little; 18 does not change them, and gains more",
         count("17", l2) < 0.65 * count("16", l2) and factor("17", full) < 1.05 < factor("18", full) - 0.03)
-verdict("rung 23: more is gained in cycles than in time since rung 17, at rung 22's clock, below rung 03's",
+verdict("since rung 17, rung 23 gains more in cycles than in time, at rung 22's clock, which is below rung 03's",
         count("23", cores) > 75 and chip[last][0] < chip[ladder.find("03")][0] - 0.05
         and chip[last][0] > 0.98 * chip[ladder.find("22")][0] and in_cycles(first, last) > full.ratio(last, first))
 

@@ -59,10 +59,10 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 show("pipes_forward")
 
 # %% [markdown]
-# The picture shows a program with two consumers and with three stages each for K and V, the sizes that a table below
-# calls `SHORT`. A solid arrow means that a copy fills a stage, which a consumer then takes. A dashed arrow means that a
-# consumer releases a stage and that the producer waits for this release. V has no dashed arrows at all, and part 2
-# explains why it does not need any.
+# The picture shows a program with two consumers and with three stages each for K and V, which are the sizes that a
+# table below calls `SHORT`. A solid arrow means that a copy fills a stage, which a consumer then takes. A dashed arrow
+# means that a consumer releases a stage and that the producer waits for this release. V has no dashed arrows at all,
+# and part 2 explains why it does not need any.
 #
 # CUTLASS, NVIDIA's library of kernels, uses different names for the same things. It calls the two barriers *full* and
 # *empty*, and its calls correspond to ours as follows:
@@ -142,9 +142,9 @@ show("room")
 # %% [markdown]
 # ## When is the next row block fetched?
 #
-# The tile scheduler comes from rung 21. To get the number of its next row block, a program does an atomic addition in
-# L2, and it does this as late as possible. The answer can then arrive after it is needed. Couldn't a program fetch its
-# next number early instead, at the *start* of a row block, so that it never has to wait?
+# The tile scheduler comes from rung 21. To get the number of its next row block, a program performs an atomic addition
+# in L2, and it does so as late as possible. The answer may then arrive later than it is needed. Couldn't a program
+# fetch its next number early instead, at the *start* of a row block, so that it never has to wait?
 #
 # **Predict.** A single causal head of 32,768 rows is cut into 256 blocks of 128 rows. There are 132 programs, and the
 # heavy blocks are handed out first. What happens if all programs fetch early?
@@ -195,7 +195,7 @@ show("room")
 show("mailbox")
 
 # %% [markdown]
-# ## Part 2 · Who copies (17 minutes)
+# ## Part 2 · The roles and the producer (17 minutes)
 #
 # ## The roles
 #
@@ -255,8 +255,9 @@ display(Markdown("\n".join(lines)))
 # By the time the producer wants to copy V's tile, it already knows that the stage is free.
 #
 # We can try this out on the model from chapter 12a. `RingModel(2, 2)` has two stages and two consumers. `room` waits
-# for an empty stage and `copy` fills it, while `take` and `release` work as in 12a. The consumers only release K.
-# `careful` lists the tiles of V, counted within their row block, that the producer waits for before it copies them.
+# for an empty stage and `copy` fills it, while `take` and `release` work as in 12a. The consumers only release K. The
+# producer waits before it copies the tiles of V that are listed in `careful`, where tiles are counted within their row
+# block.
 
 # %%
 def copies(K, V, T, blocks, careful):  # the producer, for `blocks` row blocks of T tiles each
@@ -406,7 +407,7 @@ read(KERNEL, "drain_tile")
 # must have used it, so the tile has certainly arrived. At the last tile of a row block, however, there is no such tile
 # of K.
 #
-# The first answer is wrong because `take` does not count anything: n is an argument. The second is wrong because this
+# The first answer is wrong because `take` does not count anything but is given n. The second is wrong because this
 # tile of V is only freed by K's *next* release, which a consumer that needs the tile makes after its P V. The model
 # above cannot show this mistake, because its copies finish one after another.
 # </details>
@@ -430,8 +431,8 @@ read(KERNEL, "step", begin="s = start_scores")
 # | `warpgroup_mma_wait(0)` | none of this consumer | P V |
 #
 # In the source, the whole softmax is between the two waits, so all of it could run during P V. However, `ptxas`,
-# NVIDIA's assembler, moves the second wait up. To see what still runs during P V, we can look at the machine code,
-# which does not take a GPU. A wait appears there as `WARPGROUP.DEPBAR`, and the wait for S ends in `0x1`, because one
+# NVIDIA's assembler, moves the second wait up. To see what still runs during P V, we can look at the machine code, for
+# which we do not need a GPU. A wait appears there as `WARPGROUP.DEPBAR`, and the wait for S ends in `0x1`, because one
 # matmul may still be running. The next cell counts the instructions between that line and the next wait, for each of
 # the three consumers:
 
@@ -454,7 +455,7 @@ for causal in (False, True):
 # the last key is not at the end of that tile, and after the loop it computes the last P V. Inside the loop, therefore,
 # no tile can extend past the last key.
 #
-# ## Part 4 · Inside a tile, and when it hangs (22 minutes)
+# ## Part 4 · Inside a tile, and how to find a hang (22 minutes)
 #
 # ## Which consumer multiplies first?
 #
@@ -496,7 +497,7 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # - Each number of `p` takes one FMA and one exponential.
 
 # %% [markdown]
-# ## m in assembly
+# ## How to update m in assembly
 #
 # In Gluon, all warps of a consumer take the same branch of an `if`. Here, however, one warp should be able to jump
 # while another does not, and that takes PTX, NVIDIA's portable assembly language. Each lane has two rows. `$0` and `$1`
@@ -509,13 +510,13 @@ show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 
 # %% [markdown]
 # `some` is true if, in either row, the lane's largest score times `scale` is more than 8 above m. The vote,
-# `vote.sync.any`, combines the answers of all lanes in the warp, which the mask −1 selects. If `some` is false in every
-# lane, all lanes jump to the end with α = 1. Otherwise, they go on with the lines that follow in
+# `vote.sync.any`, combines the answers of all lanes in the warp, because its mask, −1, selects all of them. If `some`
+# is false in every lane, all lanes jump to the end with α = 1. Otherwise, they go on with the lines that follow in
 # [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py). There, the four lanes of each row find its largest score
 # in two exchanges, and from it they compute the new m and α = 2^(old m − new m).
 
 # %% [markdown]
-# ## A mask as a test of bits
+# ## A mask as a bit test
 #
 # The causal mask hides column `col` of a tile if col ≥ `seen`, where `seen` differs from row to row. Written in the
 # obvious way, this comparison makes each thread keep 32 column numbers, and they are different in every lane.
@@ -542,8 +543,8 @@ read("hopper/forward/softmax.py", "mask")
 # is a constant that the compiler knows, so no lane has to keep its 32 column numbers any longer. The right side is
 # computed only once per row.
 #
-# **Takeaway.** Split a formula by when its parts become known: some when the kernel is compiled, some once per row, and
-# the rest only with each score.
+# **Takeaway.** Sort the parts of a formula by when they become known: at compile time, once per row, or only with each
+# score.
 
 # %% [markdown]
 # ## What does a hang look like, and how do you find it?
@@ -591,7 +592,7 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 #    to find the source line of that loop.
 # 3. Find out which warp should have arrived at this barrier, and look for a path on which that warp misses its
 #    `release`. Often the cause is a tile that is skipped, or an empty row block.
-# 4. Count the releases. Each stage must be released as often as it is filled, times the number of consumers. You can
+# 4. Count the releases. Each time a stage is filled, every consumer must release it exactly once. You can
 #    check this without a GPU by running the roles one after another in Python, with counters in place of the barriers.
 #    This package's tests run the kernel in that way, and they notice when a release is taken out.
 #
@@ -622,7 +623,7 @@ read(KERNEL, "store", begin="LANES")
 # in between.
 
 # %% [markdown]
-# ## Part 5 · What was reached (20 minutes)
+# ## Part 5 · Results (20 minutes)
 #
 # ## How fast is it?
 #
@@ -700,10 +701,10 @@ for (d, causal), ratio in over.items():
 
 # %% [markdown]
 # At d = 64, the kernel uses ping-pong, which no rung does. At d = 128, it also works through the heads in a different
-# order. This recording does not tell us which of the differences made the kernel faster.
+# order. The recorded numbers do not tell us which of these differences made the kernel faster.
 
 # %% [markdown]
-# ## The same in 150 lines, and what you cannot express
+# ## The same in 150 lines, and what they cannot express
 #
 # [TileLang](https://github.com/tile-ai/tilelang) compiles attention for Hopper from about 150 lines of Python. Its
 # [example](https://github.com/tile-ai/tilelang/tree/main/examples/flash_attention) contains the tiles, the softmax and
