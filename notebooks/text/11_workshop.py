@@ -6,21 +6,21 @@
 #
 # **What does a GPU programmer do all day?**
 #
-# Chapter 10 went from rung 09 to rung 11 in two rounds. Each round had a hypothesis, three numbers of `ncu`, the
-# instructions behind the largest stall, one change, and the time. This chapter goes on from there. It begins with a
-# third round on the same kernel, because that kernel disappoints in another shape. The rest of the chapter is about the
-# tools for your own file, which show what the compiler makes of it, when its warps wait, how to search for the fastest
-# launch, and what to do if its result is wrong.
+# Chapter 10 got from rung 09 to rung 11 in two rounds. Each round consisted of a hypothesis, three numbers from `ncu`,
+# the instructions behind the largest stall, one change, and the new time. This chapter continues with a third round on
+# the same kernel, because the last change turns out to make the kernel slower at another shape. The rest of the chapter
+# introduces the tools that you can use on a file of your own. They show you what the compiler has made of it, when its
+# warps wait, how to search for the fastest launch, and what to do if the result is wrong.
 #
 # After this notebook you can
 #
-# - compute how many programs fit on an SM, and predict from it what a launch option gains or loses,
-# - compile your own file for a GPU that is not here, and read what the compiler made of it,
+# - compute how many programs fit onto an SM, and predict from this number what a launch option gains or loses,
+# - compile your own file for a GPU that you do not have, and read what the compiler made of it,
 # - decide which tool answers which question about a slow kernel,
 # - search for the fastest launch without fooling yourself,
-# - find a wrong number and an access outside a tensor.
+# - track down a wrong number, or an access outside a tensor.
 #
-# *Time: 60 minutes. Hardware: any laptop with Linux; what needs a GPU is marked. Before this: [07 ·
+# *Time: 60 minutes. Hardware: any laptop with Linux; whatever needs a GPU is marked. Before this: [07 ·
 # Warps](07_warps.ipynb), [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder,
 # measured](10_ladder.ipynb).*
 
@@ -60,11 +60,11 @@ import triton.language as tl
 # %% [markdown]
 # ## Why does rung 11 lose at d = 64?
 #
-# Rung 11 is rung 10 with its two loops exchanged. In chapter 10, that removed all waits but one from each loop, and
-# made the kernel about a quarter faster. Those numbers, however, are for d = 128.
+# Rung 11 is rung 10 with its two loops exchanged. In chapter 10, this exchange removed all waits but one from each loop
+# and made the kernel about a quarter faster. Those results, however, are for d = 128.
 #
-# **Predict.** Heads of d = 64 have half as many instructions of the tensor cores in each matmul of Q and K, and there
-# rung 10 also waits after each of them. What does the same exchange do at d = 64, without a mask?
+# **Predict.** If the heads have d = 64, each matmul of Q and K takes half as many tensor-core instructions, and rung 10
+# again waits after every one of them. What does the same exchange do at d = 64, without a mask?
 #
 # - ☐ it loses
 # - ☐ it gains about as much
@@ -72,7 +72,7 @@ import triton.language as tl
 #
 # <details><summary>Answer</summary>
 #
-# **it loses.** It loses a little with many heads, and more with few:
+# **it loses.** With many heads it loses a little, and with few heads it loses more:
 #
 # ```python
 # for d, heads in ((128, 64), (64, 128), (64, 8)):
@@ -86,9 +86,9 @@ import triton.language as tl
 # ```
 # </details>
 #
-# So a change that was right has made something worse. Although `ncu` would show the stalls, as in chapter 10, the
-# compiler can be asked first, even without a GPU. `fa2-lab xray 10 --full --d 64` prints what it made of rung 10, and
-# `fa2-lab xray 11 --full --d 64` what it made of rung 11.
+# So a change that was right at d = 128 makes the kernel slower at d = 64. `ncu` could show us the stalls, as in chapter
+# 10, but we can ask the compiler first, and that works even without a GPU. `fa2-lab xray 10 --full --d 64` prints what
+# it made of rung 10, and `fa2-lab xray 11 --full --d 64` prints what it made of rung 11.
 
 # %%
 rungs = {number: xray(number, d=64, causal=False)[0] for number in ("10", "11")}
@@ -100,12 +100,12 @@ for number, kernel in rungs.items():
     print(f"rung {number}{waits:18}{n['registers']:23}{n['spills']:9}{n['shared'] / 1024:21.0f}")
 
 # %% [markdown]
-# The exchange did what it should, because all waits but one have gone at d = 64 as well. The only other difference in
-# the table is two registers. Can two registers cost so much?
+# The exchange did what it was supposed to do, because at d = 64, too, only one wait is left in the loop. The only other
+# difference in the table is two registers. Can two registers cost so much?
 #
-# **Build.** Write how many programs fit on an SM at the same time. An SM of an H200 has 65,536 registers, 228 KiB of
-# shared memory, and slots for 64 warps, and at most 32 programs run on it. A thread gets registers in steps of 8. The
-# system takes 1 KiB of shared memory for each program, in addition to what the kernel asks for.
+# **Build.** Return the number of programs that fit onto an SM at the same time. An SM of an H200 has 65,536 registers,
+# 228 KiB of shared memory and slots for 64 warps, and it runs at most 32 programs. Threads get their registers in steps
+# of 8. In addition to the shared memory that the kernel asks for, the system takes 1 KiB for each program.
 
 # %%
 def programs(registers, shared, warps):  # registers of one thread, bytes and warps of one program
@@ -116,7 +116,7 @@ def programs(registers, shared, warps):  # registers of one thread, bytes and wa
 KIB = 1024
 cases = {
     "128 registers, 4 warps. Do you count the registers of all threads, 32 in a warp?": (128, 8 * KIB, 4),
-    "56 KiB of shared memory. Does shared memory limit them, too?": (64, 56 * KIB, 4),
+    "56 KiB of shared memory. Does shared memory limit them as well?": (64, 56 * KIB, 4),
     "no shared memory, 16 registers, 8 warps. How many slots for warps are there?": (16, 0, 8),
     "169 registers, 4 warps. What is 169 in steps of 8, rounded up?": (169, 48 * KIB, 4),
     "75.5 KiB. Is the system's 1 KiB counted for every program?": (32, 75 * KIB + 512, 4),
@@ -138,14 +138,14 @@ check(programs, *(Case(words, case, blocks_per_sm(H200, case[1], case[0], case[2
 # </details>
 #
 # With 128 registers per thread, four programs of 128 threads take 4 · 128 · 128 registers, which are exactly the 65,536
-# of an SM. 130 registers are rounded up to 136, and then only three programs fit. So rung 11 has fewer waits, but also
-# one program less that could work during the remaining ones. With 8 heads, the waves of chapter 06 make it worse,
-# because there are 512 programs, which all run at once if an SM holds four (132 SMs then have 528 slots). With three,
-# there are only 396 slots, so a second wave is needed.
+# of an SM. 130 registers are rounded up to 136, so only three programs fit. Rung 11 therefore has fewer waits, but it
+# also has one fewer program that could work during the remaining ones. With 8 heads, the waves from chapter 06 make
+# this worse. There are 512 programs, which can all run at once if each SM holds four, because 132 SMs then have 528
+# slots. With three per SM, there are only 396 slots, so a second wave is needed.
 #
-# **Hypothesis.** If the fourth program comes back, rung 11 is no longer behind. The launch option `maxnreg` limits the
-# registers, which can have a cost, because values that find no register are *spilled* to memory. So we look at the
-# spills before we time anything:
+# **Hypothesis.** If the fourth program fits again, rung 11 is no longer slower than rung 10. The launch option
+# `maxnreg` limits the number of registers. This can have a cost, because values that no longer fit into registers are
+# *spilled* to memory, so we look at the spills before we time anything:
 
 # %%
 limits = {}
@@ -161,20 +161,20 @@ for number in ("11", "13"):
         print(f"measured at d = 64 on an H200: rung {number} with maxnreg=128 is {gain:.2f} times as fast as without")
 
 # %% [markdown]
-# In rung 11, the compiler finds the two registers at no cost. Rung 13 is rung 11 with heads in groups, and it has the
-# same problem with 134 registers. Although the limit costs a few spills there, it gains. That supports the hypothesis,
-# but rung 11 itself has not been timed with this limit.
+# In rung 11, the compiler saves the two registers without a single spill. Rung 13 is rung 11 with the heads in groups,
+# and with 134 registers it has the same problem. There, the limit costs a few spills, but the kernel still becomes
+# faster. This supports the hypothesis, although rung 11 itself has not been timed with the limit.
 #
-# Two things are worth keeping from this round. First, a result belongs to a shape, so repeat it for the shapes that you
-# care about. Second, the number of programs moves in steps, so a small change of the registers may do nothing, or a
-# lot.
+# Two lessons from this round are worth keeping. First, a measurement is only valid for its shape, so repeat it for
+# every shape that you care about. Second, the number of programs changes in steps, so a small change in the number of
+# registers can do nothing at all, or a lot.
 #
 # ## Which tools work on your own file?
 #
-# From here on, everything works on one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and its last
-# lines call that function, so that a profiler has something to watch. If there is no `mine.py` beside this notebook,
-# the next cell writes rung 11 into one, without its own last lines, with tiles of 64 × 64, 4 warps and 3 stages. You
-# can also take your kernel of [assignment 4](assignments/4_triton_forward.ipynb).
+# From here on, we only work with one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and its last lines
+# call that function, so that a profiler has something to observe. If there is no `mine.py` next to this notebook, the
+# next cell creates one from rung 11 by replacing that rung's own last lines. It has tiles of 64 × 64, 4 warps and 3
+# stages. You can also use your own kernel from [assignment 4](assignments/4_triton_forward.ipynb).
 
 # %%
 CALL = """
@@ -190,26 +190,26 @@ if not mine.exists():
     _ = mine.write_text(rung.split("\n\nif __name__")[0] + CALL, encoding="utf-8")
 
 # %% [markdown]
-# | you want to know | the line | GPU |
+# | you want to know | the command | GPU |
 # | --- | --- | --- |
 # | registers, spills, shared memory, layouts | `fa2-lab xray mine.py --full` | no |
 # | its instructions | `fa2-lab xray mine.py --full --sass` | no |
 # | how long each kernel takes | `nsys profile -o mine python mine.py; nsys stats -r cuda_gpu_kern_sum mine.nsys-rep` | yes |
 # | what limits it, what its warps wait for | `ncu -k regex:forward -s 2 -c 1 --set full python mine.py` | yes |
-# | how long, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` | yes |
-# | an access outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` | yes |
-# | a race in shared memory (not with the barriers of chapter 12a) | `compute-sanitizer --tool racecheck python mine.py` | yes |
+# | how long it takes, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` | yes |
+# | whether it accesses anything outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` | yes |
+# | whether it has a race in shared memory (not with the barriers of chapter 12a) | `compute-sanitizer --tool racecheck python mine.py` | yes |
 # | a value | `TRITON_INTERPRET=1 python mine.py`, with a `breakpoint()`, q, k, v on the CPU, no `synchronize`, a small N and one head | no |
 #
-# If the kernel is slow, begin with `xray`. Then take `nsys`, which times kernels, and then `ncu`, whose page you read
-# as in chapter 10. If `ncu` reports `ERR_NVGPUCTRPERM`, the machine's owner must allow counters. Proton is Triton's own
-# profiler. If the kernel's result is wrong, begin with the last line of the table. `xray` compiles for an H200 and the
-# causal mask unless you set `--chip` or `--full`.
+# If the kernel is slow, begin with `xray`. Continue with `nsys`, which times whole kernels, and then with `ncu`, whose
+# output you read as in chapter 10. If `ncu` reports `ERR_NVGPUCTRPERM`, the machine's owner has to allow access to the
+# counters. Proton is Triton's own profiler. If the kernel's result is wrong, begin with the last line of the table.
+# `xray` compiles for an H200 and the causal mask unless you set `--chip` or `--full`.
 #
 # ## What does the compiler make of a launch option?
 #
-# Here is `mine.py` at d = 128, compiled with four launches. Before you read the last column of the table, compute it
-# with your `programs`.
+# The next cell compiles `mine.py` at d = 128 with four different launches. Before you read the last column of the
+# table, compute it with your `programs`.
 
 # %%
 LAUNCHES = {
@@ -229,34 +229,36 @@ for launch, kernel in kernels.items():
     print(f"{launch:14}{n['registers']:10}{n['spills']:8}{n['shared'] / 1024:12.0f}{fit:20}")
 
 # %% [markdown]
-# - **Stages.** A tile of 64 · 128 numbers of two bytes has 16 KiB. With one stage, shared memory holds Q, K and V,
-#   which are 48 KiB. With three, it holds Q and three tiles of both K and V, 112 KiB. More stages take no more
-#   registers, because the copies go straight to shared memory.
-# - **maxnreg.** With at most 128, some of a thread's values find no register. The column *spills* counts the
+# - **Stages.** A tile of 64 · 128 numbers of two bytes takes 16 KiB. With one stage, shared memory holds a tile of Q, K
+#   and V each, which makes 48 KiB. With three stages, it holds Q and three tiles of both K and V, or 112 KiB. More
+#   stages do not take more registers, because the copies go straight to shared memory.
+# - **maxnreg.** With at most 128 registers, some of a thread's values do not fit. The column *spills* counts the
 #   instructions that store and load them.
-# - **Programs.** As it is, registers leave room for 3 programs, but shared memory only for 2. So `maxnreg=128`, with
-#   registers for 4, gains nothing here, although it makes room for a fourth program at d = 64.
+# - **Programs.** Without any option, the registers leave room for 3 programs, but shared memory has room for only 2.
+#   `maxnreg=128` frees enough registers for 4 programs, which gains nothing here, although it makes room for the fourth
+#   program at d = 64.
 #
-# So before you change an option, ask which of the limits is the smallest one, because only that one is worth moving.
+# So before you change an option, find out which of the limits is the lowest, because that is the only one worth
+# raising.
 #
 # ## What do eight warps do?
 #
-# On Hopper (H100, H200), four warps start a matmul of the tensor cores together. It has 64 rows, 16 for each of them,
-# and a tile of `mine.py` also has 64 × 64 scores.
+# On Hopper (H100, H200), four warps start a tensor-core matmul together. This matmul has 64 rows, 16 for each warp, and
+# that fits a tile of `mine.py`, which has 64 × 64 scores.
 #
 # **Predict.** How do eight warps share $S = QK^\top$?
 #
 # - ☐ each takes half as many rows
-# - ☐ four of them compute what the other four compute, too
-# - ☐ four take the left half of the keys, four the right half
+# - ☐ four of them repeat what the other four compute
+# - ☐ four of them take the left half of the keys, and four take the right half
 #
 # <details><summary>Answer</summary>
 #
-# **four of them compute what the other four compute, too.** The layout of S is `warpsPerCTA = [8, 1]`, where CTA is
-# NVIDIA's word for a thread block. All eight warps are below each other, which would take 128 rows, and since the tile
-# has only 64, each row is computed twice, and so is each exponential. For $PV$ the compiler chose `[4, 2]`, where four
-# warps take half of d. The table above had the clue. With twice the warps, a thread still has 138 registers, and not
-# half of 168.
+# **four of them repeat what the other four compute.** The layout of S is `warpsPerCTA = [8, 1]`, where CTA is NVIDIA's
+# word for a thread block. It stacks all eight warps on top of each other, which would take 128 rows. Since the tile has
+# only 64, each row is computed twice, and so is each exponential. For $PV$ the compiler chose `[4, 2]`, in which four
+# warps take half of d. The table above gave us a clue, because with twice the number of warps, a thread still has 138
+# registers, rather than half of 168.
 #
 # ```python
 # rows = {name: kernels[name] for name in ("as it is", "num_warps=8")}
@@ -275,29 +277,30 @@ for launch, kernel in kernels.items():
 # </details>
 
 # %% [markdown]
-# A kernel in Triton does not name its layouts, but its tile decides what the compiler chooses. What helps here is a
-# tile with rows for all warps, because with 128 rows, `[8, 1]` is split-Q as in chapter 07.
+# A Triton kernel does not name its layouts, but the size of its tile decides which ones the compiler chooses. Here it
+# helps to make the tile large enough for all warps. With 128 rows, `[8, 1]` is simply split-Q, as in chapter 07.
 #
 # <details><summary>On an A100 or an RTX 4090, the tile decides even whether four warps share S by rows</summary>
 #
-# There, each warp multiplies by itself, so the warps of a program can also be beside each other. The compiler looks at
-# the *last* matmul of the loop, which is $PV$ here, and whose result has B_r rows and d columns (d rounded up to a
-# power of two). If B_r ≥ d, all matmuls of the loop get `[4, 1]`, and each row of S is in one warp. Otherwise they get
-# `[1, 4]`, and each warp has some keys of every row, so maxima, sums and P have to cross shared memory.
+# On these chips, each warp multiplies on its own, so the warps of a program can also be placed side by side. The
+# compiler looks at the *last* matmul of the loop. Here that is $PV$, whose result has B_r rows and d columns (d rounded
+# up to a power of two). If B_r ≥ d, all matmuls of the loop get `[4, 1]`, and each row of S stays within one warp.
+# Otherwise they get `[1, 4]`, and each warp has some keys of every row, so maxima, sums and P have to go through shared
+# memory.
 #
-# At d = 128, rungs 03, 08 and 11 with their 64 rows are `[1, 4]` on these chips, and so is rung b01 of the backward
-# pass. `fa2-lab xray 11 --chip sm_80` shows it. Therefore, the package's own forward kernel computes O in pieces of B_r
-# columns there, each by its own matmul, so that the last one has as many rows as columns.
+# At d = 128, rungs 03, 08 and 11, which have 64 rows, get `[1, 4]` on these chips, and so does rung b01 of the backward
+# pass. You can see this with `fa2-lab xray 11 --chip sm_80`. For this reason, the package's own forward kernel computes
+# O in pieces of B_r columns there. Each piece has its own matmul, so the last matmul has as many rows as columns.
 # </details>
 #
-# **Takeaway.** More warps need more rows, at least 16 for each warp. Read `warpsPerCTA` before you believe a gain in
-# registers.
+# **Takeaway.** More warps need more rows, at least 16 for each warp. Read `warpsPerCTA` before you believe that you
+# have saved registers.
 #
-# ## Which line is an instruction from?
+# ## Which line does an instruction come from?
 #
 # `xray` also knows which line of the source each instruction belongs to. Between Triton and the GPU there are two
-# assembly languages. *PTX* is NVIDIA's portable one, and *SASS* is the machine code that the chip executes. Here is the
-# SASS of the line of `s_ij`, with three stages and with one:
+# assembly languages: *PTX* is NVIDIA's portable one, and *SASS* is the machine code that the chip executes. The next
+# cell counts the SASS instructions for the line that computes `s_ij`, with three stages and with one:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 lines = mine.read_text(encoding="utf-8").splitlines()
@@ -310,17 +313,17 @@ for launch in ("as it is", "num_stages=1"):
     print(f"{launch:12}", ", ".join(f"{n} {x}" for x, n in became[launch].items() if x in ("HGMMA", "STS", "BAR")))
 
 # %% [markdown]
-# One instruction, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64. The line is a matmul of 64 × 128 by 128 × 64, so it
-# takes 8 of them, and the kernel has two loops. With one stage, the line also has to put K's 16 KiB into shared memory,
-# by 8 `STS` of 16 bytes per thread in each loop. Before and after them, there is a `BAR.SYNC`, and these two are the
-# barriers of chapter 07, "the tile is free" and "the tile is there". With a copy ahead, all of that moves out of the
-# line.
+# One instruction, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64. The line computes a matmul of 64 × 128 by 128 × 64,
+# so it takes 8 of these instructions, and it occurs in both of the kernel's loops. With one stage, the line also has to
+# write K's 16 KiB to shared memory, which takes 8 `STS` of 16 bytes per thread in each loop. The `BAR.SYNC` before them
+# and the one after them are the two barriers from chapter 07, "the tile is free" and "the tile is there". If the copies
+# run ahead, all of this moves out of the line.
 #
 # ## When do the warps wait?
 #
-# A stall in `ncu` is a mean over the whole kernel, whereas a *timeline* shows when the waits happen. The one below is
-# not from `mine.py` but from a small loop that copies nothing ahead, on an H200, and `python -m fa2_studio.inside`
-# records it.
+# A stall in `ncu` is an average over the whole kernel, whereas a *timeline* shows when the waits happen. The timeline
+# below does not come from `mine.py`, but from a small loop that copies nothing ahead. `python -m fa2_studio.inside`
+# recorded it on an H200.
 
 # %% tags=["hide-input"]
 printed = (files.ROOT / "figures" / "data" / "inside.txt").read_text(encoding="utf-8")
@@ -332,9 +335,10 @@ for lane in ("copies", "products"):
     print(f"{lane:9} " + "".join("█" if work else "·" for work in works))
 
 # %% [markdown]
-# The tensor cores are idle during each copy, as chapter 10 drew it for one stage. `nsys` and `proton` show when each
-# *kernel* ran, but Proton can also look inside a kernel, as here. To try it, add these lines to `mine.py`. Since it
-# takes time to read the clock, trust the order of the spans, but not their lengths:
+# The tensor cores are idle during each copy, just as chapter 10 drew it for one stage. `nsys` and `proton` show when
+# each *kernel* ran, but Proton can also look inside a kernel, as it did here. To try this yourself, add the following
+# lines to `mine.py`. Reading the clock takes time itself, so you can trust the order of the spans but not their
+# lengths:
 #
 # ```python
 # # at the top
@@ -349,17 +353,19 @@ for lane in ("copies", "products"):
 # proton.finalize()  # after synchronize(): writes mine.chrome_trace, for ui.perfetto.dev
 # ```
 #
-# ## Can the fastest launch be found by trying?
+# ## Can you find the fastest launch by trying?
 #
-# An *autotuner* times each launch and keeps the fastest. `triton.autotune` does that at the first call, and `fa2-lab
+# An *autotuner* times each launch and keeps the fastest. `triton.autotune` does this at the first call, and `fa2-lab
 # tune` does it for this package's kernels. However, four things can go wrong:
 #
-# - **Luck.** The best of many equal launches looks faster than it is, as the next cell shows, although medians make the
-#   difference smaller. If the winner is ahead by less than that, take the simpler launch.
-# - **The clock.** A GPU lowers it when it draws much power (*throttling*), so let the launches alternate.
-# - **The shape.** A winner at one shape may lose at another, as rung 11 did at d = 64, so try it there.
-# - **The result.** A launch that wrongly skips tiles is fast, so compare results. A kernel that *adds* to its output
-#   adds in every trial, so the autotuner has an option, `reset_to_zero`, that clears the output before each one.
+# - **Luck.** If many launches are equally fast, the best of them looks faster than it is, as the next cell shows.
+#   Medians make the difference smaller. If the winner is ahead by less than this difference, use the simpler launch.
+# - **The clock.** A GPU lowers its clock when it draws a lot of power (*throttling*), so let the launches alternate.
+# - **The shape.** The winner at one shape can lose at another, as rung 11 did at d = 64, so test it at all the shapes
+#   that you care about.
+# - **The result.** A launch that wrongly skips tiles is fast, so compare the results as well. A kernel that *adds* to
+#   its output does so in every trial, so the autotuner has an option, `reset_to_zero`, that clears the output before
+#   each one.
 
 # %%
 times = np.random.default_rng(0).normal(1.00, 0.01, (1000, 20, 9))  # 20 equal launches, 1 ms, 1% of noise; 1,000 searches
@@ -370,9 +376,10 @@ for repeats in (1, 9):
 # %% [markdown]
 # ## Is fp32 really fp32?
 #
-# Now we turn to kernels whose result is wrong, and the first trap is one that the interpreter hides. In NumPy and in
-# Triton's interpreter, fp32 has 23 bits after the point. On a GPU, `tl.dot` of two fp32 tiles goes to the tensor cores
-# in their own format, *TF32*. They read the first 10 bits after the point and ignore the other 13.
+# We now turn to kernels whose result is wrong, and we start with a mistake that the interpreter hides. In NumPy and in
+# Triton's interpreter, an fp32 number has 23 bits after the point. On a GPU, however, `tl.dot` of two fp32 tiles runs
+# on the tensor cores, which have their own format, *TF32*. They only read the first 10 bits after the point and ignore
+# the other 13.
 
 
 # %%
@@ -380,14 +387,14 @@ def tf32(x):
     return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def error(rounded):  # of Q Kᵀ, if the factors are rounded
+def error(rounded):  # of Q Kᵀ, if the operands are rounded
     Q, K = np.random.default_rng(0).standard_normal((2, 256, 64)).astype(np.float32)
     exact = Q.astype(np.float64) @ K.T.astype(np.float64)
     S = rounded(Q).astype(np.float32) @ rounded(K).T.astype(np.float32)
     return np.linalg.norm(S - exact) / np.linalg.norm(exact)
 
 # %% [markdown]
-# **Predict.** A kernel in fp32 writes `tl.dot(q, k.T)` and no more. How exact are its scores on a GPU?
+# **Predict.** A kernel in fp32 writes just `tl.dot(q, k.T)`. How exact are its scores on a GPU?
 #
 # - ☐ as exact as in the interpreter
 # - ☐ between fp32 and fp16
@@ -395,8 +402,8 @@ def error(rounded):  # of Q Kᵀ, if the factors are rounded
 #
 # <details><summary>Answer</summary>
 #
-# **no better than fp16.** fp16 also has 10 bits, and it rounds, whereas TF32 cuts the others off. All that TF32 has in
-# addition is the larger range. No test in the interpreter shows the loss.
+# **no better than fp16.** fp16 also has 10 bits, and it rounds, whereas TF32 simply cuts off the rest. TF32's only
+# advantage is its larger range. No test in the interpreter shows the loss.
 #
 # ```python
 # for name, rounded in (("fp32", np.float32), ("fp16", np.float16), ("TF32", tf32)):
@@ -413,17 +420,18 @@ def error(rounded):  # of Q Kᵀ, if the factors are rounded
 # ```
 # </details>
 #
-# `tl.dot(a, b, input_precision="ieee")` keeps all bits, but it is many times slower, because it uses no tensor cores.
-# That is right for a test, or if exact gradients matter. `"tf32x3"` is between the two, with three matmuls instead of
-# one.
+# `tl.dot(a, b, input_precision="ieee")` keeps all bits, but it is many times slower, because it does not use the tensor
+# cores. It is the right choice for a test, or if exact gradients matter. `"tf32x3"` is a compromise, with three matmuls
+# instead of one.
 #
-# **Takeaway.** fp32 inputs do not make an fp32 product. Write `input_precision="ieee"`, or expect three digits.
+# **Takeaway.** A matmul of fp32 inputs does not have fp32 precision. Write `input_precision="ieee"`, or expect only
+# three correct digits.
 #
 # ## How do you look inside a kernel?
 #
-# In Triton's interpreter, a kernel is plain Python, so `breakpoint()` stops it, and Python's debugger shows every tile.
-# The kernel below computes $L = \log \sum_j e^{s_j}$ of a row of 10 numbers, in a block of 16. In memory, the rows
-# follow one another.
+# In Triton's interpreter, a kernel is plain Python, so `breakpoint()` stops it, and Python's debugger can show every
+# tile. For each row of 10 numbers, the kernel below computes $L = \log \sum_j e^{s_j}$, in a block of 16. The rows
+# follow one another in memory.
 
 # %%
 @triton.jit
@@ -436,7 +444,7 @@ def log_sum_kernel(S, L, rows, N, stride, B: tl.constexpr, STOP: tl.constexpr):
     tl.store(L + tl.program_id(0), m + tl.log(tl.sum(tl.exp(s - m), 0)))
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-def stop():  # in place of the debugger: what it shows if one types `p s` and `p m`
+def stop():  # stands in for the debugger: prints what it shows if you type `p s` and `p m`
     tile = sys._getframe(1).f_locals
     print(f"(Pdb) p s\n{tile['s']}\n(Pdb) p m\n{tile['m']}")
 
@@ -448,25 +456,25 @@ sys.breakpointhook = sys.__breakpointhook__
 print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item(), 6))
 
 # %% [markdown]
-# The mask keeps the load away from the last six positions, so they hold −∞.
+# The mask stops the load from reading the last six positions, so these hold −∞.
 #
-# Although a compiled kernel cannot be stopped like this, `tl.device_print("m", m)` prints a value on a GPU, once for
-# *each thread*, so let only one program print. `compute-sanitizer` names every access outside an allocation. Since
-# PyTorch allocates in large pieces, `PYTORCH_NO_CUDA_MEMORY_CACHING=1` is needed to give each tensor an allocation of
-# its own.
+# You cannot stop a compiled kernel like this, but `tl.device_print("m", m)` prints a value on a GPU. It prints once for
+# *each thread*, so let only one program print. `compute-sanitizer` reports every access outside an allocation. Since
+# PyTorch allocates memory in large pieces, you have to set `PYTORCH_NO_CUDA_MEMORY_CACHING=1` so that each tensor gets
+# its own allocation.
 #
-# Here is its report on a kernel that writes 4,096 numbers into a tensor of 1,000 (`fa2_studio/stray.py`), on an H200.
-# It names the line, the thread, and how far past the end the access was.
+# The next cell shows its report on a kernel that writes 4,096 numbers into a tensor of 1,000 (`fa2_studio/stray.py`),
+# on an H200. It names the line and the thread, and tells you how far past the end the access was.
 
 # %% tags=["hide-input"]
 told = (files.ROOT / "figures" / "data" / "stray.txt").read_text(encoding="utf-8")
 print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*)", told)))
 
 # %% [markdown]
-# ## Why is it wrong by a little?
+# ## Why is the result slightly wrong?
 #
-# `log_sum_kernel` gave the right result above, and with 16 columns it is right for any number of rows. But with three
-# rows of 10 numbers, some of L is wrong in the first digits.
+# Above, `log_sum_kernel` gave the right result, and if the rows have 16 columns, it is right for any number of rows.
+# But with three rows of 10 numbers, some of the results are wrong in the first few digits.
 
 # %% tags=["hide-input"]
 def errors(S, N):
@@ -479,16 +487,17 @@ S = torch.tensor(np.random.default_rng(0).standard_normal((3, 10)), dtype=torch.
 padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 
 # %% [markdown]
-# **Predict.** Blocks have 16 elements. Which of the three rows are wrong?
+# **Predict.** A block has 16 elements. Which of the three rows are wrong?
 #
 # - ☐ all three
 # - ☐ all but the last
-# - ☐ the last alone
+# - ☐ only the last
 #
 # <details><summary>Answer</summary>
 #
-# **all but the last.** After the last row, the tensor ends. After any other row comes the next one, and its first six
-# numbers join the sum. The mask asks whether an element is in the *tensor*, but it must ask whether it is in the row.
+# **all but the last.** The tensor ends after the last row. After any other row comes the next row, whose first six
+# numbers are added to the sum. The mask tests whether an element is in the *tensor*, but it should test whether it is
+# in the row.
 #
 # ```python
 # print("errors of L:", errors(S, 10))
@@ -501,39 +510,41 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # ```
 # </details>
 #
-# A tool against such mistakes is *NaN padding*, also called guard rows. If you put the rows further apart and fill the
-# gaps with NaN, every row that reads too far becomes NaN. Here, the fix is `mask=tl.arange(0, B) < N`.
+# One defence against such mistakes is *NaN padding*, also called guard rows. If you place the rows further apart and
+# fill the gaps with NaN, the result of every row that reads too far becomes NaN. Here, the fix is `mask=tl.arange(0, B)
+# < N`.
 #
-# **Takeaway.** Test at ragged sizes, with NaN past every end. A wrong number may look healthy, but NaN does not.
+# **Takeaway.** Test with ragged sizes, and put NaN past every end. A wrong number can look plausible, but NaN cannot.
 #
-# If you do not know what is wrong at all, `fa2-lab examine mine.py:forward` compares your function with the known
-# mistakes (appendix [C](C_package.ipynb)). [Assignment 9](assignments/9_up_the_ladder.ipynb) goes further, from rung 03
-# up, with these tools. [Assignment 8](assignments/8_detective.ipynb), after chapter 12b, has programs that hang, that
-# race, and that are wrong by a little. Before chapter 12a comes [appendix A](A_lanes.ipynb).
+# If you have no idea what is wrong, `fa2-lab examine mine.py:forward` compares your function with the known mistakes
+# (appendix [C](C_package.ipynb)). [Assignment 9](assignments/9_up_the_ladder.ipynb) uses these tools to climb further,
+# from rung 03 up. [Assignment 8](assignments/8_detective.ipynb), which comes after chapter 12b, has programs that hang,
+# that race, or that are slightly wrong. Read [appendix A](A_lanes.ipynb) before chapter 12a.
 #
 # ## Recap
 #
-# - A GPU programmer names what a kernel waits for, changes that one thing, checks the result, looks again, and tries
-#   another shape.
-# - Registers, shared memory and slots for warps limit the programs on an SM. Their number moves in steps, and only the
-#   smallest limit is worth moving.
+# - A GPU programmer finds out what a kernel waits for, changes that one thing, checks the result, looks again, and
+#   tries another shape.
+# - Registers, shared memory and slots for warps limit the number of programs on an SM. This number changes in steps,
+#   and only the lowest limit is worth raising.
 # - More warps need more rows, so read the layout.
-# - `xray` needs no GPU and comes first. `ncu` names the wait, and a timeline shows when it happens.
-# - A search for the fastest launch needs medians, alternation, several shapes and a check of the result.
-# - NaN past every row shows a read that goes too far. `compute-sanitizer` shows one that leaves the tensor.
+# - `xray` needs no GPU, so use it first. `ncu` names the wait, and a timeline shows when it happens.
+# - A search for the fastest launch takes medians, alternating launches, several shapes and a check of the result.
+# - NaN past the end of every row reveals a read that goes too far. `compute-sanitizer` reveals an access that leaves
+#   the tensor.
 #
 # ## Exercises
 #
-# With which launch options do *three* programs of `mine.py` fit on an SM at d = 128? Add yours to `LAUNCHES` above, and
-# run its two cells again, because the last column shows whether you are right. What do the options cost?
+# Which launch options let *three* programs of `mine.py` fit onto an SM at d = 128? Add yours to `LAUNCHES` above and
+# run the two cells there again. The last column shows whether you are right. What do the options cost?
 #
 # <details><summary>Solution</summary>
 #
-# Three programs of 128 threads leave 65,536 / 384 = 170 registers per thread, so 168, and 228 / 3 = 76 KiB, of which
-# the system takes 1. Two stages take 80 KiB, and one takes 48, so the answer is `dict(num_stages=1, maxnreg=168)`. It
-# costs 14 spills, and nothing is copied ahead any more. That is too much, because in chapter 10 a third program gains
-# only 16% (rung 09 at 168 registers), whereas copies ahead with the loops in the right order gain 57% (rungs 10 and
-# 11).
+# If three programs of 128 threads share an SM, there are 65,536 / 384 = 170 registers per thread, or 168 in steps of 8.
+# Each program has 228 / 3 = 76 KiB of shared memory, and the system takes 1 KiB of this. Two stages take 80 KiB and one
+# takes 48 KiB, so the answer is `dict(num_stages=1, maxnreg=168)`. It costs 14 spills, and nothing is copied ahead any
+# more. That is too high a price. In chapter 10, a third program gains only 16% (rung 09 at 168 registers), whereas
+# copying ahead, with the loops in the right order, gains 57% (rungs 10 and 11).
 # </details>
 
 # %% [markdown]
@@ -541,24 +552,24 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 
 # %% tags=["hide-input"]
 ten, eleven = (kernel.numbers["registers"] for kernel in rungs.values())
-verdict("d = 64: 8 waits become 1, and 128 registers are not enough any more", ten <= 128 < eleven <= 136
+verdict("d = 64: 8 waits become 1, but 128 registers are no longer enough", ten <= 128 < eleven <= 136
         and [loops(kernel.stages["sass"])[-1].waits for kernel in rungs.values()] == [8, 1])
 verdict("rung 11 over rung 10: a gain at d = 128, a loss at d = 64", faster(64, 128) > 1.2 and max(faster(128, 64), faster(8, 64)) < 1)
-verdict("128 registers cost rung 11 no spill", limits["11"]["spills"] == 0 and limits["11"]["registers"] == 128)
+verdict("a limit of 128 registers costs rung 11 no spills", limits["11"]["spills"] == 0 and limits["11"]["registers"] == 128)
 verdict("measured on rung 13: a gain", experiments.ratio(record, "13 at 128 registers", 64, causal=False, heads=128) > 1.04)
 plain, staged, wide, narrow = (kernels[x].numbers for x in ("num_stages=1", "as it is", "num_warps=8", "maxnreg=128"))
 verdict("shared memory: Q once, K and V for each stage", [plain["shared"], staged["shared"]] == [48 * 1024, 112 * 1024])
-verdict("maxnreg is paid in spills", narrow["spills"] > staged["spills"] == 0)
-verdict("8 warps, 64 rows: as many exponentials of a thread as with 4", wide["exponential"] == staged["exponential"])
+verdict("maxnreg costs spills", narrow["spills"] > staged["spills"] == 0)
+verdict("8 warps, 64 rows: as many exponentials per thread as with 4", wide["exponential"] == staged["exponential"])
 verdict("8 warps, 64 rows: [8, 1]", any("[8, 1]" in layout for layout in kernels["num_warps=8"].layouts.values()))
 fit = [blocks_per_sm(H200, n["shared"], n["registers"], n["warps"]) for n in (staged, narrow)]
-verdict("2 programs fit, and 2 with maxnreg=128", fit == [2, 2])
-verdict("16 HGMMA in the line of s", became["as it is"]["HGMMA"] == became["num_stages=1"]["HGMMA"] == 16)
+verdict("2 programs fit, with and without maxnreg=128", fit == [2, 2])
+verdict("16 HGMMA in the line that computes s", became["as it is"]["HGMMA"] == became["num_stages=1"]["HGMMA"] == 16)
 verdict("TF32 is worse than fp16, and fp32 a thousand times better", error(tf32) > error(np.float16) > 300 * error(np.float32))
-verdict("run by itself, mine.py makes its own calls alone", mine.read_text(encoding="utf-8").count("__main__") <= 1)
+verdict("when run by itself, mine.py only makes its own calls", mine.read_text(encoding="utf-8").count("__main__") <= 1)
 verdict("the kernel in the debugger is right", close(L.cpu(), [np.log(np.exp(np.arange(10.0)).sum())], 1e-6))
 verdict("NaN padding catches all rows", all(x != x for x in errors(padded, 10)))
-verdict("without it the last row looks right", errors(S, 10)[2] == 0 < min(errors(S, 10)[:2]))
+verdict("without it, the last row looks right", errors(S, 10)[2] == 0 < min(errors(S, 10)[:2]))
 
 # %% [markdown] tags=["navigation"]
 # [← The ladder, measured](10_ladder.ipynb) · [The map](00_start.ipynb) · [Hopper, machine and rungs →](12a_hopper_rungs.ipynb)
