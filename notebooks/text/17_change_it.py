@@ -6,20 +6,21 @@
 #
 # **How do I add a bias or a mask of my own, and what comes after Hopper?**
 #
-# The question that people ask most often about attention kernels is how to add something to the scores: a bias, ALiBi,
-# a mask that no argument describes. All of these change the same line of the loop. In the first part, you change this
-# line three times, test what you wrote, and find out what it costs. In the second part, the hardware changes instead.
-# We take the printed numbers of the GPU after Hopper, and ask what the models of this book predict for it.
+# People who use attention kernels ask one question more often than any other: how do I add something to the scores,
+# such as a bias, ALiBi, or a mask that no argument describes? All of these change the same line of the loop. In the
+# first part of this chapter, you will change that line three times, test what you wrote, and find out what it costs.
+# In the second part, the hardware changes instead. We take the published numbers of the GPU that follows Hopper and
+# ask what this book's models predict for it.
 #
 # After this notebook you can
 #
 # - write a bias or a mask as a function of head, row and column, in NumPy and in Triton,
-# - choose the one input that shows an off-by-one in a mask,
-# - compute the gradient of a learned bias, and the tiles that a mask of your own could skip,
+# - choose the one input that reveals an off-by-one error in a mask,
+# - compute the gradient of a learned bias, and count the tiles that your own mask could skip,
 # - list the lines of a Hopper kernel that a bias would change,
-# - predict which unit of a new GPU ends last, and replace its exponential by a polynomial.
+# - predict which unit of a new GPU finishes last, and replace its exponential by a polynomial.
 #
-# *Time: 75 minutes with three functions to write, in two parts. Hardware: any machine with Linux; without a GPU the
+# *Time: 75 minutes with three functions to write, in two parts. Hardware: any machine with Linux; without a GPU, the
 # kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb), [08 · The Triton
 # forward kernel](08_triton_forward.ipynb) and [16 · The same loop, other masks](16_masks.ipynb).*
 
@@ -53,18 +54,19 @@ import triton
 import triton.language as tl
 
 print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpret else "compiled for the GPU here")
-_ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says once that it is slow here
+_ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package warns once that it is slow here
 
 # %% [markdown]
 # ## Part 1 · Your own scores (50 minutes)
 #
-# ## What does a bias cost as a tensor?
+# ## What does it cost to pass a bias as a tensor?
 #
-# A model with [ALiBi](https://arxiv.org/abs/2108.12409) has no position embeddings. Instead, each score loses a
-# multiple of the distance between its query and its key. PyTorch's `scaled_dot_product_attention` takes such numbers
-# as `attn_mask`, a tensor with N × N numbers for each head. Here is the size of that tensor for 32 heads in bf16,
-# beside Q, K, V and O together (d = 128). The last two columns are bounds on an H200: the time in which DRAM delivers
-# the half of the tensor that a causal mask leaves, and the time that causal attention needs without a bias.
+# A model that uses [ALiBi](https://arxiv.org/abs/2108.12409) has no position embeddings. Instead, it subtracts from
+# each score a multiple of the distance between the query and the key. PyTorch's `scaled_dot_product_attention`
+# accepts such a bias as `attn_mask`, a tensor with N × N numbers for each head. The table compares the size of that
+# tensor, for 32 heads in bf16, with Q, K, V and O together (d = 128). Its last two columns are lower bounds on an
+# H200. The first is the time DRAM needs to deliver the half of the tensor that a causal mask leaves, and the second
+# is the time causal attention needs without a bias.
 
 # %% tags=["hide-input"]
 def dense(N, heads=32, d=128):
@@ -73,21 +75,21 @@ def dense(N, heads=32, d=128):
     return tensor, others, 1e3 * tensor / 2 / chips.H200.hbm_per_second, 1e3 * alone
 
 
-print("     N   bias tensor   Q, K, V, O   to read half of it   attention without")
+print("     N   bias tensor   Q, K, V, O   to read half of it    attention itself")
 for N in (2048, 8192, 16384, 32768):
     tensor, others, read, alone = dense(N)
     print(f"{N:6,}{tensor / 1e9:11.1f} GB{others / 1e9:10.1f} GB{read:18.1f} ms{alone:17.1f} ms")
 
 # %% [markdown]
-# At N = 16,384 the tensor has 17 GB, which is 32 times as much as Q, K, V and O together. Reading just the half below
-# the diagonal takes 1.8 ms, whereas all of attention takes 2.2 ms. FlashAttention has removed S and P from memory, and
-# now a bias of the same shape brings back the wall of chapter 01. Some implementations fail even earlier, because a
-# stride of such a tensor no longer fits into 32 bits
+# At N = 16,384, the tensor takes up 17 GB, which is 32 times as much as Q, K, V and O together. Merely reading the
+# half below the diagonal takes 1.8 ms, whereas all of attention takes 2.2 ms. FlashAttention got S and P out of
+# memory, and now a bias of the same shape brings back the wall of chapter 01. Some implementations fail even earlier,
+# because the strides of such a tensor no longer fit into 32 bits
 # ([pytorch/pytorch#107959](https://github.com/pytorch/pytorch/issues/107959)).
 #
-# But this tensor contains nothing new. Each of its numbers follows from the head, the row and the column, and a kernel
-# that masks has these in registers anyway. So the kernel should compute the number where it needs it. A few
-# instructions per score are far cheaper than two bytes from DRAM:
+# But this tensor contains nothing new. Each of its numbers follows from the head, the row and the column, which a
+# kernel that applies a mask has in registers anyway. So the kernel can just as well compute each number where it
+# needs it. A few instructions per score are far cheaper than two bytes from DRAM:
 
 # %%
 price = prices(chips.H200).in_flops()
@@ -97,8 +99,8 @@ print(f"an instruction: {price['fp32']:.0f} FLOPs")
 # %% [markdown]
 # ## Which line of the loop changes?
 #
-# ALiBi gives head h of H heads the slope $2^{-8(h+1)/H}$, and adds slope · (column − row). As a function of head, row
-# and column, this is three lines:
+# ALiBi gives head h of H heads the slope $2^{-8(h+1)/H}$ and adds slope · (column − row) to each score. As a function
+# of head, row and column, this takes three lines:
 
 # %%
 H = 4  # heads
@@ -109,9 +111,9 @@ def alibi(head, row, column):
     return slope * (column - row)
 
 # %% [markdown]
-# In the loop of chapter 04, only the line of `s_ij` changes. The bias is added after the scale and before the mask.
-# `row` is the position of the query *among the keys*, $i + N_k - N_q$, as for the causal mask. So a distance means the
-# same whether a call has all queries or only the last one:
+# In the loop of chapter 04, only the line that computes `s_ij` changes. The bias is added after the scale and before
+# the mask. As with the causal mask, `row` is the position of the query *among the keys*, $i + N_k - N_q$, so a
+# distance means the same whether a call contains all queries or only the last one:
 
 # %%
 def tiled(Q, K, V, head, bias, B_r=4, B_c=4):  # one head, causal
@@ -130,8 +132,8 @@ def tiled(Q, K, V, head, bias, B_r=4, B_c=4):  # one head, causal
     return O
 
 # %% [markdown]
-# To check this loop, we need attention as it is defined, with all of S. The function `plain` adds the bias to the
-# whole matrix at once:
+# To check this loop, we need attention as it is defined, with the whole matrix S. The function `plain` adds the bias
+# to all of S at once:
 
 # %%
 def plain(q, k, v, bias, causal=True):  # (heads, N, d)
@@ -152,8 +154,8 @@ print(f"10 queries, 23 keys: largest difference {apart:.6f}")
 # %% [markdown]
 # ## The same in Triton
 #
-# The package's kernels also have this line. `attention(…, bias=f)` takes a function that is marked with `@triton.jit`,
-# and compiles it into the kernel. ALiBi is three lines again:
+# The package's kernels contain this line as well. If you pass `attention(…, bias=f)` a function marked with
+# `@triton.jit`, it is compiled into the kernel. ALiBi takes three lines again:
 
 # %%
 @triton.jit
@@ -174,20 +176,22 @@ O = attention(*here(q, k, v), causal=True, bias=alibi_jit)
 print(f"largest difference {np.abs(host(O)[0] - plain(q, k, v, alibi)).max():.6f}")
 
 # %% [markdown]
-# In the forward kernel, the function is called between the product and the softmax step. Here are the kernel's lines
-# from one to the other (`capped` is the softcap of chapter 16):
+# The forward kernel calls the function between the product and the softmax step. Here are the kernel's lines from one
+# to the other (`capped` is the softcap of chapter 16):
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 lines = getsource(portable.visit_tiles.fn).splitlines()
 begin = next(n for n, line in enumerate(lines) if "tl.dot(q_i" in line)
 end = next(n for n, line in enumerate(lines) if "softmax_step(" in line)
-print("\n".join(line.split("  #")[0].removeprefix("        ") for line in lines[begin : end + 1]))
+print("\n".join(line.split("  #")[0].removeprefix("        ") for line in lines[begin:end]))
+print(lines[end].strip().split("(")[0] + "(…)")
 
 # %% [markdown]
-# The product comes without the scale, because the scale waits for the exponential (chapter 08). So the bias is divided
-# by the scale here, and `softmax_step` multiplies it by the scale again. The backward kernels call the same function,
-# because they compute P again. In the tiles of the kernel for dK and dV, the keys are the rows, so there `row` has
-# shape (1, B_r) and `column` has shape (B_c, 1). A function that treats each score by itself works either way.
+# The product is not scaled yet, because the kernel applies the scale together with the exponential (chapter 08). That
+# is why the bias is divided by the scale here, and `softmax_step` then multiplies it by the scale again. The backward
+# kernels recompute P, so they call the same function. In the kernel for dK and dV, the rows of a tile are keys, so
+# there `row` has shape (1, B_r) and `column` has shape (B_c, 1). A function that treats each score independently
+# works with either layout.
 #
 # **Predict.** Another implementation adds slope · column instead of slope · (column − row), as
 # [llm-foundry](https://github.com/mosaicml/llm-foundry/issues/186) does. What changes?
@@ -198,10 +202,10 @@ print("\n".join(line.split("  #")[0].removeprefix("        ") for line in lines[
 #
 # <details><summary>Answer</summary>
 #
-# **L, but not O.** The two biases differ by slope · row, which is the same number for all scores of a row. Softmax
-# subtracts the maximum of the row, so such a number disappears from the weights, but L grows by it. In fp32, there is
-# another difference. With slope 1/2, a score gets about 8,192 at column 16,384, where neighbouring numbers are 0.001
-# apart. So scores lose digits. Column − row is small wherever a weight is large.
+# **L, but not O.** The two biases differ by slope · row, which is the same for all scores of a row. Softmax subtracts
+# the maximum of the row, so this constant cancels in the weights, but L grows by it. In fp32, there is one more
+# difference. With a slope of 1/2, the bias at column 16,384 is about 8,192, and there neighbouring fp32 numbers are
+# 0.001 apart, so the scores lose digits. With column − row, the bias is small wherever a weight is large.
 #
 # ```python
 # def by_column(head, row, column):
@@ -209,28 +213,28 @@ print("\n".join(line.split("  #")[0].removeprefix("        ") for line in lines[
 #
 # apart = np.abs(plain(q, k, v, by_column) - plain(q, k, v, alibi)).max()
 # print(f"largest difference of O: {apart:.6f}")
-# print(f"distance of two numbers above 8,192 in fp32: {np.spacing(np.float32(8192)):.4f}")
+# print(f"spacing of fp32 numbers above 8,192: {np.spacing(np.float32(8192)):.4f}")
 # ```
 #
 # ```text
 # largest difference of O: 0.000000
-# distance of two numbers above 8,192 in fp32: 0.0010
+# spacing of fp32 numbers above 8,192: 0.0010
 # ```
 # </details>
 
 # %% [markdown]
 # ## Masks and biases of your own
 #
-# A mask is a bias that is 0 where a score is seen and −∞ where it is not. Here are ALiBi and the three that you will
-# write now:
+# A mask is a bias that is 0 where a score is visible and −∞ where it is not. The figure shows ALiBi and the three
+# functions that you are about to write:
 
 # %% tags=["hide-input"]
 show("added_scores")
 
 # %% [markdown]
-# How can a check see what your function does? If Q = 0, all scores are 0, so a row of P is the softmax of what the
-# function adds. If V is the identity matrix, O = P V is P. So one call of the kernel shows the weights themselves, and
-# a masked key has a weight of exactly 0:
+# How can a check see what your function does? If Q = 0, all scores are 0, so each row of P is the softmax of whatever
+# the function adds. If V is the identity matrix, O = P V is P itself. A single call of the kernel therefore shows the
+# weights, and a masked key has a weight of exactly 0:
 
 # %%
 def weights(bias, N_q, N_k, causal=True):
@@ -243,17 +247,18 @@ print(weights(alibi_jit, 2, 4).round(3))
 # %% [markdown]
 # ### A window and the first keys
 #
-# If nothing fits, models put the weight on the first tokens, but a window takes those tokens away (chapter 16). [Xiao
-# and others](https://arxiv.org/abs/2309.17453) therefore let all rows see the first few keys as well. Then a row sees
-# two intervals, which no `window` argument can describe.
+# When no key fits a query well, models put the weight on the first tokens, but a sliding window takes those tokens
+# away (chapter 16). [Xiao and others](https://arxiv.org/abs/2309.17453) therefore let every row see the first few
+# keys in addition to its window. Such a row sees two separate ranges of keys, which no `window` argument can
+# describe.
 #
-# **Build.** Write `window_and_first`. A row sees its own key and the `LEFT` keys before it, and also the keys 0 to
-# `FIRST` − 1. Return 0 for a score that is seen, and −∞ for the others. The call has `causal=True`, so you need not
-# hide later keys.
+# **Build.** Write `window_and_first`. A row sees its own key, the `LEFT` keys before it, and the keys 0 to `FIRST`
+# − 1. Return 0 for a score that is visible and −∞ for all others. The call has `causal=True`, so you don't need to hide
+# later keys.
 #
 # <details><summary>Hint</summary>
 #
-# `tl.where(condition, 0.0, float("-inf"))` has one condition with two parts, joined by `|`. Put each part in
+# `tl.where(condition, 0.0, float("-inf"))` needs one condition with two parts joined by `|`. Put each part in
 # parentheses.
 # </details>
 
@@ -267,7 +272,7 @@ def window_and_first(head, row, column):
 
 
 # %% tags=["hide-input"]
-def is_empty(function):  # of a kernel that the reader has not written
+def is_empty(function):  # whether the reader has not written this kernel yet
     return all(isinstance(x, ast.Pass | ast.Expr) for x in ast.parse(getsource(function.fn)).body[0].body)
 
 
@@ -287,10 +292,10 @@ def right_window(head, row, column, left=5, first=3):
 
 
 judge_bias(window_and_first, right_window, {
-    "9 keys, and all are seen. Is the fifth key before a row's own still in its window?": (9, 9),
+    "9 keys, which are all visible. Is the fifth key before a row's own key still in its window?": (9, 9),
     "10 keys. Is key 3 hidden from row 9? It is neither in the window nor among the first three.": (10, 10),
     "20 keys. Do all rows see the first three keys?": (20, 20),
-    "4 queries, 40 keys. Is `row` taken as it is, a position among the keys?": (4, 40),
+    "4 queries, 40 keys. Is `row` used as it is, as a position among the keys?": (4, 40),
 })  # fmt: skip
 
 # %% [markdown]
@@ -305,22 +310,23 @@ judge_bias(window_and_first, right_window, {
 # </details>
 
 # %% [markdown]
-# ### Which test sees an off-by-one?
+# ### Which test catches an off-by-one error?
 #
-# **Predict.** A window of 1,024 keys is off by one, so a row sees 1,025. The function is compared with the right one
-# on random inputs, N = 2,048 and d = 64, and numbers may differ by 0.01, as tests in 16 bits often allow. Which test
-# sees the mistake?
+# **Predict.** A window of 1,024 keys is off by one, so that a row sees 1,025 keys. A test compares the function with
+# the right one on random inputs with N = 2,048 and d = 64, and it tolerates differences of 0.01, as tests in 16 bits
+# often do. Which test catches the mistake?
 #
-# - ☐ this one: a key too many changes O
+# - ☐ this one, because the extra key changes O
 # - ☐ only one that looks for weights that should be 0
 # - ☐ only one with a longer sequence
 #
 # <details><summary>Answer</summary>
 #
-# **only one that looks for weights that should be 0.** The key too many has about a thousandth of the weight, so it
-# moves O by about a thousandth. A longer sequence has more rows, but the error of each is as small. With Q = 0 and V =
-# the identity matrix (or, since d is smaller than N, V = 1 for one key and 0 for the others), the right weight is
-# exactly 0, and any other number is a mistake. So compare which weights are 0, and not how large they are.
+# **only one that looks for weights that should be 0.** The extra key gets about a thousandth of the weight, so it
+# moves O by about a thousandth. A longer sequence has more rows, but the error in each row is just as small. With Q =
+# 0 and V = the identity matrix (or, since d is smaller than N, V = 1 for one key and 0 for the others), the right
+# weight is exactly 0, so any other number is a mistake. Compare which weights are 0, then, rather than how large they
+# are.
 #
 # ```python
 # rng = np.random.default_rng(2)
@@ -341,16 +347,16 @@ judge_bias(window_and_first, right_window, {
 # ```
 # </details>
 #
-# A second test is as cheap, and it needs no reference. Change the value of a key that a row must not see. Then no
-# number in that row may change. Chapter 04 did this with a later token.
+# A second test is just as cheap and needs no reference. Change the value of a key that a row must not see, and check
+# that no number in that row changes. Chapter 04 did this with a later token.
 
 # %% [markdown]
 # ### A tree of drafts
 #
-# In *speculative decoding*, a small model guesses the next tokens, and the large model checks all guesses in one call.
-# The guesses may form a tree, as in [SpecInfer](https://arxiv.org/abs/2305.09781). Each draft sees the whole context,
-# itself and its ancestors, but not its siblings. The tree is given as a list of parents. Here is the tree from the
-# picture:
+# In *speculative decoding*, a small model guesses the next tokens, and the large model checks all guesses in one
+# call. The guesses can form a tree, as in [SpecInfer](https://arxiv.org/abs/2305.09781). Each draft token then sees
+# the whole context, itself and its ancestors, but not its siblings. The tree is given as a list of parents, and this
+# is the one in the figure:
 
 # %%
 CONTEXT = tl.constexpr(6)  # tokens before the tree
@@ -363,19 +369,19 @@ SIZES = tl.constexpr(sum(int(s) << 4 * n for n, s in enumerate(size)))
 print("sizes of the subtrees:", size, f"  as one number: {SIZES.value:#x}")
 
 # %% [markdown]
-# A function of row and column cannot read a list. But if the drafts are numbered depth first, so that each subtree is
-# a contiguous range of numbers, then draft i is a descendant of draft j exactly if $j \le i < j + size_j$. Seven sizes
-# below 16 take four bits each, so they fit into one integer, which is compiled into the kernel. Read from the right,
-# digit n of the hexadecimal number is the size of draft n's subtree.
+# A function of row and column cannot read a list. But suppose the drafts are numbered depth first, so that each
+# subtree is a contiguous range of numbers. Then draft i is draft j itself or one of its descendants exactly if $j \le
+# i < j + size_j$. Seven sizes below 16 take four bits each, so they all fit into one integer that is compiled into
+# the kernel. In hexadecimal, digit n of this integer, counted from the right, is the size of draft n's subtree.
 #
-# **Build.** Write `tree`. Row and column are positions among all keys, so draft 0 is key `CONTEXT`. There is no causal
-# mask this time.
+# **Build.** Write `tree`. Row and column are positions among all keys, so draft 0 is key `CONTEXT`. This time there
+# is no causal mask.
 #
 # <details><summary>Hint</summary>
 #
-# `(SIZES >> 4 * n) & 15` is the size of draft n's subtree. A column of the context has no draft, and a shift must not
-# be negative, so take `tl.maximum(column - CONTEXT, 0)`. Whether the column belongs to the context is a condition of
-# its own.
+# `(SIZES >> 4 * n) & 15` is the size of draft n's subtree. A column of the context has no draft, and you must not
+# shift by a negative number, so use `tl.maximum(column - CONTEXT, 0)`. Check separately whether the column belongs to
+# the context.
 # </details>
 
 # %%
@@ -394,10 +400,10 @@ def right_tree(head, row, column, parents=tuple(parents), context=6):
 
 
 judge_bias(tree, right_tree, {
-    "only draft 0. Does it see the six tokens of the context, and itself?": (1, 7),
-    "drafts 0 to 2. Does draft 2 see itself, 1 and 0, and no draft see a later one?": (3, 9),
+    "only draft 0. Does it see itself and the six tokens of the context?": (1, 7),
+    "drafts 0 to 2. Does draft 2 see itself, 1 and 0, and does no draft see a later one?": (3, 9),
     "drafts 0 to 3. Is draft 2 hidden from draft 3, its sibling? Where does a subtree end?": (4, 10),
-    "all seven drafts. Does draft 6 see draft 0 alone, and draft 5 draft 4?": (7, 13),
+    "all seven drafts. Does draft 6 see only itself and draft 0, and does draft 5 see draft 4?": (7, 13),
 }, causal=False)  # fmt: skip
 
 # %% [markdown]
@@ -412,28 +418,29 @@ judge_bias(tree, right_tree, {
 # ```
 # </details>
 #
-# Constants have a limit. The kernel is compiled again for a tree of another shape, and also for a context that has
-# grown by a token. A server cannot wait for that. Its kernels take the mask as a tensor
-# ([flashinfer#266](https://github.com/flashinfer-ai/flashinfer/pull/266)), which is small, because only the drafts
-# need one.
+# Compiling the tree in as a constant has a drawback. The kernel must be compiled again for each new shape of the
+# tree, and also whenever the context has grown by a token. A server cannot wait for that, so its kernels take the
+# mask as a tensor instead ([flashinfer#266](https://github.com/flashinfer-ai/flashinfer/pull/266)). This tensor is
+# small, because only the drafts need a mask.
 
 # %% [markdown]
 # ### Distances in buckets
 #
-# The model [T5](https://arxiv.org/abs/1910.10683) learns what to add for each distance. A small distance has a number
-# of its own, whereas larger ones share a number in *buckets*, which become wider with the distance. The kernel needs
-# the number of the bucket, and this can be computed. T5 would now look up a learned number in a table. Our functions
-# cannot load anything, so we add −1/2 per bucket. The gradient of such a table comes below.
+# [T5](https://arxiv.org/abs/1910.10683) learns which number to add for each distance. Every small distance has its
+# own number, whereas larger distances share numbers in *buckets* that grow wider with the distance. The kernel needs
+# the index of the bucket, which it can compute. T5 would then look up the learned number in a table. Our functions
+# cannot load anything, so we add −1/2 per bucket instead, and come to the gradient of such a table below.
 #
-# **Build.** Write `buckets`. The distances 0 to 7 are buckets of their own. Bucket 8 has the distances 8 to 15, bucket
-# 9 has 16 to 31, and bucket 10 has all from 32 on. Return −0.5 times the number of the bucket. The call is causal.
+# **Build.** Write `buckets`. Each of the distances 0 to 7 has its own bucket. Bucket 8 holds the distances 8 to 15,
+# bucket 9 holds 16 to 31, and bucket 10 holds everything from 32 on. Return −0.5 times the index of the bucket. The
+# call is causal.
 #
 # <details><summary>Hint</summary>
 #
-# Up to a distance of 15, the smaller one of the distance and 8 is the number of the bucket. From 16 on it is one more,
-# and from 32 on one more again. `(distance >= 16).to(tl.int32)` is 0 or 1. T5 itself rounds a logarithm down, so a
-# logarithm that is a little too small puts a distance at the edge into the wrong bucket. Comparisons of integers are
-# safe.
+# For distances up to 15, the index of the bucket is the smaller of the distance and 8. From 16 on, it is one more,
+# and from 32 on, it is one more again. `(distance >= 16).to(tl.int32)` is 0 or 1. T5 itself takes a logarithm and
+# rounds it down, so a logarithm that is slightly too small puts a distance at the edge into the wrong bucket. Integer
+# comparisons don't have this problem.
 # </details>
 
 # %%
@@ -450,9 +457,9 @@ def bucket_of(distance):  # NumPy
 judge_bias(buckets, lambda head, row, column: -0.5 * bucket_of(row - column), {
     "3 keys. Is the distance row − column, and −0.5 added per bucket?": (3, 3),
     "12 keys. Do the distances 8 and 9 share a bucket?": (12, 12),
-    "30 keys. Does distance 16 begin the next bucket, or 17?": (30, 30),
+    "30 keys. Does the next bucket begin at distance 16 or 17?": (30, 30),
     "50 keys. Is there another bucket from 32 on?": (50, 50),
-    "2 queries, 60 keys. Is `row` taken as it is, a position among the keys?": (2, 60),
+    "2 queries, 60 keys. Is `row` used as it is, as a position among the keys?": (2, 60),
 })  # fmt: skip
 
 # %% [markdown]
@@ -468,13 +475,14 @@ judge_bias(buckets, lambda head, row, column: -0.5 * bucket_of(row - column), {
 # </details>
 
 # %% [markdown]
-# ## What would a tile skip save?
+# ## What would skipping tiles save?
 #
-# A mask in this line is right, but it saves nothing. The kernel does not know what your function returns, so it visits
-# each tile that `causal` and `window` leave, and computes both products, even if all weights of the tile are 0.
+# A mask in this line gives the right result, but it saves nothing. The kernel does not know what your function
+# returns, so it visits every tile that `causal` and `window` leave and computes both products, even if every weight
+# in the tile is 0.
 #
-# **Predict.** N = 16,384, tiles of 128 × 128, a window of 1,024 keys and the first 4. The kernel is called with
-# `causal=True`. Which share of the tiles that it visits contains a score that some row sees?
+# **Predict.** Take N = 16,384, tiles of 128 × 128, a window of 1,024 keys, and the first 4 keys. The kernel is called
+# with `causal=True`. What share of the tiles it visits contains a score that some row sees?
 #
 # - ☐ about two thirds
 # - ☐ about a seventh
@@ -482,8 +490,8 @@ judge_bias(buckets, lambda head, row, column: -0.5 * bucket_of(row - column), {
 #
 # <details><summary>Answer</summary>
 #
-# **about a seventh.** A row block needs its own tile, up to eight tiles to the left of it, and the first one. In the
-# causal loop, it visits 64.5 tiles on average.
+# **about a seventh.** A row block needs its own tile, up to eight tiles to the left of it, and the first tile. The
+# causal loop, however, visits 64.5 tiles per row block on average.
 #
 # ```python
 # counted = window_tiles.data()
@@ -500,11 +508,11 @@ judge_bias(buckets, lambda head, row, column: -0.5 * bucket_of(row - column), {
 show("window_tiles")
 
 # %% [markdown]
-# So the work grows with $N^2$, although this mask needs work that grows with N. FlexAttention closes the gap with
-# lists of tiles (chapter 16). You can also close it with what the book already has. Two calls can share the keys,
-# because their results (O, L) can be merged (chapter 06). The first call has the window, so it skips tiles. The second
-# call has only the first keys, and its function hides those that the window has already seen. Since this call has
-# `FIRST` keys, its `row` is too small by N − `FIRST`:
+# So the work grows with $N^2$, although this mask only needs work that grows with N. FlexAttention closes the gap
+# with lists of tiles (chapter 16), but you can also close it with what you already know. Since results (O, L) can be
+# merged (chapter 06), two calls can share the keys between them. The first call has the window, so it skips tiles.
+# The second call gets only the first keys, and its function hides those that the window already includes. Because
+# this call has only `FIRST` keys, its `row` is too small by N − `FIRST`:
 
 # %%
 N_KEYS = tl.constexpr(48)
@@ -527,10 +535,10 @@ print(f"largest difference from one mask: {np.abs(host(merged)[0] - exact).max()
 # %% [markdown]
 # ## What is the gradient of a bias?
 #
-# A bias is added to the scaled score, so the loss depends on the bias just as it depends on that score. The gradient
-# of the bias is therefore $dS = P \circ (dP - D)$ from chapter 05, which the kernels compute in each tile anyway. If
-# several scores share a number, their dS are added, as for everything that is shared. T5's table has one number per
-# head and bucket, so the gradient of that number is the sum of dS over the bucket:
+# A bias is added to the scaled score, so the loss depends on the bias in the same way as on the score. Its gradient
+# is therefore $dS = P \circ (dP - D)$ from chapter 05, which the kernels compute in each tile anyway. If several
+# scores share a number, their dS are summed, as for any shared parameter. T5's table has one number per head and
+# bucket, so the gradient of each number is the sum of dS over its bucket:
 
 # %%
 def output(table, q, k, v):
@@ -558,10 +566,10 @@ h = np.zeros_like(table)
 h[1, 8] = 1e-5
 up, down = (output(table + x, q3, k3, v3) for x in (h, -h))
 by_differences = ((up - down) * dO).sum() / 2e-5
-print(f"head 1, bucket 8: {found[1, 8]:.6f}, by differences {by_differences:.6f}")
+print(f"head 1, bucket 8: {found[1, 8]:.6f}, by finite differences {by_differences:.6f}")
 
 # %% [markdown]
-# **Predict.** A model adds one learned number to *all* scores of a head. What is its gradient?
+# **Predict.** A model adds one learned number to *all* scores of a head. What is the gradient of this number?
 #
 # - ☐ 0
 # - ☐ the number of queries
@@ -569,9 +577,10 @@ print(f"head 1, bucket 8: {found[1, 8]:.6f}, by differences {by_differences:.6f}
 #
 # <details><summary>Answer</summary>
 #
-# **0.** Softmax does not change if all scores of a row grow by the same number, so the loss does not change either. In
-# the formula, each row of dS sums to 0, because $\sum_j P_{ij} dP_{ij} = D_i$ and $\sum_j P_{ij} = 1$. So the
-# gradients of one head's numbers in T5's table also sum to 0, and that is a free test.
+# **0.** Softmax does not change when all scores of a row grow by the same amount, so the loss does not change either.
+# You can also see it in the formula: each row of dS sums to 0, because $\sum_j P_{ij} dP_{ij} = D_i$ and $\sum_j
+# P_{ij} = 1$. It follows that the gradients of one head's numbers in T5's table sum to 0 as well, which gives you a
+# test for free.
 #
 # ```python
 # print("sums over the buckets, head 0 and 1:", found.sum(axis=1).round(12) + 0.0)
@@ -582,17 +591,18 @@ print(f"head 1, bucket 8: {found[1, 8]:.6f}, by differences {by_differences:.6f}
 # ```
 # </details>
 #
-# `attention` gives no gradient for what your function returns. If each score has a number of its own, this gradient is
-# as large as S, and that is the wall again. If numbers are shared, each program would have to sum its tiles per bucket
-# and add the sums to the table, in an order that changes from run to run (chapter 09).
+# `attention` does not compute a gradient for what your function returns. If each score has its own number, this
+# gradient is as large as S, so we are back at the memory wall. If scores share numbers, each program would have to
+# sum dS per bucket over its tiles and add these sums to the table, in an order that changes from run to run (chapter
+# 09).
 
 # %% [markdown]
-# ## What does the examiner say?
+# ## Can the examiner find a mistake in the bias?
 #
-# In the kernel above, the bias is divided by the scale, because the scale comes later. It is easy to forget this, and
-# then the bias is scaled as well. The following loop has that mistake. The examiner from [appendix C](C_package.ipynb)
-# asks the loop small problems, among them one with a bias as a dense array, and compares the answers with those of
-# known mistakes:
+# In the kernel above, the bias is divided by the scale, because the scale is applied later. If you forget this
+# division, the bias is scaled as well, and the following loop makes exactly this mistake. The examiner from [appendix
+# C](C_package.ipynb) gives the loop small problems, one of them with a bias as a dense array, and compares its
+# results with those of known mistakes:
 
 # %%
 def mine(q, k, v, bias=None):  # (batch, heads, N, d)
@@ -615,15 +625,15 @@ for finding in report.findings:
     print(f"{finding}\n    {finding.where}; name: {finding.name}")
 
 # %% [markdown]
-# If the line with the scale comes first, the examiner finds nothing. In a terminal, the command is `fa2-lab examine
-# mine.py:mine`. The examiner cannot know, of course, what *your* mask should be. For that question, look at the
-# weights, as above.
+# If you move the line with the scale before the bias, the examiner finds nothing. In a terminal, the command is
+# `fa2-lab examine mine.py:mine`. The examiner cannot know, of course, what *your* mask should be, so check that by
+# looking at the weights, as above.
 
 # %% [markdown]
-# ## What would it take on Hopper?
+# ## What would a bias take on Hopper?
 #
 # On a Hopper GPU, a call with `bias` runs the portable kernels, because the Hopper kernel of chapter 12b has no such
-# line. We have not built one, but you know that kernel well enough to name what it would take. Here are the lines of
+# line. We have not added one, but you know that kernel well enough to name what it would take. These are the lines of
 # its step from the product to the softmax:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -633,18 +643,18 @@ end = next(n for n, line in enumerate(lines) if n > begin and "softmax_step(" in
 print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 
 # %% [markdown]
-# - **Where.** After `warpgroup_mma_wait(1, …)`, S is in registers, and `softmax_step` has not yet looked for the row
-#   maximum. The bias belongs between these two, before or after the mask.
-# - **Coordinates.** Four lanes share a row, and of each 8 columns a lane has 2. In `mask`, a lane gets its columns
-#   from an `arange` in the layout of the accumulator. A bias also needs the rows in this layout.
-# - **The scale.** `softmax_step` multiplies by τ log₂ e and subtracts m in one FMA. With a bias, that FMA adds the
-#   bias instead, and m is subtracted by a second instruction.
-# - **The fast path.** Because of `if sees.cuts(j)`, only tiles at an edge are masked, and the others take no
-#   instruction for it. A bias has to be computed in every tile.
-# - **Registers.** At d = 128, S and O take 64 registers each per thread, and P takes 32. The columns, the rows and the
-#   slope need more, and if ptxas runs out of registers, it spills some of them or makes each product wait.
+# - **Place.** After `warpgroup_mma_wait(1, …)`, S is in registers, and `softmax_step` has not yet computed the row
+#   maximum. The bias belongs between these two calls, either before or after the mask.
+# - **Coordinates.** Four lanes share a row, and each lane holds 2 of every 8 columns. In `mask`, a lane gets its
+#   columns from an `arange` in the layout of the accumulator. A bias also needs the rows in this layout.
+# - **Scale.** `softmax_step` multiplies by τ log₂ e and subtracts m in one FMA. With a bias, that FMA adds the bias
+#   instead, so a second instruction has to subtract m.
+# - **Fast path.** Thanks to `if sees.cuts(j)`, the kernel masks only tiles at an edge and spends no instruction on
+#   the mask in all others. A bias has to be computed in every tile.
+# - **Registers.** At d = 128, S and O take 64 registers each per thread, and P takes 32. The columns, the rows and
+#   the slope come on top. If ptxas runs out of registers, it either spills some of them or makes each product wait.
 #
-# What would the second and the third point cost? A thread has 64 scores of a tile of 64 × 128. With two more
+# What would the scale and the lost fast path cost? Each thread holds 64 scores of a tile of 64 × 128. With two more
 # instructions per score, a warp needs 128 more issue slots per tile:
 
 # %%
@@ -653,25 +663,25 @@ for d in (64, 128):
     print(f"d = {d:3}: tensor cores {product:.0f} clocks, 128 slots are {128 / product:.0%} of them")
 
 # %% [markdown]
-# **Prediction.** At d = 64, issue slots are as busy as the tensor cores (chapter 10), so ALiBi would cost up to the
-# 25% of the first line. At d = 128, issue slots are free while the tensor cores multiply, so it would cost little. The
-# model does not show whether the registers suffice. So the next step would be to write the line, to compile the
-# kernel, and to count its spills. The authors of FlashAttention went this way. Their newer kernels compile a user's
-# function, there called `score_mod`, into the softmax of [Hopper and
+# **Prediction.** At d = 64, the issue slots are as busy as the tensor cores (chapter 10), so ALiBi would cost up to
+# the 25% of the first line. At d = 128, there are free issue slots while the tensor cores multiply, so it would cost
+# little. The model does not show whether there are enough registers, so the next step would be to write the line,
+# compile the kernel, and count its spills. The authors of FlashAttention have taken this route. Their newer kernels
+# compile a user's function, which they call `score_mod`, into the softmax of [Hopper and
 # Blackwell](https://research.colfax-intl.com/a-users-guide-to-flexattention-in-flash-attention-cute-dsl).
 
 # %% [markdown]
 # ## Part 2 · What comes after Hopper (25 minutes)
 #
-# So far, you have changed the function. About every two years, NVIDIA changes the GPU. The generation after Hopper is
-# Blackwell, and its large GPU is the *B200*. Nothing in this part was run on one. We take what is printed about it,
-# and ask the models of this book. A paragraph that begins with **Prediction** is the answer of a model, so you may
-# find out one day that it was wrong.
+# So far, you have changed the function, but about every two years NVIDIA changes the GPU. The generation after Hopper
+# is Blackwell, and its large GPU is the *B200*. We have not run anything on a B200. Instead, we take what has been
+# published about it and ask the models of this book. A paragraph that begins with **Prediction** is a model's answer,
+# so it may one day turn out to be wrong.
 #
-# ## Which unit ends last?
+# ## Which unit finishes last?
 #
-# **Predict.** The tensor cores of a B200 do 2.27 times the FLOPs per second of those of an H200. The other units of an
-# SM are as fast as before, and there are 148 SMs instead of 132, at nearly the same clock. How much faster can
+# **Predict.** The tensor cores of a B200 do 2.27 times as many FLOPs per second as those of an H200. The other units
+# of an SM are as fast as before, and there are 148 SMs instead of 132, at nearly the same clock. How much faster can
 # attention with d = 64 become, if the kernel does the same work?
 #
 # - ☐ 1.14 times
@@ -680,8 +690,9 @@ for d in (64, 128):
 #
 # <details><summary>Answer</summary>
 #
-# **1.14 times.** At d = 64, the special function units already end last on an H200, if only by a little (chapter 04).
-# An SM of a B200 does the same number of exponentials per clock, 16. So only the number of SMs and the clock help.
+# **1.14 times.** At d = 64, the special function units are already the last to finish on an H200, though only by a
+# little (chapter 04). An SM of a B200 computes as many exponentials per clock as before, namely 16, so only the
+# number of SMs and the clock help.
 #
 # ```python
 # old, new = chips.H200, chips.B200
@@ -695,9 +706,9 @@ for d in (64, 128):
 # ```
 # </details>
 #
-# Here is a tile of 128 × 128 scores on three generations, in clocks of one SM. The rates are those of
-# `fa2_lab/machine/chips.py`, where their sources are listed. One Blackwell instruction multiplies 128 rows, so K and V
-# are read from shared memory once per tile. A Hopper instruction multiplies 64 rows.
+# The table lists the clocks that one SM of three generations needs for a tile of 128 × 128 scores. The rates come
+# from `fa2_lab/machine/chips.py`, which lists their sources. One Blackwell instruction multiplies 128 rows, so K and
+# V are read from shared memory once per tile, whereas a Hopper instruction multiplies only 64 rows.
 
 # %%
 names = "tensor cores", "exponentials", "FP32 units", "shared memory"
@@ -711,18 +722,18 @@ def clocks(chip, d, readers):  # of a tile of 128 × 128
 
 generations = ("A100", chips.A100, 4), ("H200", chips.H200, 2), ("B200", chips.B200, 1)
 for d in (64, 128):
-    print("".join(f"{name:>16}" for name in (f"d = {d}", *names, "ends last")))
+    print("".join(f"{name:>16}" for name in (f"d = {d}", *names, "finishes last")))
     for name, chip, readers in generations:
         units = clocks(chip, d, readers)
         numbers = "".join(f"{n:16.0f}" for n in units.values())
         print(f"{name:>16}{numbers}{max(units, key=units.get):>16}")
 
 # %% [markdown]
-# From one generation to the next, the tensor cores need half the clocks, but the exponentials need the same number as
-# before. An A100 does 128 FLOPs of its tensor cores in the time of one exponential, an H200 does 256, and a B200 does
-# 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128. So at d = 128, a B200 needs as long for the
-# exponentials as for the products. Shared memory ends even later. However, two row blocks of an SM can share each copy
-# of K and V, and then the copies take half the clocks per tile:
+# From one generation to the next, the tensor cores need half as many clocks, but the exponentials need as many as
+# before. In the time of one exponential, an A100 does 128 FLOPs on its tensor cores, an H200 does 256, and a B200
+# does 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128, so there a B200 needs as long for the
+# exponentials as for the products. Shared memory takes even longer. However, two row blocks on the same SM can share
+# each copy of K and V, which halves the clocks that a tile needs for copies:
 
 # %%
 units = clocks(chips.B200, 128, 1)
@@ -731,19 +742,21 @@ units["shared memory"] -= copied / 2
 print(", ".join(f"{name} {n:.0f}" for name, n in units.items()))
 
 # %% [markdown]
-# Then the exponentials are the wall. At d = 64, they take twice as long as the products. The authors of
-# [FlashAttention-4](https://arxiv.org/abs/2603.05451), a kernel for Blackwell, also found the exponentials in the
-# forward pass, and shared memory in the backward pass. Their kernel reaches up to 1,613 TFLOP/s, which is 71% of what
-# the tensor cores can do.
+# Once the copies are shared, the exponentials are the bottleneck. At d = 64, they take twice as long as the products.
+# The authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451), a kernel for Blackwell, also found that
+# exponentials limit the forward pass, and that shared memory limits the backward pass. Their kernel reaches up to
+# 1,613 TFLOP/s, which is 71% of what the tensor cores can do.
 #
-# ## How do you compute $2^x$ without the unit for it?
+# ## How do you compute $2^x$ without the special function unit?
 #
-# An SM also has 128 FP32 units. Split x into an integer and a fraction, $x = n + f$ with $0 \le f < 1$. Then $2^x =
-# 2^n \cdot 2^f$. The factor $2^n$ only changes the exponent bits of a float, so it takes an integer addition. The
-# factor $2^f$ is between 1 and 2, and a short polynomial is enough for it. Such a split is called a *Cody–Waite range
-# reduction*. The subtraction $x - n$ can only lose the last bits of a small x, which is far less than 16 bits can
-# show. Our polynomial agrees with $2^f$ at the Chebyshev nodes, which are denser at both ends of the interval, because
-# equally spaced nodes would give the largest errors there:
+# An SM also has 128 FP32 units, and these can compute $2^x$ as well. Split x into an integer and a fraction, $x = n +
+# f$ with $0 \le f < 1$, so that $2^x = 2^n \cdot 2^f$. The factor $2^n$ only changes the exponent bits of a float, so
+# it takes a single integer addition. The factor $2^f$ is between 1 and 2, and a short polynomial approximates it well
+# enough. Such a split is called a *Cody–Waite range reduction*. When x is small, the subtraction $x - n$ can lose the
+# last bits of x, but this loss is far too small to show in 16 bits.
+#
+# Our polynomial equals $2^f$ at the Chebyshev nodes. These are denser at both ends of the interval, where equally
+# spaced nodes would leave the largest errors:
 
 # %%
 def polynomial(degree):
@@ -762,7 +775,7 @@ def exp2(x, coefficients):  # in fp32, as a GPU would
 
 x = np.linspace(-20, 0, 200_001, dtype=np.float32)[:-1]
 power = 2.0 ** x.astype(np.float64)
-ulp = 2.0 ** (np.floor(np.log2(power)) - 7)  # the distance of two numbers in bf16
+ulp = 2.0 ** (np.floor(np.log2(power)) - 7)  # the distance between neighbouring bf16 numbers
 print("degree   relative error   in ulp of bf16   rounded to another bf16 number")
 for degree in range(1, 6):
     y = exp2(x, polynomial(degree)).astype(np.float64)
@@ -771,13 +784,13 @@ for degree in range(1, 6):
     print(f"{degree:6}{relative:17.1e}{in_ulp:17.4f}{other:33.2%}")
 
 # %% [markdown]
-# An *ulp* is the distance of two neighbouring numbers. P is rounded to bf16 before the second product, and this alone
-# makes errors of up to half an ulp. A cubic adds less than 0.015 ulp, so fewer than one weight in a hundred is rounded
-# to the other neighbour. FlashAttention-4 also takes a cubic, for which its authors report a relative error of $8.8
-# \cdot 10^{-5}$.
+# An *ulp* is the distance between two neighbouring numbers. P is rounded to bf16 before the second product, and this
+# rounding alone makes errors of up to half an ulp. A cubic adds less than 0.015 ulp, so fewer than one weight in a
+# hundred is rounded to the other neighbour. FlashAttention-4 also uses a cubic, and its authors report a relative
+# error of $8.8 \cdot 10^{-5}$.
 #
-# Which share of the exponentials should go to the FP32 units? Chapter 10 tried this on an H200, where it did not pay,
-# with nine instructions in place of one exponential. On a B200, the model finds the following share f:
+# What share of the exponentials should move to the FP32 units? Chapter 10 tried this on an H200, where it did not pay
+# off, with nine instructions in place of one exponential. For a B200, the model finds the following share f:
 
 # %%
 def with_share(d, f, instructions=9):
@@ -796,50 +809,52 @@ for d in (64, 128):
     print(f"d = {d:3}: f = {best[d]:.0%}, clocks {before:.0f} → {after:.0f}, × {before / after:.2f}")
 
 # %% [markdown]
-# **Prediction.** At d = 64, about a quarter of the exponentials should be moved, and this gains a third. At d = 128,
-# three units are within 1% of each other, so hardly anything is gained. A real kernel never overlaps perfectly, so it
-# can gain more than the model, because each unit that is free earlier helps a little. FlashAttention-4 moves 10% to
-# 25% of its exponentials. The other way out is more special function units, and [Blackwell
-# Ultra](https://developer.nvidia.com/blog/making-softmax-more-efficient-with-nvidia-blackwell-ultra/), the next GPU,
-# does twice the exponentials per clock.
+# **Prediction.** At d = 64, about a quarter of the exponentials should move, which gains a third. At d = 128, three
+# units are within 1% of each other, so there is hardly anything to gain. A real kernel never overlaps its units
+# perfectly, so it can gain more than the model predicts, because every unit that is free earlier helps a little.
+# FlashAttention-4 moves 10% to 25% of its exponentials. The alternative is to build more special function units, and
+# [Blackwell Ultra](https://developer.nvidia.com/blog/making-softmax-more-efficient-with-nvidia-blackwell-ultra/), the
+# GPU after the B200, does exactly this and computes twice as many exponentials per clock.
 #
 # ## Where are S and O?
 #
-# On Hopper, the result of a product is in registers, and this decided much in chapters 12b and 13. O and S take 64
-# registers each per thread, and the order of the steps has to avoid spills. On Blackwell, each SM has another memory
-# for results, the *tensor memory* of 256 KiB. It has 128 rows, called lanes, and 512 columns of four bytes. A product,
-# whose instruction is `tcgen05.mma`, leaves its result there. Its operands come from shared memory, except that P may
-# come from tensor memory.
+# On Hopper, the result of a product is in registers, and this shaped much of chapters 12b and 13. O and S take 64
+# registers each per thread, and the steps have to be ordered so that nothing spills. On Blackwell, each SM has an
+# additional memory for results, the *tensor memory* of 256 KiB. It has 128 rows, called lanes, and 512 columns of
+# four bytes. A product, which is the instruction `tcgen05.mma`, leaves its result there. Its operands come from
+# shared memory, except that P can also come from tensor memory.
 
 # %% tags=["hide-input"]
 show("tensor_memory")
 
 # %% [markdown]
-# What changes for the kernel of chapter 12b?
+# What would change in the kernel of chapter 12b?
 #
-# - **Consumers.** A single thread starts a product, and no warpgroup has to hold its result. So one warp can start all
-#   products, while other warps compute the softmax. Each of their threads has a whole row, so a row maximum needs no
-#   shuffle. On Hopper, four lanes have to exchange their maxima.
-# - **Rescaling.** O is no longer in the registers of the threads that know α, so it has to be loaded, multiplied and
-#   stored. The lagging maximum of chapter 12a skips nearly all of these steps, so it gains more than before.
-#   FlashAttention-4 has separate warps for the remaining ones.
-# - **Ping-pong** stays. While the tensor cores work on one row block, the softmax of the other one runs. Both now have
-#   their S and O in the same tensor memory, and at d = 128 they fill it.
-# - **Pairs.** Two SMs can compute one product of 256 rows together. Each SM has its own rows of Q, and copies only
-#   half of the keys, so it also reads only half of the keys from its own shared memory. This helps if shared memory is
-#   the wall. FlashAttention-4 uses pairs in the backward pass, where they also need fewer additions to dQ.
+# - **Consumers.** A single thread starts a product, and no warpgroup has to hold the result. So one warp can start
+#   all products while other warps compute the softmax. Each thread of these warps holds a whole row, so a row maximum
+#   needs no shuffle, whereas on Hopper four lanes have to exchange their maxima.
+# - **Rescaling.** The threads that know α no longer hold O in their registers, so O has to be loaded, multiplied and
+#   stored. The lagging maximum of chapter 12a skips nearly all of these steps, so it gains more than on Hopper.
+#   FlashAttention-4 has separate warps for the rescaling that remains.
+# - **Ping-pong** stays. While the tensor cores work on one row block, the softmax of the other one runs. Now both row
+#   blocks keep S and O in the same tensor memory, and at d = 128 they fill it completely.
+# - **Pairs.** Two SMs can compute one product of 256 rows together. Each SM has its own rows of Q and copies only
+#   half of the keys, so it also reads only half of the keys from its own shared memory. This helps if shared memory
+#   is the bottleneck. FlashAttention-4 uses pairs in the backward pass, where they also reduce the number of
+#   additions to dQ.
 #
-# A bias would be easier there. A thread has one row and its consecutive columns, so its coordinates are one number and
-# a counter.
+# A bias would be easier to add on Blackwell. A thread has one row and consecutive columns, so its coordinates are
+# just one number and a counter.
 #
 # ## What do hybrids keep of the merge?
 #
-# Softmax costs an exponential per score, and the number of scores grows with $N^2$. *Linear attention* has no softmax.
-# If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot \sum_j k_j v_j^T$.
-# The sum over the keys is now a d × d matrix, and its size does not depend on N. Often it decays with each token, so
-# that older keys count less. Some models of 2025, such as [Kimi Linear](https://arxiv.org/abs/2510.26692) and
-# [Qwen3-Next](https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct), are *hybrids*. Three of four layers have a
-# refined form of linear attention, and the fourth has softmax. What do the three keep of this book?
+# Softmax costs one exponential per score, and the number of scores grows with $N^2$. *Linear attention* does without
+# softmax. If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot \sum_j k_j
+# v_j^T$, and the sum over the keys has become a d × d matrix whose size does not depend on N. Often this matrix
+# decays with each token, so that older keys count less. Some models of 2025, such as [Kimi
+# Linear](https://arxiv.org/abs/2510.26692) and [Qwen3-Next](https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct),
+# are *hybrids*. Three of every four layers use a refined form of linear attention, and the fourth uses softmax. How
+# much of this book still applies to those three?
 
 # %%
 GAMMA = 0.95  # decay per token
@@ -866,16 +881,17 @@ for name, (S, _) in states.items():
     print(f"{name}: off by {np.abs(query @ S - whole).max():.6f} from all keys at once")
 
 # %% [markdown]
-# They keep the merge. There is a state of some keys and a factor by which an earlier state shrinks, and the two are
-# combined as in $o = \alpha o + p v$ of chapter 02, with a decay in place of $\alpha$. This merge is associative, so
-# chunks can be computed side by side, on one GPU or in a ring, and merged in any grouping. Other things are gone.
-# There is no m and no ℓ, because no exponential can overflow and the weights need not sum to 1. The state no longer
-# belongs to a row, because it depends on the keys alone and serves every query. And there is no cache that grows,
-# because the state has d × d numbers at any length.
+# They keep the merge. Each chunk of keys yields a state and a factor by which an earlier state shrinks. Two chunks
+# are combined as in $o = \alpha o + p v$ of chapter 02, with a decay in place of $\alpha$. This merge is associative,
+# so chunks can be computed in parallel, on one GPU or in a ring, and merged in any grouping. Other parts of the
+# algorithm disappear. No exponential can overflow and the weights need not sum to 1, so there is no m and no ℓ. The
+# state no longer belongs to a row, because it depends on the keys alone and serves every query. And no cache grows
+# with the sequence, because the state has d × d numbers at any length.
 #
-# **Prediction.** In a long sequence, the softmax layers still do nearly all of attention's FLOPs, although only every
-# fourth layer is one. Per head and token, a linear layer does about $4 d^2$ FLOPs, half of them for the state and half
-# for the output. A causal softmax layer does $2 N d$ on average. Its share is:
+# **Prediction.** In a long sequence, the softmax layers still do nearly all of attention's FLOPs, although they are
+# only one layer in four. Per head and token, a linear layer does about $4 d^2$ FLOPs, half of them for the state and
+# half for the output. A causal softmax layer does $2 N d$ on average. In a group of four layers, the softmax layer
+# has the following share:
 
 # %%
 for N in (4096, 131072, 1048576):
@@ -888,30 +904,30 @@ for N in (4096, 131072, 1048576):
 #
 # ## Recap
 #
-# - A bias or a mask is a function of head, row and column. It is added after the scale, in one line of the loop, and
-#   costs instructions instead of N × N numbers. The row is a position among the keys.
-# - If Q = 0 and V is the identity matrix, O is the weights. A mask is right if just the right weights are 0.
-# - A mask that the kernel does not know skips no tile. But the results of two calls, each with its own keys, can be
-#   merged.
-# - The gradient of a bias is dS, summed over all scores that share a number of it.
-# - Tensor cores became faster, but exponentials did not. A cubic on the FP32 units is good enough for weights in 16
-#   bits.
-# - Tensor memory frees the registers, and pairs of SMs relieve shared memory. Linear attention has no softmax, but it
+# - A bias or a mask is a function of head, row and column, where the row is a position among the keys. It is added
+#   after the scale, in one line of the loop, and costs instructions instead of N × N numbers.
+# - If Q = 0 and V is the identity matrix, O shows the weights. A mask is right if exactly the right weights are 0.
+# - A mask that the kernel does not know skips no tiles. But you can split the keys between two calls and merge their
+#   results.
+# - The gradient of a bias is dS, summed over all scores that share a parameter.
+# - Tensor cores have become faster, but exponentials have not. A cubic on the FP32 units is accurate enough for
+#   weights in 16 bits.
+# - Tensor memory frees registers, and pairs of SMs relieve shared memory. Linear attention has no softmax, but it
 #   keeps the merge.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Predict.** A model has d = 256, and runs on a GPU whose tensor cores are twice as fast as those of a B200, with all
-# else as it is. Which unit of a tile ends last, the tensor cores or the special function units?
+# **Predict.** A model has d = 256 and runs on a GPU whose tensor cores are twice as fast as a B200's, while
+# everything else stays the same. Which unit finishes a tile last, the tensor cores or the special function units?
 #
 # - ☐ the tensor cores
-# - ☐ both need the same time
+# - ☐ both take the same time
 # - ☐ the special function units
 #
 # <details><summary>Answer</summary>
 #
-# **both need the same time**, to within the exponentials for α. The GPU does 1,024 FLOPs per exponential, and
+# **both take the same time**, apart from the exponentials for α. The GPU does 1,024 FLOPs per exponential, and
 # attention does $4 \cdot 256$.
 # </details>
 
@@ -920,37 +936,37 @@ for N in (4096, 131072, 1048576):
 
 # %% tags=["hide-input"]
 tensor, others, read, alone = dense(16384)
-verdict("17 GB, 32 times Q, K, V and O; 1.8 ms beside 2.2 ms", (round(tensor / 1e9), tensor / others, round(read, 1), round(alone, 1)) == (17, 32, 1.8, 2.2))
-verdict("ALiBi in tiles, in Triton and over all of S", close(in_tiles, plain(q, k, v, alibi)) and close(host(O)[0], plain(q, k, v, alibi), 1e-5))
+verdict("17 GB, 32 times as much as Q, K, V and O; 1.8 ms against 2.2 ms", (round(tensor / 1e9), tensor / others, round(read, 1), round(alone, 1)) == (17, 32, 1.8, 2.2))
+verdict("ALiBi in tiles and in Triton agrees with ALiBi on all of S", close(in_tiles, plain(q, k, v, alibi)) and close(host(O)[0], plain(q, k, v, alibi), 1e-5))
 both = heads.forward(*(x[None] for x in (q, k, v)), causal=True, bias=alibi)[0][0]
-verdict("the package's reference takes the same function", close(both, in_tiles))
+verdict("the package's reference accepts the same function", close(both, in_tiles))
 gradients = []
 for backend in ("triton", "reference"):
     leaves = [x.requires_grad_() for x in here(q, k, v)]
     out = attention(*leaves, causal=True, bias=alibi_jit if backend == "triton" else alibi, backend=backend)
     gradients.append([host(x) for x in torch.autograd.grad(out.square().sum(), leaves)])
 verdict("dQ, dK and dV with the bias agree with the reference", all(close(x, y, 1e-4) for x, y in zip(*gradients, strict=True)))
-verdict("two calls and a merge are the mask", close(host(merged)[0], exact, 1e-5))
-verdict("the gradient of T5's table = differences, and a head's sum is 0", close(found[1, 8], by_differences, 1e-6) and np.abs(found.sum(axis=1)).max() < 1e-12)
-verdict("the examiner names the bias before the scale", [x.name for x in report.findings if x.is_wrong] == ["bias-scaled"])
+verdict("two merged calls equal one call with the mask", close(host(merged)[0], exact, 1e-5))
+verdict("the gradient of T5's table equals finite differences, and sums to 0 in each head", close(found[1, 8], by_differences, 1e-6) and np.abs(found.sum(axis=1)).max() < 1e-12)
+verdict("the examiner finds that the bias is scaled", [x.name for x in report.findings if x.is_wrong] == ["bias-scaled"])
 
 # %% tags=["hide-input"]
 drawn = added_scores.data()
 N = 24
 row, column = np.arange(N)[:, None], np.arange(N)[None, :]
 seen = np.isfinite(drawn["surfaces"]["window and first 3"])
-verdict("the picture's window and tree are those of this page", (seen == (np.isfinite(right_window(None, row, column, left=6)) & (column <= row))).all()
+verdict("the figure's window and tree are those of this page", (seen == (np.isfinite(right_window(None, row, column, left=6)) & (column <= row))).all()
         and (np.isfinite(drawn["surfaces"]["a tree of drafts"]) == np.isfinite(right_tree(None, np.arange(6, 13)[:, None], np.arange(13)[None, :]))).all())  # fmt: skip
 verdict("4 d FLOPs per exponential: 512 at d = 128, as a B200 does", chips.B200.tensor_per_clock / chips.B200.exp_per_clock == 512)
-verdict("H200's shared memory by this count is tile_clocks' own", clocks(chips.H200, 128, 2)["shared memory"] == tile_clocks(chips.H200, 128, 128, 128).shared)
+verdict("an H200's shared memory takes the clocks that tile_clocks counts", clocks(chips.H200, 128, 2)["shared memory"] == tile_clocks(chips.H200, 128, 128, 128).shared)
 last = [max(units, key=units.get) for units in (clocks(chips.B200, 64, 1), clocks(chips.B200, 128, 1), with_share(128, 0))]
-verdict("on a B200 exponentials end last at d = 64, and at d = 128 once a copy serves two", last == ["exponentials", "shared memory", "exponentials"])
+verdict("on a B200, exponentials finish last at d = 64, and also at d = 128 once two row blocks share a copy", last == ["exponentials", "shared memory", "exponentials"])
 near = sorted(with_share(128, 0).values())[-3:]
-verdict("three units within 1% at d = 128", near[-1] / near[0] < 1.01)
-verdict("a quarter moved gains a third at d = 64", 0.2 < best[64] < 0.3 and 1.3 < 1032 / max(with_share(64, best[64]).values()) < 1.4)
+verdict("at d = 128, three units are within 1% of each other", near[-1] / near[0] < 1.01)
+verdict("at d = 64, moving a quarter gains a third", 0.2 < best[64] < 0.3 and 1.3 < 1032 / max(with_share(64, best[64]).values()) < 1.4)
 y = exp2(x, polynomial(3)).astype(np.float64)
-verdict("a cubic: at most 0.015 ulp, fewer than 1 in 100 rounded otherwise", np.abs((y - power) / ulp).max() < 0.015 and (rounded(y, 8) != rounded(power, 8)).mean() < 0.01)
-verdict("linear states merge in any grouping", all(close(query @ S, whole, 1e-10) for S, _ in states.values()))
+verdict("a cubic adds less than 0.015 ulp and rounds fewer than 1 in 100 differently", np.abs((y - power) / ulp).max() < 0.015 and (rounded(y, 8) != rounded(power, 8)).mean() < 0.01)
+verdict("linear states can be merged in any grouping", all(close(query @ S, whole, 1e-10) for S, _ in states.values()))
 
 # %% [markdown] tags=["navigation"]
 # [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks →](A_lanes.ipynb)
