@@ -330,8 +330,8 @@ page("09", "10")
 # %% [markdown]
 # The wait for data has nearly gone, as the hypothesis predicted. But the gain is far smaller than predicted, because
 # another wait has taken its place: `barrier`, the wait for the program's other warps. Yet the loop has exactly as many
-# barriers as before. So what are the warps waiting for at these barriers? We look at the machine code again (`fa2-lab
-# xray 10 --full --sass`):
+# barriers as before. So what are the warps waiting for at these barriers? We look at the machine code again
+# (`fa2-lab xray 10 --full --sass`):
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 listing("10")
@@ -352,8 +352,8 @@ listing("10")
 #
 # Nothing in the Triton code asks for these waits. NVIDIA's compiler put them in, and it even tells us why, in messages
 # that Triton hides unless you set `TRITON_ALWAYS_COMPILE=1 TRITON_DUMP_PTXAS_LOG=1` before you run a kernel on a GPU.
-# For rung 10, the message is the one below. It calls `HGMMA` by the name that it has in PTX, the assembly language that
-# Triton generates, which is `wgmma`:
+# For rung 10, it prints the message below, in which `wgmma` is the name that `HGMMA` has in PTX, the assembly language
+# that Triton generates:
 #
 # ```text
 # (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized
@@ -684,8 +684,8 @@ show("roofline")
 #
 # <details><summary>Answer</summary>
 #
-# **rung 17 is faster, because moving bytes costs power.** Rung 17 takes more cycles and is faster all the same. At the
-# power limit, the bytes that do not move leave power for a higher clock.
+# **rung 17 is faster, because moving bytes costs power.** Rung 17 takes more cycles and is faster all the same, because
+# at the power limit, the bytes that do not move leave power for a higher clock.
 #
 # ```python
 # old, new = pair("17")
@@ -727,7 +727,7 @@ show("ratios")
 # tokens, and heads · d = 2,048 (the *hidden size*). `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is
 # NVIDIA's library, and FlexAttention is PyTorch's compiled attention. In each row, a marker shows the median over the
 # row's problems, a line shows the range of the ratios, and a short stroke marks each problem on which `fa2_lab` is
-# slower. Most of the strokes are in the last two rows. There, the host's time counts as well, and our host code takes
+# slower. Most of the strokes are in the last two rows, where the host's time counts as well and our host code takes
 # longer than cuDNN's in a short call.
 #
 # ## Recap
@@ -752,10 +752,10 @@ on = model.units(reasons.modelled(last, causal=False, d=64))
 print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp']:.0f}, issue slots {on['issue']:.0f}")
 
 # %% [markdown]
-# The FMA units could take over a part $f$ of the exponentials. To do so, write $2^x = 2^n \cdot 2^r$ with $n = \lfloor
-# x \rfloor$ and $0 \le r < 1$. A cubic polynomial gives $2^r$, and $n$ goes into the exponent bits. A thread has 64
-# exponentials per tile. Each one that is moved saves 8 clocks of the exponential unit and costs 8 clocks of the issue
-# slots.
+# The FMA units could take over a part $f$ of the exponentials. To do so, write $2^x = 2^n \cdot 2^r$ with
+# $n = \lfloor x \rfloor$ and $0 \le r < 1$. A cubic polynomial gives $2^r$, and $n$ goes into the exponent bits. A
+# thread has 64 exponentials per tile. Each one that is moved saves 8 clocks of the exponential unit and costs 8 clocks
+# of the issue slots.
 #
 # **Predict.** With $f = 1/8$, the busiest unit needs 3% fewer clocks. We have built this kernel. What does it gain on
 # an H200?

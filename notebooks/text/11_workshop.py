@@ -60,7 +60,7 @@ import triton.language as tl
 # %% [markdown]
 # ## Why does rung 11 lose at d = 64?
 #
-# Rung 11 is rung 10 with its two loops exchanged. In chapter 10, this exchange removed all waits but one from each loop
+# Rung 11 is rung 10 with its two loops exchanged, which in chapter 10 removed all waits but one from each loop
 # and made the kernel about a quarter faster. Those results, however, are for d = 128.
 #
 # **Predict.** If the heads have d = 64, each matmul of Q and K takes half as many tensor-core instructions, and rung 10
@@ -229,8 +229,8 @@ for launch, kernel in kernels.items():
     print(f"{launch:14}{n['registers']:10}{n['spills']:8}{n['shared'] / 1024:12.0f}{fit:20}")
 
 # %% [markdown]
-# - **Stages.** A tile of 64 · 128 numbers of two bytes takes 16 KiB. With one stage, shared memory holds a tile of Q, K
-#   and V each, which makes 48 KiB. With three stages, it holds Q and three tiles of both K and V, or 112 KiB. More
+# - **Stages.** A tile of 64 · 128 numbers of two bytes takes 16 KiB. With one stage, shared memory holds one tile each
+#   of Q, K and V, which makes 48 KiB. With three stages, it holds Q and three tiles of both K and V, or 112 KiB. More
 #   stages do not take more registers, because the copies go straight to shared memory.
 # - **maxnreg.** With at most 128 registers, some of a thread's values do not fit. The column *spills* counts the
 #   instructions that store and load them.
@@ -322,7 +322,7 @@ for launch in ("as it is", "num_stages=1"):
 # ## When do the warps wait?
 #
 # A stall in `ncu` is an average over the whole kernel, whereas a *timeline* shows when the waits happen. The timeline
-# below does not come from `mine.py`, but from a small loop that copies nothing ahead. `python -m fa2_studio.inside`
+# below does not come from `mine.py`, but from a small loop that copies nothing ahead, and `python -m fa2_studio.inside`
 # recorded it on an H200.
 
 # %% tags=["hide-input"]
@@ -355,11 +355,12 @@ for lane in ("copies", "products"):
 #
 # ## Can you find the fastest launch by trying?
 #
-# An *autotuner* times each launch and keeps the fastest. `triton.autotune` does this at the first call, and `fa2-lab
-# tune` does it for this package's kernels. However, four things can go wrong:
+# An *autotuner* times each launch and keeps the fastest. `triton.autotune` does this at the first call, and
+# `fa2-lab tune` does it for this package's kernels. However, four things can go wrong:
 #
-# - **Luck.** If many launches are equally fast, the best of them looks faster than it is, as the next cell shows.
-#   Medians make the difference smaller. If the winner is ahead by less than this difference, use the simpler launch.
+# - **Luck.** If many launches are equally fast, the best of them looks faster than it is, as the next cell shows,
+#   although medians make the difference smaller. If the winner is ahead by less than this difference, use the simpler
+#   launch.
 # - **The clock.** A GPU lowers its clock when it draws a lot of power (*throttling*), so let the launches alternate.
 # - **The shape.** The winner at one shape can lose at another, as rung 11 did at d = 64, so test it at all the shapes
 #   that you care about.
@@ -511,15 +512,15 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # </details>
 #
 # One defence against such mistakes is *NaN padding*, also called guard rows. If you place the rows further apart and
-# fill the gaps with NaN, the result of every row that reads too far becomes NaN. Here, the fix is `mask=tl.arange(0, B)
-# < N`.
+# fill the gaps with NaN, the result of every row that reads too far becomes NaN. Here, the fix is
+# `mask=tl.arange(0, B) < N`.
 #
 # **Takeaway.** Test with ragged sizes, and put NaN past every end. A wrong number can look plausible, but NaN cannot.
 #
 # If you have no idea what is wrong, `fa2-lab examine mine.py:forward` compares your function with the known mistakes
 # (appendix [C](C_package.ipynb)). [Assignment 9](assignments/9_up_the_ladder.ipynb) uses these tools to climb further,
 # from rung 03 up. [Assignment 8](assignments/8_detective.ipynb), which comes after chapter 12b, has programs that hang,
-# that race, or that are slightly wrong. Read [appendix A](A_lanes.ipynb) before chapter 12a.
+# that race, or whose results are slightly wrong. Read [appendix A](A_lanes.ipynb) before chapter 12a.
 #
 # ## Recap
 #
@@ -529,7 +530,7 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 #   and only the lowest limit is worth raising.
 # - More warps need more rows, so read the layout.
 # - `xray` needs no GPU, so use it first. `ncu` names the wait, and a timeline shows when it happens.
-# - A search for the fastest launch takes medians, alternating launches, several shapes and a check of the result.
+# - A search for the fastest launch needs medians, alternating launches, several shapes and a check of the result.
 # - NaN past the end of every row reveals a read that goes too far. `compute-sanitizer` reveals an access that leaves
 #   the tensor.
 #
@@ -543,7 +544,7 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # If three programs of 128 threads share an SM, there are 65,536 / 384 = 170 registers per thread, or 168 in steps of 8.
 # Each program has 228 / 3 = 76 KiB of shared memory, and the system takes 1 KiB of this. Two stages take 80 KiB and one
 # takes 48 KiB, so the answer is `dict(num_stages=1, maxnreg=168)`. It costs 14 spills, and nothing is copied ahead any
-# more. That is too high a price. In chapter 10, a third program gains only 16% (rung 09 at 168 registers), whereas
+# more, which is too high a price. In chapter 10, a third program gains only 16% (rung 09 at 168 registers), whereas
 # copying ahead, with the loops in the right order, gains 57% (rungs 10 and 11).
 # </details>
 

@@ -147,8 +147,8 @@ show("bulk_copy")
 # should expect. A thread that starts a copy arrives at the barrier and announces how many bytes will come, and TMA then
 # counts these bytes off. When all expected arrivals and all announced bytes are there, a *phase* ends, and the barrier
 # starts over. A thread that waits names the phase whose end it needs. Since a barrier only stores a single bit, the
-# *phase parity*, the phases are called 0, 1, 0, 1, … The next cell models a barrier that expects two arrivals. After
-# each arrival, it asks the barrier which phase is over:
+# *phase parity*, the phases are called 0, 1, 0, 1, … The next cell models a barrier that expects two arrivals, and asks
+# it after each arrival which phase is over:
 
 # %%
 show_code(getsource(Barrier.arrive) + getsource(Barrier.over))
@@ -199,9 +199,9 @@ read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpg
 # goes into the stage of tile n − 1. A single thread starts this copy for all of them, so all 128 threads must have
 # finished with that stage first. `gl.barrier()` makes sure of this. It is not an `mbarrier`, because here the threads
 # simply wait for each other. In fact, the kernel would be correct even without this line, because Triton's compiler
-# inserts such a barrier before each `expect` anyway. You can see it as `bar.sync` in the PTX that `fa2-lab xray 15
-# --ptx` prints. `k_here` and `v_here` hold one `mbarrier` for each stage. Each wait names the phase, which changes
-# every time that all stages have been used once.
+# inserts such a barrier before each `expect` anyway. You can see it as `bar.sync` in the PTX that
+# `fa2-lab xray 15 --ptx` prints. `k_here` and `v_here` hold one `mbarrier` for each stage. Each wait names the phase,
+# which changes every time that all stages have been used once.
 #
 # A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is o's layout
 # from the table above. `mask` and `softmax` do what `visit` did in chapter 08. `rounded` turns p into 16 bits by
@@ -480,10 +480,10 @@ show("strips_18")
 # ## Rung 19: the first tile before the loop
 #
 # In the next rung, a warpgroup will look ahead, which means that it starts the next tile's S together with this tile's
-# P V. The first S, however, has no P V to go with. Rung 19 therefore takes the first tile, which is the rightmost one,
-# out of the loop. Since no other tile can reach past the last key, the loop then also no longer needs to test for it,
-# unless there is a causal mask. In the change below, `mine` is the number of tiles that this consumer's rows see. It is
-# at least 1, so that there always is a first tile. If the rows see no key in that tile, the mask hides all of it.
+# P V. The first S, however, has no P V to run alongside. Rung 19 therefore takes the first tile, which is the rightmost
+# one, out of the loop. Since no other tile can reach past the last key, the loop then also no longer needs to test for
+# it, unless there is a causal mask. In the change below, `mine` is the number of tiles that this consumer's rows see.
+# It is at least 1, so that there always is a first tile. If the rows see no key in that tile, the mask hides all of it.
 
 # %% tags=["nbval-ignore-output"]
 change("18", "19", "consumer")
@@ -585,9 +585,9 @@ show("tickets")
 # ## Rung 21: programs that stay
 #
 # With dynamic scheduling, all programs end at about the same time. In rung 21, the producer therefore fetches the
-# number of the next row block. The consumers also need this number, so the producer passes it on through shared memory,
-# with two barriers like those of a ring's stage. This is a **mailbox**. The number −1 tells the consumers that there
-# are no more row blocks.
+# number of the next row block. The consumers also need this number, so the producer passes it on through a **mailbox**,
+# which is a buffer in shared memory with two barriers, like a stage of the ring. The number −1 tells the consumers that
+# there are no more row blocks.
 
 # %% tags=["nbval-ignore-output"]
 read("ladder/r21_persistent.py", "send", "receive")
@@ -673,7 +673,7 @@ read("ladder/r22_lagging.py", "softmax")
 # %% [markdown]
 # `by_lanes` views 64 × 128 numbers as (64, 16, 4, 2), because each of the 4 lanes holds 2 out of every 8 columns. A sum
 # over the second and the fourth dimension therefore stays inside a lane. In `update_row_max`, one warp can jump while
-# another does not. This takes PTX, which chapter 12b reads. `rescale_o` does the same for o, so if α is 1 in all lanes,
+# another does not, which takes PTX. Chapter 12b reads it. `rescale_o` does the same for o, so if α is 1 in all lanes,
 # the warp jumps over 64 multiplications per thread.
 
 # %% tags=["nbval-ignore-output"]
@@ -685,8 +685,8 @@ show("strips_22")
 # %% [markdown]
 # The lag has a cost. With an exact maximum, a row's largest p, which has the most weight in O, is 1 and needs no
 # rounding. With a lagging m, the largest p can be 14.5, as in the answer above, and it has to be rounded. As a result,
-# O's rounding error grows by 3 to 4% on normally distributed numbers, and by 10 to 17% with outliers (`fa2-lab bench
-# accuracy`). In addition, the rung is slower at d = 64 without a mask, and we do not know why.
+# O's rounding error grows by 3 to 4% on normally distributed numbers, and by 10 to 17% with outliers
+# (`fa2-lab bench accuracy`). In addition, the rung is slower at d = 64 without a mask, and we do not know why.
 #
 # ## Rung 23: is there room for a third consumer at d = 128?
 #

@@ -52,7 +52,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 #
 # ## The whole protocol in one picture
 #
-# Each program fills one SM. It consists of a producer warp and one to three consumer warpgroups, each of which computes
+# Each program fills one SM and consists of a producer warp and one to three consumer warpgroups, each of which computes
 # 64 rows of O.
 
 # %%
@@ -103,7 +103,7 @@ show("pipes_forward")
 # load is easier to balance if the programs can choose from several heads. The kernel therefore runs several heads side
 # by side, namely as many as fit into a certain part of L2.
 #
-# `sizes.choose` picks one of a few sets of sizes. Its rules were fitted to times measured on an H200:
+# `sizes.choose` picks one of a few sets of sizes, by rules that were fitted to times measured on an H200:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from fa2_lab.kernels.hopper.forward import sizes
@@ -213,9 +213,9 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 # sequences ([chapter 16](16_masks.ipynb)), and `left` is for windows. If a call has *key lengths*, each sequence of the
 # batch has its own number of real keys.
 #
-# The roles start as they do on the rungs. Consumer 0 runs on the warps of the launch itself. The other consumers get
-# 160 or 240 registers per thread, and the producer gets 24. If the registers are not enough, `low_reg_schedule`, one of
-# the sizes, makes the compiler order the instructions differently.
+# The roles start as they do on the rungs. Consumer 0 runs on the warps of the launch itself, while the other consumers
+# get 160 or 240 registers per thread and the producer gets 24. If the registers are not enough, `low_reg_schedule`, one
+# of the sizes, makes the compiler order the instructions differently.
 #
 # The next table shows how the shared memory is used. It is computed from the sizes that a causal call with d = 128 and
 # N = 4,096 is launched with:
@@ -350,8 +350,8 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 #
 # Producer and consumers both compute the stage as `n % stages` and the phase as `n // stages & 1`, from the same number
 # n. This works because they count the same tiles, and it means that either side can compute stage and phase ahead of
-# time for any tile. The mailbox is like the one on rung 21, except that it has two slots. Its slot is therefore `n &
-# 1`, and its phase is `n >> 1 & 1`.
+# time for any tile. The mailbox is like the one on rung 21, except that it has two slots. Its slot is therefore
+# `n & 1`, and its phase is `n >> 1 & 1`.
 
 # %% [markdown]
 # The next picture shows four stages over time. Both consumers read every tile, so a stage is free only after the slower
@@ -415,7 +415,7 @@ read(KERNEL, "drain_tile")
 # %% [markdown]
 # ## One tile
 #
-# `step` is the body of the loop over tiles. It combines the loop of rung 20 with the softmax of rung 22.
+# `step`, the body of the loop over tiles, combines the loop of rung 20 with the softmax of rung 22.
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="s = start_scores")
@@ -480,10 +480,10 @@ show("ping_pong")
 # %% [markdown]
 # ## The softmax step
 #
-# The softmax is that of rung 22 with one addition: each row keeps its own copy of `scale_log2`, which is $\tau \log_2
-# e$, and calls it `scale`. Only rows with huge scores ever change their copy. Neighbouring fp32 numbers are so far
-# apart at that size that p could otherwise leave the range of fp16, as the file explains. Since four lanes share a row,
-# m, `scale` and ℓ are stored once for each of these lanes, in the shape (64, 4):
+# The softmax is that of rung 22 with one addition: each row keeps its own copy of `scale_log2`, which is
+# $\tau \log_2 e$, and calls it `scale`. Only rows with huge scores ever change their copy, because at that size
+# neighbouring fp32 numbers are so far apart that p could otherwise leave the range of fp16, as the file explains. Since
+# four lanes share a row, m, `scale` and ℓ are stored once for each of these lanes, in the shape (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")

@@ -92,8 +92,8 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); t
 #   matmul 5 needs `ds` transposed, so `ds` has to go through shared memory just once.
 # - **Why does `s` begin at $-L/\tau$ and `dp` at $-D$?** A matmul adds its result to the accumulator's old contents, so
 #   the tensor cores do both subtractions for us. A masked score begins at $-\infty$, which makes its P 0. Its dP,
-#   however, begins at $-D$ like all the others. If it began at $-\infty$ as well, $P \circ dP$ would be $0 \cdot
-#   (-\infty)$, which is NaN.
+#   however, begins at $-D$ like all the others. If it began at $-\infty$ as well, $P \circ dP$ would be
+#   $0 \cdot (-\infty)$, which is NaN.
 # - **What does a column block own?** dV and dK are sums over rows, so the column block can accumulate them until it has
 #   seen all of its rows. dQ is a sum over keys, so every column block has to add to it.
 #
@@ -130,7 +130,7 @@ show("live_registers")
 #
 # Now we write the step as a Python generator that leaves out the numbers but yields everything the step waits for.
 # `block.start` gives a unit some work and returns immediately. With d = 128 and 64 rows, one consumer's matmul has 2 ·
-# 64 · 64 · 128 FLOPs, which takes 256 clocks at 4,096 FLOPs per clock. Its 64 · 64 exponentials, at 16 per clock, also
+# 64 · 64 · 128 FLOPs and so takes 256 clocks at 4,096 FLOPs per clock. Its 64 · 64 exponentials, at 16 per clock, also
 # take 256 clocks. If both consumers use the same unit at once, each of these jobs takes 512 clocks. Additions to dQ are
 # different, because they run side by side, each as if it were alone. We guess that an addition takes 600 clocks, and
 # the question below tries other values. In the first version of the step, each job waits for the previous one:
@@ -211,10 +211,10 @@ show("backward_step")
 #
 # <details><summary>Answer</summary>
 #
-# **about as long as a step, 2,500 clocks.** No consumer waits for the sum. What a consumer does wait for, at `yield
-# added.done()`, is the *buffer* in shared memory, because TMA may still be reading the consumer's previous part from
-# it. With 5,000 clocks per addition, the additions set the pace. A step then takes slightly less than 5,000 clocks on
-# average, because the first and the last step are different.
+# **about as long as a step, 2,500 clocks.** No consumer waits for the sum. What a consumer does wait for, at
+# `yield added.done()`, is the *buffer* in shared memory, because TMA may still be reading the consumer's previous part
+# from it. With 5,000 clocks per addition, the additions set the pace. A step then takes slightly less than 5,000 clocks
+# on average, because the first and the last step are different.
 #
 # ```python
 # for add in (0, 600, 2500, 5000):
@@ -300,7 +300,7 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 # after the epilogue, whereas V is released before it. `finish` writes dK and dV by TMA copies from the buffer that held
 # dQ. `dq_semaphore.wait_for_room` belongs to the *turns* of part 4, and it does nothing if there are no turns.
 #
-# `interval` returns, for each key, the first row that sees it. It also returns `CUT`, which is true if there is any
+# `interval` returns the first row that sees each key, and also `CUT`, which is true if there is any
 # mask at all. At d = 128 without a mask, `hold` keeps half of V in 16 registers, because this half is the same for all
 # row blocks. Matmul 3 then takes that half of its left operand from registers instead of shared memory.
 #
@@ -341,9 +341,9 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 #
 # These are the counts for one consumer, and the other consumer's counts differ by at most 3. In the columns *between dQ
 # and dP* and *after dP*, this consumer has no matmul running, so only the other consumer's matmuls can hide the
-# exponentials there. You can see this for yourself without a GPU: run `fa2-lab xray hopper.backward --d 64 --full
-# --sass`, and look for `MUFU.EX2` (an exponential) between the lines with `WARPGROUP.DEPBAR` (a wait) and `HGMMA` (a
-# matmul). The rest of the step follows:
+# exponentials there. You can see this for yourself without a GPU: run
+# `fa2-lab xray hopper.backward --d 64 --full --sass`, and look for `MUFU.EX2` (an exponential) between the lines with
+# `WARPGROUP.DEPBAR` (a wait) and `HGMMA` (a matmul). The rest of the step follows:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="dp = start_dp", off=LATE)
@@ -377,7 +377,7 @@ read(KERNEL, "exchange")
 read("hopper/backward/sums.py", "add_lines")
 
 # %% [markdown]
-# These lines are the whole handover. The consumer first waits until TMA has read the buffer's old contents. Then it
+# These lines are the whole handover. The consumer first waits until TMA has read the buffer's old contents, and then it
 # stores its tile, issues a fence and starts the addition. The tile is stored in the order in which the threads hold it
 # in their registers, so no numbers have to be shuffled. Only the last of the three kernels below puts the sums into
 # their proper order.
@@ -534,7 +534,7 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # it.
 # </details>
 #
-# Without a mask, all column blocks begin at row block 0. The last column block adds there first. The others follow,
+# Without a mask, all column blocks begin at row block 0, where the last column block adds first. The others follow,
 # each one addition later than the one before, and they keep this distance from then on.
 #
 # **Can this deadlock?** It cannot, with or without a mask, provided that every column block that another one waits for
@@ -546,7 +546,7 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # length. A program, however, finds its sequence by bisecting the cumulative sequence lengths, which works only if they
 # never decrease. With cumulative lengths such as 0, 700, 300, 1000, some blocks of the first sequence are never found
 # by any program, and a writer that waited for them would wait for ever. For this reason, `bwd_preprocess` checks the
-# cumulative lengths. If they decrease anywhere, it initializes all counters with the bits of a NaN. Read as integers,
+# cumulative lengths and, if they decrease anywhere, initializes all counters with the bits of a NaN. Read as integers,
 # these bits exceed every turn, so no writer waits, and dQ comes out as NaN.
 #
 # The recorded times show what the two ways cost:
