@@ -48,9 +48,9 @@ class RandomHeads:
         return self.q, self.k, self.v
 
     @property
-    def head(self) -> list[np.ndarray]:
+    def head(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Q, K and V of the first head."""
-        return [x[0, 0] for x in self.qkv]
+        return self.q[0, 0], self.k[0, 0], self.v[0, 0]
 
 
 PLAIN, HALF, GROUPED = RandomHeads(), RandomHeads(causal=True), RandomHeads(heads=2)

@@ -22,7 +22,6 @@ MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- e
 LEAD = Path(__file__).with_name("results.md")  # how to read the page, and how each implementation is called
 CHIP = "MHz, W"
 BEHIND = ("faster", "suite", "problems", "lowest ratio", "where")
-TIMED = ("suite", "timing", "repetitions", "middle half", "at worst", "commit")
 NO_RATIO = ("nats", "count", "µs on the host")
 TIMES = ("ms", "µs", "µs per token")
 NO_MEDIANS = ("ladder", "ideas")  # whose rows are of many kinds
@@ -43,12 +42,9 @@ def results_page(folder: Path | None = None) -> str:
 
 
 def full_page(folder: Path | None = None) -> str:
-    """The same, with every row of every record."""
+    """The same, with the commit, the spread and every row of every record."""
     runs = recorded(folder)
-    every = [view for run in runs for view in views(run)]
-    lines = ["", "## How far repetitions are apart, and the commit of each suite", "", *timings(runs, usual(runs))]
-    lines += ["", "## Suite by suite", "", STANDINGS, "", *standings(every)]
-    return "\n".join([*front(folder), *lines, *map(tables, runs)]) + "\n"
+    return "\n".join([*front(folder), *(tables(run, usual(runs)) for run in runs)]) + "\n"
 
 
 def front(folder: Path | None) -> list[str]:
@@ -73,10 +69,6 @@ def usual(runs: list[Record]) -> dict:
 SLOWER = (
     "Each row counts the problems of a suite on which another implementation is faster, and names the worst of them."
 )
-STANDINGS = (
-    "For each suite and each other implementation, the table shows on how many problems `fa2_lab` is faster, then the "
-    "lowest and the highest ratio. The medians follow, suite by suite."
-)
 GPUS = "These are medians over the FA2 paper's grid (kernel only), measured by us and by others."
 TESTS = (
     "We run other projects' own tests on our calls. From large test suites, we take a sample of what applies, with "
@@ -92,18 +84,6 @@ def made_on(machine: dict) -> str:
     return f"**Machine.** Most suites ran on an {', '.join([form.format(**machine), *peers])}. {where}."
 
 
-def timings(runs: list[Record], usual: dict) -> list[str]:
-    """For each record and way of timing: how far repetitions are apart, the commit, and what else was different."""
-    lines = []
-    for run in runs:
-        for view in views(run):
-            ways = [way for protocol, way in WAYS.items() if rest_of(view.protocol, protocol) is not None]
-            count = re.search(REPETITIONS, view.protocol)
-            lines.append([run.suite, *(ways or ["described there"]), count[1] if count else "–", *spread(view.rows)])
-            lines[-1].append(code(run, usual))
-    return table(TIMED, lines)
-
-
 def rest_of(protocol: str, known: str) -> str | None:
     """What a protocol says besides one that is told on top; None if it is another. The repetitions may differ."""
     count = re.search(REPETITIONS, protocol)
@@ -111,16 +91,12 @@ def rest_of(protocol: str, known: str) -> str | None:
     return protocol.removeprefix(known).strip() if protocol.startswith(known) else None
 
 
-def tables(run: Record) -> str:
-    """One record: what it is, what came out, and all of its rows."""
+def tables(run: Record, usual: dict) -> str:
+    """One record: what it is, what came out, how sure that is, and all of its rows."""
     rungs = ["", *ladder.markdown(run)] if run.suite == "ladder" and not run.missing else []
-    rows = folded(f"All rows of {run.suite}", numbers(run).splitlines())
-    return "\n".join([*heading(run), *medians(run), *rungs, "", " ".join([*remarks(run), all_numbers(run)]), "", *rows])
-
-
-def folded(summary: str, lines: list[str]) -> list[str]:
-    """Lines under one that can be opened."""
-    return [f"<details><summary>{summary}</summary>", "", *lines, "", "</details>"]
+    words = [*remarks(run), *filter(None, map(spread, views(run))), f"Measured at commit {code(run, usual)}."]
+    rows = [f"<details><summary>All rows of {run.suite}</summary>", "", numbers(run), "</details>"]
+    return "\n".join([*heading(run), *medians(run), *rungs, "", " ".join([*words, all_numbers(run)]), "", *rows])
 
 
 def numbers(run: Record) -> str:
@@ -232,11 +208,14 @@ def versions(machine: dict, usual: dict) -> str:
     return ", ".join([machine["commit"], *others])
 
 
-def spread(rows: list[Measurement]) -> list[str]:
+def spread(view: Record) -> str:
     """How far the middle half of the repetitions lies from the median, typically and at worst."""
-    kept = [numbers for row in rows for numbers in row.values.values() if len(numbers) == 3]
+    kept = [numbers for row in view.rows for numbers in row.values.values() if len(numbers) == 3]
     reach = sorted(max(high - middle, middle - low) / middle for middle, low, high in kept)
-    return [f"± {reach[len(reach) // 2]:.1%}", f"± {reach[-1]:.1%}"] if reach else ["–", "–"]
+    if not reach:
+        return ""
+    typical, most = reach[len(reach) // 2], reach[-1]
+    return f"In {view.suite}, half of a number's repetitions lie within {typical:.1%} of it ({most:.1%} at worst)."
 
 
 def unit_of(row: Measurement) -> str:
@@ -296,32 +275,6 @@ def cell(row: Measurement, name: str) -> str:
     number = f"{row.rate(name):.0f}" if row.flops else f"{row.values[name][0]:,.4g}"
     compared = "fa2_lab" in row.values and name != "fa2_lab" and row.unit not in NO_RATIO
     return f"{number} ({row.ratio('fa2_lab', name):.2f})" if compared else number
-
-
-def standings(runs: list[Record]) -> list[str]:
-    """For each suite and peer: on how many problems we are faster, and how far the ratios reach.
-
-    The peer with the most numbers comes first, because the last columns of a page may be out of sight.
-    """
-    everything = [row for run in runs for row in run.rows]
-    peers = [peer for peer in peers_in(everything) if peer != "torch math"]
-    peers.sort(key=lambda peer: -sum(peer in row.values for row in everything))
-
-    def standing(found: list[float]) -> str:
-        if not found:
-            return "–"
-        ahead = f"{sum(x > 1 for x in found)} of {len(found)}"
-        return f"{ahead}, {near(min(found))} to {near(max(found))}"
-
-    lines = []
-    for run in runs:
-        for direction in dict.fromkeys(row.direction for row in run.rows):
-            rows = [row for row in run.rows if row.direction == direction]
-            for of in ("", " portable") if run.suite == "paper" else ("",):
-                cells = [standing(ratios(rows, f"fa2_lab{of}", peer)) for peer in peers]
-                if set(cells) != {"–"}:
-                    lines.append([run.suite + of, direction, *cells])
-    return table(["suite", "direction", *(f"against {peer}" for peer in peers)], lines)
 
 
 def near(ratio: float) -> str:

@@ -11,7 +11,6 @@ from fa2_lab.plots import climb, live, style
 from fa2_lab.plots.show import draw
 from fa2_lab.tools import files, ladder
 from fa2_lab.tools.figures import PHONE, PICTURES, caption
-from fa2_studio.book import reach
 from fa2_studio.book.chapters import PARTS, Chapter, written
 
 SENTENCE = (
@@ -59,13 +58,12 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
         block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
         "[Every call of the package](API.md), with its arguments, an example and its limits.",
         "[Forty questions](questions.md) that learners ask, with short answers and the place in the book.",
+        "[What runs where](TROUBLESHOOTING.md#what-runs-where), from a laptop to an H200.",
         "## The climb",
         framed("climb"),
         *(part(name, numbers) for name, numbers in PARTS.items()),
         "## Posters",
         block("cards", *(poster(name, words) for name, words in POSTERS.items())),
-        "## What runs where",
-        reach.table(),
         "## Results",
         "\n".join(ladder.markdown(ladder.load(ladder.SUITE))),
         "[Every row of every record](results.md)",

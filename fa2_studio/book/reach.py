@@ -1,57 +1,12 @@
-"""Where the chapters run: a table of chapters and machines, and copies of the chapters for Colab and Kaggle.
-
-`python -m fa2_studio.book.reach` writes the table into TROUBLESHOOTING.md.
-"""
+"""Copies of the chapters for Colab and Kaggle, and the links to them."""
 
 import os
-import re
 from pathlib import Path
 
 import nbformat
 
 from fa2_lab.tools import files
-from fa2_lab.tools.xray.compile import CHIPS
-from fa2_studio.book.chapters import NOTEBOOKS, TEXT, Chapter, written
-
-MACHINES = {"laptop": "", "T4": "sm_75", "A100": "sm_80", "H100, H200": "sm_90", "MI300": "gfx942"}
-KINDS = {  # of chapters, and what in a chapter's source says so; the first that is found
-    "Hopper's kernels": r"fa2_lab\.kernels\.hopper",
-    "kernels": r"\bimport triton\b",
-    "torch, and the record": r"\bfa2_(lab\.(kernels|api|distributed)|studio\.bench)\b|fa2_lab\.attention",
-    "NumPy": "",
-}
-NOTE = (
-    "The kernels were measured on an H200 and on an H100. For the other GPUs, they were compiled but not run. For a T4 "
-    "(sm_75), Triton compiles them without tensor cores, and in 16-bit precision thousands of registers spill. So use "
-    "the interpreter there (`TRITON_INTERPRET=1`), and take timings from the recorded runs."
-)
-
-
-def kind(chapter: Chapter) -> str:
-    text = (TEXT / f"{chapter.name}.py").read_text(encoding="utf-8")
-    return next(name for name, pattern in KINDS.items() if re.search(pattern, text))
-
-
-def way(kind: str, chip: str) -> str:
-    """How the cells of such a chapter run on a chip; "" is a machine without a GPU."""
-    if kind in ("NumPy", "torch, and the record"):
-        return "in full"
-    if kind == "Hopper's kernels" and chip != "sm_90":
-        return "model, and the record"
-    return "compiled" if chip in CHIPS else "compiled, slow" if chip else "interpreted"
-
-
-def table() -> str:
-    """One row for each kind of chapter."""
-    lines = [f"| chapters | about | {' | '.join(MACHINES)} |", "| --- | --- |" + " --- |" * len(MACHINES)]
-    for name in reversed(KINDS):
-        numbers = [chapter.number for chapter in written() if kind(chapter) == name]
-        if numbers:
-            lines.append(f"| {', '.join(numbers)} | {name} | {' | '.join(way(name, c) for c in MACHINES.values())} |")
-    return "\n".join([*lines, "", NOTE])
-
-
-# Colab and Kaggle -----------------------------------------------------------------------------------------------
+from fa2_studio.book.chapters import NOTEBOOKS, Chapter, written
 
 FETCH = """# Colab or Kaggle (there Internet must be on): fetch the project at the commit that this copy was made from
 import os
@@ -117,9 +72,3 @@ def write_for_colab(folder: Path) -> None:
         cell = nbformat.v4.new_code_cell(source, id=f"{chapter.number}-colab", metadata={"tags": TAGS})
         notebook.cells.insert(0, cell)
         files.write(folder / f"{chapter.name}.ipynb", nbformat.writes(notebook) + "\n")
-
-
-if __name__ == "__main__":
-    page = files.checkout("the table of machines") / "TROUBLESHOOTING.md"
-    between = re.compile(r"(<!-- machines: .*?-->\n).*?(\n<!-- end of machines -->)", flags=re.DOTALL)
-    files.write(page, between.sub(lambda ends: ends[1] + table() + ends[2], page.read_text(encoding="utf-8")))

@@ -103,19 +103,8 @@ def write_sources(folder: Path) -> None:
     for name, text in questions.pages().items():
         (folder / f"{name}.md").write_text(with_links(text, files.ROOT), encoding="utf-8")
     shutil.copytree(FIGURES, folder / "figures", ignore=shutil.ignore_patterns("data", "*.md"))
-    (folder / "results.md").write_text(folded(with_links(full_page(), files.ROOT)), encoding="utf-8")
+    (folder / "results.md").write_text(with_links(full_page(), files.ROOT), encoding="utf-8")
     (folder / "index.md").write_text(index(), encoding="utf-8")
-
-
-def folded(text: str) -> str:
-    """A page whose long tables are in folds; those that are in one already stay as they are."""
-    parts = re.split(r"(<details>.*?</details>)", text, flags=re.DOTALL)
-    fold = "<details><summary>The table of {n} rows</summary>\n\n{table}\n</details>\n"
-    for n, part in enumerate(parts[::2]):
-        parts[2 * n] = re.sub(
-            r"(?:^\|.*\n){14,}", lambda t: fold.format(n=t[0].count("\n") - 2, table=t[0]), part, flags=re.MULTILINE
-        )
-    return "".join(parts)
 
 
 def assignments() -> list[str]:

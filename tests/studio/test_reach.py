@@ -1,4 +1,4 @@
-"""Where the chapters run: the table, and the copies for Colab."""
+"""The copies of the chapters for Colab and Kaggle."""
 
 import os
 import re
@@ -11,15 +11,6 @@ from nbclient import NotebookClient
 from fa2_lab.tools import command
 from fa2_studio.book import reach
 from fa2_studio.book.chapters import NOTEBOOKS, written
-
-
-def test_every_chapter_is_in_the_table_once_and_as_its_head_says():
-    rows = [row.split(" | ")[0].removeprefix("| ").split(", ") for row in reach.table().splitlines()[2:-2]]
-    assert sorted(number for row in rows for number in row) == [c.number for c in written()]
-    for chapter in written():
-        source = (NOTEBOOKS / f"{chapter.name}.ipynb").read_text(encoding="utf-8")
-        numpy_alone = re.search(r"Hardware: [^.]*NumPy alone", source) is not None
-        assert numpy_alone == (reach.kind(chapter) == "NumPy"), chapter.name
 
 
 def test_copies_for_colab_fetch_the_project_at_one_commit_first(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from fa2_lab.paper import LINES, where
 from fa2_lab.records import load
 from fa2_lab.tools import command, ladder
 from fa2_studio.bench import page
-from fa2_studio.book import questions, reach
+from fa2_studio.book import questions
 from fa2_studio.book.chapters import written
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -61,8 +61,6 @@ def test_what_the_records_say_is_renewed():
     )
     for part, sentence in computed.items():
         assert page.renewed(text(), part, sentence) == text(), "run `python -m fa2_lab bench --results`"
-    table = f"-->\n{reach.table()}\n<!-- end of machines -->"
-    assert table in text("TROUBLESHOOTING.md"), "run `python -m fa2_studio.book.reach`"
 
 
 def test_the_version_to_cite_is_the_version():
