@@ -15,7 +15,8 @@ from fa2_lab.machine import io, warps
 from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
-WARPGROUP_ROWS = 64  # from compute capability 9.0 on, four warps multiply 64 rows together
+PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # that one instruction multiplies for all warps; before Hopper, none did
+FEWEST_ROWS = 64  # of such an instruction
 
 
 class Clocks(NamedTuple):
@@ -73,6 +74,6 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
 
 
 def readers(chip: Chip, B_r: int, W: int) -> int:
-    """How often K and V are read from shared memory under split-Q: by each warp, or by each 64 rows of a warpgroup."""
-    alone = chip.compute_capability < (9, 0) or B_r < WARPGROUP_ROWS
-    return W if alone else cdiv(B_r, WARPGROUP_ROWS)
+    """Return how often K and V are read from shared memory under split-Q: once per warp, or once per instruction."""
+    rows = PRODUCT_ROWS.get(chip.compute_capability)
+    return W if rows is None or B_r < FEWEST_ROWS else cdiv(B_r, rows)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fa2_lab.machine import budget, chips, grid, io, prices, ring, splits, time, warps
-from fa2_lab.machine.chips import A100, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090, KiB
+from fa2_lab.machine.chips import A100, B200, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090, KiB
 from fa2_lab.plots import roofline
 from fa2_lab.records import load
 from fa2_lab.tiles import Mask, Tiling
@@ -83,6 +83,7 @@ def test_one_tile_on_an_h100_by_hand():
     tile = time.tile_clocks(H100, 128, 64, 128)
     assert (tile.tensor, tile.exp, tile.fp32) == (1024, 520, 322)
     assert tile.shared == 2 * (2 * 64 * 128 + 2 * 2 * 64 * 128 + 128 * 128) / 128 == 1024
+    assert time.tile_clocks(B200, 128, 64, 128).shared == 2 * (2 * 64 * 128 + 2 * 64 * 128 + 128 * 128) / 128  # once
 
 
 @each
