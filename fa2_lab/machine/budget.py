@@ -1,18 +1,20 @@
-"""Does a block size fit? Shared memory and registers of one thread block, from what a tile has to hold.
+"""Does a block size fit? The model counts the shared memory and the registers that one thread block needs.
 
-Shared memory holds what is loaded by tiles: the resident blocks once, the streamed ones `stages` times, so that the
-next tiles can arrive while one is worked on. (Of num_stages = s Triton keeps s on Hopper, else s − 1.)
+Shared memory holds what is loaded in tiles. Resident blocks are there once, and streamed ones `stages` times, so that
+the next tiles can arrive while the kernel works on one. With num_stages = s, Triton keeps s stages on Hopper, and s − 1
+elsewhere.
 
-Registers hold the fp32 accumulators and the scores, spread evenly over the threads, a 16-bit copy of the scores as
-operand of the next product, and a fixed number for addresses, loop and row statistics. A compiler may do better or
-worse. Against 96 compilations of this package's Triton kernels (triton 3.8.0, sm_80 and sm_90, d of 64 and 128, blocks
-of {64, 128}², 4 and 8 warps) the model and the compiler agree on spilling or not in 84. Where the model is too hopeful,
-about 100 instructions spill at most; where it says "spills", up to 12,000. Shared memory is within 20% of the compiled.
+Registers hold the fp32 accumulators and the scores, spread evenly over the threads. They also hold a 16-bit copy of the
+scores, which is an operand of the next matmul, and a fixed number of values for addresses, the loop and row statistics.
+A compiler can do better or worse. We compared the model with 96 compilations of this package's Triton kernels (Triton
+3.8.0, sm_80 and sm_90, d = 64 and 128, blocks of 64 and 128, 4 and 8 warps). In 84 of them, it foresees whether
+registers spill. If it wrongly foresees no spill, at most about 100 instructions spill. Otherwise, up to 12,000 do.
+Shared memory is within 20% of what was compiled.
 
 Four kernels:  forward   a row block stays, K and V stream by
                backward  FA2's Algorithm 2 in one pass: a column block stays, Q and dO stream by, dQ is added to HBM
-               columns   the first of two passes: the same without dQ
-               rows      the second: a row block stays, K and V stream by, for dQ alone
+               columns   the first of two passes, which is the same without dQ
+               rows      the second of two passes, for dQ alone: a row block stays, K and V stream by
 """
 
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ STATISTIC = 4  # bytes of one L or D
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a thread block fits on an SM, and if not, why."""
+    """Whether a thread block fits on an SM, and if it does not, why."""
 
     ok: bool
     limit: str  # "", "shared memory" (cannot run) or "registers" (runs, but spills)
@@ -48,7 +50,7 @@ KERNELS = ("forward", "backward", "columns", "rows")
 
 
 def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
-    """Shared memory of one thread block."""
+    """Return the bytes of shared memory that one thread block needs."""
     if kernel in ("forward", "rows"):  # Q_i, for rows dO_i too; K_j and V_j in every stage; O_i leaves in Q_i's place
         stay = B_r if kernel == "forward" else 2 * B_r
         return (stay + stages * 2 * B_c) * d * itemsize
@@ -58,7 +60,7 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
 
 
 def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
-    """Registers of one thread: accumulators and scores in fp32, and the operand of the next product."""
+    """Return the registers of one thread, for accumulators and scores in fp32 and the operand of the next matmul."""
     scores = B_r * B_c
     held = {
         "forward": B_r * d + scores,  # o; s
@@ -97,7 +99,7 @@ def fits(
 def table(
     chip: Chip, d: int, sizes: Sequence[int] = (64, 128), warps: Sequence[int] = (4, 8), **options: Any
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
-    """{(B_r, B_c): (warps, Fit)} over all pairs of sizes, with the first of `warps` that fits, or else the last."""
+    """Return {(B_r, B_c): (warps, Fit)} for all pairs of sizes: the first of `warps` that fits, or else the last."""
     found = {}
     for B_r, B_c in product(sizes, sizes):
         tried = [(W, fits(chip, B_r, B_c, d, warps=W, **options)) for W in warps]
@@ -106,13 +108,13 @@ def table(
 
 
 def register_limit(chip: Chip, warps: int) -> int:
-    """Registers that one thread can have when a block of so many warps is to fit on an SM at all."""
+    """Return the most registers per thread with which a block of so many warps fits on an SM."""
     threads = WARP * whole_number("warps", warps, low=1, high=THREADS_PER_BLOCK // WARP)
     return min(chip.registers_per_thread, chip.registers_per_sm // threads // 8 * 8)
 
 
 def blocks_per_sm(chip: Chip, shared_bytes: int, registers: int, warps: int) -> int:
-    """Blocks of this size that are resident on one SM at once: the scarcest of four things decides."""
+    """Return how many blocks of this size can reside on one SM. The scarcest of four resources decides."""
     per_warp = cdiv(registers, 8) * 8 * WARP  # registers are given out by eights
     return min(
         chip.blocks_per_sm,

@@ -1,9 +1,9 @@
-"""What each GPU can do in one clock and in one second; where each figure is printed stands below the tables.
+"""What each GPU can do per clock and per second. The comments below the tables name the source of each figure.
 
-Rates per SM and clock are the architecture; rates per second are those times SMs and clock. The datasheets' own
-TFLOP/s stand beside them, so that one checks the other. "Tensor" always means dense fp16/bf16 products added up in
-fp32, which consumer cards do at half the rate that their advertised fp16 figure names. A GB of capacity is 2³⁰ bytes
-on these sheets, a GB/s of bandwidth 10⁹.
+Rates per SM and clock belong to the architecture, and rates per second are these rates times SMs and clock. The tables
+also have the datasheets' own TFLOP/s, so that each figure checks the other. "Tensor" always means dense fp16 or bf16
+matmuls with fp32 accumulators. Consumer cards run these at half the rate of their advertised fp16 figure. On these
+sheets, a GB of capacity has 2³⁰ bytes, and a GB/s of bandwidth is 10⁹ bytes per second.
 """
 
 import re
@@ -91,13 +91,13 @@ L40S              89   142  2520  362.05   91.6  1024       48   864   96      3
 
 
 def _rows(table: str) -> dict[str, list]:
-    """{first column: the numbers of the others}, without the head."""
+    """Return {first column: the numbers of the others}, without the head."""
     rows = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()[1:]]
     return {name: [float(x) if "." in x else int(x) for x in numbers] for name, *numbers in rows}
 
 
 def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
-    """A row of the table of chips, with what holds for every SM of its kind."""
+    """Return the chip in one row of the table, with the limits of every SM of its kind."""
     tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
     lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
     return Chip(
@@ -132,7 +132,7 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def named(name: str) -> Chip:
-    """The chip of that name in the table, or of the name that its driver reports."""
+    """Return the chip with this name in the table, or with this name in its driver."""
     known = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(known)}")

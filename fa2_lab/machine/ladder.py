@@ -1,13 +1,13 @@
-"""The clocks that a rung of the ladder should need, from what the compiler made of it: a model to redo by hand.
+"""A model of the clocks that a rung of the ladder should need, which you can redo by hand from its compiled code.
 
-A warpgroup takes a tile of its 64 rows through the units of an SM in turn: the way from L2 into shared memory (until
-copies run ahead), the tensor cores, the issue slots, the exponential unit. Then it waits for things that it shares
-with nobody. Warpgroups on one SM queue at every unit: `clocks` is mean-value analysis of these queues. Row blocks queue
-for SMs in the order in which they are launched: `makespan`.
+A warpgroup takes a tile of its 64 rows through the units of an SM, one after another: the path from L2 into shared
+memory (until copies run ahead), the tensor cores, the issue slots and the exponential unit. Then it waits for things
+that no other warpgroup uses. Warpgroups on one SM queue at every unit, and `clocks` is a mean-value analysis of these
+queues. Row blocks queue for SMs in launch order, which `makespan` computes.
 
-Three numbers are fitted, without a mask at d = 128: PATH and WAIT to rungs 07 and 09, AHEAD to rungs 11 to 16. All
-others come from the compiled code and the chip's data sheet. HBM is in the model for rung 00 alone, and no waiting of
-one product for another is in it.
+Three numbers are fitted, without a mask at d = 128: PATH and WAIT to rungs 07 and 09, and AHEAD to rungs 11 to 16. All
+others come from the compiled code and the chip's data sheet. HBM is in the model for rung 00 alone, and the model does
+not know that one matmul can wait for another.
 """
 
 import heapq
@@ -18,31 +18,31 @@ from typing import NamedTuple
 from fa2_lab.machine.chips import H200, Chip
 
 ROWS = 64  # of a warpgroup
-PATH = 29.5  # bytes a clock and SM from L2 through registers into shared memory
-WAIT = 120  # clocks of a tile in which its warpgroup waits for nothing that others use
-AHEAD = 375  # the same where the next tiles are copied ahead
+PATH = 29.5  # bytes per clock and SM from L2 through registers into shared memory
+WAIT = 120  # clocks per tile in which its warpgroup waits for something that no other one uses
+AHEAD = 375  # the same if the next tiles are copied ahead
 
-# From which rung on: the ladder keeps what it has.
+# The rung from which on a change holds, because the ladder keeps every change.
 ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
 
 
 class Rung(NamedTuple):
-    """What the model knows of a rung: its place in the ladder, and what the compiler made of its loop over tiles."""
+    """What the model knows of a rung: its place in the ladder, and numbers of its compiled loop over tiles."""
 
     number: int
     programs: int  # that fit on an SM at the same time
-    instructions: int  # of a thread for one tile
+    instructions: int  # per thread and tile
     exponentials: int  # among them
     d: int = 128
-    keys: int = 64  # of a tile
-    consumers: int = 1  # warpgroups of a program that multiply, 64 rows each
+    keys: int = 64  # per tile
+    consumers: int = 1  # warpgroups of a program that run matmuls, with 64 rows each
 
 
 # One tile -------------------------------------------------------------------------------------------------------
 
 
 def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
-    """Clocks that one tile of one warpgroup keeps each unit of an SM busy. A scheduler has one warp of the four."""
+    """Return the clocks for which a warpgroup's tile keeps each unit busy. Each scheduler has one of its four warps."""
     clocks = dict(
         tensor=4 * ROWS * rung.keys * rung.d / chip.tensor_per_clock,
         issue=float(rung.instructions),
@@ -54,16 +54,16 @@ def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
 
 
 def tile_bytes(rung: Rung) -> int:
-    """What a tile brings onto the chip and takes away: K and V, or Q and, in four bytes a number, O, ℓ and m."""
+    """Return the bytes that a tile moves: K and V, or else Q, and O, ℓ and m with four bytes per number."""
     if rung.number < ON_CHIP:
         return ROWS * (2 * rung.d + 4 * 2 * (rung.d + 2))
     return 2 * rung.keys * 2 * rung.d
 
 
 def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
-    """Clocks of a tile for one warpgroup, when so many programs are on its SM (as many as fit).
+    """Return the clocks of a warpgroup's tile with so many programs on its SM (if not given, as many as fit).
 
-    Whoever comes to a unit finds those who on average stand there when there is one warpgroup less.
+    A warpgroup that comes to a unit finds as many others there as are there on average with one warpgroup less.
     """
     demands = units(rung, chip)
     wait = WAIT if rung.number < COPIED_AHEAD else AHEAD
@@ -81,16 +81,16 @@ def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
 
 @cache
 def launch(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
-    """Clocks of one launch."""
+    """Return the clocks of one launch."""
     if rung.number == 0:
-        moved = heads * N * (12 * N + 8 * rung.d)  # bytes: S has four a number, P two, both are written and read
+        moved = heads * N * (12 * N + 8 * rung.d)  # bytes: S has four per number, P two, and both are written and read
         return moved * chip.clock_hz / chip.hbm_per_second
     tile = [clocks(rung, k, chip) for k in range(1, rung.programs + 1)]
     return makespan(blocks(rung, heads, N, causal), tile, chip.SMs)
 
 
 def blocks(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
-    """How many tiles each program visits, in launch order."""
+    """Return how many tiles each program visits, in launch order."""
     rows = ROWS * rung.consumers
     if rung.number < ROW_BLOCKS:
         return heads * [-(-N // rows) * -(-N // rung.keys)]
@@ -102,14 +102,14 @@ def blocks(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
 
 
 def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -> float:
-    """Clocks until all programs are done.
+    """Return the clocks until all programs are done.
 
-    tiles: of each program, in launch order. tile[k]: clocks of one tile with k + 1 programs on the SM.
+    `tiles` are those of each program, in launch order. A tile takes tile[k] clocks with k + 1 programs on its SM.
     """
     waiting = iter(tiles)
-    left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to do
-    since, plan = [0.0] * SMs, [0] * SMs  # when an SM was looked at last, and how often
-    ends: list[tuple[float, int, int]] = []  # when a program of an SM ends, by which plan
+    left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to visit
+    since, plan = [0.0] * SMs, [0] * SMs  # when an SM was planned last, and how often
+    ends: list[tuple[float, int, int]] = []  # when a program of an SM ends, and by which plan
 
     def look(SM: int, now: float) -> None:
         since[SM], plan[SM] = now, plan[SM] + 1
@@ -135,5 +135,5 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
 
 
 def speedup(before: Rung, after: Rung, heads: int, N: int = 4096, causal: bool = False) -> float:
-    """How many times faster the model says that a rung is than the one before."""
+    """Return how many times as fast a rung is as the one before, according to the model."""
     return launch(before, heads, N, causal) / launch(after, heads, N, causal)

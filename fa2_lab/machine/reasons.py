@@ -1,4 +1,4 @@
-"""Why each rung of the ladder is there: what limited the one before, what the change removes, what it should give."""
+"""Why each rung of the ladder is there: what limited the previous one, what the change removes, and its prediction."""
 
 from functools import cache
 from pathlib import Path
@@ -8,26 +8,26 @@ from fa2_lab.kernels import ladder
 from fa2_lab.machine import ladder as model
 from fa2_lab.records import Measurement, Record, recorded
 
-UNKNOWN = "The model counts instructions and programs on an SM. It knows no wait of one product for another."
+UNKNOWN = "The model counts instructions and programs per SM. It does not know that one matmul can wait for another."
 
 
 class Reason(NamedTuple):
-    """One change: in a few words for the table, and as a hypothesis that a measurement can refute."""
+    """One change, in a few words for the table and as a hypothesis that a measurement can refute."""
 
     cause: str  # what it is about
-    limit: str  # what limited the rung before
-    removes: str  # what the change takes away, or adds
+    limit: str  # what limited the previous rung
+    removes: str  # what the change removes or adds
     why: str
-    missed: str = UNKNOWN  # what the prediction leaves out; shown where it misses by more than a tenth
-    modelled: bool = True  # predicted by fa2_lab.machine.ladder; if not, only a limit follows from the counters
+    missed: str = UNKNOWN  # what the prediction leaves out, shown if it misses by more than a tenth
+    modelled: bool = True  # by fa2_lab.machine.ladder; if it is not, the counters give only a limit
 
 
-NOTHING = Reason("", "", "", "Nothing comes before this rung: it is where the climb begins.")
-UNWRITTEN = Reason("", "", "", "fa2_lab/machine/reasons.md says nothing of this rung yet.")
+NOTHING = Reason("", "", "", "No rung comes before this one, because the climb begins here.")
+UNWRITTEN = Reason("", "", "", "fa2_lab/machine/reasons.md has no entry for this rung yet.")
 
 
 def read(page: str) -> dict[str, Reason]:
-    """The reasons of reasons.md, by the rungs' numbers."""
+    """Return the reasons in reasons.md by rung number."""
     found = {}
     for part in page.split("\n## ")[1:]:
         try:
@@ -36,7 +36,7 @@ def read(page: str) -> dict[str, Reason]:
             modelled = "predicted" not in said
             found[number] = Reason(cause, said["before"], said["goes"], why, said.get("missed", UNKNOWN), modelled)
         except (KeyError, ValueError) as wrong:
-            raise ValueError(f"reasons.md: got {part!r}; it takes what stands under the other rungs") from wrong
+            raise ValueError(f"reasons.md: got {part!r}; it takes the same lines as the other rungs") from wrong
     return found
 
 
@@ -44,7 +44,7 @@ REASONS = read(Path(__file__).with_name("reasons.md").read_text(encoding="utf-8"
 
 
 def reason(rung: str) -> Reason:
-    """Why a rung is there."""
+    """Return why a rung is there."""
     number = ladder.find(rung)[1:3]
     return REASONS.get(number, NOTHING if number == "00" else UNWRITTEN)
 
@@ -52,13 +52,13 @@ def reason(rung: str) -> Reason:
 # Predicted and measured -----------------------------------------------------------------------------------------
 
 SHAPES = tuple((causal, d) for d in (128, 64) for causal in (False, True))
-N, TOKENS, HIDDEN = 4096, 16384, 2048  # of the shape in which the table is
+N, TOKENS, HIDDEN = 4096, 16384, 2048  # of the shape in the table
 TENSOR = "tensor cores at work, %"
 MISS = 0.1
 
 
 class Step(NamedTuple):
-    """One change in one shape: how many times faster it should be and was."""
+    """One change in one shape: its predicted and its measured factor."""
 
     predicted: float | None
     measured: float | None
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
     @property
     def misses(self) -> bool:
-        """Whether the prediction is wrong by more than a tenth."""
+        """Whether the prediction misses by more than a tenth."""
         if self.predicted is None or self.measured is None:
             return False
         if self.at_most:
@@ -85,7 +85,7 @@ def times(factor: float | None) -> str:
 
 
 def step(record: Record, before: str, after: str, causal: bool = False, d: int = 128) -> Step:
-    """The change from one rung to another in the shape that fills the GPU."""
+    """Return the change from one rung to another in the shape that fills the GPU."""
     row = timed(record, causal, d)
     measured = row.ratio(after, before) if row and {before, after} <= row.values.keys() else None
     if reason(after).modelled:
@@ -94,7 +94,7 @@ def step(record: Record, before: str, after: str, causal: bool = False, d: int =
 
 
 def timed(record: Record, causal: bool, d: int) -> Measurement | None:
-    """The forward pass of 16,384 tokens in sequences of 4,096."""
+    """Return the row of the forward pass of 16,384 tokens in sequences of 4,096."""
     for row in record.rows:
         p = row.problem
         shape = (p["N_q"], p["batch"] * N, p["heads"] * p["d"], p["d"], p["causal"])
@@ -104,7 +104,7 @@ def timed(record: Record, causal: bool, d: int) -> Measurement | None:
 
 
 def predicted(before: str, after: str, causal: bool, d: int, heads: int | None = None) -> float | None:
-    """What the model says of a change; None where a rung's compiled numbers are not recorded."""
+    """Return the model's factor for a change, or None if a rung's compiled numbers are not recorded."""
     old, new = (modelled(name, causal, d) for name in (before, after))
     if old is None or new is None:
         return None
@@ -112,7 +112,7 @@ def predicted(before: str, after: str, causal: bool, d: int, heads: int | None =
 
 
 def most(record: Record, before: str, d: int) -> float | None:
-    """What a change can gain at most, if the tensor cores then never stop: by the counter of the rung before."""
+    """Return the factor of a change after which the tensor cores never stop, from the previous rung's counter."""
     for row in record.rows:
         p = row.problem
         if row.direction == "counters" and (p["rung"], p["d"], p["causal"]) == (before, d, False):
@@ -127,20 +127,20 @@ COMPILED = ("registers", "programs", "spills", "shared", "instructions", "expone
 
 @cache
 def facts() -> dict[tuple[str, bool, int], dict]:
-    """What the compiler made of each rung: {(rung, causal, d): its numbers}.
+    """Return {(rung, causal, d): the numbers of its compiled kernel}.
 
-    Each has the numbers of COMPILED, keys and consumers. registers: of a thread that multiplies. programs: on an SM at
-    the same time. instructions, exponentials, waits and keys: of the loop without a mask, for one tile, and not of the
-    backward's rungs.
+    These are the numbers of COMPILED, and `keys` and `consumers`. The registers are those of a thread in a matmul,
+    and the programs are those on one SM at the same time. Instructions, exponentials, waits and keys belong to one tile
+    in the loop without a mask. Rungs of the backward pass do not have these four.
     """
     rows = (recorded("rungs") or {}).get("rungs", [])
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}
 
 
 def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
-    """What the model knows of a rung; None where it is not recorded."""
+    """Return what the model knows of a rung, or None if it is not recorded."""
     if name == ladder.RUNGS[0]:
-        return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels, which HBM limits
+        return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels that HBM limits
     row = facts().get((name, causal, d))
     if row is None:
         return None
@@ -149,16 +149,16 @@ def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
 
 
 def counters(record: Record, name: str) -> dict[str, float]:
-    """What the hardware counted of a rung without a mask."""
+    """Return what the hardware counted for a rung without a mask."""
     rows = [row for row in record.rows if row.direction == "counters" and row.problem["rung"] == name]
     rows = [row for row in rows if not row.problem["causal"]]
     return {what: x[0] for what, x in max(rows, key=lambda row: row.problem["d"]).values.items()} if rows else {}
 
 
 def chip(record: Record, name: str) -> tuple[float, ...]:
-    """The SM clock in GHz and power in watts while a rung runs again and again without a pause, and no mask.
+    """Return the SM clock in GHz and the power in watts while a rung runs repeatedly without a pause or a mask.
 
-    Where that was not measured, the clock alone: counted cycles over time.
+    If these were not measured, return the clock alone, which is counted cycles divided by time.
     """
     for row in record.sustained:
         if name in row.chip and (row.problem["d"], row.problem["causal"]) == (128, False):

@@ -1,8 +1,8 @@
-"""A ring of ranks in closed form: the bytes that cross its links, and the tiles that each rank visits.
+"""A ring of ranks in formulas: the bytes that cross its links, and the tiles that each rank visits.
 
-Each rank keeps its queries. At each step it hands the block of K and V that it holds to the right. Backward, the
-block's dK and dV follow it one step behind and come home in the last one. K and V are sent as they are, dK and dV in
-fp32.
+Each rank keeps its queries. At each step, it passes the block of K and V that it holds to its right neighbour. In the
+backward pass, the block's dK and dV follow one step behind, and they reach their owner in the last step. K and V are
+sent in their own dtype, and dK and dV in fp32.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,11 @@ FP32 = 4  # bytes of an element of dK and dV on the links
 
 
 def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d: int, item: int = 2) -> dict[str, int]:
-    """Bytes that one rank sends: every block of K and V but its right neighbour's, backward also every dK and dV but
-    its own. `item`: bytes of an element of K; `kv_heads`: of all sequences of the batch."""
+    """Return the bytes that one rank sends.
+
+    A rank sends every block of K and V except its right neighbour's, and in the backward pass also every dK and dV
+    except its own. An element of K has `item` bytes, and `kv_heads` counts the heads of all sequences of the batch.
+    """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction: got {direction!r}; it takes forward or backward")
     N, size = sum(lengths), len(lengths)
@@ -30,7 +33,7 @@ def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d:
 
 
 def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:
-    """[rank, step]: tiles that a rank visits at each step of the forward, for one head."""
+    """Return [rank, step], the tiles that a rank visits at each step of the forward pass, for one head."""
     size = len(lengths)
     tiles = np.zeros((size, size), dtype=int)
     for rank, step in np.ndindex(size, size):
@@ -43,6 +46,6 @@ def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c:
 
 
 def balance(tiles: np.ndarray) -> float:
-    """The share of all ranks' time in which they work, if the one with the most tiles sets the end."""
+    """Return the share of time in which the ranks work, if all wait for the rank with the most tiles."""
     most = tiles.sum(axis=1).max()
     return float(tiles.sum() / (len(tiles) * most)) if most else 1.0

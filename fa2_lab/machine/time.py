@@ -1,12 +1,12 @@
-"""Clocks of one forward tile on each unit of an SM: what tweak 1 and split-Q are worth.
+"""The clocks that one forward tile takes on each unit of an SM, which show what tweak 1 and split-Q are worth.
 
-The matmul FLOPs go to the tensor cores, the exponentials to the special function units, the rest to the FP32 lanes, and
-operands pass through shared memory. `overlapped` is the time if the four work at the same moment (the busiest sets the
-pace), `serial` if each waits for the one before; a real kernel lies between.
+The tensor cores do the matmul FLOPs, the special function units do the exponentials, and the FP32 lanes do the rest.
+Operands pass through shared memory. If all four units work at the same time, the busiest one sets the pace
+(`overlapped`). If each waits for the one before, their times add up (`serial`). A real kernel is between the two.
 
-FP32 work is what a kernel issues, not what the meter counts: τ s − m is one FMA, and the sum into o is done by the
-tensor core's accumulator (FA2) or by an FMA (FA1, which must scale the new part first). Every instruction runs at the
-FP32 rate; conversions, addresses, loop control and HBM are left out.
+The FP32 work is what a kernel issues, which is less than what the meter counts. τ s − m is one FMA. The sum into o is
+done by the tensor core's accumulator in FA2, and by an FMA in FA1, which must scale the new part first. Every
+instruction runs at the FP32 rate. Conversions, addresses, loop control and HBM are left out.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ FEWEST_ROWS = 64  # of such an instruction
 
 
 class Clocks(NamedTuple):
-    """Clocks that one tile keeps each unit of one SM busy."""
+    """The clocks for which one tile keeps each unit of an SM busy."""
 
     tensor: float
     fp32: float
@@ -29,12 +29,12 @@ class Clocks(NamedTuple):
 
     @property
     def overlapped(self) -> float:
-        """All units at once: the busiest decides."""
+        """The clocks if all units work at once, so that the busiest decides."""
         return max(self)
 
     @property
     def serial(self) -> float:
-        """One unit after the other."""
+        """The clocks if one unit works after the other."""
         return sum(self)
 
     @property
@@ -48,7 +48,7 @@ class Clocks(NamedTuple):
 def tile_clocks(
     chip: Chip, B_r: int, B_c: int, d: int, *, W: int = 4, algorithm: str = "fa2", scheme: str = "split_q"
 ) -> Clocks:
-    """One forward tile with the arithmetic of FA1 or FA2, its W warps splitting Q or K."""
+    """Return the clocks of a forward tile of FA1 or FA2 whose W warps split Q or K."""
     check_chip(chip)
     whole_number("W", W, low=1, high=32)
     ops = io.tile_operations(algorithm, "forward", B_r, B_c, d)
@@ -64,9 +64,9 @@ def tile_clocks(
 
 
 def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str = "forward") -> int:
-    """FP32 instructions of one tile: the meter's count less the additions that cost none.
+    """Return the FP32 instructions of one tile, which are the meter's count without the additions that cost nothing.
 
-    τ s − m is one multiply-add, and sums into o, or into dQ, dK and dV, are made by an accumulator or a multiply-add.
+    τ s − m is one multiply-add. An accumulator or a multiply-add computes the sums into o, or into dQ, dK and dV.
     """
     counted = io.not_matmul(io.tile_operations(algorithm, direction, B_r, B_c, d))
     summed = B_r * d if direction == "forward" else (B_r + 2 * B_c) * d
