@@ -76,7 +76,7 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
     figure, axes = style.stacked(4.0 if style.narrow() else 3.1, caption, ncols=len(cells))
     for ax, (d, table) in zip(axes[0], cells.items(), strict=True):
         _square(ax, sizes, table, verdicts[d])
-        ax.set_title(f"d = {d}")
+        ax.set_title(f"d = {d}: registers, KiB, and where it fits")
     alt = (
         f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"
         f" cell registers of a thread, KiB of shared memory, and where it fits. Without spilling: {ends}."

@@ -35,7 +35,7 @@ def memories(chip: chips.Chip) -> list[Memory]:
 
 ZOOM = 14  # how many times as long the sides under the lens are
 PAGE = (1.75, 2.3, 0.84, 3.2, 4.25, 0.85)  # inches: HBM's side, the lens and its width, words, bars, the longest bar
-PHONE = (1.1, 1.22, 0.6, 1.87, 3.1, 0.3)
+PHONE = (1.1, 1.22, 0.6, 1.87, 3.22, 0.22)
 
 
 @style.picture

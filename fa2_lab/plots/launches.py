@@ -22,7 +22,10 @@ def draw(work: dict[str, float], setting: str) -> style.Drawn:
     """work: {kernel: µs}, in order."""
     caption = "With programmatic dependent launch (PDL), a kernel is launched while the one before it runs."
     figure, axes = style.new_figure(
-        2.9, f"{caption} A hatched box is a launch, and a filled box is the work. {setting}.", nrows=2, sharex=True
+        2.9,
+        f"{caption} A hatched box is a launch, and a filled box is the work, in µs. {setting}.",
+        nrows=2,
+        sharex=True,
     )
     ends = {}
     most = sum(work.values()) + START * len(work)
@@ -31,7 +34,7 @@ def draw(work: dict[str, float], setting: str) -> style.Drawn:
         for y, (kernel, clocks) in enumerate(work.items()):
             begun = launched if early else free
             ready = max(begun + START, free)
-            style.box(ax, begun, y + 0.1, START, 0.8, "", hatch=style.MASK_HATCH, linewidth=0.8)
+            style.box(ax, begun, y + 0.1, START, 0.8, "launch", hatch=style.MASK_HATCH, linewidth=0.8)
             if ready > begun + START:
                 ax.plot([begun + START, ready], [y + 0.5, y + 0.5], color=style.QUIET, linewidth=1)
             words = f"{clocks:.1f}" if clocks > 0.045 * most else ""

@@ -27,6 +27,7 @@ BETWEEN = {
     "forward": "each waits until the other's matmuls have started (ping-pong)",
     "backward": "each waits for the other's half of dS, and adds its part of dQ to HBM",
 }
+GIVEN = {"forward": "turns", "backward": "half of dS"}  # to the other consumer
 SAYS = {
     "forward": "The producer waits until a stage is empty, and the consumers wait until it is full.",
     "backward": "In the backward pass, each consumer also waits for the other's half of dS.",
@@ -58,9 +59,16 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
     producer, left, right, consumers = PHONE if style.narrow() else PAGE
     bottom, end = LANE * len(rings) + 0.1, style.width() - 0.1
     style.box(ax, 0.02, 0, producer - 0.02, bottom, "producer\n\n1 warp\ncopies", style.worker(3))
-    style.box(
-        ax, consumers, 0, end - consumers, bottom, "consumers\n0 and 1\n\n4 warps\neach\ncompute", style.worker(3)
-    )
+    style.box(ax, consumers, 0, end - consumers, bottom, fill=style.tint(style.worker(3)))
+    space = "\n" if style.narrow() else " "
+    high, wide = 0.36 * bottom, end - consumers - 0.1
+    for c, y in enumerate((0.05, bottom - high - 0.05)):
+        style.box(ax, consumers + 0.05, y, wide, high, f"consumer{space}{c}\n\n4 warps\ncompute", style.worker(3))
+    middle, low, top = (consumers + end) / 2, 0.08 + high, bottom - high - 0.08
+    style.arrow(ax, (middle - 0.2, low), (middle - 0.2, top), linewidth=2)
+    style.arrow(ax, (middle + 0.2, top), (middle + 0.2, low), linewidth=2)
+    ground = style.CLEAR | dict(facecolor=style.tint(style.worker(3)))
+    style.note(ax, middle, bottom / 2, GIVEN[way], ha="center", bbox=ground)
     for lane, (ring, (number, releases)) in enumerate(rings.items()):
         y, wide = LANE * (lane + 0.5) + 0.05, (right - left) / number
         tensor, name = LOOKS.get(ring, (ring, ring))

@@ -1,7 +1,5 @@
 """The ring as measured: how many times faster than one GPU, and how much memory each GPU needs."""
 
-import textwrap
-
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
@@ -74,7 +72,7 @@ def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting
         style.note(above, 1.1 * curve[-1][0], curve[-1][1], f"{n} GPUs\n{curve[-1][1]:.2f}", color=style.OURS)
     n, at, times = contiguous
     above.plot([at], [times], marker="x", color=style.INK, linestyle="none")
-    words = textwrap.fill(f"{n} GPUs, contiguous, {times:.2f}", 18 if style.narrow() else 40)
+    words = f"contiguous\n{times:.2f}" if style.narrow() else f"{n} GPUs, contiguous, {times:.2f}"
     style.note(above, at / 1.1, times + 0.14, words, ha="right", va="bottom", bbox=style.CLEAR)
     above.set(xscale="log", xlabel="tokens in total")
     style.log_ticks(above.xaxis, lengths, [short(n) for n in lengths])

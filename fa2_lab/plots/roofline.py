@@ -67,7 +67,8 @@ def data(
         ", and a ring FLOPs per requested byte." if apart else "."
     )
     caption = " ".join(filter(None, [message, bounds, dots]))
-    return dict(points=points, roofs=roofs, caption=caption, xlabel="FLOPs per byte")
+    xlabel = "FLOPs per byte (ring: requested, dot: from DRAM)" if apart else "FLOPs per byte from DRAM"
+    return dict(points=points, roofs=roofs, caption=caption, xlabel=xlabel)
 
 
 def listed(words: list[str]) -> str:

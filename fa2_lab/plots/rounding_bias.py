@@ -41,8 +41,11 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     errors.plot(middles, shares["2m"], color=style.OURS)
     errors.set(xlabel="error of o, in steps of bf16", ylabel="share of the rows", xlim=(-0.55, 0.55))
     errors.set_xticks([-0.5, -0.25, 0, 0.25, 0.5], labels=["−½", "−¼", "0", "¼", "½"])
-    style.note(errors, 0.07, 0.9 * shares["m"].max(), "bars: relative to m")
-    style.note(errors, 0.07, 0.75 * shares["m"].max(), "line: relative to 2m", color=style.OURS)
+    near = [shares["m"][abs(middles + x) < 0.06].sum() for x in (0.5, 0)]
+    errors.set_title(f"each error of o: −½ or 0 in {sum(near):.0%} of the rows")
+    lines.set_title("their sums in D: in bf16 they grow")
+    style.note(errors, 0.07, 0.9 * shares["m"].max(), "bars: exp(s − m)")
+    style.note(errors, 0.07, 0.75 * shares["m"].max(), "line: exp(s − 2m)", color=style.OURS)
     looks = zip(sums.items(), ((style.INK, "-"), (style.OURS, "-"), (style.QUIET, style.DASHED)), strict=True)
     rows = len(next(iter(sums.values())))
     for (_, line), (color, dashes) in looks:
@@ -55,7 +58,6 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     style.note(lines, rows, 0.1 * top, exact, ha="right", color=style.QUIET)
     style.note(lines, 0.5 * rows, min(sums[fixed]) - 0.07 * top, fixed, ha="right", color=style.OURS)
     lines.set_ylim(min(sums[fixed]) - 0.14 * top, 1.05 * top)
-    near = [shares["m"][abs(middles + x) < 0.06].sum() for x in (0.5, 0)]
     alt = (
         "On the left, the errors of one rounding: relative to m, they are piled up at −½ of a step"
         f" ({near[0]:.0%} of the rows) and at 0 ({near[1]:.0%}), and relative to 2m they are spread evenly from −½ to"

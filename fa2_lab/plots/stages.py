@@ -29,6 +29,7 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
     rows = {stage: [] for stage in stages}
     rows |= {f"consumer {c}": [job[1:] for job in jobs if job[0] == str(c)] for c in range(consumers)}
     strips.lanes(ax, rows, window)
+    window = strips.span(window)
     for stage, tile, begun, ended, released in spans:
         y = stages.index(stage)
         for start, stop, copying in ((begun, ended, True), (ended, released, False)):

@@ -64,7 +64,8 @@ def _factors(ax: style.Axes, alpha: np.ndarray, row: int) -> None:
     T_c, B_r = alpha.shape
     for (j, i), factor in np.ndenumerate(alpha):
         new = j > 0 and factor < 1
-        label = "start" if j == 0 else f"{factor:.2f}" if new else "1"
+        number = f"{factor:.2f}".removeprefix("0" if style.narrow() else "")
+        label = ("" if style.narrow() else "start") if j == 0 else number if new else "1"
         look = dict(linewidth=1.8, zorder=3) if i == row else dict(linewidth=0.6, edgecolor=style.QUIET)
         style.box(ax, j, i, 1, 1, label, style.hue("m") if new else style.PAPER, **look)
     ticks = dict(xticks=np.arange(T_c) + 0.5, yticks=np.arange(B_r) + 0.5)

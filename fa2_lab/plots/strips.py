@@ -17,7 +17,7 @@ from fa2_lab.machine.prices import prices
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
-RING, AHEAD, PERSISTENT = 16, 20, 21  # from which rung on a warp only copies, S starts early, programs stay
+AHEAD, PERSISTENT, LAGGING = 20, 21, 22  # from which rung on S starts early, programs stay, o is seldom rescaled
 
 
 class Sizes(NamedTuple):
@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
     copy: float  # of a tile of K, or of V
     rows: float  # of the Q or the O of one consumer
     product: float  # S or P V of one consumer
-    softmax: float  # all other instructions of one consumer
+    softmax: float  # all other instructions of one consumer that run in most tiles
 
 
 def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
@@ -41,6 +41,7 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
     rate = prices(chip).l2 / chip.SMs / chip.clock_hz  # bytes a clock
     kept = rows * (2 if number in (21, 22) else 1)  # these keep O apart from the next Q
+    skipped = model.ROWS * d // 128 if number >= LAGGING else 0  # a thread's numbers of o, each a multiplication
     return Sizes(
         number,
         keys,
@@ -50,7 +51,7 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
         copy=2 * d * keys / rate,
         rows=2 * d * model.ROWS / rate,
         product=2 * model.ROWS * keys * d / chip.tensor_per_clock,
-        softmax=float(fact["instructions"]),
+        softmax=float(fact["instructions"] - skipped),
     )
 
 
@@ -63,7 +64,7 @@ SAYS = {  # what the strips of a rung show beside those of the rung before
     19: "Rung 19 computes the first tile before the loop, so a tile takes {now} instructions instead of {then}",
     20: "Rung 20 starts S early, so one consumer runs matmuls while the other computes its softmax",
     21: "Programs of rung 21 stay, so the next row block's copies arrive while this one ends",
-    22: "In rung 22, m may lag, so the loop skips the rescaling, which the strips still count",
+    22: "In rung 22, m may lag, so the loop skips the rescaling of o, and a tile takes {now} instructions, not {then}",
     23: "Rung 23 has a third consumer, so the tensor cores seldom wait",
 }
 
@@ -79,12 +80,13 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
     for rung, size in zip((before, after), pair, strict=True):
         block, *_ = ran(size, tiles // size.keys, row_blocks)
         stores = [job.begun for job in block.jobs if job.label == "O"]
-        start = min(stores) - 2500 if pair[1].number == PERSISTENT else 9000
+        start = min(stores) - 1500 if pair[1].number == PERSISTENT else 9000
         jobs = [(job.unit, job.actor, job.label, job.begun - start, job.ended - start) for job in block.jobs]
         name = ladder.find(rung)
         counted = reasons.counters(load("ladder"), name).get("tensor cores at work, %")
         groups = size.consumers * size.programs
-        panels.append(dict(number=size.number, name=name[4:], groups=groups, jobs=jobs, counted=counted))
+        took = dict(groups=groups, instructions=int(size.softmax), counted=counted)
+        panels.append(dict(number=size.number, name=name[4:], jobs=jobs) | took)
     return dict(says=says, panels=panels)
 
 
@@ -155,7 +157,7 @@ class Program:
                 if late:
                     yield late.done()  # where ptxas puts the wait: before nearly all of the softmax
                     self.release(f"V{n - 1}")
-                yield start("exp", size.softmax, "softmax").done()
+                yield start("exp", size.softmax, f"softmax {size.softmax:.0f}").done()
                 if size.number < AHEAD or n % self.tiles == self.tiles - 1:
                     yield self.there(f"V{n}")
                     yield start("tensor", size.product, "PV").done()
@@ -183,8 +185,9 @@ UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
     """A panel for each rung, a strip for each unit, and in it a line for each warpgroup."""
     caption = (
-        f"{says}. Model of an SM of an H200, d = 128, no mask. The strip of softmax has all instructions except the"
-        " matmuls. The percentage is the share of the time in which a profiler saw the tensor cores at work."
+        f"{says}. Model of an SM of an H200, d = 128, no mask. The number on a softmax counts all instructions per"
+        " thread and tile except the matmuls. The percentage is the share of the time in which a profiler saw the"
+        " tensor cores at work."
     )
     heights = [0.4 + 0.26 * (1 + 2 * panel["groups"]) for panel in panels]
     figure, axes = style.new_figure(sum(heights) + 0.3, caption, nrows=2, height_ratios=heights, sharex=True)
@@ -208,17 +211,22 @@ def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
 
 
 def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
-    """A line for each row with its name; a box for each (label, from, to), with its label where there is room."""
-    letter = (0.028 if style.narrow() else 0.0135) * window
+    """A line for each row with its name; a box for each (label, from, to), with as much of its label as has room."""
+    window, letter = span(window), 0.0135 * window
     for y, (name, jobs) in enumerate(rows.items()):
         style.note(ax, -0.012 * window, y + 0.5, name, ha="right")
         for label, begun, ended in jobs:
             begun, ended = max(begun, 0), min(ended, window)
             if ended > begun:
-                words = label if ended - begun > letter * (len(label) + 0.6) else ""
+                words = (label, label.split()[-1], label.rstrip("0123456789 "), "")
+                fits = next(w for w in words if ended - begun > letter * (len(w) + 0.6) or not w)
                 name = label.rstrip("0123456789 ")
-                tensor = LOOKS.get(name, name)
-                style.tensor_box(ax, begun, y + 0.06, ended - begun, 0.88, tensor, words, linewidth=0.8)
+                style.tensor_box(ax, begun, y + 0.06, ended - begun, 0.88, LOOKS.get(name, name), fits, linewidth=0.8)
     names = (0.034 if style.narrow() else 0.0155) * window * max(map(len, rows))
     step = 2000 if style.narrow() and window > 6000 else 1000
     style.bare(ax, (-names, window), (-0.05, len(rows) + 0.05), xticks=range(0, int(window) + 1, step))
+
+
+def span(window: float) -> float:
+    """How much of these clocks is drawn: half on a phone, so that labels fit."""
+    return window / 2 if style.narrow() else window

@@ -80,4 +80,6 @@ def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -
 
 def _name(ax: style.Axes, name: str, at: tuple[int, float], words: str) -> None:
     weight = "bold" if name == "ours" else "normal"
-    style.beside(ax, words, at, (7, 0), color=LOOKS[name]["color"], weight=weight)
+    style.beside(
+        ax, words, at, (7, 0), color=LOOKS[name]["color"], weight=weight, va="top" if "\n" in words else "center"
+    )

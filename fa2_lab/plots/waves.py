@@ -118,4 +118,4 @@ def _end(ax: style.Axes, schedule: Schedule, last: float) -> None:
     idle = schedule.SMs - schedule.SMs_used
     if idle > schedule.SMs / 10:  # else there is no room for words
         words = f"{idle} SMs never get a thread block"
-        style.note(ax, last / 2, schedule.SMs - idle / 2, words, ha="center")
+        style.note(ax, 0.01 * last, schedule.SMs - idle / 2, words)

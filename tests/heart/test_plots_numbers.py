@@ -175,7 +175,7 @@ def test_a_stage_is_full_before_it_is_read_and_empty_before_it_is_filled():
         mine = sorted(span[2:] for span in seen["spans"] if span[0] == stage)
         assert all(begun < there <= released for begun, there, released in mine)
         assert all(released <= begun for (_, _, released), (begun, _, _) in itertools.pairwise(mine))
-    for place in ("slot 0", "slot 1"):
+    for place in ("mailbox slot 0", "mailbox slot 1"):
         full = sorted(span[2:] for span in data("mailbox")["spans"] if span[0] == place)
         assert all(read <= sent for (_, read), (sent, _) in itertools.pairwise(full))
 

@@ -26,8 +26,8 @@ const widen = () => {
     if (room >= 1000 && width > narrow) figure.style = `width: ${width}px; margin-left: ${(room - width) / 2 - left}px`;
   }
 };
-addEventListener("load", widen);
 addEventListener("resize", widen);
+addEventListener("load", () => new ResizeObserver(widen).observe(document.querySelector("article") ?? document.body)); // a bar opens
 new MutationObserver(tellTheme).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 
 // Listings: a tag such as # FA2.A1.L9 goes to the margin, a comment that says "moved" or "new" stands out -----------------
