@@ -262,8 +262,8 @@ show("pipes_backward")
 
 # %% [markdown]
 # The picture shows the whole thread block, with the rings and the mailbox from chapter 12b. A consumer waits for seven
-# things. Four of them have arrows in the picture, namely the mailbox, K, V and a row block (Q, dO, $-L/\tau$ and $-D$
-# together). The other three, which have no arrow, are the other consumer's dS, the consumer's own matmuls, and the
+# things. Five of them have arrows in the picture, namely the mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$
+# together) and the other consumer's dS. The other two, which have no arrow, are the consumer's own matmuls, and the
 # moment at which TMA has finished reading the dQ buffer.
 
 # %% [markdown]

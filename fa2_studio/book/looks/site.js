@@ -35,7 +35,12 @@ new MutationObserver(tellTheme).observe(document.documentElement, { attributeFil
 const markListings = () => {
   for (const comment of document.querySelectorAll(".highlight .c1")) {
     const [, before, tag] = /^(# .*?)((?:FA\d\.[A-Z]\S+ ?)+)$/.exec(comment.textContent) ?? [];
-    if (tag) comment.replaceChildren(element("span", "tag", tag.trim()), before.replace(/^#\s*$/, "").trimEnd());
+    if (tag) {
+      const margin = element("span", "tag", tag.trim());
+      comment.replaceChildren(margin, before.replace(/^#\s*$/, "").trimEnd());
+      const below = margin.getBoundingClientRect().top - comment.getBoundingClientRect().top > 8; // its line is too long
+      margin.classList.toggle("inline", below);
+    }
     if (/^# (new|moved|changed)\b/.test(comment.textContent)) comment.classList.add("changed");
   }
 };
