@@ -6,19 +6,20 @@
 #
 # **What will we build, and what is a GPU?**
 #
-# Attention is four lines of NumPy. FlashAttention-2 computes the same numbers on a GPU, but faster and with little
-# memory. This book goes from the four lines to that *kernel*, which is the word for a program that runs on a GPU. It
-# changes one thing at a time, and it executes and checks every step.
+# Attention is four lines of NumPy. FlashAttention-2 computes the same numbers on a GPU, but it is faster and needs
+# little memory. This book goes from those four lines to the finished *kernel*, which is the word for a program that
+# runs on a GPU. It changes one thing at a time, and it runs and checks the code at every step.
 #
 # After this notebook you can
 #
-# - write attention down, and point to the two matrices that cause all the trouble,
-# - name the places where a GPU keeps numbers, and what each kind of work costs,
+# - write down attention, and point to the two matrices that cause all the trouble,
+# - name the places where a GPU keeps numbers, and estimate what each kind of work costs,
 # - decide whether it is cheaper to store a number or to compute it a second time.
 #
-# *Time: 35 minutes with the exercise. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy arrays.*
+# *Time: 35 minutes with the exercise. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy
+# arrays.*
 #
-# A question marked **Predict** has its answer folded below it. Choose an answer before you open the fold.
+# Each question marked **Predict** is followed by a folded answer. Choose one of the options before you open it.
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -39,36 +40,39 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## How much is there to gain?
 #
-# A text is a sequence of N tokens, which are words or pieces of words. Attention compares every token with every other.
-# Below, four programs do this on the same GPU. *Standard* stores the result of each step in the GPU's memory. *FA1* is
-# the algorithm of the 2022 paper, FlashAttention, taken literally, and *FA2* is FlashAttention-2 from 2023. *Ours* is the
-# last kernel of this book.
+# A text is a sequence of N tokens, which are words or pieces of words, and attention compares every token with every
+# other. The charts below compare four programs that do this on the same GPU. *Standard* stores the result of each step
+# in the GPU's memory. *FA1* is a literal implementation of the algorithm in the 2022 FlashAttention paper, and *FA2* is
+# FlashAttention-2 from 2023. *Ours* is the kernel that you will have at the end of this book.
 
 # %% tags=["hide-input"]
 show("time_and_memory")
 
 # %% [markdown]
-# At N = 16,384, our kernel is 5.8 times as fast as standard attention. In the upper chart, standard attention is made of
-# simple kernels, and all four programs take numbers in *bf16*, a format of two bytes. Our kernel also needs far less
-# memory. Each time N doubles, the memory of standard attention grows about fourfold, until the GPU is full, while the
-# memory of FA2 and of our kernel only doubles. In the lower chart, however, standard attention is PyTorch's own, which
-# computes in float32 with four bytes per number. So a part of the distance, but not the slope, is due to the format.
-# (FA1's memory was not measured. Chapter 04 explains *causal*.)
+# At N = 16,384, our kernel is 5.8 times as fast as standard attention. The upper chart's version of standard attention
+# consists of simple kernels, and all four programs work with numbers in *bf16*, a format of two bytes.
 #
-# But why is FA1 the slowest of the four? A model runs attention many times side by side, and each of these runs is called
-# a *head*. FA1's algorithm, taken literally, computes a whole head on one of the GPU's 132 processors. The upper chart
-# always has 16,384 tokens and 16 heads. At N = 4,096 these are 4 texts with 64 heads, so 68 of the 132 processors have no
-# work. At N = 16,384 there is one text, and only 16 processors work. Idle processors alone can therefore make FA1
-# 2 times slower at N = 4,096, and 8 times slower at N = 16,384. But they do not explain the short texts, because at N = 512
-# there are 512 heads. Chapter 03 explains the other causes, and also why the FA1 authors' own kernel was two to four times
-# as fast as standard attention.
+# Our kernel also needs far less memory. Whenever N doubles, standard attention's memory grows about fourfold until the
+# GPU is full, while the memory of FA2 and of our kernel only doubles. In the lower chart, however, standard attention
+# is PyTorch's own, which computes in float32 with four bytes per number. The number format therefore explains part of
+# the gap between the curves, but not the steeper slope. The lower chart has no curve for FA1, because we did not
+# measure its memory, and chapter 04 explains what *causal* means.
+#
+# But why is FA1 the slowest of the four? A model runs attention many times side by side, and each of these runs is
+# called a *head*. Taken literally, FA1's algorithm computes a whole head on one of the GPU's 132 processors. Every
+# problem in the upper chart has 16,384 tokens in total and 16 heads per text. At N = 4,096, this makes 4 texts with 64
+# heads together, so 68 of the 132 processors have no work. At N = 16,384, there is only one text, and only 16
+# processors are busy. Because of the idle processors alone, FA1 can therefore take 2 times as long at N = 4,096, and 8
+# times as long at N = 16,384. They don't explain why FA1 is also slow for short texts, however, because at N = 512
+# there are 512 heads. Chapter 03 explains the other causes, and also why the FA1 authors' own kernel was two to four
+# times as fast as standard attention.
 
 # %% [markdown]
 # ## What does attention compute?
 #
-# Each token has a query (what it is looking for), a key (what it can be found by) and a value (what it has to offer).
-# Each of these is a row of d numbers. Attention compares a query with all keys, and the better a key matches, the more
-# its value counts. The output is the weighted mean of the values.
+# Each token has a query (what it is looking for), a key (what it can be found by) and a value (what it has to offer),
+# and each of these is a row of d numbers. Attention compares a query with every key, and the better a key matches, the
+# more its value counts. The output for that query is the weighted mean of all values.
 
 
 # %%
@@ -80,8 +84,8 @@ def attention(Q, K, V):  # (N, d) each: one row per token
 
 
 # %% [markdown]
-# **Predict.** A query is all zeros, so it matches no key. The values are (8, 0), (0, 4), (4, 0) and (0, 8). What is its
-# output?
+# **Predict.** A query is all zeros, so it does not match any key in particular. The values are (8, 0), (0, 4), (4, 0)
+# and (0, 8). What is the output for this query?
 #
 # - ☐ (3, 3)
 # - ☐ not a number
@@ -89,59 +93,62 @@ def attention(Q, K, V):  # (N, d) each: one row per token
 #
 # <details><summary>Answer</summary>
 #
-# **(3, 3).** All its scores are 0, so all its weights are 1/4. Softmax always distributes a total weight of 1. So a query
-# that finds nothing gets the plain mean of all values.
+# **(3, 3).** All scores of this query are 0, so all its weights are 1/4. Because the weights of a softmax always sum to
+# 1, a query that finds nothing gets the plain mean of all values.
 # </details>
 
 # %% [markdown]
-# In formulas, $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and the output is $O = PV$. Q, K, V and O
-# have N · d numbers each, but S and P have N². At N = 8,192 and d = 64 that is 128 times as many. At four bytes per
-# number, S of one head takes 256 MiB. This is the trouble: the two large matrices are only steps on the way, and a model
-# has many heads. We call all memory beyond Q, K, V and O *extra memory*. (The chart at the top counts O as well.)
+# In formulas, $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and the output is $O = PV$. The matrices
+# Q, K, V and O have N · d numbers each, but S and P have N², which is 128 times as many at N = 8,192 and d = 64. At
+# four bytes per number, a single head's S takes 256 MiB. This is the trouble with attention: its two largest matrices
+# are only intermediate results, yet each of a model's many heads needs them. We call all memory beyond Q, K, V and O
+# *extra memory*, although the chart at the top counts O as well.
 #
-# KiB, MiB and GiB are 2¹⁰, 2²⁰ and 2³⁰ bytes. Speeds are in GB/s and TB/s, which are 10⁹ and 10¹² bytes per second.
+# KiB, MiB and GiB are 2¹⁰, 2²⁰ and 2³⁰ bytes. Speeds are given in GB/s and TB/s, which are 10⁹ and 10¹² bytes per
+# second.
 
 # %% [markdown]
 # ## Where can a number be on a GPU?
 #
-# Unless another one is named, the GPU of this book is NVIDIA's H200. Its parts are nested:
+# Unless we name another one, the GPU in this book is NVIDIA's H200, whose parts are nested:
 #
 # - The GPU has 132 processors, which are called *SMs*.
-# - An SM runs a few *thread blocks* at a time. A thread block stays on its SM until it is done. Thread blocks are the
-#   *workers* of this book.
-# - A thread block consists of several *warps*, and a warp of 32 *threads*. The threads of a warp execute the same instruction
+# - An SM runs a few *thread blocks* at a time, and each thread block stays on its SM until it is done. Thread blocks
+#   are the *workers* in this book.
+# - A thread block consists of several *warps*, and a warp consists of 32 *threads*, which execute the same instruction
 #   together.
-# - For these instructions, an SM has units. *Tensor cores* multiply small matrices, *FP32 units* add and multiply float32
-#   numbers, and *special function units* compute exponentials.
+# - An SM has several kinds of units that carry out these instructions. *Tensor cores* multiply small matrices, *FP32
+#   units* add and multiply float32 numbers, and *special function units* compute exponentials.
 
 # %% tags=["hide-input"]
 show("nested")
 
 # %% [markdown]
-# A number can be in five places:
+# A number can be in any of five places:
 #
 # | place | what it is | room on an H200 |
 # | --- | --- | --- |
 # | registers | numbers that one thread is working with | 256 KiB in each SM |
-# | shared memory | for all warps of a thread block (papers: SRAM) | 228 KiB in each SM |
-# | L1 | copies of what this SM loaded lately (a *cache*), in the rest of the same memory | 28 KiB or more in each SM |
-# | L2 | between all SMs and HBM: copies of what was loaded lately, and what was stored lately (also a cache) | 60 MiB |
-# | HBM | large, beside the chip; tensors (arrays) live here; also called *DRAM*, its kind of memory | 141 GiB (the data sheet says 141 GB) |
+# | shared memory | shared by all warps of a thread block (the papers call it SRAM) | 228 KiB in each SM |
+# | L1 | a *cache*: copies of what this SM loaded recently, in the part of the same memory that shared memory leaves free | 28 KiB or more in each SM |
+# | L2 | also a cache, between all SMs and HBM: copies of what was recently loaded or stored | 60 MiB |
+# | HBM | the large memory next to the chip, which holds the tensors (arrays); also called *DRAM*, after its kind of memory | 141 GiB (the data sheet says 141 GB) |
 #
 # *On chip* means in registers or in shared memory. The 256 MiB of S do not fit there, because the registers of all SMs
-# together have 33 MiB, and their shared memory has 29 MiB. But a piece of 128 × 128 scores takes 64 KiB (at four bytes
-# each), and it fits into a single SM.
+# together hold 33 MiB and their shared memory holds 29 MiB. But a piece of 128 × 128 scores takes only 64 KiB at four
+# bytes each, so it fits into a single SM.
 #
-# What an SM loads and stores goes through L2. So a number that an SM has just stored can be found in L2 for a while, by
-# this SM and by all others, and it need not come from HBM.
+# Everything that an SM loads from HBM or stores there passes through L2. A number that an SM has just stored therefore
+# stays in L2 for a while, where this SM and all others can find it without a trip to HBM.
 #
-# Two numbers describe the path from one place to another. *Bandwidth* is how many bytes arrive per second. From HBM it is
-# 4.8 TB/s at most, and all other places in the table are faster. *Latency* is how long one byte takes, from the request to
-# its arrival. An SM can hide latency if it has other warps to run in the meantime. So in the first chapters only bandwidth
-# counts.
+# Two numbers describe the path from one place to another. *Bandwidth* is the number of bytes that arrive per second.
+# From HBM, that is at most 4.8 TB/s, and all other places in the table are faster. *Latency* is the time that one byte
+# takes, from the request to its arrival. An SM can hide latency if it has other warps to run in the meantime, so in the
+# first chapters only bandwidth counts.
 #
-# In the map below, areas are sizes. The inset enlarges the small squares 14 times in each direction. L1 has no square of
-# its own, because it takes what shared memory leaves free. (The link matters in chapter 15.)
+# In the map below, the area of each square shows the size of a memory. The inset enlarges the small squares 14 times in
+# each direction. L1 has no square of its own, because it uses what shared memory leaves free. You can ignore the link
+# until chapter 15.
 
 # %% tags=["hide-input"]
 show("gpu_map")
@@ -149,14 +156,14 @@ show("gpu_map")
 # %% [markdown]
 # ## What does each kind of work cost?
 #
-# A *multiply-add*, a · b + c, is one instruction (FMA) and counts as two *FLOPs*, one multiplication and one addition, as
-# in all data sheets. One TFLOP/s is 10¹² FLOPs per second.
+# A *multiply-add*, a · b + c, is a single instruction (FMA), but it counts as two *FLOPs*, one multiplication and one
+# addition, as it does in all data sheets. One TFLOP/s is 10¹² FLOPs per second.
 #
-# The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure all other work by
-# them. If a byte from DRAM costs 206, the tensor cores could do 206 FLOPs while HBM delivers that byte (both at full
-# speed).
+# The tensor cores do 989 TFLOP/s with numbers of two bytes. Since they are the fastest unit, we measure the cost of all
+# other work in their FLOPs. For example, a byte from DRAM costs 206, because the tensor cores could do 206 FLOPs in the
+# time in which HBM delivers that byte, if both run at full speed.
 #
-# All units can work at the same time. So a method takes at least the time of the unit that ends last.
+# All units can work at the same time, so a method takes at least as long as its busiest unit.
 
 # %%
 chip = chips.H200
@@ -164,15 +171,17 @@ for name, price in prices(chip).in_flops().items():
     print(f"{name:6} {price:4.0f}")
 
 # %% [markdown]
-# - `fp32` is one instruction of an FP32 unit (addition, multiplication, or multiply-add), and `exp` is one exponential.
-# - `shared`, `l2` and `dram` are one byte from shared memory, from L2 (measured, because NVIDIA prints no speed of it), and
-#   from HBM.
+# - `fp32` is one instruction of an FP32 unit (an addition, a multiplication, or a multiply-add), and `exp` is one
+#   exponential.
+# - `shared`, `l2` and `dram` are one byte from shared memory, from L2, and from HBM. The speed of L2 is measured,
+#   because NVIDIA does not publish it.
 #
-# These few numbers decide most of this book. Products are cheap, and bytes and exponentials are expensive.
+# These few numbers decide most of what follows in this book: matrix products are cheap, whereas bytes and exponentials
+# are expensive.
 
 # %% [markdown]
-# **Predict.** A score is needed twice: for its weight, and later again for the gradients. For d = 64 one score takes 64
-# multiply-adds. (q and k are on chip both times.) What is cheaper?
+# **Predict.** A score is needed twice, first for its weight and later again for the gradients. For d = 64, computing
+# one score takes 64 multiply-adds, and q and k are on chip both times. Which option is cheaper?
 #
 # - ☐ store the score in HBM (four bytes), and load it the second time
 # - ☐ both cost about the same
@@ -180,21 +189,23 @@ for name, price in prices(chip).in_flops().items():
 #
 # <details><summary>Answer</summary>
 #
-# **compute the score a second time.** That takes 128 FLOPs. Four bytes out and four bytes in take the time of about 1,650
-# FLOPs, 13 times as much.
+# **compute the score a second time.** Computing it takes 128 FLOPs, whereas storing four bytes and loading them again
+# takes as long as about 1,650 FLOPs, which is 13 times as much.
 # </details>
 
 # %% [markdown]
 # ## Can it be done without S?
 #
-# Cut S into *tiles*, each with the scores of a few queries and a few keys. FA1 and FA2 compute one tile, use it, and
-# throw it away. All steps run in one kernel, and the numbers between them stay on the chip. This is called *fusion*.
+# We can cut S into *tiles*, each of which holds the scores of a few queries and a few keys. FA1 and FA2 compute one
+# tile, use it, and throw it away. All steps run in a single kernel, so the numbers that pass from one step to the next
+# stay on the chip. This technique is called *fusion*.
 #
-# ![Standard attention fills a square of scores and keeps it; FlashAttention-2 keeps one tile; the output is the
-# same](../figures/hero.svg)
+# ![Standard attention fills a square of scores and keeps all of it, whereas FlashAttention-2 keeps only one tile, and
+# both give the same output](../figures/hero.svg)
 #
-# Is the result still the same? Here are 8 queries and 8 keys, by the four lines above, and by the standard attention, the
-# FA1 and the FA2 of `fa2_lab`, the Python package that belongs to this book:
+# Is the result still the same? To find out, we take 8 queries and 8 keys. The first line of the output comes from the
+# four lines above. The other three come from the standard attention, the FA1 and the FA2 of `fa2_lab`, the Python
+# package that belongs to this book.
 
 # %% tags=["hide-input"]
 Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
@@ -204,63 +215,66 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
     print(f"first number of O: {O[0, 0]:.12f}")
 
 # %% [markdown]
-# FlashAttention is the same sum in another order, and not an approximation. Approximate attention (sparse, low-rank,
-# linear) leaves scores out, joins keys or replaces softmax, so it gives another answer.
+# FlashAttention is not an approximation: it computes the same sum in another order. Approximate attention, such as
+# sparse, low-rank or linear attention, leaves out scores, merges keys or replaces the softmax, so it gives a different
+# answer.
 
 # %% [markdown]
 # ## What comes next?
 #
-# The next chapters take this apart. Chapter 01 shows what the four lines cost. Chapter 02 computes a softmax piece by
-# piece. Chapters 03 and 04 build FA1 and FA2 from it, and chapter 05 the gradients. No chapter needs a GPU. Chapters 01
-# to 07, A and B use NumPy. The others run either Triton (a Python dialect for kernels) in Triton's interpreter, or a
-# model of the GPU. All measurements on a GPU were made beforehand, and the book shows the recorded numbers.
+# The next chapters work this out in detail. Chapter 01 shows what the four lines cost, and chapter 02 computes a
+# softmax piece by piece. Building on that, chapters 03 and 04 develop FA1 and FA2, and chapter 05 adds the gradients.
+#
+# You don't need a GPU for any chapter. Chapters 01 to 07, A and B use NumPy. The others either run Triton, a Python
+# dialect for kernels, in its interpreter, or use a model of the GPU. All GPU measurements were made beforehand, and the
+# book shows the recorded numbers.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 rows = [f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |" for chapter in CHAPTERS]
 Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
 
 # %% [markdown]
-# <details><summary>What each change saves (to be read after chapter 07, which explains the last of its words)</summary>
+# <details><summary>What each change saves (best read after chapter 07, which explains the last of these terms)</summary>
 #
-# With N = 8,192, d = 64, 32 heads and tiles of 128 × 128:
+# The numbers are for N = 8,192, d = 64, 32 heads and tiles of 128 × 128:
 #
-# | | change | less of what | times |
+# | | change | reduces | times |
 # | --- | --- | --- | ---: |
-# | 02 | a row of softmax is finished block by block | numbers of a row kept | 124 |
-# | 03 | tiles; S and P never leave the chip | bytes that reach DRAM | 2.3 |
-# | 04 | o, ℓ and m stay on the chip until they are done | bytes that reach DRAM | 82 |
-# | | division after the last tile, not in each | instructions on FP32 units in a tile | 1.2 |
-# | | L = m + log ℓ instead of m and ℓ | numbers of a row stored | 2.0 |
+# | 02 | a row of softmax is finished block by block | numbers kept per row | 124 |
+# | 03 | with tiles, S and P never leave the chip | bytes that reach DRAM | 2.3 |
+# | 04 | o, ℓ and m stay on the chip until they are final | bytes that reach DRAM | 82 |
+# | | the division comes after the last tile instead of in every tile | FP32 instructions per tile | 1.2 |
+# | | L = m + log ℓ is stored instead of m and ℓ | numbers stored per row | 2.0 |
 # | | causal tiles above the diagonal are skipped | tiles visited | 2.0 |
-# | 05 | P is computed again, not kept | numbers kept for the backward | 126 |
-# | 06 | a thread block for each row block, not each head | SMs without work, of 132, with 32 heads | 25 |
-# | 07 | each of four warps takes rows, not keys | bytes through shared memory | 2.3 |
+# | 05 | P is computed again instead of being kept | numbers kept for the backward pass | 126 |
+# | 06 | each row block gets its own thread block, instead of each head | SMs without work, of 132, with 32 heads | 25 |
+# | 07 | each of four warps takes rows instead of keys | bytes through shared memory | 2.3 |
 #
 # </details>
 
 # %% [markdown]
 # A tag such as FA2.A1.L12 names a paper, an algorithm and a line. The package provides the command `fa2-lab`, which you
-# run in a terminal. (If the package is not installed, type `python -m fa2_lab` in the book's folder instead.) `fa2-lab
-# where FA2.A1.L12` prints the line that this tag names and the code that implements it, and `fa2-lab glossary` explains
-# words. Appendix C has more.
+# run in a terminal. If the package is not installed, type `python -m fa2_lab` in the book's folder instead. For
+# example, `fa2-lab where FA2.A1.L12` prints the line that this tag names and the code that implements it, and `fa2-lab
+# glossary` explains terms. Appendix C describes more of these commands.
 
 # %% [markdown]
 # ## Recap
 #
-# - Attention is a weighted mean of values. S and P have N² numbers and are only steps on the way.
-# - Products of matrices (*matmuls*) are cheap; moving numbers and taking exponentials is expensive.
-# - All units can work at the same time, so a method takes at least the time of the unit that ends last.
-# - FA1 and FA2 compute the same numbers in tiles, in one kernel, and never hold all of S.
+# - Attention is a weighted mean of values. S and P have N² numbers, although they are only intermediate results.
+# - Products of matrices (*matmuls*) are cheap, while moving numbers and computing exponentials is expensive.
+# - All units can work at the same time, so a method takes at least as long as its busiest unit.
+# - FA1 and FA2 compute the same numbers in tiles, in a single kernel that never holds all of S.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Find the bug.** Suppose that the four lines have `E.sum(axis=0, keepdims=True)`. All shapes are right. Write a test of P
-# that finds the mistake. It returns True for the right weights, and False for the wrong ones.
+# **Find the bug.** Suppose that the four lines used `E.sum(axis=0, keepdims=True)`. All shapes would still be right.
+# Write a test of P that finds the mistake, so that it returns True for the right weights and False for the wrong ones.
 #
 # <details><summary>Solution</summary>
 #
-# The weights of each query must sum to 1: `return np.allclose(P.sum(axis=1), 1)`
+# Each query's weights must sum to 1, so the test is `return np.allclose(P.sum(axis=1), 1)`.
 # </details>
 
 
@@ -283,7 +297,7 @@ check(
 # %% [markdown]
 # ## Checks
 #
-# The code is compared with the package, the text with the recorded measurements.
+# The cells below compare the code with the package, and the text with the recorded measurements.
 
 # %% tags=["hide-input"]
 rng = np.random.default_rng(1)

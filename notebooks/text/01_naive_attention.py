@@ -6,18 +6,18 @@
 #
 # **What does attention compute, and what does it cost?**
 #
-# We compute attention as it is defined, forward and backward, and count the bytes it moves. Taken literally, the definition
-# fails in two ways. This chapter repairs the first failure, and finds out what the second one costs. The next three
-# chapters lower that cost.
+# In this chapter, we compute attention as it is defined, forward and backward, and count the bytes it moves. Taken
+# literally, the definition fails in two ways. We fix the first failure here and find out what the second one costs, and
+# the next three chapters lower that cost.
 #
 # After this notebook you can
 #
 # - read a map of weights, derive the gradients of attention, and check them,
-# - use the meter, and explain why standard attention can reach only a part of a GPU's speed,
+# - use the meter, and explain why standard attention can reach only a fraction of a GPU's speed,
 # - turn a score into its probability with a single number per row.
 #
-# *Time: 55 minutes with the function to write and the exercise. Hardware: any laptop, NumPy alone. Before this:
-# [00 · The map](00_start.ipynb), and the chain rule.*
+# *Time: 55 minutes with the function to write and the exercise. Hardware: any laptop, NumPy alone. Before this: [00 ·
+# The map](00_start.ipynb), and the chain rule.*
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -39,7 +39,8 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What goes wrong?
 #
-# Take the four lines of chapter 00 in float32, with random queries, keys and values, and let the queries grow:
+# Take the four lines from chapter 00 in float32, with random queries, keys and values, and make the queries larger and
+# larger:
 
 
 # %%
@@ -58,9 +59,9 @@ with np.errstate(over="ignore", invalid="ignore"):
         print(f"queries {size:2} times as large: {lost:3} of 256 outputs are not a number")
 
 # %% [markdown]
-# So the formula is right, and the program is wrong. That is the first failure. The second one is memory. Here is what
-# PyTorch's own standard attention, which computes in float32, needed on an H200 beyond its inputs, so with O counted. The
-# text has N tokens, 16 heads and d = 128:
+# The formula is right, but the program fails for large queries, and that is the first failure. The second one is the
+# use of memory. The table shows how much memory PyTorch's own standard attention needed on an H200 beyond its inputs,
+# so O is included. This version of attention computes in float32, and the text has N tokens, 16 heads and d = 128:
 
 # %% tags=["hide-input"]
 held = dict(time_and_memory.data()["memory"]["standard"])
@@ -73,17 +74,17 @@ lines = [f"| {N:,} | {MiB / 1024:.1f} GiB |" for N, MiB in held.items()]
 Markdown("\n".join(["| tokens N | memory beyond the inputs |", "| ---: | ---: |", *lines, f"| {refused:,} | out of memory |"]))
 
 # %% [markdown]
-# Twice the tokens take four times the memory, and 32,768 tokens no longer fit into a GPU with 141 GiB, although Q, K, V
-# and O of such a text take only half a GiB (in bf16). Nearly all this memory holds matrices of N × N, which are mere
-# steps on the way. PyTorch calls this backend *math*, and takes it only if no faster one can serve a call. [A profile
-# shows which one ran](../QUESTIONS.md#which-of-pytorchs-backends-computed-my-attention).
+# Twice the tokens take four times the memory. At 32,768 tokens, a GPU with 141 GiB is no longer enough, although such a
+# text's Q, K, V and O take only half a GiB in bf16. Nearly all of this memory holds N × N matrices, which are only
+# intermediate results. PyTorch calls this backend *math*, and uses it only if no faster one can serve a call. [A
+# profile shows which one ran](../QUESTIONS.md#which-of-pytorchs-backends-computed-my-attention).
 #
-# Before we repair anything, let us see what the lines compute.
+# Before we fix anything, we look at what the four lines compute.
 
 # %% [markdown]
 # ## Three queries, three keys
 #
-# In this example, all exponentials are 1, 2 or 3, so that you can check it by hand. The scores are not divided by
+# All exponentials in this example are 1, 2 or 3, so that you can check it by hand. The scores are not divided by
 # $\sqrt{d}$ yet.
 
 # %%
@@ -97,8 +98,8 @@ O = P @ V  # (N, d)
 print("exp(S), first row:", E[0].round(6), " P:", P[0].round(6), " O:", O[0].round(6))
 
 # %% [markdown]
-# Query 0 has the scores 0, log 2 and 0. Their exponentials are 1, 2 and 1 with the sum 4, so the weights are 1/4, 1/2 and
-# 1/4. The output is therefore 1/4 · (8, 0) + 1/2 · (2, 0) + 1/4 · (0, 20) = (3, 5).
+# Query 0 has the scores 0, log 2 and 0. Their exponentials are 1, 2 and 1, which sum to 4, so the weights are 1/4, 1/2
+# and 1/4. The output is therefore 1/4 · (8, 0) + 1/2 · (2, 0) + 1/4 · (0, 20) = (3, 5).
 
 # %% [markdown]
 # ## What does P look like for a real sentence?
@@ -107,25 +108,27 @@ print("exp(S), first row:", E[0].round(6), " P:", P[0].round(6), " O:", O[0].rou
 show("attention_map")
 
 # %% [markdown]
-# A row belongs to one word, and each square in it is the weight of one key. A word sees only itself and the words before
-# it. Look at the second "a". Nearly all of its weight is on the first "woodchuck", which came right after the first "a".
+# Each row belongs to one word, and each square in it is the weight of one key. A word sees only itself and the words
+# before it. In the row of the second "a", nearly all of the weight is on the first "woodchuck", which came right after
+# the first "a".
 #
-# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word. It uses the formulas of this
-# chapter, and random texts in which each word mostly has the same successor. In this small head, every word has the key of
-# its predecessor. The predecessor of the first "woodchuck" is the first "a", so its key means "I come after an a". This is
-# what the query of the second "a" looks for. The head has never seen this sentence. After the second "woodchuck" it bets on
-# "chuck", and is wrong.
+# To draw this picture, the [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word. It uses
+# the formulas of this chapter, and random texts in which each word usually has the same successor. In this small head,
+# every word has its predecessor's key. The predecessor of the first "woodchuck" is the first "a", so its key means "I
+# come after an a", which is just what the query of the second "a" looks for. The head has never seen this sentence.
+# After the second "woodchuck", it bets on "chuck", which is wrong.
 
 # %% [markdown]
 # ## How large may a score be?
 #
-# Now to the first failure. A score adds d products. If their factors are about 1 and of either sign, the products partly
-# cancel, and the sum grows like $\sqrt{d}$. Large scores are bad for learning, because one key then gets nearly all the
-# weight, and a small change of the scores changes almost nothing. So the scores are multiplied by a scale $\tau$, usually
-# $1 / \sqrt{d}$, which gives $S = \tau QK^\top$. But single scores can still be large. From about 88.7 on, $e^s$ is too
-# large for float32 and becomes infinite.
+# The first failure concerns large scores. A score is a sum of d products. If their factors are about 1 in size and have
+# either sign, the products partly cancel, and the sum grows like $\sqrt{d}$. Large scores are bad for learning, because
+# one key then gets nearly all the weight, and a small change in the scores changes almost nothing. The scores are
+# therefore multiplied by a scale $\tau$, usually $1 / \sqrt{d}$, which gives $S = \tau QK^\top$. Single scores can
+# still be large, however, and above about 88.7, $e^s$ is too large for float32 and becomes infinite.
 #
-# **Predict.** A float32 row has the scores 90, 89 and 0. What is its first weight by `np.exp(s) / np.exp(s).sum()`?
+# **Predict.** A float32 row has the scores 90, 89 and 0. What does `np.exp(s) / np.exp(s).sum()` give for its first
+# weight?
 #
 # - ☐ infinite
 # - ☐ 0.731
@@ -133,13 +136,13 @@ show("attention_map")
 #
 # <details><summary>Answer</summary>
 #
-# **not a number.** $e^{90}$ and the sum are both infinite, and ∞/∞ is NaN. If all scores are very negative, all
-# exponentials are 0, and 0/0 is NaN as well. The right weight is 0.731.
+# **not a number.** $e^{90}$ and the sum are both infinite, and ∞/∞ is NaN, although the right weight is 0.731. Very
+# negative scores fail as well, because all exponentials are then 0, and 0/0 is also NaN.
 # </details>
 #
-# The fix is to subtract the row's maximum first. This divides the numerator and the denominator by the same number, so the
-# weights stay the same. But now the largest exponential is 1, and the sum is at least 1. This is *safe softmax*, and from
-# here on softmax always means safe softmax.
+# The fix is to subtract the row's maximum first. This divides the numerator and the denominator by the same number, so
+# the weights stay the same. But now the largest exponential is 1, and the sum is at least 1. This version is called
+# *safe softmax*, and from here on, softmax always means safe softmax.
 
 
 # %%
@@ -151,11 +154,11 @@ def safe_softmax(S):
 # %% [markdown]
 # ## How do we count what moves?
 #
-# *Standard attention* runs the definition one step after the other, as three kernels. Each kernel loads what it needs
-# from HBM and stores what it made. To count this, we use one convention and one tool. The convention is that capital
-# letters are arrays in HBM. If such an array has brackets on the right of an equals sign, its elements are *loaded* onto
-# the chip. If it has them on the left, elements are *stored*. The tool is a *meter*, which watches these arrays and
-# counts:
+# *Standard attention* runs the definition step by step, as three kernels. Each kernel loads its inputs from HBM and
+# stores its result there. To count this traffic, we use a convention and a tool. By convention, capital letters are
+# arrays in HBM. When such an array appears with brackets on the right of an equals sign, its elements are *loaded* onto
+# the chip. When it appears with brackets on the left, elements are *stored*. The tool is a *meter*, which watches these
+# arrays and counts:
 
 
 # %%
@@ -174,32 +177,33 @@ meter = Trace()
 standard(Q8, K8, V8, 0.5, meter)
 for tensor in "QKSPVO":
     print(f"{tensor}: {meter.loads(tensor):3} loaded, {meter.stores(tensor):3} stored")
-print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
+print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
-# S goes out and comes back, and so does P, which makes 4 · 64 elements. Q, K and V come in and O goes out, which makes 4
-# · 32 more.
+# S goes out and comes back, and so does P, which makes 4 · 64 elements. Q, K and V come in and O goes out, which adds 4
+# · 32.
 #
-# Does a load from HBM reach the memory itself? L2 is on the way, and may still hold what is asked for. We write *DRAM*,
-# the kind of memory that HBM is made of, for loads and stores that go all the way. In a long text, all of the elements
-# above reach DRAM. S and P do because they are too large for L2. Q, K and V are small. A kernel on a GPU loads them in
-# pieces, and some pieces many times, but L2 answers every time except the first. So each of them still comes from DRAM
-# once. (Chapter 04 adds what passes L2.)
+# Does a load from HBM reach the memory itself? L2 is on the way, and it may still hold the requested bytes. For loads
+# and stores that go all the way we write *DRAM*, which is the kind of memory that HBM is made of. In a long text, all
+# of the elements above reach DRAM. S and P do so because they are too large for L2. Q, K and V are small, and a kernel
+# on a GPU loads them in pieces, some of them many times. But L2 answers every time except the first, so each of the
+# three still comes from DRAM once. Chapter 04 also counts what passes through L2.
 #
-# Without a meter, the default `UNWATCHED` lets the same lines run on plain arrays. `meter.loads("Q")`,
-# `meter.stores("Q")` and `meter.hbm_elements` are all that you need to read from it.
+# Without a meter, the default `UNWATCHED` lets the same lines run on plain arrays. From a meter, you only need
+# `meter.loads("Q")`, `meter.stores("Q")` and `meter.hbm_elements`.
 
 # %% [markdown]
 # ## Is that much?
 #
-# It depends on how much is computed with each byte. The *arithmetic intensity* is the number of FLOPs per byte that moves.
+# Whether that is much depends on how much is computed with each byte. The *arithmetic intensity* is the number of FLOPs
+# per byte that moves.
 #
-# - FLOPs: $QK^\top$ takes d multiply-adds per score, and $PV$ takes d per weight. Together they are $4N^2 d$ FLOPs.
+# - FLOPs: $QK^\top$ takes d multiply-adds per score, and $PV$ takes d per weight, so together they take $4N^2 d$ FLOPs.
 # - Bytes: S has four bytes per number, because an error of 0.1 in a score makes the weight wrong by a tenth. P has two
-#   bytes, the format of the tensor cores, because a weight is between 0 and 1 and tolerates the rounding. Each of the
-#   two is stored once and loaded once, so every entry costs 12 bytes.
+#   bytes, the format of the tensor cores, because a weight is between 0 and 1 and tolerates the rounding. Both are
+#   stored once and loaded once, so every entry costs 12 bytes.
 #
-# **Predict.** For a product of two large matrices a larger N means more FLOPs per byte. Is it the same here?
+# **Predict.** For a product of two large matrices, a larger N means more FLOPs per byte. Is it the same here?
 #
 # - ☐ no, the intensity stays
 # - ☐ yes, the intensity grows with N
@@ -207,36 +211,38 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 #
 # <details><summary>Answer</summary>
 #
-# **no, the intensity stays.** FLOPs and bytes both grow with $N^2$. A product of two N × N matrices does $2N^3$ FLOPs on
-# $3N^2$ numbers, so there a larger N helps. Here the inner dimension is d, and d stays.
+# **no, the intensity stays.** FLOPs and bytes both grow with $N^2$. A product of two N × N matrices does $2N^3$ FLOPs
+# on $3N^2$ numbers, so a larger N helps there. In attention, the inner dimension is d, which does not grow with N.
 # </details>
 
 # %% [markdown]
-# So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it slightly less: 42 for d = 128 and N = 4,096.) By the
-# list of chapter 00, however, an H200 could do 206 FLOPs while HBM delivers one byte. So standard attention can reach at
-# most about a fifth of the GPU's speed. Its time is set by bytes and not by FLOPs, so it is called *memory-bound*. (The
-# opposite is *compute-bound*.) Measured with simple kernels on an H200, it reached 14%. (These kernels are rung 00 of the
-# *ladder* in chapter 10, a row of kernels in which each *rung* changes one thing.)
+# The intensity is thus $4N^2 d / 12N^2 = d/3$. Q, K, V and O make it slightly lower, for example 42 for d = 128 and N =
+# 4,096. By the list in chapter 00, however, an H200 could do 206 FLOPs while HBM delivers one byte, so standard
+# attention can reach at most about a fifth of the GPU's speed. It is called *memory-bound*, because its time is set by
+# bytes and not by FLOPs. A method limited by FLOPs is called *compute-bound*.
+#
+# When we measured it with simple kernels on an H200, standard attention reached 14%. These kernels are rung 00 of the
+# *ladder* in chapter 10, a series of kernels in which each *rung* changes one thing.
 
 # %% [markdown]
 # ## Backwards through a product
 #
-# Training asks how a loss $\varphi$ changes when Q, K and V change. We write dX for the gradient of $\varphi$ with
-# respect to X, which has the shape of X. dO is given, because it comes from what follows in the model. We begin with $O =
-# PV$.
+# For training, we need to know how a loss $\varphi$ changes when Q, K and V change. We write dX for the gradient of
+# $\varphi$ with respect to X, which has the same shape as X. dO is given, because it comes from the later parts of the
+# model. We begin with $O = PV$.
 #
 # Take the three queries again, and let the loss be a single entry, $\varphi = O_{00} = P_{00} V_{00} + P_{01} V_{10} +
-# P_{02} V_{20}$. The gradients with respect to these entries of V are the weights $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2, 1/4.
-# The gradients with respect to the weights are $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
+# P_{02} V_{20}$. The gradients with respect to these entries of V are the weights $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2,
+# 1/4. The gradients with respect to the weights are $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
 #
-# In general, $V_{jc}$ enters every row i with the weight $P_{ij}$. So $dV_{jc} = \sum_i P_{ij}\, dO_{ic}$, or in matrices
-# $dV = P^\top dO$. In the same way, $P_{ij}$ enters every column c with the factor $V_{jc}$, so $dP = dO\, V^\top$. The
-# gradients of a product are again products, each with the other factor.
+# In general, $V_{jc}$ enters every row i with the weight $P_{ij}$, so $dV_{jc} = \sum_i P_{ij}\, dO_{ic}$, or in matrix
+# form $dV = P^\top dO$. In the same way, $P_{ij}$ enters every column c with the factor $V_{jc}$, so $dP = dO\,
+# V^\top$. The gradients of a product are thus products again, each with the other factor.
 
 # %% [markdown]
 # ## Backwards through softmax
 #
-# **Predict.** A row has the weights 0.6, 0.3 and 0.1. The score of the first key is raised a little. What happens to the
+# **Predict.** A row has the weights 0.6, 0.3 and 0.1. If we raise the first key's score slightly, what happens to the
 # other two weights?
 #
 # - ☐ nothing, only the first score changed
@@ -245,42 +251,44 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 #
 # <details><summary>Answer</summary>
 #
-# **the larger one falls more.** They share one sum. As it grows, both shrink by the same *factor*, so 0.3 loses three times
-# as much as 0.1.
+# **the larger one falls more.** All weights share one denominator, and as it grows, both of these weights shrink by the
+# same *factor*, so 0.3 loses three times as much as 0.1.
 # </details>
 
 # %% [markdown]
-# Now exactly. A weight is $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. We raise one score $s_k$ and ask about
-# each weight. In both cases $\partial \Sigma / \partial s_k = e^{s_k}$, because only one term of the sum contains $s_k$.
+# To make this exact, write a weight as $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. We raise one score
+# $s_k$ and ask how each weight changes. In any case $\partial \Sigma / \partial s_k = e^{s_k}$, because only one term
+# of the sum contains $s_k$.
 #
-# - *Another* key, $j \ne k$: only the denominator changes, so $\partial p_j / \partial s_k = -e^{s_j} e^{s_k} / \Sigma^2 =
-#   -p_j p_k$. This is the answer above, a loss in proportion to $p_j$.
-# - The *same* key, $j = k$: the numerator changes as well, which adds $e^{s_k} / \Sigma = p_k$. So $\partial p_k / \partial s_k =
-#   p_k - p_k p_k$.
+# - For *another* key, $j \ne k$, only the denominator changes, so $\partial p_j / \partial s_k = -e^{s_j} e^{s_k} /
+#   \Sigma^2 = -p_j p_k$. This is the answer above, a loss in proportion to $p_j$.
+# - For the *same* key, $j = k$, the numerator changes as well, which adds $e^{s_k} / \Sigma = p_k$. So $\partial p_k /
+#   \partial s_k = p_k - p_k p_k$.
 #
 # For this one row, let $dp_j$ and $ds_k$ be the gradients of $\varphi$ with respect to $p_j$ and $s_k$. The score $s_k$
-# changes every weight, so by the chain rule its gradient is a sum over all of them. Every weight contributes $-p_j p_k$,
-# and the same key contributes $p_k$ in addition:
+# changes every weight, so by the chain rule its gradient is a sum over all of them. Every weight contributes a term
+# with $-p_j p_k$, and the same key adds one with $p_k$:
 #
 # $$\begin{aligned} ds_k &= \sum_j dp_j\, \frac{\partial p_j}{\partial s_k} = p_k\, dp_k - p_k \sum_j p_j\, dp_j \\
 # &= p_k\,(dp_k - D), \quad D = \sum_j p_j\, dp_j . \end{aligned}$$
 #
-# Query 0 has p = (1/4, 1/2, 1/4), and for $\varphi = O_{00}$ its dp is (8, 2, 0). So $D = 8/4 + 2/2 = 3$, which is
-# $O_{00}$, and ds = (5/4, −1/2, −3/4).
+# Query 0 has p = (1/4, 1/2, 1/4), and for $\varphi = O_{00}$ its dp is (8, 2, 0). This gives $D = 8/4 + 2/2 = 3$, which
+# is $O_{00}$, and ds = (5/4, −1/2, −3/4).
 #
-# D is the weighted mean of the row's dp, and it can also be computed without the row of P. Let $do_i$, $v_j$ and $o_i$ be
-# rows of dO, V and O. Then $dP_{ij} = do_i \cdot v_j$, so
+# D is the weighted mean of the row's dp, and it can also be computed without the row of P. Let $do_i$, $v_j$ and $o_i$
+# be rows of dO, V and O. Then $dP_{ij} = do_i \cdot v_j$, so
 #
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
 #
-# For all rows together we write $dS = P \circ (dP - D)$, where ∘ multiplies entry by entry, and $D_i$ is subtracted from
-# all of row i of dP. Since $S = \tau QK^\top$ is a product again, $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$.
+# For all rows together we write $dS = P \circ (dP - D)$, where ∘ multiplies entry by entry, and $D_i$ is subtracted
+# from every entry in row i of dP. Since $S = \tau QK^\top$ is a product again, $dQ = \tau\, dS\, K$ and $dK = \tau\,
+# dS^\top Q$.
 
 # %% [markdown]
 # ## How do we know that a gradient is right?
 #
-# The five lines of `backward` below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). They compute D as the
-# row sum of $P \circ dP$, which is the same number as $do \cdot o$.
+# The five lines of `backward` below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). They compute D as
+# the row sum of $P \circ dP$, which is the same number as $do \cdot o$.
 
 
 # %%
@@ -294,9 +302,10 @@ def backward(Q, K, V, P, dO, tau):
 
 
 # %% [markdown]
-# *Finite differences* need no formula. Change one entry by +h and by −h, subtract the two losses, and divide by 2h. As
-# the loss we take the sum of $dO \circ O$ with a fixed dO, because its gradient with respect to O is dO. Below we compare
-# dK for $\tau$ = 0.5: once right, once without $\tau$, and once without the transpose.
+# You can check them with *finite differences*, which need no formula. Change one entry by +h and by −h, subtract the
+# two losses, and divide by 2h. We use the sum of $dO \circ O$ with a fixed dO as the loss, because its gradient with
+# respect to O is dO. The next cell compares three versions of dK for $\tau$ = 0.5: the right one, one without $\tau$,
+# and one without the transpose.
 
 # %% tags=["hide-input"]
 tau = 0.5
@@ -314,24 +323,25 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
     print(f"dK = {name:8} first entry {guess[0, 0]:7.4f}, finite differences {truth:7.4f}")
 
 # %% [markdown]
-# All three have the right shape, even the last one, because there are as many queries as keys. Without $\tau$ the gradient
-# is too large by a factor $1/\tau$ = 2. So test with unequal lengths and $\tau$ ≠ 1, and neither mistake can hide.
+# All three versions have the right shape, even the last one, because there are as many queries as keys. Without $\tau$,
+# the gradient is too large by a factor of $1/\tau$ = 2. If you test with unequal lengths and $\tau$ ≠ 1, neither
+# mistake can hide.
 
 # %% [markdown]
 # ## Can we do without S and P?
 #
-# Now to the second failure. One number per row is enough to turn any score of that row into its probability. This number is
-# the *logsumexp* $L_i = \log \sum_j e^{S_{ij}}$:
+# The second failure was the memory for S and P. In fact, one number per row is enough to turn any score in that row
+# into its probability. This number is the *logsumexp* $L_i = \log \sum_j e^{S_{ij}}$:
 #
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
-# So we could keep only L. Take the queries one after the other, load all keys to get L, and load them again, together
-# with the values, for p and o. S and P are then never more than one row. (Appendix B.1 of the [FlashAttention
-# paper](https://arxiv.org/abs/2205.14135) does this. Its $L_i$ is the plain sum $\sum_j e^{S_{ij}}$, without the
-# logarithm.)
+# So it would be enough to keep only L. For one query after another, we can load all keys to get L, and then load the
+# keys again, together with the values, for p and o. We then never hold more than one row of S and P. Appendix B.1 of
+# the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this, but its $L_i$ is the plain sum $\sum_j
+# e^{S_{ij}}$, without the logarithm.
 #
-# **Build.** `by_rows(Q, K, V, tau)` returns O and L, one query at a time, and holds nothing of size N × N. Large scores
-# must not overflow: with $m$ for the row's maximum, $L = m + \log \sum_j e^{s_j - m}$.
+# **Build.** `by_rows(Q, K, V, tau)` computes O and L for one query at a time, and holds nothing of size N × N. To keep
+# large scores from overflowing, let $m$ be the row's maximum and compute $L = m + \log \sum_j e^{s_j - m}$.
 
 
 # %%
@@ -350,7 +360,7 @@ def rows(words, N_q, N_k, tau, size=1):
 check(
     by_rows,
     rows("one query and three keys. Is L a logarithm, and is o a weighted mean of values?", 1, 3, 1.0),
-    rows("five queries and three keys. How many rows has O, and how many entries has L?", 5, 3, 1.0),
+    rows("five queries and three keys. How many rows does O have, and how many entries does L have?", 5, 3, 1.0),
     rows("τ = 0.5. Is it in the scores of both passes?", 4, 6, 0.5),
     rows("scores near 1,000. Is m subtracted before e^s, and added back into L?", 4, 6, 0.5, size=1000),
     names=("O", "L"),
@@ -372,8 +382,8 @@ check(
 # ```
 # </details>
 #
-# **Predict.** For N = 512 this holds 512 numbers, where S and P are half a million. How many elements does it move, with
-# d = 64, compared with standard attention?
+# **Predict.** For N = 512, `by_rows` holds 512 numbers, whereas S and P have half a million. How many elements does it
+# move, with d = 64, compared with standard attention?
 #
 # - ☐ about as many
 # - ☐ about a fortieth
@@ -382,34 +392,36 @@ check(
 # <details><summary>Answer</summary>
 #
 # **about 40 times as many.** For each query it loads all keys twice and all values once, which makes $3dN^2 = 192N^2$
-# elements.
-# Standard attention moves $4N^2 + 4Nd = 4.5N^2$ by the meter. So memory held and elements moved are two different costs.
+# elements. By the meter, standard attention moves only $4N^2 + 4Nd = 4.5N^2$. The memory that a method holds and the
+# elements that it moves are thus two different costs.
 # </details>
 #
-# What if a whole block of queries shared each load of the keys? Their scores with all keys would not fit on the chip. So
-# the keys would have to come block by block, and a row of S would arrive in pieces. The next chapter asks whether
-# softmax can take that.
+# What if a whole block of queries shared each load of the keys? Their scores with all keys would not fit on the chip,
+# so the keys would have to come block by block, and a row of S would arrive in pieces. The next chapter asks whether a
+# softmax can be computed that way.
 
 # %% [markdown]
 # ## Recap
 #
-# - $S = \tau QK^\top$, $P = \mathrm{softmax}(S)$, $O = PV$. Softmax subtracts the row's maximum first; the weights stay.
-# - In standard attention $4N^2 + 4Nd$ elements reach DRAM. That is d/3 FLOPs per byte, too few for a GPU.
-# - Backward: $dV = P^\top dO$, $dP = dO\,V^\top$, $dS = P \circ (dP - D)$, $dQ = \tau\,dS\,K$, $dK = \tau\,dS^\top Q$, with
-#   $D_i = do_i \cdot o_i$.
-# - $P_{ij} = e^{S_{ij} - L_i}$: one number per row brings back any entry of P. With it, you can also [look at the weights of
-#   a few rows](../QUESTIONS.md#how-do-i-get-the-attention-weights-of-a-few-rows) when a fast kernel returns only O and L.
+# - The definition is $S = \tau QK^\top$, $P = \mathrm{softmax}(S)$ and $O = PV$. The softmax subtracts the row's
+#   maximum first, which leaves the weights unchanged.
+# - In standard attention, $4N^2 + 4Nd$ elements reach DRAM. That makes d/3 FLOPs per byte, which is too few for a GPU.
+# - The gradients are $dV = P^\top dO$, $dP = dO\,V^\top$, $dS = P \circ (dP - D)$, $dQ = \tau\,dS\,K$ and $dK =
+#   \tau\,dS^\top Q$, with $D_i = do_i \cdot o_i$.
+# - Since $P_{ij} = e^{S_{ij} - L_i}$, one number per row brings back any entry of P. With it, you can also [look at the
+#   weights of a few rows](../QUESTIONS.md#how-do-i-get-the-attention-weights-of-a-few-rows) when a fast kernel returns
+#   only O and L.
 
 # %% [markdown]
 # ## Exercises
 #
-# **By hand.** Query 1 has the weights 1/5, 1/5, 3/5, and for $\varphi = O_{10}$ its dp is 8, 2, 0. What are D and ds? What
-# is the sum of ds, and why is it the same for every row of dS?
+# **By hand.** Query 1 has the weights 1/5, 1/5 and 3/5, and for $\varphi = O_{10}$ its dp is (8, 2, 0). What are D and
+# ds? What is the sum of ds, and why is it the same for every row of dS?
 #
 # <details><summary>Solution</summary>
 #
-# $D = 8/5 + 2/5 = 2$, which is $O_{10}$, and ds = (6/5, 0, −6/5). The sum is 0, because adding a number to all scores of a
-# row changes no weight. So the row sums of dS test an implementation.
+# $D = 8/5 + 2/5 = 2$, which is $O_{10}$, and ds = (6/5, 0, −6/5). The sum is 0, because adding a number to all scores
+# of a row does not change any weight. You can therefore test an implementation by the row sums of its dS.
 # </details>
 
 # %% [markdown]

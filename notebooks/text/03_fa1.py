@@ -6,15 +6,16 @@
 #
 # **What if the score matrix never leaves the chip?**
 #
-# Standard attention writes S and P to HBM and reads them back (chapter 01). Softmax, however, can take its keys one block
-# at a time (chapter 02). So FlashAttention of 2022, *FA1*, computes a small tile of S on the chip, uses it at once, and
-# throws it away. A single kernel does all steps.
+# Standard attention writes S and P to HBM and reads them back (chapter 01). This is unnecessary, because a softmax can
+# take its keys one block at a time (chapter 02). FlashAttention, which was published in 2022 and which we call *FA1*,
+# therefore computes a small tile of S on the chip, uses it at once, and throws it away. A single kernel performs all of
+# these steps.
 #
 # After this notebook you can
 #
-# - write FA1's step, and explain why its two loops send unfinished answers to HBM and back,
-# - count what FA1 loads and stores, and decide from the size of a block whether that is less than in standard attention,
-# - explain how the backward pass gets P back.
+# - write FA1's step, and explain why its two loops send unfinished outputs to HBM and back,
+# - count what FA1 loads and stores, and decide from the block size whether that is less than in standard attention,
+# - explain how the backward pass recovers P.
 #
 # *Time: 50 minutes with the function to write. Hardware: any laptop, NumPy alone. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb).*
@@ -39,9 +40,9 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What goes wrong?
 #
-# S and P were most of the traffic, and FA1 sends neither of them to HBM. So it should move fewer bytes and be faster. Here
-# are two simple kernels on an H200, standard attention and FA1 exactly as its Algorithm 1 is printed (64 heads, N = 4,096,
-# d = 128, 64 keys per block):
+# Most of the traffic of standard attention was S and P. Because FA1 sends neither of them to HBM, it should move fewer
+# bytes and be faster. To find out, we compare two simple kernels on an H200: standard attention, and FA1 exactly as its
+# Algorithm 1 is printed. Both run 64 heads with N = 4,096 and d = 128, and FA1 uses 64 keys per block.
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard attention": "r00_standard", "FA1 as printed": "r01_fa1"}
@@ -52,40 +53,41 @@ lines = [
 Markdown("\n".join(["| | bytes that reached DRAM, counted | time |", "| --- | ---: | ---: |", *lines]))
 
 # %% [markdown]
-# FA1 moves 1.7 times as many bytes, and takes four times as long. Something else now travels in place of S and P. It is the
-# answer itself, which leaves the chip unfinished and comes back, once for every 64 keys. We shall write the loop that does
-# this, count its bytes, and find out when it is nevertheless the better one. (The kernel of FA1's authors was much faster
-# than standard attention. The end of this chapter explains how.)
+# FA1 moves 1.7 times as many bytes, and it takes four times as long. Something else now travels in place of S and P,
+# namely the output itself, which leaves the chip unfinished and comes back once for every 64 keys. In this chapter, we
+# write the loop that does this, count its bytes, and find out when it is nevertheless the better choice. The FA1
+# authors' own kernel was in fact much faster than standard attention, and the end of the chapter explains how.
 
 # %% [markdown]
 # ## A finished row and one more tile
 #
 # Cut the queries into $T_r$ *row blocks* of $B_r$ queries, and the keys into $T_c$ *column blocks* of $B_c$ keys. A row
-# block and a column block meet in one tile of S, with $B_r \times B_c$ scores.
+# block and a column block meet in one tile of S, which has $B_r \times B_c$ scores.
 #
-# FA1 keeps a promise: after every tile, $o$ is the right answer for the keys seen so far. So $o$ is always divided by
-# $\ell$. Here is the 1-3-4-8 row of chapter 02 after its first two keys, and a tile with the other two. The values of the
-# tile are 4 and 2, and its weights $p = e^{s - m_{tile}}$ are 1/2 and 1.
+# FA1 keeps a promise: after every tile, $o$ is the right output for the keys seen so far. Therefore $o$ is always
+# stored divided by $\ell$. As an example, take the 1-3-4-8 row from chapter 02 after its first two keys, and a tile
+# with the other two keys. The tile's values are 4 and 2, and its weights $p = e^{s - m_{tile}}$ are 1/2 and 1.
 #
 # | | maximum | sum of exponentials | weighted sum of values |
 # | --- | --- | --- | --- |
 # | the row so far | $m = \log 3$ | $\ell = 4/3$ | $o = 2$, divided by $\ell$ |
 # | the tile, scores $\log 4$ and $\log 8$ | $m_{tile} = \log 8$ | $\ell_{tile} = 3/2$ | $p\,v = 4$, not divided |
 #
-# Each side has its own maximum. Two factors bring both sides to the larger one, $\alpha = e^{m - m_{new}}$ for the row
-# and $\beta = e^{m_{tile} - m_{new}}$ for the tile. Then the two $\ell$ can be added. The two outputs, however, can only
-# be added as raw sums. So the old $o$ is first multiplied by the $\ell$ that it was divided by:
+# Each side has its own maximum. Two factors bring both sides to the larger one, namely $\alpha = e^{m - m_{new}}$ for
+# the row and $\beta = e^{m_{tile} - m_{new}}$ for the tile. After that, we can add the two $\ell$. The two outputs,
+# however, can only be added as raw sums, so the old $o$ is first multiplied by the $\ell$ that it was divided by:
 #
 # $$\ell_{new} = \alpha\,\ell + \beta\,\ell_{tile} \qquad o_{new} = \frac{\alpha\,\ell\,o + \beta\,p\,v}{\ell_{new}}$$
 #
 # Here $\alpha = 3/8$ and $\beta = 1$, so $\ell_{new} = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$, and $o_{new} =
-# (\frac{3}{8} \cdot \frac{4}{3} \cdot 2 + 4) / 2 = 5/2$, the answer of chapter 02.
+# (\frac{3}{8} \cdot \frac{4}{3} \cdot 2 + 4) / 2 = 5/2$, which is the answer that chapter 02 gave.
 
 # %% [markdown]
 # ## Write FA1's step
 #
-# **Build.** `step` takes the state $m$, $\ell$, $o$ of a block of rows, a tile of scores `s`, and the values `v` of the
-# tile's keys. It returns the new $m$, $\ell$ and $o$. The old $o$ arrives divided, and the new one leaves divided.
+# **Build.** `step` takes the state $m$, $\ell$ and $o$ of a block of rows, a tile of scores `s`, and the values `v` of
+# the tile's keys. It returns the new $m$, $\ell$ and $o$. The old $o$ is already divided by the old $\ell$, and the new
+# $o$ must be divided by the new $\ell$.
 
 # %%
 def step(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
@@ -109,7 +111,7 @@ four, values = np.log([[1.0, 3.0, 4.0, 8.0]]), np.array([[8.0], [0.0], [4.0], [2
 S[0, 0] = 5  # the first row has its largest score in the first tile
 check(
     step,
-    case("three rows meet their first tile. Has each row its own maximum, and is o divided in the end?", S, V, 0),
+    case("three rows meet their first tile. Does each row have its own maximum, and is o divided at the end?", S, V, 0),
     case("the 1-3-4-8 row of the table above. o arrives divided by ℓ. What undoes that?", four, values, 2),
     case("in row 0 the old maximum is larger than the tile's. Which side must shrink there?", S, V, 3),
     names=("m", "ℓ", "o"),
@@ -130,22 +132,24 @@ check(
 # ```
 # </details>
 #
-# In `update` of chapter 02, $o$ was a raw sum, so nothing had to be undone. And p was taken relative to $m_{new}$ at once,
-# so $\beta$ was 1. You may also do that here.
+# In chapter 02, `update` kept $o$ as a raw sum, so it had no division to undo. It also computed p relative to $m_{new}$
+# at once, which made $\beta$ equal to 1. You can do the same here.
 
 # %% [markdown]
 # ## Which loop goes outside?
 #
-# FA1 puts the loop over column blocks j outside. A block of keys and values is loaded once, and every row block is matched
-# with it. Then comes the next block of keys, and every row block is matched with that one. (Chapter 04 asks whether this is
-# the better order.)
+# FA1 makes the loop over the column blocks j the outer one. It loads a block of keys and values once, and matches every
+# row block with it. Then it loads the next block of keys and matches every row block with that one. Chapter 04 asks
+# whether this is the better order.
 #
-# A single worker does this for a whole head. Between two visits to the same rows it handles all other rows of the head,
-# and their states do not fit into its SM. With N = 4,096 and d = 128, the o of all queries has 2 MiB, but the SM has 228
-# KiB of shared memory. So the worker stores the state of a row block in HBM after each tile, and loads it again before the
-# next tile of these rows. Find both lines below. (`fa1_step` is the solution above. The tags name lines of Algorithm 2
-# in the FA1 paper's appendix, which is Algorithm 1 with a scale, a mask and *dropout*, explained in chapter 05. We only
-# need the scale.)
+# A single worker does this for a whole head. Between two visits to the same rows, it handles all other rows of the
+# head, and their states do not all fit into its SM. With N = 4,096 and d = 128, the o of all queries takes 2 MiB, but
+# the SM has only 228 KiB of shared memory. The worker therefore stores a row block's state in HBM after each tile, and
+# loads it again before the next tile of these rows. In the code below, find the two lines that do this. There,
+# `fa1_step` is the solution above.
+#
+# The tags name lines of Algorithm 2 in the FA1 paper's appendix. It extends Algorithm 1 with a scale, a mask and
+# *dropout*, which chapter 05 explains, but we only need the scale.
 
 # %%
 def fa1_forward(Q, K, V, O, l, m, B_r, B_c, tau):
@@ -171,7 +175,7 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
     print(f"after {n} keys: O[0, 0] = {O[0, 0]:9.6f}, attention over these {answer[0, 0]:9.6f}")
 
 # %% [markdown]
-# After each column block, O is the attention over the keys so far, as FA1 promised.
+# After each column block, O is the attention over the keys seen so far, as FA1 promised.
 
 # %% [markdown]
 # ## Watch it travel
@@ -180,11 +184,12 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
 live("algorithm1", ask="order=fa1", names=["FA1"])
 
 # %% [markdown]
-# There are $T_c = \lceil N / B_c \rceil$ column blocks (rounded up). So FA1's forward moves
+# There are $T_c = \lceil N / B_c \rceil$ column blocks, where the brackets mean rounding up. The forward pass of FA1
+# therefore moves
 #
-# - $Nd + 2N$ elements to set O, ℓ and m at the start,
+# - $Nd + 2N$ elements to initialize O, ℓ and m,
 # - $2Nd$ elements to load K and V once,
-# - $3Nd + 4N$ elements for each column block: Q, O, ℓ and m in; O, ℓ and m out.
+# - $3Nd + 4N$ elements for each column block, because it loads Q, O, ℓ and m and stores O, ℓ and m.
 
 # %%
 meter = Trace()
@@ -197,24 +202,24 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # %% [markdown]
 # ## When is that less than standard attention?
 #
-# **Predict.** FA1 never sends S or P to HBM. When do fewer bytes reach DRAM than in standard attention?
+# **Predict.** FA1 never sends S or P to HBM. When do fewer of its bytes reach DRAM than in standard attention?
 #
 # - ☐ if the sequence is long enough
 # - ☐ if a block has enough keys
-# - ☐ always, since S and P were nearly all of it
+# - ☐ always, since S and P were nearly all of the traffic
 #
 # <details><summary>Answer</summary>
 #
-# **if a block has enough keys.** For one query and one block of keys, q and o come in and o goes out, however large the
-# block is. Meanwhile standard attention moves 12 bytes for each key of the block. N does not matter, because both grow
-# with $N^2$.
+# **if a block has enough keys.** For one query and one block of keys, FA1 loads q and o and stores o, and the size of
+# these vectors does not depend on the block size. Standard attention, however, moves 12 bytes for each key in the
+# block. N does not matter, because both amounts grow with $N^2$.
 # </details>
 
 # %% [markdown]
-# Now in bytes, for one query and one block of $B_c$ keys. An element of q has two bytes. An element of an unfinished o
-# has four, since two would round it at every tile. Also $\ell$ and m have four.
+# The following table counts bytes for one query and one block of $B_c$ keys. An element of q has two bytes. An element
+# of an unfinished o has four, since two bytes would mean rounding o at every tile, and each $\ell$ and m also has four.
 #
-# | | in | out | together |
+# | | loaded | stored | in total |
 # | --- | ---: | ---: | ---: |
 # | q | 2 d | | 2 d |
 # | o, unfinished | 4 d | 4 d | 8 d |
@@ -222,9 +227,10 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # | FA1 | | | 10 d + 16 |
 # | standard attention (S and P) | | | 12 $B_c$ |
 #
-# So four fifths of the bytes are unfinished answers. FA1 moves fewer bytes than standard attention if a block has more
-# than (10d + 16)/12 keys, which is 55 keys for d = 64, and 108 for d = 128. The kernel at the top of this chapter has 64
-# keys per block at d = 128, and loses. Compared with standard attention (= 100%), FA1's bytes are:
+# About four fifths of FA1's bytes are thus unfinished outputs. FA1 moves fewer bytes than standard attention if a block
+# has more than (10d + 16)/12 keys, which means at least 55 keys for d = 64, and 108 for d = 128. The kernel at the top
+# of this chapter uses 64 keys per block at d = 128, so it moves more. As a percentage of standard attention's bytes,
+# FA1 moves:
 
 # %% tags=["hide-input"]
 lines = []
@@ -234,70 +240,76 @@ for d in (64, 128):
 Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | ---: | ---: | ---: |", *lines]))
 
 # %% [markdown]
-# L2 also holds what was stored lately (chapter 00). Could the unfinished answers not simply stay in L2 until they are needed
-# again? Not here. With one worker per head, all 64 heads are at work at the same time. At d = 128, Q of a head has 1 MiB and its unfinished O has 2 MiB.
-# Together that is 192 MiB, far too much for the 60 MiB of L2. So nearly all that FA1 loads and stores reaches DRAM.
+# L2 also holds what was recently stored (chapter 00), so could the unfinished outputs simply stay in L2 until they are
+# needed again? In this case they cannot. With one worker per head, all 64 heads are in progress at the same time. At d
+# = 128, each head's Q takes 1 MiB and its unfinished O takes 2 MiB, which makes 192 MiB for all heads together. That is
+# far too much for the 60 MiB of L2, so nearly everything that FA1 loads and stores reaches DRAM.
 #
-# In memory, on the other hand, FA1 wins in any case: it needs only 2N numbers beyond its inputs and output, $\ell$ and m.
+# In memory use, on the other hand, FA1 always wins, because it needs only 2N numbers beyond its inputs and output,
+# namely $\ell$ and m.
 
 # %% [markdown]
 # ## How large can a block be?
 #
-# The blocks must fit on the chip. If there is room for M elements (228 KiB are 116,736 elements of two bytes), the paper
-# takes $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries. For d = 128, that is 228 keys. This rule is
-# right only up to a constant factor, because k and v fill half of the room, the scores, at four bytes, fill the other half,
-# and q and o need 42% of the room in addition.
+# The blocks must fit on the chip. If there is room for M elements (228 KiB hold 116,736 elements of two bytes), the
+# paper takes $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries, which gives 228 keys for d = 128. This
+# rule is right only up to a constant factor. The blocks k and v fill half of the room, the scores fill the other half
+# because they take four bytes each, and q and o need another 42% of the room.
 #
-# With this rule $T_c = 4Nd / M$, so FA1 loads and stores about $T_c \cdot 3Nd = 12\,N^2 d^2 / M$ elements. The paper
-# calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$. In words, twice the room halves the traffic, and twice the
-# sequence makes it four times as large.
+# With this rule, $T_c = 4Nd / M$, so FA1 loads and stores about $T_c \cdot 3Nd = 12\,N^2 d^2 / M$ elements. The paper
+# calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$. In other words, twice as much room on the chip halves the
+# traffic, and a sequence that is twice as long quadruples it.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("hbm_traffic")
 
 # %% [markdown]
-# The chart counts what the SMs load and store, wherever it is found, and N is fixed. With little room on the chip, FA1 is
-# above standard attention. Each step to the right doubles the room. At first this halves what FA1 moves. Later it gains
-# less, because the curve comes near to the least that is possible, which is each of Q, K, V and O once. (For standard
-# attention the chart counts the tiles of its products, which chapter 04 explains.) The upright lines are the room on two
-# older GPUs of NVIDIA, the A100 of the papers and the H100, which has the same room per SM as the H200. In practice larger blocks stop helping earlier: the paper tried blocks of 64 to 512 keys, and
-# beyond 256 keys the time fell no further.
+# The chart counts everything that the SMs load and store for a fixed N, no matter where it is found. With little room
+# on the chip, FA1 moves more than standard attention. Each step to the right doubles the room, which at first halves
+# what FA1 moves. Later it gains less, because the curve approaches the least traffic possible, which is to move each of
+# Q, K, V and O once. For standard attention, the chart counts the tiles of its matrix products, which chapter 04
+# explains.
+#
+# The vertical lines mark the room on two older NVIDIA GPUs: the A100, which the papers use, and the H100, which has the
+# same room per SM as the H200. In practice, larger blocks stop helping earlier. The paper tried blocks of 64 to 512
+# keys, and beyond 256 keys the time did not decrease any further.
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
 #
-# The FA1 of chapter 00, and of the table at the top, is slower than standard attention. The kernel of the FA1 authors was
-# usually 2 to 4 times as fast as standard attention, and 5.7 times as fast in figure 2 of [their
-# paper](https://arxiv.org/abs/2205.14135): GPT-2 medium on an A100, N = 1,024, d = 64, 64 sequences with 16 heads each,
-# forward and backward.
+# In chapter 00 and in the table at the top of this one, FA1 is slower than standard attention. The FA1 authors' own
+# kernel, however, was usually 2 to 4 times as fast as standard attention. In figure 2 of [their
+# paper](https://arxiv.org/abs/2205.14135), which measures the forward and backward pass of GPT-2 medium on an A100, it
+# was even 5.7 times as fast. In this measurement, N = 1,024, d = 64, and there are 64 sequences of 16 heads each.
 #
 # | | standard attention | FA1, the authors' kernel |
 # | --- | ---: | ---: |
 # | HBM reads and writes | 40.3 GB | 4.4 GB |
 # | time | 41.7 ms | 7.3 ms |
 #
-# Their kernel also has one thread block for each head. But two things differ.
+# Their kernel also uses one thread block for each head, but two things are different.
 #
-# - **Heads.** 64 sequences with 16 heads are 1,024 workers for the 108 SMs of an A100. Our table has 4 with 16 heads,
-#   which are 64 workers for 132 SMs.
-# - **Blocks and code.** Their kernel is CUDA written by hand, with large blocks. With 256 keys per block, an answer over 1,024
-#   keys is stored four times. Ours is the simplest Triton, with Algorithm 1's loops and its division in every tile, and
-#   with 64 keys per block.
+# - **Heads.** Their 64 sequences with 16 heads make 1,024 workers for the 108 SMs of an A100. The problem in our table
+#   has 4 sequences with 16 heads, which make 64 workers for 132 SMs.
+# - **Blocks and code.** Their kernel is handwritten CUDA with large blocks. With 256 keys per block, an output over
+#   1,024 keys is stored only four times. Ours is the simplest possible Triton code, which has 64 keys per block, and
+#   which follows Algorithm 1's loops and divides in every tile.
 #
-# So ours takes four times as long as standard attention at N = 4,096, for three reasons. First, 1.7 times as many bytes
-# reach DRAM. They also move more slowly, at 1.4 TB/s, while standard attention draws 3.2 TB/s. Since DRAM could deliver
-# 4.8 TB/s, its speed is not what limits FA1's kernel. With 8 heads instead of 64, the work is an eighth, but the time is
-# still 11.7 ms instead of 16.3 ms. So the time is mostly that of one worker, which goes through all tiles of a head alone.
+# There are three reasons why our kernel takes four times as long as standard attention at N = 4,096. The first is that
+# 1.7 times as many bytes reach DRAM. They also move more slowly, at 1.4 TB/s, whereas standard attention reaches 3.2
+# TB/s. Since DRAM could deliver 4.8 TB/s, its speed is not what limits our FA1 kernel. With 8 heads instead of 64,
+# there is an eighth of the work, but the kernel still takes 11.7 ms instead of 16.3 ms. The kernel's time is therefore
+# mostly the time that one worker needs to go through all tiles of a head alone.
 #
-# The second reason is therefore that half of the SMs are idle. With workers of their own, they could have done as much
-# again in about the same time, if DRAM keeps up, so the idle SMs cost up to a factor of 2. The third reason is the simple
-# code, in which one worker takes so long. FA1 needs many heads and large blocks.
+# So the second reason is that half of the SMs are idle. If they had workers, they could do the same amount of work
+# again in about the same time, provided that DRAM keeps up, so the idle SMs cost up to a factor of 2. The third reason
+# is the simple code, which makes each worker so slow. In short, FA1 needs many heads and large blocks.
 
 # %% [markdown]
 # ## How does the backward pass get P back?
 #
-# **Predict.** The gradients need P, and P was thrown away. The scores of a tile can be computed again from q and k. What
-# turns them into probabilities?
+# **Predict.** The gradients need P, but P was thrown away. The backward pass can compute the scores of a tile again
+# from q and k. What turns them into probabilities?
 #
 # - ☐ the online softmax again, over all tiles of the row
 # - ☐ one exponential and one division
@@ -305,32 +317,33 @@ show("hbm_traffic")
 #
 # <details><summary>Answer</summary>
 #
-# **one exponential and one division.** The forward pass left the final $m$ and $\ell$ of each row in HBM. With them
-# $p = e^{s - m} / \ell$ is the final probability at once. (A softmax over one tile is wrong: only whole rows sum to 1.)
+# **one exponential and one division.** The forward pass left the final $m$ and $\ell$ of each row in HBM, so $p =
+# e^{s - m} / \ell$ is already the final probability. A softmax over one tile is wrong, because only whole rows sum to 1.
 # </details>
 #
-# So the backward pass computes one product more, $QK^\top$, and stores nothing of size $N^2$. Is that cheaper? By the
-# list of chapter 00, a score takes 2d FLOPs, an exponential (256) and a subtraction (32), which is 416 for d = 64 and 544
-# for d = 128. To store P in two bytes and to load it again takes 824, which is 2.0 and 1.5 times as much. If all units
+# The backward pass thus computes one more product, $QK^\top$, and stores nothing of size $N^2$. Is that cheaper? By the
+# list in chapter 00, a score takes 2d FLOPs, an exponential (256) and a subtraction (32), which is 416 for d = 64 and
+# 544 for d = 128. To store P in two bytes and load it again takes 824, which is 2.0 and 1.5 times as much. If all units
 # work at the same time, only the slowest one counts, and the comparison is 256 against 824.
 #
-# <details><summary>If you train with dropout: how is its mask not stored?</summary>
+# <details><summary>If you train with dropout: how do we avoid storing its mask?</summary>
 #
-# *Dropout* sets entries of P to 0 at random, and the backward pass must drop the same ones. Storing $N^2$ bits would take
-# only a sixteenth of P's memory, but that still grows with $N^2$. So each random number is computed again. Chapter 05
-# shows what it must be computed from.
+# *Dropout* sets entries of P to 0 at random, and the backward pass must drop the same ones. Storing $N^2$ bits would
+# take only a sixteenth of P's memory, but that still grows with $N^2$. The backward pass therefore computes each random
+# number again. Chapter 05 shows what it must be computed from.
 # </details>
 
 # %% [markdown]
 # ## Recap
 #
-# - FA1 computes one tile of S at a time, uses it and throws it away. Nothing of size $N^2$ reaches HBM.
-# - Keys outside, queries inside. $o$, divided by $\ell$ at every step, travels with $\ell$ and $m$ for each column block.
-# - About $N^2 (3d + 4) / B_c$ elements are loaded and stored, $N^2 (10d + 16) / B_c$ bytes. With many heads nearly all of them
-#   reach DRAM. That is less than in standard attention if a block has more than (10d + 16)/12 keys.
-# - Backward: $p = e^{s - m} / \ell$, tile by tile.
+# - FA1 computes one tile of S at a time, uses it and throws it away, so nothing of size $N^2$ reaches HBM.
+# - The loop over keys is outside, and the loop over queries is inside. $o$ is divided by $\ell$ at every step, and it
+#   travels to HBM and back with $\ell$ and $m$ for each column block.
+# - FA1 loads and stores about $N^2 (3d + 4) / B_c$ elements, or $N^2 (10d + 16) / B_c$ bytes. With many heads, nearly
+#   all of these bytes reach DRAM. That is less than in standard attention if a block has more than (10d + 16)/12 keys.
+# - The backward pass recovers $p = e^{s - m} / \ell$ tile by tile.
 #
-# After the next chapter, [assignment 2](assignments/2_forward.ipynb) goes further, from FA1 to FA2.
+# After the next chapter, [assignment 2](assignments/2_forward.ipynb) takes you from FA1 to FA2.
 
 # %% [markdown]
 # ## Checks

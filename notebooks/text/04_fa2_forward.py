@@ -6,16 +6,16 @@
 #
 # **Same answer, same tiles: what is left to save?**
 #
-# In FA1, every unfinished answer leaves the chip after each tile and comes back for the next one. We change this one step
-# at a time, count what each step saves, and end at Algorithm 1 of the FlashAttention-2 paper (*FA2*), with a causal mask.
-# Then we add up what standard attention, FA1 and FA2 cost.
+# In FA1, every unfinished output leaves the chip after each tile and comes back for the next one. In this chapter, we
+# change the algorithm one step at a time and count what each step saves, until we arrive at Algorithm 1 of the
+# FlashAttention-2 paper (*FA2*), with a causal mask. Then we add up what standard attention, FA1 and FA2 cost.
 #
 # After this notebook you can
 #
 # - write FA2's forward pass, and point to the lines of FA1 that moved,
 # - explain for each change what it saves, and what it does not save,
 # - sort the tiles of a causal mask into three kinds by looking at their corners,
-# - compute, for any N, d and $B_r$, what reaches DRAM, what L2 serves, and which unit ends last,
+# - compute, for any N, d and $B_r$, what reaches DRAM, what L2 serves, and which unit finishes last,
 # - read a roofline, the chart in which this book compares costs.
 #
 # *Time: 80 minutes with two functions to write, 50 for the forward pass and 30 for its cost. Hardware: any laptop,
@@ -41,9 +41,9 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What goes wrong with a mask?
 #
-# A language model guesses the next token, so a query must not see later keys. This is the *causal mask*: row r sees the
-# columns c ≤ r. Here are four queries that all have the scores of the 1-3-4-8 row, once with the right mask, and once
-# with a mask that is off by one:
+# A language model guesses the next token, so a query must not see later keys. This restriction is the *causal mask*, in
+# which row r sees only the columns c ≤ r. The next cell takes four queries that all have the scores of the 1-3-4-8 row.
+# It applies the right mask to them, and then a mask that is off by one:
 
 # %%
 scores, values = np.tile(np.log([1.0, 3.0, 4.0, 8.0]), (4, 1)), np.array([8.0, 0.0, 4.0, 2.0])
@@ -59,11 +59,12 @@ for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 
     print(f"{words:9}  outputs {masked(seen, values)}, after the last value has changed {masked(seen, changed)}")
 
 # %% [markdown]
-# With the right mask, only the last row depends on the last token. With the other one, each row except the last sees
-# one token too many, and it is the very token the model has to guess. No shape is wrong and nothing overflows. In
-# training, the loss even falls faster than ever, and only the finished model is useless. So one test belongs beside every
-# causal kernel: change a token, and see that no earlier row changes. In tiles there are more places for this mistake, and
-# you will meet it in your own `forward` below. First, however, we build the loop that the mask goes into.
+# With the right mask, only the last row depends on the last token. With the wrong one, each row except the last sees
+# one token too many, and it is the very token that the model has to guess. No shape is wrong and nothing overflows. In
+# training, the loss even falls faster than it should, and only the finished model turns out to be useless. Every causal
+# kernel therefore needs a test that changes one token and checks that no earlier row changes. Tiles offer more places
+# for this mistake, and you will meet it in your own `forward` below. First, however, we build the loop that the mask
+# goes into.
 
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
@@ -72,13 +73,14 @@ for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 
 show("visiting_order")
 
 # %% [markdown]
-# Above is FA1, as in chapter 03. It goes down the columns, so k and v stay, and all that belongs to a query comes and goes.
-# Below, the loops are swapped, which P. Tillet first did in Triton (as the paper reports in section 3.2). Now a row block's
-# $m$, $\ell$ and $o$ begin on the chip, stay for all tiles, and leave once.
+# The upper half shows FA1, as in chapter 03. It goes down the columns, so k and v stay on the chip, while everything
+# that belongs to a query comes and goes. In the lower half, the loops are swapped, which P. Tillet first did in Triton,
+# as the paper reports in section 3.2. Now a row block's $m$, $\ell$ and $o$ begin on the chip, stay there for all
+# tiles, and leave only once.
 #
-# In the code, the loops are swapped, and the lines with a comment have moved. `tiling.rows(i)` and `tiling.cols(j)` are
-# the rows and columns of a block. A loop over `trace.serial` runs pass by pass, whereas the passes over `trace.parallel`
-# may run at the same time.
+# The code below swaps the loops in the same way, and a comment marks each line that moved. `tiling.rows(i)` and
+# `tiling.cols(j)` are the rows and columns of a block. A loop over `trace.serial` runs its iterations one after
+# another, whereas the iterations of a loop over `trace.parallel` can run at the same time.
 
 # %%
 def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
@@ -98,53 +100,55 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # %% [markdown]
 # ## How much does the swap save?
 #
-# In the picture the swap saves more than half, but there the tiles are small and not square.
+# In the picture, the swap saves more than half, but the tiles there are small and not square.
 #
-# **Predict.** Take square tiles and a long text. How many of the elements that FA1 loads and stores does the swap save?
+# **Predict.** Take square tiles and a long sequence. How many of the elements that FA1 loads and stores does the swap
+# save?
 #
-# - ☐ two thirds: unfinished answers no longer travel
-# - ☐ nearly all: what is left grows with N, not N²
+# - ☐ two thirds, because unfinished outputs no longer travel
+# - ☐ nearly all, because what is left grows with N, not N²
 # - ☐ a third
 #
 # <details><summary>Answer</summary>
 #
-# **a third.** For a tile of B × B, FA1 loads q and o and stores o, $3Bd$ elements. FA2 loads k and v instead, $2Bd$. Every
-# tile still loads something, so both grow with $N^2$. (In bytes the swap saves three fifths, because FA1's unfinished o has
-# four bytes per number, and q, k and v have two.)
+# **a third.** For a tile of B × B, FA1 loads q and o and stores o, which is $3Bd$ elements. FA2 loads k and v instead,
+# which is $2Bd$. Every tile still loads something, so both amounts grow with $N^2$. In bytes, the swap saves three
+# fifths, because FA1's unfinished o has four bytes per number, while q, k and v have two.
 # </details>
 
 # %% [markdown]
 # ## Who has to wait for whom?
 #
-# A third is not much. There is a better reason for the swap. In FA1, each column block continues from the $o$, $\ell$
-# and $m$ that the previous one stored, so a worker that owned one column block would have to wait for its predecessor.
-# Only row blocks need nothing from each other. After the swap, the row blocks are the outer loop, which is now
-# `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a head. If there are few heads, that is
-# worth far more than loading and storing a third fewer elements (chapter 06). And the workers of a head load the same
-# keys, so L2 can serve nearly all of these loads, which will turn out to be the largest gain of all.
+# A third is not much, but there is a better reason for the swap. In FA1, each column block continues from the $o$,
+# $\ell$ and $m$ that the previous one stored, so a worker that owned one column block would have to wait for its
+# predecessor. Row blocks, by contrast, need nothing from each other. After the swap they form the outer loop, which is
+# therefore a `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a head. If there are few
+# heads, that is worth far more than loading and storing a third fewer elements (chapter 06). In addition, the workers
+# of a head load the same keys, so L2 can serve nearly all of these loads. This will turn out to be the largest gain of
+# all.
 
 # %% [markdown]
 # ## Why can the division wait?
 #
-# FA1 divides $o$ by $\ell$ in every tile, but the next step never uses that ratio. It takes the old $m$, $\ell$ and $o$,
-# and multiplies both sums by the same $\alpha$. A single division after the last tile therefore gives the same result as
-# a division in every tile.
+# FA1 divides $o$ by $\ell$ in every tile, but the next step never uses that ratio. It takes the old $m$, $\ell$ and
+# $o$, and multiplies both sums by the same $\alpha$. A single division after the last tile therefore gives the same
+# result as a division in every tile.
 #
-# Take the 1-3-4-8 row in two tiles. After the first tile $\ell = 4/3$ and $o = 8/3$. FA1 stores (8/3) / (4/3) = 2, and
-# has to multiply by 4/3 again before the second tile. FA2 keeps 8/3. The second tile shrinks both by $\alpha = 3/8$ and
-# adds its terms, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$ and
-# $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$. Now comes the only division, 5/2 = 2.5.
+# Take the 1-3-4-8 row in two tiles. After the first tile, $\ell = 4/3$ and $o = 8/3$. FA1 stores (8/3) / (4/3) = 2, and
+# has to multiply by 4/3 again before the second tile, whereas FA2 simply keeps 8/3. The second tile shrinks both sums
+# by $\alpha = 3/8$ and adds its terms, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$ and $o = \frac{3}{8}
+# \cdot \frac{8}{3} + 4 = 5$. Then comes the only division, 5/2 = 2.5.
 #
-# In general, write $\bar o$ for FA1's divided output, so that $o = \ell\,\bar o$. On the left, FA1's step (with $\beta =
-# 1$) undoes the old division, adds the new terms, and divides again. On the right, FA2 adds the same terms to its raw
-# sums, and its division can wait:
+# In general, write $\bar o$ for FA1's divided output, so that $o = \ell\,\bar o$. The left side of the following
+# equation is FA1's step (with $\beta = 1$), which undoes the old division, adds the new terms, and divides again. On
+# the right side, FA2 adds the same terms to its raw sums, and its division can wait:
 #
 # $$\frac{\alpha\,\ell\,\bar o + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
 #
-# This is the first of the paper's two tweaks, *tweak 1*. Could the subtraction of m wait as well? No, because without it
-# $e^s$ could already overflow in this tile.
+# This is the first of the paper's two tweaks, *tweak 1*. Could the subtraction of m wait as well? It could not, because
+# without it $e^s$ might already overflow in this tile.
 #
-# So FA2's step is `update` from chapter 02, with one more line for rows that have not seen a key yet:
+# FA2's step is therefore `update` from chapter 02, with one more line for rows that have not seen a key yet:
 
 # %%
 def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
@@ -164,18 +168,20 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 # %% [markdown]
 # ## What did it save?
 #
-# A GPU works in short steps of equal length, which are called *clocks*. An A100, the GPU of the FA2 paper, makes 1.41
-# billion of them per second. Here is a tile in clocks of one of its SMs:
+# A GPU works in short steps of equal length, which are called *clocks*. An A100, the GPU in the FA2 paper, runs at 1.41
+# billion clocks per second. The figure shows one tile in clocks of one of its SMs:
 
 # %% tags=["hide-input"]
 show("deferred_normalisation")
 
 # %% [markdown]
 # The tile has 128 queries, 64 keys and d = 128, so $o$ and $p\,v$ are both blocks of 128 × 128. We fold FA1's division
-# into its two factors, which become $\alpha \ell / \ell_{new}$ for $o$ and $\beta / \ell_{new}$ for $p\,v$. So the
-# division has no box of its own. FA1 then scales two blocks, whereas FA2 only scales $o$, by $\alpha$. The dashed boxes
-# are the work that FA2 no longer does. They are only 0.4% of the operations, but these operations run on slow units. If
-# the units take turns, as drawn, the dashed boxes cost 8% of the time. Here is the arithmetic of FA1's tile:
+# into its two factors, which become $\alpha \ell / \ell_{new}$ for $o$ and $\beta / \ell_{new}$ for $p\,v$, so the
+# division has no box of its own. FA1 then scales two blocks, whereas FA2 scales only $o$, by $\alpha$.
+#
+# The dashed boxes are the work that FA2 no longer does. They contain only 0.4% of the operations, but these operations
+# run on slow units. If the units take turns, as drawn, the dashed boxes account for 8% of the time. FA1's tile adds up
+# as follows:
 #
 # | work | count | per clock | clocks |
 # | --- | ---: | ---: | ---: |
@@ -184,34 +190,36 @@ show("deferred_normalisation")
 # | exponentials, on special function units: 1 per score, 2 per row | 8,448 | 16 | 528 |
 #
 # The three instructions per score are one FMA for $\tau s - m$, one comparison for the maximum and one addition for the
-# sum: 3 · 8,192 = 24,576. The two scalings of a block take 2 · 16,384 = 32,768, and FA2 saves one of them. The rest, 8 ·
-# 128 = 1,024, updates m, $\ell$ and the factors.
+# sum, which makes 3 · 8,192 = 24,576. Scaling the two blocks takes 2 · 16,384 = 32,768, and FA2 saves one of the two
+# scalings. The remaining 8 · 128 = 1,024 instructions update m, $\ell$ and the factors.
 #
-# If all units work at once, however, the tweak saves nothing, because the tensor cores end last with or without it. In this
-# model, then, it saves between 0 and 8%. A compiled kernel can behave differently. The thread blocks on an SM share its
-# registers, so the fewer registers a thread block needs, the more of them run at once. On an H200, the tweak freed enough
-# registers for a third thread block on each SM, and gained more than a fifth without a mask. With a causal mask it gained
-# nothing (chapter 10).
+# If all units work at once, however, the tweak saves nothing, because the tensor cores finish last with or without it.
+# In this model, then, it saves between 0 and 8%.
+#
+# A compiled kernel can behave differently. The thread blocks on an SM share its registers, so the fewer registers a
+# thread block needs, the more of them run at once. On an H200, the tweak freed enough registers for a third thread
+# block on each SM, which made the kernel more than a fifth faster without a mask. With a causal mask, it gained nothing
+# (chapter 10).
 
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
 #
-# Back to the mask of the beginning, in the left grid. A tile is *SKIP* if no query of it sees any of its keys. It is
-# *FULL* if each query sees every key, and *DIAGONAL* if the mask cuts through it. SKIP tiles are never loaded. Of T × T
-# square tiles, T(T + 1)/2 are visited, so in a long sequence nearly half of the work is saved. FULL tiles are computed as
-# if there were no mask. Only DIAGONAL tiles need to look at single scores.
+# The left grid shows the mask from the beginning of this chapter. A tile is *SKIP* if none of its queries sees any of
+# its keys. It is *FULL* if each query sees every key, and *DIAGONAL* if the mask cuts through it. SKIP tiles are never
+# loaded, so of T × T square tiles, only T(T + 1)/2 are visited, which saves nearly half of the work in a long sequence.
+# FULL tiles are computed as if there were no mask, so only DIAGONAL tiles need to look at single scores.
 
 # %% tags=["hide-input"]
 show("causal_tiles")
 
 # %% [markdown]
-# In the right grid a model reads the last 256 tokens of a text, and has the keys of all 512. The last query still sees
-# all keys, so row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.
+# In the right grid, a model reads the last 256 tokens of a text, and it has the keys of all 512. The last query still
+# sees all keys, so row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.
 #
 # FA1 as printed computes and masks all tiles. For FA2, `tiling.visited_cols(i)` lists the column blocks of row block i
-# that are not SKIP. `tiling.hide(s, i, j)` returns the scores of a tile with −∞ wherever the mask hides one, and those of
-# a FULL tile as they are. (It must be −∞, because a score of 0 would get a weight, $e^{0 - m}$.) Two corners decide the
-# kind of a tile before anything is loaded:
+# that are not SKIP. `tiling.hide(s, i, j)` returns the scores of a tile with −∞ wherever the mask hides a score, and it
+# leaves a FULL tile unchanged. The hidden scores must be −∞ because a score of 0 would still get a weight, $e^{0 - m}$.
+# Two corners of a tile decide its kind before anything is loaded:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -224,7 +232,7 @@ def kind(tiling, i, j):  # for as many queries as keys
 
 
 # %% [markdown]
-# **Predict.** Tiles have 128 queries and 64 keys, blocks are counted from 0, and the mask is causal. Of what kind are the
+# **Predict.** Tiles have 128 queries and 64 keys, blocks are counted from 0, and the mask is causal. What kinds are the
 # tiles (i, j) = (1, 1) and (1, 3)?
 #
 # - ☐ FULL and DIAGONAL
@@ -233,14 +241,15 @@ def kind(tiling, i, j):  # for as many queries as keys
 #
 # <details><summary>Answer</summary>
 #
-# **FULL and DIAGONAL.** Row block 1 has the rows 128 to 255. Even row 128 sees all of columns 64 to 127. It sees none of
-# columns 192 to 255, but row 255 sees them all. So the numbers i and j may only be compared if tiles are square. With tiles
-# of 128 × 64, a kernel that masks only the tile with i = j leaks.
+# **FULL and DIAGONAL.** Row block 1 consists of rows 128 to 255. Even row 128 sees all of columns 64 to 127, so tile
+# (1, 1) is FULL. Row 128 sees none of columns 192 to 255, but row 255 sees them all, so tile (1, 3) is DIAGONAL. This
+# is why you can compare the numbers i and j only if tiles are square. With tiles of 128 × 64, a kernel that masks only
+# the tile with i = j lets later keys through.
 # </details>
 
 # %% [markdown]
-# Here are both algorithms at work on one causal square. FA1 goes down the columns, and it computes and masks the SKIP
-# tiles, too. FA2 goes along the rows and skips them, so it ends while FA1 still works.
+# The next figure shows both algorithms at work on one causal square. FA1 goes down the columns, and it also computes
+# and masks the SKIP tiles. FA2 goes along the rows and skips them, so it finishes while FA1 is still working.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("algorithm1", ask="order=both&causal", names=["FA2"])
@@ -248,14 +257,14 @@ live("algorithm1", ask="order=both&causal", names=["FA2"])
 # %% [markdown]
 # ## Write FA2's Algorithm 1
 #
-# FA1 keeps m and $\ell$ of each row for the backward pass. FA2 only keeps $L = m + \log \ell$ from chapter 02, which is
-# the paper's *tweak 2*. One number is enough, since $p = e^{s - m} / \ell = e^{s - L}$. (In the first picture FA2 stores
-# L, but the code below that picture stores $\ell$ and m.)
+# FA1 keeps m and $\ell$ of each row for the backward pass. FA2 keeps only $L = m + \log \ell$ from chapter 02, which is
+# the paper's *tweak 2*. One number is enough, since $p = e^{s - m} / \ell = e^{s - L}$. In this chapter's first
+# picture, FA2 already stores L, although the code below that picture stores $\ell$ and m.
 #
-# **Build.** `forward(Q, K, V, tiling)` returns O and L. It needs the scale $\tau = 1/\sqrt{d}$, two loops, `update` from
-# above, one division, and L. `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The paper's
-# Algorithm 1 has neither the scale nor a mask, so $\tau$, `visited_cols` and `hide` are our additions. The check has N that
-# is not a multiple of the block, a causal mask, and rows that see no key.
+# **Build.** `forward(Q, K, V, tiling)` returns O and L. It needs the scale $\tau = 1/\sqrt{d}$, two loops, `update`
+# from above, one division, and L. `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The
+# paper's Algorithm 1 has neither the scale nor a mask, so $\tau$, `visited_cols` and `hide` are our additions. The
+# check includes an N that is not a multiple of the block, a causal mask, and rows that see no key.
 
 # %%
 def forward(Q, K, V, tiling):  # (N_q, d), (N_k, d), (N_k, d) -> (N_q, d), (N_q,)
@@ -284,7 +293,7 @@ check(
 )
 
 # %% [markdown]
-# <details><summary>A solution: the whole of Algorithm 1, with the paper's lines</summary>
+# <details><summary>A solution: all of Algorithm 1, with the paper's lines</summary>
 #
 # ```python
 # def forward(Q, K, V, tiling):
@@ -300,24 +309,26 @@ check(
 #             s_ij = tiling.hide(tau * (q_i @ k_j.T), i, j)  # FA2.A1.L8  (B_r, B_c)
 #             m_i, l_i, o_i = update(m_i, l_i, o_i, s_ij, v_j)  # FA2.A1.L9 FA2.A1.L10
 #         l_i = np.where(l_i == 0, 1, l_i)  # a row without keys: O = 0, and L = m_i = −∞
-#         O[rows] = (1 / l_i)[:, None] * o_i  # FA2.A1.L12 FA2.A1.L14: one division a row
+#         O[rows] = (1 / l_i)[:, None] * o_i  # FA2.A1.L12 FA2.A1.L14: one division per row
 #         L[rows] = m_i + np.log(l_i)  # FA2.A1.L13 FA2.A1.L15
 #     return O, L
 # ```
 # </details>
 #
-# [The poster](../figures/poster_forward.pdf) has these lines beside the lines of the paper.
+# [The poster](../figures/poster_forward.pdf) shows these lines next to the lines of the paper.
 
 # %% [markdown]
 # ## What does all this cost?
 #
-# So far the meter has counted what a loop loads and stores, wherever the GPU finds it. We call these elements *requests*.
-# Between the SMs and HBM, however, there is L2 (chapter 00). L2 answers a load of bytes that it still holds, because they
-# were loaded or stored lately, and only the other requests *reach DRAM*. A requested byte costs about 102 FLOPs of the
-# tensor cores, because it passes L2. If it also reaches DRAM, it costs about 206 there. So we need two numbers for each
-# method, and then we can compare times.
+# So far, the meter has counted what a loop loads and stores, no matter where the GPU finds it. We call these elements
+# *requests*. Between the SMs and HBM, however, there is L2 (chapter 00). If L2 still holds the bytes of a load because
+# they were loaded or stored recently, it answers the load itself, and only the other requests *reach DRAM*. A requested
+# byte costs about as much as 102 FLOPs of the tensor cores, because it passes through L2. If it also reaches DRAM, it
+# costs about 206 there. We therefore need two numbers for each method, requests and DRAM traffic, before we can compare
+# times.
 #
-# **What is requested?** For one head with N queries and N keys, without a mask:
+# **What is requested?** For one head with N queries and N keys, without a mask, the three methods request the following
+# numbers of elements:
 #
 # | | elements requested in the forward pass | per score, if N is large |
 # | --- | --- | --- |
@@ -325,22 +336,24 @@ check(
 # | FA1 | $T_c\,(3Nd + 4N) + 3Nd + 2N$ | $(3d + 4)/B_c$ |
 # | FA2 | $T_r \cdot 2Nd + 2Nd + N$ | $2d/B_r$ |
 #
-# The term with 128 is new. Chapter 01 loaded Q, K and V once, as if a whole product took place on the chip. A real *GEMM*
-# (general matrix multiplication, a kernel for one product) cuts its result into tiles, usually of 128 × 128. For each
-# tile it loads the matching rows of the left operand and columns of the right one, 128 · d elements each. Q and K are
-# loaded in this way for the tiles of S, and V for the tiles of O, so each of the three costs d/128 elements per score. (P
-# is still loaded once, because a tile of O is as wide as O, if d is at most 128.)
+# The term with 128 is new. Chapter 01 loaded Q, K and V once, as if a whole product took place on the chip. A real
+# *GEMM* (general matrix multiplication, a kernel for one product) cuts its result into tiles, usually of 128 × 128. For
+# each tile, it loads the matching rows of the left operand and the matching columns of the right one, 128 · d elements
+# each. It loads Q and K in this way for the tiles of S, and V for the tiles of O, so each of the three costs d/128
+# elements per score. P is still loaded only once, provided that d is at most 128, because a tile of O is then as wide
+# as O.
 #
-# In bytes, S, L and all that FA1 carries through HBM unfinished (o, $\ell$ and m) have four bytes per element, and the
-# others have two. That makes $12 + 6d/128$ bytes per score for standard attention, $(10d + 16)/B_c$ for FA1, and $4d/B_r$
-# for FA2.
+# To convert elements to bytes, note that S, L and everything that FA1 carries through HBM unfinished (o, $\ell$ and m)
+# have four bytes per element, and all others have two. That makes $12 + 6d/128$ bytes per score for standard attention,
+# $(10d + 16)/B_c$ for FA1, and $4d/B_r$ for FA2.
 
 # %% [markdown]
-# **What does L2 answer?** It answers a repeated load if all the data that the running workers keep reloading fits into it.
-# On an H200, L2 has 60 MiB.
+# **What does L2 answer?** It answers a repeated load if all the data that the running workers keep reloading fits into
+# it. On an H200, L2 has 60 MiB.
 #
 # **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries, it loads them
-# again. K and V of a head take 2 MiB (N = 4,096, d = 128, two bytes per number). Where are they found the second time?
+# again. A head's K and V take 2 MiB together (N = 4,096, d = 128, two bytes per number). Where does FA2 find them the
+# second time?
 #
 # - ☐ in L2
 # - ☐ in HBM
@@ -348,33 +361,34 @@ check(
 #
 # <details><summary>Answer</summary>
 #
-# **in L2.** Shared memory has room for one block of keys and values at a time, but into L2 fit the K and V of many
-# heads. A head has 4,096 / 64 = 64 row blocks, so FA2 requests K and V 64 times, and Q and O (2 MiB) once. Together these
-# are 130 MiB per head. Only 4 MiB of them reach DRAM, which is 3%, because each of the four tensors comes from there, or
-# goes there, once.
+# **in L2.** Shared memory has room for only one block of keys and values at a time, but the K and V of many heads fit
+# into L2. A head has 4,096 / 64 = 64 row blocks, so FA2 requests K and V 64 times, and Q and O (2 MiB) once, which
+# makes 130 MiB per head. Only 4 MiB of them reach DRAM, which is 3%, because each of the four tensors is loaded from
+# DRAM or stored there just once.
 # </details>
 #
-# The three methods differ in what they load again, and in how many heads are at work at the same time (here 64 heads,
-# N = 4,096, d = 128):
+# The three methods differ in what they load again, and in how many heads they work on at the same time. The following
+# table assumes 64 heads, N = 4,096 and d = 128:
 #
-# | | loaded again and again | at work at a time, and does it fit? | reaches DRAM |
+# | | loaded repeatedly | in progress at a time, and does it fit? | reaches DRAM |
 # | --- | --- | --- | --- |
 # | standard | Q, K and V, 3 MiB per head | tiles of a few heads: fits | each of Q, K, V and O once, but S and P (96 MiB per head) out and in: 12 bytes per score |
 # | FA1 | Q and unfinished O, 3 MiB per head | all 64 heads, one worker each: 192 MiB, does not fit | all requests |
 # | FA2 | K and V, 2 MiB per head | 132 workers (one per SM) are three heads, 396 (three per SM) are seven: at most 14 MiB, fits | each of Q, K, V and O once: 8 bytes per element of Q |
 #
-# The last row begins with the SMs. A head has 64 workers, and an SM runs one of them at a time, or a few, depending on the
-# kernel. So only a few heads are at work at once.
+# The numbers of workers in the last row follow from the SMs. A head has 64 workers, and an SM runs one of them at a
+# time, or a few, depending on the kernel. Therefore only a few heads are in progress at once.
 #
-# What if the sequence is so long that K and V of a single head no longer fit? At d = 128 that happens beyond N = 122,880.
-# Even then the workers of a head load the same keys at about the same time, and L2 answers all of these loads except the
-# first. So K and V come from DRAM once for each group of workers that run together, and not once for each worker.
+# What if the sequence is so long that K and V of a single head no longer fit? At d = 128, that happens beyond N =
+# 122,880. Even then, the workers of a head load the same keys at about the same time, and L2 answers all of these loads
+# except the first. K and V thus come from DRAM once for each group of workers that run together, rather than once for
+# each worker.
 
 # %% [markdown]
-# **Which unit ends last?** Each time below is what one unit of an H200 needs at full speed. All units can work at the same
-# time, so a method takes *at least* the time of the unit that ends last. The last two rows were measured, with simple
-# kernels of this book in tiles of 64 × 64, which are rungs 00, 01 and 03 of the ladder in chapter 10. (With such tiles, the
-# products of standard attention requested even more than the table shows.)
+# **Which unit finishes last?** Each time below is what one unit of an H200 needs at full speed. All units can work at
+# the same time, so a method takes *at least* as long as the unit that finishes last. The last two rows were measured.
+# They use simple kernels from this book with tiles of 64 × 64, namely rungs 00, 01 and 03 of the ladder in chapter 10.
+# With such tiles, the matrix products of standard attention request even more than the table shows.
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2, 64 × 64": "r03_row_blocks"}
@@ -391,7 +405,7 @@ table = {
     "bytes requested": [f"{asked.requested / 1e9:.1f} GB" for asked in settings.values()],
     "of these reach DRAM": [f"{asked.crossed / 1e9:.1f} GB" for asked in settings.values()],
     **{unit: [f"{1e3 * times[unit]:.2f} ms" for times in seconds_of.values()] for unit in units},
-    "ends last": [f"**{asked.limit(chips.H200)[0]}**" for asked in settings.values()],
+    "finishes last": [f"**{asked.limit(chips.H200)[0]}**" for asked in settings.values()],
     "measured: time": [f"{took.values[rung][0]:.2f} ms" for rung in rungs.values()] + [""],
     "measured: bytes at DRAM": [f"{moved[rung] / 1e9:.1f} GB" for rung in rungs.values()] + [""],
 }
@@ -400,33 +414,38 @@ lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in table.items()]
 Markdown("\n".join(lines))
 
 # %% [markdown]
-# The swap of the loops saved a third of FA1's elements. But it saved nearly all of FA1's DRAM traffic, because many workers
-# now share a head. So only a few heads are at work at once, and their K and V fit into L2. (In a sequence that is too long
-# for this, the workers of a head still load the same keys at about the same time, as above.) An H200 counted 22.1 GB for
-# FA1 and 0.3 GB for FA2.
+# The swap of the loops saved only a third of FA1's elements, yet it saved nearly all of FA1's DRAM traffic. Because
+# many workers now share a head, only a few heads are in progress at once, and their K and V fit into L2. If a sequence
+# is too long for this, the workers of a head still load the same keys at about the same time, as explained above. The
+# counters of an H200 showed 22.1 GB for FA1 and 0.3 GB for FA2.
 #
-# FA1 keeps only 64 of 132 SMs busy. The table therefore counts twice as much time for its tensor cores, special function
-# units and FP32 units. L2 and DRAM serve all SMs, so the table counts them at full speed, however few SMs ask. But FA1's
-# kernel was far from that speed. It moved its 22.1 GB at 1.4 TB/s, which is 28% of what DRAM can deliver, because its time
-# was mostly that of a single worker (chapter 03). So 4.56 ms are a true bound for FA1, but not a close one.
+# FA1 keeps only 64 of the 132 SMs busy, so the table counts twice as much time for its tensor cores, special function
+# units and FP32 units. L2 and DRAM serve all SMs, so the table counts them at full speed, however few SMs use them. But
+# FA1's kernel stays far below that speed, and moves its 22.1 GB at 1.4 TB/s, which is 28% of what DRAM can deliver,
+# because its time is mostly what a single worker needs for a whole head (chapter 03). For FA1, then, 4.56 ms is a valid
+# bound, but not a tight one.
 
 # %% tags=["hide-input"]
 show("limits_forward")
 
 # %% [markdown]
-# A ring counts requested bytes and belongs to the line of L2. A dot counts bytes that reach DRAM and belongs to the line
-# of DRAM. A method is as high as the lower of its two lines allows. For example, FA2 with 64 rows does $4 B_r B_c d$
-# FLOPs per tile and requests $4 B_c d$ bytes for it, which is $B_r$ FLOPs per byte. (Q and O make it 63, a little less.) L2
-# delivers 9.66 TB/s, so it allows 9.66 · 63 = 609 TFLOP/s. From DRAM the same FA2 takes a byte per 2,040 FLOPs (counted
-# on an H200: about 2,100, because L2 can still hold the part of O that was stored last), so DRAM would allow 9,800. The lower one is 609, and
-# L2 ends last. With 128 rows per block L2 is asked for half as much, and the tensor cores end last.
+# A ring counts requested bytes and belongs to L2's line. A dot counts bytes that reach DRAM and belongs to DRAM's line.
+# The lower of its two lines limits the speed of a method.
 #
-# A roofline is only a bound. The measured FA2 above takes twice the time of its slowest unit, because its units wait for
-# each other (chapters 07 and 10). On the other hand, the L1 of an SM answers a few of the requests before they get to L2.
+# For example, FA2 with 64 rows does $4 B_r B_c d$ FLOPs per tile and requests $4 B_c d$ bytes for it, which is $B_r$
+# FLOPs per byte. Q and O reduce this slightly, to 63. L2 delivers 9.66 TB/s, so it allows 9.66 · 63 = 609 TFLOP/s. From
+# DRAM, the same FA2 takes one byte per 2,040 FLOPs, so DRAM would allow 9,800. An H200's counters showed about 2,100
+# FLOPs per byte, because L2 can still hold the part of O that was stored last. The lower of the two limits is 609
+# TFLOP/s, so L2 finishes last. With 128 rows per block, only half as much is requested from L2, and the tensor cores
+# finish last.
 #
-# **Build.** Now you can do it for any size. `seconds(N, d, B_r)` returns three times for FA2's forward of one head,
-# without a mask: of the tensor cores, of L2 and of DRAM. Q, K, V and O have two bytes per number, L has four. L2 has room
-# for K and V.
+# A roofline is only a bound. The measured FA2 kernel above takes twice as long as its slowest unit, because its units
+# wait for each other (chapters 07 and 10). On the other hand, an SM's L1 answers a few of the requests before they get
+# to L2.
+#
+# **Build.** Now you can compute these times for any size. `seconds(N, d, B_r)` returns three times for the forward pass
+# of FA2, for one head and without a mask: the time of the tensor cores, of L2 and of DRAM. Q, K, V and O have two bytes
+# per number, and L has four. L2 has room for K and V.
 
 # %%
 TENSOR, L2, DRAM = 989.4e12, 9.6576e12, 4.8e12  # an H200: FLOPs and bytes per second
@@ -444,8 +463,8 @@ def times(words, N, d, B_r):
 
 check(
     seconds,
-    times("one row block of 128 rows. Two products: how many FLOPs has a multiply-add? How many bytes has a number?", 128, 64, 128),
-    times("four row blocks. What does each of them load, and what is found in L2?", 256, 64, 64),
+    times("one row block of 128 rows. Two products: how many FLOPs is a multiply-add? How many bytes does a number have?", 128, 64, 128),
+    times("four row blocks. What does each of them load, and what does it find in L2?", 256, 64, 64),
     times("4,096 keys, d = 128 and 128 rows", 4096, 128, 128),
     names=("tensor cores", "L2", "DRAM"),
 )
@@ -462,8 +481,8 @@ check(
 # ```
 # </details>
 #
-# **Predict.** Blocks have 128 rows. At d = 128, the tensor cores end last. Which unit ends last at d = 64, where a score
-# takes only half of the FLOPs and half of the bytes?
+# **Predict.** With blocks of 128 rows, the tensor cores finish last at d = 128. Which unit finishes last at d = 64,
+# where a score takes only half of the FLOPs and half of the bytes?
 #
 # - ☐ L2
 # - ☐ the special function units
@@ -471,29 +490,31 @@ check(
 #
 # <details><summary>Answer</summary>
 #
-# **the special function units.** FLOPs and bytes per score shrink with d, but a score still takes one exponential. At d =
-# 64 its products take 4 · 64 = 256 FLOPs, and an exponential costs 256. So the two units need almost exactly the same
-# time, and the few exponentials for α decide. Kernels for d = 64 therefore care about exponentials, and kernels for d =
-# 128 about products.
+# **the special function units.** FLOPs and bytes per score shrink with d, but a score still takes one exponential. At d
+# = 64, the products take 4 · 64 = 256 FLOPs per score, and an exponential also costs 256. The two units therefore need
+# almost exactly the same time, and the few exponentials for α tip the balance. This is why kernels for d = 64 care
+# about exponentials, and kernels for d = 128 about matrix products.
 # </details>
 
 # %% [markdown]
 # ## Recap
 #
-# - Queries outside: q, $m$, $\ell$ and $o$ stay on the chip, k and v come by. A third fewer elements are requested, and row
-#   blocks need nothing from each other.
-# - Tweak 1: no division inside the loop. One of the two scalings of the output block disappears, and $\alpha$ stays.
-# - Tweak 2: $L = m + \log \ell$ replaces both m and $\ell$.
-# - Causal: SKIP, DIAGONAL, FULL, decided at two corners.
-# - Every request takes time of L2, and a request that L2 cannot answer also takes time of DRAM. FA2 requests $2d/B_r$ elements per score, and
-#   only Q, K, V and O reach DRAM. With 64 rows per block L2 ends last, with 128 rows the tensor cores (d = 128).
+# - With the queries outside, q, $m$, $\ell$ and $o$ stay on the chip while k and v come by. FA2 requests a third fewer
+#   elements, and row blocks need nothing from each other.
+# - Tweak 1 moves the division out of the loop. One of the two scalings of the output block disappears, but the scaling
+#   by $\alpha$ stays.
+# - Tweak 2 replaces both m and $\ell$ with $L = m + \log \ell$.
+# - Under a causal mask, two corners decide whether a tile is SKIP, DIAGONAL or FULL.
+# - Every request takes L2 time, and a request that L2 cannot answer takes DRAM time as well. FA2 requests $2d/B_r$
+#   elements per score, and only Q, K, V and O reach DRAM. At d = 128, L2 finishes last with 64 rows per block, and the
+#   tensor cores finish last with 128 rows.
 #
-# [Assignment 2](assignments/2_forward.ipynb) goes further: this whole chapter with the meter on.
+# [Assignment 2](assignments/2_forward.ipynb) goes through this whole chapter again, with the meter on.
 
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook against the package, and the text against the models and the record.
+# The cells below compare this notebook's functions with the package, and the text with the models and the record.
 
 # %% tags=["hide-input"]
 theirs = fa2.forward(Q, K, V, B_r=4, B_c=2)
