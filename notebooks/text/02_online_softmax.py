@@ -6,16 +6,16 @@
 #
 # **Can softmax be finished before all scores are known?**
 #
-# Softmax divides by a sum over the whole row, and before that it subtracts the maximum of the whole row. So it seems
-# that softmax needs all scores first, but in fact it does not. A row only has to remember d + 2 numbers, however many
-# keys it has seen. The method is called *online softmax*, because you can ask it for its answer at any time,
-# while keys still arrive.
+# Softmax divides by a sum over the whole row, and before that it subtracts the maximum of the whole row. It seems to
+# need all scores first, but in fact it does not. A row only has to remember d + 2 numbers, however many keys it has
+# seen. The method is called *online softmax*, because you can ask for the result at any time while keys are still
+# arriving.
 #
 # After this notebook you can
 #
-# - take in the keys of a row one block after the other, and end with the exact result,
+# - process a row's keys one block after another, and still get the exact result,
 # - decide by which factor old sums must shrink when a larger score arrives, and explain why one factor is enough,
-# - join two half-finished results.
+# - merge two half-finished results.
 #
 # *Time: 45 minutes with the function to write. Hardware: any laptop, NumPy alone. Before this: [01 · Naive
 # attention](01_naive_attention.ipynb).*
@@ -37,11 +37,11 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What goes wrong if the maximum comes late?
 #
-# One query has four scores, which are log 1, log 3, log 4 and log 8. Their exponentials are 1, 3, 4 and 8, and the
-# values of the four keys are 8, 0, 4 and 2. So the output is (1 · 8 + 3 · 0 + 4 · 4 + 8 · 2) / 16 = 2.5. We call this
-# query the *1-3-4-8 row*, and it will stay with us until chapter 05.
+# Our example is one query with four scores, log 1, log 3, log 4 and log 8. Their exponentials are 1, 3, 4 and 8, and
+# the values of the four keys are 8, 0, 4 and 2. The output is therefore (1 · 8 + 3 · 0 + 4 · 4 + 8 · 2) / 16 = 2.5. We
+# call this query the *1-3-4-8 row*, and we will use it until chapter 05.
 #
-# Now let the keys come two at a time, and try the obvious ways first:
+# Now let the keys arrive two at a time, and try the obvious ways first:
 
 # %%
 s, v = np.log([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
@@ -65,28 +65,28 @@ with np.errstate(over="ignore", invalid="ignore"):
 # %% [markdown]
 # None of the three is right. The mean gives both halves the same weight, although the second half has most of it. The
 # sums cannot be added, because each half has subtracted its own maximum, log 3 in the first half and log 8 in the
-# second. And if we keep the first maximum, a larger score that comes late overflows. This chapter is about the one
-# multiplication that is missing.
+# second. And if we use the first half's maximum for all keys, a larger score that comes late overflows. This chapter is
+# about the one multiplication that is missing.
 
 # %% [markdown]
 # ## Four keys, of which two have arrived
 #
-# Suppose that only the first two keys are known. The maximum is $m = \log 3$. Relative to it, the exponentials are
-# $e^{\log 1 - \log 3} = 1/3$ and 1. From these, we compute two sums:
+# Suppose that only the first two keys are known. Their maximum is $m = \log 3$, and relative to it, the exponentials
+# are $e^{\log 1 - \log 3} = 1/3$ and 1. From these, we compute two sums:
 #
-# - $\ell$ (in code it is written `l`) is the sum of these exponentials, which is 4/3.
+# - $\ell$ (written `l` in code) is the sum of these exponentials, which is 4/3.
 # - $o$ is the sum of the values, each multiplied by its exponential, which is $\frac{1}{3} \cdot 8 + 1 \cdot 0 = 8/3$.
 #
-# The quotient $o / \ell = 2$ is the right answer for these two keys. We call $m$, $\ell$ and $o$ the *state* of the
+# The quotient $o / \ell = 2$ is the right output for these two keys. We call $m$, $\ell$ and $o$ the *state* of the
 # row.
 
 # %% [markdown]
 # ## Two more keys, and a larger maximum
 #
 # Now log 4 and log 8 arrive, and the new maximum is log 8. The old exponentials are relative to log 3, and the new ones
-# are relative to log 8. Therefore, they cannot be added until all are relative to the same maximum.
+# are relative to log 8, so they cannot be added until all are relative to the same maximum.
 #
-# **Predict.** The old keys are gone, and only $m$, $\ell$ and $o$ are left of them. What has to be done to $\ell$ and
+# **Predict.** The old keys are gone, and only their $m$, $\ell$ and $o$ are left. What do we have to do to $\ell$ and
 # $o$?
 #
 # - ☐ multiply $\ell$ by 3/8, but leave $o$ as it is, since it holds values and not exponentials
@@ -95,8 +95,8 @@ with np.errstate(over="ignore", invalid="ignore"):
 #
 # <details><summary>Answer</summary>
 #
-# **multiply both by 3/8.** $e^{s - \log 8} / e^{s - \log 3} = e^{\log 3 - \log 8} = 3/8$, whatever s is. Every term of
-# $\ell$ and of $o$ contains one such exponential. So all terms need the same factor, and it is enough to multiply the
+# **multiply both by 3/8.** For any s, $e^{s - \log 8} / e^{s - \log 3} = e^{\log 3 - \log 8} = 3/8$. Every term of
+# $\ell$ and of $o$ contains one such exponential, so all terms need the same factor, and it is enough to multiply the
 # two sums. That gives $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{1}{2} + 1 = 2$, $o = \frac{3}{8} \cdot
 # \frac{8}{3} + \frac{1}{2} \cdot 4 + 1 \cdot 2 = 5$, and $o / \ell = 2.5$.
 # </details>
@@ -105,16 +105,16 @@ with np.errstate(over="ignore", invalid="ignore"):
 show("rescaling")
 
 # %% [markdown]
-# Each box is the term of one key. Key 1 has the value 0, so its box in $o$ has no width. All old boxes shrink by the
-# same factor, and then the boxes of the new keys are added. Whenever the maximum moves, $\ell$ and $o$ are *rescaled*,
+# Each box is one key's term. Key 1 has the value 0, so its box in $o$ has no width. All old boxes shrink by the same
+# factor, and then the boxes of the new keys are added. Whenever the maximum changes, $\ell$ and $o$ are *rescaled*,
 # which means that they are multiplied by $\alpha = e^{m_{old} - m_{new}}$.
 
 # %% [markdown]
 # ## A whole row, block by block
 #
 # **Build.** `update` takes the state of $B_r$ rows, their scores `s` with $B_c$ new keys, and the values `v` of these
-# keys. It returns the new $m$, $\ell$ and $o$. Each row has its own $m$ and $\ell$. Before the first key,
-# $m = -\infty$, $\ell = 0$ and $o = 0$.
+# keys. It returns the new $m$, $\ell$ and $o$, where each row has its own $m$ and $\ell$. Before the first key, $m =
+# -\infty$, $\ell = 0$ and $o = 0$.
 
 # %%
 def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
@@ -139,7 +139,7 @@ S, V = 3 * rng.standard_normal((4, 12)), rng.standard_normal((12, 2))
 check(
     update,
     case("the 1-3-4-8 row. By which factor do the old ℓ and o shrink, and what is added?", s[None], v[:, None], 2),
-    case("four rows meet their first block. Has each row its own maximum, and how does (B_r,) multiply (B_r, d)?", S, V, 0),
+    case("four rows meet their first block. Does each row have its own maximum, and how does (B_r,) multiply (B_r, d)?", S, V, 0),
     case("the largest score came first, so m must stay. Which maximum do the new terms use?", np.sort(S)[:, ::-1], V, 3),
     names=("m", "ℓ", "o"),
 )
@@ -156,29 +156,29 @@ check(
 # ```
 # </details>
 #
-# The package has this function as `SoftmaxState.update`. [Assignment 1](assignments/1_online_softmax.ipynb) covers all
-# of this chapter, and asks you for a test of your own. Use many rows in this test. If the largest score of a row comes
-# in the first block, $\alpha$ is 1 from then on, so a forgotten $\alpha$ does not show.
+# In the package, this function is `SoftmaxState.update`. [Assignment 1](assignments/1_online_softmax.ipynb) covers all
+# of this chapter, and asks you to write a test yourself. Use many rows in that test. If a row's largest score comes in
+# the first block, $\alpha$ is 1 from then on, so the row does not reveal a forgotten $\alpha$.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("softmax")
 
 # %% [markdown]
 # Every exponential is between 0 and 1, because m is subtracted in every block, so nothing overflows. After every block,
-# $o / \ell$ is the exact answer for the keys so far.
+# $o / \ell$ is the exact output for the keys so far.
 #
-# Does the rescaling cost accuracy? It costs hardly any. On an H200, six kernels with online softmax had a relative
-# error of 0.0023 in bf16 (random inputs, N = 2,048, d = 128), while rounding exact numbers to bf16 already costs
-# 0.0017.
+# The rescaling costs hardly any accuracy. On an H200, six kernels with online softmax had a relative error of 0.0023 in
+# bf16 (random inputs, N = 2,048, d = 128), while rounding exact numbers to bf16 already costs 0.0017.
 
 # %% [markdown]
 # ## A row that has seen no key
 #
-# In chapter 04, a *mask* hides some keys from a query. For example, a word must not see the words after it. A masked
-# key gets the score $-\infty$, because $e^{-\infty} = 0$. Sometimes a mask hides all keys of a block from a row.
+# In chapter 04, a *mask* hides some keys from a query, because, for example, a word must not see the words after it. A
+# masked key gets the score $-\infty$, so that its exponential is $e^{-\infty} = 0$. Sometimes a mask hides all keys in
+# a block from a row.
 #
-# **Predict.** A row's m is still $-\infty$, and a block arrives whose scores are all $-\infty$. What does the solution
-# of `update` add to $\ell$?
+# **Predict.** A row's m is still $-\infty$ when a block arrives in which all of its scores are $-\infty$. What does
+# `update`, as the solution has it, add to $\ell$?
 #
 # - ☐ 0, as it should
 # - ☐ 1 for each key
@@ -190,15 +190,15 @@ live("softmax")
 # $\alpha = e^{m - m_{new}}$, which spoils every later block of the row.
 # </details>
 #
-# The package therefore takes 0 in place of $m_{new}$ whenever $m_{new}$ is $-\infty$, both in p and in $\alpha$. Then
-# $e^{-\infty - 0} = 0$, as it should be. If $\ell$ is still 0 at the end, the package takes 1 in its place, for $O = o
-# / \ell$ and for the logsumexp of chapter 01, $L = m + \log \ell$. So a row without keys has O = 0 and L = $-\infty$.
+# The package therefore uses 0 in place of $m_{new}$ whenever $m_{new}$ is $-\infty$, both in p and in $\alpha$. Then
+# $e^{-\infty - 0} = 0$, as it should be. If $\ell$ is still 0 at the end, the package uses 1 in its place, both in $O =
+# o / \ell$ and in chapter 01's logsumexp, $L = m + \log \ell$. A row without keys thus has O = 0 and L = $-\infty$.
 
 # %% [markdown]
 # ## Can two workers share a row?
 #
-# Suppose that each of two workers takes half of the keys. Each of them ends with its own $(m, \ell, o)$. To join the two states,
-# bring both to the larger maximum $m = \max(m_a, m_b)$ and add:
+# Suppose that two workers each take half of the keys, so that each ends with its own $(m, \ell, o)$. To merge the two
+# states, bring both to the larger maximum $m = \max(m_a, m_b)$ and add them:
 #
 # $$\begin{aligned} \ell &= e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b \\ o &= e^{m_a - m}\, o_a + e^{m_b - m}\, o_b \end{aligned}$$
 #
@@ -206,17 +206,17 @@ live("softmax")
 # 3/8, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$ and $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$, as
 # before.
 #
-# Does it matter in which order the parts are joined, or which part is joined with which? It does not. To see why,
-# multiply the first equation by $e^m$. It becomes $e^m \ell = e^{m_a} \ell_a + e^{m_b} \ell_b$. Here $e^m \ell$ is the
-# plain sum $\sum e^s$ over the keys of a part, without any maximum. So a merge adds plain sums (and the same holds for
-# o), and an addition does not depend on order and grouping, except for rounding.
+# Does it matter in which order the parts are merged, or which part is merged with which? To see that it does not, we
+# multiply the first equation by $e^m$, which turns it into $e^m \ell = e^{m_a} \ell_a + e^{m_b} \ell_b$. Here $e^m
+# \ell$ is the plain sum $\sum e^s$ over a part's keys, without any maximum. A merge thus adds plain sums, and the same
+# is true for o. Except for rounding, the result of an addition does not depend on order and grouping.
 #
-# The next cell joins three parts of different lengths, for the random S (4 × 12) and V (12 × 2) of the check above.
-# `SoftmaxState.merge` is the formula. For two parts that are both empty, the formula would give NaN, so `merge`, like
-# `update`, takes 0 in place of m there. `finalize` returns $O = o / \ell$ and L.
+# The next cell merges three parts of different lengths, using the random S (4 × 12) and V (12 × 2) from the check
+# above. `SoftmaxState.merge` implements the formula above. For two parts that are both empty, that formula would give
+# NaN, so `merge`, like `update`, uses 0 in place of m in that case. `finalize` returns $O = o / \ell$ and L.
 
 # %%
-empty = SoftmaxState.reset(4, 2)  # 4 rows, no key seen, d = 2: where each part starts
+empty = SoftmaxState.reset(4, 2)  # 4 rows, no key seen, d = 2: each part starts from it
 plain = safe_softmax(S) @ V
 cuts = slice(0, 5), slice(5, 6), slice(6, 12)
 parts = [empty.update(S[:, keys], V[keys]) for keys in cuts]
@@ -227,16 +227,17 @@ print("row 0, merged:", O[0].round(9), " plain softmax:", plain[0].round(9))
 show("merge_orders")
 
 # %% [markdown]
-# A loop, a tree and two workers join the same eight blocks. In a loop, one worker keeps one state, and each `update` is
-# a merge with the state of one block. In a tree, each leaf keeps a state. That takes more room, but many workers can
-# compute the leaves at the same time. We need all three, the loop in FA2 (chapter 04), the tree if warps share a row
-# (chapter 07), and the two workers if a model reads a long text for a single new token (*decoding*, chapter 14).
+# In this figure, a loop, a tree and two workers merge the same eight blocks. In a loop, one worker keeps one state, and
+# each `update` is a merge with the state of one block. In a tree, each leaf keeps a state, which takes more room, but
+# many workers can compute the leaves at the same time. We need all three: the loop in FA2 (chapter 04), the tree when
+# warps share a row (chapter 07), and the two workers when a model reads a long text for a single new token (*decoding*,
+# chapter 14).
 
 # %% [markdown]
 # ## Is (O, L) enough?
 #
-# **Predict.** A worker has finished. It kept the output $O = o / \ell$ and $L = m + \log \ell$, and forgot $m$, $\ell$
-# and $o$. Can its result still be merged with another?
+# **Predict.** A worker has processed all of its keys. It kept the output $O = o / \ell$ and $L = m + \log \ell$, but
+# threw away $m$, $\ell$ and $o$. Can its result still be merged with another?
 #
 # - ☐ yes, exactly
 # - ☐ no, the division cannot be undone without $\ell$
@@ -244,18 +245,19 @@ show("merge_orders")
 #
 # <details><summary>Answer</summary>
 #
-# **yes, exactly.** The merge only needs the plain sums $\sum e^s = e^m \ell$ and $\sum e^s v = e^m o$. The first one is
-# $e^L$, and the second is $e^L O$. So $(L, 1, O)$ is a state that can take the place of $(m, \ell, o)$, although L is
-# not a maximum. Any reference will do, as long as nothing overflows.
+# **yes, exactly.** The merge needs only the plain sums $\sum e^s = e^m \ell$ and $\sum e^s v = e^m o$. The first one is
+# $e^L$, and the second is $e^L O$, so $(L, 1, O)$ is a state that can take the place of $(m, \ell, o)$, although L is
+# not a maximum. Any reference value works in place of the maximum, as long as nothing overflows.
 # </details>
 
 # %% [markdown]
 # ## Recap
 #
-# - The state of a row consists of $m$, the largest score, and of $\ell = \sum e^{s - m}$ and $o = \sum e^{s - m}\, v$.
+# - The state of a row consists of the largest score $m$ and the sums $\ell = \sum e^{s - m}$ and $o = \sum e^{s - m}\,
+#   v$.
 # - When new keys arrive, multiply $\ell$ and $o$ by $\alpha = e^{m_{old} - m_{new}}$, and then add the new terms.
-# - To join two states, shrink the one with the smaller maximum, and then add. Order and grouping do not matter, except
-#   for rounding.
+# - To merge two states, shrink the one with the smaller maximum, and then add them. Order and grouping do not matter,
+#   except for rounding.
 # - At the end, $O = o / \ell$ and $L = m + \log \ell$. The pair (O, L) is itself a state.
 # - A row without keys has O = 0 and L = $-\infty$.
 

@@ -6,14 +6,14 @@
 #
 # **How do gradients come back without the score matrix?**
 #
-# Chapter 01 derived the gradients, and chapter 03 got P back, tile by tile. Now many workers share the job, and one of
-# the three results, dQ, gets a contribution from every one of them.
+# Chapter 01 derived the gradients, and chapter 03 recovered P tile by tile. Now many workers share the job, and every
+# one of them contributes to one of the three results, dQ.
 #
 # After this notebook you can
 #
 # - explain what $dS = P \circ (dP - D)$ tells us about a score,
-# - write FA2's backward pass of one tile, and list what the loops around it keep on the chip,
-# - explain why many workers add into one dQ, and compare two fixes,
+# - write one tile of FA2's backward pass, and list what the loops around it keep on the chip,
+# - explain why many workers add into the same dQ, and compare two fixes,
 # - explain what changes if several query heads share keys and values,
 # - decide whether a dropout mask can be replayed in another order.
 #
@@ -43,14 +43,14 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What goes wrong with two workers?
 #
-# In the backward pass, two workers compute their parts of the same row of dQ, for example 3 and 4. Each of them runs
-# `dQ[row] = dQ[row] + dq`. On a chip these are three steps, which are a load, an addition and a store, and between two
-# steps of one worker there may be a step of the other. Here are the three steps, and two timelines that begin with dQ =
-# 0:
+# In the backward pass, two workers compute their contributions to the same row of dQ, for example 3 and 4. Each of them
+# runs `dQ[row] = dQ[row] + dq`. On a chip, this takes three steps, a load, an addition and a store, and between two
+# steps of one worker, the other worker can take a step of its own. The next cell defines the three steps and shows two
+# timelines that begin with dQ = 0:
 
 
 # %%
-def worker(dQ, dq):  # one step at each `next`
+def worker(dQ, dq):  # one step for each `next`
     old = dQ[0]
     yield f"loads {old}"
     new = old + dq
@@ -59,7 +59,7 @@ def worker(dQ, dq):  # one step at each `next`
     yield f"stores {new}"
 
 
-def timeline(turns):  # in which order the workers A and B take their steps
+def timeline(turns):  # the order in which workers A and B take their steps
     dQ, lines = [0], ["| step | worker A, dq = 3 | worker B, dq = 4 | dQ |", "| ---: | --- | --- | ---: |"]
     steps = {"A": worker(dQ, 3), "B": worker(dQ, 4)}
     for n, name in enumerate(turns, start=1):
@@ -71,28 +71,28 @@ def timeline(turns):  # in which order the workers A and B take their steps
 Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n{timeline('ABABAB')}")
 
 # %% [markdown]
-# The first timeline ends with 7, and the second one with 4, because there worker B loaded 0 before A had stored its 3,
-# and then overwrote it. The program is the same, and no error is reported. Such a *race* is the reason why the backward
-# pass is harder than the forward pass. But first we need to know what the workers compute.
+# The first timeline ends with 7, but the second one ends with 4, because worker B loads 0 before A has stored its 3,
+# and then overwrites it. Both timelines run the same program, and no error is reported. Such a *race* is what makes the
+# backward pass harder than the forward pass. But first we need to know what the workers compute.
 
 # %% [markdown]
 # ## What does dS tell us about a score?
 #
 # dS is the gradient of the loss with respect to the scores, so it tells us how the loss changes when a score rises.
-# Take the 1-3-4-8 row of chapter 02. Its weights are 1/16, 3/16, 4/16 and 8/16, the values are 8, 0, 4 and 2, and the
+# Take the 1-3-4-8 row from chapter 02. Its weights are 1/16, 3/16, 4/16 and 8/16, the values are 8, 0, 4 and 2, and the
 # output is 2.5. Let the loss be the output itself, so that dO = 1.
 #
-# **Predict.** We raise the score of the last key a little. Its weight is the largest, and its value is 2. In which
+# **Predict.** We raise the score of the last key slightly. Its weight is the largest, and its value is 2. In which
 # direction does the output move?
 #
-# - ☐ it stays: the weights still sum to 1
-# - ☐ up: more of a positive value is added
+# - ☐ it stays, because the weights still sum to 1
+# - ☐ up, because more of a positive value is added
 # - ☐ down
 #
 # <details><summary>Answer</summary>
 #
-# **down.** The key gains weight at the cost of all others, and its value, 2, is below the mean, 2.5. The keys with the
-# values 8 and 4 are above the mean, so their gradients are positive.
+# **down.** The key gains weight at the cost of all others, and its value of 2 is below the mean of 2.5. The keys with
+# the values 8 and 4 are above the mean, so their gradients are positive.
 #
 # ```python
 # s, v = np.log([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
@@ -105,18 +105,18 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 # ```
 # </details>
 #
-# This is the meaning of $dS = P \circ (dP - D)$. The loss grows with a score if the dP of its key is above D, and it
-# falls if that dP is below D. D is the weighted mean of the row's dP. But D is also $do \cdot o = 1 \cdot 2.5$, so it
-# can be computed from the output before the first tile.
+# This is the meaning of $dS = P \circ (dP - D)$. If we raise a key's score, the loss grows if that key's dP is above D,
+# and it falls if it is below D. D is the weighted mean of the row's dP, but it is also $do \cdot o = 1 \cdot 2.5$, so
+# it can be computed from the output before the first tile.
 
 # %% [markdown]
 # ## What is kept, and what is recomputed?
 #
-# These are the lines of chapter 01:
+# Chapter 01 derived these equations:
 #
 # $$\begin{aligned} dV &= P^\top dO \\ dP &= dO\,V^\top \\ dS &= P \circ (dP - D) \\ dQ &= \tau\,dS\,K \\ dK &= \tau\,dS^\top Q \end{aligned}$$
 #
-# The algorithms differ in where they take P and D from:
+# The algorithms differ in where P and D come from:
 #
 # | | standard | FA1 | FA2 |
 # | --- | --- | --- | --- |
@@ -124,17 +124,17 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 # | P | loaded | $e^{S - m} / \ell$ | $e^{S - L}$ |
 # | D | the row sum of $P \circ dP$ | $do \cdot o$, in every tile | $do \cdot o$, once before the loops |
 #
-# Since S is *recomputed* from Q and K, there are five matmuls instead of the four for dV, dP, dQ and dK, and a quarter
-# more FLOPs. In exchange, nothing of N × N is kept or loaded. The forward pass has two matmuls, which is why a backward
-# pass is usually counted as 2.5 forward passes.
+# Since FA1 and FA2 *recompute* S from Q and K, they run five matmuls instead of the four for dV, dP, dQ and dK, which
+# takes a quarter more FLOPs. In exchange, they neither keep nor load anything of size N × N. The forward pass has two
+# matmuls, which is why a backward pass is usually counted as 2.5 forward passes.
 
 # %% [markdown]
 # ## Now write one tile
 #
-# **Build.** `one_tile` gets a tile of scores `s` (scaled and masked, so a masked score is −∞), the blocks `q`, `do`, `L`, `D` of
-# its queries, `k` and `v` of its keys, and τ. It returns what the tile adds to dQ, dK and dV. This is the body of FA2's
-# Algorithm 2. A row that sees no key has L = −∞. Its output is 0 whatever the scores are, so its dQ is 0, and it adds
-# nothing to dK and dV.
+# **Build.** `one_tile` gets a tile of scores `s` (scaled and masked, so a masked score is −∞), the blocks `q`, `do`,
+# `L` and `D` for its queries, `k` and `v` for its keys, and τ. It returns what the tile adds to dQ, dK and dV. This is
+# the loop body of FA2's Algorithm 2. A row that sees no key has L = −∞. Its output is 0 whatever the scores are, so its
+# dQ is 0, and it adds nothing to dK and dV.
 
 # %%
 # s (B_r, B_c); q and do (B_r, d); k and v (B_c, d); L and D (B_r,)
@@ -143,7 +143,7 @@ def one_tile(s, q, k, v, do, L, D, tau):
 
 
 # %% tags=["hide-input"]
-def case(words, N_q, N_k, rows, cols, mask=NO_MASK):  # a tile of a small problem; by dense gradients, what it adds
+def case(words, N_q, N_k, rows, cols, mask=NO_MASK):  # a tile of a small problem, and what it adds by dense gradients
     rng = np.random.default_rng(0)
     q, do, k, v = *rng.standard_normal((2, N_q, 4)), *rng.standard_normal((2, N_k, 4))
     seen = Tiling(N_q, N_k, N_q, N_k, mask).visible(0, 0)
@@ -160,7 +160,7 @@ everything = slice(None)
 check(
     one_tile,
     case("4 queries, 6 keys, one tile. Is the order dq, dk, dv? Which take τ and a transpose?", 4, 6, everything, everything),
-    case("2 of 4 queries, 3 of 6 keys. Must the rows of p sum to 1 in a tile?", 4, 6, slice(2, 4), slice(0, 3)),
+    case("2 of 4 queries, 3 of 6 keys. Must the rows of p sum to 1 within a tile?", 4, 6, slice(2, 4), slice(0, 3)),
     case("some scores are masked. What is e^(−∞)?", 6, 6, slice(0, 3), slice(0, 3), CAUSAL),
     case("rows 0 to 3 see no key, so their dQ is 0. Their L is −∞. What is −∞ − (−∞)?", 8, 4, slice(2, 6), everything, CAUSAL),
     names=("dq", "dk", "dv"),
@@ -180,28 +180,30 @@ check(
 # </details>
 #
 # Take the 1-3-4-8 row in two tiles of two keys. The first tile has p = (1/16, 3/16) and ds = (5.5, −7.5)/16, and the
-# second one p = (4/16, 8/16) and ds = (6, −4)/16. Neither pair of weights sums to 1, and only the four ds together sum
+# second has p = (4/16, 8/16) and ds = (6, −4)/16. Neither pair of weights sums to 1, and only the four ds together sum
 # to 0. The row gets its dq from both tiles, $\tau\,(5.5\,k_0 - 7.5\,k_1)/16$ from the first and $\tau\,(6\,k_2 -
-# 4\,k_3)/16$ from the second. These are two parts of one row of dQ, as in the race above.
+# 4\,k_3)/16$ from the second. These two contribute to the same row of dQ, just as the two workers did in the race
+# above.
 #
 # [Assignment 3](assignments/3_backward.ipynb) goes further, with all tiles, shared heads, dropout, and the meter on.
 
 # %% [markdown]
 # ## The loops around it
 #
-# A tile (i, j) adds to $dQ_i$, and to $dK_j$ and $dV_j$. Which of the two loops should be outside? As in chapter 04,
-# whatever belongs to the outer loop stays on the chip. The other blocks are loaded for each tile, and a sum among them
-# must be stored again after it. The unit below is bytes per tile, divided by the B · d elements of a block (tiles are
-# square). Elements of q, k, v and do have two bytes, and elements of an unfinished sum have four. We leave out L and D,
-# because they are small.
+# A tile (i, j) adds to $dQ_i$, $dK_j$ and $dV_j$. Which of the two loops should be the outer one? As in chapter 04,
+# everything that belongs to the outer loop stays on the chip. The other blocks are loaded for each tile, and any sums
+# among them must be stored again afterwards. To compare the two orders, we count bytes per tile, divided by the B · d
+# elements of a block, because the tiles are square. Elements of q, k, v and do have two bytes, and elements of an
+# unfinished sum have four. We leave out L and D, because they are small.
 #
-# - **Columns j outside.** dk and dv stay, as *accumulators* on the chip. For each tile, q (2 bytes), do (2) and dq (4)
+# - **Columns j outside.** dk and dv stay on the chip as *accumulators*. For each tile, q (2 bytes), do (2) and dq (4)
 #   are loaded, and dq (4) is stored, which makes 12 bytes.
 # - **Rows i outside.** Here dq stays on the chip. For each tile, k (2), v (2), dk (4) and dv (4) are loaded, and dk (4)
 #   and dv (4) are stored, which makes 20 bytes.
 #
-# Therefore, the columns stay outside, both in FA1 and in FA2. Here is Algorithm 2 around your tile (as
-# `tile_gradients`). `tiling.visited_rows(j)` lists the row blocks that column block j does not skip:
+# For this reason, both FA1 and FA2 keep the columns outside. The following listing is Algorithm 2 around your tile,
+# which is called `tile_gradients` here. `tiling.visited_rows(j)` lists the row blocks that column block j does not
+# skip:
 
 # %%
 def fa2_backward(Q, K, V, O, L, dO, tiling, trace=UNWATCHED):
@@ -239,25 +241,25 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
     print(f"loaded {one_pass.loads(name):3}, stored {one_pass.stores(name):3}")
 
 # %% [markdown]
-# dQ has 32 elements, which are stored once as zeros, and then loaded and stored for each of the 4 column blocks.
+# The 32 elements of dQ are stored once as zeros, and then loaded and stored again for each of the 4 column blocks.
 
 # %% [markdown]
 # ## Who adds into dQ?
 #
-# FA2 gives each column block its own worker, which is `trace.parallel` in the listing. $dK_j$ and $dV_j$ belong to
-# worker j alone. But all workers add to the same $dQ_i$, as in the timelines at the beginning.
+# FA2 gives each column block its own worker, so the listing's loop over j is a `trace.parallel`. $dK_j$ and $dV_j$
+# belong to worker j alone, but all workers add to the same $dQ_i$, as in the timelines at the beginning.
 #
-# **Predict.** Four workers run the line `dQ[rows] = dQ[rows] + dq` for the same rows. dQ is 0 at first, and they do not
-# wait for each other. What does $dQ_i$ hold at the end?
+# **Predict.** Four workers run the line `dQ[rows] = dQ[rows] + dq` for the same rows. dQ is initially 0, and the
+# workers do not wait for each other. What does $dQ_i$ hold at the end?
 #
-# - ☐ the sum of the four parts, in any case
-# - ☐ the sum of one, two, three or all four parts
-# - ☐ one of the four parts, in any case
+# - ☐ the sum of all four contributions, in any case
+# - ☐ the sum of one, two, three or all four contributions
+# - ☐ one of the four contributions, in any case
 #
 # <details><summary>Answer</summary>
 #
-# **the sum of one, two, three or all four parts.** What worker 1 stores between the load and the store of worker 2 is
-# lost. If all four load before the first one stores, only the part that is stored last remains.
+# **the sum of one, two, three or all four contributions.** Whatever worker 1 stores between worker 2's load and its
+# store is lost. If all four load before the first one stores, only the contribution that is stored last remains.
 # </details>
 #
 # Whether anything is lost depends on timing, so the same program can be right a thousand times and then wrong.
@@ -266,8 +268,8 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 # ## First fix: atomic adds
 #
 # A GPU can load, add and store in one step that nothing can interrupt, which is called an *atomic add*. With it, no
-# part is lost. However, the parts arrive in any order, and float32 has only about seven digits. Here is dQ in all 24
-# orders of its four parts:
+# contribution is lost. However, the contributions arrive in any order, and float32 has only about seven digits. The
+# next cell computes dQ in all 24 orders of its four contributions:
 
 # %%
 dS = P * (dO @ V.T - (dO * O).sum(axis=1)[:, None])
@@ -280,62 +282,62 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 
 # %% [markdown]
 # The results differ in the last bits. Since a + b = b + a, the 24 orders give at most 12 different results. If large
-# terms cancel, one order can be far better than another, and atomic adds do not choose. For example, $10^8 + 1 - 10^8$
-# is 0 in float32, because $10^8 + 1$ is rounded to $10^8$.
+# terms cancel, one order can be far better than another, and atomic adds do not choose the order. For example, $10^8 +
+# 1 - 10^8$ is 0 in float32, because $10^8 + 1$ is rounded to $10^8$.
 
 # %% [markdown]
 # ## Second fix: a separate pass
 #
-# $dQ_i$ is a sum over keys, like $o_i$ in the forward pass. So a second kernel can run with rows outside and keep
-# $dq_i$ on the chip. The first kernel leaves out the line `dQ[rows] = …`, and does not compute dq. Every sum then has
-# one owner, so the same input gives the same bits in every run. Such a pass is called *deterministic*.
+# $dQ_i$ is a sum over keys, like $o_i$ in the forward pass, so a second kernel can run with the rows outside and keep
+# $dq_i$ on the chip. The first kernel then leaves out the line `dQ[rows] = …`, and does not compute dq. Every sum now
+# has a single owner, so the same input gives the same bits in every run. Such a computation is called *deterministic*.
 #
-# The second pass costs matmuls, because the first pass computes S, dP, dV and dK, and the second one computes S, dP and
-# dQ. That makes seven matmuls per tile instead of five, or 40% more FLOPs. Does it save bytes in exchange? The unit is
-# the same as above:
+# The second pass costs additional matmuls, because the first pass computes S, dP, dV and dK, and the second one
+# computes S and dP again before it computes dQ. That makes seven matmuls per tile instead of five, or 40% more FLOPs.
+# Does it save bytes in exchange? The unit is the same as above:
 #
 # - **One pass as listed** takes 12 bytes.
 # - **One pass with atomic adds** sends dq to L2, where the addition takes place, and dq never comes back. That leaves q
-#   (2), do (2) and dq (4), which makes 8 bytes. But an atomic add may cost L2 more than a plain store, because L2 has
+#   (2), do (2) and dq (4), which makes 8 bytes. But an atomic add can cost L2 more than a plain store, because L2 has
 #   to read, add and write.
-# - **Two passes** take q (2) and do (2) in the first, and k (2) and v (2) in the second, which also makes 8 bytes, and
-#   all of them are plain. The stores of dK, dV and the dQ of the second pass are not counted, because they happen once,
-#   and not per tile.
+# - **Two passes** take q (2) and do (2) in the first, and k (2) and v (2) in the second, which also makes 8 bytes, all
+#   of them plain loads. We do not count the stores of dK and dV or the second pass's store of dQ, because they happen
+#   only once instead of once per tile.
 #
-# So neither fix is cheaper on all counts, and only a measurement decides. The simple kernels of chapter 09 ran on an
-# H200 (64 heads, N = 4,096, d = 128, no mask). One pass with atomic adds takes 7.4 ms, and two passes take 5.1 ms.
+# Neither fix is cheaper in every respect, so only a measurement can decide. We ran the simple kernels of chapter 09 on
+# an H200 (64 heads, N = 4,096, d = 128, no mask). One pass with atomic adds takes 7.4 ms, and two passes take 5.1 ms.
 # Chapter 13 gets one pass down to 2.1 ms, with another kind of addition.
 #
-# Here is one tile of one pass, with its five matmuls numbered:
+# The next figure shows one tile of a single pass, with its five matmuls numbered:
 
 # %% tags=["hide-input"]
 show("backward_graph")
 
 # %% [markdown]
-# Outlined boxes are computed again, and dashed boxes are gradients. Of two passes, the first one takes ① to ④, and the
-# second one ①, ② and ⑤. Step through both ways below, and see which blocks of dQ have several writers at once:
+# Outlined boxes are recomputed, and dashed boxes are gradients. With two passes, the first one runs matmuls ① to ④, and
+# the second one runs ①, ② and ⑤. Step through both ways below, and see which blocks of dQ have several writers at once:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
 
 # %% [markdown]
 # The next figure puts both ways on one axis. With atomic adds, four workers add to the same block of dQ at once, and
-# the order in which their parts arrive differs from run to run. With two passes, each block has one writer. The axis
-# counts only the matmuls of a tile, five against four and three. So an atomic add takes no time on this axis, and two
-# passes end later. On the H200, however, it was the other way round. One pass must therefore have lost its time on
-# something that this axis does not count. The additions in L2 are the first suspect, and chapter 09 estimates their
-# cost:
+# the order in which their contributions arrive differs from run to run. With two passes, each block has one writer. The
+# axis counts only a tile's matmuls, which are five for one pass, and four and three for the two passes. An atomic add
+# therefore takes no time on this axis, and the two passes finish later. On the H200, however, it was the other way
+# round, so one pass must have lost its time on something that this axis does not count. The first suspect is the
+# additions in L2, and chapter 09 estimates their cost:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("race")
 
 # %% [markdown]
-# The roofline below has the forward pass and one pass backward as listed (d = 128, tiles of 64 × 64). How many FLOPs
-# does a requested byte get? Each of the five matmuls takes B² · d multiply-adds, so a tile of B × B takes 10 B² d
-# FLOPs. It requests 12 · B d bytes, so a byte gets 10 · 64 / 12 = 53 FLOPs, and 52 if we also count the bytes of L, D,
-# K and V. In the forward pass, a byte gets 63 (chapter 04), so L2 ends last in both. With atomic adds, the tile
-# requests 8 · B d bytes, and a byte would get 10 · 64 / 8 = 80 FLOPs, if an atomic add cost no more than a plain store.
-# Since nothing here proves that, 80 is only a bound.
+# The roofline below shows the forward pass and the one-pass backward as listed above, for d = 128 and tiles of 64 × 64.
+# How many FLOPs are there per requested byte? Each of the five matmuls takes B² · d multiply-adds, so a tile of B × B
+# takes 10 B² d FLOPs. It requests 12 · B d bytes, which makes 10 · 64 / 12 = 53 FLOPs per byte, or 52 if we also count
+# the bytes of L, D, K and V. The forward pass has 63 FLOPs per byte (chapter 04), so L2 finishes last in both. With
+# atomic adds, the tile requests 8 · B d bytes. That would make 10 · 64 / 8 = 80 FLOPs per byte if an atomic add cost no
+# more than a plain store. Since nothing here proves that, 80 is only a bound.
 
 # %% tags=["hide-input"]
 show("limits_backward")
@@ -343,11 +345,11 @@ show("limits_backward")
 # %% [markdown]
 # ## Can dropout be replayed in another order?
 #
-# During training, *dropout* sets each entry of P to 0 with a small probability $p_{drop}$, and divides the others by $1 -
-# p_{drop}$. The backward pass must drop the same entries. But to store which ones would take memory that grows with
-# $N^2$, so the FA1 paper stores only the state of the random generator, and draws the same numbers again. A generator
-# hands out its numbers one after the other, so the entry that is visited third gets the third number. Does that still
-# work in FA2?
+# During training, *dropout* sets each entry of P to 0 with a small probability $p_{drop}$, and divides the others by
+# $1 - p_{drop}$. The backward pass must drop the same entries, but storing which ones would take memory that grows with
+# $N^2$. The FA1 paper therefore stores only the state of the random generator, and draws the same numbers again. A
+# generator returns its numbers one after the other, so the entry that is visited third gets the third number. Does that
+# still work in FA2?
 
 
 # %%
@@ -376,86 +378,93 @@ for method in (one_generator, by_position):
         print(f"{method.__name__:13}  {name}: forward and backward differ in {wrong} of 64 entries")
 
 # %% [markdown]
-# With one generator, FA1's backward pass replays the mask exactly, because both of its passes have the columns outside
-# and so visit the tiles in the same order. In FA2, however, the forward pass has the rows outside, and the backward
-# pass has the columns outside. The third tile of one is not the third tile of the other, so wrong entries are dropped,
-# and the gradients belong to another loss. And once the tiles are shared by parallel workers, there is no order at all.
+# With one generator, FA1's backward pass replays the mask exactly, because both of its passes have the columns outside,
+# so they visit the tiles in the same order. In FA2, however, the forward pass has the rows outside, and the backward
+# pass has the columns outside. The third tile of one pass is not the third tile of the other, so the wrong entries are
+# dropped, and the gradients belong to a different loss. And once parallel workers share the tiles, there is no fixed
+# order at all.
 #
 # The fix is a generator without a state. It computes each number from the seed and the position of the entry (batch,
-# head, row and column), so the order does not matter. The package and all modern kernels do it in this way.
+# head, row and column), so the order does not matter. The package and all modern kernels do it this way.
 
 # %% [markdown]
 # ## What if several query heads share keys and values?
 #
 # In *grouped-query attention* (GQA), a group of query heads shares one head of keys and values. In *multi-query
-# attention* (MQA), all query heads share one. Sharing makes a model's *KV cache* smaller, which holds the keys and
+# attention* (MQA), all query heads share one. This sharing shrinks a model's *KV cache*, which holds the keys and
 # values of all tokens so far (chapter 14).
 #
 # In the forward pass, only an address changes. If `group` query heads share a K/V head, then query head h reads the K/V
-# head `h // group`, rounded down. With a group of four, the query heads 0 to 3 read the K/V head 0, and 4 to 7 read the
+# head `h // group`, rounded down. With a group of four, query heads 0 to 3 read K/V head 0, and query heads 4 to 7 read
 # K/V head 1.
 #
 # In the backward pass, dQ still has one head per query head. But all query heads of a group add to the same dK and dV,
-# just as all rows of one head do. So the worker that owns a column block of dK and dV goes through the rows of all
-# heads of the group, and sums over them before it stores. In this way, dK and dV still have one owner.
+# just as all rows of one head do. The worker that owns a column block of dK and dV therefore goes through the rows of
+# all heads in the group, and sums over them before it stores. In this way, dK and dV still have a single owner.
 
 # %% [markdown]
 # ## Recap
 #
-# - $dS = P \circ (dP - D)$ with $D_i = do_i \cdot o_i$, which is known before the loops.
-# - P is recomputed as $e^{S - L}$, with five matmuls instead of four, and nothing of size N × N is kept.
-# - If the columns are outside, dK and dV stay on the chip, and dQ travels.
-# - Since many workers add into dQ, there is a race. One fix is atomic adds (in any order). The other one is a second
-#   pass (seven matmuls, deterministic).
-# - A row without keys has dQ = 0. Dropout is drawn by position, because the two passes visit tiles in different orders.
-# - With grouped heads, query head h reads the K/V head `h // group`, and the owner of dK and dV sums over the group.
+# - $dS = P \circ (dP - D)$, where $D_i = do_i \cdot o_i$ is known before the loops.
+# - P is recomputed as $e^{S - L}$, so there are five matmuls instead of four, but nothing of size N × N is kept.
+# - With the columns outside, dK and dV stay on the chip, while dQ travels.
+# - Since many workers add into the same dQ, there is a race. One fix is atomic adds, although their order varies. The
+#   other is a second pass, which takes seven matmuls in total and is deterministic.
+# - A row without keys has dQ = 0. Dropout is drawn by position, because the two passes visit the tiles in different
+#   orders.
+# - In grouped-query attention, query head h reads the K/V head `h // group`, and the owner of dK and dV sums over the
+#   group.
 #
 # <details><summary>What if the loss also depends on L?</summary>
 #
-# When a model merges two calls (chapter 14), L has a gradient dL, one number for each row. Since $\partial L / \partial
-# s_j = p_j$, dS becomes $P \circ (dP - D + dL)$. So the same kernel can be used with D − dL in place of D.
+# When a model merges two calls (chapter 14), L has a gradient dL, which is one number for each row. Since $\partial L /
+# \partial s_j = p_j$, dS becomes $P \circ (dP - D + dL)$. The same kernel can therefore be used with D − dL in place of
+# D.
 # </details>
 
 # %% [markdown]
 # ## Exercises
 #
-# **Predict.** A kernel does not compute D before the loops. It computes D in each tile from that tile alone, as
-# $\mathrm{rowsum}(p \circ dp)$. If there are 8 keys, with which block sizes does the test of dQ pass?
+# **Predict.** A kernel does not compute D before the loops. Instead, it computes D in each tile from that tile alone,
+# as $\mathrm{rowsum}(p \circ dp)$. If there are 8 keys, with which block sizes does the test of dQ pass?
 #
-# - ☐ with all: D is a mean of dP
+# - ☐ with all, because D is a mean of dP
 # - ☐ only if one block holds all keys
 # - ☐ with none
 #
 # <details><summary>Answer</summary>
 #
-# **only if one block holds all keys**, so with any B_c of 8 or more. D is a mean over all keys of the row. So tests of
-# a kernel need at least two blocks in each direction.
+# **only if one block holds all keys**, which means any B_c of 8 or more. D is a mean over all keys of the row. This is
+# why tests of a kernel need at least two blocks in each direction.
 # </details>
 
 # %% [markdown]
-# **Four questions on chapters 00 to 05**, without looking back.
+# **Four questions on chapters 00 to 05.** Try to answer them without looking back.
 #
-# 1. P is computed again in the backward pass, tile by tile. Why is that cheaper than to keep P?
-# 2. A row has m = 1, ℓ = 2, o = 6 (not divided). Now comes a score 1 + log 2 with value 5. What is o/ℓ?
-# 3. Suppose that N doubles. By what factor do FA2's extra memory, its requests, and its DRAM traffic (while K and V fit
-#    in L2) grow?
-# 4. Why was the FA1 of its authors fast, although the FA1 of chapter 00 is slow?
+# 1. P is computed again in the backward pass, tile by tile. Why is that cheaper than keeping P?
+# 2. A row has m = 1, ℓ = 2, and o = 6, which is not divided yet. Then a score of 1 + log 2 with value 5 arrives. What
+#    is o/ℓ?
+# 3. When N doubles, by what factor do FA2's extra memory, its requests, and its DRAM traffic (while K and V fit in L2)
+#    grow?
+# 4. Why was the FA1 authors' own kernel fast, although the FA1 of chapter 00 is slow?
 #
 # <details><summary>Four answers</summary>
 #
-# 1. To get an entry of P again takes 2d FLOPs, an exponential (256) and a subtraction, which is 416 at d = 64 and 544
-#    at d = 128. To store it in two bytes and load it again takes HBM as long as 824 FLOPs take (chapter 03).
+# 1. Recomputing an entry of P takes 2d FLOPs, an exponential (256) and a subtraction, which is 416 at d = 64 and 544 at
+#    d = 128. Storing it in two bytes and loading it again takes HBM as long as 824 FLOPs take (chapter 03).
 # 2. $\alpha = 1/2$, so $\ell = 1 + 1 = 2$ and $o = 3 + 5 = 8$, and the answer is 4.
-# 3. The memory grows by two (one L per row). The requests grow by nearly four, because the requests of K and V grow by
-#    four and the others (Q, O and L) by two. The DRAM traffic grows by two (each of Q, K, V and O once).
-# 4. Theirs had many heads, so it had many workers, and large blocks in CUDA. In chapter 00, FA1 is the simplest Triton
-#    with blocks of 64 keys at every N. From N = 4,096 on, it also has only 64 heads or fewer for 132 SMs.
+# 3. The memory doubles, because there is one L per row. The requests grow by a factor of nearly four, because the
+#    requests for K and V grow by four and the others (Q, O and L) by two. The DRAM traffic doubles, because each of Q,
+#    K, V and O moves once.
+# 4. Their kernel ran on many heads, which gave it many workers, and it was written in CUDA with large blocks. In
+#    chapter 00, FA1 is the simplest Triton code, with blocks of 64 keys at every N. From N = 4,096 on, it also has only
+#    64 heads or fewer for 132 SMs.
 # </details>
 
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook are compared with the package, and with finite differences.
+# The cell below compares the functions of this notebook with the package, and with finite differences.
 
 # %% tags=["hide-input"]
 packages = Trace()

@@ -7,17 +7,18 @@
 # **How do many blocks add into one dQ?**
 #
 # A training run fails after three days. To find out why, you start it again, with the same seed, the same data and the
-# same GPU. It does not fail again, because it does not compute the same numbers. How can that be, although nothing has
-# changed?
+# same GPU. This time it does not fail, because it does not compute the same numbers. How can that be, although nothing
+# has changed?
 #
-# Chapter 05 ended with two ways to sum up dQ, and the choice between them decides this. Here both become kernels beside
-# the ladder of chapter 08. Rung `b00` (b for backward) has atomic additions, and rung `b01` has two passes. At the end,
-# we hand the forward and the backward kernels to PyTorch, and train a small model with them.
+# Chapter 05 ended with two ways to sum up dQ, and the choice between them is what matters here. In this chapter, both
+# become kernels that extend the ladder of chapter 08. Rung `b00` (b for backward) uses atomic additions, and rung `b01`
+# uses two passes. At the end, we hand the forward and the backward kernels to PyTorch, and train a small model with
+# them.
 #
 # After this notebook you can
 #
 # - write the backward pass as three small kernels, and name what each keeps on chip,
-# - explain why two runs of one kernel can differ, and compare two fixes and what they cost,
+# - explain why two runs of the same kernel can differ, and compare two fixes and what they cost,
 # - count the registers that a program's blocks take,
 # - put your own forward and backward kernels into PyTorch, check them, and train with them.
 #
@@ -78,36 +79,36 @@ def inputs_of(N_q, N_k, causal):
 # %% [markdown]
 # ## Why do two runs differ?
 #
-# A block of dQ is a sum with one part from each column block. With 4,096 keys in blocks of 64, these are 64 parts.
-# Suppose that the programs add their parts into the same memory as soon as they have them. Then the order of the
-# additions is the order in which the programs get there, and it differs from run to run. The cell below adds the same
-# 64 parts three times in float32, each time in another order:
+# A block of dQ is a sum to which each column block contributes one part. With 4,096 keys in blocks of 64, it has 64
+# parts. Suppose that the programs add their parts to the same memory as soon as they have computed them. The parts are
+# then added in the order in which the programs get there, and this order differs from run to run. The cell below adds
+# the same 64 parts in float32 three times, each time in a different order:
 
 # %%
 parts = np.random.default_rng(0).standard_normal((64, 64, 128)).astype(np.float32)
 runs = []
 for run in range(3):
     dq = np.zeros((64, 128), np.float32)  # one block of dQ
-    for j in np.random.default_rng(run).permutation(64):  # whoever comes first
+    for j in np.random.default_rng(run).permutation(64):  # in order of arrival
         dq += parts[j]
     runs.append(dq)
     other = (dq != runs[0]).mean()
-    print(f"run {run}: second number {dq[0, 1]:.9f}, other than in run 0: {other:.0%} of all numbers")
+    print(f"run {run}: second number {dq[0, 1]:.9f}, different from run 0: {other:.0%} of all numbers")
 
 # %% [markdown]
-# Although no run is wrong, each sum was rounded in another order, so more than three quarters of the numbers differ in
-# their last bits. In one step of training, this does no harm. After thousands of steps, however, such differences grow
-# into another model, and a mistake that depends on them cannot be found by running again. So we want to know where the
-# order is decided, and what it costs to fix it. We begin with the parts of the backward pass where nothing can go
-# wrong.
+# Although no run is wrong, each sum was rounded in a different order, so more than three quarters of the numbers differ
+# in their last bits. In a single training step, this does no harm. Over thousands of steps, however, such differences
+# grow until the result is a different model, and you cannot find a mistake that depends on them by running the training
+# again. We therefore want to know where the order is decided, and what it costs to fix it. We begin with the parts of
+# the backward pass where nothing can go wrong.
 #
 # ## What is the same in all tiles of a row?
 #
 # The line numbers in this chapter refer to Algorithm 2 of the FA2 paper, and [the
-# poster](../figures/poster_backward.pdf) has it on one sheet. The forward pass left L, so only $D_i = do_i \cdot o_i$
-# is missing (line 4), which every tile of the row subtracts (line 14). The smallest kernel of this chapter computes it
-# once. `load_rows` is the function of chapter 08 without `RAGGED`, because it always masks. We take it from rung b01,
-# together with `store_rows` and `of_rows`.
+# poster](../figures/poster_backward.pdf) shows all of it on one sheet. The forward pass has already computed L, so only
+# $D_i = do_i \cdot o_i$ is missing (line 4), which every tile of the row subtracts (line 14). The smallest kernel in
+# this chapter computes D once. `load_rows` is the function from chapter 08 without `RAGGED`, because it always masks.
+# We take it from rung b01, together with `store_rows` and `of_rows`.
 
 # %%
 b00, b01 = load("b00"), load("b01")
@@ -134,14 +135,14 @@ print("D by the kernel, and the row sums of P ∘ (dO Vᵀ):")
 compare("D", [D], [(P * (host(dO) @ host(V).T)).sum(1)])
 
 # %% [markdown]
-# The two agree, because D is the weighted mean of the row's dP (chapter 05). The product is computed in fp32, since a
-# rounding error in D is an error of the whole row.
+# The two agree, because D is the weighted mean of the row's dP (chapter 05). The kernel computes the product in fp32,
+# since a rounding error in D would affect the whole row.
 
 # %% [markdown]
 # ## Does P still need a maximum?
 #
-# P comes back in one step, $e^{S - L}$. For each key that a row sees, L is at least as large as the row's score, so the
-# exponent is never positive and nothing overflows.
+# P is recomputed in one step, as $e^{S - L}$. For each key that a row sees, L is at least as large as the row's score,
+# so the exponent is never positive and nothing overflows.
 #
 # `tile` computes S, P, dP and dS of one tile, in this order. In the code, `seen` is true if the row exists, the key
 # exists, and, under a causal mask, the row sees the key. L is a natural logarithm, so it is subtracted first, and only
@@ -165,8 +166,8 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
     return p_ij.to(q_i.dtype), ds_ij.to(q_i.dtype)
 
 # %% [markdown]
-# **Predict.** All 8 keys have the score −200, so L is about −198. A missing key was loaded as zeros and has the score 0.
-# What would its P be in fp32, if `tile` did not ask whether the key exists?
+# **Predict.** All 8 keys have the score −200, so L is about −198. A missing key is loaded as zeros, so its score is 0.
+# What would its P be in fp32, if `tile` did not check whether the key exists?
 #
 # - ☐ 0, as there is no key
 # - ☐ ∞
@@ -174,25 +175,25 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 #
 # <details><summary>Answer</summary>
 #
-# **∞.** $e^{198}$ is more than fp32 can hold, because its numbers end near $e^{88.7}$. In dQ, this P meets a k of
-# zeros, and since ∞ · 0 is NaN, the whole row of dQ is lost. A finite P would do no harm, as long as its dS is below
-# 65,504, where fp16 ends.
+# **∞.** $e^{198}$ is more than fp32 can hold, because its numbers end near $e^{88.7}$. For dQ, this P is multiplied by
+# a k of zeros, and since ∞ · 0 is NaN, the whole row of dQ is lost. A finite P would do no harm, as long as its dS is
+# below 65,504, where fp16 ends.
 # </details>
 #
-# An early FlashAttention-2 had such NaNs ([flash-attention
+# An early version of FlashAttention-2 produced such NaNs ([flash-attention
 # #334](https://github.com/Dao-AILab/flash-attention/issues/334)).
 
 # %% [markdown]
 # ## What does a column block keep on chip?
 #
 # A column kernel runs as one program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the
-# row blocks. After `tile`, dV gains $p^\top do$ and dK gains $ds^\top q$, while dQ comes later. `tl.dot(a, b, acc)`
+# row blocks. After `tile`, it adds $p^\top do$ to dV and $ds^\top q$ to dK, while dQ comes later. `tl.dot(a, b, acc)`
 # adds the product to the block `acc`. Under a causal mask, rows before $j + N_q - N_k$ do not see key j, so blocks that
-# have only such rows are skipped. This only saves time, so the check does not ask for it.
+# have only such rows are skipped. Skipping them only saves time, so the check does not require it.
 #
-# **Build.** Write dK and dV of one head, which are lines 6 to 14, 16 and 18 of Algorithm 2. You can use `tile`,
+# **Build.** Write dK and dV for one head, which are lines 6 to 14, 16 and 18 of Algorithm 2. You can use `tile`,
 # `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which is (B, 1), and `store_rows(X, x, first, N, B, d)`.
-# The accumulators are fp32. The scale τ of dK can wait until the end of the loop.
+# The accumulators are fp32. The multiplication of dK by τ can wait until the end of the loop.
 
 # %%
 @triton.jit
@@ -261,7 +262,7 @@ check(my_gradients, *tried, tolerance=3e-3, names=("dK", "dV"))
 #     store_rows(dK, tau * dk_j, j, N_k, B_c, d)  # FA2.A2.L18
 #     store_rows(dV, dv_j, j, N_k, B_c, d)  # FA2.A2.L18
 # ```
-# In rung b01 this kernel is `bwd_dkdv`, with a second program number for the head.
+# In rung b01, this kernel is called `bwd_dkdv`, and it has a second program number for the head.
 # </details>
 #
 # [Assignment 7](assignments/7_triton_backward.ipynb) goes further, to both loop orders and the one pass.
@@ -282,10 +283,10 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
     tl.atomic_add(at, x, mask=first + row < N, sem="relaxed")
 
 # %% [markdown]
-# Rung b00 is the column kernel with line 15 in its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. Now no part is
-# lost, but on a GPU, the order in which the parts are added may differ from run to run, and with it the last bits of
-# dQ. This is why two runs of this kernel can give different results. In the interpreter, however, one program ends
-# before the next begins, so a test there cannot find a race, and only reading the code helps.
+# Rung b00 is the column kernel with line 15 in its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. No part is
+# lost in this version. On a GPU, however, the order in which the parts are added can differ from run to run, and so can
+# the last bits of dQ. This is why two runs of this kernel can give different results. In the interpreter, one program
+# ends before the next begins, so a test there cannot find a race, and you can only find it by reading the code.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 dQ, dK, dV = truth(Q, K, V, O, L, dO)
@@ -295,14 +296,16 @@ compare("dQ dK dV", (x[0, 0] for x in b00.backward(*six, False)), (dQ, dK, dV))
 # %% [markdown]
 # ## Who could own dQ?
 #
-# Here is chapter 05's race again. With two passes, each block of dQ has one writer.
+# The interactive figure from chapter 05 shows the race again, and how each block of dQ has only one writer with two
+# passes.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("race")
 
 # %% [markdown]
-# Now each block of dQ has one owner, which is a program with row block i, as in chapter 08. Per tile, a column program
-# computes five matmuls, or four without line 15, and a row program computes three. `bwd_dq` is this second pass.
+# With two passes, each block of dQ has one owner, which is a program with row block i, as in chapter 08. Per tile, a
+# column program computes five matmuls, or four without line 15, and a row program computes three. `bwd_dq` is this
+# second pass.
 
 # %%
 @triton.jit
@@ -333,20 +336,20 @@ compare("dQ", [mine], [dQ])
 
 # %% [markdown]
 # One program adds all parts of a number, in the order of the keys, so on one machine all runs agree bit for bit. Such a
-# kernel is called *deterministic*. Although α rescaled `o_i` in chapter 08, nothing rescales `dq_i` here, because every
-# p is final at once.
+# kernel is called *deterministic*. In chapter 08, `o_i` was rescaled by α, but nothing rescales `dq_i` here, because
+# every p is final at once.
 
 # %% [markdown]
 # ## What do the two ways cost?
 #
-# The second pass computes S and dP once more, so two passes compute seven matmuls per tile, and one pass computes five.
-# If matmuls were all, one pass would take 5/7 of the time. What does it pay in exchange?
+# The second pass computes S and dP once more, so two passes take seven matmuls per tile, and one pass takes five. If
+# only matmuls counted, one pass would take 5/7 of the time. What does it pay in exchange?
 #
-# In both ways, the requests are the same, namely 8 bytes per tile for each of a block's B · d elements (chapter 05).
-# But an atomic addition is more than a store, because L2 reads the old sum, adds, and writes the new one. Since no data
-# sheet tells how long that takes, we assume that it costs L2 as much as a load and a store. So for one pass we count 12
-# bytes instead of 8. The lines below print two lower bounds for each way, one by the tensor cores and one by L2, and
-# the time that an H200 needed:
+# Both ways make the same requests, namely 8 bytes per tile for each of a block's B · d elements (chapter 05). But an
+# atomic addition is more than a store, because L2 reads the old sum, adds, and writes the new one. No data sheet tells
+# how long that takes, so we assume that it costs L2 as much as a load and a store. For one pass, we therefore count 12
+# bytes instead of 8. For each way, the lines below print two lower bounds, one from the tensor cores and one from L2,
+# and the time that an H200 needed:
 
 # %% tags=["hide-input"]
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
@@ -363,22 +366,23 @@ for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "
 print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 
 # %% [markdown]
-# If only the tensor cores counted, one pass would win, but L2 ends last in one pass, if an atomic addition costs what
-# we assume. Its bound is 1.41 times the larger bound of two passes, and the measured times have about that ratio. That
-# may be chance, since both kernels take much longer than their bounds. With 8 bytes instead of 12, the bounds would put
-# one pass first. So on this GPU, at this size, two passes are faster, and they are deterministic.
+# If only the tensor cores counted, one pass would win. But if an atomic addition costs what we assume, L2 finishes last
+# in one pass. Its bound is 1.41 times the larger bound of two passes, and the measured times have about that ratio.
+# That could be chance, since both kernels take much longer than their bounds. With 8 bytes instead of 12, the bounds
+# would put one pass first. In any case, on this GPU and at this size, two passes are faster, and they are
+# deterministic.
 #
-# This is not the last word on one pass. Rung b02 is written in Gluon (chapter 12a) for Hopper (H100 and H200). Its
-# larger tiles add less often (chapter 13), so its one pass is the fastest of the three, but the last bits of its dQ
-# vary. The package takes two passes in Triton and one on Hopper, where with `torch.use_deterministic_algorithms(True)`
-# the additions keep their order.
+# This is not the last word on one pass. Rung b02 is written in Gluon (chapter 12a) for Hopper (H100 and H200). Because
+# its tiles are larger, it adds less often (chapter 13), so its one pass is the fastest of the three, but the last bits
+# of its dQ vary. The package uses two passes in Triton and one pass on Hopper. There,
+# `torch.use_deterministic_algorithms(True)` makes the additions keep their order.
 
 # %% [markdown]
 # ## Does a column program's work fit in registers?
 #
 # A thread has at most 255 registers. A column program of 4 warps, with tiles of 64 × 64 and d = 128, keeps four blocks
-# in them, with every number in fp32. dk and dv stay through the loop, and take 2 · 64 · 128 / 128 threads = 128
-# registers. S and dP come and go, and take 2 · 64 · 64 / 128 = 64. k and v stay in shared memory.
+# in them, all in fp32. dk and dv stay through the loop, and take 2 · 64 · 128 / 128 threads = 128 registers. S and dP
+# are needed only for a short time, and take 2 · 64 · 64 / 128 = 64. k and v stay in shared memory.
 #
 # **Predict.** Rung 11's forward kernel has the same tile. It keeps one block of 64 × 128 through its loop, $o$, and
 # needs 168 registers. How many does a column program need?
@@ -407,9 +411,10 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 # ```
 # </details>
 #
-# A spill here is an instruction in the code that stores such a value or loads it again. Both rungs were measured with 4
-# warps and with these spills, and they take 2.7 and 2.6 times their bound. Are the spills the reason? With 8 warps,
-# each thread keeps half as many numbers. We can compile that without a GPU, and look before we time anything:
+# In this output, a spill is an instruction in the code that stores such a value or loads it again. Both rungs were
+# measured with 4 warps and with these spills, and they take 2.7 and 2.6 times as long as their bounds. Are the spills
+# the reason? With 8 warps, each thread keeps half as many numbers. We can compile that version without a GPU, and count
+# its spills before we time anything:
 
 # %% tags=["nbval-ignore-output"]
 launches = xray_launches("b01", [dict(num_warps=W) for W in (4, 8)], "sm_90", causal=False)
@@ -419,21 +424,22 @@ for W, (_, columns, _) in zip((4, 8), launches, strict=True):  # three kernels; 
 
 # %% [markdown]
 # Although nothing is spilled with 8 warps, rung b01 was slower with 8 warps than with 4 on an H200. The second number
-# shows a reason. On Hopper, four warps start a matmul together, and it has 64 rows, 16 for each of them (chapter 08).
-# Since this tile has only 64 rows, the other four warps compute S, P and dP once more, and the program computes twice
-# as many exponentials. Since the launch with 8 warps also changes the work, it does not tell us what the spills cost.
+# in each line suggests a reason. On Hopper, four warps start a matmul together, and this matmul has 64 rows, 16 for
+# each of them (chapter 08). Since the tile has only 64 rows, the other four warps compute S, P and dP once more, and
+# the program computes twice as many exponentials. The launch with 8 warps thus also changes the work, so it does not
+# tell us what the spills cost.
 #
-# On Hopper, the package's column kernel takes 8 warps at d = 128, and it avoids the double work, because its tiles are
-# transposed and have 128 keys, which makes 16 rows for each warp. All these numbers are from Triton 3.9. To see yours
-# for both rungs, run `fa2-lab xray b01 --full` and `fa2-lab xray b00 --full`.
+# On Hopper, the package's column kernel uses 8 warps at d = 128. It avoids the double work, because its tiles are
+# transposed and have 128 keys, which makes 16 rows for each warp. All these numbers are from Triton 3.9. To see the
+# numbers on your machine for both rungs, run `fa2-lab xray b01 --full` and `fa2-lab xray b00 --full`.
 
 # %% [markdown]
 # ## How does PyTorch use the kernels?
 #
-# PyTorch records which operations made a tensor, and a call of `backward()` runs their backward functions. It cannot
-# look into a Triton kernel, so we tell it what belongs together, in a class with two functions. `forward` saves in
-# `ctx` what the backward pass needs, and `backward` gets dO and returns one gradient for each argument of `forward`.
-# An argument that has no gradient, such as `causal`, gets `None`.
+# PyTorch records which operations produced a tensor, and a call of `backward()` runs their backward functions. It
+# cannot look inside a Triton kernel, so we tell it which kernels belong together, in a class with two functions.
+# `forward` saves in `ctx` what the backward pass needs, and `backward` gets dO and returns one gradient for each
+# argument of `forward`. An argument that has no gradient, such as `causal`, gets `None`.
 
 # %%
 forward = load("r11").forward  # O and L
@@ -453,11 +459,11 @@ class Attention(torch.autograd.Function):
         return dQ, dK, dV, None
 
 # %% [markdown]
-# Is it right? `torch.autograd.gradcheck` compares each number of the gradients with a difference of two forward calls,
-# $(f(x + h) - f(x - h)) / 2h$. It needs no second implementation to compare with, so it belongs in every test of a
-# backward pass. It is made for float64, so in fp32 we choose a larger h and a larger tolerance. On a GPU, `tl.dot`
-# rounds fp32 further, which chapter 11 explains, so both are larger again there. For comparison, here is a backward
-# pass that forgets to scale dK by τ:
+# Are the gradients right? `torch.autograd.gradcheck` compares each number in the gradients with a difference of two
+# forward calls, $(f(x + h) - f(x - h)) / 2h$. It needs no second implementation to compare with, so it belongs in every
+# test of a backward pass. It is made for float64, so in fp32 we choose a larger h and a larger tolerance. On a GPU,
+# `tl.dot` rounds fp32 further, which chapter 11 explains, so we increase both again there. For comparison, we also
+# check a backward pass that forgets to scale dK by τ:
 
 # %% tags=["nbval-ignore-output"]
 class Forgetful(Attention):
@@ -480,10 +486,10 @@ for function in (Attention, Forgetful):
 # %% [markdown]
 # gradcheck finds the mistake and names the input, which is number 1, K.
 #
-# Now something can learn with it. The smallest task that needs attention is to reverse a text, which means that row i
-# of the output should be the token at position N − 1 − i. The values are the tokens, and each row has to find the right
-# one, so only Q and K are learned, with one row of each for every position. At the beginning, each row spreads its
-# weight over several tokens, but after some steps it looks at only one of them.
+# With correct gradients, a model can learn. The smallest task that needs attention is to reverse a text, which means
+# that row i of the output should be the token at position N − 1 − i. The values are the tokens, and each row has to
+# find the right one. For this reason, only Q and K are learned, with one row of each for every position. At the
+# beginning, each row spreads its weight over several tokens, but after some steps it looks at only one of them.
 
 # %% tags=["nbval-ignore-output"]
 N = 16
@@ -492,7 +498,7 @@ Q, K = (torch.nn.Parameter(torch.randn(1, 1, N, d, generator=draw).to(device)) f
 optimizer = torch.optim.Adam([Q, K], lr=0.1)
 
 
-def read(text):  # (N,) tokens from 0 to 15; (N, 16), how likely each token is at each place of the output
+def read(text):  # (N,) tokens from 0 to 15; (N, 16), how likely each token is at each position of the output
     V = torch.nn.functional.one_hot(text, 16).float().to(device)
     return Attention.apply(Q, K, V[None, None], False)[0, 0]
 
@@ -511,23 +517,24 @@ print("reads  ", *read(text).argmax(1).tolist())
 
 # %% [markdown]
 # The loss falls to nearly zero, and the last line is the text backwards. All gradients came through `bwd_dkdv`, the
-# twin of your column kernel, and through `bwd_dq`.
+# counterpart of your column kernel, and through `bwd_dq`.
 
 # %% [markdown]
 # ## Recap
 #
-# - The backward pass is three kernels, which compute D by rows, dK and dV by columns, and dQ by rows. The package has
-#   only two, because its rows kernel runs first, computes D and dQ, and stores D for the columns kernel.
-# - $P = e^{S-L}$ is final at once. It needs the mask if a key does not exist, and if one is masked.
-# - Line 15 as a plain addition loses parts, whereas atomic additions keep the parts but not their order, so runs
-#   differ. A second pass keeps both, and costs two matmuls per tile.
+# - The backward pass consists of three kernels, which compute D by rows, dK and dV by columns, and dQ by rows. The
+#   package has only two, because its row kernel runs first, computes D and dQ, and stores D for the column kernel.
+# - $P = e^{S-L}$ is final at once. It needs a mask for keys that do not exist and for keys that are hidden.
+# - Line 15 loses parts as a plain addition. Atomic additions keep all parts but not their order, so runs differ. A
+#   second pass keeps both, and costs two more matmuls per tile.
 # - dk and dv alone take half of a thread's registers.
 # - `autograd.Function` joins a forward and a backward kernel, and `gradcheck` tests them against differences.
 
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook are compared with rungs b00 and b01, and the rungs with the dense result in float64.
+# The cell below compares the functions of this notebook with rungs b00 and b01, and the rungs with the dense result in
+# float64.
 
 # %% tags=["hide-input"]
 verdict("the runs differ in more than three quarters of the numbers", min((x != runs[0]).mean() for x in runs[1:]) > 0.75)
