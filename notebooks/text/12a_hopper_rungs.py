@@ -8,9 +8,9 @@
 #
 # FA2 was written for the A100. On NVIDIA's *Hopper* chips, the H100 and the H200, matmuls run while the program goes
 # on, a single thread can copy a whole tile, and warps can hand registers to each other. This chapter first introduces
-# the **machine**, using models that run on your laptop. Then it climbs the **rungs** 15 to 23, which use that machine.
-# For each rung, it shows the lines that change and the speed they gain. The producer warp and the early start of S come
-# from FlashAttention-3 (2024). [Chapter 12b](12b_hopper_kernel.ipynb) then reads the finished kernel.
+# the **machine**, using models that run on your laptop. Then it climbs **rungs** 15 to 23, which use that machine. For
+# each rung, it shows the lines that change and how much speed they gain. The producer warp and the early start of S
+# come from FlashAttention-3 (2024). [Chapter 12b](12b_hopper_kernel.ipynb) then reads the finished kernel.
 #
 # After this notebook you can
 #
@@ -46,13 +46,13 @@ from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
 # ## Part 1 · The machine (16 minutes)
-# What can the chip do by itself, and how does a kernel make it do so?
+# What can the chip do on its own, and how does a kernel tell it to?
 #
 # ## What do the tensor cores wait for?
 #
 # For a tile of B_r × B_c scores, the tensor cores do 4 B_r B_c d FLOPs for the matmuls $QK^\top$ and $PV$, and other
-# units compute B_r B_c exponentials. From the A100 to the H100, an SM's tensor cores became twice as fast, so that they
-# now do 4,096 FLOPs per clock. The rate of exponentials, however, stayed at 16 per clock.
+# units compute B_r B_c exponentials. From the A100 to the H100, an SM's tensor cores became twice as fast, so they now
+# do 4,096 FLOPs per clock. The rate of exponentials, however, stayed at 16 per clock.
 
 # %%
 def clocks(chip, d, B_r=64, B_c=128):  # of the matmuls, of the exponentials
@@ -69,40 +69,40 @@ for chip in (chips.A100, chips.H100):
 # If each unit waits for the other, an H100's tensor cores are idle for half of the time at d = 64. To keep them busy,
 # everything else has to happen *while* the matmuls run.
 #
-# ## Which thread holds which number?
+# ## Which thread holds which value?
 
 # %%
 show("row_reduction")
 
 # %% [markdown]
 # Hopper's tensor cores work for a *warpgroup*, which consists of four neighbouring warps, or 128 threads. The picture
-# follows one row of the result when a warpgroup runs a matmul with 64 keys. This result is a block of 64 × 64 numbers,
-# and each of the four warps holds 16 of its rows. A warp divides its 16 · 64 numbers evenly among its 32 lanes, so each
-# lane holds 32 of them. Since four lanes share a row, a lane's 32 numbers come from two rows, with 16 from each. To
-# find a row's maximum, each lane compares its own 16 numbers, and then the four lanes exchange values twice.
+# follows one row of the result when a warpgroup runs a matmul with 64 keys. This result is a block of 64 × 64 values,
+# and each of the four warps holds 16 of its rows. A warp divides its 16 × 64 values evenly among its 32 lanes, so each
+# lane holds 32 of them. Since four lanes share a row, a lane's 32 values come from two rows, 16 from each. To find a
+# row's maximum, each lane first finds the largest of its own 16 values, and then the four lanes exchange values twice.
 #
-# In Triton, the compiler decides which thread holds which number. In **Gluon**, a lower-level language, you decide.
-# Like Triton, Gluon is a dialect of Python, and it uses the same compiler. But in Gluon a tensor's type includes a
-# *layout*, and you import the language as `gl` instead of `tl`. We need four layouts:
+# In Triton, the compiler decides which thread holds which value. In **Gluon**, a lower-level language, you decide. Like
+# Triton, Gluon is a dialect of Python, and it uses the same compiler. But in Gluon a tensor's type includes a *layout*,
+# and you import the language as `gl` instead of `tl`. We need four layouts:
 #
 # | layout | used for | meaning |
 # | --- | --- | --- |
-# | `NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16])` | s, and also o, with d in place of B_c | the layout shown in the picture, in which Hopper's tensor cores (version 3) leave a result; there are 4 warps, each with 16 rows and B_c columns, and one instruction goes 16 deep |
-# | `SliceLayout(1, …)` of it | m, ℓ | the same layout without its columns, with one number per row |
-# | `DotOperandLayout(0, …, 2)` of it | p | the layout that the tensor cores expect for a left operand, with 2 numbers of 16 bits per register |
+# | `NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16])` | s, and also o, with d in place of B_c | the layout shown in the picture, in which Hopper's tensor cores (version 3) leave a result; there are 4 warps, each with 16 rows and B_c columns, and one instruction sums over 16 products |
+# | `SliceLayout(1, …)` of it | m, ℓ | the same layout without its columns, with one value per row |
+# | `DotOperandLayout(0, …, 2)` of it | p | the layout that the tensor cores expect for a left operand, with two 16-bit values per register |
 # | `NVMMASharedLayout` | tiles of q, k, v | a tile in shared memory, swizzled as in appendix A |
 #
-# You can only add two tensors if their layouts are equal. `gl.convert_layout` changes a tensor's layout, which is free
-# unless a number has to move to another thread. The lanes that hold a row of o also hold the same row of s, so
+# You can only add two tensors if they have the same layout. `gl.convert_layout` changes a tensor's layout, which is
+# free unless a value has to move to another thread. The lanes that hold a row of o also hold the same row of s, so
 # converting α from the layout of s to the layout of o costs nothing.
 #
 # ## What does one matmul read?
 #
 # Hopper's instruction for the tensor cores is `wgmma`, which appeared in chapter 10's machine code as `HGMMA`. All
 # warps of a warpgroup start it together, and its result has 64 rows and stays in registers. The right operand is always
-# in shared memory, while the left operand can be in shared memory or in registers. Along the dimension that is summed,
-# one `wgmma` goes 16 deep. A matmul is *asynchronous*: the warpgroup starts it and goes on with other work. Later, it
-# waits until at most a given number of its matmuls are still running:
+# in shared memory, while the left operand can be in shared memory or in registers. One `wgmma` covers 16 elements of
+# the dimension that is summed over. A matmul is *asynchronous*: the warpgroup starts it and goes on with other work.
+# Later, it waits until at most a given number of its matmuls are still running:
 #
 # ```python
 # s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)  # started, but not finished
@@ -110,9 +110,9 @@ show("row_reduction")
 # s = warpgroup_mma_wait(1, deps=[s])  # at most 1 matmul may still run, so s is ready, but o need not be
 # ```
 #
-# `use_acc=False` means that the result does not begin with the contents of `zero`. `deps` names the values that become
-# valid with the wait. Until then, everything that the matmul reads has to stay in place. Because the warpgroup is free
-# to do other work in the meantime, P V of one tile can run during the exponentials of the next.
+# `use_acc=False` means that the product is not added to the contents of `zero`. `deps` names the values that become
+# valid when the wait returns. Until then, nothing that the matmul reads may be overwritten. Because the warpgroup is
+# free to do other work in the meantime, P V of one tile can run during the exponentials of the next.
 #
 # The clocks printed above show what such an overlap can hide. At d = 128, the two matmuls of a tile with 64 rows and
 # 128 keys take 1,024 clocks together, or 512 each. The exponentials of this tile also take 512, so one matmul is just
@@ -128,27 +128,28 @@ show("wgmma")
 #
 # ## What brings the tiles?
 #
-# Hopper has a copy engine called TMA (*tensor memory accelerator*). To start a TMA copy, one thread names a
+# Hopper has a copy engine called TMA (*tensor memory accelerator*). To start a TMA copy, one thread specifies a
 # *descriptor*, the first row, a buffer in shared memory and a barrier, and then goes on with its work. The host makes
-# the descriptor in advance. It records the tensor's address, shape and strides, and also the size of a tile and how the
-# tile is swizzled. For rows outside of the tensor, TMA delivers zeros.
+# the descriptor in advance. The descriptor records the tensor's address, shape and strides, and also the size of a tile
+# and how the tile is swizzled. For rows outside the tensor, TMA delivers zeros.
 
 # %%
 show("bulk_copy")
 
 # %% [markdown]
 # In this picture, the last tile has two keys and two rows of zeros. In V, the zeros do no harm. In K, however, a key of
-# zeros has the score 0, so exp(0 − m) would be added to ℓ (chapter 08). The kernel therefore masks the scores of a tile
-# that reaches past the last key.
+# zeros has a score of 0, so exp(0 − m) would be added to ℓ (chapter 08). The kernel therefore masks the scores of a
+# tile that reaches past the last key.
 #
 # ## How do you know that a copy has arrived?
 #
-# A **barrier** tells you. It is a counter in shared memory, and it is created with the number of arrivals that it
-# should expect. A thread that starts a copy arrives at the barrier and announces how many bytes will come, and TMA then
-# counts these bytes off. When all expected arrivals and all announced bytes are there, a *phase* ends, and the barrier
-# starts over. A thread that waits names the phase whose end it needs. Since a barrier only stores a single bit, the
-# *phase parity*, the phases are called 0, 1, 0, 1, … The next cell models a barrier that expects two arrivals, and asks
-# it after each arrival which phase is over:
+# A **barrier** tells you. It is a counter in shared memory, initialised with the number of arrivals that it should
+# expect. The thread that starts a copy arrives at the barrier and announces how many bytes to expect. TMA then
+# subtracts the bytes from that number as they land. A *phase* ends when all expected arrivals have been made and all
+# announced bytes have landed, and the barrier then starts over. To wait, a thread specifies which phase it is waiting
+# for. Since a barrier stores only a single bit, the *phase parity*, the phases are numbered 0, 1, 0, 1, … The next cell
+# models a barrier that expects two arrivals. At the start and after each arrival, it asks the barrier whether phase 0
+# is over, and whether phase 1 is:
 
 # %%
 show_code(getsource(Barrier.arrive) + getsource(Barrier.over))
@@ -159,18 +160,18 @@ for arrival in range(5):
     bar.arrive("a thread")
 
 # %% [markdown]
-# In the first line of the output, no thread has arrived yet, but phase 1 counts as over, as if it were the phase before
-# the first one. Part 3 makes use of this. After four arrivals, the answers are the same as in the first line. Suppose a
-# thread is late, and asks only now whether the first phase 0 is over. It is told that phase 0 is not over, so it waits
-# for the end of the next phase 0.
+# In the first line of the output, no thread has arrived yet, but phase 1 already counts as over, as if a phase 1 had
+# come before the first phase 0. Part 3 relies on this. After four arrivals, the barrier gives the same answers as in
+# the first line. Suppose that a slow thread asks only now whether the first phase 0 is over. The barrier answers no, so
+# the thread waits until the next phase 0 ends.
 #
-# In Gluon, the barrier is an `mbarrier`. `init` sets the number of arrivals that it expects. `expect` is one arrival
-# that also announces a copy's bytes, `arrive` is one arrival without bytes, and `wait` waits for the end of a phase.
+# In Gluon, the barrier is an `mbarrier`. `init` sets the number of arrivals that it expects. `expect` makes one arrival
+# and also announces the bytes of a copy. `arrive` makes one arrival without bytes, and `wait` waits for a phase to end.
 #
-# A barrier tells you *when* something has happened. It does not make sure that TMA sees what a thread has written,
-# because TMA reaches shared memory by a different path. That takes a **fence**, `fence_async_shared()`, for example
-# after `init`. A second rule applies to buffers that are reused: before a copy may overwrite a buffer that a matmul has
-# read, `warpgroup_mma_wait` must have returned in all threads. Part 5 lists all such cases.
+# A barrier tells you *when* something has happened. It does not guarantee that TMA sees what a thread has written,
+# because TMA accesses shared memory through a different path. For that, you need a **fence**, `fence_async_shared()`,
+# for example after `init`. A second rule applies to buffers that are reused. Before a copy may overwrite a buffer that
+# a matmul has read, `warpgroup_mma_wait` must have returned in all threads. Part 5 lists all such cases.
 #
 # ## Part 2 · A first kernel (15 minutes)
 #
@@ -185,35 +186,35 @@ read(r15, "start", "scores")
 
 # %% [markdown]
 # With `pred=False`, neither `expect` nor `async_load` does anything. A *stage* is a buffer for one tile, and tile n
-# uses stage n mod `STAGES`, where this rung has three stages. `permute` presents k as its transpose without moving a
-# single number. The loop looks like this:
+# uses stage n mod `STAGES`. This rung has three stages. `permute` gives a transposed view of k without moving any data.
+# The loop looks like this:
 
 # %% tags=["nbval-ignore-output"]
 read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpgroup_mma_wait")
 
 # %% [markdown]
-# The loop runs over the tiles from right to left, so those that need a mask come first. `full` counts the tiles on the
-# left that need no mask, whereas in chapter 08 it counted keys.
+# The loop runs over the tiles from right to left, so the tiles that need a mask come first. `full` counts the tiles on
+# the left that need no mask, whereas in chapter 08 it counted keys.
 #
-# Before the loop, two tiles are already on their way. Step n starts the copy of tile n + 2, which, with three stages,
-# goes into the stage of tile n − 1. A single thread starts this copy for all of them, so all 128 threads must have
-# finished with that stage first. `gl.barrier()` makes sure of this. It is not an `mbarrier`, because here the threads
-# simply wait for each other. In fact, the kernel would be correct even without this line, because Triton's compiler
-# inserts such a barrier before each `expect` anyway. You can see it as `bar.sync` in the PTX that
-# `fa2-lab xray 15 --ptx` prints. `k_here` and `v_here` hold one `mbarrier` for each stage. Each wait names the phase,
-# which changes every time that all stages have been used once.
+# When the loop begins, the copies of two tiles are already under way. Step n starts the copy of tile n + 2, which, with
+# three stages, goes into the stage of tile n − 1. A single thread starts this copy on behalf of all the others, so all
+# 128 threads must have finished with that stage first. `gl.barrier()` makes sure that they have. It does not use an
+# `mbarrier`, because here the threads simply wait for each other. In fact, the kernel would be correct even without
+# this call, because Triton's compiler inserts such a barrier before each `expect` anyway. You can see it as `bar.sync`
+# in the PTX that `fa2-lab xray 15 --ptx` prints. `k_here` and `v_here` hold one `mbarrier` for each stage. Each wait
+# specifies a phase, which flips each time all stages have been used once.
 #
 # A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is o's layout
-# from the table above. `mask` and `softmax` do what `visit` did in chapter 08. `rounded` turns p into 16 bits by
-# *inline assembly*, which is a line of PTX, NVIDIA's portable assembly language. That line rounds two numbers with one
+# from the table above. `mask` and `softmax` do what `visit` did in chapter 08. `rounded` converts p to 16 bits with
+# *inline assembly*, a single line of PTX, NVIDIA's portable assembly language. That line rounds two values with one
 # instruction, which is called `F2FP` in the machine code (`fa2-lab xray 15 --sass` prints it). Triton 3.9 would choose
-# the same instruction here by itself. At rung 23, however, it would assemble some pairs the wrong way round and swap
+# the same instruction here by itself. At rung 23, however, Triton would pack some pairs in the wrong order and swap
 # them afterwards, so the rungs spell the line out.
 #
 # The next lines compare rung 15 with rung 14. *Limit before* names what limited the previous rung, and *taken away*
 # names what the new rung removes. The numbers in the table are TFLOP/s at 16,384 tokens and N = 4,096, each followed by
-# its share of FlashAttention-3's speed in the same run. The *factor* is how many times as fast the new rung is as the
-# previous one. Below the factor, you find numbers from the compiled kernel, or values of the GPU's counters at d = 128
+# its share of FlashAttention-3's speed in the same run. The *factor* is the new rung's speed divided by the previous
+# rung's. Below the factors, you find values from the compiled kernel or from the GPU's performance counters, at d = 128
 # without a mask.
 
 # %% tags=["nbval-ignore-output"]
@@ -222,12 +223,12 @@ climb.step("15", "registers", "programs")
 
 # %% [markdown]
 # Rung 15 is slower than rung 14 for two reasons. Each tile now takes more instructions, and the warpgroup waits for its
-# matmuls twice per tile, while Triton's code waited only once. In exchange, we can now move every wait ourselves.
+# matmuls twice per tile, while Triton's code waits only once. In exchange, we can now move every wait ourselves.
 #
-# The picture shows, as strips over time, what an SM does on rungs 14 and 15. Each later rung has such a picture as
-# well. The strips come from a model, in which copies follow one another at the rate that L2 reaches, and a matmul takes
-# as many clocks as the tensor cores need for it. A softmax takes one clock for each instruction that a thread executes,
-# because an SM has four schedulers, one for each of the four warps.
+# The picture shows what an SM does on rungs 14 and 15, with one strip over time for each of its units. Each later rung
+# has such a picture as well. The strips come from a model. In it, copies run back to back at L2 bandwidth, and a matmul
+# takes the number of clocks that the tensor cores need for it. A softmax takes one clock for each instruction that a
+# thread executes, because an SM has four schedulers, one for each of the four warps.
 
 # %% tags=["hide-input"]
 show("strips_15")
@@ -236,9 +237,9 @@ show("strips_15")
 # ## Compile and run a file of your own
 #
 # You can compile a kernel for Hopper on any Linux machine. The kernel below copies 64 rows of Q into shared memory and
-# computes the sum of each row. `BlockedLayout` describes how the threads share a tile: it lists the numbers per thread,
+# computes the sum of each row. `BlockedLayout` describes how the threads share a tile. It lists the values per thread,
 # the threads per warp, the warps, and the order of the dimensions, fastest first. `forward` is the function that the
-# tools call, and [book/maxima.py](../fa2_studio/book/maxima.py) provides Gluon's imports.
+# tools call. The import lines for Gluon come from [book/maxima.py](../fa2_studio/book/maxima.py).
 
 # %%
 MINE = """
@@ -282,17 +283,18 @@ with TemporaryDirectory() as folder:
 # In this machine code, `UTMALDG` is a TMA copy, `SYNCS` is an operation on a barrier, `HGMMA` is a matmul, and `SHFL`
 # is an exchange between lanes. There is no `HGMMA`, because this kernel runs no matmul. The 12 exchanges follow from
 # the layout. Eight lanes share a row, so each sum takes three exchanges, and a warp sums its 16 rows four at a time. In
-# the shell, a single line does the same: `fa2-lab xray mine.py --chip sm_90 --d 64 --sass`. Now try to take
-# `mbarrier.wait` out of the kernel. It still compiles, and nothing warns you.
+# the shell, a single line shows the same machine code: `fa2-lab xray mine.py --chip sm_90 --d 64 --sass`. Now try
+# removing `mbarrier.wait` from the kernel. The kernel still compiles, and nothing warns you.
 #
 # ## Part 3 · A ring, and who copies (24 minutes)
-# Some warps copy while others compute. How do they agree on which of them is allowed to touch a tile?
+# Some warps copy while others compute. How do they agree on which of them may use a buffer, and when?
 #
 # ## A ring of stages, event by event
 #
-# In rung 15, the warps that compute also start the copies. If a separate warp, the *producer*, starts them instead, it
-# and the *consumers*, which compute, have to tell each other what they have done. Stages that are reused again and
-# again in the same order form a **ring**, or *circular buffer*. Each stage has two barriers:
+# In rung 15, the warps that compute also start the copies. Suppose that a separate warp, the *producer*, starts them
+# instead. The producer and the warps that compute, the *consumers*, then have to tell each other what they have done.
+# Stages that are reused again and again in the same order form a **ring**, or *circular buffer*. Each stage has two
+# barriers:
 #
 # | barrier | who arrives | who waits | so that |
 # | --- | --- | --- | --- |
@@ -302,18 +304,18 @@ with TemporaryDirectory() as folder:
 # Tile n belongs to round n // `STAGES`, because that is how often its stage has been used before. To read this tile,
 # the consumers wait at *filled* for the end of phase `round & 1`. To write it, the producer waits at *emptied* for the
 # end of phase `(round & 1) ^ 1`. In round 0 that is phase 1, which counts as over, so the producer can begin at once.
-# It is right to do so, since all stages are empty even though no consumer has released one yet.
+# That is correct, since all stages are empty at first even though no consumer has released one.
 #
 # Other libraries call the same barriers *full* and *empty*. In CUTLASS, `producer_acquire` combines the producer's wait
 # with its `expect`. The consumers' wait is called `consumer_wait`, and their arrival at *emptied* is called
 # `consumer_release`.
 #
 # The next cell runs a model of the ring ([book/ring.py](../fa2_studio/book/ring.py)) with three consumers, two stages
-# and six tiles. Its actors are Python generators, and at every step, chance picks the one that runs next. `take(n)`
-# waits until tile n has arrived, and `release(n)` gives its stage back. A consumer takes each tile, multiplies for a
-# while, notes what it has read, and releases the tile. Two other versions of the consumer make one mistake each. In
-# `forgetful`, consumer 1 does not release tile 2, whereas `hasty` releases each tile as soon as it has started its
-# matmul.
+# and six tiles. Its actors are Python generators, and at every step, the model picks at random which of them runs next.
+# `take(n)` waits until tile n has arrived, and `release(n)` gives tile n's stage back. A consumer takes each tile, runs
+# a matmul for a while, records what it has read, and releases the tile. Two other versions of the consumer make one
+# mistake each. In `forgetful`, consumer 1 does not release tile 2. In `hasty`, every consumer releases a tile right
+# after starting the matmul that reads it.
 
 # %%
 def consumer(ring, T, c, seen, skip=None, early=False):  # skip: (tile, consumer)
@@ -333,18 +335,19 @@ right = "all done", 3 * [list(range(6))]
 print(f"right in {sum(end == right for end in ends)} of 500 orders")
 
 # %% [markdown]
-# **Predict.** Six tiles go through two stages. Which of the two mistakes can escape a test?
+# **Predict.** Six tiles go through two stages. Which of the two mistakes can a test miss?
 #
 # - ☐ the forgotten release
 # - ☐ the early release
-# - ☐ both, since each of them only hangs or goes wrong in unlucky orders
+# - ☐ both, since each of them does harm only in unlucky orders
 #
 # <details><summary>Answer</summary>
 #
 # **the early release.** With two stages, as here, `forgetful` hangs in every order, which is called a *deadlock*.
-# `hasty` always ends, and its result is sometimes right. Either mistake shows only if a later tile needs the same
-# stage. With four stages, for example, tile 2's stage is needed again only by tile 6, but the last of the six tiles is
-# tile 5. This is why tests of such kernels use long sequences, repeat a call a thousand times, and compare every bit.
+# `hasty` always finishes, and its result is sometimes right. Either mistake shows only if a later tile needs the same
+# stage. With four stages, for example, tile 6 would be the next to need tile 2's stage, but the last of the six tiles
+# is tile 5. This is why tests of such kernels use long sequences, repeat a call a thousand times, and compare the
+# results bit for bit.
 #
 # ```python
 # for stages in (2, 4, 6):
@@ -374,28 +377,29 @@ read(r16, "fill", "take", "release")
 read(r16, "producer", begin="fill")
 
 # %% [markdown]
-# The consumer runs the same loop as rung 15, except that it calls `take` instead of a wait, calls `release` after each
-# matmul, and starts no copies. The two roles are launched like this:
+# The consumer runs the same loop as rung 15, except that it calls `take` instead of `mbarrier.wait`, calls `release`
+# after each matmul, and starts no copies. The two roles are launched like this:
 
 # %% tags=["nbval-ignore-output"]
 read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 
 # %% [markdown]
 # - `arrive(…, count=1)` is one arrival, made by one thread. It counts for the whole warpgroup, because the compiler
-#   makes all 128 threads wait for each other before it.
+#   makes all 128 threads wait for each other first.
 # - `gl.warp_specialize` takes a list of (function, arguments). The first function runs on the 4 warps of the launch
-#   itself. For the others, two lists set the number of warps, here `[1]`, and the number of registers per thread, here
-#   `[24]`. Only whole warpgroups can hand over registers, so four warps are set aside for the producer although it only
-#   needs one. Two programs of 256 threads share 65,536 registers, which makes 128 per thread. Each producer thread
-#   keeps 24 of them and gives the other 104 to a consumer thread, which then has 232.
+#   itself. For the other functions, two lists set the number of warps, here `[1]`, and the number of registers per
+#   thread, here `[24]`. Only whole warpgroups can hand over registers, so four warps are set aside for the producer
+#   although it needs only one. Two programs of 256 threads share 65,536 registers, so each thread starts with 128. Each
+#   producer thread keeps 24 of them and gives the other 104 to a consumer thread, which then has 232.
 
 # %% tags=["nbval-ignore-output"]
 climb.step("16", "issue slots used, %")
 
 # %% [markdown]
 # The consumer now executes fewer instructions per tile, because the copies and their waits have left its loop. But no
-# unit was fully used before, and most issue slots were empty. So why does the rung gain anything? A warpgroup executes
-# its own instructions one after another, so each of them delays its tile, even if there are free slots.
+# unit was fully used before, and most issue slots were empty. So why is the rung any faster? A warpgroup executes its
+# own instructions one after another, so each instruction delays the warpgroup's tile, even if there are free issue
+# slots.
 
 # %% tags=["hide-input"]
 show("strips_16")
@@ -405,8 +409,8 @@ show("strips_16")
 #
 # So far, every tile of K and V that comes from L2 has been used by only 64 rows. If one program has two consumers with
 # 64 rows each, both can read the same tile. How many consumers do the registers allow? A consumer thread holds o and s
-# in fp32 and p in 16 bits. The block o has 64 · d numbers and s has 64 · B_c. p has as many numbers as s, but each of
-# them takes only half a register. Divided among 128 threads, that makes $64\,(d + 1.5\,B_c) / 128$ registers per
+# in fp32 and p in 16 bits. The block o has 64 · d values, and s has 64 · B_c. The block p has as many values as s, but
+# each of them takes only half a register. Divided among 128 threads, they need $64\,(d + 1.5\,B_c) / 128$ registers per
 # thread, and m, $\ell$ and everything else take about 24 more. Appendix A counts 40 for everything else, but here a
 # descriptor holds the addresses, so 24 are enough:
 #
@@ -421,24 +425,24 @@ show("strips_16")
 # 128 = 512 registers. The producer's thread keeps 24, and the threads of the n consumers share the rest in steps of 8.
 # So (512 − 24) / 3 gives 160 registers with three consumers, and (512 − 24) / 2 gives 240 with two. Rung 17 keeps tiles
 # of 64 keys, with two consumers at d = 128 and three at d = 64. Three consumers at d = 128 have to wait until rung 23,
-# which finds the shared memory for them.
+# which makes room for them in shared memory.
 #
 # **Predict.** Under the causal mask, the lower 64 rows see more tiles than the upper ones. Can the upper consumer
-# simply leave out the tiles that it does not see?
+# simply skip the tiles that it does not see?
 #
 # - ☐ no, it must take and release them
 # - ☐ yes, since it never reads them
-# - ☐ yes, if it counts them, so that its next wait names the right phase
+# - ☐ yes, if it counts them, so that its next wait specifies the right phase
 #
 # <details><summary>Answer</summary>
 #
 # **no, it must take and release them.** *Emptied* now expects an arrival from every consumer, and if one of them is
-# missing, the producer waits for ever. The rung therefore has an additional loop, in which a consumer takes and
-# releases the tiles that it does not see.
+# missing, the producer waits forever. The rung therefore has an additional loop, in which a consumer takes and releases
+# the tiles that it does not see.
 #
-# Nor may a consumer release a tile without waiting for it. Suppose that consumer A does not wait. It can then release
-# stage 0 for this round, and once more for the next round, before consumer B has released it even once. *Emptied* has
-# now counted two arrivals and ends its phase, so the producer overwrites a tile that B is still reading.
+# Nor may a consumer release a tile without first waiting for it. Suppose that consumer A does not wait. Consumer A can
+# then release stage 0 for this round, and once more for the next round, before consumer B has released it even once.
+# *Emptied* has now counted two arrivals and ends its phase, so the producer overwrites a tile that B is still reading.
 # </details>
 
 # %% tags=["nbval-ignore-output"]
@@ -450,17 +454,16 @@ show("strips_17")
 # %% [markdown]
 # Only half as many bytes come through L2 now, yet the rung is not faster, for two reasons. First, only one program fits
 # onto an SM instead of two, so at d = 128 an SM still has just two warpgroups that compute. Second, no warp was waiting
-# for L2 any more, because the ring delivers tiles early enough. Without pauses between calls, however, the rung gains
-# 4%, because its clock stays higher (chapter 10).
+# for L2 in the first place, because the ring delivers tiles early enough. Without pauses between calls, however, rung
+# 17 gains 4%, because its clock stays higher (chapter 10).
 #
 # ## Rung 18: long tiles
 #
-# One ring now serves both consumers, so at d = 128 shared memory has room for tiles of 128 keys. A row of 128 numbers
-# in 16 bits takes 256 bytes. Each consumer's 64 rows of Q therefore take 16 KiB, and a stage, with 128 rows of K and
-# 128 of V, takes 64 KiB. Two consumers and three stages add up to 2 · 16 + 3 · 64 = 224 KiB, which fits into the 227
-# KiB that an SM has for its programs. In rung 16, two programs shared the SM, so each had only 113 KiB. That was too
-# little for such tiles, although there would have been enough registers (184 of 232). Only the sizes change in this
-# rung:
+# One ring now serves both consumers, so at d = 128 shared memory has room for tiles of 128 keys. A row of 128 16-bit
+# values takes 256 bytes. Each consumer's 64 rows of Q therefore take 16 KiB, and a stage, with 128 rows of K and 128 of
+# V, takes 64 KiB. Two consumers and three stages add up to 2 · 16 + 3 · 64 = 224 KiB, which fits into the 227 KiB that
+# an SM has for its programs. In rung 16, two programs shared the SM, so each had only 113 KiB. That was too little for
+# such tiles, although there would have been enough registers (184 of 232). Only the sizes change in this rung:
 
 # %% tags=["nbval-ignore-output"]
 change("17", "18", "SIZES")
@@ -471,8 +474,9 @@ show("strips_18")
 
 # %% [markdown]
 # The same bytes now arrive in half as many tiles. Some work is done *once* per tile, however long the tile is, so there
-# is now half as much of it: two waits for matmuls, a rescaling of o, the barriers, and the exchange that finds the
-# row's maximum. This is why the strips in the picture are longer now, with fewer instructions between the matmuls.
+# is now half as much of it. This work includes two waits for matmuls, a rescaling of o, the barriers, and the exchange
+# between lanes that finds the row's maximum. This is why the strips in the picture are longer now, with fewer
+# instructions between the matmuls.
 #
 # ## Part 4 · Two warpgroups that hide each other's waits (24 minutes)
 # The tensor cores are still idle while exponentials are being computed, and at both ends of a row block.
@@ -481,9 +485,9 @@ show("strips_18")
 #
 # In the next rung, a warpgroup will look ahead, which means that it starts the next tile's S together with this tile's
 # P V. The first S, however, has no P V to run alongside. Rung 19 therefore takes the first tile, which is the rightmost
-# one, out of the loop. Since no other tile can reach past the last key, the loop then also no longer needs to test for
-# it, unless there is a causal mask. In the change below, `mine` is the number of tiles that this consumer's rows see.
-# It is at least 1, so that there always is a first tile. If the rows see no key in that tile, the mask hides all of it.
+# one, out of the loop. No other tile can reach past the last key, so the loop no longer needs to test for that, unless
+# there is a causal mask. In the listing below, `mine` is the number of tiles that this consumer's rows see. It is at
+# least 1, so that there is always a first tile. If the rows see no key in that tile, all of its scores are masked.
 
 # %% tags=["nbval-ignore-output"]
 change("18", "19", "consumer")
@@ -493,13 +497,13 @@ climb.step("19", "tensor cores at work, %")
 show("strips_19")
 
 # %% [markdown]
-# ## What hides under what?
+# ## What hides behind what?
 
 # %%
 show("timeline")
 
 # %% [markdown]
-# NVIDIA does not document how the hardware divides the tensor cores between two warpgroups, so the model takes two
+# NVIDIA does not document how the hardware divides the tensor cores between two warpgroups, so the model tries two
 # extremes. In addition, a warpgroup can *look ahead*. It then starts the next S before P V of the current tile, so that
 # P V runs during the next exponentials. The general name for this is *software pipelining*, and FlashAttention-3 calls
 # it intra-warpgroup overlap.
@@ -510,10 +514,10 @@ show("timeline")
 # | looking ahead | *Within*, 97% | *Both*, 100% |
 #
 # In *Neither*, both warpgroups start together and stay together, so they also wait for exponentials at the same time.
-# In *Between*, they drift apart by themselves, and almost always one of them is multiplying. On the H200, the tensor
-# cores are busy 61.5% of the time in rung 19, which does not look ahead, and 75.5% in rung 20, which does. Each rung is
-# less busy than its panel, because the panels leave out all other instructions. The next section looks at what the
-# compiler makes of the rung's code.
+# In *Between*, they drift apart by themselves, and almost all the time, one of them is running a matmul. On the H200,
+# the tensor cores are busy 61.5% of the time in rung 19, which does not look ahead, and 75.5% in rung 20, which does.
+# Both shares are lower than in the panels, because the panels leave out all other instructions. The next section looks
+# at what the compiler makes of rung 20's code.
 #
 # ## Rung 20: start the next scores before you need them
 #
@@ -524,8 +528,8 @@ read("ladder/r20_overlap.py", "consumer", begin="for n in range(begin + 1", end=
 
 # %% [markdown]
 # - The scores of tile n start first, followed by P V of tile n − 1. A warpgroup's matmuls end in the order in which
-#   they were started, so after `warpgroup_mma_wait(1)` the scores are ready. After the second wait, with 0, P V has
-#   ended as well, so V's tile can be released and o can be rescaled.
+#   they were started, so after `warpgroup_mma_wait(1)` the scores are ready. After the second wait,
+#   `warpgroup_mma_wait(0)`, P V has ended as well, so V's tile can be released and o can be rescaled.
 # - p is a left operand *in registers*, and its matmul is still running. The next p therefore needs other registers,
 #   `p_next`.
 #
@@ -536,38 +540,40 @@ read("ladder/r20_overlap.py", "consumer", begin="for n in range(begin + 1", end=
 climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# Starting S early gained 16%. In the source, we wait late for P V. However, NVIDIA's assembler, `ptxas`, places this
-# second wait *before* nearly all exponentials, so rung 20 hides most of the row maxima under its own P V, but hardly
-# any exponentials. At d = 128 without a mask, it hides 1 or 2 of the 66 that a thread computes per tile (64 for p and
-# two for α). The gain must therefore come from the *other* consumer, which multiplies in the meantime, as in *Between*.
-# This is only our inference, because no tool shows it, and the recorded numbers do not show why rung 19 did not already
-# behave in this way.
+# Starting S early gains 16%. In the source, the wait for P V comes late. However, NVIDIA's assembler, `ptxas`, places
+# this second wait *before* nearly all exponentials, so a consumer of rung 20 hides most of its row maxima behind its
+# own P V, but hardly any exponentials. At d = 128 without a mask, it hides 1 or 2 of the 66 that a thread computes per
+# tile (64 for p and two for α). The gain must therefore come from the *other* consumer, whose matmuls run in the
+# meantime, as in *Between*. This is only our inference, because no tool shows it. The recorded numbers do not explain
+# why rung 19 does not already behave in this way.
 #
 # To see the machine code, run `fa2-lab xray 20 --full --sass`, and look for `MUFU.EX2` after the second
-# `WARPGROUP.DEPBAR` of the loop. At d = 64 some numbers spill, as `fa2-lab xray 20 --d 64 --full` shows.
+# `WARPGROUP.DEPBAR` of the loop. At d = 64, some registers spill, as `fa2-lab xray 20 --d 64 --full` shows.
 #
-# From rung 20 on, the model behind the strips gives the tensor cores to whichever matmul was started first. It still
-# leaves out all waits between instructions, so its tensor cores wait less than the counters in the titles report.
+# From rung 20 on, the model behind the strips gives the tensor cores to whichever matmul was started first. The model
+# still leaves out all waits between instructions, so its tensor cores idle less than the counters in the picture's
+# titles report.
 
 # %% tags=["hide-input"]
 show("strips_20")
 
 # %% [markdown]
-# **Takeaway.** Start early, keep in place what is still being read, and check what the compiler has made of your code.
+# **Takeaway.** Start work early, don't overwrite anything that is still being read, and check what the compiler has
+# made of your code.
 #
 # ## Static or dynamic scheduling?
 #
 # So far, each row block has had its own program. A **persistent kernel** instead starts one program per SM, which works
-# through one row block after another. The end of one row block, when O is stored, can then hide under the start of the
+# through one row block after another. The end of one row block, when O is stored, can then hide behind the start of the
 # next. There are two ways to hand out the row blocks. In *static* scheduling, they are assigned in advance, so program
 # p gets the blocks p, p + 132, p + 264, … In *dynamic* scheduling, a program asks a *tile scheduler* for the next
 # number whenever it is free.
 #
 # **Predict.** Under a causal mask, each of 16 heads has 128 row blocks. The row blocks are assigned in advance, head by
-# head, to 132 persistent programs. When do these programs end, compared with rung 20, which launches one program for
+# head, to 132 persistent programs. When do these programs finish, compared with rung 20, which launches one program for
 # each row block?
 #
-# - ☐ earlier, since no program has to start
+# - ☐ earlier, since no new program has to start
 # - ☐ at the same time, since the same blocks run on the same SMs
 # - ☐ later
 #
@@ -585,8 +591,8 @@ show("tickets")
 # ## Rung 21: programs that stay
 #
 # With dynamic scheduling, all programs end at about the same time. In rung 21, the producer therefore fetches the
-# number of the next row block. The consumers also need this number, so the producer passes it on through a **mailbox**,
-# which is a buffer in shared memory with two barriers, like a stage of the ring. The number −1 tells the consumers that
+# number of the next row block. The consumers also need this number, so the producer passes it on through a **mailbox**.
+# This is a buffer in shared memory with two barriers, like a stage of the ring. The number −1 tells the consumers that
 # there are no more row blocks.
 
 # %% tags=["nbval-ignore-output"]
@@ -598,11 +604,12 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 #   publish any other data, so it does not have to be ordered with other memory accesses. Program p begins with block p,
 #   so the fetched numbers count from `gl.num_programs(0)` on.
 # - The last two lines prepare the counter for the next launch. Each program stops when it has fetched a number past the
-#   last block. All programs together therefore fetch as many numbers as there are blocks, and whichever program fetches
-#   the last of them sets the counter back to 0.
+#   last block. All programs together therefore fetch one number per block, and whichever program fetches the last
+#   number sets the counter back to 0.
 # - `first` counts tiles across all row blocks, because the ring continues from one row block to the next.
 # - Q has two stages per consumer, so that the next Q can arrive early. O has its own buffer, so that its copy can run
-#   while the next block is being computed. Together, they take up the room that a third stage would need.
+#   while the next block is being computed. Together, Q's second stages and O's buffers take up the room that a third
+#   stage of K and V would need.
 
 # %% tags=["hide-input"]
 climb.step("21", "SM cycles", "clock, GHz")
@@ -612,15 +619,15 @@ show("strips_21")
 
 # %% [markdown]
 # ## Part 5 · Fewer instructions, and power (17 minutes)
-# There are still two things to save, namely instructions that exchange values between lanes, and bytes whose transfer
-# costs power.
+# Two things are left to save: instructions that exchange values between lanes, and bytes whose transfer costs power.
 #
 # ## Must m be the maximum?
 #
 # At every tile, the lanes of a row exchange values to find the row's maximum, and whenever the maximum grows, o has to
-# be rescaled. But m cancels out of O and L. It only has to keep the exponentials from overflowing and from vanishing
-# altogether, because ℓ would be 0 if m were far above the maximum. The next cell gives the 16 rows of a warp normally
-# distributed scores, and counts the tiles in which m grows in at least one of these rows:
+# be rescaled. But m cancels out of O and L, so it need not be the exact maximum. It only has to be large enough to keep
+# the exponentials from overflowing, but not so far above the maximum that all of them vanish, because ℓ would then be
+# 0. The next cell gives the 16 rows of a warp normally distributed scores, and counts the tiles in which m grows in at
+# least one of these rows:
 
 # %%
 def growths(s, lag):  # s (tiles, rows, columns), as exponents of 2
@@ -637,8 +644,8 @@ s16 = np.log2(np.e) * np.random.default_rng(16).standard_normal((128, 16, 128))
 print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 
 # %% [markdown]
-# **Predict.** Now let m *lag* by up to 8. The scores are exponents of 2. No m changes until some score is more than 8
-# above its row's m, so p is at most $2^8 = 256$. In how many of the 127 tiles does m grow?
+# **Predict.** Now let m *lag* by up to 8. The scores are exponents of 2. A row's m does not change until one of its
+# scores is more than 8 above it, so p is at most $2^8 = 256$. In how many of the 127 tiles does m grow?
 #
 # - ☐ in none
 # - ☐ in an eighth as many
@@ -663,18 +670,18 @@ print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 # ## Rung 22: exchange values only if a lane needs it
 #
 # Rung 22 keeps m and ℓ separately for each lane, in the shape (64, 4). Each lane compares its own largest score with m
-# + 8. If *any* lane of the warp is above that, the four lanes of each row find their maximum, and m becomes the larger
-# of this maximum and the old m. Otherwise, the lanes exchange nothing, α is 1, and o stays as it is. For ℓ, no exchange
-# is needed before the last tile, because the lanes' sums can just as well be added up at the end.
+# + 8. If the score of *any* lane in the warp is above that bound, the four lanes of each row find their maximum, and m
+# becomes the larger of this maximum and the old m. Otherwise, the lanes exchange nothing, α is 1, and o stays as it is.
+# For ℓ, no exchange is needed before the last tile, because the lanes' sums can just as well be added up at the end.
 
 # %% tags=["nbval-ignore-output"]
 read("ladder/r22_lagging.py", "softmax")
 
 # %% [markdown]
-# `by_lanes` views 64 × 128 numbers as (64, 16, 4, 2), because each of the 4 lanes holds 2 out of every 8 columns. A sum
-# over the second and the fourth dimension therefore stays inside a lane. In `update_row_max`, one warp can jump while
-# another does not, which takes PTX. Chapter 12b reads it. `rescale_o` does the same for o, so if α is 1 in all lanes,
-# the warp jumps over 64 multiplications per thread.
+# `by_lanes` views 64 × 128 values as (64, 16, 4, 2), because each of the 4 lanes holds 2 out of every 8 columns. A sum
+# over the second and the fourth dimension therefore stays inside a lane. In `update_row_max`, one warp can take a
+# branch while another does not, which has to be written in PTX. Chapter 12b explains that code. `rescale_o` does the
+# same for o, so if α is 1 in all lanes, the warp skips 64 multiplications per thread.
 
 # %% tags=["nbval-ignore-output"]
 climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
@@ -685,18 +692,18 @@ show("strips_22")
 # %% [markdown]
 # The lag has a cost. With an exact maximum, a row's largest p, which has the most weight in O, is 1 and needs no
 # rounding. With a lagging m, the largest p can be 14.5, as in the answer above, and it has to be rounded. As a result,
-# O's rounding error grows by 3 to 4% on normally distributed numbers, and by 10 to 17% with outliers
+# O's rounding error grows by 3 to 4% for normally distributed inputs, and by 10 to 17% for inputs with outliers
 # (`fa2-lab bench accuracy`). In addition, the rung is slower at d = 64 without a mask, and we do not know why.
 #
 # ## Rung 23: is there room for a third consumer at d = 128?
 #
 # With tiles of 64 keys, s and p are half as wide, so there are enough registers. Is there also enough shared memory? At
-# d = 128, 64 rows of Q, K, V or O take 16 KiB, so 227 KiB have room for 14 such tiles. A stage holds K and V, which
-# makes two of these tiles if it has 64 keys, and four if it has 128. In rung 22, Q and O take 2 · 3 tiles, because each
-# of the two consumers has one buffer for O and two for Q, whose next block is fetched early. In rung 23, Q and O take
-# only 3 · 1 tiles, because each of the three consumers has a single buffer for both:
+# d = 128, 64 rows of Q, K, V or O take 16 KiB, so 14 such tiles fit into 227 KiB. A stage holds K and V, so it takes up
+# two of these tiles if it has 64 keys, and four if it has 128. In rung 22, Q and O take 2 · 3 tiles, because each of
+# the two consumers has one buffer for O and two for Q, so that the next block of Q can be fetched early. In rung 23, Q
+# and O take only 3 · 1 tiles, because each of the three consumers has a single buffer for both:
 #
-# | | tiles for Q and O | tiles left | stages | keys on their way |
+# | | tiles for Q and O | tiles left | stages | keys in flight |
 # | --- | ---: | ---: | ---: | ---: |
 # | rung 22: two consumers, tiles of 128 keys | 2 · 3 | 8 | 2 | 256 |
 # | three consumers, tiles of 64 keys | 3 · 3 | 5 | 2 | 128 |
@@ -715,22 +722,22 @@ show("strips_23")
 # %% [markdown]
 # Sharing the buffer has a cost, because the next row block's Q cannot arrive before O has left. Besides, large blocks
 # fill the SMs less evenly, so `FEW` keeps the sizes of rung 22 if there are fewer than 4 such blocks per SM. `APART`
-# means that O has its own buffer, as it had in rung 22.
+# means that O has its own buffer, as in rung 22.
 #
 # In rung 22, the copies already ran far enough ahead, so rung 23 saves only a few cycles. But all these rungs run at
 # the power limit (chapter 10), where busier tensor cores lower the clock. Rung 20, for example, lost nearly a third of
-# its gain in cycles in this way. In rung 23, the tensor cores are busier still, and yet the clock stays the same, or
-# nearly so, because the bytes that no longer move leave power for the matmuls.
+# its gain in cycles in this way. In rung 23, the tensor cores are busier still, and yet the clock stays the same or
+# nearly the same, because the bytes that no longer have to be moved leave more power for the matmuls.
 #
 # ## Where is a fence needed?
 #
-# The tensor cores read shared memory by the same path as TMA, so they need the same care. This table lists all cases,
-# including some that occur only in chapter 13:
+# The tensor cores read shared memory through the same path as TMA, so they need the same care. This table lists all
+# cases, including some that occur only in chapter 13:
 #
 # | before | after, in the same buffer | what is needed between them |
 # | --- | --- | --- |
 # | a thread stores (O's tile, dS, a new barrier) | TMA or a matmul reads | a **fence**, then the threads' barrier if another thread starts the copy or the matmul |
-# | a thread *loads* (a row of numbers) | TMA writes | a **fence**, then a release |
+# | a thread *loads* (a row of values) | TMA writes | a **fence**, then a release |
 # | TMA has written | a thread or a matmul reads | a wait at *filled* |
 # | a matmul has read | TMA writes | `warpgroup_mma_wait`, then a release |
 # | a matmul has read | a thread stores (O in Q's buffer) | `warpgroup_mma_wait` |
@@ -738,38 +745,40 @@ show("strips_23")
 # | TMA has read (O in Q's buffer) | TMA writes | `store_wait`, then a release |
 # | a thread stores | another thread loads | `gl.barrier()` within a warpgroup; an mbarrier's `arrive` and `wait` between two (rung 21's mailbox) |
 #
-# The second line is easy to forget, because no data was written that has to become visible. It follows from PTX's
-# memory model. Threads and TMA access shared memory through two different *proxies*, and a barrier only orders accesses
-# made through the same proxy. Between the two, only a proxy fence creates an order, and that includes a load before a
-# write (chapter 13). If a thread starts a copy or a matmul after other threads have stored, the compiler adds the
-# threads' barrier from the first line. In the PTX, which `fa2-lab xray 20 --ptx` prints, this barrier is `bar.sync`.
+# The rule in the second line is easy to forget, because the thread has not written anything that must become visible.
+# The rule follows from PTX's memory model. Threads and TMA access shared memory through two different *proxies*, and a
+# barrier only orders accesses made through the same proxy. Only a proxy fence orders accesses made through different
+# proxies, even if the first access is a load and the second a write (chapter 13). If a thread starts a copy or a matmul
+# after other threads have stored, the compiler adds the threads' barrier from the first line. In the PTX, which
+# `fa2-lab xray 20 --ptx` prints, this barrier is `bar.sync`.
 #
-# **Takeaway.** You need a fence if a thread's access comes first and is followed by an access of TMA or of a matmul. In
-# all other cases, a wait is enough.
+# **Takeaway.** You need a fence if a thread accesses a buffer first and TMA or a matmul accesses it next. In all other
+# cases, a wait is enough.
 #
 # ## Part 6 · A kernel of your own (14 minutes)
 #
 # ## Recap
 #
-# - Matmuls and copies are started rather than called, so everything they use must stay in place until the program has
-#   waited for them.
-# - A barrier counts arrivals and flips one bit. Each stage has two barriers, *filled* and *emptied*.
+# - Matmuls and copies are asynchronous, so nothing that they use may be overwritten until the program has waited for
+#   them.
+# - A barrier counts arrivals, and flips one bit when all of them have been made. Each stage has two barriers, *filled*
+#   and *emptied*.
 # - Consumers that share tiles leave room for longer tiles, and longer tiles make the kernel faster. Exponentials hide
-#   under matmuls, here probably under those of the other warpgroup.
-# - Row blocks are fetched when they are needed. Since m may lag, lanes seldom have to exchange values. Near the top of
-#   the ladder, power is the limit.
+#   behind matmuls, here probably those of the other warpgroup.
+# - A persistent program fetches the number of its next row block when it needs one. Since m is allowed to lag behind
+#   the maximum, lanes seldom have to exchange values. Near the top of the ladder, power is the limit.
 #
 # ## Exercises
 #
-# **Write a kernel.** It finds, for each of 64 rows of Q, the largest score over all keys. The kernel works through the
+# **Write a kernel.** For each of 64 rows of Q, the kernel finds the largest score over all keys. It works through the
 # tiles of K and calls `tile_maxima` for each of them. Write that function: it has to start the copy of K's tile j,
-# start the matmul, wait for it, and return each row's largest score. Q's copy has already ended phase 0 of the same
-# barrier. N_k is a multiple of 64, so you need no mask. You can use `gl`, `mbarrier`, `tma`, `warpgroup_mma` and
-# `warpgroup_mma_wait`. You do not need `gl.barrier()` before the copy, since the compiler adds it.
+# start the matmul, wait for it, and return each row's largest score. The copy of Q used the same barrier and has
+# already completed its phase 0. N_k is a multiple of 64, so you need no mask. You can use `gl`, `mbarrier`, `tma`,
+# `warpgroup_mma` and `warpgroup_mma_wait`. You do not need `gl.barrier()` before the copy, since the compiler adds it.
 #
 # <details><summary>Hint</summary>
 #
-# The function takes six lines. You find the first two in rung 15's `start`, but here K is two-dimensional, so the tile
+# The function takes six lines. The first two are those of rung 15's `start`, but here K is two-dimensional, so the tile
 # begins at `[64 * j, 0]`. Which phase does the j-th copy of K end? For the matmul, look at `scores` and at the line
 # that follows its call in rung 15's loop.
 # </details>
@@ -791,9 +800,9 @@ def tile_maxima(j, q, k, K, arrived, zero):
     ...
 
 # %% [markdown]
-# Your function becomes part of a kernel like the one in part 2. That kernel has Q's tile in `q`, a second buffer in
-# `k`, and the loop below at its end. The check first runs your function on NumPy, so that it can report a wait that
-# never ends, or a tile that was read too early. Then it compiles the whole kernel.
+# Your function becomes part of a kernel like the one in part 2. That kernel holds Q's tile in `q` and a second buffer
+# in `k`, and it ends with the loop below. The check first runs your function in NumPy, so that it can report a wait
+# that never ends or a tile that is read too early. Then it compiles the whole kernel.
 
 # %%
 show_code(maxima.KERNEL[maxima.KERNEL.index("    m = gl.full") :].rstrip())
