@@ -1,4 +1,4 @@
-"""`fa2-lab ladder`: every rung, cause beside effect; `fa2-lab ladder 07 08`: one change on one page."""
+"""`fa2-lab ladder`: every rung, cause beside effect; `07 08`: one change on one page; `08 --run`: one rung, run."""
 
 import argparse
 import sys
@@ -17,10 +17,16 @@ MASKS = {False: "no mask", True: "causal"}
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fa2-lab ladder", description="The ladder of kernels, one change a rung.")
     parser.add_argument("rungs", nargs="*", help="one rung (08) or two (07 08); without any, the whole table")
-    asked = parser.parse_args(argv).rungs
-    if len(asked) > 2:
-        raise ValueError(f"rungs: got {len(asked)}; it takes none, one or two")
-    names = [ladder.find(rung) for rung in asked]
+    parser.add_argument("--run", action="store_true", help="check one rung, and print what it compiles to and its time")
+    given = parser.parse_args(argv)
+    if len(given.rungs) > 2 or (given.run and len(given.rungs) != 1):
+        raise ValueError(f"rungs: got {len(given.rungs)}; it takes none, one or two, and one with --run")
+    names = [ladder.find(rung) for rung in given.rungs]
+    if given.run:
+        from fa2_lab.tools import rung  # loads torch, which the tables do without
+
+        rung.alone(names[0])
+        return 0
     results = load(SUITE)
     if not names:
         print(table(results))

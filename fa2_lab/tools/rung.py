@@ -1,7 +1,6 @@
-"""One rung by itself: `python -m fa2_lab.kernels.ladder.r08` checks it, and prints what it compiles to and its time."""
+"""One rung by itself: `fa2-lab ladder 08 --run` checks it, and prints what it compiles to and its time."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +16,8 @@ SMALL = [(128, 128, 64, False), (70, 100, 64, True), (100, 37, 64, True)]  # N_q
 LARGE = [(1000, 1300, 64, False), (1300, 1000, 64, True), (999, 1025, 128, False), (4096, 4096, 128, True)]
 
 
-def alone(file: str) -> None:
-    """A rung, given by its file: its change, its errors, its compiled numbers, and on a GPU its time."""
-    name = Path(file).stem
+def alone(name: str) -> None:
+    """Print a rung's change, its errors, its compiled numbers, and on a GPU its time."""
     print(": ".join(ladder.change(name)) + "\n")
     gpu = torch.cuda.is_available()
     if "gluon" in steps.source(name) and not (gpu and torch.cuda.get_device_capability() == (9, 0)):

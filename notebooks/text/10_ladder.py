@@ -398,9 +398,9 @@ for number in ("10", "11"):
 # twice, once per matmul, just as rung 09 does. Without a mask, the order of the loops then gains nothing. Under the
 # mask, it still gains 8% with the same number of registers, and we do not know why.
 #
-# On a machine with a GPU, `python -m fa2_lab.kernels.ladder.r11_diagonal_first` checks rungs 10 and 11 and then
-# compares their times. Without a GPU, `fa2-lab ladder 10 11` prints the change in the code together with everything
-# that was recorded about it.
+# On a machine with a GPU, `fa2-lab ladder 11 --run` checks rung 11 and then compares its time with that of rung 10.
+# Without a GPU, `fa2-lab ladder 10 11` prints the change in the code together with everything that was recorded about
+# it.
 #
 # **Predict.** In rung 11, the tensor cores are busy 54% of the time. How much can any further change gain at most, if
 # the kernel keeps all its matmuls?

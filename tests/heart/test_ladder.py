@@ -4,7 +4,6 @@ import ast
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from importlib.util import find_spec
 from threading import Barrier
 from types import SimpleNamespace
 
@@ -17,8 +16,8 @@ triton = pytest.importorskip("triton", reason="Triton is not installed here (it 
 import triton.language as tl  # noqa: E402
 
 from fa2_lab.kernels import interpreter, ladder  # noqa: E402
+from fa2_lab.tools import command, steps  # noqa: E402
 from fa2_lab.tools import rung as alone  # noqa: E402
-from fa2_lab.tools import steps  # noqa: E402
 
 if interpreter.misfit():
     pytest.skip(interpreter.misfit(), allow_module_level=True)
@@ -342,7 +341,7 @@ def test_what_stands_beside_the_ladder_compiles_without_spills(rows, name, kerne
 
 @pytest.mark.parametrize("rung", ladder.RUNGS + ladder.SIDE + ladder.BACKWARD)
 def test_a_rung_stands_alone_and_names_its_change(rung):
-    tree = ast.parse(steps.source(rung).split('if __name__ == "__main__":')[0])
+    tree = ast.parse(steps.source(rung))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.split(".")[0] for name in names} <= {"torch", "triton", "math", "collections", "functools"}
@@ -362,12 +361,11 @@ def test_a_rung_by_itself_says_what_of_it_is_wrong(monkeypatch, capsys):
     monkeypatch.setattr(alone, "xray", lambda *asked, **sizes: kernels)
     monkeypatch.setattr(alone, "check", lambda *asked: None)
     monkeypatch.setattr(alone, "compare", lambda *asked: None)
-    alone.alone("r08_two_loops.py")
+    assert command.main(["ladder", "08", "--run"]) == 0
     assert capsys.readouterr().out.split()[-4:] == ["128", "0", "40,960", "4"]  # of the kernel that takes most
 
 
 def test_a_rung_is_found_by_its_number():
-    assert find_spec(f"{ladder.__name__}.r08") and find_spec(f"{ladder.__name__}.x23")  # as `python -m` asks for them
     assert {ladder.find(name) for name in ("8", "08", "r08", "R08 ", "r08_two_loops")} == {"r08_two_loops"}
     assert {ladder.find(name) for name in ("0", "r0", "00")} == {"r00_standard"}
     for wrong in ("99", "", "r", "two", "r08_three_loops"):

@@ -6,7 +6,7 @@
 Each file is one rung and can be read alone: it imports no other. Its first line names its one change, and two
 neighbours differ by that change only. `forward` takes q, k, v (batch, heads, N, d) with equal heads in fp16 or bf16; N
 may differ between q and k, d is a power of two from 16 on for the Triton rungs, 64 or 128 for the Gluon rungs, which
-need a Hopper GPU. `python -m fa2_lab.kernels.ladder.r08` runs one by itself.
+need a Hopper GPU. `fa2-lab ladder 08 --run` runs one by itself.
 
 Beside the ladder stand s00 and s01, two ways for warps to share a tile; x23, rung 23 with exponentials by other units;
 and b00, b01 and b02, three ways for the backward to sum up dQ: their backward(q, k, v, O, L, dO, causal) returns dQ, dK
@@ -15,9 +15,7 @@ and dV. b02 is in Gluon.
 
 import ast
 import sys
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
 from pathlib import Path
@@ -72,17 +70,3 @@ def change(rung: str) -> tuple[str, str]:
     if not sentence:
         raise ValueError(f"{rung}: got {first!r} in its first line; it takes 'Rung 07, its name: its one change'")
     return name, sentence
-
-
-class ByNumber:
-    """Finds r08_two_loops.py where r08 is asked for, so that `python -m fa2_lab.kernels.ladder.r08` runs it."""
-
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        parent, _, short = name.rpartition(".")
-        if parent == __name__ and short in {full[:3] for full in RUNGS + OTHERS}:
-            return spec_from_file_location(name, FOLDER / f"{find(short)}.py")
-        return None
-
-
-sys.meta_path.append(ByNumber)

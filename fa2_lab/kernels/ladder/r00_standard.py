@@ -81,9 +81,3 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
     softmax_kernel[(N_q, batch * heads)](S, P, L, N_q, N_k, WIDTH=triton.next_power_of_2(N_k), **fused)
     output_kernel[(T_r, batch * heads)](P, V, O, N_q, N_k, **tile)
     return O, L
-
-
-if __name__ == "__main__":
-    from fa2_lab.tools.rung import alone
-
-    alone(__file__)

@@ -80,9 +80,3 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
     forward_kernel[grid](Q, K, V, O, l, m, N_q, N_k, d**-0.5, CAUSAL=causal, d=d, B_r=64, B_c=64,
                          num_warps=4, num_stages=1, enable_fp_fusion=True)  # fmt: skip
     return O.to(q.dtype), m + torch.log(l)  # FA1.A2.L19
-
-
-if __name__ == "__main__":
-    from fa2_lab.tools.rung import alone
-
-    alone(__file__)

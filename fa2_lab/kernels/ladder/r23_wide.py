@@ -326,9 +326,3 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
                          CAUSAL=causal, CONSUMERS=consumers, STAGES=stages, APART=apart, num_warps=4,
                          enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17
-
-
-if __name__ == "__main__":
-    from fa2_lab.tools.rung import alone
-
-    alone(__file__)

@@ -57,9 +57,3 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 
 wide.softmax = softmax
 forward = wide.forward
-
-
-if __name__ == "__main__":
-    from fa2_lab.tools.rung import alone
-
-    alone(__file__)
