@@ -122,7 +122,7 @@ def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor
 
 TENSORS = (
     "Tensor q, Tensor k, Tensor v, Tensor? key_lengths, Tensor? seed, Tensor? sinks, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? block_table"
 )
 OPTIONS = (
     "bool causal, float scale, float dropout_p=0.0, int? left=None, int? right=None, float? softcap=None, "
@@ -199,6 +199,8 @@ def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tenso
 
     if not tensors.q.numel():
         return torch.zeros_like(tensors.q), tensors.q.new_zeros(tensors.q.shape[:3], dtype=torch.float32)
+    if tensors.block_table is not None:
+        return gathered(tensors, options)
     tensors = with_a_key(tensors)
     q, k, v = map(to_numpy, (tensors.q, *real_keys(tensors, options)))
     O, L = heads.forward(q, k, v, **for_heads(tensors, options))
@@ -226,6 +228,18 @@ def reference_backward(
         return gradients
     dsinks = heads.sinks_backward(to_numpy(tensors.sinks), *results)
     return *gradients, torch.from_numpy(dsinks).to(tensors.sinks)
+
+
+def gathered(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
+    """Return (O, L) over pages, sequence by sequence, with the sequence's pages side by side as one tensor."""
+    q, table, lengths = tensors.q, cast(Tensor, tensors.block_table), cast(Tensor, tensors.key_lengths)
+    O, L = like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
+    for b, n in enumerate(lengths.tolist()):
+        used = table[b, : -(-n // tensors.k.shape[1])].long().clamp(0, len(tensors.k) - 1)
+        k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (tensors.k, tensors.v))
+        one = reference_forward(Tensors(q[[b]], k, v, sinks=tensors.sinks), options)
+        O[b], L[b] = (x[0] for x in one)
+    return O, L
 
 
 def with_a_key(tensors: Tensors) -> Tensors:

@@ -41,6 +41,8 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
     """Return what computes (O, L) for calls of one kind."""
     last = partial(prepare_portable, options=options)  # takes the tensors of a call: none is kept here
     q, k = tensors.q, tensors.k
+    if tensors.block_table is not None:
+        return served("decode over pages", decode.prepare(tensors, options))
     if tensors.cu_seqlens_q is None and not options.only_portable and decode.is_decode(q, k, options.num_splits):
         return served("decode", decode.prepare(tensors, options), last)
     hopper = hopper_forward(q.device) if for_hopper(options, tensors.sinks) else None

@@ -11,7 +11,6 @@ were then; nothing is written onto the tensors. forget() empties both.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, overload
 from weakref import ref
 
@@ -34,6 +33,7 @@ class Tensors(NamedTuple):
     sinks: Tensor | None = None
     cu_seqlens_q: Tensor | None = None  # where packed sequences begin
     cu_seqlens_k: Tensor | None = None
+    block_table: Tensor | None = None  # with one, k and v are pages (pages, page_size, kv heads, d)
 
     @property
     def sequences(self) -> int | None:
@@ -118,21 +118,15 @@ def rows_contiguous(x: Tensor | None) -> Tensor | None:
 
 
 def like(x: Tensor, device: str | None = None) -> Tensor:
-    """Allocate a result with the shape of x. Its dimensions are in the order in which x has them in memory, as
-    torch's own results are, unless its rows would have gaps then; it never repeats or overlaps itself as x may do."""
+    """Allocate a result with the shape of x, or on the device "meta" something that has its shape and strides alone.
+
+    Its dimensions have the order in which x has them in memory, as in torch's own results. Its rows are contiguous
+    even so, and it never repeats or overlaps itself, as x may do.
+    """
     made = torch.empty_like(x, device=device)
-    return torch.empty_like(x, device=device, memory_format=torch.contiguous_format) if has_gaps(made) else made
-
-
-def made_like(x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that does what like() does, for all tensors with the strides of x."""
-    gaps = has_gaps(torch.empty_like(x, device="meta"))
-    return partial(torch.empty_like, memory_format=torch.contiguous_format) if gaps else torch.empty_like
-
-
-def shaped_like(x: Tensor) -> Tensor:
-    """Return a tensor that has the shape and strides of like(x), for callers that need nothing else."""
-    return x if x.is_contiguous() else like(x, device="meta")
+    if made.stride(-1) == 1 or made.shape[-1] <= 1:
+        return made
+    return torch.empty_like(x, device=device, memory_format=torch.contiguous_format)
 
 
 # Values that were looked at -----------------------------------------------------------------------------------

@@ -146,12 +146,12 @@ def decode(target: str, which: str) -> list[dict]:
             q, k = meta(batch, heads, N_q, d), meta(1000, page, 8, d) if page else meta(batch, 8, 8192, d)
             table = meta(2, 500, dtype=torch.int32) if page else None
             given = meta(2, dtype=torch.int32) if lengths else None
-            tensors = Tensors(q, k, k, key_lengths=given)
+            tensors = Tensors(q, k, k, key_lengths=given, block_table=table)
             options = Options(causal, scale=0.1, num_splits=splits)
-            made = plan.prepare(tensors, options, table)
-            made(tensors, table)
+            made = plan.prepare(tensors, options)
+            made(tensors)
             one_length = given is None and not splits
-            programs = plan.blocks_of(q, plan.shape_of(q, k, table, one_length))[1]
+            programs = plan.blocks_of(q, plan.shape_of(tensors, one_length))[1]
             row = dict(target=target, call=what, d=d, warps=made.read.options["num_warps"], programs=programs // 132)
             read = split_kv if made.read.kernel is split_kv else stream_k
             rows.append(row | offline.report(read.made) | dict(merge=offline.report(merge.made)))

@@ -47,9 +47,9 @@ def drawn(*shape, **more):
     return [x.detach() for x in tensors(*shape, **more)]
 
 
-def decode(q, k, v, causal=False, scale=1.0, key_lengths=None, **more):
+def decode(q, k, v, causal=False, scale=1.0, key_lengths=None, table=None, **more):
     """(O, L) by the kernels of decode."""
-    return plan.decode(Tensors(q, k, v, key_lengths), Options(causal, scale), **more)
+    return plan.decode(Tensors(q, k, v, key_lengths, block_table=table), Options(causal, scale), **more)
 
 
 def check(shape, dtype=torch.float32, causal=False, lengths=None, scale=None, programs=None, **more):

@@ -480,13 +480,13 @@ def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout, reference
 
     ops, given = torch.ops.fa2_lab, arguments_of(call)
     options = operators.recorded(Options(True, 0.25, reference=reference))
+    starts = [given.get("cu_seqlens_q"), given.get("cu_seqlens_k")]
     if call == "attention_paged":
-        names = ("q", "k_pages", "v_pages", "block_table", "key_lengths")
-        laid = [(lay(x) if n == "q" else x).bfloat16() if n in TENSORS else x for n, x in given.items() if n in names]
-        steps = {ops.paged: [*laid, None]}
+        laid = [lay(given["q"]).bfloat16(), given["k_pages"].bfloat16(), given["v_pages"].bfloat16()]
+        steps = {ops.forward: [*laid, given["key_lengths"], None, None, *starts, given["block_table"]]}
     else:
         laid = [lay(given[n]).half() for n in ("q", "k", "v")]
-        rest = [None, None, given["sinks"], given.get("cu_seqlens_q"), given.get("cu_seqlens_k")]
+        rest = [None, None, given["sinks"], *starts, None]
         O, L = ops.forward(*laid, *rest, *options)
         steps = {ops.forward: [*laid, *rest], ops.backward: [O, None, O, L, *laid, *rest]}
     for op, inputs in steps.items():
@@ -502,12 +502,15 @@ def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout, reference
 def test_opcheck(call):
     ops, given, masks = torch.ops.fa2_lab, arguments_of(call), (True, 0.3, 0.0, 9, None, 2.0, 3)
     if call == "attention_paged":
-        inputs = *(given[n] for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths", "sinks")), *masks
-        torch.library.opcheck(ops.paged.default, inputs, test_utils=("test_schema", "test_faketensor"))
+        q, k, v, lengths, sinks, table = (
+            given[n] for n in ("q", "k_pages", "v_pages", "key_lengths", "sinks", "block_table")
+        )
+        inputs = q, k, v, lengths, None, sinks, None, None, table, *masks
+        torch.library.opcheck(ops.forward.default, inputs, test_utils=("test_schema", "test_faketensor"))
         return
     q, k, v, sinks = (given[n] for n in ("q", "k", "v", "sinks"))
     seed, p = (whole(5, dtype=torch.int64), 0.2) if call == "attention" else (None, 0.0)
-    rest = *(given.get(n) for n in ("cu_seqlens_q", "cu_seqlens_k")), *masks[:2], p, *masks[3:]
+    rest = *(given.get(n) for n in ("cu_seqlens_q", "cu_seqlens_k")), None, *masks[:2], p, *masks[3:]
     q_, k_, v_, sinks_ = (x.clone().requires_grad_() for x in (q, k, v, sinks))
     torch.library.opcheck(ops.forward.default, (q_, k_, v_, given.get("key_lengths"), seed, sinks_, *rest))
     saved = q, k, v, given.get("key_lengths"), seed, sinks, *rest

@@ -109,7 +109,7 @@ def scratch_of(monkeypatch, call):
 def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     q, k, v, _ = drawn(3, 4, 2, 1, 150, 16)
     given = None if lengths is None else torch.tensor(lengths, device=DEVICE)
-    shape, d_pad, R = plan.shape_of(q, k, None, one_length=True), 16, 2
+    shape, d_pad, R = plan.shape_of(Tensors(q, k, v), one_length=True), 16, 2
     B_c = plan.blocks_of(q, shape)[0].B_c
     scratch = scratch_of(monkeypatch, lambda: decode(q, k, v, key_lengths=given, programs=programs))
     made = plan.prepare(Tensors(q[:2], k[:2], v[:2]), Options(False, 1.0), programs=programs)
@@ -152,7 +152,7 @@ def test_the_merge_kernel_is_SoftmaxState_merge(programs):
     blocks = tables.Blocks(16, 16, 1, 1, d_pad=d)
     shape = plan.Shape(1, 1, R, 1, 16 * (programs - 1), d, 0, 0, 0, True)
     cut = plan.Cut(splits=0, programs=programs, share=1, whole_heads=False)
-    common = dict(strides=plan.strides_of(O, O, O, None), N_k=shape.N_k, scales=softmax.scales(scale))
+    common = dict(strides=plan.strides_of(Tensors(O, O, O)), N_k=shape.N_k, scales=softmax.scales(scale))
     common |= dict(sizes=plan.sizes_of(shape, blocks, (None, None)))
     common |= dict(tile=plan.tile_of(shape, blocks, (None, None), split_kv=False, early_merge=False))
     fence = torch.full((R * (d + 4),), 1e30)  # what lies behind the last part is nobody's
@@ -382,7 +382,7 @@ def test_a_hopper_gets_its_entry_of_the_table(case, d, page, entry, registers, m
     if page:
         K = torch.empty(900, page, 8, d, device="meta", dtype=dtype)
         table, lengths = torch.empty(1, 300, device="meta"), torch.empty(1, device="meta")
-    made = plan.prepare(Tensors(Q, K, K, lengths), Options(causal=False, scale=0.1), table)
+    made = plan.prepare(Tensors(Q, K, K, lengths, block_table=table), Options(causal=False, scale=0.1))
     want = plan.Entry(*plan.FOR_HOPPER[entry][d])
     stages = want.stages + (2 if page and want.stages > 2 else 0)
     options = dict(num_warps=want.warps, num_stages=stages, maxnreg=registers)

@@ -14,7 +14,7 @@ from fa2_lab.kernels import interpreter, launch, tables
 from fa2_lab.kernels.common.softmax import scales
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import Counts, DecodeTile, Strides, merge_kernel, split_kv_kernel, stream_k_kernel
-from fa2_lab.kernels.prepared import Options, Tensors, keys_of, like, prepared, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, keys_of, like, prepared
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
@@ -34,14 +34,13 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
     return few and Q.shape[2] <= 16 and Q.numel() > 0 and K.numel() > 0
 
 
-def decode(tensors: Tensors, options: Options, table: Tensor | None = None, programs: int | None = None) -> Any:
+def decode(tensors: Tensors, options: Options, programs: int | None = None) -> Any:
     """Return O like Q, and L (batch, heads, N_q), of a few queries. The result does not depend on how it is split.
 
-    With a table (batch, width), k and v are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
     `programs` asks for equal shares for so many programs.
     """
-    key = "decode", options, programs, *keys_of((*tensors, table))
-    return prepared(key, prepare, tensors, options, table, programs)(tensors, table)
+    key = "decode", options, programs, *keys_of(tensors)
+    return prepared(key, prepare, tensors, options, programs)(tensors)
 
 
 @dataclass(frozen=True)
@@ -52,28 +51,28 @@ class Decode:
     merge: launch.Launch | None  # None where every program reads whole heads
     scratch: int  # numbers in fp32 that hold the parts
 
-    def __call__(self, tensors: Tensors, table: Tensor | None = None) -> Any:
+    def __call__(self, tensors: Tensors) -> Any:
         """Return (O, L)."""
         Q, K, V, key_lengths, sinks = tensors.q, tensors.k, tensors.v, tensors.key_lengths, tensors.sinks
         O = like(Q)
         L = torch.empty(size=Q.shape[:3], dtype=torch.float32, device=Q.device)
         scratch = torch.empty(self.scratch, dtype=torch.float32, device=Q.device)
         with launch.on_device_of(Q):
-            self.read(Q, K, V, O, L, scratch, sinks, key_lengths, table)
+            self.read(Q, K, V, O, L, scratch, sinks, key_lengths, tensors.block_table)
             if self.merge is not None:
                 self.merge(O, L, scratch, key_lengths)
         return O, L
 
 
-def prepare(tensors: Tensors, options: Options, table: Tensor | None = None, programs: int | None = None) -> Decode:
+def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> Decode:
     """Return decode() for calls of one kind: sizes, programs, and what the kernels are compiled for."""
-    Q, K, V = tensors.q, tensors.k, tensors.v
-    shape = shape_of(Q, K, table, one_length=tensors.key_lengths is None and not options.num_splits)
+    Q = tensors.q
+    shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
     blocks, at_once = blocks_of(Q, shape)
     window = launch.window(options)
     cut = cut_keys(shape, blocks, Q.element_size(), at_once, programs, options)
     tile = tile_of(shape, blocks, window, split_kv=cut.splits > 0, early_merge=starts_early(Q.device))
-    sizes, strides = sizes_of(shape, blocks, window), strides_of(Q, K, V, table)
+    sizes, strides = sizes_of(shape, blocks, window), strides_of(tensors)
     factors = scales(options.scale, options.softcap)
     common: dict[str, Any] = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, tile=tile)
     if cut.splits:
@@ -263,7 +262,7 @@ class Shape(NamedTuple):
     d: int
     page: int  # keys of a page; 0: the cache is not paged
     pages: int
-    width: int  # of the block table
+    width: int  # how far apart rows of the block table are
     one_length: bool  # whether all sequences have N_k keys and may be cut accordingly; else the GPU alone knows lengths
 
     @property
@@ -282,19 +281,20 @@ class Shape(NamedTuple):
         return self.batch * self.H_kv if self.one_length else 0
 
 
-def shape_of(Q: Tensor, K: Tensor, table: Tensor | None, one_length: bool) -> Shape:
-    """K is (batch, heads, N_k, d), or with a table pages (pages, page_size, heads, d)."""
-    batch, H, N_q, d = Q.shape
+def shape_of(tensors: Tensors, one_length: bool) -> Shape:
+    """Return the sizes of a call with a cache of tensors, or of pages."""
+    (batch, H, N_q, d), K, table = tensors.q.shape, tensors.k, tensors.block_table
     if table is None:
         _, H_kv, N_k, _ = K.shape
         return Shape(batch, H_kv, H // H_kv, N_q, N_k, d, page=0, pages=0, width=0, one_length=one_length)
-    (pages, page, H_kv, _), width = K.shape, table.shape[1]
-    return Shape(batch, H_kv, H // H_kv, N_q, width * page, d, page, pages, width, one_length)
+    pages, page, H_kv, _ = K.shape
+    return Shape(batch, H_kv, H // H_kv, N_q, table.shape[1] * page, d, page, pages, table.stride(0), one_length)
 
 
-def strides_of(Q: Tensor, K: Tensor, V: Tensor, table: Tensor | None) -> Strides:
-    """Of batch entries (or pages), heads, and rows (or keys)."""
+def strides_of(tensors: Tensors) -> Strides:
+    """Return the strides of batch entries (or pages), heads, and rows (or keys)."""
+    Q, K, V = tensors.q, tensors.k, tensors.v
     (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
-    if table is not None:  # in a page, keys come before heads
+    if tensors.block_table is not None:  # in a page, keys come before heads
         K_rest, V_rest = K_rest[::-1], V_rest[::-1]
-    return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), shaped_like(Q).stride()[:3])
+    return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), like(Q, device="meta").stride()[:3])

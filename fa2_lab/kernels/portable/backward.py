@@ -37,7 +37,7 @@ from fa2_lab.kernels.common.tile import (
     tile_coord,
 )
 from fa2_lab.kernels.portable.forward import Position, biases
-from fa2_lab.kernels.prepared import Options, Tensors, made_like, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 class RowTensors(NamedTuple):
@@ -268,12 +268,11 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
     """Return backward() for calls of one kind, given (dO, dL, O, L) and their tensors."""
     rows = prepare_rows(dO, O, tensors, options)
     columns = prepare_columns(dO, tensors, options)
-    new_dQ, new_dK, new_dV = map(made_like, tensors[:3])
 
     def call(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple:
         Q, K, V, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks
         beside = tensors.key_lengths, tensors.seed, tensors.cu_seqlens_q, tensors.cu_seqlens_k
-        D, dQ, dK, dV = torch.empty_like(L), new_dQ(Q), new_dK(K), new_dV(V)
+        D, dQ, dK, dV = torch.empty_like(L), like(Q), like(K), like(V)
         with launch.on_device_of(Q):
             rows(Q, K, V, O, dO, L, dL, D, dQ, *beside)
             columns(Q, K, V, dO, L, D, dK, dV, *beside)
@@ -296,7 +295,7 @@ def prepare_rows(
     blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
         *(bwd_dq, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, tensors.v, O, dO, shaped_like(Q)),
+        strides=launch.all_strides(Q, K, tensors.v, O, dO, like(Q, device="meta")),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(tile=blocks.tile(Q), **numbers(options)),
     )
@@ -310,7 +309,7 @@ def prepare_columns(
     blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(
         *(bwd_dkdv, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, V, dO, *(shaped_like(x) for x in (K, V))),
+        strides=launch.all_strides(Q, K, V, dO, *(like(x, device="meta") for x in (K, V))),
         **launch.sizes(Q, K, of=K, streamed=Q, sequences=sequences),
         **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **numbers(options)),
     )

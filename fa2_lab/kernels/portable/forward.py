@@ -28,7 +28,7 @@ from fa2_lab.kernels.common.tile import (
     store_rows,
     tile_coord,
 )
-from fa2_lab.kernels.prepared import Options, Tensors, made_like, shaped_like
+from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 class Position(NamedTuple):
@@ -141,15 +141,14 @@ def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = N
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
     kernel = launch.Launch(
         *(forward_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, tensors.v, shaped_like(Q)),
+        strides=launch.all_strides(Q, K, tensors.v, like(Q, device="meta")),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(window=launch.window(options), scales=scales(options.scale, options.softcap)),
         **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q), bias=options.bias),
     )
-    new_O = made_like(Q)
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor]:
-        O = new_O(tensors.q)
+        O = like(tensors.q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         beside = tensors.key_lengths, tensors.seed, tensors.sinks, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         with launch.on_device_of(O):
