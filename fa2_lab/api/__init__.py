@@ -1,1 +1,1 @@
-"""The calls: what they check, and how torch sees the kernels behind them."""
+"""The public calls: what they refuse, and how torch sees the kernels behind them."""

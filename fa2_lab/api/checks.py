@@ -1,16 +1,12 @@
-"""What the public calls refuse before anything is launched, and who then computes.
+"""What the public calls refuse before anything is launched, and whether the kernels or the reference compute.
 
-Every refusal names the argument, what it got and what it takes. A value that lies on a GPU is looked at where that is
-worth waiting for, once for each tensor and version; where it is not looked at, the kernels clamp it.
+Every refusal names the argument, what it got and what it takes. Values on a GPU are read only if they are worth the
+wait, and then once for each tensor and version. The kernels clamp values that are not read.
 """
 
 import math
-from inspect import signature
 from itertools import pairwise
-from typing import Any
-from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
@@ -29,22 +25,17 @@ IN_A_TRANSFORM = (
     "fa2_lab.attention: torch.vmap, torch.func, is_grads_batched=True and vectorize=True are not supported; "
     f"write a loop, or put what is mapped over into the batch dimension, and {INSTEAD}"
 )
-BIAS_RECORDED = (
-    "bias: got a function; where torch records (torch.compile, torch.export, meta and fake tensors, create_graph=True) "
-    "it takes None"
-)
 LARGEST_SCALE = 1e30  # times any score below 10⁸ it is a number in fp32, with which the kernels compute
 LARGEST_SINK = 1e38  # as the kernels hold sinks: divided by the scale, or by the softcap where there is one
 MOST_SPLITS = 256
 SMALLEST_SCALE = 1e-10  # that sinks and biases are divided by; a smaller one is taken into q
-READ: WeakKeyDictionary = WeakKeyDictionary()  # {a jitted function: what it read when it was first seen}
 
 
 # Tensors ------------------------------------------------------------------------------------------------------
 
 
 def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | None = None) -> None:
-    """Refuse what is no tensor of floats with so many dimensions, or has another dtype or device than q."""
+    """Refuse anything but a tensor of floats with these dimensions and, if q is given, its dtype and device."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes a torch.Tensor")
     if x.dtype not in DTYPES:
@@ -58,7 +49,7 @@ def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | 
 
 
 def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = INTEGERS) -> None:
-    """Refuse what is no tensor of integers, or lies on another device than q."""
+    """Refuse anything but a tensor of integers on the device of q."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes {takes}")
     if x.dtype not in dtypes:
@@ -67,13 +58,13 @@ def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = 
 
 
 def check_device(name: str, x: Tensor, q: Tensor) -> None:
-    """Refuse a tensor on another device than q."""
+    """Refuse a tensor that is not on the device of q."""
     if x.device != q.device:
         raise ValueError(f"{name}: got a tensor on {x.device}; it takes q's device, {q.device}")
 
 
 def check_heads(name: str, kv_heads: int, heads: int) -> None:
-    """Refuse a number of K/V heads that cannot be shared out among q's."""
+    """Refuse a number of K/V heads that does not divide the number of heads of q."""
     if heads % kv_heads:
         raise ValueError(
             f"{name}: got {kv_heads} heads; with {heads} heads of q it takes a number that divides {heads}"
@@ -81,14 +72,14 @@ def check_heads(name: str, kv_heads: int, heads: int) -> None:
 
 
 def described(x: Tensor) -> str:
-    """A tensor's shape in words, or its layout where it is no ordinary tensor."""
+    """Return the shape of a tensor in words, or its layout if it is not an ordinary tensor."""
     if x.is_nested:
         return "a nested tensor"
     return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"
 
 
 def check_q(q: Tensor) -> None:
-    """Refuse a q that is no tensor (batch, heads, N, d), with at least one head and d from 1 to 256."""
+    """Refuse anything but a q (batch, heads, N, d) with at least one head and d from 1 to 256."""
     takes = "(batch, heads, N, d), at least one head and d from 1 to 256"
     check_floats("q", q, 4, takes)
     if q.shape[1] < 1 or not 1 <= q.shape[3] <= 256:
@@ -96,7 +87,7 @@ def check_q(q: Tensor) -> None:
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse q, k, v of attention() that are of wrong kind or do not go together."""
+    """Refuse q, k and v of attention() if one is of the wrong kind or they do not fit together."""
     check_q(q)
     (batch, heads, _, d), takes = q.shape, f"({q.shape[0]}, kv heads, N_k, {q.shape[3]})"
     check_floats("k", k, 4, takes, q)
@@ -109,7 +100,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse q, k, v of attention_packed() that are of wrong kind or do not go together."""
+    """Refuse q, k and v of attention_packed() if one is of the wrong kind or they do not fit together."""
     takes = "(tokens, heads, d), at least one head and d from 1 to 256"
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_floats(name, x, 3, takes, q=None if name == "q" else q)
@@ -123,7 +114,7 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
-    """Refuse starts of wrong kind or shape."""
+    """Refuse starts of the wrong kind or shape."""
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         check_integers(name, starts, q, "an int32 tensor (batch + 1,)", (torch.int32,))
         if starts.dim() != 1 or starts.shape[0] < 2:
@@ -135,9 +126,9 @@ def check_starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
 
 
 def check_order(name: str, starts: Tensor, total: int) -> None:
-    """Refuse starts that do not begin at 0, run backwards, or end elsewhere than with the last row.
+    """Refuse starts that do not begin at 0, run backwards, or do not end with the last row.
 
-    They are looked at only where nobody has to wait for a GPU.
+    The values are read only if that does not wait for a GPU.
     """
     if starts.device.type != "cpu" or traced(starts):
         return
@@ -152,7 +143,7 @@ def check_order(name: str, starts: Tensor, total: int) -> None:
 
 
 def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
-    """Refuse lengths of wrong kind, shape or range."""
+    """Refuse lengths of the wrong kind, shape or range."""
     check_integers("key_lengths", key_lengths, q, "an integer tensor (batch,)")
     if key_lengths.shape != q.shape[:1]:
         raise ValueError(f"key_lengths: got {described(key_lengths)}; it takes (batch,) = ({q.shape[0]},)")
@@ -160,7 +151,7 @@ def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
 
 
 def check_range(key_lengths: Tensor, N_k: int) -> None:
-    """Refuse lengths out of range, where it can be known before the launch."""
+    """Refuse lengths out of range, if their values can be known before the launch."""
     if not may_wait_for(key_lengths) or was_seen(key_lengths, (N_k,)):
         return
     low, high = torch.stack(torch.aminmax(key_lengths)).tolist()
@@ -170,7 +161,7 @@ def check_range(key_lengths: Tensor, N_k: int) -> None:
 
 
 def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
-    """Refuse queries and pages of attention_paged() that are of wrong kind or do not go together."""
+    """Refuse queries and pages of attention_paged() if one is of the wrong kind or they do not fit together."""
     takes = f"(pages, page_size, kv heads, d) with d = {q.shape[3]}"
     for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
         check_floats(name, x, 4, takes, q)
@@ -184,14 +175,14 @@ def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
 
 
 def check_no_gradient(**tensors: Tensor | None) -> None:
-    """Refuse tensors that want a gradient where there is none."""
+    """Refuse tensors that require a gradient, in a call that has none."""
     for name, x in tensors.items():
         if x is not None and x.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: got a tensor that requires a gradient; it takes one without, or torch.no_grad()")
 
 
 def check_table(block_table: Tensor, q: Tensor) -> None:
-    """Refuse a table of wrong kind or shape."""
+    """Refuse a block table of the wrong kind or shape."""
     takes = "an integer tensor (batch, width)"
     check_integers("block_table", block_table, q, takes)
     if block_table.dim() != 2 or block_table.shape[0] != q.shape[0]:
@@ -199,9 +190,9 @@ def check_table(block_table: Tensor, q: Tensor) -> None:
 
 
 def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ...], N_q: int, left: int | None) -> None:
-    """Refuse a table that names a page which does not exist, where a sequence needs it and it can be known.
+    """Refuse a block table that names a page which does not exist, where a sequence needs it and it can be known.
 
-    `pages` is how many there are and how many keys each has.
+    `pages` is the number of pages and the number of keys per page.
     """
     limits = *pages, N_q, left
     if not may_wait_for(block_table) or was_seen(block_table, limits, key_lengths):
@@ -218,7 +209,7 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ..
 
 
 def may_wait_for(x: Tensor) -> bool:
-    """Whether a tensor has values that can be looked at: not while torch records, nor in a CUDA graph."""
+    """Whether the values of a tensor can be read now, so not while torch records or in a CUDA graph."""
     return x.numel() > 0 and not traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -226,7 +217,7 @@ def may_wait_for(x: Tensor) -> bool:
 
 
 def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> float:
-    """Refuse switches that are none, and a scale that makes no sense; returns the scale to use."""
+    """Refuse switches that are not bool and a scale that is not a finite number; return the scale to use."""
     for name, x in (("causal", causal), ("return_lse", return_lse)):
         if not isinstance(x, bool):
             raise TypeError(f"{name}: got {x!r}; it takes True or False")
@@ -235,24 +226,9 @@ def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> 
     return real_number("scale", scale, "a finite number, or None for 1/√d")
 
 
-def check_dropout(dropout_p: object) -> float:
-    """Refuse a probability that makes no sense."""
-    return real_number("dropout_p", dropout_p, "a probability, 0 ≤ p < 1", lambda p: 0 <= p < 1)
-
-
-def check_seed(seed: object) -> int:
-    """Refuse a seed that makes no sense; returns it as Python's own number."""
-    return whole_number("seed", seed, low=0, high=2**64 - 1)
-
-
-def check_num_splits(num_splits: object) -> int:
-    """Refuse a number of splits that makes no sense; returns it as Python's own number, and 0 for None."""
+def splits_asked(num_splits: object) -> int:
+    """Refuse a number of splits out of range; return it as Python's own number, with 0 for None."""
     return 0 if num_splits is None else whole_number("num_splits", num_splits, low=0, high=MOST_SPLITS)
-
-
-def check_max_seqlen(max_seqlen_q: object) -> int:
-    """Refuse a number of rows that makes no sense; returns it as Python's own number."""
-    return whole_number("max_seqlen_q", max_seqlen_q, low=0)
 
 
 def check_masks(
@@ -263,9 +239,9 @@ def check_masks(
     q: Tensor,
     sizes: tuple[int, int, int],
 ) -> Options:
-    """Refuse a window, a softcap or sinks that make no sense; returns what of them is more than the causal mask.
+    """Refuse a window, a softcap or sinks of the wrong kind or size; return the options that the mask needs.
 
-    A bound that no row reaches is none, and right = 0 is the causal mask. `sizes` are query heads, N_q and N_k.
+    A bound that no row reaches is dropped, and right = 0 is the causal mask. `sizes` are query heads, N_q and N_k.
     """
     heads, N_q, N_k = sizes
     left, right = (None, None) if window is None else check_window(window)
@@ -286,9 +262,9 @@ def check_masks(
 
 
 def check_sinks(sinks: Tensor | None, options: Options) -> None:
-    """Refuse a sink of +∞, which leaves no key a share, and sinks that would be infinite as the kernels hold them.
+    """Refuse a sink of +∞, which leaves no share to any key, and sinks that would be infinite as the kernels hold them.
 
-    Sinks are looked at only where nobody has to wait for a GPU.
+    The values are read only if that does not wait for a GPU.
     """
     if sinks is None or not sinks.is_cpu or traced(sinks):
         return
@@ -308,16 +284,16 @@ def check_sinks(sinks: Tensor | None, options: Options) -> None:
 
 
 def check_scale(scale: float) -> None:
-    """Refuse a scale with which ordinary scores would be infinite in fp32, with which the kernels compute."""
+    """Refuse a scale that would make ordinary scores infinite in fp32, in which the kernels compute."""
     if abs(scale) > LARGEST_SCALE:
         raise ValueError(f"scale: got {scale:g}; it takes at most 1e30 in size; backend='reference' takes every float")
 
 
 def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
-    """Return q and options with a scale of 0 or more, because the softmax takes its maximum before the scale.
+    """Return q and options with a scale of at least 0, because the softmax takes its maximum before the scale.
 
-    A negative scale becomes positive with −q in place of q. The kernels compute in fp32 and divide sinks and biases by
-    the scale, so a tiny scale is multiplied into q where there are any.
+    A negative scale becomes positive, with −q in place of q. The kernels compute in fp32 and divide sinks and biases by
+    the scale, so with sinks or a bias a tiny scale is multiplied into q.
     """
     if options.scale < 0:
         q, options = -q, options._replace(scale=-options.scale)
@@ -330,78 +306,11 @@ def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tens
     return q, options
 
 
-# A bias ---------------------------------------------------------------------------------------------------------
-
-
-def check_bias(bias: Any, reference: bool) -> None:
-    """Refuse a bias that is no function of (head, row, column) for whoever computes, the kernels or NumPy."""
-    if bias is None:
-        return
-    takes = "a @triton.jit function of (head, row, column)"
-    if reference:
-        takes = "a function of (head, row, column) in NumPy, or a @triton.jit function that runs on NumPy arrays"
-    got = f"bias: got {getattr(bias, '__name__', bias)!s}"
-    function = getattr(bias, "fn", bias)
-    if not callable(function) or not (reference or is_jitted(bias)):
-        raise TypeError(f"{got}; it takes {takes}")
-    if not reference and len(signature(function).parameters) != 3:
-        raise TypeError(f"{got}{signature(function)}; it takes {takes}")
-    if not reference:
-        return
-    try:
-        with np.errstate(all="ignore"):
-            found = np.asarray(function(0, *np.ogrid[:2, :3]))
-            np.broadcast_to(found, (2, 3))
-    except Exception as error:
-        raise TypeError(f"{got}, which fails on NumPy arrays ({error}); it takes {takes}") from error
-    if found.dtype.kind not in "fiub":
-        raise TypeError(f"{got}, which gives no numbers; it takes {takes}")
-
-
-def is_jitted(bias: Any) -> bool:
-    """Whether a function was decorated for those who run the kernels: Triton's compiler, or its interpreter."""
-    from fa2_lab.kernels.common.tile import tile_coord
-
-    return type(bias) is type(tile_coord)
-
-
-def kind_of(bias: Any) -> Any:
-    """What a bias is known by: what Triton makes of its source and its constants, or the function itself.
-
-    Triton looks at a jitted function once. One that would be compiled to something else by now is refused.
-    """
-    if torch.compiler.is_compiling():
-        raise ValueError(BIAS_RECORDED)
-    if not hasattr(bias, "cache_key"):
-        return bias
-    now = read_by(bias)
-    before = READ.setdefault(bias, now)
-    for name, value in now.items():
-        if before.get(name) != value:
-            raise ValueError(
-                f"bias: got {bias.__name__}, for which {name} was {before.get(name)} and is {value} now; "
-                "after such a change it takes a function that is defined anew"
-            )
-    return bias.cache_key
-
-
-def read_by(jitted: Any) -> dict[str, Any]:
-    """The values that a jitted function, and those that it calls, find under the names that they do not define."""
-    function = jitted.fn
-    found = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    found |= dict(zip(function.__code__.co_freevars, cells, strict=True))
-    for name, x in list(found.items()):
-        if hasattr(x, "cache_key"):
-            found |= {f"{name}: {inner}": value for inner, value in read_by(x).items()}
-    return found
-
-
 # What torch does around a call -----------------------------------------------------------------------------------
 
 
 def check_transforms(*gradients: Tensor | None) -> None:
-    """Refuse to run inside torch.vmap or torch.func, and gradients in batches: such tensors have no memory."""
+    """Refuse calls inside torch.vmap or torch.func, and batched gradients, whose tensors have no memory."""
     if peek_interpreter_stack() is not None:
         raise NotImplementedError(IN_A_TRANSFORM)
     for x in gradients:
@@ -410,7 +319,7 @@ def check_transforms(*gradients: Tensor | None) -> None:
 
 
 def check_recording() -> None:
-    """Refuse to run inside torch.jit.trace, to which sizes are tensors."""
+    """Refuse calls inside torch.jit.trace, where sizes are tensors."""
     if torch.jit.is_tracing():
         raise NotImplementedError(
             "fa2_lab.attention: torch.jit.trace is not supported; use torch.compile or torch.export"
@@ -421,7 +330,7 @@ def check_recording() -> None:
 
 
 def runs_on_triton(backend: str, device: str) -> bool:
-    """Whether the kernels do it for tensors on such a device; an error where they are asked for and cannot."""
+    """Whether the Triton kernels compute for tensors on this device. Refuse a backend that cannot."""
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}; it takes one of {', '.join(BACKENDS)}")
     if backend == "reference" or (device in ("cuda", "meta") and interpreter.installed()):
@@ -446,7 +355,7 @@ runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def traced(*tensors: Tensor | None) -> bool:
-    """Whether torch is recording rather than computing, and must see an operator."""
+    """Whether torch records instead of computing, so that it must be given an operator."""
     for x in tensors:
         if x is not None and (type(x) not in PLAIN or x.is_meta):
             return True

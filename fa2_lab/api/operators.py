@@ -1,7 +1,7 @@
-"""How torch sees the kernels: an autograd function where it computes at once, an operator where it records.
+"""How torch sees the kernels: as an autograd function when it computes at once, as an operator when it records.
 
-Tensors travel as one record, and what is no tensor as another: Tensors and Options. An operator lists the fields of
-both, one by one. The NumPy ladder is one more kernel, chosen by Options.reference.
+A call's tensors travel as one record, Tensors, and everything else as another, Options. An operator lists the fields of
+both one by one. The NumPy ladder is one more kernel, which Options.reference chooses.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
-from fa2_lab.api.checks import BIAS_RECORDED, INSTEAD, as_computed, check_transforms, traced
+from fa2_lab.api import bias
+from fa2_lab.api.checks import INSTEAD, as_computed, check_transforms, traced
 from fa2_lab.kernels.prepared import Options, Tensors, keep, like, rows_contiguous
 
 # The kernels ----------------------------------------------------------------------------------------------------
@@ -23,19 +24,19 @@ from fa2_lab.kernels.prepared import Options, Tensors, keep, like, rows_contiguo
 
 @cache
 def kernels() -> ModuleType:
-    """The choice among the kernels; imported only now, because it needs Triton."""
+    """Return the module that chooses among the kernels. It is imported only here, because it needs Triton."""
     from fa2_lab.kernels import choice
 
     return choice
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """(O, L) by the kernel that fits."""
+    """Return (O, L) of a call, computed by the kernel that fits it."""
     return reference_forward(tensors, options) if options.reference else kernels().forward(tensors, options)
 
 
 def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """(dQ, dK, dV) by the kernels that fit, and dsinks where there are sinks."""
+    """Return (dQ, dK, dV) of a call, and dsinks if there are sinks, computed by the kernels that fit it."""
     dO = torch.zeros_like(O) if dO is None else dO
     run = reference_backward if options.reference else kernels().backward
     return run(dO, dL, O, L, tensors, options)
@@ -45,7 +46,7 @@ def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors
 
 
 def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
-    """O, or (O, L), of a call that has passed all checks; what is prepared for its kind, if it has one, is kept."""
+    """Return O, or (O, L), of a call that has passed all checks. If it has a key, keep what was prepared."""
     q, options = as_computed(tensors.q, tensors.sinks, options)
     as_it_comes = q is tensors.q
     tensors = tensors._replace(q=q)
@@ -53,13 +54,13 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
         O, L = torch.ops.fa2_lab.forward(*tensors, *recorded(options))
         return (O, L) if return_lse else O
     call = Call(tensors, options, return_lse)
-    if key is not None and as_it_comes:  # what is prepared takes q as it comes
+    if key is not None and as_it_comes:  # prepared calls take q as it comes
         keep(key, call)
     return call(tensors)
 
 
 class Call:
-    """Calls of one kind, whose checks are passed and whose kernels are prepared."""
+    """The calls of one kind, which have passed their checks and whose kernels are prepared."""
 
     def __init__(self, tensors: Tensors, options: Options, return_lse: bool) -> None:
         self.options, self.return_lse = options, return_lse
@@ -71,7 +72,7 @@ class Call:
     def __call__(self, tensors: Tensors) -> Tensor | tuple[Tensor, Tensor]:
         q, k, v, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks
         wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
-        if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # a tangent is refused, not lost
+        if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # Attention.jvp refuses a tangent
             return Attention.apply(q, k, v, sinks, (self, tensors))
         O, L = self.forward(tensors)
         return (O, L) if self.return_lse else O
@@ -99,14 +100,14 @@ class Attention(torch.autograd.Function):
 
 
 def save(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> None:
-    """Keep what the backward needs: the inputs, O and L, and nothing of size N²."""
+    """Keep what the backward needs, which is the inputs, O and L, and nothing of size N²."""
     ctx.options = options
     ctx.save_for_backward(O, L, *tensors)
     ctx.set_materialize_grads(value=False)
 
 
 def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor | None]:
-    """(dQ, dK, dV, dsinks); as an operator where somebody records, to refuse a second derivative."""
+    """Return (dQ, dK, dV, dsinks). While torch records, an operator does, and refuses a second derivative."""
     check_transforms(dO, dL)
     if dO is None and dL is None:
         return (None,) * 4
@@ -131,14 +132,14 @@ OPTIONS = (
 
 
 def recorded(options: Options) -> Sequence:
-    """What an operator is given of the options, one by one: all but the bias, because no operator takes a function."""
+    """Return the options as an operator takes them, one by one. No operator takes a function: refuse a bias."""
     if options.bias is not None:
-        raise ValueError(BIAS_RECORDED)
+        raise ValueError(bias.RECORDED)
     return options._replace(traced=True)[:-1]
 
 
 def records(given: Sequence) -> tuple[Tensors, Options]:
-    """What an operator is given one by one, as the two records."""
+    """Return the two records that an operator's arguments stand for."""
     many = len(Tensors._fields)
     return Tensors(*given[:many]), Options(*given[many:])
 
@@ -172,12 +173,12 @@ def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, 
 
 
 def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    """save() for the operator."""
+    """Keep what the backward of the operator needs."""
     save(ctx, *output, *records(inputs))
 
 
 def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
-    """Gradients of every input of the operator."""
+    """Return the gradients of every input of the operator."""
     dQ, dK, dV, dsinks = cast(tuple[Tensor, ...], gradients(ctx, dO, dL))
     return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * (len(Options._fields) - 1)
 
@@ -194,7 +195,7 @@ backward_op.register_autograd(no_second_derivative)
 
 
 def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """(O, L) by the NumPy ladder's last rung, head by head in float64."""
+    """Return (O, L) by the last rung of the NumPy ladder, head by head in float64."""
     from fa2_lab.reference import heads
 
     if not tensors.q.numel():
@@ -210,7 +211,7 @@ def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tenso
 def reference_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
 ) -> tuple[Tensor, ...]:
-    """(dQ, dK, dV) by the ladder's own backward, and dsinks where there are sinks."""
+    """Return (dQ, dK, dV) by the ladder's own backward, and dsinks if there are sinks."""
     from fa2_lab.reference import heads
 
     inputs = tensors.q, tensors.k, tensors.v
@@ -243,7 +244,7 @@ def gathered(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def with_a_key(tensors: Tensors) -> Tensors:
-    """Where there is no key at all, which the ladder does not take, one that no row sees."""
+    """Add one key that no row sees if there is none at all, because the ladder takes at least one."""
     if tensors.k.shape[2]:
         return tensors
     k, v = (pad(x, (0, 0, 0, 1)) for x in (tensors.k, tensors.v))
@@ -252,7 +253,7 @@ def with_a_key(tensors: Tensors) -> Tensors:
 
 
 def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
-    """What the ladder takes, besides arrays of four dimensions."""
+    """Return what the ladder takes besides arrays of four dimensions."""
     given: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
     given["dropout_p"] = options.dropout_p
     if options.windowed:
@@ -269,7 +270,7 @@ def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
 
 
 def real_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """k and v with zeros where nobody sees them: a NaN there would spread, for the ladder multiplies it by P = 0."""
+    """Return k and v with zeros for keys that no row sees, because the ladder multiplies even NaN by P = 0."""
     q, k, v, key_lengths = tensors.q, tensors.k, tensors.v, tensors.key_lengths
     if key_lengths is None and options.left is None:
         return k, v
@@ -286,5 +287,5 @@ def to_numpy(x: Tensor) -> np.ndarray:
 
 
 def to_torch(x: np.ndarray, given: Tensor) -> Tensor:
-    """x in the dtype, on the device and in the order of dimensions of a tensor, as the kernels leave their results."""
+    """Return x with the dtype, device and order of dimensions of a tensor, as the kernels leave their results."""
     return like(rows_contiguous(given)).copy_(torch.from_numpy(x))

@@ -1,18 +1,17 @@
-"""Attention over packed sequences: of different lengths, one after the other, without padding.
+"""Attention over packed sequences, which have different lengths and follow one another without padding.
 
 q             (total_q, heads, d): the rows of all sequences
 k, v          (total_k, kv heads, d)
-cu_seqlens_q  int32 (batch + 1,): sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b + 1] of q, from 0 to total_q
+cu_seqlens_q  int32 (batch + 1,), from 0 to total_q: sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b + 1] of q
 cu_seqlens_k  the same for k and v; a sequence may have no rows, no keys, or neither
 
-No sequence sees another, and nothing is padded or copied. On a CPU, starts that do not begin at 0, run backwards or end
-elsewhere than with the last row are refused. On a GPU nobody waits to read them, so their values are not checked. There
-the first start counts as 0, a start that lies outside counts as the nearest one inside, and rows past the last start
-see nothing. If starts run backwards even so, the numbers that come out mean nothing, but the call ends, and it reads
-and writes only its own tensors. Hopper's deterministic backward then returns NaN in dq.
+No sequence sees another, and nothing is padded or copied. On a CPU, the starts are refused if they do not begin at 0,
+if they run backwards, or if they do not end with the last row. On a GPU their values are not checked, because reading
+them would take a wait. There the first start counts as 0, a start out of range counts as the nearest one inside, and
+rows past the last start see nothing. If starts run backwards on a GPU, the results mean nothing. Even then the call
+ends, and it reads and writes only its own tensors. Hopper's deterministic backward returns NaN in dq in that case.
 """
 
-import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -21,20 +20,19 @@ import torch
 from torch import Tensor
 
 from fa2_lab.api import operators
-from fa2_lab.api.attention import by_reference, recall
+from fa2_lab.api.attention import attention, recall
+from fa2_lab.api.bias import check_bias, kind_of
 from fa2_lab.api.checks import (
-    check_bias,
     check_masks,
-    check_max_seqlen,
     check_numbers,
     check_order,
     check_packed,
     check_sinks,
     check_starts,
-    kind_of,
     runs_on_triton,
 )
 from fa2_lab.kernels.prepared import Options, Tensors
+from fa2_lab.tiles import whole_number
 
 
 def attention_packed(
@@ -53,25 +51,20 @@ def attention_packed(
     max_seqlen_q: int | None = None,
     return_lse: bool = False,
     backend: str = "auto",
-    longest: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """O (total_q, heads, d): attention within each sequence, with gradients; fp16, bf16 or fp32.
+    """Return O (total_q, heads, d), attention within each sequence, with gradients. Tensors are fp16, bf16 or fp32.
 
     causal, window  in each sequence the diagonal ends in the bottom right corner, at its last row and its last key
-    bias            rows and columns are those of each sequence, as in a call with that sequence alone
-    max_seqlen_q    the number of rows of the longest sequence, if the caller knows it. It makes one long sequence among
-                    short ones up to 15% faster on Hopper, and no result depends on it
-    return_lse      (O, L) with L (heads, total_q) in fp32
-    longest         the former name of max_seqlen_q, still accepted with a DeprecationWarning
+    bias            its rows and columns are those of each sequence, as in a call with that sequence alone
+    max_seqlen_q    the number of rows of the longest sequence, if you know it. It makes one long sequence among short
+                    ones up to 15% faster on Hopper, and no result depends on it
+    return_lse      return (O, L) with L (heads, total_q) in fp32
     others          as in attention()
 
-    On Hopper the kernels are those of attention(), but windows are left to the portable ones.
+    On Hopper the kernels are those of attention(), except that windows are left to the portable ones.
     """
     tensors = Tensors(q, k, v, sinks=sinks, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    if longest is not None:
-        warnings.warn("attention_packed: longest is now called max_seqlen_q", DeprecationWarning, stacklevel=2)
-        max_seqlen_q = longest
-    one_long = max_seqlen_q is not None and mostly_one(check_max_seqlen(max_seqlen_q), q, cu_seqlens_q)
+    one_long = max_seqlen_q is not None and mostly_one(max_seqlen_q, q, cu_seqlens_q)
     asked: tuple = causal, softcap, scale, one_long, return_lse, backend
     if bias is not None:
         asked = *asked, kind_of(bias)
@@ -81,7 +74,7 @@ def attention_packed(
         check_starts(cu_seqlens_q, cu_seqlens_k, q)
     check_order("cu_seqlens_q", cu_seqlens_q, q.shape[0])
     check_order("cu_seqlens_k", cu_seqlens_k, k.shape[0])
-    if call is not None:  # one of its kind has passed all checks but those of values
+    if call is not None:  # a call of its kind has passed all checks except those of values
         check_sinks(sinks, call.options)
         return call(tensors)
     scale = check_numbers(causal, scale, q.shape[2], return_lse)
@@ -97,14 +90,15 @@ def attention_packed(
 
 
 def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
-    """Whether the longest sequence takes more work than all others, if those are equally long.
+    """Whether the longest sequence takes more work than all others together, if those have equal lengths.
 
     The choice of kernels learns nothing else from max_seqlen_q, so batches of other lengths are of the same kind.
     """
+    longest = whole_number("max_seqlen_q", max_seqlen_q, low=0)
     if not isinstance(q, Tensor) or not isinstance(cu_seqlens_q, Tensor) or q.dim() != 3:
         return False  # the checks will refuse it
     rows, others = q.shape[0], cu_seqlens_q.numel() - 2
-    longest = min(max_seqlen_q, rows)
+    longest = min(longest, rows)
     return longest**2 * others > (rows - longest) ** 2
 
 
@@ -112,17 +106,19 @@ def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
 
 
 def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) sequence by sequence with attention's reference."""
+    """Return (O, L), computed sequence by sequence by attention()'s reference, through which gradients flow."""
+    asked: dict[str, Any] = dict(window=options.window, softcap=options.softcap, scale=options.scale)
+    asked |= dict(sinks=tensors.sinks, bias=options.bias, return_lse=True, backend="reference")
     Os, Ls = [], []
     for (a, b), (c, d) in zip(pairs(tensors.cu_seqlens_q), pairs(tensors.cu_seqlens_k), strict=True):
         q, k, v = (x.transpose(0, 1)[None] for x in (tensors.q[a:b], tensors.k[c:d], tensors.v[c:d]))
-        O, L = by_reference(Tensors(q, k, v, sinks=tensors.sinks), options)
+        O, L = attention(q, k, v, **asked)
         Os.append(O[0].transpose(0, 1))
         Ls.append(L[0])
     return torch.cat(Os), torch.cat(Ls, dim=1)
 
 
 def pairs(starts: Tensor | None) -> list[tuple[int, int]]:
-    """Return (begin, end) of every sequence."""
+    """Return the first row of every sequence and the row after its last."""
     assert starts is not None
     return list(pairwise(starts.tolist()))

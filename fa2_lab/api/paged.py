@@ -1,10 +1,10 @@
 """Attention over a paged cache, as serving engines keep it: keys and values in pages, and a table that orders them.
 
-k_pages, v_pages  (pages, page_size, kv heads, d), in any strides that leave d contiguous
+k_pages, v_pages  (pages, page_size, kv heads, d) with any strides that leave d contiguous
 block_table       integers (batch, width): entry i of a row is the page with keys i·page_size … of its sequence
-key_lengths       integers (batch,): how many keys each sequence has, those of its N_q queries among them
+key_lengths       integers (batch,): the number of keys of each sequence, including those of its N_q queries
 
-What lies behind a sequence's last key is not read, neither of a page nor of the table. Nothing here has a gradient.
+Nothing past a sequence's last key is read, neither in a page nor in the table. These calls have no gradient.
 """
 
 from torch import Tensor
@@ -17,13 +17,13 @@ from fa2_lab.api.checks import (
     check_lengths,
     check_masks,
     check_no_gradient,
-    check_num_splits,
     check_numbers,
     check_q,
     check_range,
     check_sinks,
     check_table,
     runs_on_triton,
+    splits_asked,
 )
 from fa2_lab.kernels.prepared import Tensors
 
@@ -44,19 +44,21 @@ def attention_paged(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """O (batch, heads, N_q, d) for q of that shape, the last N_q queries of each sequence, over its pages of keys.
+    """Return O (batch, heads, N_q, d) for the last N_q queries of each sequence, q, over the sequence's pages of keys.
 
-    causal      query r sees the keys up to key_lengths − N_q + r; with one query it makes no difference
-    window      (left, right) of that key; of pages before every window no key is read, and entries may be anything
-    key_lengths, block_table  on a GPU their range is looked up once per tensor and version, which waits for the GPU;
-                in a CUDA graph or a compiled function it is not, and what lies outside counts as the nearest inside
-    num_splits  as in attention(). With it, O and L of a sequence are the same bits in every batch, at every place in
-                it, with any pages and any width of the table; but they may differ from those of a call without pages
+    causal      query r sees the keys up to key_lengths − N_q + r; for a single query this makes no difference
+    window      (left, right) of that key. In pages before every window no key is read, and their entries may be
+                anything
+    key_lengths, block_table  on a GPU their range is checked once per tensor and version, which waits for the GPU. In a
+                CUDA graph or a compiled function it is not checked, and a value out of range counts as the nearest one
+                inside
+    num_splits  as in attention(). With it, O and L of a sequence have the same bits in every batch, at every place in
+                it, with any pages and any width of the table. They may differ from those of a call without pages
     others      as in attention()
     """
     tensors = Tensors(q, k_pages, v_pages, key_lengths, sinks=sinks, block_table=block_table)
     key, call = recall(tensors, window, (causal, softcap, scale, num_splits, return_lse, backend))
-    if call is not None:  # one of its kind has passed all checks but those of values
+    if call is not None:  # a call of its kind has passed all checks except those of values
         options = call.options
     else:
         check_q(q)
@@ -67,7 +69,7 @@ def attention_paged(
         scale = check_numbers(causal, scale, q.shape[3], return_lse)
         options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], N_k))
         reference = not runs_on_triton(backend, q.device.type) or not q.numel()
-        options = options._replace(scale=scale, num_splits=check_num_splits(num_splits), reference=reference)
+        options = options._replace(scale=scale, num_splits=splits_asked(num_splits), reference=reference)
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)
     check_range(key_lengths, block_table.shape[1] * k_pages.shape[1])
     check_entries(block_table, key_lengths, k_pages.shape[:2], q.shape[2], options.left)

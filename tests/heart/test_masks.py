@@ -14,7 +14,7 @@ from kernel_truth import ALLOWED, DEVICE, GPU, dense, run, tensors, worst
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fa2_lab.api.attention import attention
-from fa2_lab.api.checks import kind_of
+from fa2_lab.api.bias import kind_of
 from fa2_lab.api.packed import attention_packed
 from fa2_lab.api.paged import attention_paged
 from fa2_lab.distributed import ring_attention

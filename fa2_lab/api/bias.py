@@ -1,0 +1,79 @@
+"""A bias, a user's function that is added to the scores: which ones are refused, and when two are the same."""
+
+from inspect import signature
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+RECORDED = (
+    "bias: got a function; where torch records (torch.compile, torch.export, meta and fake tensors, create_graph=True) "
+    "it takes None"
+)
+READ: WeakKeyDictionary = WeakKeyDictionary()  # {a jitted function: the values that it read when it was first seen}
+
+
+def check_bias(bias: Any, reference: bool) -> None:
+    """Refuse a bias that is not a function of (head, row, column) for the kernels, or for NumPy if `reference`."""
+    if bias is None:
+        return
+    takes = "a @triton.jit function of (head, row, column)"
+    if reference:
+        takes = "a function of (head, row, column) in NumPy, or a @triton.jit function that runs on NumPy arrays"
+    got = f"bias: got {getattr(bias, '__name__', bias)!s}"
+    function = getattr(bias, "fn", bias)
+    if not callable(function) or not (reference or is_jitted(bias)):
+        raise TypeError(f"{got}; it takes {takes}")
+    if not reference:
+        if len(signature(function).parameters) != 3:
+            raise TypeError(f"{got}{signature(function)}; it takes {takes}")
+        return
+    try:
+        with np.errstate(all="ignore"):
+            found = np.asarray(function(0, *np.ogrid[:2, :3]))
+            np.broadcast_to(found, (2, 3))
+    except Exception as error:
+        raise TypeError(f"{got}, which fails on NumPy arrays ({error}); it takes {takes}") from error
+    if found.dtype.kind not in "fiub":
+        raise TypeError(f"{got}, which gives no numbers; it takes {takes}")
+
+
+def is_jitted(bias: Any) -> bool:
+    """Whether a function was decorated in the same way as the kernels, for Triton's compiler or for its interpreter."""
+    from fa2_lab.kernels.common.tile import tile_coord
+
+    return type(bias) is type(tile_coord)
+
+
+def kind_of(bias: Any) -> Any:
+    """Return the key by which a bias is known: Triton's key of its source and its constants, or the function itself.
+
+    Triton looks at a jitted function only once. If a name that the function reads has another value by now, the bias
+    is refused, because Triton would still run what it compiled before.
+    """
+    if torch.compiler.is_compiling():
+        raise ValueError(RECORDED)
+    if not hasattr(bias, "cache_key"):
+        return bias
+    now = read_by(bias)
+    before = READ.setdefault(bias, now)
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"bias: got {bias.__name__}, for which {name} was {before.get(name)} and is {value} now; "
+                "after such a change it takes a function that is defined anew"
+            )
+    return bias.cache_key
+
+
+def read_by(jitted: Any) -> dict[str, Any]:
+    """Return the values that a jitted function, and each one that it calls, finds under names defined elsewhere."""
+    function = jitted.fn
+    found = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    found |= dict(zip(function.__code__.co_freevars, cells, strict=True))
+    for name, x in list(found.items()):
+        if hasattr(x, "cache_key"):
+            found |= {f"{name}: {inner}": value for inner, value in read_by(x).items()}
+    return found
