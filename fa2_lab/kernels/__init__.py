@@ -1,4 +1,4 @@
-"""Attention in Triton and in Gluon. Importing anything of it settles first whether Triton's interpreter runs it."""
+"""Attention in Triton and in Gluon. The first import of this package decides whether Triton's interpreter runs it."""
 
 from fa2_lab.kernels import interpreter
 

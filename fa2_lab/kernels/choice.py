@@ -1,7 +1,7 @@
-"""Choose the kernels of a call: decode for few queries, Hopper's own on Hopper, the portable ones for all others.
+"""Choose the kernels of a call: decode for few queries, Hopper's own kernels on Hopper, the portable ones for all
+others.
 
-What is prepared for the calls of one kind takes their record of tensors, and a backward takes dO, dL, O and L before
-it.
+What is prepared for one kind of call is a function of the call's tensors. For a backward, dO, dL, O and L come first.
 """
 
 import warnings
@@ -31,14 +31,14 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def prepare_any(tensors: Tensors, options: Options) -> Callable:
-    """Return prepare() for tensors with any strides; those whose last dimension is not contiguous are copied."""
+    """Return prepare() for tensors with any strides. Tensors whose last dimension is not contiguous are copied."""
     if not any(map(has_gaps, tensors)):
         return prepare(tensors, options)
     return lambda tensors: forward(Tensors._make(map(rows_contiguous, tensors)), options)
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable:
-    """Return what computes (O, L) for calls of one kind."""
+    """Return the function that computes (O, L) from the tensors of one kind of call."""
     last = partial(prepare_portable, options=options)  # takes the tensors of a call: none is kept here
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
@@ -51,7 +51,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
 
 
 def prepare_portable(tensors: Tensors, options: Options) -> Callable:
-    """Return the portable forward for calls of one kind."""
+    """Return the portable forward for one kind of call."""
     return served(f"the portable forward{with_bias(options)}", portable.prepare(tensors, options))
 
 
@@ -83,7 +83,7 @@ def prepare_any_backward(
 
 
 def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool) -> Callable:
-    """Return what computes the gradients for calls of one kind, given (dO, dL, O, L) and their tensors."""
+    """Return the function that computes the gradients from (dO, dL, O, L) and the tensors of one kind of call."""
     hopper = hopper_backward(tensors.q.device) if for_hopper(options, tensors.sinks) else None
     own = None
     if hopper is not None and hopper.enough_work(tensors.q, tensors.k):
@@ -98,12 +98,13 @@ def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, 
 
 
 def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """Return the portable backward for calls of one kind."""
+    """Return the portable backward for one kind of call."""
     return served(f"the portable backward{with_bias(options)}", portable_backward.prepare(dO, O, tensors, options))
 
 
 def with_bias(options: Options) -> str:
-    """Add the bias to the name of a kernel, because it is the first suspect if the kernel cannot be compiled."""
+    """Return the bias as a part of a kernel's name, because a kernel that does not compile has most often a bad
+    bias."""
     return "" if options.bias is None else f" with the bias {options.bias.__name__}"
 
 
@@ -111,7 +112,7 @@ def with_bias(options: Options) -> str:
 
 
 def for_hopper(options: Options, sinks: Tensor | None) -> bool:
-    """Whether Hopper's own kernels compute such calls: no dropout, bias, softcap or sinks, unless told otherwise."""
+    """Whether Hopper's own kernels can compute such calls, which have no dropout, bias, softcap or sinks."""
     return not (options.only_portable or options.portable) and options.softcap is sinks is None
 
 
@@ -126,7 +127,7 @@ def hopper_backward(device: torch.device) -> ModuleType | None:
 
 
 def hopper_kernels(device: torch.device) -> tuple[ModuleType | None, ModuleType | None]:
-    """Hopper's forward and backward; None for what this GPU or this Triton does not have. The interpreter runs none."""
+    """Return Hopper's forward and backward, with None for one that this GPU or this Triton lacks."""
     if device.type != "cuda" or torch.version.hip or interpreter.switched_on():
         return None, None
     if torch.cuda.get_device_capability(device) != (9, 0):
@@ -151,7 +152,7 @@ WARNED: set[str] = set()  # the kernels of which it has been said
 
 
 def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None = None) -> Callable:
-    """Return a call of `own` that falls back to what otherwise(*given) prepares, which happens once.
+    """Return a function that calls `own`, and falls back to what otherwise(*given) prepares the first time.
 
     It falls back for each call that `own` declines by None, and for all later calls if Triton cannot compile `own`.
     Without `otherwise`, a kernel that cannot be compiled is an error.
@@ -179,11 +180,11 @@ def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None =
 
 
 def is_a_compiler_s(error: Exception) -> bool:
-    """Return whether an error means that Triton could not compile a kernel, and not that a call or the GPU failed.
+    """Whether an error means that Triton could not compile a kernel, and not that a call or the GPU failed.
 
-    Most such errors have a type of Triton's own. The others are errors that its compiler raises, such as a RuntimeError
-    for code that its verifier refuses, and errors of its launcher about an option that it does not know. Because the
-    compiler also loads the kernel, an error of CUDA may come from there, too; it does not count.
+    Most such errors have a type of Triton's own. The others are raised by its compiler, such as a RuntimeError for code
+    that its verifier refuses, or by its launcher for an option that it does not know. Because the compiler also loads
+    the kernel, an error of CUDA can be raised there as well. It does not count.
     """
     if isinstance(error, TritonError):
         return type(error).__name__ != "InterpreterError"
@@ -198,7 +199,7 @@ def is_a_compiler_s(error: Exception) -> bool:
 
 
 def refused(name: str, error: Exception) -> str:
-    """Return in one line what is wrong."""
+    """Return in one line which kernel Triton cannot compile, and why."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
     return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
 

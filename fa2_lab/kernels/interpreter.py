@@ -1,4 +1,4 @@
-"""Without a GPU, Triton runs kernels in Python, tile by tile. That must be settled before Triton is imported."""
+"""Without a GPU, Triton runs kernels in Python, tile by tile. This has to be decided before Triton is imported."""
 
 import os
 import sys
@@ -7,11 +7,11 @@ from pathlib import Path
 from threading import RLock
 
 GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, and GPUs under Windows' Linux
-ONE_AT_A_TIME = RLock()  # the interpreter keeps what it is doing in global variables
+ONE_AT_A_TIME = RLock()  # the interpreter keeps its state in global variables
 
 
 def decide(gpu: bool | None = None) -> None:
-    """Switch Triton's interpreter on where there is no GPU, unless the user or an earlier import has settled it."""
+    """Switch Triton's interpreter on if there is no GPU, unless the user or an earlier import has already decided."""
     if "triton" in sys.modules or os.environ.get("TRITON_INTERPRET"):
         return
     if gpu is None:
@@ -32,7 +32,7 @@ def installed() -> bool:
 
 @cache
 def switched_on() -> bool:
-    """Whether the kernels were made for the interpreter."""
+    """Whether the kernels were defined for the interpreter."""
     import triton
 
     from fa2_lab.kernels.common.tile import tile_coord
@@ -42,7 +42,7 @@ def switched_on() -> bool:
 
 @cache
 def misfit() -> str:
-    """What to install where the kernels cannot work; nothing where they can."""
+    """Return what to install if the kernels cannot work with what is installed, else an empty string."""
     import numpy
     import triton
 

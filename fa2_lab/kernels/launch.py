@@ -27,10 +27,10 @@ FUSED = dict(enable_fp_fusion=True)  # a product and a sum are one instruction: 
 
 
 class Launch:
-    """A kernel and all its arguments but tensors, which come first: what calls of one kind have in common.
+    """A kernel and all its arguments except the tensors, which come first. Calls of one kind share a Launch.
 
-    The first tensors are handed over by descriptors, as many as there are, the others by pointers. Arguments are given
-    by their names, strides and sizes with those that are constants to the compiler; `options` are the compiler's own.
+    The first tensors are passed by descriptors, one for each descriptor given, and the others by pointers. All other
+    arguments have names: strides, sizes and what is a constant to the compiler. `options` are those of the compiler.
     """
 
     def __init__(
@@ -45,11 +45,13 @@ class Launch:
         self.again: Any = None
 
     def __call__(self, *tensors: Any) -> None:
-        """Launch by Triton's own call, which compiles; from the second time on past it, at a third of the cost. Where
-        Triton has compiled the same for other sizes, the first time is past it, too.
+        """Launch on these tensors. The first launch is Triton's own call, which compiles. Later ones go past it and
+        take a third of the time. If Triton has compiled the same kernel for other sizes, even the first launch goes
+        past it.
 
-        Triton compiles another kernel where a pointer is no multiple of 16, so then it is asked each time. Kernels with
-        descriptors do not care: what they are given by pointers is never read sixteen bytes at a time.
+        Triton compiles a different kernel if a pointer is not a multiple of 16, so in that case its own call always
+        decides. Kernels with descriptors do not need this, because what they get by pointers is never read sixteen
+        bytes at a time.
         """
         at = addresses(tensors)
         usual = self.descriptors or math.gcd(16, *at) == 16
@@ -68,7 +70,7 @@ class Launch:
             keep(self.compiled_as(tensors), self.again)
 
     def compiled_as(self, tensors: Any) -> tuple:
-        """Return all that the compiler sees. Triton compiles one kernel for all launches for which this is equal."""
+        """Return all that the compiler sees. Launches for which this is equal share one compiled kernel."""
         if interpreter.switched_on():
             return ()
         passed = [None if X is None else (X.dtype, X.device) for X in tensors]
@@ -77,7 +79,7 @@ class Launch:
 
 
 def described_at(descriptor: Any, X: torch.Tensor) -> Any:
-    """Return the descriptor of X, made from one of the same kind without repeating the checks of that kind."""
+    """Return the descriptor of X, copied from one of the same kind so that the checks of that kind are not repeated."""
     found = copy(descriptor)
     found.base = X
     return found
@@ -89,7 +91,7 @@ def current_stream(X: torch.Tensor) -> int:
 
 
 def addresses(tensors: Any) -> list[int]:
-    """Return the addresses of tensors, with 0 for None, which no launch reads."""
+    """Return the addresses of tensors, with 0 for None, which no kernel reads."""
     return [0 if X is None else X.data_ptr() for X in tensors]
 
 
@@ -97,7 +99,7 @@ def addresses(tensors: Any) -> list[int]:
 
 
 def shape(X: torch.Tensor) -> tuple[int, ...]:
-    """Return (batch, heads, N, d); packed sequences, (tokens, heads, d), are the rows of one batch entry."""
+    """Return (batch, heads, N, d). Packed sequences, (tokens, heads, d), count as the rows of one batch entry."""
     return X.shape if X.dim() == 4 else (1, X.shape[1], X.shape[0], X.shape[2])
 
 
@@ -110,10 +112,10 @@ def strides(X: torch.Tensor) -> tuple[int, ...]:
 
 
 def all_strides(*tensors: torch.Tensor) -> tuple:
-    """Return the strides of some tensors, and whether 8 divides all of them and the compiler has to be told.
+    """Return the strides of some tensors, and whether 8 divides all of them, if the compiler has to be told.
 
-    It loads eight 16-bit numbers at once only if it knows that 8 divides every stride. Of an argument it finds out
-    whether 16 does, which is true for d = 80 and false for d = 72.
+    The compiler loads eight 16-bit numbers at once only if it knows that 8 divides every stride. By itself it checks
+    only whether 16 does, which is true for d = 80 and false for d = 72.
     """
     given = tuple(map(strides, tensors))
     return given, triton.language.constexpr(math.gcd(16, *chain(*given)) == 8)
@@ -129,35 +131,36 @@ def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:
 
 
 def sizes(Q: torch.Tensor, K: torch.Tensor, of: torch.Tensor, streamed: torch.Tensor, sequences: int | None) -> dict:
-    """The sizes that kernels take as they are. Programs belong to the heads `of` one tensor and stream two like one."""
+    """Return the sizes that kernels take as they are. Programs belong to the heads `of` one tensor and stream two
+    others."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(of)
     found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
     return found | dict(l2_group=min(batch * heads, l2_group(streamed)))
 
 
 def window(options: Any) -> tuple:
-    """(left, right) of the diagonal. The causal mask's 0 is known to the compiler, a window's sizes are not."""
+    """Return (left, right) of the diagonal. The compiler knows the causal mask's 0, but not the sizes of a window."""
     return options.left, triton.language.constexpr(0) if options.causal else options.right
 
 
 def l2_group(X: torch.Tensor) -> int:
-    """How many heads to run side by side, so that what they stream, two tensors like X, stays in 8 MiB of L2."""
+    """Return how many heads run side by side, so that the two tensors like X that they stream fit in 8 MiB of L2."""
     _, _, N, d = shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Return how many SMs the GPU has; without a GPU, how many an H100 has."""
+    """Return how many SMs the GPU has, or how many an H100 has if there is no GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def dropout(p: float) -> tuple[int, float]:
-    """Return the number below which a random word means "drop", and the factor for the weights that are kept."""
+    """Return the bound below which a random word means "drop", and the factor for the entries that are kept."""
     return math.floor(p * 2**32), 1 / (1 - p)
 
 
 def on_device_of(Q: torch.Tensor) -> Any:
-    """Make Q's GPU current during a launch, as Triton needs. The interpreter runs one launch at a time."""
+    """Make Q's GPU the current one during a launch, as Triton needs it. The interpreter runs one launch at a time."""
     if not Q.is_cuda:
         return interpreter.ONE_AT_A_TIME
     if Q.get_device() == torch.accelerator.current_device_index():

@@ -1,13 +1,12 @@
-"""The one table of prepared calls, so that checks and choices are made once for all calls of one kind.
+"""The table of prepared calls, so that checks and choices are made once for all calls of one kind.
 
-A kind is all that checks and choices look at: types, dtypes, devices, shapes, strides and options. Where tensors lie
-and what values they hold are no part of it. PREPARED keeps for each kind what was made for it: who serves the call, and
-its launches with every argument but the pointers. Launches that the compiler
-cannot tell apart share what Triton made of the first. Below this table only relaunch.py keeps something for each call:
-for each descriptor the last 1,024 addresses.
+A kind is everything that checks and choices look at: types, dtypes, devices, shapes, strides and options, but neither
+addresses nor values. For each kind, PREPARED keeps who serves the call and its launches with all arguments except the
+pointers. Launches that look the same to the compiler share what Triton made of the first one. Below this table, only
+relaunch.py keeps something per call, namely the last 1,024 addresses of each descriptor.
 
-A few values are looked at before a launch, such as the range of key_lengths. SEEN keeps which tensors passed, as they
-were then; nothing is written onto the tensors. forget() empties both.
+A few values are read before a launch, such as the range of key_lengths. SEEN keeps which tensors passed these checks
+and in which state, without writing anything onto the tensors. forget() empties both.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,15 +46,15 @@ class Options(NamedTuple):
     causal: bool
     scale: float
     dropout_p: float = 0.0
-    left: int | None = None  # columns that a row sees before its diagonal; None: all
-    right: int | None = None  # and after it, where the mask is not causal
+    left: int | None = None  # columns that a row sees before its diagonal; None means all
+    right: int | None = None  # columns that it sees after its diagonal, if the mask is not causal
     softcap: float | None = None
-    num_splits: int = 0  # of the keys of each sequence in decode; 0: as the batch and the GPU need
-    portable: bool = False  # by the portable kernels on Hopper, too
-    one_long: bool = False  # of packed sequences one has most of the work
-    reference: bool = False  # by the NumPy ladder
-    traced: bool = False  # as an operator: torch may put all memory of the call into a CUDA graph
-    bias: Any = None  # a function of (head, row, column), added to the scores; no operator takes it
+    num_splits: int = 0  # of the keys of each sequence in decode; 0 means as many as fill the GPU
+    portable: bool = False  # whether the portable kernels compute it also on Hopper
+    one_long: bool = False  # whether one of the packed sequences has most of the work
+    reference: bool = False  # whether the NumPy ladder computes it
+    traced: bool = False  # whether it is an operator, all of whose memory torch may put into a CUDA graph
+    bias: Any = None  # a function of (head, row, column), added to the scores; operators do not take it
 
     @property
     def only_portable(self) -> bool:
@@ -64,12 +63,12 @@ class Options(NamedTuple):
 
     @property
     def windowed(self) -> bool:
-        """Whether a window, and not only the causal mask, limits the rows."""
+        """Whether a window limits the rows, and not only the causal mask."""
         return self.left is not None or self.right is not None
 
     @property
     def window(self) -> tuple[int | None, int | None]:
-        """Return (left, right) of the diagonal; the causal mask is right = 0."""
+        """Return (left, right) of the diagonal, with right = 0 for the causal mask."""
         return self.left, 0 if self.causal else self.right
 
 
@@ -96,12 +95,12 @@ def forget() -> None:
 
 
 def keys_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return what checks and choices look at in arguments that are already known to be tensors."""
+    """Return what checks and choices look at in arguments that are known to be tensors."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 
 def has_gaps(x: Tensor | None) -> bool:
-    """Whether kernels cannot read a tensor's rows as they lie in memory, because of gaps or of a pending negation."""
+    """Whether kernels must copy a tensor because its rows have gaps, or because of a pending negation."""
     if x is None:
         return False
     gaps = x.stride(-1) != 1 and x.shape[-1] > 1
@@ -118,10 +117,10 @@ def rows_contiguous(x: Tensor | None) -> Tensor | None:
 
 
 def like(x: Tensor, device: str | None = None) -> Tensor:
-    """Allocate a result with the shape of x, or on the device "meta" something that has its shape and strides alone.
+    """Return a new tensor with the shape of x. On the device "meta" it has that shape and strides, and no memory.
 
-    Its dimensions have the order in which x has them in memory, as in torch's own results. Its rows are contiguous
-    even so, and it never repeats or overlaps itself, as x may do.
+    Its dimensions have the order in which x has them in memory, as in torch's own results. Its rows are always
+    contiguous, and nothing in it repeats or overlaps, as it may in x.
     """
     made = torch.empty_like(x, device=device)
     if made.stride(-1) == 1 or made.shape[-1] <= 1:
@@ -133,7 +132,7 @@ def like(x: Tensor, device: str | None = None) -> Tensor:
 
 
 def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
-    """Whether this tensor was found within these limits, and neither it nor the other one has changed since."""
+    """Whether this tensor was found within these limits, and neither it nor the one beside it has changed since."""
     found = SEEN.get(id(x))
     if found is None or found[0]() is not x or found[1] != (limits, x._version, x.data_ptr()):
         return False
@@ -141,9 +140,9 @@ def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
 
 
 def remember_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> None:
-    """Make was_seen() true from now on, until one of the tensors changes.
+    """Make was_seen() true for this tensor until it or the one beside it changes.
 
-    A version counts changes; x.data = y is no change to it, but moves x. Inference tensors have no versions.
+    A version counts changes. x.data = y is not counted as a change, but it moves x. Inference tensors have no versions.
     """
     if x.is_inference() or (beside is not None and beside.is_inference()):
         return

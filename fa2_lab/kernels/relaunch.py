@@ -1,14 +1,15 @@
-"""Launch a compiled kernel again, on other tensors, with little work on the host: see INSIDE in triton_versions.py.
+"""Launch a compiled kernel again on other tensors, with little work on the host: see INSIDE in triton_versions.py.
 
-In every launch Triton looks at all arguments anew, asks the driver about every pointer, and encodes every tensor
-descriptor, in Python: 14 µs for four of them. Here the arguments that it hands to the driver are written down once, and
-later launches put new addresses into them. It may be declined: then Triton's own call does everything, only slower.
+At every launch, Triton's own Python looks at all arguments again, asks the driver about every pointer and encodes every
+tensor descriptor, which takes 14 µs for four of them. Here the arguments that it hands to the driver are recorded once,
+and later launches put new addresses into them. If this is not possible, Triton's own call does everything, only more
+slowly.
 
-What is relied on, the same in Triton 3.6 to 3.9: `run` of a compiled kernel is an object that is called with the
-grid, the stream, the function, packed metadata, launch metadata, two hooks and the kernel's arguments, and that calls
-its `launch`, the driver's function in C. For kernels with descriptors, `launch` is a Python function around that one,
-which puts (what the copy engine is told, *shape, *strides) in each descriptor's place. In which order `launch` is
-handed all this differs between versions, and is found out.
+Triton 3.6 to 3.9 have in common what this relies on. The `run` of a compiled kernel is an object. It is called with the
+grid, the stream, the function, packed metadata, launch metadata, two hooks and the kernel's arguments, and it calls its
+`launch`, the driver's function in C. For kernels with descriptors, `launch` is a Python function around that one, which
+replaces each descriptor by (what the copy engine is told, *shape, *strides). The order in which `launch` receives all
+this differs between versions, so it is found out.
 """
 
 import copy
@@ -25,9 +26,9 @@ NOWHERE = 0, 1, 1  # a grid without programs
 
 
 def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, described: int = 0, pointers: int = 0) -> Any:
-    """Return a function of (stream, addresses) that launches `compiled`, or None where that is impossible.
+    """Return a function of (stream, addresses) that launches `compiled`, or None if that is impossible.
 
-    The first arguments are the tensor descriptors and then the pointers; all others stay as they are.
+    The first arguments are the tensor descriptors and then the pointers. All others stay as they are.
     """
     try:
         return Relaunch(compiled, grid, stream, arguments, described, pointers)
@@ -62,7 +63,7 @@ class Relaunch:
                 raise ValueError("descriptors are taken apart in another way")
 
     def resized(self, grid: Any, described: Any, rest: Any) -> "Relaunch":
-        """Return this launch with another grid, other descriptors and other numbers that the compiled kernel fits."""
+        """Return this launch with another grid, and with descriptors and numbers that the same compiled kernel fits."""
         found = copy.copy(self)
         found.base = [*grid, *self.base[3:]]
         found.encode = [*map(encoder, described, self.meta)]
@@ -70,7 +71,7 @@ class Relaunch:
         return found
 
     def __call__(self, stream: Any, addresses: Any) -> bool:
-        """Launch, and return whether it did: if a profiler has a hook, Triton's own call must report the launch."""
+        """Launch, and return True. If a profiler has a hook, return False, because Triton's own call must report it."""
         for hook in self.hooks:
             if hook.calls:
                 return False
@@ -94,9 +95,9 @@ class Relaunch:
 
 
 def seen_by_compiler(kernel: Any, arguments: dict[str, Any]) -> tuple:
-    """Return what Triton's compiler sees of a launch's numbers: constants in full, and of the others what it may use.
+    """Return what Triton's compiler sees of the numbers of a launch: constants in full, and of others what it may use.
 
-    Of an integer those are its width and, where the kernel lets it, whether it is 1 and whether 16 divides it.
+    It uses the width of an integer and, if the kernel lets it, whether the integer is 1 and whether 16 divides it.
     """
     try:
         parameters = last_parameters(kernel, len(arguments))
@@ -107,12 +108,12 @@ def seen_by_compiler(kernel: Any, arguments: dict[str, Any]) -> tuple:
 
 @functools.cache
 def last_parameters(kernel: Any, many: int) -> list[tuple[str, bool, bool]]:
-    """Each one's name, whether it is a constant to the compiler, and whether its value is looked at if it is none."""
+    """Return each parameter's name, whether it is a constant to the compiler, and if not, whether its value counts."""
     return [(p.name, bool(p.is_constexpr), not p.do_not_specialize) for p in kernel.params[-many:]]
 
 
 def told(x: Any, constant: bool, looked_at: bool) -> Any:
-    """Return what the compiler sees of one argument: a constant with its type, or only a number for any other."""
+    """Return what the compiler sees of one argument: a constant with its type, or a number that stands for others."""
     kind: Any = type(x)
     if kind is constexpr:
         return type(x.value), x.value
@@ -127,9 +128,9 @@ def told(x: Any, constant: bool, looked_at: bool) -> Any:
 
 
 def handed_over(compiled: Any, stream: Any, arguments: list) -> list:
-    """What Triton would hand to its `launch` for these arguments: a copy of what calls it is given a list instead.
+    """Return what Triton would hand to its `launch` for these arguments, by giving a copy of its caller a list instead.
 
-    If the next Triton has another way to its driver, this is a launch of no program.
+    If the next Triton reaches its driver in another way, this launches no program.
     """
     run, seen = copy.copy(compiled.run), []
     run.launch = lambda *everything: seen.extend(everything)
@@ -149,7 +150,7 @@ def plain(x: Any) -> Any:
 
 
 def taken_apart(launch: Any, handed: list) -> tuple[Any, list]:
-    """The driver's function in C below `launch`, which takes no descriptors, and what it would be handed."""
+    """Return the driver's function in C below `launch`, which takes no descriptors, and what it would receive."""
     seen: list = []
     cells = dict(zip(launch.__code__.co_freevars, launch.__closure__, strict=True))
     recording = cells | dict(launcher=types.CellType(lambda *everything: seen.extend(everything)))
@@ -159,12 +160,12 @@ def taken_apart(launch: Any, handed: list) -> tuple[Any, list]:
 
 
 def alike(mine: Any, theirs: Any) -> bool:
-    """Whether both are the same number, or what the copy engine is told, which does not compare."""
+    """Whether both are the same number, or both are what the copy engine is told, which cannot be compared."""
     return mine == theirs or (type(mine) is type(theirs) and not isinstance(mine, (int, float, tuple)))
 
 
 def encoder(described: Any, meta: Any) -> Any:
-    """The function from an address to what `launch` puts in a descriptor's place; it keeps the last 1,024."""
+    """Return the function from an address to what `launch` puts in a descriptor's place, with a cache of 1,024."""
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     utils = driver.active.utils

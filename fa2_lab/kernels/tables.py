@@ -1,11 +1,11 @@
 """Block sizes, warps and stages of the portable kernels, for each chip family and d.
 
 There are three kernels: "forward", and in the backward pass "columns" (dK, dV) and "rows" (dQ). The entries for Hopper
-were found by measuring on an H200. The others were chosen by compiling: without a bias, they fit the chip's shared
-memory and spill no register, as tests/heart/test_compile.py checks. Among those that do so, the entries for 8.x at
-d = 64 and 128 were compared by running the A100's code on an H200. The entries that spill are the backward of Hopper at
-d = 256, fp32 at d = 256, and, outside its loops, the forward of Hopper at d ≤ 64 without a mask. `fa2-lab tune`
-measures on the GPU at hand, and prints what is faster there as an entry of these tables.
+were found by measuring on an H200. The others were chosen by compiling: without a bias, they fit the shared memory of
+the chip and spill no register, as tests/heart/test_compile.py checks. Among entries that do so, those for 8.x at d = 64
+and 128 were compared by running the A100's code on an H200. Three entries do spill: the backward of Hopper at d = 256,
+fp32 at d = 256, and, outside its loops, the forward of Hopper at d ≤ 64 without a mask. `fa2-lab tune` measures on your
+GPU, and prints what is faster there as an entry of these tables.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fa2_lab.kernels.triton_versions import by_triton, driver
 
 @dataclass(frozen=True)
 class Blocks:
-    """The size of a tile (B_r × B_c; elsewhere BLOCK_M × BLOCK_N), warps of a program, stages of loads in flight."""
+    """The size of a tile (B_r × B_c, called BLOCK_M × BLOCK_N elsewhere), warps of a program, and stages of loads."""
 
     B_r: int
     B_c: int
@@ -117,9 +117,9 @@ def family() -> dict:
 def in_pieces(Q: torch.Tensor) -> bool:
     """Whether O is computed in pieces of d that are no wider than B_r.
 
-    The last of the products that feed one another decides how warps share a tile. If it has at least as many rows as
-    columns, each warp gets whole rows of S, and otherwise some columns of all rows: then the maximum and the sum of a
-    row, and P, have to cross shared memory. Hopper's wgmma and AMD's compiler always give a warp whole rows.
+    The last of several chained matmuls decides how the warps share a tile. If it has at least as many rows as columns,
+    each warp gets whole rows of S. Otherwise each warp gets some columns of all rows, and then P and the maximum and
+    sum of each row must cross shared memory. Hopper's wgmma and AMD's compiler always give a warp whole rows.
     """
     return Q.dtype != torch.float32 and not interpreter.switched_on() and family() in (AMPERE, ADA, BLACKWELL)
 
@@ -135,7 +135,7 @@ def power_of_2(n: int) -> int:
 
 
 def upcast(Q: torch.Tensor) -> bool:
-    """Whether tiles must be converted to fp32 before a matmul, as bf16 must be in the interpreter."""
+    """Whether tiles are converted to fp32 before a matmul, as bf16 tiles are in the interpreter."""
     return Q.dtype == torch.bfloat16 and interpreter.switched_on()
 
 

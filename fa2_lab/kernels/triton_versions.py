@@ -1,10 +1,10 @@
-"""Triton's versions: the one place that knows what differs between them, and what here reaches inside Triton.
+"""Triton's versions: the only file that knows how they differ, and which parts of Triton are used that are not public.
 
-The kernels are written with the newest Triton's names, those of its documentation; newest_names() gives them to older
-ones. by_triton() picks what a compiler needs of its own, such as smaller tiles. What is not public, names that begin
-with an underscore and all of triton.runtime, is looked up in this file and in relaunch.py alone; other files take
-`driver` and `relaunch` from here. INSIDE lists it. It may be missing in the next Triton: then a launch is slower, or
-the portable kernels serve.
+The kernels use the names of the newest Triton, as its documentation has them, and newest_names() adds these names to
+older versions. by_triton() picks what one compiler needs, such as smaller tiles. Names that are not public, which begin
+with an underscore or belong to triton.runtime, are looked up only in this file and in relaunch.py. Other files import
+`driver` and `relaunch` from here. INSIDE lists these names. If the next Triton lacks one, a launch is slower or the
+portable kernels take over.
 """
 
 import os
@@ -25,7 +25,7 @@ OLDEST = "3.6"
 
 
 class Inside(NamedTuple):
-    """Something of Triton's that is not public, what needs it, and the versions in which it was seen."""
+    """Something in Triton that is not public, what needs it, and the versions that have it."""
 
     name: str
     needed_for: str
@@ -44,17 +44,17 @@ INSIDE = (
 
 
 def number(version: str) -> tuple[int, ...]:
-    """(3, 9) of 3.9.0."""
+    """Return (3, 9) for "3.9.0"."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 
 def by_triton(entries: dict[str, Any]) -> Any:
-    """What holds for the installed Triton: each entry stands for its version and all later ones, up to the next."""
+    """Return the entry for the installed Triton. Each entry holds from its version on, up to the next entry."""
     return entries[max((version for version in entries if number(version) <= number(triton.__version__)), key=number)]
 
 
 def misfit_of(triton: str, numpy: str, interpreted: bool = True) -> str:
-    """What to install where one version cannot work with another of NumPy; nothing where it can."""
+    """Return what to install if these versions of Triton and NumPy do not work together, else an empty string."""
     if number(triton) < number(OLDEST):
         return f"Triton {triton} is too old for these kernels: install 'triton>={OLDEST}'"
     if interpreted and number(triton) < (3, 7) and number(numpy) >= (2, 4):
@@ -65,7 +65,7 @@ def misfit_of(triton: str, numpy: str, interpreted: bool = True) -> str:
 
 
 def prepare() -> None:
-    """Before the first kernel is imported: refuse a Triton that is too old, and quicken its interpreter."""
+    """Refuse a Triton that is too old, and quicken its interpreter. Call this before the first kernel is imported."""
     if number(triton.__version__) < number(OLDEST):
         raise RuntimeError(
             f"fa2_lab: Triton {triton.__version__} is too old for these kernels: install 'triton>={OLDEST}'; "
@@ -79,7 +79,7 @@ def prepare() -> None:
 
 @cache
 def newest_names() -> None:
-    """Before the first kernel in Gluon is imported: give this Triton the newest one's names for what it has."""
+    """Give an older Triton the newest names. Call this before the first kernel in Gluon is imported."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import tma
 
@@ -99,7 +99,7 @@ def newest_names() -> None:
 
 
 def atomic_add() -> Any:
-    """tma.async_atomic_add: have the copy engine add a tile of shared memory to HBM."""
+    """Return tma.async_atomic_add, which has the copy engine add a tile of shared memory to HBM."""
     from triton._C.libtriton import ir
     from triton.experimental.gluon.language._core import builtin
 
@@ -113,7 +113,7 @@ def atomic_add() -> Any:
 
 
 def aggregate(cls: Any) -> Any:
-    """triton.aggregate: a class of annotated fields, which go through a kernel together under one name."""
+    """Return triton.aggregate, a class of annotated fields that go through a kernel under one name."""
     constexpr, fields = triton.language.constexpr, cls.__annotations__
 
     def __init__(self: Any, *values: Any, **named: Any) -> None:
@@ -127,7 +127,7 @@ def aggregate(cls: Any) -> Any:
 
 
 def more_shared(kernel: Any, bytes_asked: int) -> None:
-    """Before a compiled kernel's first launch: let it ask for more shared memory than it needs."""
+    """Let a compiled kernel ask for more shared memory than it needs. Call this before its first launch."""
     metadata = kernel.metadata._replace(shared=max(kernel.metadata.shared, bytes_asked))
     kernel.metadata, kernel.packed_metadata = metadata, (metadata.num_warps, metadata.num_ctas, metadata.shared)
 
@@ -137,13 +137,13 @@ def more_shared(kernel: Any, bytes_asked: int) -> None:
 
 @cache
 def quicken() -> None:
-    """Have the interpreter leave out two things that change no result, which makes it almost three times as fast.
+    """Have the interpreter skip two things that change no result, which makes it almost three times as fast.
 
-    To run a kernel it puts its own functions in the place of triton.language's, takes them away again at the end, and
-    does both anew for every function that the kernel calls. They are in place already then, so once is enough. And it
-    computes each sum of integers twice, to see whether it overflows; with `debug` off it does not look.
+    To run a kernel, it replaces the functions of triton.language by its own and restores them at the end. It does both
+    again for every function that the kernel calls, although once is enough. It also computes each sum of integers twice
+    to detect an overflow, which it does not do if `debug` is off.
 
-    A Triton that is another inside is left as it is, and so is one whose interpreter is off.
+    Nothing happens if the interpreter is off, or if Triton has changed inside.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return

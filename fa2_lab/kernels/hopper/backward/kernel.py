@@ -1,11 +1,12 @@
-"""FlashAttention-2, backward (Algorithm 2), in one pass over column blocks, as Hopper wants it.
+"""FlashAttention-2, backward (Algorithm 2), in one pass over column blocks, for Hopper.
 
 Each of two consumer warpgroups owns 64 columns and keeps their dK and dV in registers. All tiles are transposed, so
-that P and dS are left operands straight from registers; dS also goes through shared memory, because dQ needs those of
-both consumers. dQ of one row block is multiplied while the next one is exponentiated, and added by the copy engine.
+that P and dS are left operands straight from registers. dS also goes through shared memory, because dQ needs the dS of
+both consumers. The matmul for dQ of one row block runs while the exponentials of the next are computed, and the copy
+engine adds its result to HBM.
 
-products.py starts the products; here is when, and what waits for them. Some may start sooner or later: sizes.py says
-what is fastest where.
+products.py starts the matmuls. This file decides when, and what waits for them. Some can start earlier or later, and
+sizes.py lists what is fastest for which calls.
 """
 
 import triton
@@ -65,10 +66,10 @@ class BackwardPipes:
 
 @gluon.jit
 def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
-    """Announce every column block and start every copy as early as its stage is free.
+    """Announce every column block, and start every copy as soon as its stage is free.
 
-    For the scheduler each part of a K/V head is a head of its own: it has as many column blocks. Where all add in
-    turn, the last column block comes first; semaphore.py says why.
+    To the scheduler, each part of a K/V head is a head with the same number of column blocks. If dQ is added in turn,
+    the last column block comes first, for the reason given in semaphore.py.
     """
     entries, heads, _ = shape_of(Q)
     row_blocks = entries * heads * T_r
@@ -117,7 +118,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
 
 @gluon.jit
 def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
-    """Consumer c: its 64 columns of every column block that this program gets."""
+    """Consumer c: compute dK and dV of its 64 columns of every column block that this program takes."""
     d: gl.constexpr = pipes.sizes.d_pad
     n = 0  # row blocks so far, as the producer counts them
     r = 0
@@ -148,14 +149,14 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
 
 @gluon.jit
 def receive(r, mailbox):
-    """How many row blocks see the r-th column block of this program."""
+    """Return the number of row blocks that see the r-th column block of this program."""
     mailbox.wait(r)
     return mailbox.read(r, "steps")
 
 
 @gluon.jit
 def take(c: gl.constexpr, r, pipes, geometry):
-    """Wait for K and V; returns this consumer's rows of V."""  # (64, d)
+    """Wait for K and V, and return this consumer's rows of V."""  # (64, d)
     k = pipes.k.take(r).slice(c * COLS, COLS, 0)
     v = pipes.v.take(r).slice(c * COLS, COLS, 0)
     # Each consumer zeroes its own 64 rows of K. For dQ it reads the other's, too, but only once that one has arrived at
@@ -173,7 +174,7 @@ def take(c: gl.constexpr, r, pipes, geometry):
 
 @gluon.jit
 def hold(v, pipes):
-    """Half of V in registers, or V as it is."""  # (64, HELD)
+    """Return half of V in registers with hold_v, else V as it is."""  # (64, HELD)
     if pipes.sizes.hold_v:
         v = v.slice(0, HELD, 1).load(gl.DotOperandLayout(0, accumulator(pipes.sizes.B_r), 2))
     return v
@@ -181,7 +182,8 @@ def hold(v, pipes):
 
 @gluon.jit
 def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
-    """The n-th row block: add to dk and dv (64, d); of the one before multiply dQ, and with dk_late dK, from its ds."""
+    """Take the n-th row block: add to dk and dv (64, d). Run the matmul for dQ of the block before, from its ds, and
+    with dk_late also the one for dK."""
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)
     q, do = pipes.rows.tiles(n)  # (B_r, d)
@@ -235,7 +237,7 @@ def exchange(c: gl.constexpr, n, ds, pipes):
 
 @gluon.jit
 def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
-    """Wait for dK's product, while so many `others` that were started later go on; then Q and dO are free."""
+    """Wait for the matmul of dK, while `others` that were started later go on. Then Q and dO are free."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     pipes.rows.release(n)
     return dk
@@ -243,7 +245,7 @@ def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
 
 @gluon.jit
 def add_dq(c: gl.constexpr, n, dq, sums, pipes):
-    """Have this consumer's part of the n-th row block of dQ added to HBM; where all add in turn, by its writer."""
+    """Have this consumer's part of the n-th row block of dQ added to HBM, by its writer if dQ is added in turn."""
     place = pipes.dq.index(c)
     if pipes.dq_semaphore.USED:
         pipes.dq_semaphore.hand_over(c, dq, place)
@@ -253,7 +255,7 @@ def add_dq(c: gl.constexpr, n, dq, sums, pipes):
 
 @gluon.jit
 def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
-    """Write dK and dV; if other programs have parts of the same columns, have them added instead."""
+    """Write dK and dV. If other programs have parts of the same columns, have them added instead."""
     batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
     if dK.dtype == gl.float32:
         at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
@@ -274,7 +276,7 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
 
 @gluon.jit
 def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
-    """Write x (64, d) by a bulk copy, through the place where dQ waited."""
+    """Write x (64, d) by a bulk copy, through the buffer in which dQ waited."""
     room: gl.constexpr = stacked(pipes.sizes.B_r // 64, X.block_shape)
     tile = pipes.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)
     tma.store_wait(0)
@@ -288,7 +290,7 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
 
 @gluon.jit
 def writer(c: gl.constexpr, sums, pipes):
-    """Add consumer c's partial results of dQ one after the other, each in its turn."""
+    """Add the partial results of dQ of consumer c one after another, each in its turn."""
     n = 0
     r = 0
     steps = receive(r, pipes.mailbox)
@@ -309,12 +311,13 @@ def writer(c: gl.constexpr, sums, pipes):
 def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_semaphore, cu_seqlens_q, cu_seqlens_k,
                     sequences, group, T_r, heads, parts, l2_group, left, right, scale, CAUSAL: gl.constexpr,
                     RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
-    """Q to dV are tensor descriptors: of (batch, heads, N, d), or for starts and sums (dK, dV may be) see sums.py.
+    """Compute dK, dV and the sums of dQ. Q, K, V and dO are tensor descriptors of (batch, heads, N, d), and so are dK
+    and dV unless they are sums. sums.py describes starts and sums.
 
-    `dq_semaphore` are the counters of semaphore.py, or None, and then all add in any order. left and right are a
-    window's, or None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None, cu_seqlens_q and
-    cu_seqlens_k are their starts. Whole numbers come one by one: those in a tuple Triton would specialise, and compile
-    the kernel anew for many.
+    `dq_semaphore` holds the counters of semaphore.py. If it is None, consumers add in any order. left and right are
+    those of a window, or None; CAUSAL stands for right = 0. If `sequences` is not None, it is the number of packed
+    sequences, and cu_seqlens_q and cu_seqlens_k are their starts. Whole numbers are passed one by one, because Triton
+    would specialise those in a tuple and compile the kernel again for many of them.
     """
     COLUMNS: gl.constexpr = CONSUMERS * COLS
     _, heads_q, N_q = shape_of(Q)

@@ -17,10 +17,10 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
-    """Return what computes dQ, dK and dV for calls of one kind, given (dO, dL, O, L) and their tensors.
+    """Return the function that computes dQ, dK and dV from (dO, dL, O, L) and the tensors of one kind of call.
 
-    It is None for a kind that these kernels do not take, and the call returns None for tensors that TMA cannot address.
-    With `deterministic`, gradients are the same bit by bit each time: see semaphore.py.
+    It is None for a kind that these kernels do not take. The function returns None for tensors that TMA cannot address.
+    With `deterministic`, the gradients have the same bits in every run: see semaphore.py.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
@@ -58,7 +58,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
 
 
 def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[sizes.BackwardSizes, int]:
-    """Return the sizes, and into how many parts each column block is divided; what suits the causal mask suits windows.
+    """Return the sizes, and the number of parts of each column block. What suits the causal mask also suits windows.
 
     Packed sequences count as equally long.
     """
@@ -72,12 +72,13 @@ def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[siz
 
 
 def ragged(tensors: Tensors) -> bool:
-    """Return whether a column block may reach past the last key."""
+    """Whether a column block may reach past the last key."""
     return tensors.key_lengths is not None or tensors.sequences is not None or shape(tensors.k)[2] % 128 != 0
 
 
 def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | None) -> tuple[tuple[int, int], ...]:
-    """(lines, numbers in each) of what S and dP start from, of the sums of dQ, of those of dK, and of the semaphores.
+    """Return (lines, numbers per line) of what S and dP start from, of the sums of dQ, of those of dK, and of the
+    counters.
 
     The last three are whole tiles of 64 rows.
     """
@@ -91,7 +92,7 @@ def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | N
 def prepare_before(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, sums: tuple[int, int]
 ) -> Launch:
-    """Return the launch that clears the sums and makes what S and dP start from: one program for each 64 rows."""
+    """Return the launch that zeros the sums and writes what S and dP start from, one program per 64 rows."""
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return Launch(
@@ -105,7 +106,7 @@ def prepare_before(
 def prepare_main(
     dO: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, parts: int, deterministic: bool
 ) -> Launch:
-    """Return the launch for dK, dV and the sums of dQ: one program for each SM. With `deterministic`, the parts of a
+    """Return the launch for dK, dV and the sums of dQ, with one program per SM. With `deterministic`, the parts of a
     head run side by side."""
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     causal, scale = options.window != (None, None), options.scale
@@ -138,8 +139,8 @@ def prepare_main(
 
 
 def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, divided: bool) -> Launch:
-    """Return the launch for dQ from its sums, and for dK and dV if they are sums: one program for each consumer's part
-    of a tile."""
+    """Return the launch that writes dQ from its sums, and dK and dV if they are sums, with one program per consumer's
+    part of a tile."""
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)

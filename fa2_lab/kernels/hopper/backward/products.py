@@ -1,4 +1,4 @@
-"""The five products of a step of the Hopper backward: each is started here, and waited for in kernel.py."""
+"""The five matmuls of a step of the Hopper backward. Each is started here, and kernel.py waits for it."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -13,7 +13,7 @@ HELD = gl.constexpr(64)  # of d columns of V in registers, with hold_v
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, seen, pipes):
-    """Start K Qᵀ − L/scale; a masked tile starts from −∞ where a row does not see a column."""  # (64, B_r)
+    """Start K Qᵀ − L/scale. A masked tile starts from −∞ where a row does not see a column."""  # (64, B_r)
     B_r: gl.constexpr = pipes.sizes.B_r
     start = spread(pipes.rows.start(n, 0))
     if seen.CUT:
@@ -33,7 +33,7 @@ def start_scores(c: gl.constexpr, n, q, seen, pipes):
 
 @gluon.jit
 def start_dp(n, v, held, do, pipes):
-    """Start V dOᵀ − D; the part of V that is held need not be read from shared memory."""  # (64, B_r)
+    """Start V dOᵀ − D. The part of V that is held need not be read from shared memory."""  # (64, B_r)
     dp = spread(pipes.rows.start(n, 1))
     if pipes.sizes.hold_v:
         dp = warpgroup_mma(held, do.slice(0, HELD, 1).permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
@@ -43,7 +43,7 @@ def start_dp(n, v, held, do, pipes):
 
 @gluon.jit
 def spread(start):
-    """A number for each row of a tile, as the accumulators that a product starts from."""  # (64, B_r)
+    """Return one number per row of a tile as the accumulators from which a matmul starts."""  # (64, B_r)
     B_r: gl.constexpr = start.shape[1]
     start, _ = gl.broadcast(start, gl.zeros([COLS, B_r], gl.float32, accumulator(B_r)))
     return start
@@ -51,7 +51,7 @@ def spread(start):
 
 @gluon.jit
 def start_dv(dv, p, do):
-    """Start to add P dO; returns P, too, which must stay until that product ends."""  # (64, d), (64, B_r)
+    """Start to add P dO, and return P as well, which must stay until that matmul ends."""  # (64, d), (64, B_r)
     p = as_operand(p, do.dtype, do.shape[1])
     return warpgroup_mma(p, do, dv, is_async=True), p  # FA2.A2.L12
 

@@ -1,8 +1,8 @@
-"""What the consumers of the Hopper backward are given: row blocks of Q and dO, and which rows see their columns.
+"""What the consumers of the Hopper backward receive: row blocks of Q and dO, and which rows see their columns.
 
-A column block is 128 keys of one K/V head, 64 for each of two consumer warpgroups. Its rows come in row blocks, from
-every query head that shares the K/V head, or from a part of them if the column block is divided among programs. Only
-the producer knows where all this lies; consumers are told the rest.
+A column block is 128 keys of one K/V head, 64 for each of two consumer warpgroups. Its rows come in row blocks from
+every query head that shares the K/V head, or from a part of these heads if the column block is divided among programs.
+Only the producer knows where all of this is, and tells the consumers what they need.
 """
 
 import triton
@@ -27,7 +27,7 @@ SHOWN_IN_TURN = gl.constexpr((*SHOWN.value, "turn"))  # and where dQ is
 
 @triton.aggregate
 class SeeingRows:
-    """The rows that see a consumer's 64 columns, and which of them see all."""
+    """The rows that see a consumer's 64 columns, and which of them see all 64."""
 
     begin: gl.tensor  # (64,), for each column the first row that sees it
     full: gl.tensor  # the first row that sees all columns of the column block
@@ -37,7 +37,7 @@ class SeeingRows:
 
 @gluon.jit
 def interval(c: gl.constexpr, r, mailbox, geometry):
-    """Consumer c: who sees the columns of the r-th column block."""
+    """Consumer c: return which rows see the columns of the r-th column block."""
     CUT: gl.constexpr = geometry.CAUSAL or geometry.RAGGED or geometry.left is not None
     full = mailbox.read(r, "unmasked_from")
     begin = first_rows(c, r, mailbox, geometry)
@@ -49,7 +49,7 @@ def interval(c: gl.constexpr, r, mailbox, geometry):
 
 @gluon.jit
 def first_rows(c: gl.constexpr, r, mailbox, geometry):
-    """Consumer c, the r-th column block: for each of its columns the first row that sees it."""  # (64,)
+    """Consumer c: return the first row that sees each column of the r-th column block."""  # (64,)
     seen_from = mailbox.read(r, "seen_from")
     key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, accumulator(geometry.B_r)))
     seen_from += key if geometry.CAUSAL else 0 * key
@@ -60,9 +60,9 @@ def first_rows(c: gl.constexpr, r, mailbox, geometry):
 
 @triton.aggregate
 class Rows:
-    """A ring of two stages for row blocks: tiles of Q and dO, and for each row what S and dP start from (sums.py).
+    """A ring of two stages for row blocks: tiles of Q and dO, and what S and dP start from in each row (sums.py).
 
-    compute-sanitizer's racecheck names what is `shown` here: it does not see that barriers in memory order anything.
+    compute-sanitizer's racecheck reports `shown`, because it does not see that barriers in memory order accesses.
     """
 
     q: gl.shared_memory_descriptor  # (2, …, B_r, d)
@@ -89,12 +89,12 @@ class Rows:
 
     @gluon.jit
     def wait(self, n):
-        """Consumer: until the n-th row block is there."""
+        """Consumer: wait until the n-th row block has arrived."""
         mbarrier.wait(self.filled.index(n & 1), n >> 1 & 1)
 
     @gluon.jit
     def tiles(self, n):
-        """Consumer: Q and dO of the n-th row block."""  # (B_r, d) each
+        """Consumer: return Q and dO of the n-th row block."""  # (B_r, d) each
         return matrix(self.q.index(n & 1)), matrix(self.do.index(n & 1))
 
     @gluon.jit
@@ -107,33 +107,33 @@ class Rows:
 
     @gluon.jit
     def first(self, n):
-        """Consumer: the first row's index in its head."""
+        """Consumer: return the first row's index in its head."""
         return self.shown.read(n, "row")
 
     @gluon.jit
     def number(self, n):
-        """Consumer: the number among all row blocks, still known when the next row block is under way."""
+        """Consumer: return the number among all row blocks. It is still known when the next row block is under way."""
         return self.shown.read(n, "number")
 
     @gluon.jit
     def turn(self, n):
-        """Consumer: how many others add to this row block of dQ before."""
+        """Consumer: return how many others add to this row block of dQ before it."""
         return self.shown.read(n, "turn")
 
     @gluon.jit
     def k_stage(self, n):
-        """Consumer: in which stage K is. K's addresses, if they were kept instead, would take 14 registers."""
+        """Consumer: return the stage of K. Keeping the addresses of K instead would take 14 registers."""
         return self.shown.read(n, "k_stage")
 
     @gluon.jit
     def release(self, n):
-        """Consumer: Q, dO and starts are no longer needed here."""
+        """Consumer: release Q, dO and starts, which it no longer needs."""
         mbarrier.arrive(self.emptied.index(n & 1), count=1)
 
 
 @gluon.jit
 def new_rows(Q, dO, starts, shown: gl.constexpr):
-    """Two empty stages for tiles as the descriptors say."""
+    """Create two empty stages for tiles as the descriptors describe them."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)

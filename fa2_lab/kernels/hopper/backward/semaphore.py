@@ -1,15 +1,15 @@
-"""A fixed order of the additions to dQ, so that it is the same, bit by bit, each time.
+"""A fixed order of the additions to dQ, so that dQ has the same bits in every run.
 
-Every place that is added to has a counter in global memory: how many have added so far. A consumer leaves its part of
-dQ in shared memory and goes on; its writer, a warp of its own, waits for the part's turn, has the copy engine add it,
-and counts when that is done. At a row block it is the turn of the last column block that sees it first, and so on to
-the left.
+Each place to which several consumers add has a counter in global memory, which counts the additions so far. A consumer
+leaves its part of dQ in shared memory and goes on. Its writer, a warp of its own, waits for the turn of that part, has
+the copy engine add it, and increases the counter when that is done. In a row block, the last column block that sees it
+adds first, and then the others follow to the left.
 
-No writer waits for ever. The part that it waits for belongs to a column block with a lower number at the tile
-scheduler, and every number, also a program's first, is drawn by a program that runs. This needs packed sequences whose
-starts never run backwards, because otherwise some column blocks that are waited for are handed out to no program. For
-such starts bwd_preprocess (sums.py) has the counters begin past every turn, so that no writer waits at all. Under the
-causal mask no writer waits long, because the first rows that a column block visits are seen by none further right.
+No writer waits forever. The part that it waits for belongs to a column block with a lower number at the tile scheduler,
+and every number, even the first of a program, is drawn by a program that already runs. This needs packed sequences
+whose starts never run backwards. Otherwise some column blocks that are waited for are handed out to no program, so for
+such starts bwd_preprocess (sums.py) makes the counters begin past every turn, and no writer waits at all. Under the
+causal mask no writer waits long, because no column block further right sees the first rows that a column block visits.
 """
 
 import triton
@@ -37,11 +37,9 @@ IN_MEMORY = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 @triton.aggregate
 class Semaphore:
-    """Counters: for each consumer's part of a row block, then for its part of a column block.
+    """Counters for each consumer's part of a row block, followed by those for its part of a column block.
 
-    They begin at 0, unless starts run backwards.
-
-    Without USED nobody waits, and there are no counters.
+    They begin at 0, unless starts run backwards. Without USED nobody waits, and there are no counters.
     """
 
     counters: gl.tensor | gl.constexpr  # pointer, or None
@@ -50,7 +48,7 @@ class Semaphore:
 
     @gluon.jit
     def hand_over(self, c: gl.constexpr, dq, place):
-        """Consumer c: leave its part of a row block for its writer, once there is room."""
+        """Consumer c: leave its part of a row block for its writer. Call wait_for_room() first."""
         tma.store_wait(0)  # dK and dV go through the same place
         place.store(as_held(dq))
         fence_async_shared()
@@ -58,7 +56,7 @@ class Semaphore:
 
     @gluon.jit
     def wait_for_room(self, c: gl.constexpr, n):
-        """Consumer c: until its parts of all row blocks before the n-th have been read."""
+        """Consumer c: wait until its parts of all row blocks before the n-th have been read."""
         if self.USED:
             mbarrier.wait(self.handed.index(2 * c + 1), (n & 1) ^ 1)
 
@@ -76,7 +74,7 @@ class Semaphore:
 
     @gluon.jit
     def wait(self, number, turn):
-        """Until so many have added to the place with this number."""
+        """Wait until `turn` consumers have added to the place with this number."""
         given = [self.counters + number, turn]
         gl.inline_asm_elementwise(UNTIL, "=r,l,r", given, gl.int32, is_pure=False, pack=1)
 
@@ -90,6 +88,6 @@ class Semaphore:
 
 @gluon.jit
 def new_semaphore(counters):
-    """Semaphore of all consumers and their writers."""
+    """Create the semaphore of all consumers and their writers."""
     USED: gl.constexpr = counters is not None
     return Semaphore(counters, barriers(2 * CONSUMERS, 1, USED), USED)

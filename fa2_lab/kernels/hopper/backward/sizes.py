@@ -1,7 +1,8 @@
-"""The sizes of one launch of the Hopper backward, which are fastest where, and where to leave a call to other kernels.
+"""The sizes of one launch of the Hopper backward: which are fastest for which calls, and which calls other kernels
+take.
 
-Sizes and prices were fitted to times on an H200 with Triton 3.9: of the paper's grid, and of 510 random shapes as those
-of `fa2-lab bench sweep`, in more and in fewer parts. PORTABLE has older ones, too.
+Sizes and costs were fitted to times on an H200 with Triton 3.9. They cover the paper's grid and 510 random shapes like
+those of `fa2-lab bench sweep`, with more parts and with fewer. PORTABLE also uses older times.
 """
 
 import math
@@ -17,7 +18,7 @@ SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
 @dataclass(frozen=True)
 class BackwardSizes:
-    """Sizes of one launch and the order of a step. They fit the registers and the shared memory of an SM."""
+    """Sizes of one launch, which fit the registers and the shared memory of an SM, and the order of a step."""
 
     B_r: int  # rows of a row block; a column block has 128 keys
     d_pad: int
@@ -29,7 +30,7 @@ class BackwardSizes:
 
     @property
     def options(self) -> dict:
-        """What the compiler is told."""
+        """Options of the compiler."""
         return dict(num_warps=4) | (FEWER_REGISTERS if self.low_reg_schedule else {})
 
     @property
@@ -39,14 +40,13 @@ class BackwardSizes:
 
 
 def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = False) -> BackwardSizes:
-    """The fastest sizes.
+    """Return the fastest sizes.
 
-    dk_late is 2 to 7% faster under the causal mask, at d 128 from 2,049 rows on only, and 2 to 4% slower without it;
-    since Triton 3.9 it is up to 4% slower everywhere.
-    hold_v, 16 registers, is 1 to 4% faster at d 128; with a mask, or where all add in turn, there are not that many.
-    last_first is 1 to 5% faster at d 64 where sequences are long, and up to 6% slower at d 128 where they are short.
-    Where all add in turn, at d 128 or under the causal mask, an order of instructions that spills nothing is 1 to 3%
-    slower than one that spills up to 48 bytes of a thread.
+    dk_late is 2 to 7% faster under the causal mask, at d 128 only from 2,049 rows on, and 2 to 4% slower without a
+    mask. Since Triton 3.9 it is up to 4% slower everywhere. hold_v takes 16 registers and is 1 to 4% faster at d 128;
+    with a mask, or if consumers add in turn, there are not that many. last_first is 1 to 5% faster at d 64 if sequences
+    are long, and up to 6% slower at d 128 if they are short. If consumers add in turn, at d 128 or under the causal
+    mask, an order of instructions that spills nothing is 1 to 3% slower than one that spills up to 48 bytes per thread.
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not deterministic)
@@ -72,7 +72,7 @@ PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are b
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
-    """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
+    """Whether this kernel is the fastest for such a call. `heads` are those of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     keys, most, rows = up_to(d, PORTABLE | {256: (0, 0, 0)})  # beyond 128 prepare() takes none
     busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
@@ -89,9 +89,9 @@ DRIFT = 1.09  # times as long, where causal parts of more than four query heads 
 
 
 def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int, d_pad: int) -> int:
-    """Into how many parts to divide each column block, of so many steps, so that all is done first.
+    """Return into how many parts to divide each column block of `steps` steps, so that everything is done first.
 
-    Parts of the same length run in rounds, one part to an SM. Causal ones have half the steps on average, and the
+    Parts of the same length run in rounds, one part per SM. Causal parts have half the steps on average, and the
     longest come first.
     """
 
@@ -107,17 +107,22 @@ def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int
 
 
 def l2_group(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_each: int) -> int:
-    """How many of all `heads` to run at a time, each with so many column blocks; a part of a K/V head counts as a head.
+    """Return how many of all `heads` run at a time, each with `blocks` column blocks. Each part of a K/V head counts as
+    a head.
 
-    Without a mask one: then programs side by side read the same rows, and what they add to stays in L2. Causal blocks
-    take different times, and heads that fill the SMs about once level that out, and eight at least: fewer, of two or
-    more, where Q, dO and the sums of eight, `bytes_each` for each head, take more than 32 MiB of L2, and four of large
-    groups. evenly() may take up to twice as many. Beyond that it is up to 10% slower, with still more heads up to 40%.
+    Without a mask it is one, so that programs side by side read the same rows, and the sums they add to stay in L2.
+    Causal blocks take different times, which is evened out by heads that fill about all SMs, at least eight of them.
+    There are fewer, but at least two, if Q, dO and the sums of eight heads, `bytes_each` per head, take more than 32
+    MiB of L2, and four for large groups. evenly() may take up to twice as many. With more than that, calls are up to
+    10% slower, and with still more heads up to 40%.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_each))
     return evenly(heads, max(least, math.ceil(0.8 * SMs / blocks))) if causal else 1
 
 
 def l2_group_in_turn(N_q: int, d: int, group: int) -> int:
-    """How many K/V heads where all add in turn: more hide the waiting, as long as 8 MiB of L2 hold their Q and dO."""
+    """Return how many K/V heads run at a time if consumers add in turn.
+
+    More heads hide more of the waiting, as long as 8 MiB of L2 hold their Q and dO.
+    """
     return max(1, 8 * MiB // (4 * N_q * d * group))

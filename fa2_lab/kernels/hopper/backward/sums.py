@@ -1,13 +1,15 @@
 """Sums in HBM, and the kernels before and after the Hopper backward.
 
-Column blocks run in any order and all add to dQ. The copy engine does it, in fp32: a consumer leaves its part of a tile
-in shared memory and goes on. Nobody else reads these sums, so they lie in HBM as the tensor cores leave them in
-registers: every thread's numbers in groups of four, without a shuffle and without a conflict of banks. The kernel
-afterwards puts them in order. Sums in another order round differently: dQ is not the same, bit by bit, each time.
+Column blocks run in any order, and all of them add to dQ. The copy engine does so in fp32: a consumer leaves its part
+of a tile in shared memory and goes on. Nothing else reads these sums, so in HBM they keep the order in which the tensor
+cores leave them in registers. Each thread's numbers are stored in groups of four, without a shuffle and without a bank
+conflict, and the kernel afterwards puts them in order. Sums in another order round differently, so the last bits of dQ
+differ from run to run.
 
-Where there are too few column blocks for all SMs, as with few K/V heads, each is divided among several programs: they
-take the row blocks of its query heads part by part, and dK and dV become sums, too. While the backward runs, sums take
-4 bytes for each number of dQ, and if divided for each of dK and dV; rows are padded to whole blocks, d to 64 or 128.
+If there are too few column blocks for all SMs, as with few K/V heads, each is divided among several programs. These
+take the row blocks of its query heads part by part, and then dK and dV are sums as well. While the backward runs, sums
+take 4 bytes per number of dQ, and if column blocks are divided also per number of dK and dV. Rows are padded to whole
+blocks, and d to 64 or 128.
 """
 
 import triton
@@ -23,7 +25,8 @@ from fa2_lab.kernels.common.tile import block_count, head_of, load_rows, packed_
 
 @gluon.jit
 def add_tile(x, sums, at, place):
-    """Have x (64, 64 or 128) added to HBM, from line `at` of 32 numbers on, through a place in shared memory."""
+    """Have x (64, 64 or 128) added to HBM from line `at` of 32 numbers on, through a buffer in shared memory,
+    `place`."""
     W: gl.constexpr = x.shape[1]
     if W == 64:
         add_lines(as_held(x), sums, at, place)
@@ -44,7 +47,7 @@ def add_lines(x, sums, at, place):
 
 @gluon.jit
 def as_held(x):
-    """x (64, W), as a consumer holds a product, in the order of its registers: nothing moves."""  # (2 · W, 32)
+    """Return x (64, W) in the order in which a consumer holds it in registers, so that nothing moves."""  # (2 · W, 32)
     W: gl.constexpr = x.shape[1]
     x = x.reshape([4, 2, 8, W // 8, 4, 2])  # row: warp, upper or lower 8, lane; column: 8 to a group, lane, pair
     return x.permute([3, 0, 2, 4, 1, 5]).reshape([2 * W, 32])
@@ -52,14 +55,14 @@ def as_held(x):
 
 @triton.jit
 def in_order(x, W: tl.constexpr):
-    """The inverse of as_held."""  # (64, W)
+    """Undo as_held()."""  # (64, W)
     x = tl.reshape(x, [W // 8, 4, 8, 4, 2, 2])
     return tl.reshape(tl.permute(x, [1, 4, 2, 0, 3, 5]), [64, W])
 
 
 @triton.jit
 def never_back(starts, n, sequences):
-    """Whether no packed sequence begins before the one to its left, once start_of() has moved starts inside."""
+    """Whether no packed sequence begins before the one to its left, after start_of() has clamped the starts."""
     back = tl.zeros((128,), tl.int32)
     for b in range(0, sequences, 128):
         left = tl.minimum(b + tl.arange(0, 128), sequences - 1)
@@ -70,12 +73,13 @@ def never_back(starts, n, sequences):
 @triton.jit(do_not_specialize=["H", "N_q", "N_k", "sequences", "tiles"])
 def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_strides, dO_strides, H, N_q, N_k,
                    sequences, tiles, scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Zero all sums, in tiles of 64 rows, and for 64 rows write what the products start from: S −L/scale, dP −D.
+    """Zero all sums, in tiles of 64 rows, and write what the matmuls of 64 rows start from: −L/scale for S, and −D for
+    dP.
 
-    So the tensor cores subtract. A row that sees no key, or lies past the end, starts from −∞: its P is 0.
-    cu_seqlens_k is given only if all add in turn. Then, if a start lies before the one to its left, sums start from NaN
-    instead of 0. So do the counters of semaphore.py, and as whole numbers the bits of a NaN are more than any turn:
-    nobody waits.
+    In this way the tensor cores do the subtraction. A row that sees no key, or lies past the end, starts from −∞, so
+    its P is 0. cu_seqlens_k is given only if consumers add in turn. Then, if a start lies before the one to its left,
+    sums start from NaN instead of 0. The counters of semaphore.py do so as well, and the bits of a NaN, read as a whole
+    number, exceed every turn, so that nobody waits.
     """
     gdc_launch_dependents()  # the next kernel may come to SMs that have nothing left to do; it waits by itself
     PARTS: tl.constexpr = B_r // 64
@@ -115,7 +119,7 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_str
 @triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
 def bwd_postprocess(sums, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale,
                     d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """One tile of dQ, or of dK and dV if they are given: its sum in order, scaled, in half precision."""
+    """Write one tile of dQ, or of dK and dV if they are given, from its sum: in order, scaled, in half precision."""
     gdc_wait()  # until all has been added
     T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)
     dQ_strides, dK_strides, dV_strides = strides
@@ -137,7 +141,7 @@ def bwd_postprocess(sums, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch
 @triton.jit
 def finish(sums, n, X, strides, H, N, T, starts, sequences, scale, d: tl.constexpr, d_pad: tl.constexpr,
            B: tl.constexpr):  # fmt: skip
-    """Tile n, what one consumer after the other added, into X; B rows are the tiles of two consumers."""
+    """Write tile n, to which one consumer after another has added, into X. B rows are the tiles of two consumers."""
     W: tl.constexpr = B * d_pad // 128
     number, c = n // 2, n % 2
     bh, i = number // T, number % T

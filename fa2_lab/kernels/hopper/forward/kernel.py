@@ -1,9 +1,9 @@
-"""FlashAttention-2, forward (Algorithm 1), as Hopper wants it: copies, products and exponentials all at the same time.
+"""FlashAttention-2, forward (Algorithm 1), for Hopper: copies, matmuls and exponentials all run at the same time.
 
-The kernel is persistent: a program stays on its SM and takes one row block after the other from the tile scheduler, so
-that one block's epilogue hides under the next one's copies. Each consumer warpgroup owns 64 rows. It starts Q Kᵀ of its
-next tile and P V of the last one together; while the tensor cores work for it, the other consumers exponentiate. Tiles
-run from right to left: DIAGONAL first, then FULL.
+The kernel is persistent. A program stays on its SM and takes one row block after another from the tile scheduler, so
+the epilogue of a block hides under the copies of the next. Each consumer warpgroup owns 64 rows. It starts Q Kᵀ of its
+next tile together with P V of the last one, and while the tensor cores compute both, the other consumers compute
+exponentials. Tiles are visited from right to left, first the DIAGONAL ones and then the FULL ones.
 
 In the words of ThunderKittens, `producer` is load, `consumer` with `visit` and `step` is compute, and `store` is store.
 """
@@ -57,9 +57,10 @@ class ForwardPipes:
 
 @gluon.jit
 def producer(Q, K, V, pipes, scheduler, geometry):
-    """Start every copy as early as its stage is free. V's tile is needed a step later than K's, so K runs ahead.
+    """Start every copy as soon as its stage is free. V's tile is needed one step later than K's, so K runs ahead.
 
-    Consumers release V's tile with the next one of K; so what K's copy has waited for frees the stage of V's, too.
+    A consumer releases V's tile together with the next tile of K. Once K's copy has found a free stage, V's stage is
+    therefore free as well.
     """
     CONSUMERS: gl.constexpr = pipes.sizes.consumers
     n = 0  # tiles of K, and of V, so far
@@ -96,7 +97,7 @@ def producer(Q, K, V, pipes, scheduler, geometry):
 
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
-    """Consumer c: its 64 rows of every row block that this program gets."""
+    """Consumer c: compute its 64 rows of every row block that this program takes."""
     n = 0  # tiles so far, as the producer counts them
     r = 0
     row, batch, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
@@ -135,7 +136,7 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
 
 @gluon.jit
 def receive(r, mailbox, geometry):
-    """Where the r-th row block of this program begins: its row, batch entry and head; and among how many rows."""
+    """Return the first row, batch entry and head of the r-th row block, and the numbers of rows it belongs to."""
     mailbox.wait(r)
     row, batch, head = mailbox.read(r, "row"), mailbox.read(r, "batch"), mailbox.read(r, "head")
     N_q, N_k = geometry.N_q, geometry.N_k
@@ -157,7 +158,7 @@ def drain_tile(c: gl.constexpr, n, pipes):
 
 @gluon.jit
 def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, scale_log2):
-    """All tiles of 64 rows, from right to left: o (64, d), m and l (64, 4)."""
+    """Visit all tiles of 64 rows from right to left; return o (64, d), m and l (64, 4)."""
     B_c: gl.constexpr = geometry.B_c
     d: gl.constexpr = pipes.sizes.d_pad
     sees = interval(row, length, geometry)
@@ -190,7 +191,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
 
 @gluon.jit
 def interval(row, length, geometry):
-    """What rows from this one on see."""
+    """Return which columns the 64 rows from this one on see."""
     if OPAQUE and geometry.B_c == 128:
         row = opaque(row)
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
@@ -207,18 +208,18 @@ def interval(row, length, geometry):
 def opaque(row):
     """Return the same row, but hide from the compiler that it is a sum.
 
-    Otherwise it would add c · 64 to each lane's row in advance, and keep the sums, for which Triton 3.7 has two
-    registers too few at d = 64. Other versions have enough, and this would make them up to 1% slower.
+    Otherwise it would add c · 64 to each lane's row in advance and keep the sums, for which Triton 3.7 has two
+    registers too few at d = 64. Other versions have enough registers, and there this would cost up to 1% of the speed.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, scale_log2):
-    """Start Q Kᵀ of the n-th tile and P V of the one before together; m of the former is found under the latter.
+    """Start Q Kᵀ of the n-th tile together with P V of the tile before, and find m of the former while the latter runs.
 
-    ptxas decides what runs under P V. With Triton 3.9 these are the maxima and at most 9 of 68 exponentials, and at
-    d = 64 under the causal mask nothing at all: `fa2-lab xray hopper.forward --d 64 --sass` shows it.
+    ptxas decides what runs under P V. With Triton 3.9, it is the maxima and at most 9 of 68 exponentials, and at d = 64
+    under the causal mask nothing at all: `fa2-lab xray hopper.forward --d 64 --sass` shows it.
     """
     s = start_scores(c, n, q, pipes)
     o = warpgroup_mma(p, pipes.v.take(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
@@ -238,7 +239,7 @@ def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, sca
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, pipes):
-    """Start Q Kᵀ of the n-th tile; what it returns must be waited for before it is a tensor."""
+    """Start Q Kᵀ of the n-th tile. The result is not a tensor until it has been waited for."""
     k = pipes.k.take(n)
     B_c: gl.constexpr = k.shape[0]
     zero = gl.zeros([ROWS, B_c], gl.float32, accumulator(B_c))
@@ -250,7 +251,7 @@ def start_scores(c: gl.constexpr, n, q, pipes):
 
 @gluon.jit
 def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
-    """Divide by l, write O by a bulk copy that ends while the next row block is under way, and write L."""
+    """Divide o by l, start the bulk copy of O, which ends while the next row block is under way, and write L."""
     LANES: gl.constexpr = l.type.layout
     l = gl.sum(l, 1)  # (64,)
     empty = l == 0.0  # a row that sees no key: O = 0 and L = −inf
@@ -277,10 +278,11 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
 )
 def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens_k, sequences, left, right, group,
                    l2_group, scale_log2, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
-    """Q, K, V and O are tensor descriptors of (batch, heads, N, d); lengths and heads are read from their shapes.
+    """Compute O and L. Q, K, V and O are tensor descriptors of (batch, heads, N, d), whose shapes give lengths and
+    heads.
 
-    left and right are a window's, or None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None,
-    cu_seqlens_q and cu_seqlens_k are their starts.
+    left and right are those of a window, or None; CAUSAL stands for right = 0. If `sequences` is not None, it is the
+    number of packed sequences, and cu_seqlens_q and cu_seqlens_k are their starts.
     """
     CONSUMERS: gl.constexpr = SIZES.consumers
     PRODUCER: gl.constexpr = 24 if sequences is None else 32  # its registers: to search for a sequence takes more

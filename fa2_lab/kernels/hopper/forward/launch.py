@@ -16,9 +16,9 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
-    """Return what computes O like Q, and L in fp32, for calls of one kind, given their tensors.
+    """Return the function that computes O like Q, and L in fp32, from the tensors of one kind of call.
 
-    It is None for a kind that this kernel does not take, and the call returns None for tensors that TMA cannot address.
+    It is None for a kind that this kernel does not take. The function returns None for tensors that TMA cannot address.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in sizes.DIMENSIONS or not host.fits(Q, K, V, tensors.key_lengths):
@@ -44,9 +44,9 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
 
 
 def prepare_launch(tensors: Tensors, options: Options) -> Launch:
-    """Return the launch, of one program for each SM.
+    """Return the launch, with one program per SM.
 
-    Packed sequences count as equally long, or as one sequence if it is known to have most of the work.
+    Packed sequences count as equally long, or as a single sequence if one is known to have most of the work.
     """
     Q, K, V, sequences, lengths = tensors.q, tensors.k, tensors.v, tensors.sequences, tensors.key_lengths is not None
     causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1

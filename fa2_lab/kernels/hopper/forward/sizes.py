@@ -1,8 +1,8 @@
-"""The sizes of one launch of the Hopper forward, which are fastest where, and where to leave a call to other kernels.
+"""The sizes of one launch of the Hopper forward: which are fastest for which calls, and which calls other kernels take.
 
-The numbers in these tables were fitted to times on an H200 with Triton 3.9: of the paper's grid and of 510 random
-shapes, as those of `fa2-lab bench sweep`, each by all sets of sizes. Those for d 192 and 256 come from fewer. `per_SM`
-is always the number of blocks of 64 rows, in all heads, for each SM.
+The numbers in these tables were fitted to times on an H200 with Triton 3.9. They cover the paper's grid and 510 random
+shapes like those of `fa2-lab bench sweep`, each with every set of sizes. Those for d 192 and 256 come from fewer calls.
+`per_SM` is always the number of blocks of 64 rows, in all heads, per SM.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ DIMENSIONS = range(32, 257, 8)  # the copy engine fills them up with zeros to 64
 
 @dataclass(frozen=True)
 class ForwardSizes:
-    """Sizes of one launch: what fits the registers (64 K) and the shared memory (227 KiB) of an SM."""
+    """Sizes of one launch, which fit the registers (64 K) and the shared memory (227 KiB) of an SM."""
 
     B_c: int  # keys of a tile
     consumers: int  # warpgroups, of 64 rows each
@@ -29,17 +29,17 @@ class ForwardSizes:
 
     @property
     def rows(self) -> int:
-        """Of a row block."""
+        """Rows of a row block."""
         return 64 * self.consumers
 
     @property
     def registers(self) -> int:
-        """Of a consumer thread: they share all but the producer's, which are 32 at most."""
+        """Registers per consumer thread. The consumers share all but those of the producer, at most 32."""
         return min(240, (512 - 32) // self.consumers)
 
     @property
     def options(self) -> dict:
-        """What the compiler is told. At d 256 it is enough that Q's addresses are computed where they are needed."""
+        """Options of the compiler. At d 256 it is enough to compute the addresses of Q where they are needed."""
         return dict(num_warps=4) | (FEWER_REGISTERS if self.low_reg_schedule and self.d_pad < 256 else {})
 
 
@@ -101,21 +101,22 @@ PORTABLE: dict[int, list[tuple]] = {  # d up to: (N_q up to, N_k up to, per_SM a
 
 
 def d_padded(d: int) -> int:
-    """The columns of a tile: of d, and zeros."""
+    """Return the columns of a tile, which are d and zeros."""
     return max(64, padded(d))
 
 
 def choose_for_window(d: int, causal: bool) -> ForwardSizes:
-    """The sizes with a window, up to d 128: tiles of 64 keys, for both its edges cut through some.
+    """Return the sizes for a window, up to d 128. Its tiles have 64 keys, because both edges of the window cut some.
 
-    Its mask takes registers: beyond d 128 there are not enough, and beyond d 64 some without a bound on the right would
-    spill. A bound that is not the causal mask's is not told apart.
+    The mask of a window takes registers. Above d 128 there are not enough, and above d 64 some would spill without a
+    bound on the right. A bound other than the causal one is not told apart.
     """
     return HALF[64] if d <= 64 else replace(WIDE, low_reg_schedule=TIGHT and not causal)
 
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
-    """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
+    """Return the sizes for one kind of call, with `heads` in all batch entries. `lengths` says if there are
+    key_lengths."""
     d_pad, per_SM = d_padded(d), -(-N_q // 64) * heads / SMs
 
     def time(row: tuple) -> float:
@@ -138,7 +139,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
-    """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
+    """Whether this kernel is the fastest for such a call. `heads` are those of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     return not any(
         N_q <= longest and N_k <= keys and few < per_SM <= most for longest, keys, few, most in up_to(d, PORTABLE)
@@ -146,11 +147,11 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
 
 
 def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
-    """How many of all heads of K and V to have in use at a time.
+    """Return how many heads of K and V are in use at a time.
 
-    Without a mask one: then programs side by side read the same K and V. Causal row blocks take different times, which
-    more heads level out: as many as 11 MiB of L2 hold, or 21 MiB where one takes 1 MiB or more. evenly() may take
-    up to twice as many.
+    Without a mask it is one, so that programs side by side read the same K and V. Causal row blocks take different
+    times, which more heads even out: as many as 11 MiB of L2 hold, or 21 MiB if one head takes 1 MiB or more. evenly()
+    may take up to twice as many.
     """
     if not causal:
         return 1

@@ -1,19 +1,20 @@
-"""The softmax step on a tile of scores, in registers. For most tiles lanes exchange nothing, and m does not change.
+"""The softmax step on a tile of scores in registers. For most tiles the lanes exchange nothing, and m does not change.
 
-The tensor cores leave a tile like this: 16 rows to a warp, a row in the hands of 4 lanes. So m and l are kept once for
-each lane, as (64, 4). m is the same in all four lanes. l is a lane's own sum; the four are added after the last tile.
+The tensor cores leave 16 rows of a tile in each warp, and each row in 4 lanes. So m and l are kept once per lane, as
+(64, 4). m is the same in all four lanes. l is each lane's own sum, and the four sums are added after the last tile.
 
-m need not be the maximum. Whatever stands in its place cancels out of O and L; it only has to keep p from overflowing.
-So m lags: it follows when some score in a warp's rows lies more than 8 above it, in powers of two. Until then p is at
-most 256, and o need not be rescaled. The price, by `fa2-lab bench accuracy` on an H200 in bf16: beside kernels with the
-exact maximum the error of O is 3 to 4% larger, and 10 to 17% where one number in a thousand is an outlier. For with the
-exact maximum a row's largest p is 1, which is not rounded.
+m need not be the maximum. Whatever takes its place cancels out of O and L, and only has to keep p from overflowing. So
+m lags: it follows only when a score in the warp's rows is more than 8 above it, in powers of two. Until then p is at
+most 256, and o need not be rescaled. The cost was measured by `fa2-lab bench accuracy` on an H200 in bf16. Compared
+with the exact maximum, the error of O is 3 to 4% larger, and 10 to 17% larger if one number in a thousand is an
+outlier, because with the exact maximum a row's largest p is 1, which is not rounded.
 
-p = 2^(scale_log2 · s − m) is one multiply-add and one exponential. Nothing else stands between m and the multiply-adds,
-so they begin while the tensor cores still work. m is itself a product with scale_log2, and rounded. That cancels, too;
-but from |m| = 2²⁸ on, rounding alone could take p above 2⁸. Such a row takes the power of two below scale_log2 as its
-`scale`. Its products are exact, and with scores so large a row of P is one number all the same. Where a row's scale
-changes, its old and new largest score lie 16 or more apart, so what came before counts for next to nothing: alpha = 0.
+p = 2^(scale_log2 · s − m) takes one multiply-add and one exponential. Since nothing else separates m from the
+multiply-adds, they begin while the tensor cores still work. m itself is a product with scale_log2 and is rounded. That
+error cancels as well, but from |m| = 2²⁸ on, rounding alone could take p above 2⁸. Such a row takes the power of two
+below scale_log2 as its `scale`, with which all products are exact. With such large scores, a row of P is a single
+number anyway. When the scale of a row changes, its old and its new largest score are at least 16 apart, so everything
+before counts for next to nothing, and alpha is 0.
 """
 
 import triton
@@ -28,7 +29,7 @@ LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys w
 
 @gluon.jit
 def first_state(s, scale_log2):
-    """m, scale and l, all (64, 4), before the first tile s."""
+    """Return m, scale and l, all (64, 4), as they are before the first tile s."""
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
     m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
     scale = gl.full([s.shape[0], 4], scale_log2, gl.float32, STATE)
@@ -51,19 +52,19 @@ def softmax_step(s, m, scale, l, scale_log2):
 
 @gluon.jit
 def by_lanes(x):
-    """A tile (64, columns) as (64, columns / 8, 4, 2): of each 8 columns a lane holds 2."""
+    """Return a tile (64, columns) as (64, columns / 8, 4, 2): of every 8 columns, each lane holds 2."""
     return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
 
 
 @gluon.jit
 def as_tile(x):
-    """by_lanes() undone."""
+    """Undo by_lanes()."""
     return gl.convert_layout(x.reshape([x.shape[0], 8 * x.shape[1]]), accumulator(8 * x.shape[1]))
 
 
 @gluon.jit
 def along(state, x):
-    """What a row's lanes hold once, (64, 4), beside all that they hold of x, a tile by lanes."""
+    """Return what the lanes of a row hold once, (64, 4), in the shape of all that they hold of x, a tile by lanes."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
@@ -106,9 +107,9 @@ RAISED = gl.constexpr(RAISED + "DONE:\n}")
 
 @gluon.jit
 def update_row_max(m, scale, top, scale_log2):
-    """m, its scale and alpha, all (64, 4). If some `top` lies more than 8 above its m, the warp's rows follow.
+    """Return m, its scale and alpha, all (64, 4). If some `top` is more than 8 above its m, the warp's rows follow.
 
-    The assembly takes two numbers of a thread at a time: they must be those of its rows r and r + 8, side by side.
+    The assembly takes two numbers per thread at a time, which must be those of its rows r and r + 8, in this order.
     """
     scale_log2 = gl.full([m.shape[0], m.shape[1]], scale_log2, gl.float32, m.type.layout)
     return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, scale, top, scale_log2],
@@ -117,7 +118,7 @@ def update_row_max(m, scale, top, scale_log2):
 
 @gluon.constexpr_function
 def multiply_unless_one(n):
-    """n numbers of o, times the alpha of their row, which are two by two (row 0, row 0, row 8, row 8, row 0, …)."""
+    """Return PTX that multiplies n numbers of o by the alpha of their rows 0, 0, 8, 8, 0, …, unless all are 1."""
     lines = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
     ones = [f"setp.eq.f32 p, ${2 * n}, 1.0;", f"setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p;"]
     jump = ["vote.sync.all.pred all, p, -1;", "@all bra.uni DONE;"]
@@ -126,13 +127,13 @@ def multiply_unless_one(n):
 
 @gluon.constexpr_function
 def in_place(n):
-    """n outputs, n inputs in the same registers, n more inputs."""
+    """Return constraints for n outputs, n inputs in the same registers and n more inputs."""
     return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
 
 
 @gluon.jit
 def rescale_o(o, alpha):
-    """o (64, d) times its rows' alpha."""
+    """Multiply o (64, d) by the alpha of its rows."""
     N: gl.constexpr = o.shape[1] // 2  # numbers of o in a thread
     x = by_lanes(o)
     x, a = gl.broadcast(x, along(alpha, x))
@@ -154,7 +155,7 @@ class SeenColumns:
 
     @gluon.jit
     def cuts(self, j):
-        """Whether some row does not see all of tile j."""
+        """Whether tile j contains a column that some row does not see."""
         if self.begin is None:
             return j >= self.full_end
         else:
@@ -173,10 +174,10 @@ def mask(s, sees, first):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr):
-    """p in half precision, two numbers by one instruction.
+    """Return p in half precision, rounded two numbers at a time by one instruction.
 
-    It is written out because otherwise the compiler (Triton 3.9) packs some pairs the wrong way round and swaps their
-    halves, by 64 to 128 instructions in a kernel without a mask.
+    The instruction is written out because the compiler of Triton 3.9 otherwise packs some pairs the wrong way round and
+    then swaps their halves, which takes 64 to 128 instructions in a kernel without a mask.
     """
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16,

@@ -1,10 +1,10 @@
-"""Tensor descriptors: what the copy engine must know of a tensor to fetch, store or add a tile of it.
+"""Tensor descriptors, which tell the copy engine (TMA) what it needs to fetch, store or add a tile of a tensor.
 
-Past a tensor's last row the copy engine reads zeros and writes nothing. Of packed sequences it must do so past the last
-row of each. So their rows are counted in such a way that a sequence's last row is always the last one that there is: of
-N rows that end before row `end` of the tensor, row i has the coordinates (FAR, end − 1, FAR + 1 − N + i). Steps of
-2^34 − row, row and row elements lead from there to row end − N + i, as 64 bits of an address are counted round:
-FAR · 2^34 elements are nothing. Triton's own triton.tools.ragged_tma does the same.
+Past the last row of a tensor, the copy engine reads zeros and writes nothing. It must do the same past the last row of
+each packed sequence. The coordinates are therefore chosen so that the last row of a sequence is always the last row
+that exists. Of N rows that end before row `end` of the tensor, row i has the coordinates (FAR, end − 1, FAR + 1 − N +
+i). The strides 2^34 − row, row and row elements lead from there to row end − N + i, because FAR · 2^34 elements are a
+multiple of the 2^64 at which addresses wrap around. triton.tools.ragged_tma does the same.
 """
 
 from collections.abc import Sequence
@@ -71,6 +71,6 @@ def block_of_lines(swizzle: int) -> tuple[torch.Tensor, Any]:
 
 
 def copyable(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether TMA can address such a tensor, in whole steps of 16 bytes, which are 0 where it is expanded."""
+    """Whether TMA can address such a tensor: all steps are multiples of 16 bytes, or 0 if it is expanded."""
     steps = all(n == 1 or (stride >= 0 and stride % 8 == 0) for n, stride in zip(shape[:-1], strides[:-1], strict=True))
     return strides[-1] == 1 and steps and min(shape) > 0

@@ -1,7 +1,7 @@
-"""Which block is next, and who sees whom: the geometry of one call, as the Hopper kernels ask for it.
+"""Which block comes next and which row sees which key: the geometry of one call, as the Hopper kernels need it.
 
-Rows come in blocks of B_r and keys in blocks of B_c. The forward's programs take row blocks and go through tiles of B_c
-keys; the backward's take column blocks and go through row blocks.
+Rows come in blocks of B_r, and keys in blocks of B_c. A program of the forward takes row blocks and loops over tiles of
+B_c keys. A program of the backward takes column blocks and loops over row blocks.
 """
 
 import triton
@@ -16,10 +16,10 @@ NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
 
 @triton.aggregate
 class Scheduler:
-    """The tile scheduler: gives the blocks of all heads, one by one, to programs that stay on their SM.
+    """The tile scheduler, which hands out the blocks of all heads one by one to programs that stay on their SM.
 
-    A program's first block is the one with its own number; every other it draws from a counter in HBM. So a program
-    that is done early takes more blocks. With fixed shares the same blocks took up to 1.6 times as long.
+    A program's first block is the one with its own number. It draws every further block from a counter in HBM, so a
+    program that finishes early takes more blocks. With fixed shares, the same blocks took up to 1.6 times as long.
     """
 
     counter: gl.tensor  # pointer to two zeros: blocks drawn, and programs that have left
@@ -53,9 +53,9 @@ class Scheduler:
 
     @gluon.jit
     def leave(self):
-        """Leave; the last program to do so resets both counters to zero.
+        """Leave the scheduler. The last program to leave resets both counters to zero.
 
-        So launches that share a counter must follow one another: see counter_for().
+        Launches that share a counter must therefore follow one another: see counter_for().
         """
         if draw(self.counter + 1) == gl.num_programs(0) - 1:
             gl.store(self.counter, 0)
@@ -70,7 +70,7 @@ def draw(counter):
 
 @triton.aggregate
 class Geometry:
-    """The lengths of one call, its heads, and which keys a row sees: an interval, bounded by its diagonal or not."""
+    """The lengths and heads of one call, and which keys each row sees, namely an interval around its diagonal."""
 
     N_q: gl.tensor
     N_k: gl.tensor
@@ -89,7 +89,7 @@ class Geometry:
 
     @gluon.jit
     def of_sequence(self, N_q, N_k):
-        """The geometry of one packed sequence; where nothing is packed, this one."""
+        """Return the geometry of one packed sequence, or this one if nothing is packed."""
         if self.cu_seqlens_q is None:
             return self
         else:
@@ -100,10 +100,10 @@ class Geometry:
 
     @gluon.jit
     def row_block(self, block, bh):
-        """A row block's first row, its batch entry in Q and in K, its head and its geometry.
+        """Return a row block's first row, its batch entry in Q and in K, its head and its geometry.
 
-        For a packed sequence its end stands in place of its batch entry. If there is no such block, the first row is
-        none of its rows.
+        For a packed sequence, its end takes the place of its batch entry. If there is no such block, the first row lies
+        outside the rows of the sequence.
         """
         if self.cu_seqlens_q is None:
             row = self.first_row(block)
@@ -118,11 +118,11 @@ class Geometry:
 
     @gluon.jit
     def column_block(self, block, batch, T_r):
-        """A column block's number, its batch entry in K and in Q, where this entry's row blocks begin in a head, how
-        many they are, and its geometry.
+        """Return a column block's number, its batch entry in K and in Q, the first of this entry's row blocks in a
+        head, the number of these row blocks, and the geometry of the block.
 
-        Packed sequences as in row_block(): one without rows has one row block all the same, which makes dK and dV
-        zeros; a block that there is not has none.
+        Packed sequences are treated as in row_block(). A sequence without rows still has one row block, so that its dK
+        and dV become zeros. A column block that does not exist has no row blocks.
         """
         if self.cu_seqlens_q is None:
             return block, batch, batch, 0, T_r, self
@@ -136,7 +136,7 @@ class Geometry:
 
     @gluon.jit
     def first_of(self, batch, head, X):
-        """Where L of a head's rows begins, of rows such as those of X; for a packed sequence `batch` is its end."""
+        """Return where a head's rows begin in L, for rows like those of X. A packed `batch` is its end."""
         if self.cu_seqlens_q is None:
             return (batch * self.H + head).to(gl.int64) * self.N_q
         else:
@@ -145,35 +145,35 @@ class Geometry:
 
     @gluon.jit
     def first_row(self, i):
-        """The first row of the i-th row block, counted from the heaviest; without a mask all weigh the same."""
+        """Return the first row of the i-th row block, counted from the heaviest if the mask is causal."""
         if self.CAUSAL:
             i = gl.cdiv(self.N_q, self.B_r) - 1 - i
         return i * self.B_r
 
     @gluon.jit
     def length(self, batch):
-        """How many keys of this batch entry are real."""
+        """Return the number of real keys of a batch entry."""
         return length_of(self.key_lengths, batch, self.N_k)
 
     @gluon.jit
     def seen(self, row, length):
-        """Where a row's interval ends: how many keys lie before its end."""
+        """Return the end of a row's interval, which is the number of keys before it."""
         return keys_seen(row + self.right, self.N_q, self.N_k, length, self.CAUSAL)
 
     @gluon.jit
     def begin(self, row):
-        """Where a row's interval begins, if it is bounded on the left; perhaps before the first key."""
+        """Return the first column of a row's interval if it has a left bound. It may lie before the first key."""
         return row + self.N_k - self.N_q - self.left
 
     @gluon.jit
     def tiles(self, row, rows: gl.constexpr, length):
-        """Where the tiles of these rows end; they have at least one, for O = 0 and L = −inf if they see no key."""
+        """Return the end of the tiles that these rows visit. They visit at least one, which writes O and L."""
         last = gl.minimum(row + rows, self.N_q) - 1
         return gl.maximum(gl.cdiv(self.seen(last, length), self.B_c), 1)
 
     @gluon.jit
     def first_tile(self, row, end):
-        """The first tile of rows from this one on, whose tiles end before `end`."""
+        """Return the first tile that the rows from this one on visit, given the end of their tiles."""
         if self.left is None:
             return 0
         else:
@@ -181,17 +181,17 @@ class Geometry:
 
     @gluon.jit
     def seen_from(self, col):
-        """The first row that sees a real key; it may lie before row 0."""
+        """Return the first row that sees a real key. It may lie before row 0."""
         return col + self.N_q - self.N_k - self.right if self.CAUSAL else 0
 
     @gluon.jit
     def unseen_from(self, col):
-        """The first row that no longer sees a key, if rows are bounded on the left; it may lie before row 0."""
+        """Return the first row that no longer sees a key, for rows with a left bound. It may lie before row 0."""
         return col + self.N_q - self.N_k + self.left + 1
 
     @gluon.jit
     def first_row_block(self, col, length):
-        """The first row block that sees the column block at `col`; if none does, the last one, because one must."""
+        """Return the first row block that sees the column block at `col`, or the last one if none does."""
         i = 0
         if self.CAUSAL:
             i = gl.maximum(self.seen_from(col), 0) // self.B_r
@@ -201,7 +201,7 @@ class Geometry:
 
     @gluon.jit
     def end_of_row_blocks(self, col, length, T_r):
-        """Where those of T_r row blocks end that see the column block at `col`; if none does, one visits it."""
+        """Return the end of those of T_r row blocks that see the column block at `col`. At least one visits it."""
         end = T_r
         if self.left is not None:
             row = gl.minimum(gl.maximum(self.unseen_from(col + self.B_c - 1), 1), self.N_q)
@@ -212,14 +212,14 @@ class Geometry:
 
     @gluon.jit
     def last_column_block(self, i, length):
-        """The last column block that visits row block i; the last row block is visited by all."""
+        """Return the last column block that visits row block i. All of them visit the last row block."""
         if self.key_lengths is not None:
             length = gl.where((i + 1) * self.B_r >= self.N_q, self.N_k, length)
         return gl.cdiv(self.seen((i + 1) * self.B_r - 1, length), self.B_c) - 1
 
     @gluon.jit
     def unmasked_from(self, col, length):
-        """The first row that sees the whole column block at `col`: from there on tiles need no mask."""
+        """Return the first row that sees the whole column block at `col`. From this row on, no tile needs a mask."""
         row = 0
         last = col + self.B_c - 1
         if self.CAUSAL:

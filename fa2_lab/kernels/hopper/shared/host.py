@@ -1,4 +1,4 @@
-"""What the launches of the forward and of the backward have in common."""
+"""What the launches of the Hopper forward and of the Hopper backward share."""
 
 import math
 from typing import Any
@@ -12,11 +12,11 @@ from fa2_lab.kernels.prepared import prepared
 
 
 def counter_for(X: Tensor, traced: bool) -> Tensor:
-    """Return two zeros for the tile scheduler to count in, which it leaves as zeros.
+    """Return two zeros in which the tile scheduler counts, and which it leaves as zeros.
 
-    On a stream no two launches that count overlap (only backward_kernel starts early, after bwd_preprocess), so
-    there is one counter for each stream. A CUDA graph gets its own, and so does a call that torch may record: what it
-    allocates in order to warm up belongs to the graph, too.
+    Two launches that count never overlap on a stream, because only backward_kernel starts early, and it does so after
+    bwd_preprocess. One counter per stream is therefore enough. A CUDA graph gets its own counter, and so does a call
+    that torch may record, because memory that such a call allocates while it warms up belongs to the graph as well.
     """
     if traced or torch.cuda.is_current_stream_capturing():
         return zeros(X.device)
@@ -29,9 +29,10 @@ def zeros(device: torch.device) -> Tensor:
 
 
 def evenly(heads: int, least: int) -> int:
-    """Return how many heads to run at a time: from `least` to twice as many, so that the last round is fullest.
+    """Return how many heads run at a time, from `least` to twice as many, so that the last round is as full as it can
+    be.
 
-    A few heads left over would run alone, and they have long blocks, too, which made a call up to 23% slower.
+    A few heads left over would run alone, and their long blocks made a call up to 23% slower.
     """
     least = min(least, heads)
     return min(range(least, 2 * least), key=lambda n: -heads % n)

@@ -12,7 +12,7 @@ all_threads = gl.barrier
 
 @triton.aggregate
 class Numbers:
-    """Sets of named integers. Set n takes the place of set n − stages."""
+    """Sets of named integers in shared memory, where set n overwrites set n − stages."""
 
     memory: gl.shared_memory_descriptor
     names: gl.constexpr  # of the numbers of a set
@@ -20,7 +20,7 @@ class Numbers:
 
     @gluon.jit
     def write(self, n, values):
-        """Write set n, its numbers in the order of their names, and leave out those beyond."""
+        """Write set n, with its numbers in the order of their names. Values without a name are left out."""
         for i in gl.static_range(len(self.names)):
             place = self.memory.index((n & (self.stages - 1)) * width(self.names) + i)
             place.store(gl.full([1], values[i], gl.int32, one(gl.num_warps())))

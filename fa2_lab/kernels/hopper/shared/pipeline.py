@@ -1,8 +1,8 @@
 """How the warps of a thread block work side by side: rings of tiles in shared memory, and ping-pong.
 
 A thread block holds one producer warp, which starts the bulk copies, and one to three consumer warpgroups of 4 warps,
-which compute. They meet only at barriers in shared memory. A barrier has a phase: it flips from 0 to 1 to 0 each time
-all expected arrivals are in, and whoever waits names the phase whose end it waits for.
+which compute. They meet only at barriers in shared memory. A barrier has a phase, which flips between 0 and 1 each time
+all expected arrivals are in. A warp that waits names the phase whose end it waits for.
 """
 
 import triton
@@ -18,7 +18,8 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
     """Allocate `number` barriers, each of which ends its phase after `arrivals` arrivals.
 
     A barrier that nobody waits for must not be initialized, because the compiler reuses its memory, for example for the
-    numbers of a mailbox. After the GPU had paused and resumed a process, those read 0x1ffffe, a new barrier's bits.
+    numbers of a mailbox. After the GPU had paused and resumed a process, those numbers read 0x1ffffe, the bits of a new
+    barrier.
     """
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number if USED else 0):
@@ -82,7 +83,8 @@ def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: g
 
 @triton.aggregate
 class PingPong:
-    """Consumers start their matmuls in turn, 0, 1, … and round again, so one runs them during the softmax of another.
+    """The order in which consumers start their matmuls, which is 0, 1, … and again 0: one runs them during another's
+    softmax.
 
     Without USED, no consumer waits for another.
     """
@@ -130,10 +132,10 @@ def stacked(n, block):
 
 @gluon.jit
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
-    """Zero a tile's rows from `real` on, or those before it: p is 0 there, but 0 times an unused key may not be 0.
+    """Set the rows of a tile from `real` on to zero, or with BEFORE those before it.
 
-    Every consumer writes the same bits, so it does not matter that they do so concurrently, although
-    compute-sanitizer's racecheck reports it.
+    p is 0 in these rows, but 0 times an unused key may be NaN. Every consumer writes the same bits, so they may write
+    at the same time, although compute-sanitizer's racecheck reports it.
     """
     ROWS: gl.constexpr = tile.shape[0]
     PART: gl.constexpr = 16
@@ -150,7 +152,7 @@ def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
 
 @gluon.jit
 def opaque_smem(tile):
-    """Return the same tile, but have its addresses computed here, not in advance and then kept in registers."""
+    """Return the same tile, with addresses that are computed here instead of being kept in registers."""
     zero = gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
     return tile.reinterpret(tile.dtype, [1, tile.shape[0], tile.shape[1]], tile.layout).index(zero)
 
