@@ -1,4 +1,4 @@
-"""FlashAttention-2, built step by step. Importing this takes NumPy alone; torch and Triton come with `attention`."""
+"""FlashAttention-2, built step by step. Importing it needs NumPy alone; torch and Triton are loaded by `attention`."""
 
 from importlib import import_module
 from typing import Any
@@ -16,7 +16,7 @@ MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A call, imported when it is first asked for."""
+    """Import a call when it is first used."""
     if name == "examine":  # a module that is its own function
         return import_module("fa2_lab.examine")
     if name not in MODULES:

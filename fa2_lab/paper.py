@@ -1,8 +1,8 @@
-"""The papers' algorithms as data, the words they use, and `where`: from a line of a paper to the lines of code.
+"""The papers' algorithms as data, and `where`, which leads from a line of a paper to the lines of code.
 
-FA1 is "FlashAttention" (Dao, Fu, Ermon, Rudra, Ré 2022), FA2 is "FlashAttention-2" (Dao 2023). The lines are in
-our own words and keep the papers' numbers. Where the printed line has a slip, the line here says it right and
-names the erratum. In the code, the comment `# FA2.A1.L9` marks what computes line 9 of FA2's Algorithm 1.
+FA1 is "FlashAttention" (Dao, Fu, Ermon, Rudra, Ré 2022), and FA2 is "FlashAttention-2" (Dao 2023). The lines are in our
+own words and keep the papers' numbers. If the printed line has a mistake, the line here is right and names the erratum.
+In the code, the comment `# FA2.A1.L9` marks what computes line 9 of FA2's Algorithm 1.
 """
 
 import re
@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Line:
-    """One numbered line of an algorithm. `depth` counts the loops around it; "end for" computes nothing."""
+    """One numbered line of an algorithm. `depth` counts the loops around it. "end for" computes nothing."""
 
     number: int
     depth: int
@@ -50,7 +50,7 @@ class Algorithm:
 
 
 def steps(text: str) -> tuple[Line, ...]:
-    """An algorithm's lines as a paper sets them: indented by the loops around them, with errata in brackets."""
+    """Return an algorithm's lines from its text, which is indented by the loops and has errata in brackets."""
     found = []
     for number, line in enumerate(dedent(text).strip().splitlines(), 1):
         words, _, errata = line.rstrip("]").partition("  [")
@@ -269,7 +269,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """A paper's line and every place where the project computes it. The places to read first come first."""
+    """A paper's line and every place where the project computes it, with the places to read first at the front."""
 
     tag: str
     algorithm: Algorithm
@@ -300,12 +300,12 @@ class Whereabouts:
         return "" if self.first_triton else reason
 
     def words(self) -> list[str]:
-        """The algorithm's name and its line in our words."""
+        """Return the algorithm's name and its line in our words."""
         text = fill(self.line.text, 98, initial_indent="  ", subsequent_indent="  ")
         return [f"{self.tag}: {self.algorithm.title} ({self.algorithm.source})", *text.splitlines()]
 
     def __str__(self) -> str:
-        """The line, the code to read first, the picture; ten lines at most."""
+        """Return the line, the code to read first and the picture, in ten lines at most."""
         if not self.line.computes:
             return "\n".join([*self.words(), "nothing to compute here"])
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
@@ -319,7 +319,7 @@ class Whereabouts:
         return "\n".join([*self.words(), *rows, *titled("Triton", triton, f"none: {self.no_triton}"), *ends])
 
     def full(self) -> str:
-        """The same with every place, the notebooks' included."""
+        """Return the same with every place, including the notebooks."""
         parts = self.words() + [f"  A known slip here: fa2-lab errata {name}" for name in self.line.errata]
         for title, places in (("NumPy", self.numpy), ("Triton", self.triton), ("notebook", self.notebooks)):
             parts += [f"{title:9}{place}" for place in places]
@@ -331,18 +331,18 @@ class Whereabouts:
 
 
 def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
-    """Places one under the other, without their comments, with a title before the first."""
+    """Return places one under another, without their comments, with a title before the first."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0]}" for place in places] or [none]
     return [f"{title:9}{rows[0]}", *(" " * 9 + row for row in rows[1:])]
 
 
 def triton_file(algorithm: Algorithm) -> str | None:
-    """The Triton file that stands for an algorithm."""
+    """Return the Triton file that stands for an algorithm."""
     return next((file for file in algorithm.triton if (PACKAGE.parent / file).is_file()), None)
 
 
 def where(tag: str) -> Whereabouts:
-    """Where a paper's line is computed, as in `print(where("FA2.A1.L9"))`; `.full()` has every place."""
+    """Return where a paper's line is computed, as in `print(where("FA2.A1.L9"))`; `.full()` has every place."""
     if not isinstance(tag, str):
         raise TypeError(f"tag: got {tag!r}; it takes a string such as 'FA2.A1.L9'")
     tag = tag.strip().upper()
@@ -362,7 +362,7 @@ def where(tag: str) -> Whereabouts:
 
 
 def unknown_tag(tag: str) -> str:
-    """What to say about a tag that no line has."""
+    """Return what to say about a tag that no line has."""
     name = tag.rpartition(".L")[0]
     if name in ALGORITHMS:
         return f"tag: {tag} does not exist; {name} has lines 1 to {len(ALGORITHMS[name].lines)}"
@@ -372,7 +372,7 @@ def unknown_tag(tag: str) -> str:
 
 
 def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Place, ...]:
-    """Every line in a folder's Python files that carries the tag: those of the file `first`, then folder by folder."""
+    """Return every line in a folder that carries the tag, with those of the file `first` at the front."""
     if folder is None or not folder.is_dir():
         return ()
     found = [
@@ -387,13 +387,13 @@ def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Pla
 
 
 def folder_of(file: str) -> int:
-    """The number of a file's folder in that order; other files come last."""
+    """Return the rank of a file by its folder. Other files come last."""
     return next((n for n, name in enumerate(FOLDERS) if f"/{name}/" in file), len(FOLDERS))
 
 
 @cache
 def tagged_lines(source: str) -> list[tuple[list[str], int, str]]:
-    """(tags, number, text) of each tagged line; a comment of its own tags the next line of code."""
+    """Return (tags, number, text) of each tagged line. A comment on a line of its own tags the next line of code."""
     found, waiting = [], []
     for number, text in enumerate(source.splitlines(), start=1):
         comment = TAG_COMMENT.search(text)

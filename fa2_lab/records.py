@@ -1,7 +1,7 @@
 """What was measured: figures/data/NAME.json, each with the machine, the versions and the commit behind it.
 
-`fa2-lab bench SUITE` writes bench_SUITE.json on a GPU, `python -m fa2_studio.compiled` what compiled kernels are like.
-Pictures, tables and chapters read them here.
+`fa2-lab bench SUITE` writes bench_SUITE.json on a GPU, and `python -m fa2_studio.compiled` writes what compiled kernels
+use. Figures, tables and chapters read these files here.
 """
 
 import json
@@ -30,17 +30,17 @@ class Measurement:
     machine: dict = field(default_factory=dict)  # what of the record's machine was another, such as its commit
 
     def rate(self, name: str) -> float:
-        """TFLOP/s of a contestant."""
+        """Return the speed of a contestant in TFLOP/s."""
         return self.flops / self.values[name][0] / 1e9
 
     def ratio(self, name: str, baseline: str) -> float:
-        """How many times less than the baseline of the same run."""
+        """Return how many times less a contestant needed than the baseline of the same run."""
         return self.values[baseline][0] / self.values[name][0]
 
 
 @dataclass
 class Record:
-    """A suite's rows and the machine, versions, commit and protocol behind them."""
+    """The rows of a suite, and the machine, versions, commit and protocol behind them."""
 
     suite: str
     machine: dict
@@ -54,19 +54,19 @@ class Record:
     made_by: str = ""  # the command that writes this record, or why there is none
 
     def made(self) -> str:
-        """The machine and the versions, for a caption."""
+        """Return the machine and the versions, for a caption."""
         machines = [self.machine | row.machine for row in self.rows + self.sustained] or [self.machine]
         torch, triton = (" or ".join(sorted({machine[name] for machine in machines})) for name in ("torch", "triton"))
         return f"{self.machine['gpu']}, bf16, torch {torch}, triton {triton}"
 
 
 def path_of(suite: str, folder: Path | None = None) -> Path:
-    """Where the record of a suite lies."""
+    """Return where the record of a suite is kept."""
     return (folder or FOLDER) / f"bench_{suite}.json"
 
 
 def load(suite: str, folder: Path | None = None) -> Record:
-    """The recorded run of a suite, or one sentence on how to get it."""
+    """Return the recorded run of a suite, or raise an error that explains how to measure it."""
     path = path_of(suite, folder)
     how = f"`python -m fa2_lab bench {suite}` measures it on a GPU"
     if not path.exists():
@@ -92,24 +92,24 @@ def to_dict(record: Record) -> dict:
 
 
 def from_dict(data: dict) -> Record:
-    """A record from what its file holds."""
+    """Return a record from what its file holds."""
     rows = {name: [Measurement(**row) for row in data.get(name, ())] for name in ("rows", "sustained")}
     return Record(**data | rows)
 
 
 def compared_with(names: Collection[str]) -> str:
-    """Whose speed the ladder's rungs are shares of."""
+    """Return the name whose speed the ladder's rungs are compared with."""
     return next(name for name in RIVALS if name in names)
 
 
 def recorded(name: str) -> dict | None:
-    """What else is recorded under this name, as it is; None if it is not there."""
+    """Return what else is recorded under this name, as it is, or None if there is nothing."""
     file = FOLDER / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def layouts_record() -> dict:
-    """The layouts of the compiled forward, or one sentence on how to get them."""
+    """Return the layouts of the compiled forward, or raise an error that explains how to get them."""
     found = recorded("layouts")
     if found is None:
         raise ValueError(f"figures/data/layouts.json is missing: `{COMPILE}` compiles the forward and writes it")

@@ -1,7 +1,7 @@
 """Geometry of blocks: which rows and columns a tile covers, and whether a mask touches it.
 
-Queries run down (rows, `i`), keys run right (columns, `j`). A tile is the B_r × B_c patch of S where
-row block i meets column block j. B_r and B_c are called BLOCK_M and BLOCK_N in other kernels.
+Queries are rows (`i`), and keys are columns (`j`). A tile is the B_r × B_c patch of S where row block i meets column
+block j. B_r and B_c are called BLOCK_M and BLOCK_N in other kernels.
 """
 
 import math
@@ -27,24 +27,24 @@ class Tile(Enum):
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which keys a query may see, and what is added to their scores; what is given is combined with "and".
+    """Which keys a query sees, and what is added to their scores. A key must pass every field that is given.
 
-    The diagonal is column r + N_k − N_q of row r: it ends in the bottom right corner.
+    The diagonal of row r is column r + N_k − N_q: it ends in the bottom right corner.
 
-    causal      nothing to the right of the diagonal
+    causal      nothing to the right of the diagonal is visible
     key_length  columns from this one on are padding
-    allowed     any boolean array (N_q, N_k), True where visible
-    window      (left, right): from `left` columns before the diagonal to `right` after it; None is unbounded
+    allowed     any boolean array (N_q, N_k), True where a key is visible
+    window      (left, right): from `left` columns before the diagonal to `right` after it; None means unbounded
     bias        a function of (row, column), arrays of whole numbers, that returns what is added to the scores. `row` is
-                counted among the keys, as the column of the row's diagonal is; −∞ hides a key
+                counted among the keys, as the column of the row's diagonal; −∞ hides a key
 
-    All but `allowed` and `bias` leave every row one interval of columns. `interval` is the only place that says which.
+    All fields except `allowed` and `bias` leave each row one interval of columns, and only `interval` knows which.
     """
 
     causal: bool = False
@@ -72,8 +72,8 @@ class Mask:
             raise ValueError(f"mask: got shape {self.allowed.shape}; it takes (N_q, N_k) = {(N_q, N_k)}")
 
     def interval(self, row: RowNumbers, N_q: int, N_k: int) -> tuple[RowNumbers, RowNumbers]:
-        """[first, last): the columns that row `row` sees, before `allowed` (row: int or array). Neither ever falls
-        from one row to the next; a row with first = last sees nothing."""
+        """Return [first, last), the columns that row `row` (int or array) sees before `allowed`. Neither of the two
+        ever decreases from one row to the next, and a row with first = last sees nothing."""
         left, right = self.window or (None, None)
         right = 0 if self.causal else right
         end = N_k if self.key_length is None else self.key_length
@@ -89,7 +89,7 @@ CAUSAL = Mask(causal=True)
 
 @dataclass(frozen=True, eq=False)
 class Tiling:
-    """The N_q × N_k matrix S cut into T_r × T_c tiles; the last row and column of tiles may be ragged."""
+    """The N_q × N_k matrix S cut into T_r × T_c tiles. The last row and column of tiles may be ragged."""
 
     N_q: int
     N_k: int
@@ -115,19 +115,19 @@ class Tiling:
         return cdiv(self.N_k, self.B_c)
 
     def rows(self, i: int) -> slice:
-        """The queries of row block i."""
+        """Return the queries of row block i."""
         return slice(i * self.B_r, min((i + 1) * self.B_r, self.N_q))
 
     def cols(self, j: int) -> slice:
-        """The keys of column block j."""
+        """Return the keys of column block j."""
         return slice(j * self.B_c, min((j + 1) * self.B_c, self.N_k))
 
     def interval(self, row: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-        """[first, last): the columns that a row sees."""
+        """Return [first, last), the columns that a row sees."""
         return self.mask.interval(row, self.N_q, self.N_k)
 
     def visible(self, i: int, j: int) -> np.ndarray:
-        """True where tile (i, j) may be seen."""  # (B_r, B_c)
+        """Return True for each entry of tile (i, j) that is visible."""  # (B_r, B_c)
         rows, cols = self.rows(i), self.cols(j)
         row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
         first, last = self.interval(row)
@@ -135,7 +135,7 @@ class Tiling:
         return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
 
     def hide(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
-        """The scores of tile (i, j) with their bias, and −∞ wherever the mask hides one; a FULL tile hides none."""
+        """Return the scores of tile (i, j) with their bias, and with −∞ for each hidden one. A FULL tile hides none."""
         if self.mask.bias is not None:
             rows, cols = self.rows(i), self.cols(j)
             diagonal = np.arange(rows.start, rows.stop)[:, None] + self.N_k - self.N_q  # (B_r, 1)
@@ -143,13 +143,13 @@ class Tiling:
         return s_ij if self.kind(i, j) is Tile.FULL else np.where(self.visible(i, j), s_ij, -np.inf)
 
     def blocks(self, i: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-        """[first, last): the column blocks that row block i meets, before `allowed` (i: int or array)."""
+        """Return [first, last), the column blocks that row block i (int or array) meets, before `allowed`."""
         first, _ = self.interval(i * self.B_r)  # of the top row
         _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # of the bottom row
         return first // self.B_c, np.where(first < last, cdiv(last, self.B_c), first // self.B_c)
 
     def kind(self, i: int, j: int) -> Tile:
-        """SKIP, DIAGONAL or FULL, from the intervals of the tile's top row and bottom row."""
+        """Return SKIP, DIAGONAL or FULL, from the intervals of the tile's top row and bottom row."""
         rows, cols = self.rows(i), self.cols(j)
         top, bottom = self.interval(rows.start), self.interval(rows.stop - 1)
         if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # [top's first, bottom's last): seen by some row
@@ -161,21 +161,21 @@ class Tiling:
         return Tile.FULL if seen_by_all else Tile.DIAGONAL
 
     def visited_cols(self, i: int) -> list[int]:
-        """The column blocks that row block i has to visit."""
+        """Return the column blocks that row block i has to visit."""
         met = range(*map(int, self.blocks(i)))
         return [j for j in met if self.mask.allowed is None or self.kind(i, j) is not Tile.SKIP]
 
     def visited_rows(self, j: int) -> list[int]:
-        """The row blocks that column block j has to visit."""
+        """Return the row blocks that column block j has to visit."""
         return [i for i in range(self.T_r) if self.kind(i, j) is not Tile.SKIP]
 
     def counts(self) -> Counter[Tile]:
-        """How many tiles there are of each kind."""
+        """Return the number of tiles of each kind."""
         return Counter(self.kind(i, j) for i in range(self.T_r) for j in range(self.T_c))
 
 
 def check_window(window: object) -> tuple[int | None, int | None]:
-    """Refuse a window that is not (left, right), each None or at least 0; returns its two sizes."""
+    """Refuse a window that is not (left, right), each None or at least 0; return its two sizes."""
     takes = "(left, right), each a whole number of at least 0, or None for unbounded"
     if not isinstance(window, tuple | list):
         raise TypeError(f"window: got {window!r}; it takes {takes}")
@@ -191,7 +191,7 @@ def check_window(window: object) -> tuple[int | None, int | None]:
 
 
 def real_number(name: str, value: object, takes: str, fits: Callable[[float], bool] = math.isfinite) -> float:
-    """`value` as a float, or an error that names it and says what it takes."""
+    """Return `value` as a float, or raise an error that names it and says what it takes."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: got {value!r}; it takes {takes}")
     try:
@@ -204,7 +204,7 @@ def real_number(name: str, value: object, takes: str, fits: Callable[[float], bo
 
 
 def whole_number(name: str, value: object, low: int, high: int | None = None) -> int:
-    """`value` as an int, or an error that names it."""
+    """Return `value` as an int, or raise an error that names it."""
     takes = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):
         raise TypeError(f"{name}: got {value!r}; it takes {takes}")

@@ -1,9 +1,9 @@
 """The meter: what an algorithm loads, stores and computes, per tile and per worker.
 
-Capital letters live in HBM. Handed to a `Trace`, they become tensors that notice their use:
-indexing one is a load (`q_i = Q[rows]`), assigning into one is a store (`O[rows] = o_i`). What was loaded is an
-on-chip array, and so is everything computed from it; each NumPy operation on such an array is counted by kind.
-The algorithms are written once, in plain NumPy: without a meter the same lines run on plain arrays.
+Capital letters are in HBM. Passed to a `Trace`, they become tensors that record their use: to index one is a load (`q_i
+= Q[rows]`), and to assign into one is a store (`O[rows] = o_i`). What was loaded is an on-chip array, and so is
+everything computed from it. Each NumPy operation on such an array is counted by its kind. The algorithms are written
+once, in plain NumPy. Without a meter, the same lines run on plain arrays.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ NOT_COUNTABLE = {"dot", "vdot", "inner", "outer", "einsum", "tensordot", "kron",
 
 
 class Event(NamedTuple):
-    """One load from or store to HBM. `i` and `j` are None outside the loop of that name."""
+    """One load from HBM or one store to it. `i` and `j` are None outside the loop of that name."""
 
     op: str  # "load" or "store"
     tensor: str
@@ -29,7 +29,7 @@ class Event(NamedTuple):
 
 
 class Trace:
-    """Watches one run of an algorithm. It may count; it never changes a result."""
+    """A meter that watches one run of an algorithm. It counts, and never changes a result."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -42,18 +42,18 @@ class Trace:
     # What an algorithm calls ------------------------------------------------------------------------------
 
     def hbm(self, **tensors: np.ndarray) -> Any:
-        """Tensors that live in HBM, in the order given; a single one is returned bare."""
+        """Return tensors that live in HBM, in the order given; a single one is returned bare."""
         watched = [HbmTensor(name, array, self) for name, array in tensors.items()]
         return watched if len(watched) > 1 else watched[0]
 
     def parallel(self, name: str, indices: Iterable[int]) -> Iterator[int]:
-        """A loop whose iterations need nothing from each other: each is one worker (thread block)."""
+        """Loop over indices whose iterations need nothing from each other. Each is one worker (thread block)."""
         self._parallel.append(name)
         yield from self.serial(name, indices)
         self._parallel.remove(name)
 
     def serial(self, name: str, indices: Iterable[int]) -> Iterator[int]:
-        """A loop inside one worker."""
+        """Loop over indices inside one worker."""
         for index in indices:
             self._at[name] = index
             yield index
@@ -66,21 +66,21 @@ class Trace:
     # What a reader asks -----------------------------------------------------------------------------------
 
     def loads(self, tensor: str | None = None) -> int:
-        """Elements loaded from HBM, of one tensor or of all."""
+        """Return the number of elements loaded from HBM, of one tensor or of all."""
         return self._moved("load", tensor)
 
     def stores(self, tensor: str | None = None) -> int:
-        """Elements stored to HBM, of one tensor or of all."""
+        """Return the number of elements stored to HBM, of one tensor or of all."""
         return self._moved("store", tensor)
 
     @property
     def hbm_elements(self) -> int:
-        """Elements moved between HBM and the chip, both ways."""
+        """The number of elements moved between HBM and the chip, both ways."""
         return self.loads() + self.stores()
 
     @property
     def flops(self) -> Counter[str]:
-        """Operations by kind: matmul, exp, add, multiply, divide, maximum, log."""
+        """The number of operations by kind: matmul, exp, add, multiply, divide, maximum, log."""
         total: Counter[str] = Counter()
         for (_, _, _, kind), n in self.work.items():
             total[kind] += n
@@ -96,15 +96,15 @@ class Trace:
 
     @property
     def other_flops(self) -> int:
-        """Everything that is neither a matrix product nor an exponential."""
+        """The number of operations that are neither in a matrix product nor an exponential."""
         return sum(n for kind, n in self.flops.items() if kind not in ("matmul", "exp"))
 
     def by_tile(self) -> dict[tuple, Counter]:
-        """{(i, j): counts}, with i or j None for what happens outside that loop."""
+        """Return {(i, j): counts}, with i or j None for what happens outside that loop."""
         return self._grouped(lambda worker, i, j: (i, j))
 
     def by_worker(self) -> dict[tuple, Counter]:
-        """{worker: counts}: one entry for each thread block."""
+        """Return {worker: counts}, with one entry for each thread block."""
         return self._grouped(lambda worker, i, j: worker)
 
     # How it counts ----------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Trace:
 
 
 class Unwatched:
-    """The absent meter: the same calls, no counting, plain arrays."""
+    """A meter that counts nothing: it has the same calls, on plain arrays."""
 
     def hbm(self, **tensors: np.ndarray) -> Any:
         return list(tensors.values()) if len(tensors) > 1 else next(iter(tensors.values()))
@@ -162,7 +162,7 @@ UNWATCHED: Any = Unwatched()  # takes the place of a Trace
 
 
 class HbmTensor:
-    """An array in HBM that tells its meter about every load and store."""
+    """An array in HBM that reports every load and store to its meter."""
 
     def __init__(self, name: str, array: np.ndarray, trace: Trace) -> None:
         self.name, self.array, self.trace = name, np.asarray(array), trace
@@ -185,7 +185,7 @@ class HbmTensor:
 
 
 class OnChip(np.ndarray):
-    """An array that was loaded from HBM or computed from one; arithmetic on it is counted."""
+    """An array that was loaded from HBM or computed from one. Arithmetic on it is counted."""
 
     trace: Any = None  # the Trace that counts; ndarray has a method of this name
 

@@ -1,16 +1,16 @@
-"""Hugging Face transformers on fa2_lab's attention. Importing this is all: it registers "fa2_lab" there.
+"""Hugging Face transformers on the attention of fa2_lab. To import this module is enough: it registers "fa2_lab" there.
 
     import fa2_lab.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
 
-transformers describes a mask by a function of a row and a column. Here it is read, once for all layers, for the
-interval of columns that a row sees: causal, sliding windows, padding on either side, sequences one after the other as
-position_ids or cu_seq_lens_q tell them apart. Grouped heads, sinks, softcap and a cache need nothing more. What is no
-such interval is refused by its name. Where padding lies and sequences begin is looked up once for each call of the
-model, which waits for the GPU.
+transformers describes a mask by a function of a row and a column. This module finds out, once for all layers, which
+interval of columns each row sees. It knows causal masks, sliding windows, padding on either side, and sequences one
+after another, as position_ids or cu_seq_lens_q tell them apart. Grouped heads, sinks, softcap and a cache need nothing
+more. A mask that is not such an interval is refused by its name. Where padding is and where sequences begin is read
+once per call of the model, which waits for the GPU.
 
-With a static cache `generate` makes the mask before it calls the model, and on a GPU it compiles the model: there one
-row sees the whole cache, and how much of it is filled is a tensor, so that no step compiles anew.
+With a static cache, `generate` makes the mask before it calls the model, and on a GPU it compiles the model. In that
+case one row sees the whole cache, and a tensor holds how much of it is filled, so no step compiles the model again.
 """
 
 import inspect
@@ -50,15 +50,15 @@ class Interval(masking_utils.BlockMask):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """As that of a tensor."""
+        """The size, under the name that a tensor has for it."""
         return self.size
 
     def contiguous(self) -> "Interval":
-        """Itself; `generate` asks for it."""
+        """Return the mask itself, for which `generate` asks."""
         return self
 
     def to(self, device: torch.device | str, **_: Any) -> "Interval":
-        """The same with its tensors on a device, as layers on several devices need it."""
+        """Return the mask with its tensors on a device, for layers on several devices."""
         moved = {name: x.to(device) for name in ("lengths", "starts") if (x := getattr(self, name)) is not None}
         return replace(self, **moved)
 
@@ -83,7 +83,7 @@ def interval(
     device: torch.device | None = None,
     **_: Any,
 ) -> Interval:
-    """A mask of transformers as an interval. Row r is token q_offset + r, column c token kv_offset + c."""
+    """Return a mask of transformers as an interval. Row r is token q_offset + r, column c token kv_offset + c."""
     causal, left, right = False, None, None
     sequences: tuple = ()
     for part in parts_of(mask_function):
@@ -117,7 +117,7 @@ def row_of_a_cache(
     attention_mask: Tensor | None,
     device: torch.device | None,
 ) -> Interval:
-    """One row that sees all filled keys of a static cache: its length is a tensor also where nothing is padding."""
+    """Return the mask of one row that sees all filled keys of a static cache, whose length is always a tensor."""
     batch, *_, room = size
     if attention_mask is None:
         attention_mask = torch.ones(batch, kv_offset + keys, device=device)
@@ -128,7 +128,7 @@ def row_of_a_cache(
 
 
 def parts_of(mask_function: Callable) -> list:
-    """The masks that a mask function is the intersection of: by their names, and what they were made with."""
+    """Return the masks whose intersection a mask function is, each as its name and the value it was made with."""
     name, _, inner = mask_function.__qualname__.partition(".<locals>.")
     if mask_function.__module__ == masking_utils.__name__:
         if name == "and_masks":
@@ -145,15 +145,15 @@ def parts_of(mask_function: Callable) -> list:
 
 
 def closure(function: Callable) -> dict[str, Any]:
-    """The variables that a function brings along from where it was made.
+    """Return the variables that a function keeps from where it was made.
 
-    transformers has no public way to ask a mask what it is made of, but to evaluate it for every row and column.
+    transformers has no public way to find out what a mask is made of, except to evaluate it for every row and column.
     """
     return dict(inspect.getclosurevars(function).nonlocals)
 
 
 def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
-    """Where sequences begin and the last ends, from the number of each row's sequence, (batch, N); and the longest."""
+    """Return where sequences begin and the last one ends, given the number of each row's sequence, and the longest."""
     begins = torch.ones_like(sequence, dtype=torch.bool)
     begins[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
     found = begins.flatten().nonzero().flatten()
@@ -162,7 +162,7 @@ def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
 
 
 def padding(attention_mask: Tensor | None, kv_offset: int, keys: int) -> tuple[list[int] | None, Tensor | None]:
-    """Return where each batch entry's real tokens begin among the keys, and how many; None if all are real."""
+    """Return where each batch entry's real tokens begin among the keys, and how many they are; None if all are real."""
     if attention_mask is None:
         return None, None
     real = attention_mask[:, kv_offset : kv_offset + keys].bool()
@@ -194,7 +194,7 @@ def attend(
     s_aux: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """One layer's attention as transformers calls it: O (batch, N, heads, d), and no weights."""
+    """Return one layer's attention as transformers calls it: O (batch, N, heads, d), and None for the weights."""
     for name in REFUSED:
         if more.get(name) is not None and more[name] is not False:
             raise ValueError(f"{name}: got {type(more[name]).__name__}; attn_implementation='fa2_lab' takes none")
@@ -234,7 +234,7 @@ def attend(
 
 
 def without_mask(causal: bool, sliding_window: int | None, size: tuple[int, int, int, int]) -> Interval:
-    """What a model means that hands over no mask."""
+    """Return the mask that a model means if it passes none."""
     *_, N_q, N_k = size
     if causal and N_q not in (1, N_k):
         raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")

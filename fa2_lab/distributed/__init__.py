@@ -1,7 +1,7 @@
-"""Exact attention over a sequence that is cut among ranks, on torch.distributed: start with torchrun.
+"""Exact attention over a sequence that is cut among ranks, on torch.distributed. Start it with torchrun.
 
 group   who takes part, and how the ranks make sure that they agree before anything large moves
-ring    ring_attention: K and V go round, (O, L) are merged; backward, dK and dV travel with them
+ring    ring_attention: K and V travel round the ring, (O, L) are merged, and in the backward dK and dV travel with them
 state   what is known of a rank's rows so far: m, l and o
 shard   cutting a tensor among the ranks, and joining it again
 """

@@ -1,12 +1,13 @@
 """Who takes part, and how the ranks make sure that they agree before anything large moves.
 
-Before its transfers every call sends one small header to each rank and gets theirs: what is called, shapes, dtype,
-options. They go over a gloo group of its own, through the CPUs, so they wait for no GPU: 0.1 to 0.3 ms, while a forward
-already computes. They bring the length of every shard, and here a rank that disagrees, has died or never comes is found
-out, on every rank and within `timeout` seconds. (Of three ranks or more, one that comes at the last moment may find
-that some have given up and others have not. And where a kernel fails while headers travel, the others wait in the first
-transfer.) Nothing is kept from call to call: a rank that trusted an earlier agreement would start a transfer that
-nobody answers. Once a rank has heard that all agree, a transfer's own time limit is that of the user's group.
+Before its transfers, every call sends one small header to each rank and gets one from each: what is called, shapes,
+dtype and options. The headers travel over a gloo group of their own, through the CPUs, so they wait for no GPU. They
+take 0.1 to 0.3 ms while a forward already computes. They carry the length of every shard. If a rank disagrees, has died
+or never comes, every rank finds out here within `timeout` seconds. (Among three or more ranks, one that comes at the
+last moment may find that some have given up and others have not. If a kernel fails while headers travel, the other
+ranks wait in the first transfer.) Nothing is kept from call to call, because a rank that trusted an earlier agreement
+would start a transfer that nobody answers. Once a rank knows that all agree, the time limit of a transfer is that of
+the user's group.
 """
 
 import json
@@ -28,7 +29,7 @@ OWN = ("length",)  # what may differ from rank to rank
 
 
 class Disagreement(ValueError):
-    """The ranks were called with things that do not go together, or one of them refused what it got."""
+    """An error for ranks whose calls do not fit together, or of which one refused what it got."""
 
 
 def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -60,8 +61,8 @@ AGREED: dict[dist.ProcessGroup, int] = defaultdict(int)  # how often; the same n
 
 
 class Exchange:
-    """Headers under way: this rank's to each other rank, and theirs to this one. Whoever begins one waits for it,
-    whatever happens meanwhile, or the next call would take old headers for new ones."""
+    """Headers under way: those of this rank to all others, and theirs to this one. Whoever starts an exchange waits for
+    it, whatever happens meanwhile, because otherwise the next call would take old headers for new ones."""
 
     def __init__(self, group: dist.ProcessGroup, header: dict, timeout: float) -> None:
         self.group, self.timeout = group, timeout
@@ -96,13 +97,13 @@ class Exchange:
 
 
 def listed(said: Sequence) -> str:
-    """Who says what: "rank 0, 2: 'float16'; rank 1: 'float32'"."""
+    """Return who says what, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
     values = [x for n, x in enumerate(said) if x not in said[:n]]
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(said) if y == x)}: {x!r}" for x in values)
 
 
 def encoded(header: dict) -> torch.Tensor:
-    """A header as it travels, always as long."""
+    """Return a header as it travels, which always has the same length."""
     text = json.dumps(header).encode()
     if len(text) > HEADER:
         text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER // 8])).encode()
@@ -111,7 +112,7 @@ def encoded(header: dict) -> torch.Tensor:
 
 @contextmanager
 def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """Say in words what gloo's error means, for a time limit as for a closed connection; the group stays lost."""
+    """Explain gloo's error in words, for a time limit as for a closed connection. The group stays lost."""
     try:
         yield
     except RuntimeError as failure:
@@ -123,7 +124,7 @@ def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
 
 
 def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
-    """Return the gloo group of the same ranks, made at the first call; no other rank has to take part."""
+    """Return the gloo group of the same ranks, which the first call makes. No other rank has to take part in this."""
     if (group, timeout) not in SIDE:
         store = dist.PrefixStore(f"fa2_lab/{group.group_name}/{timeout}", _get_default_store())
         size, limit = dist.get_world_size(group), timedelta(seconds=timeout)

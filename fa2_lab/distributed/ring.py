@@ -1,15 +1,15 @@
-"""Ring attention: queries stay, keys and values go round, and (O, L) of each block are merged as on one GPU.
+"""Ring attention: queries stay, keys and values travel round the ring, and the (O, L) of all blocks are merged.
 
-Forward, n steps. At each but the last the block of K and V that is here goes to the right, and while it travels (and
-the next comes from the left) the queries look at it. A rank's own block needs no other rank: its upper queries look
-at it while the ranks compare what they were called with, the lower ones while it travels; each is about half of that
-work. Backward, the blocks go round again; a block's dK and dV follow it one step behind, in fp32, and each rank adds
-its part. A rank's own block comes first and last, in the same two halves: while the first block is on its way, and
-while its own gradients come home.
+The forward takes n steps. In each step except the last, the block of K and V that is here is sent to the right, and the
+next one comes from the left, while the queries attend to the block that is here. A rank's own block needs no other
+rank. Its upper queries attend to it while the ranks compare their calls, and its lower queries while the block travels,
+which is about half of that work each. In the backward the blocks go round again. The dK and dV of a block follow it one
+step behind, in fp32, and each rank adds its part. A rank's own block comes first and last, in the same two halves:
+while the first block travels, and while its own gradients come home.
 
-A transfer starts when what it sends is computed, runs beside the kernels (NCCL on a stream of its own, gloo in threads)
-and is waited for before its block is needed. What is sent or received stays referenced until that wait, which orders
-the streams: the allocator cannot give its memory away before. The host waits for no GPU.
+A transfer starts when the data that it sends is computed. It runs beside the kernels (NCCL on a stream of its own, gloo
+in threads), and is waited for before its block is needed. What is sent or received stays referenced until that wait,
+which orders the streams, so the allocator cannot reuse its memory before. The host waits for no GPU.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ MESSAGE = 64 * 2**20  # bytes of K and V that go round together: more heads take
 
 
 def not_compiled(function: Callable) -> Callable:
-    """torch.compiler.disable, put off until somebody compiles: it loads torch's compiler, which takes seconds."""
+    """Apply torch.compiler.disable only while torch compiles, because it takes seconds to load torch's compiler."""
 
     @wraps(function)
     def called(*arguments: Any, **options: Any) -> Any:
@@ -64,15 +64,17 @@ def ring_attention(
     backend: str = "auto",
     timeout: float = 300.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """This rank's rows of softmax(scale · Q Kᵀ) V. Its shards: q (batch, heads, N, d), k and v (batch, kv heads, N, d).
+    """Return this rank's rows of softmax(scale · Q Kᵀ) V, for q (batch, heads, N, d) and k, v (batch, kv heads, N, d).
 
     mesh        a 1-D DeviceMesh, a ProcessGroup, or None for all ranks; each of its ranks makes the same call
-    layout      how `shard` has cut the sequence: "zigzag" or "contiguous". Shards may differ in length, even be empty:
-                the ranks tell each other their lengths. In zigzag the first ⌈N/2⌉ rows of a shard are its front piece
-    return_lse  (O, L) with L (batch, heads, N) over all keys of all ranks; gradients flow through both
-    timeout     seconds to wait for the other ranks before the transfers; they must agree on all but N
+    layout      how `shard` has cut the sequence: "zigzag" or "contiguous". Shards may have different lengths and may be
+                empty, because the ranks tell each other their lengths. In zigzag, the front piece of a shard has ⌈N/2⌉
+                rows
+    return_lse  return (O, L) with L (batch, heads, N) over all keys of all ranks; gradients flow through both
+    timeout     seconds to wait for the other ranks before the transfers; they must agree on everything except N
 
-    Where gradients are wanted the backward has to run on every rank too: a rank whose loss leaves O out adds 0 · O.
+    If gradients are wanted, the backward has to run on every rank as well. A rank whose loss leaves O out adds 0 · O to
+    it.
     """
     group = ranks.process_group(mesh)
     timeout = ranks.check_timeout(timeout)
@@ -106,7 +108,7 @@ def ring_attention(
 def signature(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, layout: str, return_lse: bool, backend: str
 ) -> dict:
-    """What the other ranks must say too, after the checks of attention(); all but the length must be the same."""
+    """Return what all ranks must agree on, after the checks of attention(). Only the length may differ."""
     check_tensors(q, k, v)
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"k: got shape {tuple(k.shape)}; a shard has as many keys as queries, {q.shape[2]}")
@@ -125,7 +127,7 @@ def signature(
 
 @dataclass(frozen=True)
 class RingCall:
-    """One call, as its ranks have agreed on it; before that, without `lengths` and `call`."""
+    """One call on which its ranks have agreed. Before that, `lengths` is empty and `call` is 0."""
 
     group: dist.ProcessGroup
     rank: int
@@ -142,14 +144,14 @@ class RingCall:
         return len(self.lengths)
 
     def source(self, step: int) -> int:
-        """Return whose keys are here at a step; each step moves a block on to the right by one rank."""
+        """Return the rank whose keys are here at a step. In each step, a block moves on to the right by one rank."""
         return (self.rank - step) % self.size
 
     def meeting(self, source: int) -> Meeting:
         return shards.meeting(self.lengths, self.rank, source, self.layout, self.causal)
 
     def pass_on(self, block: list[Tensor], what: str, source: int) -> "Passing":
-        """Start sending a block's tensors to the right; those of `source`, shaped alike, come from the left."""
+        """Start sending the tensors of a block to the right, and receiving those of `source` from the left."""
         incoming = [x.new_empty((*x.shape[:2], self.lengths[source], x.shape[3])) for x in block]
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         plan = [(dist.isend, x, right) for x in block] + [(dist.irecv, x, left) for x in incoming]
@@ -161,14 +163,14 @@ class RingCall:
 
 @dataclass
 class Passing:
-    """A transfer under way: it keeps what is sent and what is received until both are done."""
+    """A transfer under way, which keeps what is sent and what is received until both are done."""
 
     incoming: list[Tensor]
     outgoing: list[Tensor]
     works: list
 
     def wait(self) -> list[Tensor]:
-        """Return what came from the left; on a GPU, the current stream waits and not the host."""
+        """Return what came from the left. On a GPU, the current stream waits and the host does not."""
         for work in self.works:
             work.wait()
         return self.incoming
@@ -180,7 +182,7 @@ Partial = tuple[slice, Tensor, Tensor]  # rows, their O and their L over some of
 
 @contextmanager
 def counting() -> Iterator[Counter]:
-    """Bytes that this rank sends meanwhile, by what they hold: {"K V": …, "dK dV": …}."""
+    """Count the bytes that this rank sends meanwhile, by what they hold: {"K V": …, "dK dV": …}."""
     COUNTERS.append(Counter())
     try:
         yield COUNTERS[-1]
@@ -192,7 +194,7 @@ def counting() -> Iterator[Counter]:
 
 
 def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-    """(rank, its K and V), this rank's own first; when a block is handed out, the next is on its way."""
+    """Yield (rank, its K and V), beginning with this rank's own. While a block is used, the next one travels."""
     kv = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):
         coming = ring.pass_on(kv, "K V", ring.source(step + 1)) if step + 1 < ring.size else None
@@ -202,15 +204,16 @@ def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list
 
 
 def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """Compute what this rank's upper queries get from its own keys, in all heads, without any other rank."""
+    """Return what this rank's upper queries get from its own keys, in all heads, without any other rank."""
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 
 
 def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part: Partial | None) -> None:
-    """Write O and L of this rank's queries over all keys; `part` is first_half() of these heads.
+    """Write O and L of this rank's queries over all keys. `part` is first_half() of these heads.
 
-    A part is merged when the next transfer has begun, which gets its SMs while such small kernels run between two large
-    ones. (Begun right before a kernel that takes all SMs, it often waited for that one's end.)
+    A part is merged after the next transfer has begun, because the transfer gets its SMs while such small kernels run
+    between two large ones. (If it began right before a kernel that takes all SMs, it often waited until that kernel
+    ended.)
     """
     state: State | Any = None
     last_half = shards.halves(q.shape[2], ring.causal)[1]
@@ -226,7 +229,7 @@ def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tenso
 
 
 def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """(rows, their O, their L) of those queries over those keys, by the one-GPU call; None if there is nothing."""
+    """Return (rows, their O, their L) of these queries over these keys by the one-GPU call; None for no rows."""
     if seen.kind is Tile.SKIP:
         return None
     tensors = Tensors(q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys])
@@ -234,7 +237,7 @@ def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tens
 
 
 def options_of(ring: RingCall, seen: Meeting) -> Options:
-    """Return the options with which a rank's queries attend to a block's keys."""
+    """Return the options with which a rank's queries attend to the keys of a block."""
     return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
 
@@ -244,8 +247,8 @@ def options_of(ring: RingCall, seen: Meeting) -> Options:
 def backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dQ, dK, dV) of this rank's rows, in fp32. P = exp(S − L) and D = rowsum(dO ∘ O) of a block are exact, because
-    L and O are those of all keys."""
+    """Return (dQ, dK, dV) of this rank's rows, in fp32. P = exp(S − L) and D = rowsum(dO ∘ O) of a block are exact,
+    because L and O are those over all keys."""
     blocks = once_round(ring, k, v)
     own, own_kv = next(blocks)
     dQ, *home = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own_kv))
@@ -267,7 +270,7 @@ def backward(
 def partial_backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """What those queries and those keys give to their dQ, dK and dV; None if there is nothing."""
+    """Return what these queries and these keys add to their dQ, dK and dV, or None if there are none."""
     if seen.kind is Tile.SKIP:
         return None
     dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
@@ -288,7 +291,7 @@ def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, d
 
 
 class RingAttention(torch.autograd.Function):
-    """Forward and backward: whatever needs other ranks begins when all have agreed on it."""
+    """Forward and backward for torch. What needs other ranks begins when all of them have agreed on it."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingCall, header: dict) -> tuple[Tensor, Tensor]:
@@ -312,7 +315,7 @@ class RingAttention(torch.autograd.Function):
 
 
 def all_heads_forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, begun: Partial | None) -> tuple[Tensor, Tensor]:
-    """(O, L), heads taking turns; `begun` is the first_half() of all."""
+    """Return (O, L), computed for some heads at a time. `begun` is first_half() of all heads."""
     O, L = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
     for heads, kv_heads in turns(ring, q, k):
         part = begun and (begun[0], begun[1][:, heads], begun[2][:, heads])
@@ -323,7 +326,7 @@ def all_heads_forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, begun: Pa
 def all_heads_backward(
     ring: RingCall, dO: Tensor | None, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
 ) -> list[Tensor]:
-    """dQ, dK, dV in the dtype of q, heads taking turns."""
+    """Return dQ, dK and dV in the dtype of q, computed for some heads at a time."""
     found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
     dO = torch.zeros_like(O) if dO is None else dO
     for heads, kv_heads in turns(ring, q, k):
@@ -336,7 +339,7 @@ def all_heads_backward(
 
 
 def turns(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
-    """Heads of q, and those of k and v that travel for them: as many as a message holds, the same on every rank."""
+    """Return the heads of q, and of k and v, that a message has room for at a time. They are the same on all ranks."""
     batch, kv_heads, _, d = k.shape
     bytes_per_head = 2 * batch * max(ring.lengths) * d * k.element_size()
     count = -(-kv_heads // max(1, MESSAGE // max(1, bytes_per_head)))

@@ -13,10 +13,10 @@ from fa2_lab.tiles import whole_number
 def shard(
     x: Tensor, mesh: DeviceMesh | dist.ProcessGroup | None = None, *, dim: int = 2, layout: str = "zigzag"
 ) -> Tensor:
-    """This rank's part of a tensor that every rank holds, cut along `dim`. Nothing is sent; gradients flow through.
+    """Return this rank's part of a tensor that every rank holds, cut along `dim`. Nothing is sent; gradients flow.
 
-    Whatever belongs to the sequence is cut alike: token ids and targets with dim=1, positions of a rotary embedding
-    with shard(torch.arange(N), mesh, dim=0).
+    Everything that belongs to the sequence is cut in the same way: token ids and targets with dim=1, and the positions
+    of a rotary embedding with shard(torch.arange(N), mesh, dim=0).
     """
     group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1)
     lengths = shards.even_lengths(x.shape[dim], dist.get_world_size(group))
@@ -33,7 +33,7 @@ def unshard(
     layout: str = "zigzag",
     timeout: float = 300.0,
 ) -> Tensor:
-    """The whole tensor on every rank, from the parts that they hold; without a gradient. Parts may differ in length."""
+    """Return the whole tensor on every rank, from the parts that they hold, without a gradient. Lengths may differ."""
     group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1) % x.dim()
     shards.check_layout(layout)
     rest = [n for at, n in enumerate(x.shape) if at != dim]

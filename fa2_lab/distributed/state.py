@@ -1,4 +1,4 @@
-"""SoftmaxState of the NumPy ladder on tensors in fp32, changed in place."""
+"""The SoftmaxState of the NumPy ladder as tensors in fp32, changed in place."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class State:
-    """m and l (batch, heads, N), o (batch, heads, N, d): what is known of a rank's rows, at first nothing."""
+    """What is known of a rank's rows, at first nothing: m and l (batch, heads, N), and o (batch, heads, N, d)."""
 
     def __init__(self, q: Tensor, on_triton: bool) -> None:
         options: dict[str, Any] = dict(dtype=torch.float32, device=q.device)
@@ -17,8 +17,7 @@ class State:
         self.on_triton = on_triton
 
     def merge(self, rows: slice, O: Tensor, L: Tensor) -> None:
-        """Take in the output of more keys for some of the rows. A finished part says as much as a state, with m = L and
-        l = 1."""
+        """Merge the output of more keys into some of the rows. A finished (O, L) is a state with m = L and l = 1."""
         if self.on_triton:
             from fa2_lab.kernels.portable import merge
 
@@ -33,8 +32,7 @@ class State:
         m.copy_(m_new)
 
     def finalize(self, part: tuple[slice, Tensor, Tensor], O: Tensor, L: Tensor) -> None:
-        """Merge the last part and write O = o / l and L = m + log l of all rows: one division, one logarithm, one
-        rounding to the dtype of O."""
+        """Merge the last output, and write O = o / l and L = m + log l of all rows, rounded once to the dtype of O."""
         if self.on_triton:
             from fa2_lab.kernels.portable import merge
 

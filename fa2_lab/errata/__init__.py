@@ -1,4 +1,4 @@
-"""Known slips in the sources, each with the wrong version, the right one, and a check that tells them apart.
+"""Known mistakes in the sources, each with the wrong version, the right one, and a check that tells them apart.
 
 fa2-lab errata            all of them, run
 fa2-lab errata ID         one of them in full

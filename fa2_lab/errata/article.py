@@ -1,4 +1,4 @@
-"""Slips in the article on FlashAttention-2."""
+"""Mistakes in the article on FlashAttention-2."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -20,19 +20,20 @@ B = 16  # tile height and width, and head dimension, where traffic is counted
 
 
 def metered(algorithm: ModuleType, N: int) -> int:
-    """Elements that the meter counts between HBM and the chip, with d = B_r = B_c = B."""
+    """Return the elements that the meter counts between HBM and the chip, with d = B_r = B_c = B."""
     case, meter = Small(N, B), Trace()
     algorithm.forward(case.Q, case.K, case.V, B_r=B, B_c=B, trace=meter)
     return meter.hbm_elements
 
 
 def fa2_traffic(N: int) -> int:
-    """Algorithm 1: Q, O and L once, K and V once for each of the N / B row blocks."""
+    """Return the traffic of Algorithm 1: Q, O and L once, K and V once for each of the N / B row blocks."""
     return 2 * N * B + N + (N // B) * 2 * N * B
 
 
 def fa1_traffic(N: int) -> int:
-    """Algorithm 2: O, l and m once to start, K and V once; Q, O, l, m in and O, l, m out for each column block."""
+    """Return the traffic of Algorithm 2: start O, l and m, load K and V; per column block Q, O, l, m in and O, l, m
+    out."""
     return (N * B + 2 * N) + 2 * N * B + (N // B) * (3 * N * B + 4 * N)
 
 
@@ -83,7 +84,7 @@ SNIPPET = Erratum(
 
 
 def full_scalings(stage: str, tiles: int) -> int:
-    """How often a B_r × d block is multiplied or divided by a factor per row, counted while the loop runs."""
+    """Return how often a B_r × d block is multiplied or divided by a factor per row while the loop runs."""
     count = 0
 
     def scaled(block: np.ndarray, factor: np.ndarray) -> np.ndarray:
@@ -140,7 +141,7 @@ EXP_COST = Erratum(
 
 
 def scores_of_warps(join: Callable) -> np.ndarray:
-    """Four warps score all queries against a quarter of the keys each; `join` puts their slices together."""
+    """Return the scores of four warps, each for all queries and a quarter of the keys, put together by `join`."""
     return join([CASE.tau * CASE.Q @ K_w.T for K_w in np.split(CASE.K, 4)])
 
 
@@ -160,7 +161,7 @@ SPLIT_K = Erratum(
 
 
 def warps_and_keys(split: str, warps: int = 4) -> list[set]:
-    """For each warp the elements of the K and V tile that it works with."""
+    """Return for each warp the elements of the K and V tile that it works with."""
     keys = np.split(np.arange(CASE.N), warps) if split == "K" else [np.arange(CASE.N)] * warps
     return [{(tensor, int(j), c) for tensor in "KV" for j in js for c in range(CASE.d)} for js in keys]
 

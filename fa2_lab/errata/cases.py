@@ -1,4 +1,4 @@
-"""The small attentions that errata are judged on, with the truth beside them: dense float64 and central differences."""
+"""The small attentions on which errata are judged, with the truth from dense float64 and central differences."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -12,7 +12,7 @@ from fa2_lab.reference.naive import safe_softmax
 
 
 def distance(x: ArrayLike, truth: ArrayLike) -> float:
-    """Largest absolute difference, relative to the largest true entry; infinite where shapes differ."""
+    """Return the largest absolute difference relative to the largest true entry, or infinity if shapes differ."""
     x, truth = np.asarray(x, dtype=float), np.asarray(truth, dtype=float)
     if x.shape != truth.shape:
         return np.inf
@@ -20,7 +20,7 @@ def distance(x: ArrayLike, truth: ArrayLike) -> float:
 
 
 def central_differences(loss: Callable[[np.ndarray], float], X: np.ndarray, h: float = 1e-5) -> np.ndarray:
-    """∂loss/∂X, entry by entry: no formula of any paper is used."""
+    """Return ∂loss/∂X, entry by entry. No formula of any paper is used."""
     gradient = np.empty_like(X)
     for at in np.ndindex(X.shape):
         step = np.zeros_like(X)
@@ -30,7 +30,7 @@ def central_differences(loss: Callable[[np.ndarray], float], X: np.ndarray, h: f
 
 
 class Small:
-    """Random Q, K, V (N, d) and dO, with the dense answers; the loss is Σ dO ∘ O."""
+    """Random Q, K, V (N, d) and dO, with the dense answers. The loss is Σ dO ∘ O."""
 
     def __init__(self, N: int, d: int, tau: float = 0.5, causal: bool = False, seed: int = 0) -> None:
         self.N, self.d, self.tau = N, d, tau
@@ -41,7 +41,7 @@ class Small:
         return safe_softmax(np.where(self.visible, self.tau * Q @ K.T, -np.inf)) @ V
 
     def computed(self, *mistakes: str, B: int = 2, output: str = "O") -> np.ndarray:
-        """O or a gradient in tiles of B × B, with mistakes of the examiner's catalogue in it."""
+        """Return O or a gradient, computed in tiles of B × B with mistakes of the examiner's catalogue in it."""
         asked = one_head(self.Q, self.K, self.V, self.dO, scale=self.tau, causal=not self.visible.all())
         return attention(asked, mistakes, B, gradients=output != "O")[output][0, 0]
 
@@ -59,7 +59,7 @@ class Small:
 
     @cached_property
     def dS(self) -> np.ndarray:
-        """P ∘ (dP − D), the step between the two matrix products of the backward pass."""
+        """P ∘ (dP − D), the step between the two matmuls of the backward pass."""
         dP = self.dO @ self.V.T
         return self.P * (dP - (self.P * dP).sum(axis=1, keepdims=True))
 

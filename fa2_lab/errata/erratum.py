@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Erratum:
-    """One slip in a source. `wrong()` computes what is printed, `right()` what should be; `error` measures either."""
+    """A mistake in a source. `wrong()` computes what is printed, `right()` what should be; `error` measures either."""
 
     id: str
     source: str
@@ -24,7 +24,7 @@ class Erratum:
     met: str = ""  # where people met it: "project #number, #number; project #number", threads on GitHub
 
     def check(self, result: object) -> bool:
-        """True if the result is as close to the truth as it should be; NaN never is."""
+        """Whether the result is as close to the truth as it should be. NaN never is."""
         return bool(self.error(result) <= self.tolerance)
 
 
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
 
 def judge(erratum: Erratum) -> Verdict:
-    """Run both versions: the check has to refuse the wrong one and accept the right one."""
+    """Run both versions. The check has to refuse the wrong one and accept the right one."""
     if not isinstance(erratum, Erratum):
         raise TypeError(f"erratum: got {erratum!r}; it takes an Erratum")
     with np.errstate(all="ignore"):  # wrong versions may overflow or divide by zero

@@ -1,4 +1,4 @@
-"""Slips in the FlashAttention paper, appendices B and C."""
+"""Mistakes in the FlashAttention paper, appendices B and C."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ TWO = TwoBlocks(CASE, cut=3)
 
 
 def scores(q_of: Callable[[int], np.ndarray], k_of: Callable[[int], np.ndarray]) -> np.ndarray:
-    """S_ij = q_i · k_j for every i and j."""
+    """Return S_ij = q_i · k_j for every i and j."""
     return np.array([[q_of(i) @ k_of(j) for j in range(SQUARE.N)] for i in range(SQUARE.N)])
 
 
@@ -51,18 +51,18 @@ M_ON_CHIP, HEAD = 24_576, 128  # 96 KiB of fp32
 
 
 def needed_on_chip(B: int, backward: bool) -> int:
-    """Elements on chip for square tiles: q, o, k, v, s and l, m; backward also do, dq, dk, dv and dp."""
+    """Return the elements on chip for square tiles: q, o, k, v, s and l, m; backward also do, dq, dk, dv and dp."""
     blocks, tiles = (8, 2) if backward else (4, 1)
     return blocks * B * HEAD + tiles * B * B + 2 * B
 
 
 def largest_block(backward: bool) -> int:
-    """The largest B whose step fits."""
+    """Return the largest B whose step fits."""
     return max(B for B in range(1, HEAD + 1) if needed_on_chip(B, backward) <= M_ON_CHIP)
 
 
 def misfit(B: int, backward: bool) -> float:
-    """By how much a step overflows M, or by how much the next larger one would still have fitted."""
+    """Return by how much a step overflows M, or by how much the next larger one would still fit."""
     over, under = needed_on_chip(B, backward) - M_ON_CHIP, M_ON_CHIP - needed_on_chip(B + 1, backward)
     return max(0, over, under) / M_ON_CHIP
 
@@ -83,7 +83,7 @@ BLOCK_SIZE = Erratum(
 
 
 def backward_flops(d: int) -> int:
-    """Matmul FLOPs that the meter counts in Algorithm 4."""
+    """Return the matmul FLOPs that the meter counts in Algorithm 4."""
     case, meter = Small(N=8, d=d), Trace()
     O, l, m = fa1.forward(case.Q, case.K, case.V, B_r=4, B_c=4)
     fa1.backward(case.Q, case.K, case.V, O, l, m, case.dO, B_r=4, B_c=4, trace=meter)
@@ -119,7 +119,7 @@ GRID = Tiling(N_q=12, N_k=12, B_r=4, B_c=3)
 
 
 def keyed_mask(order: str) -> np.ndarray:
-    """The dropout mask of a generator keyed by (row, column), drawn tile after tile in a loop order."""
+    """Return the dropout mask of a generator keyed by (row, column), drawn tile after tile in a loop order."""
     dropout, kept = Dropout(p=0.5, seed=0), np.empty((GRID.N_q, GRID.N_k), dtype=bool)
     tiles = [(i, j) for i in range(GRID.T_r) for j in range(GRID.T_c)]
     for i, j in sorted(tiles, key=lambda tile: tile[::-1]) if order == "fa1" else tiles:
@@ -145,7 +145,7 @@ DROPOUT_ORDER = Erratum(
 
 
 def empty_row(m_for_exp: Callable[[float], float]) -> np.ndarray:
-    """Output of a row whose first tile is hidden and whose second is seen; m_for_exp makes m safe, or does not."""
+    """Return the output of a row whose first tile is hidden and whose second is seen. m_for_exp may make m safe."""
     s, v = np.array([-np.inf, -np.inf, 1.0, 2.0]), np.array([5.0, 5.0, 1.0, 3.0])
     m, l, o = -np.inf, 0.0, 0.0
     for tile in (slice(0, 2), slice(2, 4)):

@@ -1,4 +1,4 @@
-"""Slips in the FlashAttention-2 paper, sections 2 and 3. "(arXiv)": the ICLR version does not have it."""
+"""Mistakes in the FlashAttention-2 paper, sections 2 and 3. The ICLR version does not have those marked "(arXiv)"."""
 
 import numpy as np
 
@@ -30,7 +30,7 @@ DK = Erratum(
 
 
 def loss(O: np.ndarray) -> float:
-    """Any scalar loss of the output will do."""
+    """Return a scalar loss of the output; any would do."""
     return float((CASE.dO * O).sum())
 
 
@@ -48,7 +48,7 @@ DO = Erratum(
 
 
 def both_blocks(second_factor: float | np.ndarray) -> np.ndarray:
-    """diag(ℓ)⁻¹ e^(S¹ − m) V¹ plus the second block times a factor."""
+    """Return diag(ℓ)⁻¹ e^(S¹ − m) V¹ plus the second block times a factor."""
     return np.exp(TWO.S1 - TWO.m2) @ TWO.V1 / TWO.l2 + second_factor * (TWO.e2 @ TWO.V2)
 
 
@@ -68,7 +68,7 @@ SECOND_BLOCK = Erratum(
 
 
 def divided_at_the_end(factor: np.ndarray) -> np.ndarray:
-    """Tweak 1: the first block's answer times a factor, plus the second block's raw sum; divided by ℓ² at the end."""
+    """Return tweak 1: the first block's answer times a factor, plus the second block's raw sum, all divided by ℓ²."""
     return (factor * TWO.O1 + TWO.e2 @ TWO.V2) / TWO.l2
 
 
@@ -86,7 +86,7 @@ TWEAK_1 = Erratum(
 
 
 def divided_in_every_step(factor: np.ndarray) -> np.ndarray:
-    """The update before tweak 1: both terms carry the new ℓ²."""
+    """Return the update before tweak 1, in which both terms carry the new ℓ²."""
     return factor * TWO.O1 + TWO.e2 @ TWO.V2 / TWO.l2
 
 
@@ -105,7 +105,7 @@ TWO_TERMS = Erratum(
 
 
 def with_probabilities(p2: np.ndarray) -> np.ndarray:
-    """The two-block example with a given P̃² in the second block."""
+    """Return the two-block example with a given P̃² in the second block."""
     unscaled = np.exp(TWO.m1 - TWO.m2) * (TWO.e1 @ TWO.V1) + p2 @ TWO.V2
     return unscaled / TWO.l2
 
@@ -124,7 +124,7 @@ P_TILDE = Erratum(
 
 
 def from_scores(s1: np.ndarray, s2: np.ndarray) -> np.ndarray:
-    """(e^(s1 − m) V¹ + e^(s2 − m) V²) / ℓ for scores given as whole blocks or as one row for all."""
+    """Return (e^(s1 − m) V¹ + e^(s2 − m) V²) / ℓ for scores given as whole blocks, or as one row for all."""
     e1, e2 = np.exp(s1 - TWO.m2), np.exp(s2 - TWO.m2)
     return (e1 @ TWO.V1 + e2 @ TWO.V2) / TWO.l2
 
@@ -189,7 +189,7 @@ BLOCK_INDEX = Erratum(
 
 
 def gradients_with(D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """dQ and dK with a given D in dS = P ∘ (dP − D)."""
+    """Return dQ and dK with a given D in dS = P ∘ (dP − D)."""
     dS = SQUARE.P * (SQUARE.dO @ SQUARE.V.T - D)
     return SQUARE.tau * dS @ SQUARE.K, SQUARE.tau * dS.T @ SQUARE.Q
 
@@ -214,14 +214,14 @@ ROW_ELEMENTS = {"Q": CASE.d, "O": CASE.d, "dO": CASE.d, "dQ": CASE.d, "L": 1, "D
 def inner_step(
     Q: np.ndarray, O: np.ndarray, dO: np.ndarray, dQ: np.ndarray, L: np.ndarray, D: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Algorithm 2, lines 10 to 16, on one tile; line 15 brings its own dQ_i, whatever line 9 loaded."""
+    """Compute Algorithm 2, lines 10 to 16, on one tile. Line 15 loads its own dQ_i, whatever line 9 loaded."""
     P = np.exp(CASE.tau * Q @ CASE.K.T - L)
     dS = P * (dO @ CASE.V.T - D)
     return P.T @ dO, np.zeros_like(Q) + CASE.tau * dS @ CASE.K, CASE.tau * dS.T @ Q
 
 
 def used_elements() -> int:
-    """Elements per row that matter: those of the tensors whose NaN would show in the results."""
+    """Return how many elements per row matter: those of the tensors whose NaN would show in the results."""
     D = (CASE.dO * CASE.O).sum(axis=1, keepdims=True)
     loaded = dict(Q=CASE.Q, O=CASE.O, dO=CASE.dO, dQ=np.zeros_like(CASE.Q), L=TWO.L, D=D)
     poisoned = {name: loaded | {name: np.full_like(loaded[name], np.nan)} for name in loaded}

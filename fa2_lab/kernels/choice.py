@@ -1,5 +1,4 @@
-"""Choose the kernels of a call: decode for few queries, Hopper's own kernels on Hopper, the portable ones for all
-others.
+"""Choose the kernels of a call: decode for few queries, Hopper's own on Hopper, the portable kernels for all others.
 
 What is prepared for one kind of call is a function of the call's tensors. For a backward, dO, dL, O and L come first.
 """
@@ -103,8 +102,8 @@ def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: 
 
 
 def with_bias(options: Options) -> str:
-    """Return the bias as a part of a kernel's name, because a kernel that does not compile has most often a bad
-    bias."""
+    """Return words that add the bias to a kernel's name, because it is the first suspect if the kernel does not
+    compile."""
     return "" if options.bias is None else f" with the bias {options.bias.__name__}"
 
 

@@ -131,8 +131,7 @@ def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:
 
 
 def sizes(Q: torch.Tensor, K: torch.Tensor, of: torch.Tensor, streamed: torch.Tensor, sequences: int | None) -> dict:
-    """Return the sizes that kernels take as they are. Programs belong to the heads `of` one tensor and stream two
-    others."""
+    """Return the sizes that kernels take as they are. Programs belong to heads `of` one tensor and stream two more."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(of)
     found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
     return found | dict(l2_group=min(batch * heads, l2_group(streamed)))

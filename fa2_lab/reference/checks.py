@@ -1,4 +1,4 @@
-"""What the reference refuses, in one place: every error names the argument, what it got and what it takes."""
+"""What the reference refuses. Every error names the argument, what it got and what it takes."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -8,7 +8,7 @@ from fa2_lab.tiles import real_number
 
 
 def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
-    """`x` as float64 with `ndim` dimensions, or an error."""
+    """Return `x` as float64 with `ndim` dimensions, or raise an error."""
     try:
         array = np.asarray(x)
     except ValueError as ragged:
@@ -21,7 +21,7 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """`x` as float64 of exactly this shape, or an error."""
+    """Return `x` as float64 of exactly this shape, or raise an error."""
     array = real_array(name, x, len(shape))
     if array.shape != shape:
         raise ValueError(f"{name}: got shape {array.shape}; it takes {meaning} = {shape}")
@@ -37,7 +37,7 @@ def inputs(
     softcap: float | None = None,
     sink: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Q (N_q, d), K and V (N_k, d) of one head and its scale τ. softcap and sink are only checked."""
+    """Return Q (N_q, d), K and V (N_k, d) of one head and its scale τ. softcap and sink are only checked."""
     Q, K = real_array("Q", Q, 2), real_array("K", K, 2)
     if K.shape[1] != Q.shape[1]:
         raise ValueError(f"K: got head dimension {K.shape[1]}; it takes that of Q, d = {Q.shape[1]}")
@@ -52,17 +52,17 @@ def inputs(
 
 
 def like(Q: np.ndarray, **tensors: ArrayLike) -> list[np.ndarray]:
-    """Tensors with the shape of Q, such as O and dO."""
+    """Return tensors with the shape of Q, such as O and dO."""
     return [same_shape(name, x, Q.shape, "the shape of Q") for name, x in tensors.items()]
 
 
 def per_row(Q: np.ndarray, **vectors: ArrayLike) -> list[np.ndarray]:
-    """Vectors with one number for each row of Q, such as l, m and L."""
+    """Return vectors with one number per row of Q, such as l, m and L."""
     return [same_shape(name, x, Q.shape[:-1], "one number for each row of Q, shape") for name, x in vectors.items()]
 
 
 def qkv_heads(Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Q (batch, heads, N_q, d) and K, V (batch, key heads, N_k, d), the heads of Q a multiple of those of K."""
+    """Return Q (batch, heads, N_q, d) and K, V (batch, key heads, N_k, d), whose heads divide those of Q."""
     Q, K = real_array("q", Q, 4), real_array("k", K, 4)
     if K.shape[0] != Q.shape[0] or K.shape[3] != Q.shape[3]:
         raise ValueError(f"k: got shape {K.shape}; it takes the batch and head dimension of q, {Q.shape}")
@@ -72,7 +72,7 @@ def qkv_heads(Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> tuple[np.ndarray, np.
 
 
 def scale(tau: float | None, d: int, name: str = "tau") -> float:
-    """The softmax scale τ, which has this name in a call; 1/√d where none is given. 0 is a scale like any other."""
+    """Return the softmax scale τ, called `name` in an error, or 1/√d if none is given. A scale of 0 is allowed."""
     if tau is None:
         return 1.0 / np.sqrt(d)
     return real_number(name, tau, "a finite number of at least 0, or None for 1/√d", lambda x: 0 <= x < np.inf)

@@ -1,7 +1,7 @@
-"""Dropout whose mask is a function of where an entry stands, not of when it is visited.
+"""Dropout whose mask is a function of the place of an entry, and not of when the entry is visited.
 
-The generator is Philox4x32 with ten rounds, keyed by the seed and counted by (column, row, head, batch): the bits
-that Triton's `tl.philox` draws. An entry's fate is therefore the same in every loop order, forward and backward.
+The generator is Philox4x32 with ten rounds, keyed by the seed and counted by (column, row, head, batch): the bits that
+Triton's `tl.philox` draws. The mask is therefore the same in every loop order, forward and backward.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LOW_WORD, WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
-    """The first of the four 32-bit words that Philox4x32-10 makes of a 64-bit seed and four counters."""
+    """Return the first of the four 32-bit words that Philox4x32-10 makes of a 64-bit seed and four counters."""
     c0, c1, c2, c3 = (np.asarray(c).astype(np.uint64) for c in (c0, c1, c2, c3))
     key0, key1 = np.uint64(seed) & LOW_WORD, np.uint64(seed) >> WORD
     for _ in range(10):
@@ -30,19 +30,19 @@ def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
 
 
 def threshold(p: float) -> int:
-    """Words below this one mean "drop": the fraction p of all 2³² words."""
+    """Return the number below which a word means "drop": the fraction p of all 2³² words."""
     return int(p * 2.0**32)
 
 
 def keep_mask(p: float, seed: int, batch: int, head: int, rows: ArrayLike, cols: ArrayLike) -> np.ndarray:
-    """True where an entry is kept, for global row and column numbers."""  # (rows, cols)
+    """Return True for each entry that is kept, for global row and column numbers."""  # (rows, cols)
     word = philox(seed, np.asarray(cols)[None, :], np.asarray(rows)[:, None], head, batch)
     return word >= np.uint32(threshold(p))
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout with probability p for one (batch, head). Its state R is this key: nothing else needs saving."""
+    """Dropout with probability p for one (batch, head). These fields are its state R, and nothing else is saved."""
 
     p: float = 0.0
     seed: int | None = None
@@ -60,14 +60,14 @@ class Dropout:
             whole_number("seed", self.seed, low=0, high=2**64 - 1)
 
     def z(self, rows: slice, cols: slice) -> np.ndarray | None:
-        """The factors Z of one tile: 1/(1−p) where kept, 0 where dropped; None without dropout."""
+        """Return the factors Z of one tile: 1/(1−p) if kept, 0 if dropped; None without dropout."""
         if self.p == 0 or self.seed is None:
             return None
         row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
         return keep_mask(self.p, self.seed, self.batch, self.head, row, col) / (1 - self.p)
 
     def drop(self, p_ij: np.ndarray, rows: slice, cols: slice) -> np.ndarray:
-        """p_ij ∘ Z of one tile; p_ij itself without dropout."""
+        """Return p_ij ∘ Z of one tile, or p_ij itself without dropout."""
         return dropped(p_ij, self.z(rows, cols))
 
 
@@ -75,14 +75,14 @@ NO_DROPOUT = Dropout()
 
 
 def dropped(x: np.ndarray, z: np.ndarray | None) -> np.ndarray:
-    """x ∘ Z; x itself without dropout."""
+    """Return x ∘ Z, or x itself without dropout."""
     return x if z is None else x * z
 
 
 def sequential_mask(tiling: Tiling, p: float, seed: int, order: str) -> np.ndarray:
-    """The mask that one sequential generator draws, tile after tile, in the loop order of "fa1" or of "fa2".
+    """Return the mask that one sequential generator draws, tile after tile, in the loop order of "fa1" or of "fa2".
 
-    It shows why such a generator replays only where both passes visit the tiles in the same order.
+    It shows why such a generator draws the same mask again only if both passes visit the tiles in the same order.
     """
     if order not in ("fa1", "fa2"):
         raise ValueError(f"order: got {order!r}; it takes 'fa1' (columns outside) or 'fa2' (rows outside)")

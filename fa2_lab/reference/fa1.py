@@ -1,7 +1,7 @@
-"""FlashAttention (FA1): key blocks outside, query blocks inside, the row state travelling to HBM and back.
+"""FlashAttention (FA1): key blocks in the outer loop, query blocks in the inner one, the row state kept in HBM.
 
-Every tile is computed, whatever the mask, as the paper's algorithms say. fa2.py has the same step in the same words:
-the difference of the two files is the difference of the two papers.
+Every tile is computed, whatever the mask, as in the paper's algorithms. fa2.py has the same step in the same words, so
+the difference between the two files is the difference between the two papers.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from fa2_lab.trace import UNWATCHED, Trace
 
 
 def block_sizes(M: int, d: int) -> tuple[int, int]:
-    """(B_r, B_c) for an on-chip memory of M elements: four blocks of B_c × d fill it."""
+    """Return (B_r, B_c) for an on-chip memory of M elements, which four blocks of B_c × d fill."""
     B_c = cdiv(whole_number("M", M, low=1), 4 * whole_number("d", d, low=1))
     return min(B_c, d), B_c
 
@@ -35,7 +35,7 @@ def forward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """FA1 Algorithm 2 for one head: returns O (N_q, d) and the row sums l and row maxima m (N_q,).
+    """Compute FA1 Algorithm 2 for one head: return O (N_q, d) and the row sums l and row maxima m (N_q,).
 
     Block sizes come from M, or are given as B_r and B_c. The generator's state R is `dropout`, which the caller keeps.
     """
@@ -90,7 +90,7 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """FA1 Algorithm 4 for one head: dQ, dK, dV from what the forward kept, the same mask and the same dropout."""
+    """Compute FA1 Algorithm 4 for one head: return dQ, dK and dV, given the results and options of the forward."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     O, dO = checks.like(Q, O=O, dO=dO)
     l, m = checks.per_row(Q, l=l, m=m)
@@ -128,7 +128,7 @@ def backward(
 
 
 def _blocks(M: int | None, B_r: int | None, B_c: int | None, d: int) -> tuple[int, int]:
-    """The block sizes as given, or from M."""
+    """Return the block sizes as given, or from M."""
     if (M is None) == (B_r is None and B_c is None) or (B_r is None) != (B_c is None):
         raise ValueError(f"M, B_r, B_c: got M={M}, B_r={B_r}, B_c={B_c}; it takes M alone, or B_r and B_c")
     if M is not None:

@@ -1,7 +1,7 @@
-"""FlashAttention-2: query blocks outside and independent, one division per row, only L kept for the backward.
+"""FlashAttention-2: query blocks in the outer loop and independent, one division per row, only L kept for the backward.
 
-Tiles that the mask leaves empty are never visited, and only those it cuts are masked. fa1.py has the same step in the
-same words: the difference of the two files is the difference of the two papers.
+Tiles that the mask leaves empty are never visited, and only tiles that it cuts are masked. fa1.py has the same step in
+the same words, so the difference between the two files is the difference between the two papers.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def forward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """FA2 Algorithm 1 for one head: returns O (N_q, d) and the logsumexp L (N_q,)."""
+    """Compute FA2 Algorithm 1 for one head: return O (N_q, d) and the logsumexp L (N_q,)."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     drop = dropout.drop
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A1.L1 FA2.A1.L2
@@ -77,9 +77,9 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """FA2 Algorithm 2 for one head: dQ, dK, dV. Column blocks are independent but for the rows of dQ they share.
+    """Compute FA2 Algorithm 2 for one head: return dQ, dK and dV. Column blocks share dQ and are else independent.
 
-    A sink is not asked for: L holds it already. Its own gradient is scores.sink_backward.
+    No sink is needed, because L already contains it. Its own gradient is scores.sink_backward.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     O, dO = checks.like(Q, O=O, dO=dO)
@@ -131,7 +131,7 @@ def forward_split_keys(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The decode case: each row block's keys are split among workers, and their (O, L) are merged at the end."""
+    """Compute the decode case: each row block's keys are split among workers, whose (O, L) are merged at the end."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     splits = whole_number("splits", splits, low=1)
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)
@@ -155,6 +155,6 @@ def forward_split_keys(
 
 
 def _shares(blocks: list[int], splits: int) -> list[list[int]]:
-    """Consecutive shares of equal size, one for each worker; the last ones may be short or empty."""
+    """Return consecutive shares of equal size, one per worker. The last ones may be short or empty."""
     size = cdiv(len(blocks), splits) or 1
     return [blocks[w * size : (w + 1) * size] for w in range(splits)]

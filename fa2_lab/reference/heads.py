@@ -1,6 +1,6 @@
-"""Batches and heads, in one place: every stage is written for one head, and here it is run over all of them.
+"""Batches and heads: every stage is written for one head, and this file runs it over all of them.
 
-Grouped heads: query head h reads key head h // group, nothing is copied, and dK and dV are summed over the group.
+With grouped heads, query head h reads key head h // group. Nothing is copied, and dK and dV are summed over the group.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ QKV = tuple[np.ndarray, np.ndarray, np.ndarray]
 def forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, stage: str = "fa2", B_r: int = 64, B_c: int = 64, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """O (batch, heads, N_q, d) and L (batch, heads, N_q) of any stage; k and v may have fewer heads than q. options:
-    as each_head() takes them."""
+    """Return O (batch, heads, N_q, d) and L of any stage. k and v may have fewer heads; each_head() takes the
+    options."""
     q, k, v = _check(stage, q, k, v)
     O, L = np.empty_like(q), np.empty(q.shape[:3])
     for b, h, _, qkv, common in each_head(q, k, v, **options):
@@ -54,7 +54,7 @@ def backward(
     B_c: int = 64,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """dQ, dK, dV of any stage from the O and L of its forward. Those of the sinks: sinks_backward."""
+    """Return dQ, dK and dV of any stage from the O and L of its forward. For the sinks see sinks_backward()."""
     q, k, v = _check(stage, q, k, v)
     O, dO = checks.like(q, O=O, dO=dO)
     (L,) = checks.per_row(q, L=L)
@@ -90,9 +90,9 @@ def each_head(
     bias: Callable[[int, np.ndarray, np.ndarray], ArrayLike] | None = None,
     trace: Trace = UNWATCHED,
 ) -> Iterator[tuple[int, int, int, QKV, dict[str, Any]]]:
-    """For each query head: its place (b, h), its key head, its q, k and v, and what else a stage is to be given.
+    """Yield for each query head its place (b, h), its key head, its q, k and v, and what else a stage takes.
 
-    A bias is a function of (head, row, column), the number of a query head and what Mask gives its own.
+    A bias is a function of (head, row, column): the number of the query head, and the arguments of a bias of Mask.
     """
     lengths, sink_of, group = _check_lengths(key_lengths, k), _check_sinks(sinks, q), q.shape[1] // k.shape[1]
     scale = checks.scale(scale, q.shape[3], "scale")
@@ -110,21 +110,21 @@ def each_head(
 
 
 def sinks_backward(sinks: np.ndarray, O: np.ndarray, L: np.ndarray, dO: np.ndarray) -> np.ndarray:
-    """The gradient of every head's sink from the O and L of a forward, summed over the batch."""  # (heads,)
+    """Return the gradient of every head's sink, summed over the batch, from the O and L of a forward."""  # (heads,)
     O = checks.real_array("O", O, 4)
     heads = enumerate(_check_sinks(sinks, O))
     return np.array([0.0 if s is None else sink_backward(s, O[:, h], L[:, h], dO[:, h]) for h, s in heads])
 
 
 def _check(stage: str, *qkv: np.ndarray) -> tuple[np.ndarray, ...]:
-    """q, k and v in float64, after refusing a stage that does not exist."""
+    """Return q, k and v in float64, and refuse a stage that does not exist."""
     if stage not in STAGES:
         raise ValueError(f"stage: got {stage!r}; it takes one of {', '.join(STAGES)}")
     return checks.qkv_heads(*qkv)
 
 
 def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
-    """The key length of every batch entry."""
+    """Return the key length of every batch entry."""
     if key_lengths is None:
         return [None] * k.shape[0]
     lengths = np.asarray(key_lengths)
@@ -136,7 +136,7 @@ def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
-    """The sink of every query head; one of −∞ is none."""
+    """Return the sink of every query head, with None for −∞."""
     if sinks is None:
         return [None] * q.shape[1]
     sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")

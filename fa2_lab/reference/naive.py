@@ -1,7 +1,7 @@
-"""Attention as it is defined: S, P and O one after the other, with S and P of size N_q × N_k.
+"""Attention as it is defined: S, P and O one after another, with S and P of size N_q × N_k.
 
-Beside it the forward and backward of the FA1 paper's appendix B.1 and B.2, which need O(N) extra memory but
-still compute every entry from scratch whenever it is needed.
+Also the forward and the backward of the FA1 paper's appendices B.1 and B.2, which need O(N) extra memory but compute
+every entry again whenever it is needed.
 """
 
 import numpy as np
@@ -15,29 +15,29 @@ from fa2_lab.trace import UNWATCHED, Trace
 
 
 def safe_softmax(S: np.ndarray) -> np.ndarray:
-    """exp(S) / Σ exp(S), row by row, the row maximum subtracted first. A row of −inf (no key visible) gives zeros."""
+    """Return exp(S) / Σ exp(S) row by row, after subtracting the row maximum. A row of −inf gives zeros."""
     e = np.exp(S - finite(S.max(axis=-1, keepdims=True)))
     return e / nonzero(e.sum(axis=-1, keepdims=True))
 
 
 def logsumexp(S: np.ndarray) -> np.ndarray:
-    """log Σ exp(S) of every row, natural logarithm; −inf for a row of −inf."""
+    """Return log Σ exp(S) of every row, a natural logarithm, with −inf for a row of −inf."""
     m = S.max(axis=-1)
     return m + np.log(nonzero(np.exp(S - finite(m)[..., None]).sum(axis=-1)))
 
 
 def softmax_backward(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
-    """Every row of dP times that row's Jacobian, diag(p) − p pᵀ, without building one: dS = P ∘ (dP − D)."""
+    """Return dS = P ∘ (dP − D): every row of dP times that row's Jacobian, diag(p) − p pᵀ, without building one."""
     return P * (dP - D_from_probabilities(P, dP)[:, None])
 
 
 def D_from_probabilities(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
-    """D_i = Σ_j P_ij dP_ij: needs two rows of length N_k."""
+    """Return D_i = Σ_j P_ij dP_ij, from two rows of length N_k."""
     return (P * dP).sum(axis=1)
 
 
 def D_from_output(dO: np.ndarray, O: np.ndarray) -> np.ndarray:
-    """D_i = do_i · o_i: the same number from two rows of length d."""
+    """Return D_i = do_i · o_i, the same number from two rows of length d."""
     return (dO * O).sum(axis=1)
 
 
@@ -53,7 +53,7 @@ def forward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Standard attention of one head: returns O (N_q, d) and P (N_q, N_k), which its backward wants back."""
+    """Compute standard attention of one head: return O (N_q, d) and P (N_q, N_k), which its backward needs."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     whole = Tiling(len(Q), len(K), len(Q), len(K), mask)
     z = dropout.z(whole.rows(0), whole.cols(0))
@@ -78,7 +78,7 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """FA1 Algorithm 3: the gradients of one head from P, with dP and dS in HBM as well."""
+    """Compute FA1 Algorithm 3: return the gradients of one head from P, with dP and dS in HBM as well."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     P = checks.same_shape("P", P, (len(Q), len(K)), "(N_q, N_k)")
     (dO,) = checks.like(Q, dO=dO)
@@ -105,7 +105,7 @@ def forward_linear_memory(
     softcap: float | None = None,
     sink: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Appendix B.1: first L, then O, one row at a time. Returns O and L; nothing larger than a row is ever held."""
+    """Compute appendix B.1, first L and then O, one row at a time. Nothing larger than a row is ever held."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, softcap, sink)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
     L, O = np.empty(len(Q)), np.empty_like(Q)
@@ -130,7 +130,7 @@ def backward_linear_memory(
     mask: Mask = NO_MASK,
     softcap: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Appendix B.2: dV, D, dQ and dK one row at a time; P is computed again from L wherever it is needed."""
+    """Compute appendix B.2: return dQ, dK and dV, one row at a time, with P computed again from L."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, softcap)
     O, dO = checks.like(Q, O=O, dO=dO)
     (L,) = checks.per_row(Q, L=L)

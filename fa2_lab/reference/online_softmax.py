@@ -1,6 +1,6 @@
-"""Softmax over keys that arrive in blocks: a state of three parts and the four things one can do with it.
+"""Softmax over keys that arrive in blocks: a state of three fields, and what can be done with it.
 
-The same `merge` serves blocks in a loop, warps in a block, splits of the keys on one GPU, and GPUs in a ring.
+The same `merge` serves blocks in a loop, warps in a thread block, splits of the keys on one GPU, and GPUs in a ring.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from fa2_lab.reference.dropout import dropped
 
 
 def finite(m: np.ndarray) -> np.ndarray:
-    """m, with 0 for the −inf of a row that has seen no key: exp(−inf − 0) is 0, exp(−inf − −inf) is NaN."""
+    """Return m, with 0 for the −inf of a row that has seen no key: exp(−inf − 0) is 0, but exp(−inf − −inf) is NaN."""
     return np.where(np.isneginf(m), 0.0, m)
 
 
 def nonzero(l: np.ndarray) -> np.ndarray:
-    """l, with 1 for the 0 of a row that has seen no key: its O becomes 0 / 1 = 0."""
+    """Return l, with 1 for the 0 of a row that has seen no key, so that its O becomes 0 / 1 = 0."""
     return np.where(l == 0, 1.0, l)
 
 
 def first_state(sink: float | None = None) -> tuple[float, float]:
-    """(m, l) of a row before its first key: −∞ and 0, or the sink and its own exp(sink − m) = 1."""
+    """Return (m, l) of a row before its first key: −∞ and 0, or the sink and its own exp(sink − m) = 1."""
     return (-np.inf, 0.0) if sink is None else (float(sink), 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxState:
-    """What is known of some rows after some keys: enough to go on, and enough to finish."""
+    """What is known of some rows after some keys. It is enough to go on, and enough to finish."""
 
     m: np.ndarray  # (B_r,)    the largest score so far
     l: np.ndarray  # (B_r,)    Σ exp(s − m)
@@ -38,17 +38,18 @@ class SoftmaxState:
 
     @classmethod
     def reset(cls, rows: int, d: int, sink: float | None = None) -> SoftmaxState:
-        """The state before the first key; without a sink it is the identity of merge."""
+        """Return the state before the first key. Without a sink it is the identity of merge."""
         m, l = first_state(sink)
         return cls(np.full(rows, m), np.full(rows, l), np.zeros((rows, d)))
 
     @classmethod
     def from_output(cls, o: np.ndarray, L: np.ndarray) -> SoftmaxState:
-        """A finished part taken up again: (O, L) says as much as (m, l, o)."""
+        """Return the state of a finished (O, L), which holds as much as (m, l, o)."""
         return cls(L, np.where(np.isneginf(L), 0.0, 1.0), o)
 
     def update(self, s: np.ndarray, v: np.ndarray, z: np.ndarray | None = None) -> SoftmaxState:
-        """Take in one block of scores s (B_r, B_c) and values v (B_c, d); z holds the dropout factors, if any."""
+        """Return the state after a block of scores s (B_r, B_c) and values v (B_c, d). z holds dropout factors, if
+        any."""
         m = np.maximum(self.m, s.max(axis=1))  # (B_r,)
         p = np.exp(s - finite(m)[:, None])  # (B_r, B_c)
         alpha = np.exp(self.m - finite(m))  # (B_r,): 1 while the maximum stands
@@ -57,7 +58,7 @@ class SoftmaxState:
         return SoftmaxState(m, l, o)
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
-        """The state after the keys of both: associative, commutative, with reset as identity."""
+        """Return the state after the keys of both. Merging is associative and commutative."""
         m = np.maximum(self.m, other.m)
         alpha, beta = np.exp(self.m - finite(m)), np.exp(other.m - finite(m))
         l = alpha * self.l + beta * other.l
@@ -65,7 +66,7 @@ class SoftmaxState:
         return SoftmaxState(m, l, o)
 
     def finalize(self) -> tuple[np.ndarray, np.ndarray]:
-        """(o, L): the output rows and their logsumexp; 0 and −inf where no key was seen."""
+        """Return (o, L), the output rows and their logsumexp, with 0 and −inf for rows that have seen no key."""
         l = nonzero(self.l)
         o = (1 / l)[:, None] * self.o  # (B_r, d)
         L = self.m + np.log(l)  # (B_r,)
@@ -73,7 +74,7 @@ class SoftmaxState:
 
 
 def incremental(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> SoftmaxState:
-    """FlashAttention's way: one state, updated by every block, a pair (s, v) of (B_r, B_c) and (B_c, d)."""
+    """Return one state that every block updates, as FlashAttention does. A block is (s, v), (B_r, B_c) and (B_c, d)."""
     state = None
     for s, v in blocks:
         state = (state or SoftmaxState.reset(len(s), v.shape[1])).update(s, v)

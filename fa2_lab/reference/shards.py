@@ -1,11 +1,11 @@
-"""Geometry of a sequence that is cut among ranks: who holds which rows, and what one rank's rows see of another's.
+"""Geometry of a sequence that is cut among ranks: who holds which rows, and what the rows of one rank see of another's.
 
-One level above tiles.py, and the same three cases: a pair of pieces is SKIP, DIAGONAL or FULL.
+It is tiles.py one level higher, with the same three cases: a pair of pieces is SKIP, DIAGONAL or FULL.
 
 contiguous   rank r holds the r-th piece of the sequence
 zigzag       rank r holds the r-th piece from the front and the r-th from the back, so that causal work is even
 
-A rank's rows are in the order of the sequence. In zigzag the front piece is the longer half where they are not equal.
+The rows of a rank are in the order of the sequence. In zigzag, the front piece is the longer half if they differ.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 class Meeting(NamedTuple):
-    """Which of a rank's queries meet which keys of a block, in one call of a kernel; rows as the ranks count them."""
+    """Which queries of a rank meet which keys of a block, in one call of a kernel. Each rank counts its own rows."""
 
     queries: slice
     keys: slice
@@ -31,18 +31,18 @@ def check_layout(layout: str) -> None:
 
 
 def even_lengths(N: int, ranks: int) -> list[int]:
-    """How many of N rows each rank gets: as even as can be, the longer ones first."""
+    """Return how many of N rows each rank gets: as evenly as possible, with the longer shards first."""
     N, ranks = whole_number("N", N, low=1), whole_number("ranks", ranks, low=1)
     return [N // ranks + (rank < N % ranks) for rank in range(ranks)]
 
 
 def front(length: int, layout: str) -> int:
-    """How many of a rank's rows are its first piece."""
+    """Return how many of a rank's rows are its first piece."""
     return length - length // 2 if layout == "zigzag" else length
 
 
 def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
-    """For each rank, where its pieces lie in the sequence."""
+    """Return for each rank where its pieces are in the sequence."""
     check_layout(layout)
     ranks = range(len(lengths))
     places: list[list[slice]] = [[] for _ in ranks]
@@ -56,10 +56,10 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
 
 
 def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> Meeting:
-    """What the queries of `rank` see of the keys of `source`: always one call, or none.
+    """Return what the queries of `rank` see of the keys of `source`, which is always one call or none.
 
-    With a causal mask a rank sees its own rows as any sequence sees itself. In zigzag its rows see the front piece of
-    an earlier rank, whole, and its back piece sees all rows of a later rank.
+    With a causal mask, a rank sees its own rows as any sequence sees itself. In zigzag, its rows see the whole front
+    piece of an earlier rank, and its back piece sees all rows of a later rank.
     """
     whole, keys = slice(0, lengths[rank]), slice(0, lengths[source])
     kind = Tile.FULL
@@ -73,8 +73,9 @@ def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal:
 
 
 def halves(length: int, causal: bool) -> list[Meeting]:
-    """A rank's own meeting in two calls of about as much work: under the causal mask the upper three quarters of its
-    rows are 9/16 of it. Both know where they stand: a causal call aligns the last query with the last key."""
+    """Return a rank's own meeting as two calls with about the same work. Under the causal mask, the upper three
+    quarters of its rows are 9/16 of it. Both are aligned, because a causal call aligns the last query with the last
+    key."""
     middle = length - length // (4 if causal else 2)
     kind = Tile.DIAGONAL if causal else Tile.FULL
     first = Meeting(slice(0, middle), slice(0, middle if causal else length), kind if middle else Tile.SKIP)

@@ -1,4 +1,4 @@
-"""The softmax step, line 9 of Algorithm 1: from a tile of scores to its probabilities, and to the new m and l."""
+"""The softmax step, line 9 of Algorithm 1: from a tile of scores to its probabilities and the new m and l."""
 
 import math
 from typing import NamedTuple
@@ -13,7 +13,7 @@ LARGEST = 1e38  # times a score that is not 0 it is past all that tanh tells apa
 
 
 class Scales(NamedTuple):
-    """What scores are multiplied by, so that their exponentials are powers of 2."""
+    """What scores are multiplied by, so that their exponentials become powers of 2."""
 
     scale_log2: float  # τ log₂e
     coarse: float  # the power of two below it, for huge scores
@@ -22,12 +22,12 @@ class Scales(NamedTuple):
 
 
 def base_2(scale: float) -> float:
-    """τ log₂e: exp(τ s) is 2 to the power of τ log₂e · s, and a GPU has an instruction for powers of 2."""
+    """Return τ log₂e: exp(τ s) is 2 to the power of τ log₂e · s, and a GPU has an instruction for powers of 2."""
     return max(scale * LOG2E.value, SMALLEST)
 
 
 def scales(scale: float, softcap: float | None = None) -> Scales:
-    """The numbers for a scale τ; softmax_step says what they are for, and capped() what a softcap is."""
+    """Return the numbers for a scale τ. softmax_step() explains what they are for, and capped() what a softcap is."""
     scale_log2 = base_2(scale if softcap is None else softcap)
     inner = None if softcap is None else min(scale / softcap, LARGEST)
     return Scales(scale_log2, 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126), inner)
@@ -35,16 +35,16 @@ def scales(scale: float, softcap: float | None = None) -> Scales:
 
 @triton.jit
 def capped(s_ij, inner):
-    """Scores without their scale: s, or with a softcap c, whose scores are c tanh(τ s / c), tanh(τ s / c).
+    """Return the scores without their scale: s, or tanh(τ s / c) if the softcap c makes them c tanh(τ s / c).
 
-    Then c is the scale in τ's place. `inner` is τ / c, or None.
+    In that case c takes the place of τ as the scale. `inner` is τ / c, or None.
     """
     return s_ij if inner is None else tanh(s_ij * inner)
 
 
 @triton.jit
 def tanh(x):
-    """(1 − e) / (1 + e) with e = exp(−2 |x|), and for small x, where 1 − e has few digits, the begin of its series."""
+    """Return (1 − e) / (1 + e) with e = exp(−2 |x|). For small x, 1 − e has few digits, and a series is used."""
     size = tl.abs(x)
     e = tl.exp2(size * (-2 * LOG2E))
     large = (1 - e) / (1 + e)
@@ -56,13 +56,14 @@ def tanh(x):
 
 @triton.jit
 def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
-    """P of a tile of scores s (B_r, B_c), alpha, by which all that came before shrinks, and the new m and l (B_r,).
+    """Return P of a tile of scores s (B_r, B_c), the factor alpha for everything before, and the new m and l (B_r,).
 
-    With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c): one multiply-add and one power of 2 for each score, because m c
-    is the same for a whole row. m c is rounded, which makes all p of a row wrong by the same factor; O, a quotient,
-    does not change. But from |m c| = 2²⁸ on the factor can pass 2⁸, and p would soon be too large or too small for
-    fp16. There c gives way to the power of two below it, whose products are exact. It hardly matters: if scores of that
-    size differ at all, then by 2¹⁶ in p, or with the smaller c by 2⁸, and all but the largest are next to nothing.
+    With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c), which takes one multiply-add and one power of 2 per score,
+    because m c is the same for a whole row. m c is rounded, so all p of a row are wrong by the same factor. O is a
+    quotient and does not change. From |m c| = 2²⁸ on, however, the factor can exceed 2⁸, and p would soon be too large
+    or too small for fp16. There the power of two below c is used instead, whose products are exact. This hardly
+    matters: if scores of that size differ at all, p differs by at least 2¹⁶, or by 2⁸ with the smaller c, so all but
+    the largest are next to nothing.
     """
     m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
     m_ref = m_new

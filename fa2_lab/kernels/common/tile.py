@@ -1,7 +1,8 @@
-"""What every kernel does with a tile: find its place, load it, ask which entries are visible, drop, store.
+"""What every kernel does with a tile: find its place, load it, ask which entries are visible, apply dropout, store it.
 
-Capital letters are pointers into HBM, lower case lives on chip. One tile of S is B_r rows by B_c columns (BLOCK_M by
-BLOCK_N elsewhere). d_pad is d rounded up to a power of two of at least 16, which is what the tensor cores take.
+Capital letters are pointers into HBM, and lower-case letters are on the chip. One tile of S has B_r rows and B_c
+columns (called BLOCK_M and BLOCK_N elsewhere). d_pad is d rounded up to a power of two of at least 16, as the tensor
+cores take it.
 """
 
 from typing import NamedTuple
@@ -22,7 +23,7 @@ class PortableTile(NamedTuple):
 
 
 class Head(NamedTuple):
-    """One head of a tensor: a pointer to its row 0, and how far apart its rows lie."""
+    """One head of a tensor: a pointer to its row 0, and the distance between its rows."""
 
     at: tl.tensor
     stride: tl.tensor
@@ -39,15 +40,16 @@ class DropoutKey(NamedTuple):
 
 @triton.jit
 def tile_coord(T, heads, l2_group):
-    """This program's block and head."""
+    """Return this program's block and head."""
     return block_of(tl.program_id(0), T, heads, l2_group)
 
 
 @triton.jit
 def block_of(t, T, heads, l2_group):
-    """The t-th block, of T to a head, and its head: some heads run side by side, so that what they read stays in L2.
+    """Return the t-th block of all heads, which have T blocks each, and its head.
 
-    Of these heads, block 0 of each comes before block 1.
+    Some heads run side by side, so that what they read stays in L2. Of these heads, block 0 of each comes before block
+    1.
     """
     section = t // (l2_group * T)
     within = t % (l2_group * T)
@@ -57,7 +59,7 @@ def block_of(t, T, heads, l2_group):
 
 @triton.jit
 def known_strides(strides):
-    """What launch.all_strides() gives, as strides of which the compiler knows whether 8 divides them."""
+    """Return the strides that launch.all_strides() gives, so that the compiler knows whether 8 divides them."""
     given, IN_EIGHTS = strides
     if IN_EIGHTS:
         given = [[n // 8 * 8 for n in one] for one in given]
@@ -66,32 +68,32 @@ def known_strides(strides):
 
 @triton.jit
 def head_of(X, strides, batch, head):
-    """Pointer to row 0 of one head, in 64 bits: a whole tensor may have more than 2^31 elements."""
+    """Return a pointer to row 0 of one head, in 64 bits, because a tensor may have more than 2^31 elements."""
     return X + tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
 
 
 @triton.jit
 def one_head(X, strides, batch, head):
-    """One head of a tensor, with the distance of its rows."""
+    """Return one head of a tensor, with the distance between its rows."""
     return Head(head_of(X, strides, batch, head), strides[2])
 
 
 @triton.jit
 def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """load_rows() from a Head, in the sizes that the kernel is compiled for."""
+    """Load rows from a Head by load_rows(), in the sizes for which the kernel is compiled."""
     return load_rows(X.at, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit
 def load_columns(X, c, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """load_tile() of the columns c … c + width alone."""
+    """Load the columns c … c + width of a tile alone."""
     d: tl.constexpr = min(tile.d - c, tile.width)
     return load_rows(X.at + c, first, X.stride, n, B, d, tile.width, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit
 def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
-    """Pointers to rows first … first + B of one head."""  # (B, d_pad)
+    """Return pointers to rows first … first + B of one head."""  # (B, d_pad)
     row = tl.cast(tl.arange(0, B), tl.int64)[:, None]
     return X + tl.cast(first, tl.int64) * stride + (row * stride + tl.arange(0, d_pad)[None, :])
 
@@ -117,20 +119,20 @@ def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.c
 
 @triton.jit
 def store_rows(X, x, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr):
-    """Write x as rows first … first + B of one head, as far as they exist."""
+    """Write x as rows first … first + B of one head, as far as these exist."""
     real = (first + tl.arange(0, B) < n)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
     tl.store(row_pointers(X, first, stride, B, d_pad), x.to(X.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def start_of(starts, b, n):
-    """The row with which packed sequence b begins: 0 for the first; what lies outside counts as the nearest inside."""
+    """Return the first row of packed sequence b, which is 0 for the first. A start out of range is clamped."""
     return tl.where(b == 0, 0, tl.minimum(tl.maximum(tl.load(starts + b), 0), n))
 
 
 @triton.jit
 def sequence_rows(starts, b, n, sequences):
-    """A packed sequence's first row and how many it has. Number `sequences` is what lies behind the last of n rows."""
+    """Return a packed sequence's first row and number of rows. Sequence `sequences` is the rows past the last one."""
     first = start_of(starts, b, n)
     end = tl.where(b < sequences, start_of(starts, tl.minimum(b + 1, sequences), n), n)
     return first, tl.maximum(end - first, 0)
@@ -138,10 +140,11 @@ def sequence_rows(starts, b, n, sequences):
 
 @triton.jit
 def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
-    """Block t of packed rows: its number in its sequence, that one's first row and rows, and those on the other side.
+    """Return block t of packed rows: its number in its sequence, the first row and the rows of that sequence, and the
+    first row and the rows that it meets on the other side.
 
-    Sequence b begins with block starts[b] // B + b, which leaves it all the blocks that it needs, or one more. A block
-    without rows meets nobody, and so do rows of no sequence.
+    Sequence b begins with block starts[b] // B + b, which leaves it as many blocks as it needs, or one more. A block
+    without rows meets nobody, and neither do rows of no sequence.
     """
     b = 0 * t
     behind = b + sequences + 1
@@ -158,7 +161,7 @@ def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
 
 @triton.jit
 def block_count(n, sequences, B: tl.constexpr):
-    """How many blocks of B rows n rows make, or are enough for packed sequences and what lies behind them."""
+    """Return how many blocks of B rows n rows have, or at most have if they are packed sequences."""
     if sequences is None:
         return tl.cdiv(n, B)
     else:
@@ -167,7 +170,7 @@ def block_count(n, sequences, B: tl.constexpr):
 
 @triton.jit
 def length_of(key_lengths, batch, N_k):
-    """How many keys of this batch entry are real; a length outside [0, N_k] counts as the nearest one inside."""
+    """Return how many keys of this batch entry are real. A length outside [0, N_k] is clamped."""
     if key_lengths is None:
         return N_k
     else:
@@ -176,7 +179,7 @@ def length_of(key_lengths, batch, N_k):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
-    """How many keys a row sees, counted from the left: the causal diagonal ends in the bottom right corner."""
+    """Return how many keys a row sees, from the left. The causal diagonal ends in the bottom right corner."""
     if CAUSAL:
         return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), length)
     else:
@@ -185,9 +188,9 @@ def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
 
 @triton.jit
 def columns_seen(row, N_q, N_k, length, window):
-    """The interval of columns that a row sees: where it begins and where it ends.
+    """Return the interval of columns that a row sees, as its begin and its end.
 
-    A window (left, right) counts from the row's diagonal, column row + N_k − N_q; None is unbounded.
+    A window (left, right) counts from the diagonal of the row, column row + N_k − N_q. None means unbounded.
     """
     left, right = window
     begin = 0 * row if left is None else tl.maximum(row + N_k - N_q - left, 0)
@@ -202,7 +205,7 @@ def sees(begin, end, col, window):
 
 @triton.jit
 def rows_seeing(col, N_q, N_k, length, window):
-    """The same the other way round, the interval of rows that see a column: where it begins and where it ends."""
+    """Return the interval of rows that see a column, as its begin and its end."""
     left, right = window
     begin = tl.where(col < length, 0 if right is None else col + N_q - N_k - right, N_q)
     return begin, N_q + 0 * col if left is None else col + N_q - N_k + left + 1
@@ -216,9 +219,9 @@ def seen_by(begin, end, row, window):
 
 @triton.jit
 def columns_of(i, N_q, N_k, length, window, tile):
-    """What row block i visits: its edges, to be masked, and between them the tiles that every row sees.
+    """Return the columns that row block i visits: edges to be masked, and between them tiles that every row sees.
 
-    Both are (first column, last column, hole, width of the hole): a loop from first to last leaves out the hole.
+    Both are (first column, last column, hole, width of the hole). A loop from first to last leaves out the hole.
     """
     first, full = columns_seen(i * tile.B_r, N_q, N_k, length, window)
     hole, last = columns_seen(tl.minimum(i * tile.B_r + tile.B_r, N_q) - 1, N_q, N_k, length, window)
@@ -233,9 +236,9 @@ def columns_of(i, N_q, N_k, length, window, tile):
 
 @triton.jit
 def rows_of(col, N_q, N_k, length, window, tile):
-    """What the column block at `col` visits: its edges, to be masked, and between them the rows that see all of it.
+    """Return the rows that the column block at `col` visits: edges to be masked, and between them rows that see it all.
 
-    Both are (first row, last row, tail, end of the tail), with two parts.
+    Both are (first row, last row, tail, end of the tail), which are two ranges of rows.
     """
     left, right = window
     B_r: tl.constexpr = tile.B_r
@@ -260,7 +263,8 @@ def rows_of(col, N_q, N_k, length, window, tile):
 
 @triton.jit
 def drop(x, row, col, dropout):
-    """x with dropout's entries zero and the others scaled up; keyed by place, so any loop order draws the same mask."""
+    """Return x with the entries that dropout drops set to zero and the others scaled up. The place of an entry decides,
+    so the mask is the same in any order of the loops."""
     threshold, factor = dropout.rule
     zero = 0 * row + 0 * col
     word, _, _, _ = tl.philox(tl.load(dropout.seed), col + zero, row + zero, dropout.head + zero, dropout.batch + zero)
@@ -269,7 +273,7 @@ def drop(x, row, col, dropout):
 
 @triton.jit
 def add_product(acc, a, b):
-    """acc + a b. In fp32 a tile is summed by itself first: small terms, one by one, get lost in a large sum."""
+    """Return acc + a b. In fp32 a tile is summed by itself first, because small terms get lost in a large sum."""
     if a.dtype == tl.float32:
         return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")  # from a plain 0 the compiler would sum into acc
     return tl.dot(a, b, acc)

@@ -1,1 +1,1 @@
-"""Attention of a few queries over a long cache: kernel.py is the GPU's, shares.py cuts the keys, plan.py launches."""
+"""Attention of a few queries over a long cache: shares.py cuts the keys, plan.py launches, kernel.py computes."""

@@ -1,11 +1,11 @@
-"""Decode on the GPU: a few queries attend to a long cache. Two kernels read the keys, a third merges what they found.
+"""Decode on the GPU: a few queries attend to a long cache. Two kernels read the keys, a third merges the results.
 
     split_kv_kernel   every head has the same number of programs
-    stream_k_kernel   every program has an equal share of all heads' work, and may end one head and begin the next
-    merge_kernel      merges the parts (m, l, o) of each head that several programs have read
+    stream_k_kernel   every program has an equal share of the work of all heads, and may end one head and begin the next
+    merge_kernel      merges the partial results (m, l, o) of each head that several programs have read
 
-shares.py says how many programs a head gets, plan.py launches the kernels. The query heads of a group are rows of one
-tile, so that every key is read once for all of them. The cache is a tensor, or pages that a block table names.
+shares.py decides how many programs a head gets, and plan.py launches the kernels. The query heads of a group are rows
+of one tile, so that every key is read once for all of them. The cache is a tensor, or pages that a block table names.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from fa2_lab.kernels.common.tile import columns_seen, head_of, length_of, load_r
 
 
 class Strides(NamedTuple):
-    """Strides of each tensor's batch entries, heads and rows; of a paged cache's pages, heads and keys."""
+    """The strides of each tensor's batch entries, heads and rows, or of a paged cache's pages, heads and keys."""
 
     Q: tuple
     K: tuple
@@ -30,7 +30,7 @@ class Strides(NamedTuple):
 
 
 class DecodeTile(NamedTuple):
-    """What the kernels are compiled for: each of these is a tl.constexpr."""
+    """What the kernels are compiled for. Each field is a tl.constexpr."""
 
     d: int
     d_pad: int  # d, rounded up to what tensor cores take
@@ -44,7 +44,7 @@ class DecodeTile(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Numbers of which the compiler is told whether they are 1, and whether they are multiples of 16."""
+    """Numbers for which the compiler learns whether they are 1, and whether they are multiples of 16."""
 
     H: int  # query heads
     group: int  # query heads that share a K/V head
@@ -63,14 +63,14 @@ UNSPECIALIZED = ["N_k", "batch", "programs", "share", "splits"]
 
 
 class Strided(NamedTuple):
-    """A pointer and the strides of what lies there."""
+    """A pointer and the strides of the tensor there."""
 
     at: tl.tensor
     strides: tuple
 
 
 class Queries(NamedTuple):
-    """The queries, and what is computed for them."""
+    """The queries, and the tensors that are computed for them."""
 
     sinks: tl.tensor  # one for each query head, or None
     Q: Strided
@@ -79,7 +79,7 @@ class Queries(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys, values, and the block table that says where they are, or None."""
+    """Keys, values, and the block table that locates them, or None."""
 
     K: Strided
     V: Strided
@@ -88,7 +88,7 @@ class Cache(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-    """A row block: of sequence b and one K/V head, the rows i · B_r … of its group."""
+    """A row block of sequence b and one K/V head: the rows from i · B_r on of its group."""
 
     b: tl.tensor
     kv_head: tl.tensor
@@ -98,7 +98,7 @@ class RowBlock(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The keys that a program reads for a row block: a tile at first, first + step, … before last."""
+    """The keys that a program reads for a row block: tiles at first, first + step, … before last."""
 
     first: tl.tensor
     last: tl.tensor
@@ -108,7 +108,7 @@ class Span(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Part n of the scratch: for each row its o, m and l, and nothing in two more numbers, so that o can be aligned."""
+    """Partial result n in the scratch memory: o, m and l of each row, and two unused numbers that keep o aligned."""
 
     scratch: tl.tensor
     n: tl.tensor
@@ -117,7 +117,8 @@ class Part(NamedTuple):
 class Work(NamedTuple):
     """What stream-K divides: the row blocks of all sequences, end to end.
 
-    A flat tuple: Triton 3.6 loses a None or a size of 1 that lies two tuples deep in what a function is handed.
+    The tuple is flat because Triton 3.6 loses a None or a size of 1 that is two tuples deep in what a function
+    receives.
     """
 
     key_lengths: tl.tensor  # or None
@@ -135,7 +136,7 @@ class Work(NamedTuple):
 
 @triton.jit
 def place_of(cache, first, length, tile):
-    """Where keys first … first + B_c lie: their pages, and their rows in them. One page where a tile lies in one."""
+    """Return the pages of keys first … first + B_c and their rows there, or one page that holds the whole tile."""
     if tile.page % tile.B_c == 0:
         first = tl.cast(first, tl.int32)  # in Triton's interpreter it is an int of Python's
         page, row = tl.load(cache.table + first // tile.page), first % tile.page
@@ -176,9 +177,10 @@ def load_keys(X, place, first, row_begin, length, tile):
 
 @triton.jit
 def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
-    """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after the tiles of a span.
+    """Return the state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after the tiles of a span.
 
-    Few rows leave registers for a row sum of every column, so that warps, which hold different columns, add up once.
+    A few rows leave enough registers for one row sum per column. The warps, which hold different columns, then add up
+    only once.
     """
     FEW_ROWS: tl.constexpr = tile.B_r == 16
     o_i = tl.zeros((tile.B_r, tile.d_pad), tl.float32)  # FA2.A1.L5
@@ -216,14 +218,14 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
 
 @triton.jit
 def finalize(m, l, scale_log2):
-    """SoftmaxState.finalize: what o is divided by, and L. A row that sees no key gets O = 0 and L = −∞."""
+    """Return what o is divided by, and L, like SoftmaxState.finalize. A row that sees no key gets O = 0 and L = −∞."""
     divisor = tl.where(l == 0.0, 1.0, l)
     return divisor, (m * scale_log2 + tl.log2(divisor)) * LN2  # FA2.A1.L13
 
 
 @triton.jit
 def group_rows(X, block, row, sizes, tile):
-    """Pointers to the rows of a group in Q or O: row r is query r % N_q of the group's head r // N_q."""
+    """Return pointers to the rows of a group in Q or O. Row r is query r % N_q of the group's head r // N_q."""
     at = (block.kv_head * sizes.group + row // sizes.N_q).to(tl.int64) * X.strides[1]
     at += (row % sizes.N_q).to(tl.int64) * X.strides[2]
     at = X.at + tl.cast(block.b, tl.int64) * X.strides[0] + at
@@ -232,13 +234,13 @@ def group_rows(X, block, row, sizes, tile):
 
 @triton.jit
 def part_rows(part, r, sizes, tile):
-    """Pointers to rows of a part: each holds o, then m, then l."""
+    """Return pointers to rows of a partial result. Each row holds o, then m, then l."""
     return part.scratch + (tl.cast(part.n, tl.int64) * sizes.R + r) * (tile.d_pad + 4)
 
 
 @triton.jit
 def attend(rows, cache, block, span, part, scales, sizes, tile):
-    """A row block attends to a span of keys: its O and L where these are all it sees, else a part of them."""
+    """Let a row block attend to a span of keys, and write its O and L, or a partial result if it sees more keys."""
     r, e = tl.arange(0, tile.B_r), tl.arange(0, tile.d_pad)
     row = block.i * tile.B_r + r
     real = row < sizes.group * sizes.N_q
@@ -277,7 +279,7 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
 
 @triton.jit
 def row_block(head, key_lengths, table, N_k, sizes):
-    """The row block that has this number among the heads of all sequences."""
+    """Return the row block that has this number among the heads of all sequences."""
     b, h = head // sizes.heads, head % sizes.heads
     length = length_of(key_lengths, b, N_k)
     return RowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
@@ -285,7 +287,7 @@ def row_block(head, key_lengths, table, N_k, sizes):
 
 @triton.jit
 def first_tile(N_k, N_q, left, tile):
-    """The first tile of a sequence that any of its queries sees: a window begins behind 0."""
+    """Return the first tile of a sequence that any of its queries sees. It is not 0 if a window begins later."""
     if left is None:
         return 0 * N_k
     else:
@@ -298,7 +300,7 @@ def first_tile(N_k, N_q, left, tile):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, tile,
                     WHOLE: tl.constexpr):  # fmt: skip
-    """Split w of head h reads tiles w, w + splits, …; with WHOLE there is one split, which reads the whole head."""
+    """Read tiles w, w + splits, … of head h, as split w. With WHOLE there is one split, which reads the whole head."""
     w, head = tl.program_id(0) % splits, tl.program_id(0) // splits
     rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
@@ -315,7 +317,7 @@ LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
 
 @triton.jit
 def units_of(length, work, tile):
-    """A head's units of work: one to begin it, which also gives a row that sees no key its O and L, and its tiles."""
+    """Return a head's units of work: its tiles, and one that begins it and writes O and L of rows without keys."""
     if work.left is None:
         return tl.cdiv(length, tile.B_c) + 1
     else:
@@ -325,7 +327,7 @@ def units_of(length, work, tile):
 
 @triton.jit
 def units_among(work, first, end, tile):
-    """Units of work of each of the sequences first … first + LENGTHS that come before `end`."""
+    """Return the units of work of each of the sequences first … first + LENGTHS that come before `end`."""
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
@@ -334,7 +336,7 @@ def units_among(work, first, end, tile):
 
 @triton.jit
 def units_before(b, work, tile):
-    """Units of work of all sequences before b. Their lengths are known to the GPU alone, so every program adds up."""
+    """Return the units of work of all sequences before b. The host does not know them, so every program adds up."""
     if work.key_lengths is None:
         return b * work.heads * units_of(work.N_k, work, tile)
     else:
@@ -346,7 +348,7 @@ def units_before(b, work, tile):
 
 @triton.jit
 def sequence_of(unit, work, tile):
-    """The sequence that a unit of work belongs to, and that sequence's first unit."""
+    """Return the sequence that a unit of work belongs to, and that sequence's first unit."""
     if work.key_lengths is None:
         units = work.heads * units_of(work.N_k, work, tile)
         return unit // units, unit // units * units
@@ -363,16 +365,16 @@ def sequence_of(unit, work, tile):
 
 @triton.jit
 def share_of(total, work):
-    """How many of all units of work each program takes."""
+    """Return how many of all units of work each program takes."""
     return work.share if work.key_lengths is None else tl.maximum(tl.cdiv(total, work.programs), work.share)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, batch, share, scales, sizes,
                     tile):  # fmt: skip
-    """Program w takes units w · share … (w + 1) · share of all work: the end of a head, whole heads, the begin of one.
+    """Take units w · share … (w + 1) · share as program w: the end of a head, whole heads, the beginning of one.
 
-    Of head h, counted through the batch, it leaves part w + h: from one part to the next w or h grows.
+    Its partial result of head h, counted through the batch, is number w + h. From one result to the next, w or h grows.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
     rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
@@ -403,7 +405,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
 @triton.jit
 def merge(m, l, o, m_w, l_w, o_w, scale_log2):
-    """SoftmaxState.merge, line by line: one state (), (), (d,) and several more (PARTS,), (PARTS,), (PARTS, d)."""
+    """Merge one state (), (), (d,) with several others (PARTS,), (PARTS,), (PARTS, d), like SoftmaxState.merge."""
     m_new = tl.maximum(m, tl.max(m_w, 0))  # merge: m
     m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # merge: finite(m)
     alpha, beta = tl.exp2((m - m_ref) * scale_log2), tl.exp2((m_w - m_ref) * scale_log2)  # merge: alpha, beta
@@ -429,7 +431,7 @@ def readers_of(b, h, work, tile, SPLIT_KV: tl.constexpr):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scales, sizes, tile,
                  SPLIT_KV: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """WIDTH columns of one row of O, and its L, from all its parts, PARTS at a time, in the order of the programs."""
+    """Write WIDTH columns of one row of O, and its L, from its partial results, PARTS at a time, in a fixed order."""
     pid, piece = tl.program_id(0) // (tile.d_pad // WIDTH), tl.program_id(0) % (tile.d_pad // WIDTH)
     b, head, n = pid // (sizes.H * sizes.N_q), pid // sizes.N_q % sizes.H, pid % sizes.N_q
     row = head % sizes.group * sizes.N_q + n

@@ -1,4 +1,4 @@
-"""How decode is launched: in tiles of which size, with how many programs, and by which of the two kernels."""
+"""How decode is launched: with which tiles, with how many programs, and by which of its two kernels."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MERGE_WIDTH = 32  # columns of O that a program of the merge takes
 
 
 def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
-    """Whether decode is the faster kernel for such tensors: few rows to a K/V head, or more of them on a long cache.
+    """Whether decode is the faster kernel for such tensors, which have few rows per K/V head, or more on a long cache.
 
-    With a number of splits no length may decide, because N_k is the longest of a batch.
+    With a number of splits, no length may decide this, because N_k is that of the longest sequence of a batch.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
     few = rows <= 16 or (rows <= MOST_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
@@ -35,9 +35,9 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
 
 
 def decode(tensors: Tensors, options: Options, programs: int | None = None) -> Any:
-    """Return O like Q, and L (batch, heads, N_q), of a few queries. The result does not depend on how it is split.
+    """Return O like Q, and L (batch, heads, N_q), of a few queries. The split of the keys does not change them.
 
-    `programs` asks for equal shares for so many programs.
+    `programs` asks for equal shares for this number of programs.
     """
     key = "decode", options, programs, *keys_of(tensors)
     return prepared(key, prepare, tensors, options, programs)(tensors)
@@ -45,7 +45,7 @@ def decode(tensors: Tensors, options: Options, programs: int | None = None) -> A
 
 @dataclass(frozen=True)
 class Decode:
-    """Calls of one kind: their launches, with all arguments but the pointers."""
+    """Decode for one kind of call: its launches, with all arguments except the pointers."""
 
     read: launch.Launch
     merge: launch.Launch | None  # None where every program reads whole heads
@@ -65,7 +65,7 @@ class Decode:
 
 
 def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> Decode:
-    """Return decode() for calls of one kind: sizes, programs, and what the kernels are compiled for."""
+    """Return decode() for one kind of call, with sizes, programs, and what the kernels are compiled for."""
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
     blocks, at_once = blocks_of(Q, shape)
@@ -88,7 +88,8 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
 
 
 def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[str, Any]) -> launch.Launch:
-    """A program for some columns of each row of O, with as many warps as these and a head's parts give work to."""
+    """Return the launch of the merge: one program for some columns of each row of O, with as many warps as these
+    columns and the partial results of a head give work to."""
     width, heads = min(blocks.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads
     parts = min(64, max(4, power_of_2(cut.programs // heads + 2)))
     warps, registers = min(4, max(1, parts * width // 1024)), blocks.registers and 128
@@ -105,7 +106,7 @@ def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[st
 
 
 class Entry(NamedTuple):
-    """A row of the tables below."""
+    """One entry of the tables below."""
 
     B_c: int
     warps: int
@@ -147,7 +148,7 @@ PAGED = 2  # more stages, if there are more than two: the entry of the block tab
 
 
 def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
-    """Tile, warps, stages and registers for queries like Q, and how many programs run at once."""
+    """Return tile, warps, stages and registers for queries like Q, and how many programs run at once."""
     B_r, d_pad = min(MOST_ROWS, max(16, power_of_2(shape.rows))), tables.padded(shape.d)
     if interpreter.switched_on():
         SMs, found, registers = 1, INTERPRETED, None
@@ -161,7 +162,7 @@ def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
 
 
 def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
-    """The cases of the tables that apply, in their order."""
+    """Return the cases of the tables that apply, in their order."""
     usual = Entry(*entries()["any"][tables.padded(shape.d)])
     heads, few, fp32 = shape.equal_heads, B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, usual.B_c))
@@ -179,14 +180,14 @@ def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
 
 
 def entries() -> dict:
-    """The table for the GPU that the current driver speaks to."""
+    """Return the table for the GPU of the current driver."""
     theirs = tables.family()
     ours = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
     return next((table for sizes, table in ours if sizes is theirs), FOR_AMPERE)
 
 
 def starts_early(device: torch.device) -> bool:
-    """Whether a GPU has programmatic dependent launch: a kernel may start while the one before it still runs."""
+    """Whether a GPU has programmatic dependent launch, with which a kernel may start before the previous one ends."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -194,7 +195,7 @@ def starts_early(device: torch.device) -> bool:
 
 
 class Cut(NamedTuple):
-    """How the keys of all heads are cut among programs."""
+    """How the keys of all heads are divided among programs."""
 
     splits: int  # of each head in split-KV; 0: stream-K
     programs: int
@@ -205,8 +206,8 @@ class Cut(NamedTuple):
 def cut_keys(
     shape: Shape, blocks: tables.Blocks, itemsize: int, at_once: int, programs: int | None, options: Options
 ) -> Cut:
-    """Split-KV if a number of splits is asked for, or the rules of shares.py say so and no number of programs is asked
-    for; else stream-K."""
+    """Return a cut for split-KV if a number of splits is asked for, or if the rules of shares.py choose it and no
+    number of programs is asked for, and otherwise one for stream-K."""
     row_blocks, tiles = cdiv(shape.rows, blocks.B_r), cdiv(shape.N_k, blocks.B_c)
     if options.left is not None:  # and no tile before the window of the first query
         tiles -= max(shape.N_k - shape.N_q - options.left, 0) // blocks.B_c
@@ -225,7 +226,7 @@ def cut_keys(
 
 
 def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, early_merge: bool) -> DecodeTile:
-    """What the kernels are compiled for. A share may end anywhere in a head, so stream-K always masks."""
+    """Return what the kernels are compiled for. A share may end anywhere in a head, so stream-K always masks."""
     left, right = window
     cut = left is not None or (right is not None and shape.N_q > 1)
     all_seen = shape.one_length and shape.N_k % blocks.B_c == 0 and not cut  # each key of each tile by each row
@@ -237,12 +238,12 @@ def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, 
 
 @cache
 def tile_for(*numbers: int) -> DecodeTile:
-    """The same from its numbers; few of them ever differ."""
+    """Return a tile from its numbers, which rarely differ."""
     return DecodeTile(*map(tl.constexpr, numbers))
 
 
 def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> Counts:
-    """The numbers of a call that hardly change from call to call."""
+    """Return the numbers of a call that hardly change from call to call."""
     row_blocks, R = cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
     return Counts(shape.H, shape.group, shape.N_q, row_blocks, heads=shape.H_kv * row_blocks, R=R, pages=shape.pages,
                  width=shape.width, left=window[0], right=window[1])  # fmt: skip
@@ -272,12 +273,12 @@ class Shape(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows to each K/V head."""
+        """Rows per K/V head."""
         return self.group * self.N_q
 
     @property
     def equal_heads(self) -> int:
-        """Heads of the one length of all; 0 where there is none."""
+        """The number of heads if all have one length, else 0."""
         return self.batch * self.H_kv if self.one_length else 0
 
 

@@ -1,13 +1,13 @@
-"""The rules by which decode cuts the keys of all heads among programs. They need neither Triton nor torch.
+"""The rules by which decode divides the keys of all heads among programs. They need neither Triton nor torch.
 
-Heads alone are too few to fill a GPU, so several programs read each head. There are two ways to cut:
+Heads alone are too few to fill a GPU, so several programs read each head. There are two ways to divide the work:
 
     split-KV   every head has the same number of programs, its splits: split w takes tiles w, w + splits, …
-    stream-K   the work of all heads lies end to end, and every program takes an equal share of it, across heads if need
-               be: a head is as many units of work as it has tiles, and one more, to begin it
+    stream-K   the work of all heads is laid end to end, and every program takes an equal share of it, even across
+               heads: a head is as many units of work as it has tiles, and one more, to begin it
 
-Stream-K fits every batch. Split-KV is taken where all heads have one length and their splits fill the GPU: its programs
-have one head each, and tiles that are read at the same time lie close together in memory.
+Stream-K fits every batch. Split-KV is chosen if all heads have one length and their splits fill the GPU: then each of
+its programs has one head, and tiles that are read at the same time are close together in memory.
 """
 
 from fa2_lab.tiles import cdiv
@@ -20,15 +20,16 @@ STATISTIC = 4  # bytes of a number in a part: m, l and o are kept in fp32
 
 
 def heads_fill(slots: int, heads: int) -> bool:
-    """Whether so many heads of one length, a program for each, fill the slots; a slot is room for one program."""
+    """Whether this number of heads of one length, with a program for each, fills the slots for programs."""
     return heads > 0 and heads / (cdiv(heads, slots) * slots) >= WHOLE_HEADS_FILL
 
 
 def splits_of_head(slots: int, heads: int, tiles: int, least: int = 1) -> int:
-    """Split-KV: how many programs read each of the heads, which all have so many tiles. 0 where stream-K is better.
+    """Return for split-KV how many programs read each of `heads` heads of `tiles` tiles, or 0 if stream-K is better.
 
-    One where whole heads fill the slots. Otherwise as many as there are slots for, if these leave few slots empty and
-    every program gets two tiles or more, each worth `least` units of work, so that its part is worth writing.
+    It is 1 if whole heads fill the slots. Otherwise it is the number of slots per head, provided that few slots stay
+    empty and every program gets at least two tiles, each worth `least` units of work, so that its partial result is
+    worth writing.
     """
     if heads_fill(slots, heads):
         return 1
@@ -39,15 +40,15 @@ def splits_of_head(slots: int, heads: int, tiles: int, least: int = 1) -> int:
 
 
 def part_bytes(rows: int, d: int) -> int:
-    """Bytes that one part (m, l, o) of so many rows moves: it is written once and read once."""
+    """Return the bytes that one partial result (m, l, o) of these rows moves: it is written once and read once."""
     return 2 * rows * (d + 2) * STATISTIC
 
 
 def tile_bytes(B_c: int, d: int, itemsize: int) -> int:
-    """Bytes of one tile of keys and its values."""
+    """Return the bytes of one tile of keys and its values."""
     return 2 * B_c * d * itemsize
 
 
 def least_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
-    """The fewest tiles that are worth a part: reading them moves no fewer bytes than writing and reading the part."""
+    """Return the fewest tiles that are worth a partial result: they take at least as many bytes to read as it moves."""
     return cdiv(part_bytes(rows, d), tile_bytes(B_c, d, itemsize))

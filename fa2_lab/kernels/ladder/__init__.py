@@ -1,15 +1,15 @@
-"""The ladder: attention forward, from three kernels to one ahead of FlashAttention-3, one change a rung.
+"""The ladder: attention forward, from three kernels to one ahead of FlashAttention-3, with one change per rung.
 
     from fa2_lab.kernels import ladder
     O, L = ladder.load("08").forward(q, k, v, causal=True)
 
-Each file is one rung and can be read alone: it imports no other. Its first line names its one change, and two
-neighbours differ by that change only. `forward` takes q, k, v (batch, heads, N, d) with equal heads in fp16 or bf16; N
-may differ between q and k, d is a power of two from 16 on for the Triton rungs, 64 or 128 for the Gluon rungs, which
-need a Hopper GPU. `fa2-lab ladder 08 --run` runs one by itself.
+Each file is one rung and can be read alone, because it imports no other. Its first line names its one change, and two
+neighbours differ by that change only. `forward` takes q, k, v (batch, heads, N, d) with equal heads in fp16 or bf16. N
+may differ between q and k. d is a power of two from 16 on for the Triton rungs, and 64 or 128 for the Gluon rungs,
+which need a Hopper GPU. `fa2-lab ladder 08 --run` runs one rung by itself.
 
-Beside the ladder stand s00 and s01, two ways for warps to share a tile; x23, rung 23 with exponentials by other units;
-and b00, b01 and b02, three ways for the backward to sum up dQ: their backward(q, k, v, O, L, dO, causal) returns dQ, dK
+There are also s00 and s01, two ways for warps to share a tile; x23, which is rung 23 with exponentials by other units;
+and b00, b01 and b02, three ways for the backward to sum dQ. Their backward(q, k, v, O, L, dO, causal) returns dQ, dK
 and dV. b02 is in Gluon.
 """
 
@@ -39,13 +39,13 @@ def find(rung: str) -> str:
 
 
 def load(rung: str) -> ModuleType:
-    """A rung's module; its forward(q, k, v, causal) returns O and L."""
+    """Return the module of a rung. Its forward(q, k, v, causal) returns O and L."""
     ready()
     return import_module(f"{__name__}.{find(rung)}")
 
 
 def copied(rung: str) -> ModuleType:
-    """A rung's module once more, with kernels of its own: who changes them leaves the rung as it is."""
+    """Return the module of a rung once more, with its own kernels, so that changes leave the rung as it is."""
     ready()
     spec = spec_from_file_location(f"{__name__}.copy_{next(copies)}_of_{find(rung)}", FOLDER / f"{find(rung)}.py")
     assert spec and spec.loader  # a file that is there has both
@@ -55,7 +55,7 @@ def copied(rung: str) -> ModuleType:
 
 
 def ready() -> None:
-    """Before a rung is imported: what older Tritons need."""
+    """Prepare an older Triton for the rungs, before one is imported."""
     from fa2_lab.kernels import triton_versions
 
     triton_versions.prepare()
@@ -63,7 +63,7 @@ def ready() -> None:
 
 
 def change(rung: str) -> tuple[str, str]:
-    """A rung's name and its one change, as the first line of its file says: ("two loops", "the mask is applied …")."""
+    """Return a rung's name and its one change, as the first line of its file has them."""
     tree = ast.parse((FOLDER / f"{find(rung)}.py").read_text(encoding="utf-8"))
     first = str(ast.get_docstring(tree)).split("\n")[0]
     name, _, sentence = first.partition(", ")[2].partition(": ")

@@ -1,8 +1,8 @@
 """FlashAttention-2, backward: Algorithm 2 of the paper in two passes, so that every sum has one fixed order.
 
-First the rows: one program per row block computes D_i, which the second pass reads, and keeps dQ_i on chip. Then the
-columns: one program per column block keeps dK_j and dV_j on chip. S and dP are computed in both. (The paper's own way,
-one pass that adds to dQ by atomic adds, is rung b00 of the ladder.)
+The first pass goes over the rows: one program per row block computes D_i, which the second pass reads, and keeps dQ_i
+on chip. The second pass goes over the columns: one program per column block keeps dK_j and dV_j on chip. Both compute S
+and dP. (Rung b00 of the ladder is the paper's own way, one pass that adds to dQ by atomic adds.)
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 class RowTensors(NamedTuple):
-    """What belongs to rows: tensors of all heads, and the strides of Q and dO."""
+    """The tensors that belong to rows, of all heads, and the strides of Q and dO."""
 
     Q: tl.tensor
     dO: tl.tensor
@@ -64,7 +64,7 @@ class Group(NamedTuple):
 
 @triton.jit
 def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
-    """One number for each row of a head, from L or D; with RAGGED, 0 where there is no such row."""
+    """Load one number per row of a head, from L or D. With RAGGED, it is 0 for a row that does not exist."""
     at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
     return tl.sum(x[:, None], 1)  # over one term; otherwise every thread would load all that it needs itself
@@ -72,13 +72,13 @@ def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
 
 @triton.jit
 def beside_bias(L_i, row, N_q):
-    """L, but ∞ for rows that see nothing or do not exist: a bias, which may be −∞ or large there, leaves their P 0."""
+    """Return L, with ∞ for rows that see nothing or do not exist, so that P is 0 there whatever a bias gives."""
     return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
 
 
 @triton.jit
 def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
-    """P of one tile, from L alone, and its scores without their scale and their bias b."""
+    """Return P of one tile, computed from L alone, and its scores without their scale and their bias b."""
     s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
     s_ij = capped(s_ij, scales.inner)
     # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
@@ -96,7 +96,7 @@ def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
 
 @triton.jit
 def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
-    """dS of one tile: the gradient of the scores after τ and, where there is one, before the softcap."""
+    """Return dS of one tile, the gradient of the scores after τ and, if there is a softcap, before it."""
     dp_ij = tl.dot(do_i, v_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
     if dropout is not None:
         dp_ij = drop(dp_ij, row, col, dropout)
@@ -107,7 +107,7 @@ def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
 @triton.jit
 def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position, seed, tile,
                bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Add to dk_j and dv_j (B_c, d) what rows first … last, and tail … stop, of every head of the group give."""
+    """Add to dk_j and dv_j (B_c, d) the terms of rows first … last and tail … stop of every head of the group."""
     B_r: tl.constexpr = tile.B_r
     k_j, v_j, col, begin, end = columns
     _, scales, rule = factors
@@ -154,7 +154,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position
 @triton.jit(do_not_specialize=launch.SIZES)
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
              heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr, GROUPED: tl.constexpr):  # fmt: skip
-    """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it."""
+    """Compute dK_j and dV_j of column block j of one K/V head, summed over the query heads that share it."""
     B_c: tl.constexpr = tile.B_c
     j, b_kv = tile_coord(block_count(N_k, sequences, B_c), heads, l2_group)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
@@ -193,7 +193,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
 @triton.jit
 def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales, position, dropout, tile,
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Add to dq_i (B_r, d) what the tiles of some columns give."""
+    """Add to dq_i (B_r, d) the terms of the tiles of some columns."""
     B_c: tl.constexpr = tile.B_c
     first, last, hole, width = columns
     L_i, D_i, row, begin, end = per_row
@@ -214,7 +214,7 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
 @triton.jit(do_not_specialize=launch.SIZES)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
            heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr):  # fmt: skip
-    """Row block i of one query head: D_i and dQ_i, laid out like the forward."""
+    """Compute D_i and dQ_i of row block i of one query head, in the layout of the forward."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = tile_coord(T_r, heads, l2_group)
@@ -265,7 +265,7 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """Return backward() for calls of one kind, given (dO, dL, O, L) and their tensors."""
+    """Return backward() for one kind of call, as a function of (dO, dL, O, L) and its tensors."""
     rows = prepare_rows(dO, O, tensors, options)
     columns = prepare_columns(dO, tensors, options)
 
@@ -282,7 +282,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
 
 
 def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
-    """A sink's P is exp(sink − L). It has no value, so dP = 0 and dS = −P D, summed over all rows of its head."""
+    """Return the gradients of sinks: P = exp(sink − L), and without a value dP = 0, so dS = −P D, summed over rows."""
     p = torch.exp(sinks.float()[:, None] - L.nan_to_num())  # not −∞ − (−∞), where a row does not even see its sink
     return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
 
@@ -290,7 +290,7 @@ def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
 def prepare_rows(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None
 ) -> launch.Launch:
-    """Return the launch for D and dQ: one program for each row block of a query head."""
+    """Return the launch for D and dQ, with one program per row block of a query head."""
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
@@ -304,7 +304,7 @@ def prepare_rows(
 def prepare_columns(
     dO: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None
 ) -> launch.Launch:
-    """Return the launch for dK and dV: one program for each column block of a K/V head."""
+    """Return the launch for dK and dV, with one program per column block of a K/V head."""
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(
@@ -316,6 +316,6 @@ def prepare_columns(
 
 
 def numbers(options: Options) -> dict:
-    """What rows see, and what both passes multiply by."""
+    """Return what rows see, and what both passes multiply by."""
     factors = options.scale, scales(options.scale, options.softcap), launch.dropout(options.dropout_p)
     return dict(window=launch.window(options), factors=factors, bias=options.bias)

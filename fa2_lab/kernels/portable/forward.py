@@ -32,7 +32,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 class Position(NamedTuple):
-    """Where a bias is asked for, besides rows and columns."""
+    """What a bias is called with besides rows and columns."""
 
     head: tl.tensor
     diagonal: tl.tensor  # the column of row 0's diagonal: a bias counts rows among the keys
@@ -40,7 +40,7 @@ class Position(NamedTuple):
 
 @triton.jit
 def biases(bias: tl.constexpr, position, row, col):
-    """What a bias adds to the scores of some rows and columns, in fp32."""
+    """Return what a bias adds to the scores of some rows and columns, in fp32."""
     one = tl.full((1, 1), 1.0, tl.float32)  # a product takes what the interpreter makes of a constant times a tensor
     return tl.cast(one * bias(position.head, row + position.diagonal, col), tl.float32)
 
@@ -48,7 +48,7 @@ def biases(bias: tl.constexpr, position, row, col):
 @triton.jit
 def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position, dropout, tile, bias: tl.constexpr,
                 MASKED: tl.constexpr):  # fmt: skip
-    """Update one row block's state with the tiles of some columns: o_i in pieces (B_r, width), m_i and l_i (B_r,)."""
+    """Update a row block's state with the tiles of some columns: o_i in pieces (B_r, width), m_i and l_i (B_r,)."""
     o_i, m_i, l_i = state
     first, last, hole, width = columns
     row, begin, end = rows
@@ -80,7 +80,7 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position,
 @triton.jit(do_not_specialize=launch.SIZES)
 def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
                    heads, l2_group, sequences, window, scales, rule, tile, bias: tl.constexpr):  # fmt: skip
-    """Row block i of one query head: all its tiles, then O_i and L_i. `group` query heads share one K/V head."""
+    """Compute O_i and L_i of row block i of one query head. `group` query heads share one K/V head."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A1.L1 FA2.A1.L2
     i, bh = tile_coord(T_r, heads, l2_group)  # FA2.A1.L3
@@ -134,7 +134,7 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = None) -> Callable:
-    """Return forward() for calls of one kind, given their tensors: it launches a program for each row block."""
+    """Return forward() for one kind of call, as a function of its tensors. It launches one program per row block."""
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     blocks = blocks or tables.blocks("forward", Q, options.causal)
     (batch, H, N_q, _), device = launch.shape(Q), Q.device

@@ -1,7 +1,7 @@
-"""SoftmaxState.merge on the GPU, in place: a finished part (O, L) of more keys is taken into a running state in fp32.
+"""SoftmaxState.merge on the GPU, in place: merge a finished (O, L) of more keys into a running state in fp32.
 
-Several torch operators would do the same and read and write o several times; here it is touched once. With the last
-part, what is written is the output instead of the state.
+Several torch operators would do the same but read and write o several times, whereas here it is touched once. With the
+last (O, L), the kernel writes the output instead of the state.
 """
 
 import triton
@@ -18,16 +18,16 @@ ROWS = 32  # of a program
 
 @triton.jit
 def finite(m):
-    """m, with 0 for the −∞ of a row that has seen no key."""
+    """Return m, with 0 for the −∞ of a row that has seen no key."""
     return tl.where(m == NEG_INF, 0.0, m)
 
 
 @triton.jit(do_not_specialize=["first", "n", "N", "H"])
 def merge_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: tl.constexpr, d_pad: tl.constexpr,
                  B_r: tl.constexpr):  # fmt: skip
-    """State rows first … first + n of N, and the n rows of a part, in every head; all N rows where there is an output.
+    """Merge n rows of (O, L) into state rows first … first + n of N, in every head. An output gets all N rows.
 
-    Of a row that has seen no key only m is read, so l and o need not hold anything before the first part.
+    Of a row that has seen no key, only m is read, so before the first (O, L) l and o need not hold anything.
     """
     begin, end = first, first + n
     if O_out is not None:
@@ -61,10 +61,10 @@ def merge_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: tl.con
 
 def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor,
           O_out: Tensor | None = None, L_out: Tensor | None = None) -> None:  # fmt: skip
-    """Take (O, L) into rows of m, l (batch, heads, N) and o (batch, heads, N, d).
+    """Merge (O, L) into rows of m, l (batch, heads, N) and o (batch, heads, N, d).
 
-    With O_out and L_out, views of any strides whose last dimension is contiguous, the part is the last: all rows of the
-    output are written, and the state is used up.
+    With O_out and L_out, views of any strides whose last dimension is contiguous, this (O, L) is the last one: all rows
+    of the output are written, and the state is used up.
     """
     O, L = rows_contiguous(O), L.contiguous()
     if O.shape[2] or O_out is not None:
@@ -75,7 +75,7 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor,
 
 
 def prepare(N: int, first: int, O: Tensor, O_out: Tensor | None, L_out: Tensor | None) -> launch.Launch:
-    """merge() of one kind, given (m, l, o, L, O, L_out, O_out)."""
+    """Return merge() for one kind of call, as a function of (m, l, o, L, O, L_out, O_out)."""
     batch, H, n, d = O.shape
     blocks = triton.cdiv(n if O_out is None else N, ROWS)
     strides = tuple(None if X is None else X.stride()[:3] for X in (O, O_out, L_out))

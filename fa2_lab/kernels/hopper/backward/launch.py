@@ -77,8 +77,7 @@ def ragged(tensors: Tensors) -> bool:
 
 
 def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | None) -> tuple[tuple[int, int], ...]:
-    """Return (lines, numbers per line) of what S and dP start from, of the sums of dQ, of those of dK, and of the
-    counters.
+    """Return (lines, numbers per line) of what S and dP start from, of the sums of dQ and of dK, and of the counters.
 
     The last three are whole tiles of 64 rows.
     """
@@ -106,8 +105,7 @@ def prepare_before(
 def prepare_main(
     dO: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, parts: int, deterministic: bool
 ) -> Launch:
-    """Return the launch for dK, dV and the sums of dQ, with one program per SM. With `deterministic`, the parts of a
-    head run side by side."""
+    """Return the launch for dK, dV and the sums of dQ, one program per SM. `deterministic` parts run side by side."""
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     causal, scale = options.window != (None, None), options.scale
     (batch, H, N_q, d), (_, H_kv, *_) = shape(Q), shape(K)
@@ -139,8 +137,7 @@ def prepare_main(
 
 
 def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, divided: bool) -> Launch:
-    """Return the launch that writes dQ from its sums, and dK and dV if they are sums, with one program per consumer's
-    part of a tile."""
+    """Return the launch that writes dQ, and dK and dV if divided, from their sums: one program per consumer's part."""
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)

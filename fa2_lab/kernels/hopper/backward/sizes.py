@@ -1,5 +1,4 @@
-"""The sizes of one launch of the Hopper backward: which are fastest for which calls, and which calls other kernels
-take.
+"""The sizes of one launch of the Hopper backward: which are fastest when, and which calls other kernels take.
 
 Sizes and costs were fitted to times on an H200 with Triton 3.9. They cover the paper's grid and 510 random shapes like
 those of `fa2-lab bench sweep`, with more parts and with fewer. PORTABLE also uses older times.
@@ -107,8 +106,7 @@ def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int
 
 
 def l2_group(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_each: int) -> int:
-    """Return how many of all `heads` run at a time, each with `blocks` column blocks. Each part of a K/V head counts as
-    a head.
+    """Return how many of `heads` run at a time, with `blocks` column blocks each. A part of a K/V head is a head.
 
     Without a mask it is one, so that programs side by side read the same rows, and the sums they add to stay in L2.
     Causal blocks take different times, which is evened out by heads that fill about all SMs, at least eight of them.

@@ -278,8 +278,7 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
 )
 def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens_k, sequences, left, right, group,
                    l2_group, scale_log2, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
-    """Compute O and L. Q, K, V and O are tensor descriptors of (batch, heads, N, d), whose shapes give lengths and
-    heads.
+    """Compute O and L. Q, K, V and O are descriptors of (batch, heads, N, d), from which lengths and heads are read.
 
     left and right are those of a window, or None; CAUSAL stands for right = 0. If `sequences` is not None, it is the
     number of packed sequences, and cu_seqlens_q and cu_seqlens_k are their starts.

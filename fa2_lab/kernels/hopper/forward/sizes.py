@@ -1,4 +1,4 @@
-"""The sizes of one launch of the Hopper forward: which are fastest for which calls, and which calls other kernels take.
+"""The sizes of one launch of the Hopper forward: which are fastest when, and which calls other kernels take.
 
 The numbers in these tables were fitted to times on an H200 with Triton 3.9. They cover the paper's grid and 510 random
 shapes like those of `fa2-lab bench sweep`, each with every set of sizes. Those for d 192 and 256 come from fewer calls.
@@ -115,8 +115,7 @@ def choose_for_window(d: int, causal: bool) -> ForwardSizes:
 
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
-    """Return the sizes for one kind of call, with `heads` in all batch entries. `lengths` says if there are
-    key_lengths."""
+    """Return the sizes for a call with `heads` heads in all batch entries, and with key_lengths if `lengths` is set."""
     d_pad, per_SM = d_padded(d), -(-N_q // 64) * heads / SMs
 
     def time(row: tuple) -> float:

@@ -29,8 +29,7 @@ def zeros(device: torch.device) -> Tensor:
 
 
 def evenly(heads: int, least: int) -> int:
-    """Return how many heads run at a time, from `least` to twice as many, so that the last round is as full as it can
-    be.
+    """Return how many heads run at a time, from `least` to twice as many, so that the last round is the fullest.
 
     A few heads left over would run alone, and their long blocks made a call up to 23% slower.
     """

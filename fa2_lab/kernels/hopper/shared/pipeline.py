@@ -83,8 +83,7 @@ def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: g
 
 @triton.aggregate
 class PingPong:
-    """The order in which consumers start their matmuls, which is 0, 1, … and again 0: one runs them during another's
-    softmax.
+    """The order in which consumers start their matmuls, 0, 1, … and again 0, each during another's softmax.
 
     Without USED, no consumer waits for another.
     """
