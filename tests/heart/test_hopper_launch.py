@@ -1,6 +1,5 @@
 """What Hopper's kernels are launched with, on tensors without data: grids, heads at once, RAGGED, and room for sums."""
 
-from itertools import product
 from math import ceil, exp, log
 
 import pytest
@@ -250,15 +249,3 @@ def test_as_many_heads_at_once_as_l2_holds():
     for N_k, heads, l2_group in ((1024, 4400, 44), (4095, 2100, 12), (4096, 2100, 21), (10**6, 7, 1)):
         assert forward_sizes.l2_group(N_k, 64, heads, True) == l2_group
         assert forward_sizes.l2_group(N_k, 64, heads, False) == 1
-
-
-def test_shapes_that_fill_the_chip_alike_have_no_few_heads_left_over():
-    """Causal heads side by side: as many as fill the SMs about once; eight at least, fewer where L2 holds fewer, or
-    four of large groups."""
-    each = {2**10: 8, 2**22: 8, 2**23: 4, 2**24: 2, 2**30: 2}  # bytes of a head: how many at least
-    for (blocks, heads), group in product(((64, 64), (16, 128), (11, 32), (25, 16), (1, 999)), (1, 2, 3)):
-        for bytes_each, most in each.items():
-            n = backward_sizes.l2_group(blocks, heads, SMs, True, group, bytes_each)
-            least = min(heads, max(4 if group > 2 else most, ceil(0.8 * SMs / blocks)))
-            assert least <= n < 2 * least and -heads % n == min(-heads % k for k in range(least, 2 * least))
-    assert backward_sizes.l2_group(32, 64, SMs, False, 1, 1) == 1

@@ -57,7 +57,6 @@ def imported_modules(source: str, module: str, modules: frozenset[str] = frozens
     """
     found = set()
     tree = ast.parse(source)
-    tree.body = [node for node in tree.body if not is_program(node)]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -68,11 +67,6 @@ def imported_modules(source: str, module: str, modules: frozenset[str] = frozens
             inside = {f"{base}.{alias.name}" for alias in node.names}
             found |= inside if base == "fa2_lab" else {name if name in modules else base for name in inside}
     return {name for name in found if name.split(".")[0] in ("fa2_lab", "fa2_studio")}
-
-
-def is_program(node: ast.stmt) -> bool:
-    """What runs when the file is run, above all floors: if __name__ == "__main__"."""
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
 def wrong_arrows(source: str, module: str) -> list[str]:
