@@ -190,7 +190,7 @@ def check_table(block_table: Tensor, q: Tensor) -> None:
 
 
 def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ...], N_q: int, left: int | None) -> None:
-    """Refuse a block table that names a page which does not exist, where a sequence needs it and it can be known.
+    """Refuse a block table that names a missing page for real keys, if this can be known before the launch.
 
     `pages` is the number of pages and the number of keys per page.
     """

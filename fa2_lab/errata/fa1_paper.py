@@ -145,7 +145,7 @@ DROPOUT_ORDER = Erratum(
 
 
 def empty_row(m_for_exp: Callable[[float], float]) -> np.ndarray:
-    """Return the output of a row whose first tile is hidden and whose second is seen. m_for_exp may make m safe."""
+    """Return the output of a row whose first tile is hidden, with m_for_exp(m) in place of m in its exponentials."""
     s, v = np.array([-np.inf, -np.inf, 1.0, 2.0]), np.array([5.0, 5.0, 1.0, 3.0])
     m, l, o = -np.inf, 0.0, 0.0
     for tile in (slice(0, 2), slice(2, 4)):
