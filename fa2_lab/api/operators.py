@@ -7,7 +7,7 @@ both one by one. The NumPy ladder is one more kernel, which Options.reference ch
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from types import ModuleType
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import torch
@@ -53,21 +53,18 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
     if traced(tensors.q, tensors.k, tensors.v):
         O, L = torch.ops.fa2_lab.forward(*tensors, *recorded(options))
         return (O, L) if return_lse else O
-    call = Call(tensors, options, return_lse)
-    if key is not None and as_it_comes:  # prepared calls take q as it comes
-        keep(key, call)
-    return call(tensors)
+    if key is None or not as_it_comes:  # prepared calls take q as it comes
+        return Call(partial(forward, options=options), options, return_lse)(tensors)
+    run = partial(reference_forward, options=options) if options.reference else kernels().prepare_any(tensors, options)
+    return keep(key, Call(run, options, return_lse))(tensors)
 
 
-class Call:
+class Call(NamedTuple):
     """The calls of one kind, which have passed their checks and whose kernels are prepared."""
 
-    def __init__(self, tensors: Tensors, options: Options, return_lse: bool) -> None:
-        self.options, self.return_lse = options, return_lse
-        if options.reference:
-            self.forward: Callable = partial(reference_forward, options=options)
-        else:
-            self.forward = kernels().prepare_any(tensors, options)
+    forward: Callable
+    options: Options
+    return_lse: bool
 
     def __call__(self, tensors: Tensors) -> Tensor | tuple[Tensor, Tensor]:
         q, k, v, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks

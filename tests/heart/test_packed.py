@@ -169,7 +169,7 @@ def test_many_blocks_on_a_gpu(d):
 
 def kernels_alone(q, k, v, dO, cu_seqlens_q, cu_seqlens_k):
     """(O, L, dQ, dK, dV) with nobody looking at the starts first, as on a GPU."""
-    O, L = torch.ops.fa2_lab.forward(q, k, v, None, None, None, cu_seqlens_q, cu_seqlens_k, True, 0.25)
+    O, L = torch.ops.fa2_lab.forward(q, k, v, None, None, None, cu_seqlens_q, cu_seqlens_k, None, True, 0.25)
     return O, L, *torch.autograd.grad(O, (q, k, v), dO)
 
 
@@ -179,7 +179,7 @@ def test_starts_that_are_wrong_read_and_write_nothing_wild(wild):
     q, k, v, dO, good, _ = drawn([4, 3], [4, 3])
     cu = torch.tensor(wild, dtype=torch.int32, device=DEVICE)
     for pair in ((cu, good), (good, cu)):
-        O, _ = torch.ops.fa2_lab.forward(q, k, v, None, None, None, *pair, True, 0.25)
+        O, _ = torch.ops.fa2_lab.forward(q, k, v, None, None, None, *pair, None, True, 0.25)
         again = torch.autograd.grad(O, (q, k, v), dO)
         assert all(x.shape == y.shape for x, y in zip(again, (q, k, v), strict=True))
     assert not O.isnan().any()  # its rows are in order, only its keys were not

@@ -260,8 +260,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
 
 
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return dQ, dK and dV in the shapes of their tensors, and dsinks if there are sinks. dL, that of L, may be
-    None."""
+    """Return dQ, dK, dV in the shapes of their tensors, and dsinks if there are sinks. dL, that of L, may be None."""
     return prepare(dO, O, tensors, options)(dO, dL, O, L, tensors)
 
 
