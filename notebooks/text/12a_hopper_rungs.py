@@ -669,10 +669,11 @@ print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 #
 # ## Rung 22: exchange values only if a lane needs it
 #
-# Rung 22 keeps m and ℓ separately for each lane, in the shape (64, 4). Each lane compares its own largest score with m
-# + 8. If the score of *any* lane in the warp is above that bound, the four lanes of each row find their maximum, and m
-# becomes the larger of this maximum and the old m. Otherwise, the lanes exchange nothing, α is 1, and o stays as it is.
-# For ℓ, no exchange is needed before the last tile, because the lanes' sums can just as well be added up at the end.
+# Rung 22 keeps m and ℓ separately for each lane, in the shape (64, 4). Each lane compares its own largest score with
+# m + 8. If the score of *any* lane in the warp is above that bound, the four lanes of each row find their maximum, and
+# m becomes the larger of this maximum and the old m. Otherwise, the lanes exchange nothing, α is 1, and o stays as it
+# is. For ℓ, no exchange is needed before the last tile, because the lanes' sums can just as well be added up at the
+# end.
 
 # %% tags=["nbval-ignore-output"]
 read("ladder/r22_lagging.py", "softmax")

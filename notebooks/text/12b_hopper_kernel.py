@@ -8,8 +8,8 @@
 #
 # `fa2_lab/kernels/hopper/forward` is the kernel that `attention()` runs on an H100 or H200. It is built from the rungs
 # of [chapter 12a](12a_hopper_rungs.ipynb), but it also accepts sequences of any length, grouped-query attention,
-# windows and packed sequences, which the rungs do not. In this chapter you read the core of that kernel, namely the
-# producer and the consumer's work on a tile, and you find out which warps each wait is there for.
+# windows and packed sequences, which the rungs do not. In this chapter, you read the core of that kernel, namely the
+# producer and the consumer's work on a tile, and you find out why each of its waits is needed.
 #
 # After this notebook you can
 #
@@ -59,10 +59,10 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 show("pipes_forward")
 
 # %% [markdown]
-# The picture shows a program with two consumers and with three stages each for K and V, which are the sizes that a
-# table below calls `SHORT`. A solid arrow means that a copy fills a stage, which a consumer then takes. A dashed arrow
-# means that a consumer releases a stage and that the producer waits for this release. V has no dashed arrows at all,
-# and part 2 explains why it does not need any.
+# The picture shows a program with two consumers and with three stages each for K and V. A table below calls this set of
+# sizes `SHORT`. A solid arrow means that a copy fills a stage, which a consumer then takes. A dashed arrow means that a
+# consumer releases a stage and that the producer waits for this release. V has no dashed arrows at all, and part 2
+# explains why it does not need any.
 #
 # CUTLASS, NVIDIA's library of kernels, uses different names for the same things. It calls the two barriers *full* and
 # *empty*, and its calls correspond to ours as follows:
@@ -94,14 +94,14 @@ show("pipes_forward")
 # ## What is launched?
 #
 # The host launches one program per SM, or fewer if there are fewer row blocks than SMs. A program stays on its SM and
-# fetches one row block after another. Before the first call of each kind, the host prepares the launch that
-# [`launch.py`](../fa2_lab/kernels/hopper/forward/launch.py) will make: it creates a descriptor for each tensor and
-# computes $\tau \log_2 e$, so that the kernel can replace exp with a power of 2.
+# fetches one row block after another. Before the first call of each kind, the host prepares the launch, in
+# [`launch.py`](../fa2_lab/kernels/hopper/forward/launch.py). It creates a descriptor for each tensor and computes
+# $\tau \log_2 e$, so that the kernel can replace exp with a power of 2.
 #
 # The order of the row blocks depends on the mask. Without a mask, the programs work through one head after another, so
 # that they all read the same K and V from L2. Under a causal mask, some row blocks take longer than others, and the
 # load is easier to balance if the programs can choose from several heads. The kernel therefore runs several heads side
-# by side, namely as many as fit into a certain part of L2.
+# by side, but only as many as fit into a certain part of L2.
 #
 # `sizes.choose` picks one of a few sets of sizes, by rules that were fitted to times measured on an H200:
 
@@ -127,14 +127,15 @@ for d, (name, where) in product((64, 128), SETS.items()):
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# With *ping-pong*, the consumers take turns to start their matmuls (part 4). If O does not have its own buffer, it
-# waits for its copy in Q's buffer, as it does on the last rung. Some calls do not use this kernel at all: those with
-# dropout, a softcap, sinks or a bias run the portable kernel, and so do windows if the sequences are packed or d is
-# above 128.
+# With *ping-pong*, the consumers take turns starting their matmuls (part 4). If O does not have its own buffer, the
+# consumer puts O into Q's buffer, as on the last rung, and TMA copies it out from there. Some calls do not use this
+# kernel at all. Calls with dropout, a softcap, sinks or a bias run the portable kernel, and so do calls with a window
+# if the sequences are packed or d is above 128.
 
 # %% [markdown]
-# The picture shows how much of an SM four of these sets use. All four use up the registers, so a second program does
-# not fit onto the SM even when much of its shared memory is free.
+# The picture shows how much shared memory and how many registers a program takes with each of four of these sets. In
+# all four cases, it takes so many registers that a second program does not fit onto the SM, even if much of the shared
+# memory is free.
 
 # %% tags=["hide-input"]
 show("room")
@@ -143,24 +144,24 @@ show("room")
 # ## When is the next row block fetched?
 #
 # The tile scheduler comes from rung 21. To get the number of its next row block, a program performs an atomic addition
-# in L2, and it does so as late as possible. The answer may then arrive later than it is needed. Couldn't a program
-# fetch its next number early instead, at the *start* of a row block, so that it never has to wait?
+# in L2, and it does so as late as possible. The answer may then arrive too late. Couldn't a program fetch its next
+# number early instead, at the *start* of a row block, so that it never has to wait?
 #
 # **Predict.** A single causal head of 32,768 rows is cut into 256 blocks of 128 rows. There are 132 programs, and the
 # heavy blocks are handed out first. What happens if all programs fetch early?
 #
-# - ☐ it is a little faster, because no program waits for a number
+# - ☐ the kernel is a little faster, because no program waits for a number
 # - ☐ nothing changes, because the same blocks are fetched in the same order
 # - ☐ it takes about 1.5 times as long
 #
 # <details><summary>Answer</summary>
 #
-# **it takes about 1.5 times as long.** Program p begins with block p, and right at the start, every program also
-# fetches its second block. That fixes each program's share, just as if the blocks had been assigned in advance. Counted
-# from the heaviest, block b has 256 − b tiles. Program 0 gets blocks 0 and 132, which together have 256 + 124 = 380
-# tiles, whereas the average program has only 249. The model below shows this for one head, and the times recorded on
-# the H200 agree with it. With many heads it matters less, because each program then works through many blocks, and only
-# one of them has been fetched too early.
+# **the kernel takes about 1.5 times as long.** Program p begins with block p, and right at the start, every program
+# also fetches its second block. That fixes each program's share, just as if the blocks had been assigned in advance.
+# Counted from the heaviest, block b has 256 − b tiles. Program 0 gets blocks 0 and 132, which together have 256 + 124 =
+# 380 tiles, whereas the average program has only 249. The model below shows this for one head, and the times recorded
+# on the H200 agree with it. With many heads, fetching early does less harm, because each program then works through
+# many blocks, and only one of them has been fetched too early.
 #
 # ```python
 # long = Tiling(32768, 32768, 128, 128, CAUSAL)
@@ -188,8 +189,8 @@ show("room")
 
 # %% [markdown]
 # The producer passes the number on through the mailbox, which has two slots. In the picture, both slots are empty most
-# of the time. A row block's number enters its slot when the producer begins to copy that row block, and it stays there
-# until both consumers have finished the previous row block.
+# of the time. The producer puts a row block's number into its slot when it begins to copy tiles for that row block. The
+# number stays there until both consumers have finished the previous row block.
 
 # %% tags=["hide-input"]
 show("mailbox")
@@ -213,12 +214,13 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 # sequences ([chapter 16](16_masks.ipynb)), and `left` is for windows. If a call has *key lengths*, each sequence of the
 # batch has its own number of real keys.
 #
-# The roles start as they do on the rungs. Consumer 0 runs on the warps of the launch itself, while the other consumers
-# get 160 or 240 registers per thread and the producer gets 24. If the registers are not enough, `low_reg_schedule`, one
-# of the sizes, makes the compiler order the instructions differently.
+# The roles are started in the same way as on the rungs. Consumer 0 runs on the warps of the launch itself, while the
+# other consumers get 160 or 240 registers per thread and the producer gets 24. If the consumers need more registers
+# than that, the setting `low_reg_schedule`, which is part of the set of sizes, makes the compiler order the
+# instructions differently.
 #
-# The next table shows how the shared memory is used. It is computed from the sizes that a causal call with d = 128 and
-# N = 4,096 is launched with:
+# The next table shows how the shared memory is used. It is computed from the sizes that the kernel uses for a causal
+# call with d = 128 and N = 4,096:
 
 # %% tags=["hide-input"]
 size = sizes.choose(128, 4096, 4096, heads=64, SMs=132, causal=True, lengths=False)
@@ -237,26 +239,26 @@ display(Markdown("\n".join(lines)))
 
 # %% [markdown]
 # Each barrier takes another 8 bytes. To see what the compiler really allocated, run `fa2-lab xray hopper.forward` and
-# look at its column *shared*.
+# look at the *shared* column.
 #
 # ## Why does V need no releases?
 #
 # Consumers never release a stage of V, because each release of K also covers a tile of V. In step n, a consumer starts
-# S for tile n and P V for tile n − 1, and P V is the last thing it waits for. At that point, it is done with K's tile n
-# *and* with V's tile n − 1, so a single arrival, at K's barrier, can announce both.
+# S for tile n and P V for tile n − 1, and the last thing it waits for is P V. After this wait, the consumer is done
+# with K's tile n *and* with V's tile n − 1, so a single arrival, at K's barrier, can announce both.
 #
 # This works because the producer copies V's tile n − 1 right after K's tile n:
 #
 # | the producer copies | into the stage of | which was released with | has the producer waited for that release? |
 # | --- | --- | --- | --- |
-# | K's tile n | K's tile n − stages | itself | yes, for this copy |
+# | K's tile n | K's tile n − stages | that same tile of K | yes, for this copy |
 # | V's tile n − 1 | V's tile n − 1 − stages | K's tile n − stages | yes, one line earlier |
 #
 # By the time the producer wants to copy V's tile, it already knows that the stage is free.
 #
-# We can try this out on the model from chapter 12a. `RingModel(2, 2)` has two stages and two consumers. `room` waits
-# for an empty stage and `copy` fills it, while `take` and `release` work as in 12a. The consumers only release K. The
-# producer waits before it copies the tiles of V that are listed in `careful`, where tiles are counted within their row
+# We can try this out in the model from chapter 12a. `RingModel(2, 2)` has two stages and two consumers. `room` waits
+# for an empty stage and `copy` fills it, while `take` and `release` work as in 12a. The consumers only release K.
+# `careful` lists the tiles of V before whose copies the producer waits, and it counts the tiles from 0 in each row
 # block.
 
 # %%
@@ -300,7 +302,8 @@ def wrong(careful, orders=500):
     return failed
 
 # %% [markdown]
-# **Predict.** The producer copies two row blocks of four tiles each. Before which of V's copies does it have to wait?
+# **Predict.** The producer copies two row blocks of four tiles each. Before which of V's copies does the producer have
+# to wait?
 #
 # - ☐ before each one, because V's stages are never released
 # - ☐ before the last one of a row block
@@ -308,10 +311,10 @@ def wrong(careful, orders=500):
 #
 # <details><summary>Answer</summary>
 #
-# **before the last one of a row block.** Every other copy of V comes right after a copy of K, and the producer has
-# already waited before that one. The last copy of V has no copy of K just before it. Its stage becomes free with the
-# release that K's *next* copy will wait for, but that copy belongs to the next row block. So the producer waits for
-# that stage of K a little early, which costs nothing, since it would have to wait for it anyway.
+# **before the last one of a row block.** Every other copy of V comes right after a copy of K, and the wait before that
+# copy of K has covered both stages. The last copy of V, however, has no copy of K just before it. Its stage becomes
+# free with the release that K's *next* copy will wait for, but that copy belongs to the next row block. So the producer
+# waits for that stage of K a little early, which costs nothing, since it would have to wait for the stage anyway.
 #
 # ```python
 # for careful in ((), (0,), (3,)):
@@ -340,18 +343,18 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # `geometry` knows which keys each row sees. `tiles` returns the index just past the last tile that the block's rows
 # see, but at least 1, so that O is always written. `first_tile` returns the index of the first tile, which is 0 unless
 # there is a window. `wait_for_room(n)` is the wait that the question above was about. When the producer reaches that
-# line, n has already grown by T_c, so it is the number of the next row block's first tile, and the producer waits for
-# the stage of K that this tile will use.
+# line, n has already grown by T_c, so n is now the number of the next row block's first tile. The producer therefore
+# waits for the stage of K that this next tile will use.
 
 # %% [markdown]
 # ## Part 3 · What a consumer does with a row block (16 minutes)
 #
 # ## How do producer and consumers agree on a stage?
 #
-# Producer and consumers both compute the stage as `n % stages` and the phase as `n // stages & 1`, from the same number
-# n. This works because they count the same tiles, and it means that either side can compute stage and phase ahead of
-# time for any tile. The mailbox is like the one on rung 21, except that it has two slots. Its slot is therefore
-# `n & 1`, and its phase is `n >> 1 & 1`.
+# Producer and consumers each compute the stage of tile n as `n % stages` and its phase as `n // stages & 1`. Their
+# results agree because they all count the same tiles in the same order. Either side can also compute the stage and
+# phase of a later tile ahead of time. The mailbox is like the one on rung 21, except that it has two slots. Message n
+# therefore uses slot `n & 1`, in phase `n >> 1 & 1`.
 
 # %% [markdown]
 # The next picture shows four stages over time. Both consumers read every tile, so a stage is free only after the slower
@@ -367,8 +370,8 @@ show("stages")
 read(KERNEL, "consumer", begin="# Two intervals", end="q = pipes")
 
 # %% [markdown]
-# The producer copied every tile that at least one consumer needs, from `begin` up to `last`. The 64 rows of this
-# consumer only need the tiles from `first` up to `end`. The consumer works through them from right to left:
+# The producer copies every tile that at least one consumer needs, from `begin` up to `last`. This consumer's 64 rows
+# only need the tiles from `first` up to `end`. The consumer visits these and drains the others, from right to left:
 #
 # ```text
 # begin            first                    end             last
@@ -382,8 +385,8 @@ read(KERNEL, "consumer", begin="for j in range(last - end)", end="n += last", of
 # %% [markdown]
 # The listing leaves out the lines for packed sequences. If all of the consumer's rows are past the end of the sequence,
 # then `end` equals `first`, and the consumer drains all tiles without using any. If O has its own buffer, `visit`
-# releases Q right after the last S. Otherwise, or if `visit` was not called, Q is released here, after the copy of O
-# has finished reading the buffer.
+# releases Q right after the last S. Otherwise, or if `visit` was not called, the lines above release Q, after the copy
+# of O has finished reading the buffer.
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "drain_tile")
@@ -399,17 +402,17 @@ read(KERNEL, "drain_tile")
 #
 # **because a barrier remembers only one bit, so a consumer must not miss a phase.** The next tile of V that uses this
 # stage is tile n + stages. Suppose that a consumer skips tile n without waiting for it, and that it then waits for tile
-# n + stages while tile n is still being copied. The last phase that has ended belongs to tile n − stages, and it has
-# the same bit as the phase that the consumer is waiting for. The wait therefore ends too early.
+# n + stages while tile n is still being copied. The last phase that has ended is then the one of tile n − stages, which
+# has the same parity bit as the phase that the consumer is waiting for. The wait therefore ends too early.
 #
-# In most places this cannot happen. Before the consumer gets that far, it has taken K's tile n + stages + 1, which uses
-# the stage of K's tile n + 1. By then, all consumers must have released K's tile n + 1, and those that need V's tile n
-# must have used it, so the tile has certainly arrived. At the last tile of a row block, however, there is no such tile
-# of K.
+# Usually, this cannot happen. Before the consumer waits for V's tile n + stages, it takes K's tile n + stages + 1. That
+# tile uses the stage of K's tile n + 1, so all consumers must have released K's tile n + 1 before. Those consumers that
+# need V's tile n must have used it by then, so V's tile n has certainly arrived. If V's tile n + stages is the last
+# tile of a row block, however, the consumer takes no further tile of K before it.
 #
-# The first answer is wrong because `take` does not count anything but is given n. The second is wrong because this
-# tile of V is only freed by K's *next* release, which a consumer that needs the tile makes after its P V. The model
-# above cannot show this mistake, because its copies finish one after another.
+# The first answer is wrong because `take` does not count tiles itself. The consumer passes it n. The second is wrong
+# because this tile of V is only freed when K's *next* tile is released, and a consumer that needs V's tile makes that
+# release after its P V. The model above cannot show this mistake, because its copies finish one after another.
 # </details>
 
 # %% [markdown]
@@ -428,13 +431,13 @@ read(KERNEL, "step", begin="s = start_scores")
 # | `pass_on` | both; the next consumer may start its own | – |
 # | `warpgroup_mma_wait(1)` | P V | S |
 # | `softmax_step`, `rounded` | P V, for as long as `ptxas` lets it (see below) | – |
-# | `warpgroup_mma_wait(0)` | none of this consumer | P V |
+# | `warpgroup_mma_wait(0)` | none of this consumer's | P V |
 #
 # In the source, the whole softmax is between the two waits, so all of it could run during P V. However, `ptxas`,
-# NVIDIA's assembler, moves the second wait up. To see what still runs during P V, we can look at the machine code, for
-# which we do not need a GPU. A wait appears there as `WARPGROUP.DEPBAR`, and the wait for S ends in `0x1`, because one
-# matmul may still be running. The next cell counts the instructions between that line and the next wait, for each of
-# the three consumers:
+# NVIDIA's assembler, moves the second wait up. To see what still runs during P V, we can look at the machine code, and
+# we do not need a GPU for that. A wait appears there as `WARPGROUP.DEPBAR`, and the wait for S ends in `0x1`, because
+# one matmul may still be running. For each of the three consumers, the next cell counts the instructions between the
+# wait for S and the next wait:
 
 # %% tags=["nbval-ignore-output"]
 for causal in (False, True):
@@ -446,9 +449,9 @@ for causal in (False, True):
 
 # %% [markdown]
 # In each tile, every thread of a consumer has 64 scores, so together with α it computes more than 64 exponentials.
-# Without a mask, the maxima and a few of the exponentials run during P V. Under the causal mask almost nothing does, so
-# the exponentials have to hide behind the matmuls of the *other* consumers, which is what ping-pong makes possible. To
-# read the machine code that the cell has searched, run `fa2-lab xray hopper.forward --d 64 --sass`, and add `--full` to
+# Without a mask, the maxima and a few of the exponentials run during P V. Under the causal mask, almost nothing does,
+# so the exponentials have to hide behind the matmuls of the *other* consumers. Ping-pong makes that possible. To read
+# the machine code that the cell has searched, run `fa2-lab xray hopper.forward --d 64 --sass`, and add `--full` to
 # leave out the mask.
 #
 # The function around this loop, `visit`, handles the two ends. Before the loop, it masks the first, rightmost tile if
@@ -457,22 +460,23 @@ for causal in (False, True):
 #
 # ## Part 4 · Inside a tile, and how to find a hang (22 minutes)
 #
-# ## Which consumer multiplies first?
+# ## Which consumer starts its matmuls first?
 #
-# **Ping-pong**, an idea from FlashAttention-3, lets the consumers take turns to start their matmuls. While one consumer
-# multiplies, another computes exponentials, as in *Between* and *Both* in chapter 12a's timeline. It takes one barrier
-# per consumer:
+# **Ping-pong**, an idea from FlashAttention-3, makes the consumers take turns starting their matmuls. While one
+# consumer's matmuls run, another consumer computes exponentials, as in *Between* and *Both* in chapter 12a's timeline.
+# Ping-pong needs one barrier per consumer:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 
 # %% [markdown]
 # Consumer 0's barrier gets one arrival in advance, since otherwise no consumer could ever begin. A consumer that skips
-# a tile must still pass the turn on, as `drain_tile` does. Ping-pong costs one wait per tile, and whether that pays
-# depends on d. At d = 64, where the exponentials take as long as both matmuls, it made the kernel 0.99 to 1.07 times as
-# fast. At d = 128, where they take half as long, the kernel was only 0.99 times as fast with it. Even so, ping-pong is
-# also on at d = 128 under the mask if there are many more keys than rows, as the table of ideas in part 5 shows. The
-# picture shows a model in which both consumers begin at the same time, so that the turns matter most:
+# a tile must still pass the turn on, as `drain_tile` does. Ping-pong costs one wait per tile, and whether it gains more
+# than that depends on d. At d = 64, where the exponentials take as long as both matmuls, it made the kernel 0.99 to
+# 1.07 times as fast. At d = 128, where the exponentials take half as long as the matmuls, it made the kernel slightly
+# slower, 0.99 times as fast. Even so, the kernel also uses ping-pong at d = 128 under the mask if there are many more
+# keys than rows, for which the table of ideas in part 5 shows a gain. The picture shows a model in which both consumers
+# begin at the same time, so that the turns matter most:
 
 # %% tags=["hide-input"]
 show("ping_pong")
@@ -480,8 +484,8 @@ show("ping_pong")
 # %% [markdown]
 # ## The softmax step
 #
-# The softmax is that of rung 22 with one addition: each row keeps its own copy of `scale_log2`, which is
-# $\tau \log_2 e$, and calls it `scale`. Only rows with huge scores ever change their copy, because at that size
+# The softmax is the one from rung 22, with one addition. Each row keeps its own copy of `scale_log2`, which is
+# $\tau \log_2 e$, under the name `scale`. Only rows with huge scores ever change their copy, because at that size
 # neighbouring fp32 numbers are so far apart that p could otherwise leave the range of fp16, as the file explains. Since
 # four lanes share a row, m, `scale` and ℓ are stored once for each of these lanes, in the shape (64, 4):
 
@@ -493,16 +497,16 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 #   data moves.
 # - `largest` first compares pairs, then builds four short chains side by side, and finally compares their results. In
 #   one long chain, each comparison would have to wait for the previous one.
-# - `update_row_max` lets m lag by up to 8, so it almost never changes anything, and then `alpha` is 1.
-# - Each number of `p` takes one FMA and one exponential.
+# - `update_row_max` lets m lag by up to 8, so it almost never changes m. If m stays the same, `alpha` is 1.
+# - Each value of `p` takes one FMA and one exponential.
 
 # %% [markdown]
 # ## How to update m in assembly
 #
 # In Gluon, all warps of a consumer take the same branch of an `if`. Here, however, one warp should be able to jump
-# while another does not, and that takes PTX, NVIDIA's portable assembly language. Each lane has two rows. `$0` and `$1`
-# are m for these two rows, `$2` and `$3` are their scale, `$4` and `$5` are their α, and `$10` and `$11` are the
-# largest score that the lane holds in each row. The test, the vote and the jump look like this:
+# while another does not. This has to be written in PTX, NVIDIA's portable assembly language. Each lane has two rows.
+# `$0` and `$1` are m for these two rows, `$2` and `$3` are their scale, `$4` and `$5` are their α, and `$10` and `$11`
+# are the largest score that the lane holds in each row. The test, the vote and the jump look like this:
 
 # %% tags=["nbval-ignore-output"]
 raised = "\n".join(lines_of("hopper/forward/softmax.py", "RAISED"))
@@ -512,18 +516,18 @@ show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 # `some` is true if, in either row, the lane's largest score times `scale` is more than 8 above m. The vote,
 # `vote.sync.any`, combines the answers of all lanes in the warp, because its mask, −1, selects all of them. If `some`
 # is false in every lane, all lanes jump to the end with α = 1. Otherwise, they go on with the lines that follow in
-# [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py). There, the four lanes of each row find its largest score
-# in two exchanges, and from it they compute the new m and α = 2^(old m − new m).
+# [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py). There, the four lanes of each row find the row's largest
+# score in two exchanges, and use it to compute the new m and α = 2^(old m − new m).
 
 # %% [markdown]
 # ## A mask as a bit test
 #
 # The causal mask hides column `col` of a tile if col ≥ `seen`, where `seen` differs from row to row. Written in the
-# obvious way, this comparison makes each thread keep 32 column numbers, and they are different in every lane.
+# obvious way, this comparison makes each thread keep 32 column indices, which differ from lane to lane.
 #
 # **Predict.** A lane holds 2 out of every 8 columns, as the first picture of chapter 12a shows. Now split `col` into
-# two parts: `col & 6` keeps the bits worth 2 and 4, and `col & ~6` keeps all the others. Which of the two gives the
-# same list in every lane?
+# two parts: `col & 6` keeps the bits worth 2 and 4, and `col & ~6` keeps all the others. For which of the two parts
+# does every lane have the same list of values?
 #
 # - ☐ `col & 6`
 # - ☐ `col & ~6`
@@ -540,7 +544,7 @@ read("hopper/forward/softmax.py", "mask")
 
 # %% [markdown]
 # If we write `seen` for `sees.end - first`, the first `where` tests `col - (col & 6) < seen - (col & 6)`. The left side
-# is a constant that the compiler knows, so no lane has to keep its 32 column numbers any longer. The right side is
+# is a constant that the compiler knows, so a lane no longer has to keep its 32 column indices. The right side is
 # computed only once per row.
 #
 # **Takeaway.** Sort the parts of a formula by when they become known: at compile time, once per row, or only with each
@@ -582,7 +586,7 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 # record who has arrived.
 # </details>
 #
-# On a GPU, nothing prints the waits for you. These steps help you to find them:
+# On a GPU, nothing prints the waits for you. These steps help you find them:
 #
 # 1. Make the case small. Use one head and one row block, with one tile more than the ring has stages. A missing release
 #    hangs the kernel only when a stage is used for the second time, so the smallest number of tiles that hangs tells
@@ -601,9 +605,10 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 # Hopper can launch thread blocks in *clusters*. The blocks of a cluster run on neighbouring SMs, and each of them can
 # read the others' shared memory. A copy with *multicast* brings one tile from L2 to several of these blocks at once. If
 # two row blocks of the same head ran as a cluster, K and V would have to be read from L2 only once instead of twice. In
-# exchange, there would be one more wait, because a stage could be refilled only after the consumers of *both* blocks
-# had released it, and the two blocks would have to run in step. Our kernel uses neither clusters nor multicast. With
-# 192 rows per block, it already requests little of K and V from L2, and we have not measured what clusters would gain.
+# exchange, the two blocks would have to run in step, and there would be one more wait, because a stage could be
+# refilled only after the consumers of *both* blocks had released it. Our kernel uses neither clusters nor multicast.
+# With 192 rows per block, it already requests few bytes of K and V from L2. We have not measured what clusters would
+# gain.
 #
 # ## The last copy
 
@@ -613,9 +618,9 @@ read(KERNEL, "store", begin="LANES")
 # %% [markdown]
 # These are lines 12 to 15 of Algorithm 1. Only here does the kernel add up the four lanes' shares of ℓ. It also finds
 # out here which rows see no key, because their ℓ is 0. For these rows it replaces ℓ by 1, so that O becomes 0, and it
-# sets L to −∞. The store of O follows the rules from chapter 12a: `store_wait` makes sure that TMA has read the
-# buffer's previous contents, and after it come the store, the fence and the copy. If O has its own buffer, no warp has
-# to wait for this copy now, because the next row block is already under way.
+# sets L to −∞. The store of O follows the rules from chapter 12a. First, `store_wait` makes sure that TMA has read the
+# buffer's previous contents. Then come the store, the fence and the copy. If O has its own buffer, no warp has to wait
+# for this copy now, because the next row block is already under way.
 #
 # There is another fence in `zero_oob_rows` ([pipeline.py](../fa2_lab/kernels/hopper/shared/pipeline.py)). With key
 # lengths or a window, a tile of V contains rows that no query sees. Their p is 0, but since 0 · ∞ is not a number,
@@ -627,8 +632,8 @@ read(KERNEL, "store", begin="LANES")
 #
 # ## How fast is it?
 #
-# The following speeds were recorded on an H200, in a single run for all implementations, with N = 4,096, 16,384 tokens
-# and a hidden size of 2,048.
+# The following speeds were recorded on an H200, with N = 4,096, 16,384 tokens and a hidden size of 2,048. All
+# implementations were measured in the same run.
 
 # %% tags=["hide-input"]
 climb = Climb()
@@ -656,9 +661,9 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 #
 # ## What did each idea gain?
 #
-# There are two ways to measure what an idea gains. A rung adds the idea to what was there before (chapter 12a, d = 128,
-# no mask). The other way is to take the idea out of the finished kernel. For that, we used copies of an earlier version
-# of the kernel under Triton 3.6, at several shapes:
+# There are two ways to measure what an idea gains. One is to add the idea to what was there before, as a rung does
+# (chapter 12a, d = 128, no mask). The other is to take the idea out of the finished kernel. For that, we measured
+# copies of an earlier version of the kernel under Triton 3.6, at several shapes:
 
 # %% tags=["hide-input"]
 IDEAS = {
@@ -678,13 +683,14 @@ for idea, rung in IDEAS.items():
 
 # %% [markdown]
 # How much an idea gains depends on what else the program is waiting for. That is why the two columns differ, and why
-# the gains of single ideas do not multiply to the gain of all of them together. The last three ideas appear only in
-# this chapter, and they gain little.
+# you cannot multiply the gains of single ideas to get the gain of all of them together. The last three ideas appear
+# only in this chapter, and they gain little.
 #
 # We tried further ideas on today's kernel, with Triton 3.9, and wrote down a prediction for each. *Measured* shows how
-# many times as fast the kernel became, on average and, in parentheses, on the worst and the best problem. In the column
-# *without pauses*, the calls follow each other directly, so the clock frequency falls. *Kept* shows on how many of the
-# problems we kept the idea. Where it says that bytes *have none*, there was no register for them, so they were spilled.
+# many times as fast the kernel became, on average and, in parentheses, on the worst and the best problem. In the
+# *without pauses* column, the calls follow each other directly, so the clock frequency falls. *Kept* shows for how many
+# of the problems we kept the idea. Where an idea's description says that bytes *have none*, there was no register for
+# them, so they were spilled.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 display(Markdown("\n".join(ideas.table("forward"))))
@@ -724,7 +730,7 @@ for (d, causal), ratio in over.items():
 # ## Recap
 #
 # - If one wait implies another, you can leave the other one out. Check the last tile of a row block separately, though.
-# - A consumer must take even the tiles that it does not multiply, because a barrier remembers only one bit.
+# - A consumer must take even the tiles that it does not use, because a barrier remembers only one bit.
 # - What an idea gains depends on the kernel in which it is measured.
 
 # %% [markdown]
@@ -732,10 +738,10 @@ for (d, causal), ratio in over.items():
 #
 # **Build.** With key lengths, a consumer takes V's first tile before it releases K's first tile, because it has to set
 # some rows of V's tile to zero. From the next tile on, it behaves like `tiles_of`. With only one stage, the kernel's
-# producer would then hang, since it copies V₀ after K₁, and K₁ has to wait until K₀ is released. On the model, write a
+# producer would then hang, since it copies V₀ after K₁, and K₁ has to wait until K₀ is released. For the model, write a
 # producer for one row block that gets by with a single stage. The check tries 1, 2 and 3 stages. `yield K.room(n)`
 # waits for room, and n = T is allowed. `yield from K.copy(n)` and `yield from V.copy(n)` copy a tile. Since V is never
-# released, `V.room` would wait for ever.
+# released, `V.room` would wait forever.
 
 # %%
 def my_copies(K, V, T):  # T tiles
@@ -757,8 +763,9 @@ judge_copies(my_copies)
 #             yield K.room(n + 1)
 #         yield from V.copy(n)
 # ```
-# K does not run ahead in this solution, so V₀ does not have to wait for K₁. With one stage, V's tile n overwrites V's
-# tile n − 1, which is released together with K's tile n. That is the same release that K's tile n + 1 has to wait for.
+# K does not run ahead in this solution, so the copy of V₀ does not have to wait for the copy of K₁. With one stage, V's
+# tile n overwrites V's tile n − 1, which is released together with K's tile n. That is the same release that the copy
+# of K's tile n + 1 has to wait for.
 # </details>
 
 # %% [markdown]
