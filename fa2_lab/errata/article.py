@@ -41,8 +41,8 @@ TRAFFIC = Erratum(
     id="article-traffic",
     source="article on FA2, recap of FlashAttention-1",
     claim="FlashAttention's memory traffic is O(N).",
-    why="K and V are read once for each of the N / B row blocks. Doubling N nearly quadruples what the meter counts.",
-    instead="The extra memory is O(N); the traffic is Θ(N² d² / M).",
+    why="K and V are read once for each of the N / B row blocks, so doubling N nearly quadruples the metered traffic.",
+    instead="The extra memory is O(N), but the traffic is Θ(N² d² / M).",
     met="Dao-AILab/flash-attention #1260, #1705",
     wrong=lambda: 2.0,  # growth when N doubles
     right=lambda: fa2_traffic(256) / fa2_traffic(128),
@@ -53,10 +53,10 @@ TRAFFIC = Erratum(
 SAME_IO = Erratum(
     id="article-same-io",
     source="article on FA2, putting the four together",
-    claim="Between FA1 and FA2 the memory story is identical.",
-    why="FA1 brings Q, O, ℓ and m back in every inner step and stores O, ℓ and m again; FA2 streams K and V only. "
-    "Elsewhere the article itself praises the better access pattern of the swapped loops.",
-    instead="FA1's loop order moves about 3/2 times the elements of FA2's; the exact ratio follows from the loops.",
+    claim="FA1 and FA2 have the same memory traffic.",
+    why="In every inner step, FA1 loads Q, O, ℓ and m and stores O, ℓ and m again, whereas FA2 only streams K and V. "
+    "Elsewhere, the article itself praises the better access pattern of the swapped loops.",
+    instead="FA1's loop order moves about 3/2 times as many elements as FA2's, and the loops give the exact ratio.",
     met="Dao-AILab/flash-attention #335",
     wrong=lambda: 1.0,
     right=lambda: fa1_traffic(128) / fa2_traffic(128),
@@ -68,10 +68,11 @@ SAME_IO = Erratum(
 SNIPPET = Erratum(
     id="article-fa1-snippet",
     source="article on FA2, change 1",
-    claim="The snippet named FA1 is FA1's inner loop: one row block against all key blocks, O and ℓ kept on chip.",
-    why="That is FA2's loop with an extra division. FA1 has the key blocks outside, takes the maximum of each tile "
-    "alone first, and sends O, ℓ and m to HBM and back in every step.",
-    instead="Algorithm 2 of the FA1 paper: its traffic is what the meter counts, the snippet's is not.",
+    claim="The snippet named FA1 shows FA1's inner loop, with one row block against all key blocks and O and ℓ on "
+    "chip.",
+    why="The snippet is FA2's loop with an extra division. FA1 has the key blocks in its outer loop, first takes the "
+    "maximum of each tile alone, and sends O, ℓ and m to HBM and back in every step.",
+    instead="Algorithm 2 of the FA1 paper, whose traffic is what the meter counts, unlike the snippet's.",
     met="Dao-AILab/flash-attention #40, #766",
     wrong=lambda: fa2_traffic(128) - 128,  # Q and O stay on chip, K and V stream past, and no L
     right=lambda: fa1_traffic(128),
@@ -112,7 +113,7 @@ RESCALES = Erratum(
     id="article-rescales",
     source="article on FA2, change 1",
     claim="Over 64 key blocks, FA1's 64 rescales of the accumulator become a single one.",
-    why="FA2 still multiplies O by e^(m_old − m_new) in every tile. What goes is the second scaling, that of P̃ V.",
+    why="FA2 still multiplies O by e^(m_old − m_new) in every tile. It only drops the second scaling, the one of P̃ V.",
     instead="128 scalings of a B_r × d block become 65.",
     wrong=lambda: 1 / 64,  # share of the scalings that remains
     right=lambda: 65 / 128,
@@ -125,9 +126,9 @@ EXP_COST = Erratum(
     id="article-exp-cost",
     source="article on FA2, why an IO-optimal kernel can still be slow",
     claim="An exp costs 16 times as much as a matmul FLOP.",
-    why="16 = 312 / 19.5 compares tensor cores with FP32 multiply-adds. Exponentials have a unit of their own, "
-    "with 16 results per clock and SM on A100 and H100, where tensor cores do 2048 and 4096 dense FP16 FLOPs.",
-    instead="About 128 times on an A100, 256 times on an H100.",
+    why="16 = 312 / 19.5 compares tensor cores with FP32 FMAs. Exponentials have their own unit, with 16 results per "
+    "clock and SM on A100 and H100, whose tensor cores do 2048 and 4096 dense FP16 FLOPs in that clock.",
+    instead="An exp costs about 128 times as much on an A100, and 256 times as much on an H100.",
     met="Dao-AILab/flash-attention #1225; NVIDIA/cudnn-frontend #1178",
     wrong=lambda: 312 / 19.5,
     right=lambda: 2048 / 16,
@@ -148,11 +149,11 @@ def scores_of_warps(join: Callable) -> np.ndarray:
 SPLIT_K = Erratum(
     id="article-split-K",
     source="article on FA2, change 3",
-    claim="Split-K cuts the contraction dimension of Q Kᵀ, the d that is summed over, so the warps' partial scores are "
-    "summed before the softmax.",
-    why="K means the keys here. Each warp has finished scores for its own columns; a sum mixes different keys.",
-    instead="The slices of S stand side by side. Row maxima cross warps before the exponentials; row sums and the "
-    "products P_w V_w cross after them and are summed.",
+    claim="Split-K cuts the contraction dimension d of Q Kᵀ, so the warps' partial scores are summed before the "
+    "softmax.",
+    why="Here K means the keys. Each warp has finished scores for its own columns, so a sum would mix different keys.",
+    instead="The slices of S are placed side by side. Warps exchange row maxima before the exponentials. After these, "
+    "they exchange and sum row sums and the products P_w V_w.",
     met="Dao-AILab/flash-attention #1204",
     wrong=lambda: scores_of_warps(sum),
     right=lambda: scores_of_warps(np.hstack),
@@ -169,9 +170,11 @@ def warps_and_keys(split: str, warps: int = 4) -> list[set]:
 SMEM = Erratum(
     id="article-smem",
     source="article on FA2, change 3",
-    claim="Under split-Q every warp needs the whole K/V block, so shared memory fills up and tiles must shrink.",
-    why="The block is stored once for all warps, under either split; each warp reads it all, into registers.",
-    instead="Shared memory holds the same 2 B_c d elements; reads from it grow by the number of warps.",
+    claim="With split-Q, every warp needs the whole K/V block, so shared memory fills up and tiles must shrink.",
+    why="With either split, the block is stored once for all warps. With split-Q, each warp reads all of it into "
+    "registers.",
+    instead="Shared memory holds the same 2 B_c d elements, but the reads from it are multiplied by the number of "
+    "warps.",
     wrong=lambda: sum(len(elements) for elements in warps_and_keys("Q")),
     right=lambda: len(set().union(*warps_and_keys("K"))),
     error=lambda stored: abs(stored - len(set().union(*warps_and_keys("Q")))),
@@ -184,8 +187,8 @@ SMEM_LIMIT = Erratum(
     id="article-228",
     source="article on FA2, change 3",
     claim="An H100 thread block can use up to 228 KiB of shared memory.",
-    why="228 KiB is what an SM has; 1 KiB of it is reserved for each thread block that runs there.",
-    instead="227 KiB for one block.",
+    why="An SM has 228 KiB, of which 1 KiB is reserved for each thread block that runs there.",
+    instead="One thread block can use up to 227 KiB.",
     met="JuliaGPU/CUDA.jl #3135; marin-community/marin #3159",
     wrong=lambda: KIB_PER_SM,
     right=lambda: KIB_PER_SM - KIB_RESERVED_PER_BLOCK,
@@ -200,9 +203,10 @@ SMEM_LIMIT = Erratum(
 SKIP_TEST = Erratum(
     id="article-skip",
     source="article on FA2, change 4",
-    claim="Skip a tile if j · B_kv > (i + 1) · B_q; mask it if it is on the diagonal.",
-    why="(i + 1) · B_q is the first row after the block, so the tile that begins there is hidden as well. It is "
-    "visited (13 tiles of 16 instead of 10), and as it is not on the diagonal nobody masks it: the future leaks.",
+    claim="Skip a tile if j · B_kv > (i + 1) · B_q, and mask it if it is on the diagonal.",
+    why="(i + 1) · B_q is the first row after the block, so the tile that begins there is hidden as well. But this "
+    "rule visits it (13 tiles of 16 instead of 10) and does not mask it, because it is not on the diagonal. So the "
+    "future leaks.",
     instead="Skip if j · B_kv ≥ (i + 1) · B_q.",
     met="openvinotoolkit/openvino #35438",
     wrong=lambda: MASKED.computed("tile-past"),
@@ -215,8 +219,8 @@ MASK_ZERO = Erratum(
     id="article-mask-zero",
     source="article on FA2, change 4",
     claim="Scores above the diagonal are masked to zero before the softmax.",
-    why="exp(0) = 1: a score of zero is a vote like any other.",
-    instead="They are set to −∞ before the softmax; then their probabilities are zero.",
+    why="Since exp(0) = 1, a score of zero counts like any other.",
+    instead="They are set to −∞ before the softmax, so that their probabilities are zero.",
     met="georg-wolflein/good-features #1; awslabs/gluonts #1401; hyunwoongko/transformer #10",
     wrong=lambda: MASKED.computed("hidden-zero", B=8),
     right=MASKED.computed,
@@ -228,9 +232,10 @@ OBLONG = Tiling(N_q=512, N_k=512, B_r=128, B_c=64, mask=CAUSAL)
 ONE_DIAGONAL = Erratum(
     id="article-one-diagonal",
     source="article on FA2, change 4",
-    claim="Each query block has one diagonal key block, N / B_q in all, also where B_q ≠ B_kv.",
-    why="The diagonal of a 128 × 64 tiling crosses two tiles of each query block; masking one lets the other leak.",
-    instead="With B_q a multiple of B_kv, B_q / B_kv diagonal tiles for each query block, N / B_kv in all.",
+    claim="Each query block has one diagonal key block, N / B_q in total, even if B_q ≠ B_kv.",
+    why="In a 128 × 64 tiling, the diagonal crosses two tiles of each query block, and masking one lets the other "
+    "leak.",
+    instead="If B_q is a multiple of B_kv, each query block has B_q / B_kv diagonal tiles, N / B_kv in total.",
     met="triton-lang/triton #8853; ROCm/rocMLIR #2165; Dao-AILab/flash-attention #436",
     wrong=lambda: OBLONG.N_q // OBLONG.B_r,
     right=lambda: OBLONG.N_q // OBLONG.B_c,

@@ -26,7 +26,7 @@ COLUMNS = Erratum(
     id="fa1-columns",
     source="FA1 paper, appendix B.1",
     claim="q_i, k_j, v_j and o_i are columns of Q, K, V and O.",
-    why="Q is N × d with one query to a row; S_ij = q_i · k_j with columns gives Qᵀ K, a d × d matrix.",
+    why="Q is N × d, with one query per row. With columns, S_ij = q_i · k_j gives Qᵀ K, a d × d matrix.",
     instead="They are rows.",
     met="Dao-AILab/flash-attention #786",
     wrong=lambda: scores(lambda i: SQUARE.Q[:, i], lambda j: SQUARE.K[:, j]),
@@ -38,7 +38,7 @@ PROOF = Erratum(
     id="fa1-proof",
     source="FA1 paper, appendix C, proof of Theorem 1",
     claim="After j column blocks, P V = diag(ℓ) exp(S − m) V.",
-    why="Softmax divides by its sum. The next steps of the proof need the inverse as well, for diag(ℓ) to cancel.",
+    why="Softmax divides by its sum. The next steps of the proof also need the inverse, so that diag(ℓ) cancels.",
     instead="P V = diag(ℓ)⁻¹ exp(S − m) V.",
     met="Dao-AILab/flash-attention #273, #301, #439, #627",
     wrong=lambda: TWO.l1 * (TWO.e1 @ TWO.V1),  # after the first of two blocks
@@ -70,9 +70,12 @@ def misfit(B: int, backward: bool) -> float:
 BLOCK_SIZE = Erratum(
     id="fa1-block-size",
     source="FA1 paper, appendices B.3 and B.4, Algorithms 2 and 4, line 2",
-    claim="Blocks of B_c = ⌈M / 4d⌉ and B_r = min(B_c, d) rows fit in on-chip memory of M elements, both ways.",
-    why="Four blocks fill M alone. The score tile comes on top, and the backward holds eight blocks and two tiles.",
-    instead="M / 4d up to a constant: the largest B with 4Bd + B² + 2B ≤ M (forward), 8Bd + 2B² + 2B ≤ M (backward).",
+    claim="Blocks of B_c = ⌈M / 4d⌉ and B_r = min(B_c, d) rows fit in M elements of on-chip memory, forward and "
+    "backward.",
+    why="Four blocks alone fill M. The score tile comes on top, and the backward pass holds eight blocks and two "
+    "tiles.",
+    instead="M / 4d up to a constant, namely the largest B with 4Bd + B² + 2B ≤ M (forward), 8Bd + 2B² + 2B ≤ M "
+    "(backward).",
     met="Dao-AILab/flash-attention #618, #1704",
     wrong=lambda: (cdiv(M_ON_CHIP, 4 * HEAD), cdiv(M_ON_CHIP, 4 * HEAD)),
     right=lambda: (largest_block(backward=False), largest_block(backward=True)),
@@ -93,7 +96,7 @@ def backward_flops(d: int) -> int:
 FLOPS = Erratum(
     id="fa1-flops",
     source="FA1 paper, appendix B.4; article on FA2, introduction",
-    claim="The backward pass takes O(N²) FLOPs: its cost does not depend on d.",
+    claim="The backward pass takes O(N²) FLOPs, so its cost does not depend on d.",
     why="Every entry of S is a dot product of length d. Doubling d doubles the metered matmul FLOPs.",
     instead="O(N² d) FLOPs.",
     wrong=lambda: (16 / 8) ** 0,  # the factor that doubling d should give
@@ -106,7 +109,8 @@ L_NAME = Erratum(
     id="fa1-L",
     source="FA1 paper, appendix B.1, beside FA2 paper, section 3.1.2, Algorithm 2, line 11",
     claim="L_i = Σ_j exp(S_ij), the same letter that FA2 subtracts inside the exponential.",
-    why="FA1's L divides, FA2's L is subtracted: they are a number and its logarithm. Mixed up, P = exp(S − L) is off.",
+    why="FA1 divides by its L, whereas FA2 subtracts its L, which is the logarithm of FA1's. With FA1's L, P = exp(S − "
+    "L) is wrong.",
     instead="L_i = log Σ_j exp(S_ij) throughout this project.",
     met="Dao-AILab/flash-attention #404, #1012",
     wrong=lambda: np.exp(CASE.S - np.exp(CASE.S).sum(axis=1, keepdims=True)),
@@ -132,9 +136,9 @@ DROPOUT_ORDER = Erratum(
     id="fa1-dropout-order",
     source="FA1 paper, appendices B.3 and B.4, Algorithms 2 and 4, line 1",
     claim="Saving the random generator's state is enough to draw the same dropout mask again in the backward pass.",
-    why="One sequential generator repeats itself only if both passes visit the tiles in the same order. FA2's forward "
-    "runs rows outside, its backward columns outside: about half the entries of the mask differ at p = 0.5.",
-    instead="Derive each random number from its place, by (seed, batch, head, row, column); then no order matters.",
+    why="A sequential generator only repeats itself if both passes visit the tiles in the same order. FA2's forward "
+    "pass has rows in the outer loop and its backward pass has columns, so at p = 0.5 about half of the mask differs.",
+    instead="Derive each random number from (seed, batch, head, row, column), so that the order does not matter.",
     met="Dao-AILab/flash-attention #612",
     wrong=lambda: tuple(sequential_mask(GRID, 0.5, seed=0, order=order) for order in ("fa2", "fa1")),
     right=lambda: (keyed_mask("fa2"), keyed_mask("fa1")),
@@ -158,9 +162,10 @@ def empty_row(m_for_exp: Callable[[float], float]) -> np.ndarray:
 EMPTY_ROWS = Erratum(
     id="fa1-empty-rows",
     source="FA1 paper, appendix B.3, Algorithm 2, line 12; FA2 paper, section 3.1.1, Algorithm 1, line 9",
-    claim="P̃ = exp(S − m) with m = max(m, rowmax(S)), also where a mask hides the whole first tile of a row.",
-    why="Then m is −∞ and the exponent −∞ − (−∞) = NaN, which every later tile inherits.",
-    instead="Subtract 0 instead of m while m is −∞: exp(−∞ − 0) = 0, and a row with no key at all gets O = 0, L = −∞.",
+    claim="P̃ = exp(S − m) with m = max(m, rowmax(S)), even if a mask hides the whole first tile of a row.",
+    why="In that case m is −∞, and the exponent −∞ − (−∞) = NaN spreads to every later tile.",
+    instead="Subtract 0 instead of m while m is −∞. Then exp(−∞ − 0) = 0, and a row that sees no key gets O = 0, L = "
+    "−∞.",
     met="flashinfer-ai/flashinfer #4401; tracel-ai/burn #4697",
     wrong=lambda: empty_row(lambda m: m),
     right=lambda: empty_row(lambda m: 0.0 if np.isneginf(m) else m),

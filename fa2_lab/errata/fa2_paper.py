@@ -18,8 +18,8 @@ DK = Erratum(
     id="fa2-dK",
     source="FA2 paper, section 2.2 (arXiv); lecture notes on FA2, standard attention",
     claim="dK = Q dSᵀ.",
-    why="The shapes only fit when N = d, and even then the numbers are others: dK_j sums dS_ij q_i over the queries i. "
-    "The ICLR version has dSᵀ Q.",
+    why="The shapes only fit if N = d, and even then the result is wrong, because dK_j sums dS_ij q_i over the queries "
+    "i. The ICLR version has dSᵀ Q.",
     instead="dK = dSᵀ Q.",
     met="Dao-AILab/flash-attention #373",
     wrong=lambda: UNSCALED.Q @ UNSCALED.dS.T,
@@ -38,7 +38,7 @@ DO = Erratum(
     id="fa2-dO",
     source="FA2 paper, section 2.2; lecture notes on FA2, standard attention",
     claim="dO is the gradient of O with respect to the loss: ∂O/∂φ.",
-    why="It says how the loss answers to O, not O to the loss. Central differences of the loss give ∂φ/∂O.",
+    why="dO measures how the loss changes with O, not how O changes with the loss. Central differences give ∂φ/∂O.",
     instead="dO is the gradient of the loss with respect to O.",
     wrong=lambda: 1 / CASE.dO,  # what ∂O/∂φ would be, entry by entry
     right=lambda: CASE.dO,
@@ -56,7 +56,7 @@ SECOND_BLOCK = Erratum(
     id="fa2-second-block",
     source="FA2 paper, section 2.3.1; lecture notes on FA2, online softmax",
     claim="O = diag(ℓ)⁻¹ e^(S¹ − m) V¹ + e^(S² − m) V².",
-    why="P = diag(ℓ)⁻¹ [e^(S¹ − m), e^(S² − m)]: both halves are divided by ℓ.",
+    why="Since P = diag(ℓ)⁻¹ [e^(S¹ − m), e^(S² − m)], both halves must be divided by ℓ.",
     instead="O = diag(ℓ)⁻¹ (e^(S¹ − m) V¹ + e^(S² − m) V²).",
     wrong=lambda: both_blocks(1.0),
     right=lambda: both_blocks(1 / TWO.l2),
@@ -76,8 +76,8 @@ TWEAK_1 = Erratum(
     id="fa2-tweak1",
     source="FA2 paper, section 3.1.1",
     claim="Un-scaled output after the second block: Õ² = diag(ℓ¹)⁻¹ O¹ + exp(S² − m²) V².",
-    why="O¹ is already divided by ℓ¹ and stands under the maximum m¹; dividing it again moves it further away.",
-    instead="Õ² = diag(ℓ¹ e^(m¹ − m²)) O¹ + exp(S² − m²) V²: undo the division, move to the new maximum.",
+    why="O¹ is already divided by ℓ¹ and is relative to the maximum m¹, so a second division makes it more wrong.",
+    instead="Õ² = diag(ℓ¹ e^(m¹ − m²)) O¹ + exp(S² − m²) V², which undoes the division and rescales to m².",
     met="Dao-AILab/flash-attention #991, #1349",
     wrong=lambda: divided_at_the_end(1 / TWO.l1),
     right=lambda: divided_at_the_end(TWO.l1 * np.exp(TWO.m1 - TWO.m2)),
@@ -94,8 +94,8 @@ TWO_TERMS = Erratum(
     id="fa2-two-terms",
     source="FA2 paper, section 3.1.1 (arXiv)",
     claim="Scaled output after the second block: O² = diag(ℓ¹ / ℓ²)⁻¹ O¹ + diag(ℓ²)⁻¹ exp(S² − m²) V².",
-    why="The ratio is upside down, and the step from the old maximum to the new one is missing. The ICLR version "
-    "turns the ratio round; the step is missing there too. Section 2.3.1 ends with the same equation.",
+    why="The ratio is upside down, and the rescaling from the old maximum to the new one is missing. The ICLR version "
+    "corrects the ratio, but the rescaling is still missing. Section 2.3.1 ends with the same equation.",
     instead="O² = diag((ℓ¹ / ℓ²) e^(m¹ − m²)) O¹ + diag(ℓ²)⁻¹ exp(S² − m²) V².",
     met="Dao-AILab/flash-attention #411, #897, #1349, #2342",
     wrong=lambda: divided_in_every_step(TWO.l2 / TWO.l1),
@@ -114,8 +114,9 @@ P_TILDE = Erratum(
     id="fa2-P-tilde",
     source="FA2 paper, section 3.1.1",
     claim="In the two-block example, P̃² = diag(ℓ²)⁻¹ exp(S² − m²).",
-    why="That is FA1's definition. Used in FA2 it divides the second block twice, and Algorithm 1, line 9, has none.",
-    instead="P̃² = exp(S² − m²); the one division by ℓ² comes at the end.",
+    why="This is FA1's definition. In FA2, it would divide the second block twice, and line 9 of Algorithm 1 does not "
+    "divide.",
+    instead="P̃² = exp(S² − m²), and the only division by ℓ² comes at the end.",
     met="Dao-AILab/flash-attention #991",
     wrong=lambda: with_probabilities(TWO.e2 / TWO.l2),
     right=lambda: with_probabilities(TWO.e2),
@@ -133,7 +134,7 @@ SMALL_S = Erratum(
     id="fa2-small-s",
     source="FA2 paper, section 3.1.1 (arXiv); lecture notes on FA2, online softmax",
     claim="Õ² = e^(s¹ − m) V¹ + e^(s² − m) V², with a small s.",
-    why="A small letter is a row in these papers (q_i, k_j); one row of scores cannot stand for the whole block.",
+    why="A small letter is a row in these papers (q_i, k_j), and one row of scores cannot replace the whole block.",
     instead="Õ² = e^(S¹ − m) V¹ + e^(S² − m) V².",
     wrong=lambda: from_scores(TWO.S1[0], TWO.S2[0]),
     right=lambda: from_scores(TWO.S1, TWO.S2),
@@ -148,8 +149,9 @@ MASK_BLOCKS = Erratum(
     id="fa2-mask-blocks",
     source="FA2 paper, section 3.1.1; lecture notes on FA2, causal masking",
     claim="Blocks whose row indices are all smaller than their column indices need no causal mask.",
-    why="Those lie in the future of every row: they are skipped. Computed without a mask they let the future leak in.",
-    instead="No mask is needed where the largest column index is at most the smallest row index.",
+    why="All keys of such a block are in the future of every row, so it must be skipped. Computed without a mask, it "
+    "leaks the future.",
+    instead="A block needs no mask if its largest column index is at most its smallest row index.",
     wrong=lambda: MASKED.computed("tiles-past"),
     right=MASKED.computed,
     error=lambda O: distance(O, MASKED.O),
@@ -164,8 +166,8 @@ INVERSE = Erratum(
     source="FA2 paper, section 3.1.1, Algorithm 1, line 10 (arXiv); "
     "bilingual notes on FA2, Algorithm 1 (forward), line 10, in both languages",
     claim="O^(j) = diag(exp(m^(j−1) − m^(j)))⁻¹ O^(j−1) + P V_j.",
-    why="The accumulator must shrink when the maximum grows; the inverse makes it grow, and at the first tile, where "
-    "m^(0) = −∞, it gives 1/0 · 0 = NaN (here: the second tile). The ICLR version has no inverse. Line 21 of "
+    why="The accumulator must shrink when the maximum grows, but the inverse makes it grow. At the first tile, where "
+    "m^(0) = −∞, it gives 1/0 · 0 = NaN (here: the second tile). The ICLR version has no inverse, but line 21 of "
     "FlashAttention-3's Algorithm 1 had it again (Dao-AILab/flash-attention #1303).",
     instead="No inverse: O^(j) = diag(exp(m^(j−1) − m^(j))) O^(j−1) + P V_j.",
     met="Dao-AILab/flash-attention #333, #417, #991; kyegomez/FlashAttention20 #3",
@@ -179,7 +181,7 @@ BLOCK_INDEX = Erratum(
     id="fa2-block-index",
     source="FA2 paper, section 3.1.1, Algorithm 1, line 2",
     claim="O is divided into the blocks O_i, …, O_{T_r}, and L into L_i, …, L_{T_r}.",
-    why="i is the variable of the loop that has not begun; for any i but 1 the blocks do not cover O (here i = 2).",
+    why="i belongs to a loop that has not begun yet, and unless i = 1, the blocks do not cover O (here i = 2).",
     instead="O_1, …, O_{T_r} and L_1, …, L_{T_r}.",
     wrong=lambda: len(range(2, 8)),  # rows of O that blocks of two rows cover
     right=lambda: len(range(0, 8)),
@@ -198,7 +200,7 @@ D_SHAPE = Erratum(
     id="fa2-D-shape",
     source="FA2 paper, section 3.1.2, Algorithm 2, line 4",
     claim="D = rowsum(dO ∘ O) is a vector of R^d.",
-    why="A row sum has one number for each row, and N rows; a vector of d numbers would be a column sum.",
+    why="A row sum has one number for each of the N rows, whereas a vector of d numbers would be a column sum.",
     instead="D ∈ R^N, subtracted from every entry of its row.",
     met="Dao-AILab/flash-attention #2555",
     wrong=lambda: gradients_with((SQUARE.dO * SQUARE.O).sum(axis=0)),
@@ -233,23 +235,23 @@ LOADS = Erratum(
     id="fa2-loads",
     source="FA2 paper, section 3.1.2, Algorithm 2, line 9",
     claim="Each inner step loads Q_i, O_i, dO_i, dQ_i, L_i and D_i.",
-    why="O_i was needed for D alone, which line 4 has computed, and dQ_i only in line 15. "
-    "With NaN in their place the results do not change.",
-    instead="Load Q_i, dO_i, L_i and D_i: 2d + 2 elements for each row instead of 4d + 2. (Line 15 loads dQ_i itself.)",
+    why="O_i is only needed for D, which line 4 has already computed, and dQ_i is only needed in line 15. "
+    "With NaN in their place, the results do not change.",
+    instead="Load Q_i, dO_i, L_i and D_i, which are 2d + 2 elements per row instead of 4d + 2. (Line 15 loads dQ_i.)",
     wrong=lambda: sum(ROW_ELEMENTS.values()),
     right=lambda: sum(ROW_ELEMENTS[name] for name in ("Q", "dO", "L", "D")),
     error=lambda elements: abs(elements - used_elements()),
-    unit="elements a row",
+    unit="elements per row",
 )
 
 
 DQ_RACE = Erratum(
     id="fa2-dQ-race",
     source="FA2 paper, section 3.1.2, Algorithm 2, line 15",
-    claim="Algorithm 2 alone: load dQ_i, add to it and write it back, while column blocks run in parallel.",
-    why="Blocks that load the same old dQ_i overwrite each other, and the last one wins. The paper knows it: its "
-    "section 3.2 uses atomic adds. The algorithm does not say so.",
-    instead="Add atomically, or compute dQ in a pass of its own with rows outside.",
+    claim="Algorithm 2 by itself loads dQ_i, adds to it and writes it back, while column blocks run in parallel.",
+    why="Blocks that load the same old dQ_i overwrite each other, and only the last result remains. Section 3.2 of the "
+    "paper does use atomic adds, but the algorithm does not mention them.",
+    instead="Add atomically, or compute dQ in a separate pass with rows in the outer loop.",
     met="Dao-AILab/flash-attention #1245, #1496",
     wrong=lambda: CASE.computed("dQ-set", output="dQ"),  # all load the same 0, and the last block's sum stays
     right=lambda: CASE.computed(output="dQ"),
@@ -260,9 +262,9 @@ DQ_RACE = Erratum(
 SCALE = Erratum(
     id="fa2-scale",
     source="FA2 paper, sections 3.1.1 and 3.1.2, Algorithms 1 and 2",
-    claim="The algorithms alone: S = Q Kᵀ, dQ = dS K and dK = dSᵀ Q, without the softmax scale.",
-    why="The paper leaves the scale out on purpose and says so in section 2.2. With S = τ Q Kᵀ, τ usually 1/√d, the "
-    "chain rule gives dQ and dK a factor τ, too.",
+    claim="The algorithms by themselves have S = Q Kᵀ, dQ = dS K and dK = dSᵀ Q, without the softmax scale.",
+    why="The paper leaves the scale out on purpose, as section 2.2 states. With S = τ Q Kᵀ, where τ is usually 1/√d, "
+    "the chain rule also gives dQ and dK a factor of τ.",
     instead="S = τ Q Kᵀ, dQ = τ dS K, dK = τ dSᵀ Q.",
     wrong=lambda: (CASE.Q @ CASE.K.T, CASE.dS @ CASE.K, CASE.dS.T @ CASE.Q),
     right=lambda: (CASE.tau * CASE.Q @ CASE.K.T, CASE.tau * CASE.dS @ CASE.K, CASE.tau * CASE.dS.T @ CASE.Q),
@@ -275,7 +277,7 @@ S_INDEX = Erratum(
     id="fa2-S-index",
     source="FA2 paper, section 3.1.2, Algorithm 2, line 11",
     claim="P_i^(j) = exp(S_ij − L_i).",
-    why="S_ij is the single entry in row i and column j wherever the paper speaks of masks; the tile is S_i^(j).",
+    why="Where the paper describes masks, S_ij is the single entry in row i and column j, while the tile is S_i^(j).",
     instead="P_i^(j) = exp(S_i^(j) − L_i), with the tile of line 10.",
     wrong=lambda: np.exp(CASE.S[1, 2] - TWO.L[2:4]) * np.ones((2, 2)),  # i = 1, j = 2, counted from 0
     right=lambda: np.exp(CASE.S[2:4, 4:6] - TWO.L[2:4]),

@@ -6,20 +6,20 @@
 #
 # **One query, a long cache: who does the work?**
 #
-# A model that writes a text makes one token at a time. The query of this token attends to the keys of everything so
-# far, which are kept in the *KV cache*. Chapter 06 met this case, with one row block, a few heads and a hundred idle
-# SMs. Here, we write the kernel in Triton. First we split the keys, then we merge the results, and then we let the
-# cache be cut into pages. The ideas come from Flash-Decoding (splits), PagedAttention (pages) and Lean Attention
-# (equal shares).
+# A language model generates one token at a time. The query of each new token attends to the keys of all tokens so
+# far, which are kept in the *KV cache*. Chapter 06 showed this case, in which a single row block and a few heads
+# leave a hundred SMs idle. In this chapter, we write the kernel for it in Triton. First we split the keys, then we
+# merge the partial results, and finally we store the cache in pages. The ideas come from Flash-Decoding (splits),
+# PagedAttention (pages) and Lean Attention (equal shares).
 #
 # After this notebook you can
 #
-# - estimate from two numbers, bytes and FLOPs, what one token costs on any GPU,
+# - estimate the cost of one token on any GPU from two numbers, bytes and FLOPs,
 # - read a decode kernel whose programs share a head, and the kernel that merges their results,
-# - read a cache through a block table, and name what a kernel must not touch.
+# - read a cache through a block table, and name the memory that the kernel must not touch.
 #
-# *Time: 60 minutes. Hardware: any machine with Linux; without a GPU the kernels run in Triton's interpreter. Measured
-# numbers were recorded on an NVIDIA H200. Before this: [02 · Online softmax](02_online_softmax.ipynb), [06 ·
+# *Time: 60 minutes. Hardware: any machine with Linux; without a GPU, the kernels run in Triton's interpreter.
+# Measured numbers were recorded on an NVIDIA H200. Before this: [02 · Online softmax](02_online_softmax.ipynb), [06 ·
 # Parallelism](06_parallelism.ipynb) and [08 · The Triton forward kernel](08_triton_forward.ipynb).*
 
 # %% tags=["hide-input"]
@@ -51,10 +51,10 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # warns once
 # %% [markdown]
 # ## What does one token cost?
 #
-# Take one layer of a large model with 32 query heads, d = 128, and 8 K/V heads. Each K/V head is shared by a *group*
-# of four query heads, which is called *grouped-query attention* (GQA, chapter 05). The sequence has 65,536 tokens so
-# far, so each K/V head has 65,536 keys and values of d numbers, with two bytes per number. All of them are read once
-# for the next token. On an H200, that takes at least:
+# Take one layer of a large model with 32 query heads, 8 K/V heads and d = 128. A *group* of four query heads shares
+# each K/V head, which is called *grouped-query attention* (GQA, chapter 05). The sequence has 65,536 tokens so far,
+# so each K/V head holds 65,536 keys and values of d numbers, at two bytes per number. To generate the next token, the
+# GPU has to read all of them once. On an H200, this takes at least:
 
 # %%
 read = 2 * 2 * 65536 * 8 * 128  # K and V, two bytes each
@@ -65,34 +65,34 @@ print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 # %% [markdown]
 # **Predict.** Reading takes 50 times as long as computing. Which model makes this ratio smaller?
 #
-# - ☐ one with a longer text, which has more scores
+# - ☐ one with longer sequences, because it has more scores
 # - ☐ one with more query heads for each K/V head
-# - ☐ one with a larger d, which has longer products
+# - ☐ one with a larger d, because it has longer products
 #
 # <details><summary>Answer</summary>
 #
-# **one with more query heads for each K/V head.** A key and its value are 4d bytes, and each query of the group
-# spends 4d FLOPs on them. That is one FLOP per byte for each query, whatever the length and d are. In training,
-# thousands of queries share a key, but in decoding, the GPU is a machine for reading.
+# **one with more query heads for each K/V head.** A key and its value take 4d bytes, and each query of the group
+# spends 4d FLOPs on them. That is one FLOP per byte for each query, for any length and any d. In training, thousands
+# of queries share a key, but in decoding, the GPU mainly reads.
 # </details>
 
 # %% tags=["hide-input"]
 show("limits_decode")
 
 # %% [markdown]
-# Decode is far down the DRAM slope of the roofline, but the group helps. Its four queries are one below the other in
-# memory, so they can be four rows of *one* tile, and each key is read once for all of them. If each query head had
-# its own program, as on the ladder, the key would be requested four times. The tile of the kernel below has 16 rows,
-# because the tensor cores multiply at least 16 rows at a time, so twelve of its rows are zeros. They cost nothing
-# here, because the tensor cores have the time.
+# Decode is far down the DRAM slope of the roofline, but the group helps. Its four queries are consecutive in memory,
+# so they can form four rows of *one* tile, and each key is read once for all of them. If each query head had its own
+# program, as on the ladder, every key would be requested four times. The tile of the kernel below has 16 rows,
+# because the tensor cores multiply at least 16 rows at a time, so twelve of its rows are zeros. These zeros cost
+# nothing here, because the tensor cores are idle most of the time anyway.
 
 # %% [markdown]
 # ## Are eight heads enough?
 #
-# There are 8 K/V heads and 132 SMs, so with one program per head, most SMs would be idle. But a head has 1,024 tiles
-# of 64 keys. We cut the tiles of a head into *splits*, with a program for each split (split-KV). Only one of the
-# package's programs fits on an SM. Each of its four *stages* holds a tile of K and a tile of V, 32 KiB together, so
-# the stages alone take 128 KiB, more than half of the shared memory.
+# With 8 K/V heads, 132 SMs and one program per head, most SMs would be idle. But a head has 1,024 tiles of 64 keys,
+# so we can cut its tiles into *splits* and launch a program for each split (split-KV). Only one of the package's
+# programs fits on an SM. Each of its four *stages* holds a tile of K and a tile of V, 32 KiB together, so the stages
+# alone take 128 KiB, which is more than half of the shared memory.
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -101,19 +101,19 @@ for n in (1, 16, 17, 33):
     print(f"end: {ran.makespan:4.0f}, busy: {ran.utilisation:4.0%}")
 
 # %% [markdown]
-# Time is counted in tiles, and each program takes the time of one more tile to begin. With 16 splits, the 128
-# programs just fit on the 132 SMs. With 17 there are 136, and the last four start a second wave. 33 splits make two
-# full waves, and end no earlier than 16. In this model, a program reads equally fast however many others read at the
-# same time. The section *How near is the limit?* shows what was measured.
+# Time is counted in tiles, and each program needs the time of one extra tile to start. With 16 splits, the 128
+# programs just fit on the 132 SMs. With 17 splits there are 136 programs, so the last four start a second wave. 33
+# splits make two full waves and finish no earlier than 16. This model assumes that a program reads at the same speed
+# no matter how many others read at the same time. The section *How near is the limit?* shows what we measured.
 
 # %% [markdown]
 # ## What does a split leave behind?
 #
-# Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` of chapter
-# 08, where row r sees the keys before `seen[r]`. Here, these are the keys before `last` in all rows. No split
-# divides. It leaves $o$, m and $\ell$ as they are, and the merge divides once. These d + 2 numbers of a row are a
-# partial result, which we call a *part*. As in chapter 08, m is a scaled score times $\log_2 e$. `tl.num_programs(0)`
-# is the number of splits.
+# Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` from
+# chapter 08, where row r sees the keys before `seen[r]`. Here, every row sees the keys before `last`. A split does
+# not divide. Instead, it stores $o$, m and $\ell$ as they are, so that the merge can divide once. These d + 2 numbers
+# per row are a partial result, which we call a *part*. As in chapter 08, m is a scaled score times $\log_2 e$.
+# `tl.num_programs(0)` is the number of splits.
 
 # %%
 @triton.jit
@@ -152,8 +152,8 @@ def host(x):  # to NumPy, for comparing
     return x.double().cpu().numpy()
 
 # %% [markdown]
-# The launch has one program for each split of each K/V head. It makes room for the parts and fills it with NaN, so that
-# a part that no program writes would be noticed:
+# The launch starts one program for each split of each K/V head. It allocates memory for the parts and fills it with
+# NaN, so that we would notice a part that no program writes:
 
 # %%
 def share_of(N_k, splits, B_c=16):  # in whole tiles
@@ -181,9 +181,9 @@ for w in range(5):
 # %% [markdown]
 # ## How do parts become one row?
 #
-# Each of the five programs has a maximum of its own. The merge is the one of chapter 02, but for several states at
-# once. It takes the largest m of all, a factor $\beta$ for each part, and two sums. There is one program for each row
-# of each head.
+# Each of the five programs has found its own maximum. The merge is the one from chapter 02, extended to several
+# states at once. It takes the largest m of all parts, computes a factor $\beta$ for each part, and forms two sums.
+# There is one program for each row of each head.
 
 # %%
 @triton.jit
@@ -217,17 +217,17 @@ def merge(parts, q):  # the launch
 right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 
 # %% [markdown]
-# **Predict.** 200 keys are 13 tiles of 16, so with 40 splits most get no tile. Such a part has m = $-10^{30}$ and
-# $\ell = 0$. What does it do in the merge?
+# **Predict.** 200 keys fill 13 tiles of 16, so with 40 splits, most splits get no tile. Such a part has m =
+# $-10^{30}$ and $\ell = 0$. What does it do in the merge?
 #
-# - ☐ it makes NaN: ℓ is 0
-# - ☐ it pulls the row towards 0: the mean is over 40 parts
-# - ☐ nothing: its factor is 0
+# - ☐ it produces NaN, because ℓ is 0
+# - ☐ it pulls the row towards 0, because the mean is over 40 parts
+# - ☐ nothing, because its factor is 0
 #
 # <details><summary>Answer</summary>
 #
-# **nothing: its factor is 0.** $\beta = 2^{-10^{30} - m}$ is zero if m is the maximum of real scores. If no part of a
-# row has a key, every $\beta$ is 1, but then every $o$ and $\ell$ is 0.
+# **nothing, because its factor is 0.** $\beta = 2^{-10^{30} - m}$ is zero if m is the maximum of real scores. If no
+# part of a row has a key, every $\beta$ is 1, but then every $o$ and $\ell$ is 0.
 #
 # ```python
 # for n in (1, 2, 5, 40):
@@ -243,14 +243,14 @@ right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 # ```
 # </details>
 #
-# The parts are merged in a fixed order. So the same number of splits gives the same result bit for bit, every time.
+# The parts are merged in a fixed order, so the same number of splits gives the same result every time, bit for bit.
 
 # %% [markdown]
 # ## Is a row the same in another batch?
 #
-# The number of splits is chosen for speed, and it depends on the batch. A batch of four sequences has four times as
-# many heads as one of them alone, so fewer splits of each head fill the GPU. Here are the splits that the rule of the
-# package gives a head, if one program fits on each of 132 SMs:
+# The number of splits is chosen for speed, and the choice depends on the batch. A batch of four sequences has four
+# times as many heads as a single sequence, so fewer splits per head are enough to fill the GPU. The package's rule
+# chooses the following numbers of splits, if one program fits on each of 132 SMs:
 
 # %%
 from fa2_lab.kernels.decode.shares import splits_of_head
@@ -268,17 +268,17 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
     return f"{changed:.0%} of the numbers of O differ, by {most:.0e} at most" if changed else "all bits of O agree"
 
 # %% [markdown]
-# **Predict.** We decode one sequence alone with `attention()`, and then the same sequence in a batch with three others
-# of the same length. No row reads the keys of another sequence. What happens to the O of the first one?
+# **Predict.** We decode a sequence with `attention()`, first alone and then in a batch with three others of the same
+# length. No row reads the keys of another sequence. What happens to O of this sequence?
 #
 # - ☐ nothing, because its numbers are the same
 # - ☐ some of its last bits change
-# - ☐ it changes visibly, because the parts are merged in another order
+# - ☐ it changes visibly, because the parts are merged in a different order
 #
 # <details><summary>Answer</summary>
 #
-# **some of its last bits change.** The exact sums are the same, but each addition rounds, and other splits put the
-# additions in another order.
+# **some of its last bits change.** The exact sums are the same, but each addition rounds, and a different number of
+# splits puts the additions in a different order.
 #
 # ```python
 # print(apart())
@@ -289,8 +289,9 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
 # ```
 # </details>
 #
-# The kernels of this chapter show where the bits come from. With one split or with five, the same row is rounded
-# differently, because its sums have another order, and because p becomes 16 bits wide under another maximum:
+# The kernels of this chapter show where the differences come from. With one split or with five, the same row is
+# rounded differently, for two reasons. Its sums have a different order, and p is rounded to 16 bits relative to a
+# different maximum:
 
 # %% tags=["nbval-ignore-output"]
 few, many = (merge(split(q, k, v, n), q.float())[0].flatten() for n in (1, 5))  # O of all rows, in fp32
@@ -299,23 +300,23 @@ print(f"number {at} of O: {few[at]:.9f} with 1 split, {many[at]:.9f} with 5")
 print(f"of all numbers of O, {(few != many).float().mean():.0%} differ")
 
 # %% [markdown]
-# So the last bits of an answer can depend on which other requests are served at the same time, although each kernel is
-# deterministic. A language model that always takes the most likely token may then write another text, because two
-# tokens were nearly equally likely. A kernel whose rows do not depend on the batch is called *batch-invariant*.
+# So the last bits of an answer can depend on which other requests are being served at the same time, although each
+# kernel is deterministic. If two tokens are almost equally likely, a language model that always takes the most likely
+# token can then write a different text. A kernel whose rows do not depend on the batch is called *batch-invariant*.
 #
 # To get such a kernel, we must choose the number of splits without looking at the batch. `attention()` and
-# `attention_paged()` take it as `num_splits`, the name that flash-attn uses. Then split w of a sequence reads the tiles
-# w, w + `num_splits`, … of this sequence, and neither the other sequences nor the number of SMs has a say. The size of
-# a tile must not depend on the batch either, and the parts are merged in the order of their numbers.
+# `attention_paged()` accept it as `num_splits`, the name that flash-attn uses. Split w of a sequence then reads the
+# tiles w, w + `num_splits`, … of this sequence, regardless of the other sequences and the number of SMs. The tile
+# size must not depend on the batch either, and the parts are merged in numerical order.
 
 # %%
 for n in (1, 8):
     print(f"num_splits={n}: {apart(num_splits=n)}")
 
 # %% [markdown]
-# Batch invariance has a cost, because one number of splits has to serve all batches. With a small number, a single
-# sequence leaves SMs idle. With a large number, a large batch writes and merges parts that it does not need.
-# `fa2-lab bench decode` measures on a GPU what 1, 4, 16 and 32 splits cost compared with the free choice:
+# Batch invariance has a cost, because one number of splits has to serve all batches. If the number is small, a single
+# sequence leaves SMs idle. If it is large, a large batch writes and merges parts that it does not need. `fa2-lab
+# bench decode` measures on a GPU what 1, 4, 16 and 32 splits cost compared with the free choice:
 
 # %% tags=["hide-input"]
 for row in load("decode").rows:
@@ -326,11 +327,11 @@ for row in load("decode").rows:
 # %% [markdown]
 # ## Where is key 20?
 #
-# When a text begins, its final length is not known. If every sequence had room for the largest length, most of the
-# memory would be empty. So servers cut the cache into *pages* of, say, 16 keys, and hand them out as texts grow. A
-# *block table* lists for each sequence which page has its first 16 keys, which page has the next 16, and so on. For
-# example, where is key 20 if the table is 4, 0, 5? It is in page 0, because 20 // 16 = 1 and entry 1 is 0, and there
-# it is in row 4, which is 20 % 16.
+# When a sequence begins, its final length is not known. If every sequence reserved memory for the maximum length,
+# most of that memory would stay empty. Servers therefore cut the cache into *pages* of, for example, 16 keys, and
+# hand them out as sequences grow. For each sequence, a *block table* lists the page with its first 16 keys, the page
+# with the next 16, and so on. For example, where is key 20 if the table is 4, 0, 5? It is in page 0, because 20 //
+# 16 = 1 and entry 1 of the table is 0. Within that page, it is in row 4, because 20 % 16 = 4.
 
 # %%
 @triton.jit
@@ -345,8 +346,8 @@ def load_keys(
     return tl.load(at, mask=(key < last)[:, None], other=0.0)
 
 # %% [markdown]
-# The paged kernel is `split_kernel` with this load. Each sequence has a length, and a row of `width` entries in the
-# table:
+# The paged kernel is `split_kernel` with this load. Each sequence has its own length and its own row of `width`
+# entries in the table:
 
 # %%
 @triton.jit
@@ -398,35 +399,36 @@ for b, n in ((0, 37), (2, 48)):
 print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().item())
 
 # %% [markdown]
-# Here, three sequences have 37, 0 and 48 keys, and the unused rows of the pages hold NaN. The second sequence has no
-# page. Its entries in the table are −1, which no program reads, because its loop has no step. Unused rows must not be
-# loaded at all. A weight of 0 would not help, since 0 · NaN is NaN. The load from the table is masked as well,
-# because a tile can be longer than a page, and then its last keys may be past the table's end.
+# In this example, three sequences have 37, 0 and 48 keys, and the unused rows of the pages hold NaN. The second
+# sequence has no page. Its entries in the table are −1, but no program reads them, because its loop has no
+# iterations. Unused rows must not be loaded at all, since 0 · NaN is NaN, so not even a weight of 0 would help. The
+# load from the table is masked as well, because a tile can be longer than a page, in which case its last keys can be
+# past the end of the table.
 
 # %% [markdown]
-# ## What if lengths differ?
+# ## What if the lengths differ?
 
 # %% tags=["hide-input"]
 show("shares")
 
 # %% [markdown]
-# In a batch, every sequence has its own length. With the same number of splits for each, short heads get programs
-# that have nothing to do. So for unequal lengths, the package hands out *equal shares*, which is also called
-# *stream-K* and which Lean Attention does. It lays the work of all heads end to end and cuts it into equal pieces, so
-# a program may end one head and begin the next.
+# In a batch, every sequence has its own length. If each head gets the same number of splits, short heads get programs
+# that have nothing to do. For unequal lengths, the package therefore hands out *equal shares*, a technique that Lean
+# Attention uses and that is also called *stream-K*. It lays the work of all heads end to end and cuts it into equal
+# pieces, so a program can finish one head and begin the next.
 #
-# In the picture, five heads have 10, 3, 0, 12 and 2 tiles, and the number in a tile is its program. To share the
-# work, a tile counts as one unit, and each head counts as one more. Even the empty head does, because some program
-# must write its O. So there are 27 + 5 = 32 units, 8 for each of four programs. Programs 1 and 3 continue a head that
-# another program began, and that costs them no unit, whereas the table of splits above charged each program one. Only
-# heads 0 and 3 are read by two programs, so only these are merged.
+# In the figure, five heads have 10, 3, 0, 12 and 2 tiles, and the number in a tile names its program. To share the
+# work, we count each tile as one unit and add one unit per head. Even the empty head counts, because some program
+# must write its O. In total there are 27 + 5 = 32 units, so each of the four programs gets 8. Programs 1 and 3
+# continue a head that another program began. We add no unit for this, whereas the table of splits above charged every
+# program one. Only heads 0 and 3 are read by two programs, so only these two are merged.
 
 # %% [markdown]
 # ## How near is the limit?
 #
-# Now we time the package's kernel on the cache of the first section. We compare it with a *pure read*, which is a
-# kernel that reads the same number of bytes and keeps nothing. In bytes per second, it is about as fast as a copy. Neither
-# of them reaches the data sheet's speed, from which the 56 µs above were computed.
+# Now we time the package's kernel on the cache from the first section. We compare it with a *pure read*, a kernel
+# that reads the same number of bytes and keeps nothing. In bytes per second, a pure read is about as fast as a copy.
+# Neither reaches the speed in the data sheet, from which we computed the 56 µs above.
 
 # %% tags=["hide-input"]
 record = load("decode")
@@ -435,18 +437,18 @@ group = cost("decode", N=65536, N_q=4, heads=8, B_r=16)
 each, copy = group.crossed / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/s"]
 
 # %% [markdown]
-# **Predict.** How does the time go with 8, 16, 32, 64, 128 and 256 programs?
+# **Predict.** How does the time change as we go from 8 to 16, 32, 64, 128 and 256 programs?
 #
 # - ☐ it halves until about every SM has a program, and then hardly changes
-# - ☐ it halves each time, since twice as many share the work
+# - ☐ it halves each time, since twice as many programs share the work
 # - ☐ it hardly falls, since memory is the limit from the start
 #
 # <details><summary>Answer</summary>
 #
 # **it halves until about every SM has a program, and then hardly changes.** One program reads slowly, because it
-# works on one tile after another. About a hundred programs together read as fast as a copy, and more of them gain
-# nothing. A second wave costs little if it is nearly full, as with 256. With 17 splits, the four programs of the
-# second wave would read alone.
+# works on one tile after another. Together, about a hundred programs read as fast as a copy, so additional programs
+# gain nothing. A second wave costs little if it is nearly full, as with 256 programs. With 17 splits, by contrast,
+# the four programs of the second wave would be the only ones reading.
 #
 # ```python
 # print(f"each of 8 programs reads {each:.0f} GB/s, a copy on this GPU {copy:,.0f} GB/s")
@@ -465,17 +467,17 @@ each, copy = group.crossed / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/
 show("programs")
 
 # %% [markdown]
-# The dots are measured, and the dashed line is a model. After a few microseconds for the launch, each program reads
-# at its own speed, but all together read no faster than a copy. The speed of one program is taken from the first dot,
-# so the line passes that dot by construction, and only the rest of it is a prediction. Beyond 128 programs, the dots
-# rise slowly, to 80 µs, because there is more to begin and more to merge. The model counts the time of one tile to
-# begin each head, and it counts no merge.
+# The dots are measured, and the dashed line is a model. In the model, each program reads at its own speed after a few
+# microseconds for the launch, but all programs together read no faster than a copy. Since the speed of one program is
+# taken from the first dot, the line passes through that dot by construction, and only the rest of the line is a
+# prediction. Beyond 128 programs, the dots rise slowly to 80 µs, because there are more programs to start and more
+# parts to merge. The model counts the time of one tile for starting each head, but it does not count the merge.
 #
-# Why does one program not read faster, although it has an SM to itself? A tile is on its way for a time that is
-# called the *latency* of the load. Of a program's stages, one is in use, and all others are on their way. *Little's
-# law* relates the two, since speed = bytes on their way / latency. If latency were the only limit, more stages would
-# help in proportion. With 3, 4 and 6 stages, a program would then read 2, 3 and 5 times as fast as with 2. `fa2-lab
-# bench decode` times these four on a GPU:
+# Why does a single program not read faster, although it has an SM to itself? A tile takes some time to arrive, which
+# is called the *latency* of the load. One of a program's stages is in use, while the tiles of all others are in
+# flight. *Little's law* connects speed and latency: speed = bytes in flight / latency. If latency were the only
+# limit, more stages would help in proportion, so with 3, 4 and 6 stages a program would read 2, 3 and 5 times as fast
+# as with 2. `fa2-lab bench decode` times all four cases on a GPU:
 
 # %% tags=["hide-input"]
 stages = dict(zip(record.curves.get("stages", ()), record.curves.get("GB/s of a program", ()), strict=True))
@@ -491,21 +493,23 @@ else:
 print(f"L2 delivers {path:.0f} GB/s to each SM, even if all SMs load at the same time")
 
 # %% [markdown]
-# On an H200, a third stage helps, although less than by the law, and further stages hardly do. So with 2 stages
-# latency limits a program, but from 3 stages on something else sets the pace. What is it? It cannot be DRAM, because
-# eight programs together ask for a small part of a copy's speed. It is probably not the path from L2 into the SM
-# either, because L2 can deliver more to each SM, as the last line shows. What is left is the program itself. For each
-# tile, it computes S, then the softmax, and then P V. Each of these waits for the one before, and only after them
-# does the program go on to the next tile. So a program takes its own time per tile, which is the one printed for the
-# most stages, however many tiles are on their way. This agrees with the rule of chapter 10, by which the work never
-# waits if there are at least 1 + copy / work stages. But the record does not time the steps of a tile, so it is an
-# inference.
+# On an H200, a third stage helps, although less than Little's law predicts, and further stages hardly help at all. So
+# with 2 stages, latency limits a program, but from 3 stages on, something else sets the pace. It cannot be DRAM,
+# because eight programs together ask for a small part of a copy's speed. It is probably not the path from L2 into the
+# SM either, because L2 can deliver more to each SM, as the last line shows. This leaves the program itself. For each
+# tile, it computes S, then the softmax, and then P V. Each of these steps waits for the previous one, and the program
+# goes on to the next tile only when all three are done.
 #
-# In any case, more stages cannot make a single program much faster. More programs can, because they work side by
-# side, and that is why the keys are split.
+# So a program needs a certain time per tile, no matter how many tiles are in flight, namely the time printed for the
+# largest number of stages. The explanation agrees with the rule of chapter 10, by which the work never waits if there
+# are at least 1 + copy / work stages. But the record does not time the steps of a tile, so this is an inference and
+# not a measurement.
+#
+# In any case, more stages cannot make a single program much faster. More programs make the kernel faster, because
+# they run in parallel, and that is why we split the keys.
 
 # %% [markdown]
-# Our decode reaches this share of the speed of a pure read:
+# Our decode kernel reaches the following share of the speed of a pure read:
 
 # %% tags=["hide-input"]
 rows = [row for row in record.rows if row.direction == "decode"]
@@ -520,21 +524,21 @@ for row in sorted(rows, key=lambda row: row.problem["bytes"]):
 # %% [markdown]
 # ## Recap
 #
-# - One query does about one FLOP for each byte that it reads, so memory sets the pace.
-# - The queries of a group are rows of one tile, so a key is read once for all of them.
-# - One program reads slowly. With two stages latency limits it, and with more stages probably its own work on each
-#   tile. Splits make more programs, and about a hundred read as fast as an H200 can.
-# - Each split leaves a part (o, m, ℓ), and a second kernel merges the parts. The number of splits decides the last
-#   bits, so they can depend on the batch.
-# - Pages and a block table change where a row is stored, and nothing else.
+# - A query does about one FLOP for each byte it reads, so memory sets the pace.
+# - The queries of a group are rows of one tile, so each key is read once for all of them.
+# - A single program reads slowly. With two stages, latency limits it, and with more stages, its own work on each tile
+#   probably does. Splits create more programs, and about a hundred of them read as fast as an H200 can.
+# - Each split stores a part (o, m, ℓ), and a second kernel merges the parts. The number of splits decides the last
+#   bits, so these can depend on the batch.
+# - Pages and a block table only change where a row is stored.
 # - If lengths differ, lay all work end to end and cut it into equal shares.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** Sometimes only finished parts are left, as in chapter 06, which are the divided output $O_w$ and the
-# $L_w$ of each part w. Merge them, and return O and L of the row. A part without keys has L = −∞, and all parts of a
-# row may be like that.
+# **Build.** Sometimes only finished results are left to merge, as in chapter 06, so that you have the divided output
+# $O_w$ and the $L_w$ of each part w. Merge them, and return O and L of the row. A part without keys has L = −∞, and
+# this may be true of all parts of a row.
 
 # %%
 def finished(O_w, L_w):  # (parts, d), (parts,)
@@ -545,8 +549,8 @@ row0 = host(parts[0, :, 0])  # the five parts of head 0, row 0: (5, d + 2)
 O_w, L_w = row0[:, :16] / row0[:, 17:], (row0[:, 16] + np.log2(row0[:, 17])) * math.log(2)
 whole = right[0, 0, 0], np.logaddexp.reduce(L_w)
 empty, nothing = (np.vstack([O_w, 0 * O_w[0]]), np.append(L_w, -np.inf)), (0 * O_w, 0 * L_w - np.inf)
-check(finished, Case("five parts. Is their plain mean right, if their L differ?", (O_w, L_w), whole),
-      Case("one more, without keys. What is its weight?", empty, whole),
+check(finished, Case("five parts. Is their plain mean right if their L differ?", (O_w, L_w), whole),
+      Case("one more part, without keys. What is its weight?", empty, whole),
       Case("five parts without keys: O = 0, L = −∞. What do you subtract?", nothing, (0 * O_w[0], np.array(-np.inf))),
       Case("scores near 1,000. What is e^1,000?", (O_w, L_w + 1000), (whole[0], whole[1] + 1000)),
       tolerance=2e-3, names=("O", "L"))  # fmt: skip
@@ -569,26 +573,26 @@ check(finished, Case("five parts. Is their plain mean right, if their L differ?"
 # %% tags=["hide-input"]
 paged = q3, k_pages, v_pages, table, lengths
 by_rows = host(attention_paged(*paged, backend="reference"))
-verdict("the number of splits changes O by what 16 bits round away, and no more", 0 < (few - many).abs().max() < 5e-4)
+verdict("the number of splits changes O by no more than 16 bits can round away", 0 < (few - many).abs().max() < 5e-4)
 for n in (1, 3):
     O, L = merge(split(q, k, v, n), q)
     theirs = attention(q, k, v, return_lse=True)
     verdict(f"{n} splits: O = attention()", close(host(O), host(theirs[0]), 2e-3))
     verdict(f"{n} splits: L = attention()", close(host(L), host(theirs[1]), 1e-5))
     O, _ = decode_paged(*paged, n)
-    verdict(f"{n} splits of pages: right", close(host(O), by_rows, 2e-3))
+    verdict(f"{n} splits of pages: O is right", close(host(O), by_rows, 2e-3))
 
 # %% tags=["hide-input"]
 unit, seconds = group.limit(chips.H200)
 verdict("56 µs, limited by DRAM", (unit, round(1e6 * seconds)) == ("DRAM", 56))
-verdict("a third stage helps, less than by the law; more stages hardly do; L2 could deliver more to each SM",
+verdict("a third stage helps less than the law predicts, more stages hardly help, and L2 could deliver more to each SM",
         not stages or (1.2 < stages[3] / stages[2] < 1.9 and max(stages.values()) < min(1.1 * stages[3], path)))  # fmt: skip
-verdict("about 100 programs fill the memory", 80 < copy / each < 130)
-verdict("it halves up to 64 programs", all(1.7 < curve[n] / curve[2 * n] < 2.2 for n in (8, 16, 32)))
+verdict("about 100 programs use all of the memory's bandwidth", 80 < copy / each < 130)
+verdict("the time halves up to 64 programs", all(1.7 < curve[n] / curve[2 * n] < 2.2 for n in (8, 16, 32)))
 after = [curve[n] for n in (128, 256, 512, 1024, 2048)]
-verdict("beyond 128 it rises slowly, to 80 µs", after == sorted(after) and round(after[-1]) == 80)
+verdict("beyond 128 programs, it rises slowly to 80 µs", after == sorted(after) and round(after[-1]) == 80)
 near = [r.ratio("fa2_lab", "reading alone") for r in rows if r.problem["bytes"] > 2e8]
-verdict("long caches come near reading alone", min(near) > 0.85)
+verdict("for long caches, decode comes close to a pure read", min(near) > 0.85)
 
 # %% [markdown] tags=["navigation"]
 # [← Hopper, backward](13_hopper_backward.ipynb) · [The map](00_start.ipynb) · [Rings →](15_rings.ipynb)

@@ -6,9 +6,9 @@
 #
 # **What if the sequence does not fit on one GPU?**
 #
-# A long book, a day of video or a genome has more tokens than one GPU can hold. Then the sequence itself is cut, and
-# each GPU keeps a piece, although attention still needs every key for every query. So keys have to travel, and the
-# merge of chapter 02 puts the partial results together.
+# A long book, a day of video or a genome has more tokens than one GPU can hold. In that case, the sequence itself is
+# cut, and each GPU keeps one piece of it. But attention still needs every key for every query, so the keys have to
+# travel from GPU to GPU, and the merge of chapter 02 combines the partial results.
 #
 # After this notebook you can
 #
@@ -36,20 +36,22 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## A ring, step by step
 #
-# Take a model with 32 layers. Each layer has 16 heads of d = 128, so a token has 2,048 numbers in each of Q, K, V and
-# O, with 2 bytes per number. A million tokens ($2^{20}$) make 4 GiB for Q of one layer, and 512 GiB for all four
-# tensors in all layers. Training keeps them for the backward pass, but an H200 holds only 141 GiB.
+# Take a model with 32 layers, each of which has 16 heads of d = 128. A token then has 2,048 numbers in each of Q, K,
+# V and O, at 2 bytes per number. For a million tokens ($2^{20}$), Q of a single layer takes 4 GiB, and all four
+# tensors of all layers take 512 GiB. Training keeps these tensors for the backward pass, but an H200 holds only 141
+# GiB.
 #
 # So we give each of four GPUs a quarter of the tokens. A process with its GPU is called a **rank**, and its part of
-# the sequence is called a **shard**. Only attention notices the cut, because a rank has the queries of its own
-# tokens, but needs the keys and values of all tokens. If it gathered all keys of a layer, its memory would again grow
-# with the whole sequence. So it takes them one block at a time, where a block is the keys and values of one shard. In
-# each step, every rank
+# the sequence is called a **shard**. Only attention is affected by the cut, because a rank has the queries of its own
+# tokens but needs the keys and values of all tokens. If each rank gathered all keys of a layer, its memory would
+# again grow with the whole sequence. Instead, it takes them one block at a time, where a block is the keys and values
+# of one shard. In each step, every rank
 #
 # 1. computes with the block of K and V that it holds,
-# 2. hands the block to its neighbour on the right, and gets another one from the left.
+# 2. passes the block on to its right neighbour, and receives another block from the left.
 #
-# The last rank's right neighbour is rank 0. This is *ring attention* (Liu, Zaharia and Abbeel, 2023):
+# Since the last rank's right neighbour is rank 0, the ranks form a ring. The method is called *ring attention* (Liu,
+# Zaharia and Abbeel, 2023):
 #
 # | | rank 0 | rank 1 | rank 2 | rank 3 |
 # | --- | --- | --- | --- | --- |
@@ -58,15 +60,16 @@ from fa2_studio.book.verdicts import close, verdict
 # | step 2 | block 2 | block 3 | block 0 | block 1 |
 # | step 3 | block 1 | block 2 | block 3 | block 0 |
 #
-# Read a column from top to bottom. After four steps every rank has seen every block, and each block was handed on three
-# times.
+# Read each column from top to bottom. After four steps, every rank has seen every block, and each block has been
+# passed on three times.
 
 # %% [markdown]
 # ## What does a rank keep between two steps?
 #
-# It keeps a state ($o$, m, $\ell$) for each row. Each block gives a finished partial result (O, L), because each step
-# is a call of its own. `from_output` turns it back into a state, with m = L, $\ell = 1$ and $o$ = O, and `merge` is
-# the one of chapter 02. In the next cell, the four ranks are four entries of a list, with 22 rows in total.
+# It keeps a state ($o$, m, $\ell$) for each row. Each step is a separate call, so each block yields a finished
+# partial result (O, L). The function `from_output` turns this result back into a state with m = L, $\ell = 1$ and
+# $o$ = O, and `merge` is the function from chapter 02. In the next cell, the four ranks are simply four entries of a
+# list, with 22 rows in total.
 
 # %%
 def part(q, k, v):  # one rank's queries, one block's keys
@@ -81,31 +84,32 @@ states = [SoftmaxState.reset(len(r), d) for r in rows]
 for step in range(ranks):
     states = [state.merge(part(q[r], *kv[r])) for r, state in enumerate(states)]
     if step < ranks - 1:
-        kv = [kv[rank - 1] for rank in range(ranks)]  # each rank takes from the left
+        kv = [kv[rank - 1] for rank in range(ranks)]  # each rank receives from the left
 O = np.concatenate([state.finalize()[0] for state in states])
 whole, _ = fa2.forward(Q, K, V, B_r=4, B_c=4)
 print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 
 # %% [markdown]
-# Every rank merges the blocks in another order, which changes the last bits of the result, and nothing else.
+# Every rank merges the blocks in a different order, but this only changes the last bits of the result.
 #
-# There is another way, which needs no ring. In an **all-to-all**, every rank sends a different message to every other
-# rank. One all-to-all before attention gives each rank all rows of some heads, and another one after it brings the
-# rows of O back (*DeepSpeed Ulysses*; Jacobs and others, 2023). But this way needs at least one head for each rank.
+# An alternative works without a ring. In an **all-to-all**, every rank sends a different message to every other rank.
+# One all-to-all before attention gives each rank all rows of some heads, and another one after it returns the rows of
+# O to their ranks (*DeepSpeed Ulysses*; Jacobs and others, 2023). However, this method needs at least one head for
+# each rank.
 
 # %% [markdown]
 # ## Which L does a block need in the backward pass?
 #
-# In chapter 05, P comes back from S and L, as $P = e^{S - L}$. After the forward ring, each rank has the final L of its
-# rows, over all keys of all ranks. When a block of keys comes by again, the rank computes that block's part of the
-# gradients.
+# In chapter 05, the backward pass recomputes P from S and L, as $P = e^{S - L}$. After the forward ring, each rank
+# has the final L of its rows, over the keys of all ranks. When a block of keys comes by again, the rank computes that
+# block's share of the gradients.
 
 # %% tags=["hide-input"]
 dO, blocks = np.random.default_rng(1).standard_normal((N, d)), dict(B_r=4, B_c=4)
 O, L = fa2.forward(Q, K, V, **blocks)
 truth = fa2.backward(Q, K, V, O, L, dO, **blocks)
 dQ, (right, wrong) = np.zeros((N, d)), np.zeros((2, 2, N, d))  # the last two: dK, dV
-for keys in rows:  # each block, met by all queries
+for keys in rows:  # each block meets all queries
     dq, *right[:, keys] = fa2.backward(Q, K[keys], V[keys], O, L, dO, **blocks)
     dQ += dq
     _, L_block = fa2.forward(Q, K[keys], V[keys], **blocks)
@@ -113,18 +117,19 @@ for keys in rows:  # each block, met by all queries
     wrong[:, keys] = of_block[1:]
 
 # %% [markdown]
-# **Predict.** By mistake, a program uses the L of the block alone instead. What happens to dK and dV, with four blocks?
+# **Predict.** Suppose a program mistakenly uses the L of the current block alone. What happens to dK and dV, with
+# four blocks?
 #
-# - ☐ nothing: the parts are merged afterwards, as in the forward pass
-# - ☐ they are too small: every row spends a quarter of its weight
-# - ☐ they are too large: every row spends a weight of 4 instead of 1
+# - ☐ nothing, because the parts are merged afterwards, as in the forward pass
+# - ☐ they are too small, because every row only spends a quarter of its weight
+# - ☐ they are too large, because every row spends a weight of 4 instead of 1
 #
 # <details><summary>Answer</summary>
 #
-# **they are too large: every row spends a weight of 4 instead of 1.** With the L of each block, a row spends a weight
-# of 1 on every block. So P is too large by a factor of 1 / (the block's share of the row's weight). The factor is 4 if
-# the shares are equal, and far more for a block that a row hardly looks at. No merge corrects that, because gradients
-# are added, not merged.
+# **they are too large, because every row spends a weight of 4 instead of 1.** With the L of each block, a row spends
+# a weight of 1 on every block, so P is too large by a factor of 1 / (the block's share of the row's weight). This
+# factor is 4 if the shares are equal, and far more for a block to which a row gives little weight. No merge corrects
+# this, because gradients are added rather than merged.
 #
 # ```python
 # for b, keys in enumerate(rows):
@@ -143,22 +148,22 @@ for keys in rows:  # each block, met by all queries
 # </details>
 
 # %% [markdown]
-# Queries stay, so each rank adds up its own dQ. Keys travel, so the accumulators dK and dV of a block also travel,
-# and each rank adds its part. Rank 0 adds its own part at home, so dK of block 0 begins on rank 1 and goes 1 → 2 → 3
-# → 0, which makes three transfers. The accumulators travel in fp32, because in 2 bytes they would be rounded again on
-# every rank.
+# The queries stay, so each rank accumulates its own dQ. The keys travel, so the accumulators dK and dV of a block
+# travel as well, and each rank adds its part to them. Rank 0 adds its own part at home, so dK of block 0 starts on
+# rank 1 and goes 1 → 2 → 3 → 0, which takes three transfers. The accumulators travel in fp32, because in 2 bytes they
+# would be rounded again on every rank.
 #
-# How much does that send? The forward pass sends K and V three times, with 2 bytes per number. The backward pass
-# sends K and V again, and also dK and dV with 4 bytes per number. That is $(2 + 4) / 2$ = three times as much.
+# How much data does this send? The forward pass sends K and V three times, at 2 bytes per number. The backward pass
+# sends K and V again, and also dK and dV at 4 bytes per number. That is $(2 + 4) / 2$ = three times as much.
 
 # %% [markdown]
 # ## Is a causal ring fair?
 #
-# Now no query looks ahead. The queries of one rank and the keys of another are then what a tile was in chapter 04,
-# which is FULL, DIAGONAL or SKIP. Each rank has a quarter of the sequence, and rank 0 has the first. In the next
-# cell, a quarter has 32 rows, and tiles are 4 × 4. So 8 · 8 = 64 tiles are visited for the keys of an earlier rank
-# (FULL), 1 + 2 + … + 8 = 36 for a rank's own keys (DIAGONAL), and 0 for the keys of a later rank (SKIP). Each line is
-# a rank, and each column is a step:
+# Now add a causal mask, so that no query looks ahead. The queries of one rank and the keys of another then behave
+# like a tile of chapter 04, which is FULL, DIAGONAL or SKIP. Each rank has a quarter of the sequence, and rank 0 has
+# the first quarter. In the next cell, a quarter has 32 rows, and tiles are 4 × 4. A rank therefore visits 8 · 8 = 64
+# tiles for the keys of an earlier rank (FULL), 1 + 2 + … + 8 = 36 for its own keys (DIAGONAL), and none for the keys
+# of a later rank (SKIP). Each line of the output is a rank, and each column is a step:
 
 # %% tags=["hide-input"]
 quarters = [32] * 4
@@ -168,26 +173,28 @@ for rank, counts in enumerate(tiles):
 print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 
 # %% [markdown]
-# Rank 0 works in one step of four, because all other keys are in its future. Rank 3 works all the time, and the others
-# wait for it.
+# Rank 0 works in only one of the four steps, because all other keys are in its future. Rank 3 works all the time, and
+# the others wait for it.
 #
 # ## Which cut is fair?
 #
-# A rank cannot begin a step before its block has arrived. So the work must be equal in each step, not only in total.
+# A rank cannot start a step before its block has arrived, so the work must be equal in each step, not only in total.
 #
-# **Predict.** Which cut gives all ranks equal work in each step, and a mask only where a rank meets its own block?
+# **Predict.** Which cut gives all ranks equal work in each step, and needs a mask only where a rank meets its own
+# block?
 #
-# - ☐ 8 pieces: rank r has pieces r and r + 4
-# - ☐ rank r has rows r, r + 4, r + 8, …
-# - ☐ 8 pieces: rank r has pieces r and 7 − r
+# - ☐ 8 pieces, of which rank r has pieces r and r + 4
+# - ☐ single rows, of which rank r has rows r, r + 4, r + 8, …
+# - ☐ 8 pieces, of which rank r has pieces r and 7 − r
 #
 # <details><summary>Answer</summary>
 #
-# **8 pieces: rank r has pieces r and 7 − r.** Early rows have little work and late rows have much, and here each rank
-# has some of both. Assigning single rows round-robin (*striped attention*; Brandon and others, 2023) is also nearly
-# even, but then every step needs a causal mask. For example, row 4, of rank 0, sees row 1 of rank 1, but it does not
-# see row 5 of the same rank. So each step has tiles on a diagonal, which are computed whole although half of them is
-# wasted. With pieces r and r + 4, rank 3 has pieces 3 and 7, which are the ones with most work in each half.
+# **8 pieces, of which rank r has pieces r and 7 − r.** Early rows have little work and late rows have much, and this
+# cut gives each rank some of both. Assigning single rows round-robin (*striped attention*; Brandon and others, 2023)
+# is also nearly even, but then every step needs a causal mask. For example, row 4, which belongs to rank 0, sees row
+# 1 of rank 1 but not row 5 of the same rank. So each step has tiles on a diagonal, which are fully computed although
+# half of the work is wasted. With pieces r and r + 4, rank 3 has pieces 3 and 7, which are the ones with the most
+# work in each half.
 # </details>
 
 # %% tags=["hide-input"]
@@ -198,20 +205,20 @@ for rank, counts in enumerate(model.work(quarters, "zigzag", causal=True, B_r=4,
 show("zigzag")
 
 # %% [markdown]
-# In the picture, each number is the rank that computes this part of the scores. The cut on the right is called
-# *zigzag*. ring-flash-attention and Llama 3 use it. Above the picture are its tiles, again by rank and step, and each
-# column is even.
+# In the figure, each number is the rank that computes this part of the scores. The cut on the right is called
+# *zigzag*, and both ring-flash-attention and Llama 3 use it. Its tiles are listed above the figure, again by rank and
+# step, and each column is even.
 #
-# Why is it even, and why does it need so few masks? Take rank 1, for example. It has a front piece, 1, and a back
-# piece, 6, if pieces are counted from 0. When the block of another rank comes by, there are two cases.
+# Why is zigzag even, and why does it need so few masks? Take rank 1, for example, which has a front piece, 1, and a
+# back piece, 6, counting pieces from 0. When the block of another rank comes by, there are two cases.
 #
-# - The block is that of a later rank, for example of rank 2 with pieces 2 and 5. The rows of piece 6 see all of both
-#   pieces, because both come before piece 6. The rows of piece 1 see nothing of either.
-# - The block is that of an earlier rank, which is rank 0 with pieces 0 and 7. All rows of rank 1 see all of piece 0,
-#   and no row sees anything of piece 7.
+# - The block belongs to a later rank, for example to rank 2 with pieces 2 and 5. The rows of piece 6 see both of
+#   these pieces completely, because both come before piece 6. The rows of piece 1 see neither.
+# - The block belongs to an earlier rank, which can only be rank 0 with pieces 0 and 7. All rows of rank 1 see all of
+#   piece 0, and none of them sees any of piece 7.
 #
-# In the first case, half of the rows meet all of the keys. In the second case, all of the rows meet half of the keys.
-# So each such step is a single kernel call without a mask, on half of the square. Only the block of the rank itself is
+# In the first case, half of the rows meet all of the keys, and in the second case, all of the rows meet half of the
+# keys. So each such step is a single kernel call without a mask, on half of the square. Only the rank's own block is
 # causal.
 
 # %% [markdown]
@@ -221,42 +228,43 @@ show("zigzag")
 show("ring_schedule")
 
 # %% [markdown]
-# This is the forward pass. A number is the rank that owns the keys, and hatched parts are not computed. An arrow brings
-# K and V from the left neighbour, which is the rank above in this picture. No step changes K and V, so they can travel
-# while the step computes with them.
+# The figure shows the forward pass. Each number is the rank that owns the keys, and the hatched parts are not
+# computed. An arrow brings K and V from the left neighbour, which is drawn one row above. Since no step changes K and
+# V, they can travel while the step computes with them.
 #
 # In the backward pass, the accumulators dK and dV cannot leave before a step has added its part to them, so they
-# travel one step later than their keys. The table shows the backward pass of rank 0, with one step in each column:
+# travel one step later than their keys. The table shows the backward pass of rank 0, with one step per column:
 #
-# | computes with block | 0 (own), first half | 3 | 2 | 1 | 0 (own), last half |
+# | rank 0 computes with block | 0 (own), first half | 3 | 2 | 1 | 0 (own), second half |
 # | --- | --- | --- | --- | --- | --- |
-# | meanwhile K and V arrive of block | 3 | 2 | 1 | | |
-# | meanwhile dK and dV arrive of block | | | 2 | 1 | 0 |
+# | meanwhile it receives K and V of block | 3 | 2 | 1 | | |
+# | meanwhile it receives dK and dV of block | | | 2 | 1 | 0 |
 #
-# Read the column of block 2. While rank 0 computes with it, two things arrive. One is K and V of block 1, for the
-# next step. The other is the accumulator of block 2, which rank 3 began in the step before. At the end of the step,
-# rank 0 adds its own part to this accumulator and sends it on. No accumulator arrives with block 3, because rank 0 is
-# the first to compute with it, and its owner, rank 3, will add the last part.
+# Read the column of block 2. While rank 0 computes with this block, it receives two things. The first is K and V of
+# block 1, for the next step. The second is the accumulator of block 2, which rank 3 began in the previous step. At
+# the end of the step, rank 0 adds its own part to this accumulator and sends it on. No accumulator arrives for block
+# 3, because rank 0 is the first to compute with that block. Its owner, rank 3, will add the last part.
 #
-# The own block is special. Its queries are cut in two halves with about the same work, so that one half can run at
-# the end, while the rank's own dK and dV come home.
+# A rank's own block is special. Its queries are split into two halves with about the same work, so that the second
+# half can run at the end, while the rank's own dK and dV come home.
 #
-# ## Do the cables keep up?
+# ## Do the links keep up?
 #
-# A transfer that ends before the computation beside it costs no time. So when does it end in time? Let a shard have n
-# rows. Per head, one step of the causal forward pass computes $2n^2d$ FLOPs (half of a square) and sends $4nd$ bytes
-# (K and V, with 2 bytes per number). The FLOPs grow with $n^2$ and the bytes with $n$, so long shards hide their
-# transfers. Both times are equal if $2n^2d\,/\,$(FLOP/s) is $4nd\,/\,$(bytes/s), and therefore at $n = 2 \cdot$
-# FLOP/s $/$ (bytes/s), which contains neither d nor the number of heads. The backward pass sends three times as much
-# for 2.5 times the FLOPs, so at equal FLOP/s it needs a fifth more rows.
+# A transfer costs no time if it finishes before the computation that runs alongside it. When is that the case?
+# Suppose a shard has n rows. Per head, one step of the causal forward pass computes $2n^2d$ FLOPs (half of a square)
+# and sends $4nd$ bytes (K and V, at 2 bytes per number). The FLOPs grow with $n^2$ but the bytes only with $n$, so
+# long shards hide their transfers. The two times are equal if $2n^2d\,/\,$(FLOP/s) equals $4nd\,/\,$(bytes/s). This
+# happens at $n = 2 \cdot$ FLOP/s $/$ (bytes/s), which depends neither on d nor on the number of heads. The backward
+# pass sends three times as much for 2.5 times the FLOPs, so at the same FLOP/s it needs a fifth more rows.
 #
-# In the table below, *link* is the connection between GPUs. It is NVLink, or on the RTX 4090 the computer's ordinary
-# bus. The first three lines take half of the peak FLOP/s and the link's speed from the data sheets, in one direction.
-# The last line is measured with torch's transfers, with four ranks at once. There, each rank moves 131 GB/s over a link
-# of 450, and the kernel does 708 TFLOP/s, not 495. So the last line needs five times as many rows as the H100.
+# In the output below, *link* is the connection between GPUs. This is NVLink, or on the RTX 4090 the computer's
+# ordinary bus. The first three lines use half of the peak FLOP/s and the link's speed in one direction, both from the
+# data sheets. The last line uses speeds that we measured with torch's transfers, with four ranks at once. There, each
+# rank moves 131 GB/s over a link of 450 GB/s, and the kernel reaches 708 TFLOP/s instead of 495. The last line
+# therefore needs five times as many rows as the line of the H100.
 
 # %% tags=["hide-input"]
-def smallest(flops, link):  # rows; FLOP/s, bytes a second in one direction
+def smallest(flops, link):  # rows; FLOP/s, bytes per second in one direction
     return int(np.ceil(2 * flops / link))  # 2 n² d / flops ≥ 4 n d / link
 
 
@@ -270,40 +278,41 @@ for name, (flops, link) in speeds.items():
 # %% [markdown]
 # ## What do four GPUs gain?
 #
-# We compare four NVIDIA H200 with one, in bf16, causal, with 16 heads of d = 128, forward and backward, at lengths
-# that still fit on one GPU. Before any transfer, each rank sends all others a *header* with its number of rows and
-# its options, and if the headers do not agree, all ranks stop.
+# We compare four NVIDIA H200 GPUs with one, forward and backward, on causal attention in bf16 with 16 heads of d =
+# 128, at lengths that still fit on one GPU. Before any transfer, each rank sends all others a *header* with its
+# number of rows and its options. If the headers do not agree, all ranks stop.
 #
-# **Predict.** With 8,192 tokens, a shard has 2,048 rows, too few to hide a transfer. One GPU takes 1.6 ms, and four
-# take 7.1 ms. To send K and V round once takes 0.72 ms. What takes most of the 7.1 ms?
+# **Predict.** With 8,192 tokens, a shard has 2,048 rows, which is too few to hide a transfer. One GPU takes 1.6 ms,
+# and four take 7.1 ms. Sending K and V around the ring once takes 0.72 ms. What takes most of the 7.1 ms?
 #
-# - ☐ the kernels: small ones leave SMs idle
-# - ☐ agreeing, starting transfers and launching kernels
+# - ☐ the kernels, because small ones leave SMs idle
+# - ☐ the headers, starting transfers and launching kernels
 # - ☐ the transfers
 #
 # <details><summary>Answer</summary>
 #
-# **agreeing, starting transfers and launching kernels.** This follows from a subtraction, not from a timeline.
-# Forward sends K and V round once, and backward sends three times as much, so all transfers together take 4 · 0.72 =
-# 2.9 ms. That is only 69 GB/s, because these transfers are short. Kernels take about a quarter of one GPU's 1.6 ms,
-# which is 0.4 ms. Even if no transfer hides under a kernel, 3.8 ms are left. If such small kernels are half as fast,
-# more than 3 ms are still left. The record does not show how these milliseconds are divided, nor whether transfers
-# slow each other down beside kernels.
+# **the headers, starting transfers and launching kernels.** This is the result of a subtraction, not of a timeline.
+# The forward pass sends K and V around once, and the backward pass sends three times as much, so all transfers
+# together take 4 · 0.72 = 2.9 ms. That is only 69 GB/s, because these transfers are short. The kernels take about a
+# quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides under a kernel, 3.8 ms remain, and if such
+# small kernels are half as fast, more than 3 ms still remain. The record does not show how these milliseconds are
+# divided, nor whether transfers and kernels slow each other down.
 # </details>
 
 # %% tags=["hide-input"]
 show("ring_speed")
 
 # %% [markdown]
-# From 32,768 tokens on, the ring is faster than one GPU. The rest of the factor of 4 is probably lost to merges and to
-# transfers, which occupy some SMs. The cross is four GPUs with contiguous shards. At 131,072 tokens, each of four GPUs
-# needs 2.0 GiB. That is more than a quarter of 5.1 GiB, because buffers for blocks on their way come on top.
+# From 32,768 tokens on, the ring is faster than one GPU. The rest of the factor of 4 is probably lost to merges and
+# to transfers, which occupy some SMs. The cross marks four GPUs with contiguous shards. At 131,072 tokens, each of
+# the four GPUs needs 2.0 GiB. This is more than a quarter of the 5.1 GiB that one GPU needs, because each rank also
+# needs buffers for the blocks in transit.
 #
-# `fa2_lab.distributed` runs this ring with torch. It uses NCCL between GPUs, and gloo between the processes of a
-# laptop. A user writes these lines, and starts them with `torchrun --nproc-per-node 4`:
+# `fa2_lab.distributed` runs this ring with torch, using NCCL between GPUs and gloo between the processes of a laptop.
+# To use it, write these lines and start them with `torchrun --nproc-per-node 4`:
 #
 # ```python
-# tokens = shard(tokens, dim=1)  # this rank's, in zigzag, cut from all of them
+# tokens = shard(tokens, dim=1)  # this rank's tokens in zigzag, cut from all tokens
 # positions = shard(torch.arange(N), dim=0)  # for the model's position embeddings
 # ...  # the model makes q, k and v of its own tokens
 # O = ring_attention(q, k, v, causal=True)  # instead of attention(q, k, v, causal=True)
@@ -312,11 +321,11 @@ show("ring_speed")
 # %% [markdown]
 # ## Recap
 #
-# - In a ring, the sequence is cut. Queries stay, keys and values go round, and the partial results (O, L) of the
-#   blocks are merged.
+# - In a ring, the sequence is cut. The queries stay, the keys and values travel around the ring, and the partial
+#   results (O, L) of the blocks are merged.
 # - Under a causal mask, contiguous shards waste more than 40% of the ranks' total time, whereas zigzag makes the work
 #   even.
-# - In the forward pass, a causal step hides a transfer from $2 \cdot$ FLOP/s $/$ (bytes/s) rows on, whatever d is.
+# - In the forward pass, a causal step hides its transfer from $2 \cdot$ FLOP/s $/$ (bytes/s) rows on, for any d.
 # - In the backward pass, the final L makes the gradients of each block exact. dK and dV travel one step behind their
 #   keys, in fp32.
 
@@ -325,10 +334,10 @@ show("ring_speed")
 #
 # **Build.** Write one of the four steps of the backward ring, without a mask. Each argument is a list with one entry
 # per rank. Rank r calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)` with the block that it holds. The call
-# returns dQ, dK and dV, and rank r adds the first two to dq[r] and dk[r]. Then every rank hands on what travels.
-# Return dq, k, v and dk as the next step finds them. The check begins with dq and dk of zeros and takes four steps.
-# To keep it short, dV is left out, since it travels like dK, and dK is sent four times, because here a rank's own
-# part also travels.
+# returns dQ, dK and dV, and rank r adds the first two to dq[r] and dk[r]. Then every rank passes on whatever travels.
+# Return dq, k, v and dk in the form in which the next step needs them. The check starts with dq and dk full of zeros
+# and takes four steps. To keep the exercise short, we leave out dV, which travels like dK, and send dK four times, so
+# that a rank's own part also travels.
 
 # %%
 def ring_step(q, o, lse, do, dq, k, v, dk):
@@ -375,24 +384,24 @@ check(your_steps, Case("k after one step. Does rank 1 hold block 0?", (1, 1, *li
 # ## Checks
 
 # %% tags=["hide-input"]
-verdict("four lists = one device", close(np.concatenate([state.finalize()[0] for state in states]), whole))
-verdict("by the L of all keys: dQ", close(dQ, truth[0]))
-verdict("by the L of all keys: dK and dV", close(right, truth[1:]))
+verdict("four ranks give the same result as one device", close(np.concatenate([state.finalize()[0] for state in states]), whole))
+verdict("with the L of all keys, dQ is right", close(dQ, truth[0]))
+verdict("with the L of all keys, dK and dV are right", close(right, truth[1:]))
 gib = 2**20 * 16 * 128 * 2 / 2**30
 verdict("4, 512 and 141 GiB", (gib, 4 * 32 * gib, round(chips.H200.hbm_bytes / 2**30)) == (4, 512, 141))
 there, back = (sum(model.sent(quarters, 0, way, kv_heads=1, d=4).values()) for way in ("forward", "backward"))
 verdict("backward sends three times as much", back == 3 * there)
 speed = {n: dict(curve) for n, curve in ring_speed.data()["curves"].items()}
-verdict("faster from 32,768 on, nearly 4 at last", min(s[32768] for s in speed.values()) > 1.3 and 3 < speed[4][131072] < 4)
+verdict("faster from 32,768 tokens on, and nearly 4 times at 131,072", min(s[32768] for s in speed.values()) > 1.3 and 3 < speed[4][131072] < 4)
 flops, link = speeds["H200, as recorded"]
 least = smallest(flops, link) / smallest(chips.H200.tensor_flops / 2, chips.H200.link_per_second)
 reached = round(link / 1e9), round(flops / 1e12), round(least)
-verdict("131 of 450 GB/s and 708 TFLOP/s: 5 times the rows", reached == (131, 708, 5))
+verdict("131 of 450 GB/s and 708 TFLOP/s need 5 times as many rows", reached == (131, 708, 5))
 short = {r.direction: r.values["4 GPUs"][0] for r in load("ring").rows if r.problem["N_q"] == 8192}
 once, took = short["K V once round"], short["both"]
-verdict("0.72 ms once, 2.9 of 7.1 ms", (round(once, 2), round(4 * once, 1), round(took, 1)) == (0.72, 2.9, 7.1))
+verdict("0.72 ms for one round, and 2.9 of 7.1 ms in all", (round(once, 2), round(4 * once, 1), round(took, 1)) == (0.72, 2.9, 7.1))
 verdict("one GPU takes 1.6 ms", round(took * speed[4][8192], 1) == 1.6)
-verdict("short transfers: 69 GB/s", round(ring_speed.reached(load("ring"), N=8192)[1] / 1e9) == 69)
+verdict("short transfers reach 69 GB/s", round(ring_speed.reached(load("ring"), N=8192)[1] / 1e9) == 69)
 mib = {r.problem["N_q"]: r.values for r in load("ring").rows if r.direction == "peak memory"}
 verdict("2.0 and 5.1 GiB", [round(mib[131072][n][0] / 1024, 1) for n in ("4 GPUs", "1 GPU")] == [2.0, 5.1])
 

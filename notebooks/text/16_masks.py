@@ -7,16 +7,16 @@
 # **Windows, documents, sinks: what changes in the loop?**
 #
 # Not every model uses plain causal attention. Some models look back only 1,024 keys, some cap their scores, and some
-# add a score that belongs to no key. Training packs many short documents into one long sequence. In all of these
-# cases, the loop of chapter 04 stays. What changes is where it begins and ends, or the state that it starts from, or
-# the one line that computes a score.
+# add a score that belongs to no key. In training, many short documents are often packed into one long sequence. The
+# loop of chapter 04 handles all of these cases. They only change where the loop begins and ends, the state it starts
+# from, or the one line that computes a score.
 #
 # After this notebook you can
 #
-# - write such a mask as one interval of keys for each row, and find the tiles that it visits,
+# - write these masks as one interval of keys per row, and find the tiles that it visits,
 # - explain what a softcap and a sink change in the forward and in the backward pass,
-# - recognise masks that are not intervals, and describe what FlexAttention does for those,
-# - list the masks that a model gets from this package.
+# - recognise masks that are not intervals, and describe how FlexAttention handles them,
+# - list the masks that a model can get from this package.
 #
 # *Time: 45 minutes. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), where a tile is SKIP, DIAGONAL or FULL, and [05 · The backward
@@ -42,8 +42,8 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # A causal row sees the keys from 0 up to its own position. A *window* (left, right) lets it see `left` keys before
 # its own position and `right` keys after it. Either way, a row sees an *interval*, which is a contiguous range of
-# keys from `first` up to, but not including, `last`. As in chapter 04, the position of row $r$ is key
-# $r + N_k - N_q$.
+# keys from `first` up to, but not including, `last`. As in chapter 04, the position of row $r$ is key $r + N_k -
+# N_q$.
 
 # %%
 def interval(row, N_q, N_k, left=None, right=None):  # None: no limit on that side
@@ -57,8 +57,8 @@ for window in ((None, 0), (1, 0), (1, 1)):
     print("3 queries, 5 keys:", *(interval(row, 3, 5, *window) for row in range(3)))
 
 # %% [markdown]
-# `None` means that there is no limit, so the first line, (None, 0), is the causal mask. Padding fits in as well,
-# because if only the first n keys are real (n is called the *key length*), `last` is at most n.
+# `None` means that there is no limit on that side, so the first line, (None, 0), is the causal mask. Padding fits in
+# as well. If only the first n keys are real (n is called the *key length*), `last` is at most n.
 #
 # ## Which tiles does a row block visit?
 
@@ -66,14 +66,13 @@ for window in ((None, 0), (1, 0), (1, 1)):
 show("intervals")
 
 # %% [markdown]
-# Here, six masks are cut into tiles. The last two, documents and a sink, are explained below. The thick lines are the
-# ends of the intervals, and the solid bar is the interval of row 23. A tile between the lines is FULL, a tile that a
-# line cuts is DIAGONAL, and all others are never loaded.
+# The figure shows six masks cut into tiles. The last two, documents and a sink, are explained below. The thick lines
+# are the ends of the intervals, and the solid bar is the interval of row 23. A tile between the lines is FULL, a tile
+# that a line crosses is DIAGONAL, and all other tiles are never loaded.
 #
-# From one row to the next, neither end moves left. So the top row of a row block has the smallest `first`, and the
-# bottom row has the largest `last`, and the loop runs from the one to the other. A key is seen by all rows if it is
-# seen by the top row and by the bottom row. Therefore, the four numbers of these two rows decide the kind of every
-# tile.
+# From one row to the next, neither end moves left. So the top row of a row block has the smallest `first`, the bottom
+# row has the largest `last`, and the loop runs from one to the other. A key that both the top row and the bottom row
+# see is seen by all rows of the block. Therefore, the four numbers of these two rows decide the kind of every tile.
 
 # %%
 def kinds(i, B_r, B_c, N_q, N_k, **window):
@@ -92,24 +91,24 @@ def kinds(i, B_r, B_c, N_q, N_k, **window):
 print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 
 # %% [markdown]
-# Row block 2 has rows 8 to 11, of which row 8 sees [0, 13) and row 11 sees [3, 16). Each key of [0, 16) is seen by at
-# least one row, so the loop visits four blocks. Only the keys of [3, 13) are seen by all rows, so blocks 1 and 2,
-# with keys 4 to 11, are FULL.
+# Row block 2 consists of rows 8 to 11. Row 8 sees [0, 13) and row 11 sees [3, 16). At least one row sees each key of
+# [0, 16), so the loop visits four blocks. Only the keys of [3, 13) are seen by all rows, so blocks 1 and 2, with keys
+# 4 to 11, are FULL.
 #
 # ## What does a window save?
 #
-# **Predict.** If a sequence gets twice as long, how many times as many tiles does a causal window of 1,024 keys back
-# (1,025 with its own) visit, and how many does a plain causal mask?
+# **Predict.** The length of a sequence doubles. By what factor does the number of visited tiles grow, with a causal
+# window of 1,024 keys back (1,025 keys with the row's own) and with a plain causal mask?
 #
-# - ☐ the window as many as before, causal twice as many
-# - ☐ both twice as many
-# - ☐ both four times as many
-# - ☐ the window twice as many, causal four times
+# - ☐ it stays the same with the window, and doubles with the causal mask
+# - ☐ it doubles with both
+# - ☐ it quadruples with both
+# - ☐ it doubles with the window, and quadruples with the causal mask
 #
 # <details><summary>Answer</summary>
 #
-# **the window twice as many, causal four times.** With a window, the loop of a row block keeps its length, and there
-# are twice as many row blocks. So time and traffic grow with $N$ instead of $N^2$.
+# **it doubles with the window, and quadruples with the causal mask.** With a window, the loop of a row block keeps
+# its length, and there are twice as many row blocks. So time and traffic grow with $N$ instead of $N^2$.
 #
 # ```python
 # print("     N    causal    1,024 keys back    causal / window")
@@ -128,36 +127,36 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # ```
 # </details>
 #
-# Which tiles of a window need a mask? In a causal window wider than a tile, tiles at both edges do. If tiles are
-# square, a row block has one such tile on the diagonal. At the left end, it has one if `left` or `left` + 1 is a
-# multiple of the tile, and otherwise it has two.
+# Which tiles of a window need a mask? If a causal window is wider than a tile, the tiles at both of its edges do.
+# With square tiles, a row block has one such tile on the diagonal. At the left end, it has one if `left` or `left` +
+# 1 is a multiple of the tile size, and two otherwise.
 #
-# Implementations do not agree on how to count. Ours is (left, right), where a row also sees its own key, so (1024, 0)
-# is 1,025 keys. A model's `sliding_window` of 1,024, however, often counts its own key, and then it is (1023, 0)
-# here. When you compare two implementations, compare a sequence that is one token longer than the window, because
-# that is the shortest one on which they differ.
+# Implementations count the keys of a window differently. Ours takes (left, right) in addition to the row's own key,
+# so (1024, 0) means 1,025 keys. In a model, however, a `sliding_window` of 1,024 often includes the row's own key,
+# which makes it (1023, 0) here. When you compare two implementations, use a sequence that is one token longer than
+# the window, because that is the shortest one on which they differ.
 
 # %% [markdown]
 # ## Many documents in one row
 #
 # Documents have different lengths. A batch pads all of them to the longest, so with 100, 30 and 70 tokens, 100 of 300
-# tokens are padding. *Packed* sequences are stored one after the other instead, with a list of where each starts.
+# tokens are padding. *Packed* sequences are instead stored one after another, together with a list of their starts.
 # Many libraries call this list the *cumulative sequence lengths*, `cu_seqlens`, because each start is the sum of all
-# lengths before it. No token may look into another document, so in the picture above the documents are triangles
-# along the diagonal. Each of them is a small problem with its own intervals and tiles. Only addresses change, because
+# previous lengths. No token may attend to another document, so the documents in the figure above are triangles along
+# the diagonal. Each document is a small problem with its own intervals and tiles. Only the addresses change, because
 # row $r$ of a document is stored at `start + r`.
 
 # %%
 def packed(Q, K, V, starts, mask):
     O = np.empty_like(Q)
-    for begin, end in pairwise(starts):  # on a GPU a program finds its own document
+    for begin, end in pairwise(starts):  # on a GPU, each program finds its own document
         of = slice(begin, end)
         O[of], _ = fa2.forward(Q[of], K[of], V[of], B_r=16, B_c=16, mask=mask)
     return O
 
 
 lengths = [100, 30, 70]
-starts = np.cumsum([0, *lengths])  # cu_seqlens: 0, 100, 130, 200, with the end of the last
+starts = np.cumsum([0, *lengths])  # cu_seqlens: 0, 100, 130, 200, with the end of the last one
 Q, K, V = np.random.default_rng(0).standard_normal((3, sum(lengths), 8))
 document = np.repeat(range(3), lengths)
 large = Mask(causal=True, allowed=document[:, None] == document)
@@ -169,9 +168,10 @@ for name, sizes in (("padded", [100] * 3), ("packed", lengths)):
     print(f"{name}: {sum(int(tiles_per_row(t).sum()) for t in tilings)} tiles")
 
 # %% [markdown]
-# What does it gain? We time sixteen causal sequences of 100 to 4,000 tokens on an H200, with 32 heads at d = 64 and
-# with 16 at d = 128. Padded to the longest, they are 64,000 tokens, whereas packed, they are 32,800. `torch
-# varlen_attn` is PyTorch's call for packed sequences, and FlashAttention-3 is FA2's successor, written for Hopper:
+# How much does packing gain? We time sixteen causal sequences of 100 to 4,000 tokens on an H200, with 32 heads at d =
+# 64 and with 16 heads at d = 128. Padded to the longest, they have 64,000 tokens, but packed, they have only 32,800.
+# `torch varlen_attn` is PyTorch's call for packed sequences, and FlashAttention-3 is FA2's successor, written for
+# Hopper:
 
 # %% tags=["hide-input"]
 timed = [row for row in load("packed").rows if row.problem["batch"] == len(LENGTHS)]
@@ -181,37 +181,37 @@ for row in timed:
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
-# Padded, our call takes 1.9 to 2.1 times as long as packed. Although it skips padding keys, its padding rows look at
-# all real keys, which is 1.9 times the work. On this GPU, our call runs the kernels of chapters 12b and 13. PyTorch
-# runs those of FA2, which were not written for Hopper.
+# With padding, our call takes 1.9 to 2.1 times as long as with packing. Although it skips padding keys, its padding
+# rows attend to all real keys, which makes 1.9 times the work. On this GPU, our call runs the kernels of chapters 12b
+# and 13, while PyTorch runs those of FA2, which were not written for Hopper.
 #
 # ## A cap on the scores
 #
 # A few huge scores can make training unstable, so the language model [Gemma 2](https://arxiv.org/abs/2408.00118)
-# bounds them. A *softcap* of $c$ replaces a score $s$, after scaling, by $c \tanh(s / c)$. This is nearly $s$ if $s$
-# is small, and it never goes beyond $\pm c$:
+# bounds them. A *softcap* of $c$ replaces a score $s$, after scaling, by $c \tanh(s / c)$. The result is nearly $s$
+# if $s$ is small, and it never exceeds $\pm c$:
 
 # %%
 s = np.array([-20, -2, 0.1, 2, 20])
 print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 
 # %% [markdown]
-# **Predict.** A mask sets masked scores to $-\infty$. What happens if the cap comes after the mask?
+# **Predict.** A mask sets masked scores to $-\infty$. What happens if the cap is applied after the mask?
 #
 # - ☐ masked keys get some weight
-# - ☐ nothing: masked keys get no weight
+# - ☐ nothing, because masked keys get no weight
 # - ☐ NaN
 #
 # <details><summary>Answer</summary>
 #
-# **masked keys get some weight.** Since $c \tanh(-\infty) = -c$, a masked key would have a score like any other key.
-# So the cap comes first, and then the mask.
+# **masked keys get some weight.** Since $c \tanh(-\infty) = -c$, a masked key would have an ordinary score like any
+# other key. So the cap must come first, and then the mask.
 # </details>
 #
-# Why −∞, and not just a large negative number such as −10,000, which many programs write into their masks? As long as
-# a row sees some key, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that sees no key, all
-# scores are equal, and softmax shares the weight among all masked keys. Moreover, two masks of the lowest number
-# cannot be added in fp16, where numbers end at −65,504:
+# Why do we use −∞ rather than a large negative number such as −10,000, which many programs write into their masks? As
+# long as a row sees some key, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that sees no
+# key, all scores are equal, so softmax distributes the weight over all masked keys. Moreover, in fp16, where numbers
+# end at −65,504, adding two masks that contain the lowest number overflows:
 
 # %%
 masked = np.full(4, -1e4)  # a row of four keys, all masked
@@ -221,23 +221,23 @@ with np.errstate(over="ignore"):
 print("with −∞, the output is", fa2.forward(*np.ones((3, 4, 8)), B_r=4, B_c=4, mask=Mask(allowed=np.zeros((4, 4), bool)))[0][0, 0])
 
 # %% [markdown]
-# In the backward pass, the chain rule adds one factor to the score's gradient. With $t = c \tanh(s/c)$, the slope is
-# $1 - (t/c)^2$, and $t$ is the score that the backward pass recomputes anyway.
+# In the backward pass, the chain rule multiplies the score's gradient by one more factor. With $t = c \tanh(s/c)$,
+# this factor is the slope $1 - (t/c)^2$, and $t$ is the score that the backward pass recomputes anyway.
 
 # %% [markdown]
 # ## A score that belongs to no key
 #
-# The weights of a row sum to 1, so a row must attend to something even if nothing fits. Models then put the weight on
+# The weights of a row sum to 1, so a row must attend to something even if no key fits. Models then put the weight on
 # the first tokens, which [Xiao and others](https://arxiv.org/abs/2309.17453) call *attention sinks*. But a window
-# takes those tokens away. Therefore, the model gpt-oss gives each head a learned number in their place, the *sink*.
-# It is one more score in the softmax of each row, with no value.
+# takes those tokens away. The model gpt-oss therefore gives each head a learned number in their place, the *sink*. It
+# is one more score in the softmax of each row, but it has no value.
 #
-# Think of the sink as the key that a row meets first. After it, m is the sink, the sum is $e^{sink - m} = 1$, and
-# there was no value to add. So the loop of chapter 02 only gets another first state, $m$ = sink and $\ell = 1$,
-# instead of $m = -\infty$ and $\ell = 0$. No tile changes, although $L$ now includes the sink.
+# Think of the sink as the first key that a row meets. After this key, m is the sink, the sum is $e^{sink - m} = 1$,
+# and there was no value to add. So the loop of chapter 02 only needs a different initial state, $m$ = sink and
+# $\ell = 1$, instead of $m = -\infty$ and $\ell = 0$. The tiles stay the same, although $L$ now includes the sink.
 
 # %%
-def one_row(s, V, m, l, o, B_c=4):  # chapter 02's loop, from any first state
+def one_row(s, V, m, l, o, B_c=4):  # chapter 02's loop, from any initial state
     for j in range(0, len(s), B_c):
         s_j, v_j = s[j : j + B_c], V[j : j + B_c]
         m_new = max(m, s_j.max())
@@ -254,10 +254,10 @@ print(f"o {o:.6f}, by a softmax with 11 scores {with_eleven:.6f}")
 print(f"weight left for the keys: {1 - np.exp(sink - L):.4f}")
 
 # %% [markdown]
-# The gradient of the sink follows from chapter 05, where $dS = P \circ (dP - D)$ and
-# $D = \mathrm{rowsum}(dO \circ O)$. This holds for every score of a row, so it also holds for the sink. For a key,
-# $dP$ is $dO \cdot v$. But the sink has no value, so its $dP$ is 0, and $-P_{sink} D$ is left. All rows of a head
-# share the sink, so its gradient is the sum over the rows, $dsink = -\sum_r P_{r,sink} D_r$.
+# The gradient of the sink follows from chapter 05, where $dS = P \circ (dP - D)$ and $D = \mathrm{rowsum}(dO \circ
+# O)$. These formulas hold for every score of a row, including the sink. For a key, $dP$ is $dO \cdot v$. The sink,
+# however, has no value, so its $dP$ is 0, which leaves $-P_{sink} D$. Because all rows of a head share the sink, its
+# gradient is the sum over the rows, $dsink = -\sum_r P_{r,sink} D_r$.
 
 # %%
 Q, K, V, dO = np.random.default_rng(3).standard_normal((4, 12, 8))
@@ -266,15 +266,15 @@ O, L = fa2.forward(Q, K, V, sink=sink, **options)
 D, P_sink = (dO * O).sum(axis=1), np.exp(sink - L)  # as for any score: exp(s − L)
 dsink = -(P_sink * D).sum()
 up, down = (fa2.forward(Q, K, V, sink=sink + h, **options)[0] for h in (1e-5, -1e-5))
-print(f"dsink: {dsink:.6f}, by differences {((up - down) * dO).sum() / 2e-5:.6f}")
+print(f"dsink: {dsink:.6f}, by finite differences {((up - down) * dO).sum() / 2e-5:.6f}")
 dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)
 h = np.zeros_like(K)
 h[3, 5] = 1e-5
 up, down = (fa2.forward(Q, K + x, V, sink=sink, **options)[0] for x in (h, -h))
-print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-5:.6f}")
+print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum() / 2e-5:.6f}")
 
 # %% [markdown]
-# dQ, dK and dV need $P = e^{S - L}$ and $D$. Since the sink is already in $L$ and in $O$, `fa2.backward` is called as
+# dQ, dK and dV need $P = e^{S - L}$ and $D$. Since $L$ and $O$ already include the sink, `fa2.backward` is called as
 # before.
 #
 # ## When is one interval not enough?
@@ -282,34 +282,34 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 # **Predict.** In which of these masks does every row see a single interval?
 #
 # - ☐ every 16th key of the past
-# - ☐ prefix: every row sees the first 40 keys, otherwise causal
+# - ☐ a prefix: every row sees the first 40 keys, and the mask is otherwise causal
 # - ☐ a window of 32, and always the first 4 keys
 #
 # <details><summary>Answer</summary>
 #
-# **prefix: every row sees the first 40 keys, otherwise causal.** Row $r$ sees $[0, \max(40, r + 1))$. With a window and
-# the first 4 keys, a row sees two intervals. One interval around both would be the causal mask again, and in a long
-# sequence most of its tiles are empty. With every 16th key and tiles of 16 keys or more, every tile of the past must be
-# visited and masked, so nothing is saved.
+# **a prefix: every row sees the first 40 keys, and the mask is otherwise causal.** Row $r$ sees $[0, \max(40, r +
+# 1))$. With a window and the first 4 keys, a row sees two intervals. A single interval around both would be the
+# causal mask again, and in a long sequence most of its tiles would contain no visible score. With every 16th key and
+# tiles of 16 keys or more, every tile of the past must be visited and masked, so nothing is saved.
 # </details>
 #
-# For the other masks, two numbers per row are not enough to find the tiles to visit. A list is always enough, if it
-# has, for each row block, the numbers of its column blocks. [FlexAttention](https://pytorch.org/blog/flexattention/)
-# works this way. You write a function `mask_mod(b, h, q, kv)`, which is evaluated ahead of the kernel for all $N^2$
-# pairs. That gives for each row block the list of its FULL blocks and the list of those that need a mask. In the
-# blocks that need one, the kernel evaluates the function again for every score, because the lists only name the
-# blocks. In the FULL blocks, it does not.
+# For masks that are not intervals, two numbers per row are not enough to find the tiles to visit. What always works
+# is a list, for each row block, of the column blocks that it visits.
+# [FlexAttention](https://pytorch.org/blog/flexattention/) takes this approach. You write a function `mask_mod(b, h,
+# q, kv)`, which is evaluated for all $N^2$ pairs before the kernel runs. From the results, each row block gets one
+# list of its FULL blocks and one of the blocks that need a mask. Since the lists only name the blocks, the kernel
+# evaluates the function again for every score in the blocks that need a mask. In FULL blocks, it does not.
 #
 # ## How does a model get all this?
 #
-# `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes this chapter's windows, caps and sinks, and
+# `attention(…, window=(5, 0), softcap=3.0, sinks=…)` supports this chapter's windows, caps and sinks, and
 # `attention_packed` takes documents by their starts. A model of Hugging Face's *transformers* ([appendix
-# C](C_package.ipynb)) may ask for causal and bidirectional masks, windows, padding and packed sequences. Any other
-# mask is refused by name, including the prefix, although it is an interval.
+# C](C_package.ipynb)) can ask for causal and bidirectional masks, windows, padding and packed sequences. Any other
+# mask raises an error that names it. This includes the prefix, although it is an interval.
 #
 # ## Recap
 #
-# - A row sees an interval $[first, last)$. The top and bottom row of a block decide its loop and its tiles.
+# - A row sees an interval $[first, last)$. The top and the bottom row of a block decide its loop and its tiles.
 # - With a window, the work grows with $N$ instead of $N^2$. Packed documents are small problems side by side.
 # - A softcap is one function of the score, applied before the mask, with slope $1 - (t/c)^2$.
 # - A sink is the initial state $m = sink$, $\ell = 1$, and its gradient is $dsink = -\sum_r P_{r,sink} D_r$.
@@ -320,15 +320,16 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by differences {((up - down) * dO).sum() / 2e-
 #
 # **Build.** The backward pass walks down a column block, so it asks the question of `kinds` the other way round.
 # Write `column_kinds` for a window (left, right), where both are numbers. For column block j, return the row blocks
-# that it visits and the kind of each, as {number: "FULL" or "DIAGONAL"}. A row block is visited if some row of it
-# sees some key of the column block. It is FULL if each of its rows sees each key. The check compares one number per
-# row block, which is 0 if it is not visited, 1 if it is DIAGONAL, and 2 if it is FULL.
+# that it visits and the kind of each, as {number: "FULL" or "DIAGONAL"}. A row block is visited if at least one of
+# its rows sees at least one key of the column block. It is FULL if each of its rows sees each of these keys. The
+# check compares one number per row block, which is 0 if the block is not visited, 1 if it is DIAGONAL, and 2 if it is
+# FULL.
 #
 # <details><summary>Hint</summary>
 #
-# Row $r$ sees key $k$ if $k - right \le r + N_k - N_q \le k + left$. If you solve this for $r$, you see that the rows
-# that see one key are an interval as well. The first and the last key of the column block decide the loop and the
-# kinds.
+# Row $r$ sees key $k$ if $k - right \le r + N_k - N_q \le k + left$. If you solve this for $r$, you find that the
+# rows that see one key form an interval as well. The first and the last key of the column block decide the loop and
+# the kinds.
 # </details>
 
 # %%
@@ -362,9 +363,9 @@ numbered.__name__ = "column_kinds"  # what the message calls it
 questions = (
     ("Is a row block visited if only its first row, or only its last, sees a key?", 1, 4, 4, 16, 16, 5, 1),
     ("Which key of the block does the earliest row see, and which end comes from left?", 2, 4, 4, 32, 32, 8, 4),
-    ("FULL: does its first row see the last key, and its last row the first key?", 1, 2, 4, 16, 16, 9, 0),
+    ("Is a block FULL only if its first row sees the last key and its last row sees the first key?", 1, 2, 4, 16, 16, 9, 0),
     ("Row 0 is not at key 0. Is N_k − N_q subtracted?", 2, 4, 4, 8, 16, 4, 1),
-    ("The last row block and the last column block are not whole. Where do they end?", 3, 4, 4, 15, 14, 1, 2),
+    ("The last row block and the last column block are incomplete. Where do they end?", 3, 4, 4, 15, 14, 1, 2),
     ("No row sees this block. Is nothing visited?", 0, 4, 4, 4, 32, 3, 0),
 )
 cases = [column_case(*of) for of in questions]
@@ -402,18 +403,18 @@ for N_q, N_k in ((9, 9), (5, 12), (12, 5), (1, 7)):
         for i in range(tiling.T_r):
             want = {j: tiling.kind(i, j).name for j in tiling.visited_cols(i)}
             same &= kinds(i, 4, 3, N_q, N_k, left=left, right=right) == want
-    verdict(f"kinds = Tiling's, {N_q} queries, {N_k} keys", same)
+    verdict(f"kinds agrees with Tiling, {N_q} queries, {N_k} keys", same)
 
 padded = [row.ratio("fa2_lab", "fa2_lab padded") for row in timed]
-verdict("padded: 1.9 to 2.1 times as long", (round(min(padded), 1), round(max(padded), 1)) == (1.9, 2.1))
+verdict("padding takes 1.9 to 2.1 times as long", (round(min(padded), 1), round(max(padded), 1)) == (1.9, 2.1))
 real = sum(n * n / 2 for n in LENGTHS)
-verdict("1.9 times the work", round(1 + sum((max(LENGTHS) - n) * n for n in LENGTHS) / real, 1) == 1.9)
+verdict("padding does 1.9 times the work", round(1 + sum((max(LENGTHS) - n) * n for n in LENGTHS) / real, 1) == 1.9)
 tokens = 16 * max(LENGTHS), sum(LENGTHS)
 verdict("64,000 tokens padded, 32,800 packed", tokens == (64000, 32800))
 for left, masked in ((1024, 2), (1023, 2), (1000, 3), (1025, 3)):
     found = kinds(20, 128, 128, 4096, 4096, left=left, right=0)
     verdict(f"{left} keys back: {masked} tiles of a row block need a mask", [*found.values()].count("DIAGONAL") == masked)
-verdict("dsink = scores.sink_backward", close(dsink, sink_backward(0.7, O, L, dO)))
+verdict("dsink agrees with scores.sink_backward", close(dsink, sink_backward(0.7, O, L, dO)))
 
 # %% [markdown] tags=["navigation"]
 # [← Rings](15_rings.ipynb) · [The map](00_start.ipynb) · [Change it →](17_change_it.ipynb)

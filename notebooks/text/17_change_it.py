@@ -183,7 +183,8 @@ print(f"largest difference {np.abs(host(O)[0] - plain(q, k, v, alibi)).max():.6f
 lines = getsource(portable.visit_tiles.fn).splitlines()
 begin = next(n for n, line in enumerate(lines) if "tl.dot(q_i" in line)
 end = next(n for n, line in enumerate(lines) if "softmax_step(" in line)
-print("\n".join(line.split("  #")[0].removeprefix("        ") for line in lines[begin:end]))
+listing = "\n".join(line.split("  #")[0].removeprefix("        ") for line in lines[begin:end])
+print(listing.replace(" * (LOG2E", " \\\n        * (LOG2E"))  # one line in the file, too wide for this page
 print(lines[end].strip().split("(")[0] + "(…)")
 
 # %% [markdown]

@@ -6,8 +6,8 @@
 #
 # **Where exactly are the numbers of a tile?**
 #
-# Chapter 07 stopped at the warp, and this appendix looks inside it. Read it before chapters 12a to 13, or when you want
-# to understand what a compiler made of a kernel.
+# Chapter 07 stopped at the warp, and this appendix looks inside it. Read it before chapters 12a to 13, or whenever
+# you want to understand what a compiler has made of a kernel.
 #
 # After this notebook you can
 #
@@ -16,8 +16,8 @@
 # - swizzle a tile by hand, and count bank conflicts,
 # - add up the shared memory and the registers that a tile needs.
 #
-# *Time: 30 minutes with the function. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb). Two
-# sentences name launch options of Triton, which [08](08_triton_forward.ipynb) explains.*
+# *Time: 30 minutes with the function. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).
+# Two sentences mention launch options of Triton, which [08](08_triton_forward.ipynb) explains.*
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -32,16 +32,16 @@ from fa2_studio.book.verdicts import verdict
 # %% [markdown]
 # ## Which thread holds a score?
 #
-# A warp has 32 threads. The number of a thread within its warp, 0 to 31, is its *lane*. All threads of a warp execute
-# an instruction of the tensor cores together, and the instruction fixes which lane gets which number of the result.
+# A warp has 32 threads, and a thread's number within its warp, 0 to 31, is its *lane*. All threads of a warp execute
+# a tensor core instruction together, and the instruction fixes which lane receives which number of the result.
 #
-# | chip | name of its generation | instruction | executed by | result |
+# | chip | architecture | instruction | executed by | result |
 # | --- | --- | --- | --- | --- |
 # | A100 | `sm_80` | `mma` | one warp | 16 × 8 |
 # | H100, H200 | `sm_90` | `wgmma`, in machine code `HGMMA` | four warps, a *warpgroup* | 64 rows, 16 per warp |
 #
-# For both instructions, the result of one warp consists of pieces of 16 rows × 8 columns. The number in row r and
-# column c of a piece is held by lane $4\,(r \bmod 8) + \lfloor (c \bmod 8) / 2 \rfloor$:
+# For both instructions, the result of one warp consists of pieces of 16 rows × 8 columns. Lane $4\,(r \bmod 8) +
+# \lfloor (c \bmod 8) / 2 \rfloor$ holds the number in row r and column c of a piece:
 
 # %%
 def lane_of(r, c):
@@ -54,15 +54,15 @@ for row in (0, 5, 13):
     print(f"row {row:2}, columns 0 to 7, lanes:", *lanes[row].tolist())
 
 # %% [markdown]
-# So a row of scores belongs to four neighbouring lanes of one warp. Row 13 has the same lanes as row 5, because each
-# lane holds two numbers in one row, and two more in the row that is eight rows below.
+# So four neighbouring lanes of one warp share a row of scores. Row 13 has the same lanes as row 5, because each lane
+# holds two numbers in one row and two more in the row eight rows below.
 
 # %% [markdown]
 # ## How do four lanes find a row's maximum?
 #
-# Each lane first takes the maximum of the columns that it holds. Then the lanes have to compare. If one warp has the
-# whole row, its lanes need no shared memory for that, and they need not wait for another warp. They use a *shuffle*, in
-# which every lane reads a register of another lane of its warp.
+# Each lane first takes the maximum of its own columns, and then the lanes have to compare their results. If one warp
+# has the whole row, its lanes can do this without shared memory and without waiting for another warp. They use a
+# *shuffle*, in which every lane reads a register of another lane of its warp.
 #
 # **Predict.** A row has 64 columns. How many shuffles does it take until all lanes of the row know its maximum?
 #
@@ -72,31 +72,31 @@ for row in (0, 5, 13):
 #
 # <details><summary>Answer</summary>
 #
-# **2.** Only four lanes share a row, and each goes through its own 16 columns alone. In the first shuffle, neighbours
-# exchange their maxima, that is, the first lane with the second and the third with the fourth. In the second shuffle,
-# the pairs exchange them, that is, the first lane with the third and the second with the fourth.
+# **2.** Only four lanes share a row, and each of them finds the maximum of its own 16 columns alone. In the first
+# shuffle, neighbours exchange their maxima, the first lane with the second and the third with the fourth. In the
+# second shuffle, the first lane exchanges with the third, and the second with the fourth.
 # </details>
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("row_reduction")
 
 # %% [markdown]
-# The picture follows a row of an *accumulator*, which is the set of registers of four warps in which a matmul is summed
-# up. This one holds 64 rows of S, with 64 keys. A lane has 16 columns of row 21, and its registers 2 and 3 hold numbers
-# of row 29. XOR determines the lane to read from. It compares two numbers bit by bit and gives 1 where they differ, so
-# 20 XOR 1 is 21, and 20 XOR 2 is 22.
+# The figure follows a row of an *accumulator*, which is the set of registers in which four warps sum up a matmul.
+# This accumulator holds 64 rows of S, with 64 keys. A lane holds 16 columns of row 21, while its registers 2 and 3
+# hold numbers of row 29. XOR determines the lane to read from. It compares two numbers bit by bit and gives 1 where
+# they differ, so 20 XOR 1 is 21, and 20 XOR 2 is 22.
 
 # %% [markdown]
 # ## Which warp holds which row?
 #
-# A *layout* describes which thread holds which number. In Triton, the compiler chooses it, and `fa2-lab xray 11` prints
-# what it chose for a kernel of chapter 10. In a layout, `warpsPerCTA = [4, 1]` means four warps along the rows and one
-# along the keys, where CTA is NVIDIA's word for a thread block. This is split-Q, because each warp has its own rows.
-# With `[1, 4]`, each warp would have its own keys instead.
+# A *layout* describes which thread holds which number. In Triton, the compiler chooses it, and `fa2-lab xray 11`
+# prints the choice for a kernel of chapter 10. In a layout, `warpsPerCTA = [4, 1]` means four warps along the rows
+# and one along the keys (CTA is NVIDIA's word for a thread block). This is split-Q, because each warp has its own
+# rows. With `[1, 4]`, each warp would have its own keys instead.
 #
 # The next cell prints such a layout from our forward kernel for `sm_90`. Below it are the layouts that the compiler
 # chose for the package's own tiles, on both chips. `versionMajor = 3` means `wgmma`. `instrShape` is a warp's part of
-# one instruction, which has 16 rows and 64 keys and sums over 16 of d.
+# one instruction, which covers 16 rows and 64 keys and sums over 16 of the d columns.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 compilations = recorded("layouts")["layouts"]
@@ -108,97 +108,100 @@ for layout in compilations:
     print(f"S {S}, one matmul of P and V {O}, {rows} warps along rows, {keys} along keys")
 
 # %% [markdown]
-# In all four cases, a row of S belongs to one warp, so its maximum and its sum never have to leave that warp.
+# In all four cases, a row of S belongs to one warp, so computing its maximum and its sum never involves another warp.
 #
 # With `wgmma`, this is always true for four warps, because the instruction itself gives each of them 16 rows. With
-# `mma`, each warp multiplies by itself, and the compiler decides by the last matmul of the loop, which is $PV$. If its
-# result has at least as many rows as columns, the warps share the rows. In other words, a row of S is in one warp if
-# $B_r \ge d$, where d is rounded up to a power of two. A tile of 64 rows with d = 128 has too few rows, so it would get
-# `[1, 4]`. For this reason, our kernel on `sm_80` computes O in two pieces of 64 columns, each by a matmul of 64 × 64,
-# and so the last matmul has as many rows as columns.
+# `mma`, each warp multiplies on its own, and the compiler chooses the layout by looking at the last matmul of the
+# loop, which is $PV$. If the result of that matmul has at least as many rows as columns, the warps share the rows. In
+# other words, a row of S is in one warp if $B_r \ge d$, where d is rounded up to a power of two. A tile of 64 rows
+# with d = 128 has too few rows, so it would get `[1, 4]`. For this reason, our kernel on `sm_80` computes O in two
+# pieces of 64 columns. Each piece is a matmul of 64 × 64, so the last matmul has as many rows as columns.
 
 # %% [markdown]
 # ## Does P have to move before the second matmul?
 #
-# S is the *result* of the first matmul. P is computed from it in place, and it is the *left operand* of the second one.
-# An instruction also fixes which lane must hold which number of its left operand. NVIDIA's [description of
-# mma](https://docs.nvidia.com/cuda/parallel-thread-execution/) fixes this for a 16 × 16 piece of P. Let g be the lane
-# divided by 4, rounded down, and let h be the remainder. Then the lane holds rows g and g + 8, and columns 2h, 2h + 1,
-# 2h + 8 and 2h + 9. `wgmma` requires the same of the 16 rows of each warp.
+# S is the *result* of the first matmul. P is computed from it in place and is the *left operand* of the second
+# matmul. Just as for a result, an instruction fixes which lane must hold which number of its left operand. NVIDIA's
+# [description of mma](https://docs.nvidia.com/cuda/parallel-thread-execution/) specifies this for a 16 × 16 piece of
+# P. Let g be the lane divided by 4, rounded down, and let h be the remainder. Then the lane holds rows g and g + 8,
+# and columns 2h, 2h + 1, 2h + 8 and 2h + 9. `wgmma` requires the same of the 16 rows of each warp.
 #
-# **Predict.** How many numbers of P must change lanes?
+# **Predict.** How many numbers of P must move to another lane?
 #
 # - ☐ none
-# - ☐ half of them, namely those of columns 8 to 15
-# - ☐ nearly all, since a result has another layout than an operand
+# - ☐ half of them, namely those in columns 8 to 15
+# - ☐ nearly all, since the layouts of a result and an operand differ
 #
 # <details><summary>Answer</summary>
 #
-# **none.** For example, columns 2 and 3 of row 5 are results of lane 21. So are columns 10 and 11, since 10 mod 8 = 2.
-# As an operand, all four belong to g = 5 and h = 1, and thus to lane 4 · 5 + 1. So if a warp has whole rows, P goes
-# from softmax into the second matmul without leaving its registers, and is only converted to 16 bits. With `[1, 4]`,
-# however, P goes through shared memory, because each warp then computes some columns of O and needs all keys for them.
+# **none.** For example, columns 2 and 3 of row 5 are results in lane 21. So are columns 10 and 11, since 10 mod 8
+# = 2. As an operand, all four numbers belong to g = 5 and h = 1, and thus to lane 4 · 5 + 1. So if a warp has whole
+# rows, P goes from the softmax into the second matmul without leaving its registers, and is only converted to 16
+# bits. With `[1, 4]`, however, P has to go through shared memory, because each warp then computes some columns of O
+# and needs all keys for them.
 # </details>
 
 # %% [markdown]
 # ## Why is K scrambled in shared memory?
 #
 # Shared memory consists of 32 *banks*, each of which delivers 4 bytes per step. Neighbouring groups of 4 bytes are in
-# neighbouring banks, and after bank 31 comes bank 0 again. On `sm_80`, the lanes load K for the tensor cores. At a
-# time, they load 16 bytes (a *chunk* of 8 numbers) from each of eight rows, for example columns 0 to 7 of eight keys.
-# On `sm_90`, the tensor cores read shared memory themselves, but they also read a chunk of each row. A chunk covers
-# four banks, so eight chunks can be read in one step if they are in eight different groups of banks.
+# neighbouring banks, and bank 31 is followed by bank 0 again. On `sm_80`, the lanes load K for the tensor cores. In
+# one access, they load 16 bytes (a *chunk* of 8 numbers) from each of eight rows, for example columns 0 to 7 of eight
+# keys. On `sm_90`, the tensor cores read shared memory themselves, but they also read one chunk from each row. A
+# chunk covers four banks, so eight chunks can be read in one step if they are in eight different groups of banks.
 #
-# With d = 64 and 2 bytes per number, a row of K has 128 bytes. That is exactly once around all banks, and we call it a
-# *line*. With d = 128, a row has two lines. A line has eight places for chunks, 0 to 7. Suppose that the rows follow
-# one another in memory. Then chunk 2 of every row begins at the same bank, so all eight reads want the same group of
-# banks and have to wait for each other. This is a *bank conflict*, and it takes eight steps instead of one.
+# With d = 64 and 2 bytes per number, a row of K has 128 bytes. This covers all banks exactly once, and we call it a
+# *line*, so a row with d = 128 has two lines. A line has eight places for chunks, 0 to 7. Suppose that the rows
+# follow one another in memory. Then chunk 2 of every row begins at the same bank, so all eight reads need the same
+# group of banks and have to wait for each other. This is called a *bank conflict*, and here it takes eight steps
+# instead of one.
 #
-# The fix is called a *swizzle*. Row r keeps its chunk c at place $c \oplus (r \bmod 8)$, where $\oplus$ is XOR. The row
-# is still complete, but chunk c of eight successive rows is now at eight different places:
+# The fix is called a *swizzle*. Row r stores its chunk c at place $c \oplus (r \bmod 8)$, where $\oplus$ is XOR. The
+# row is still complete, but chunk c of eight successive rows is now at eight different places:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("swizzle_xor")
 
 # %% [markdown]
-# The bottom row counts how many of the eight reads want each place. In Triton, the compiler arranges K this way on
-# its own, and the checks at the end confirm this in four compiled kernels.
+# The bottom row of the figure counts how many of the eight reads need each place. In Triton, the compiler arranges K
+# this way on its own, and the checks at the end confirm this in four compiled kernels.
 
 # %% [markdown]
 # ## How large may a tile be?
 #
-# Our forward kernel keeps $q_i$ once in shared memory. It also keeps n tiles of K and n tiles of V there, so that the
-# next ones can arrive while one is used. Together, these are $(B_r + 2 n B_c) \cdot d$ numbers of 2 bytes. On Hopper, n
-# is the launch option `num_stages`, and on an A100 or an RTX 4090, it is one less. Registers hold $o_i$ and $s_{ij}$ in
-# fp32, with one number per register, and $p_{ij}$ in 16 bits, with two numbers per register. Each thread needs about 40
-# more registers for addresses and counters. That makes about $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers
-# per thread, and a thread can have 255.
+# Our forward kernel keeps one copy of $q_i$ in shared memory. It also keeps n tiles of K and n tiles of V there, so
+# that the next tiles can arrive while one is in use. Together, these are $(B_r + 2 n B_c) \cdot d$ numbers of 2
+# bytes. On Hopper, n is the launch option `num_stages`, while on an A100 or an RTX 4090, it is one less. Registers
+# hold $o_i$ and $s_{ij}$ in fp32, with one number per register, and $p_{ij}$ in 16 bits, with two numbers per
+# register. Each thread needs about 40 more registers for addresses and counters. In total, this makes about $40 +
+# (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers per thread, and a thread can have 255.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("block_budget")
 
 # %% [markdown]
-# If registers run out, the kernel still runs, but it *spills*, which means that numbers travel to slow memory and back.
-# The first number in a cell is the sum above, and the word *spills* is what the compiler did. They differ because the
-# sum is mostly too low. A cell has four warps, or eight if four are not enough. In the right grid, at d = 128, the
-# block size 128 × 128 has eight warps. It needs 200 registers instead of 360, and even so it spills. 128 × 64 also has
-# eight warps, but it does not spill. 128 × 32 stays at four warps, with 216 registers, and it spills.
+# If registers run out, the kernel still runs, but it *spills*, which means that numbers travel to slow memory and
+# back. In each cell of the figure, the first number is the sum above, whereas the word *spills* shows what the
+# compiler did. The two can disagree, because the sum is mostly too low. A cell has four warps, or eight if four are
+# not enough. In the right grid, at d = 128, the block size 128 × 128 has eight warps. It then needs 200 registers
+# instead of 360, and even so it spills. The block size 128 × 64 also has eight warps, but it does not spill. 128 × 32
+# stays at four warps, with 216 registers, and it spills.
 #
-# If shared memory runs out, however, the kernel does not run at all. On an RTX 4090, for example, people met the error
-# `out of resource: shared memory, Required: 131074, Hardware limit: 101376`
-# ([meta-pytorch/attention-gym#14](https://github.com/meta-pytorch/attention-gym/issues/14)). That limit is 99 KiB for
-# one thread block. An A100 allows 163 KiB and an H100 227 KiB. The SM of an H100 has 228 KiB, of which 1 KiB per block
-# is reserved.
+# If shared memory runs out, however, the kernel does not run at all. On an RTX 4090, for example, users have run into
+# the error `out of resource: shared memory, Required: 131074, Hardware limit: 101376`
+# ([meta-pytorch/attention-gym#14](https://github.com/meta-pytorch/attention-gym/issues/14)). This limit is 99 KiB for
+# one thread block. An A100 allows 163 KiB per block and an H100 allows 227 KiB. The SM of an H100 has 228 KiB, of
+# which 1 KiB per block is reserved.
 
 # %% [markdown]
 # ## Recap
 #
-# - Lane $4\,(r \bmod 8) + \lfloor (c \bmod 8) / 2 \rfloor$ holds row r, column c of a piece. Each row is shared by four
-#   lanes.
-# - Two shuffles give all four lanes the row's maximum or sum.
-# - `warpsPerCTA = [4, 1]` is split-Q. With it, P is already in the lanes where the second matmul needs it. With `mma`,
-#   this layout requires a last matmul with at least as many rows as columns.
-# - A swizzle puts chunk c of row r at place $c \oplus (r \bmod 8)$, so eight steps become one.
+# - Lane $4\,(r \bmod 8) + \lfloor (c \bmod 8) / 2 \rfloor$ holds row r, column c of a piece. Four lanes share each
+#   row.
+# - After two shuffles, all four lanes know the row's maximum or sum.
+# - `warpsPerCTA = [4, 1]` is split-Q. In this layout, P is already in the lanes where the second matmul needs it.
+#   With `mma`, the compiler only chooses it if the last matmul has at least as many rows as columns.
+# - A swizzle puts chunk c of row r at place $c \oplus (r \bmod 8)$, so a read takes one step instead of eight.
 # - Tiles must fit into shared memory, or the kernel does not run. They must also fit into registers, or the kernel
 #   spills.
 
@@ -206,13 +209,13 @@ show("block_budget")
 # ## Exercises
 #
 # **Build.** With d = 32, a row of K has 64 bytes, which makes four chunks, or half a line. Two rows share a line, and
-# row r uses half r mod 2. Where does row r keep chunk c? Return the place in the line, 0 to 7, so that one chunk of
+# row r uses half r mod 2. Where does row r store chunk c? Return the place in the line, 0 to 7, so that one chunk of
 # eight rows is read in one step. Without a swizzle, the place is 4 (r mod 2) + c, and the read takes 4 steps.
 #
 # <details><summary>Hint</summary>
 #
-# The half begins at place 4 · (r mod 2), and it has four places. You may treat rows 0 and 1 alike, and then rows 2 and
-# 3.
+# The half begins at place 4 · (r mod 2), and it has four places. You can treat rows 0 and 1 alike, and then rows 2
+# and 3.
 # </details>
 
 # %%
@@ -220,7 +223,7 @@ def place(r, c):  # row, chunk 0 to 3
     ...
 
 # %% tags=["hide-input"]
-def steps_with_your_place(chunk):  # of eight rows; 99 if two chunks collide
+def steps_with_your_place(chunk):  # steps for a chunk of eight rows; 99 if two chunks collide
     if place(0, 0) is None:
         return None
     lines = [(r, r + 1) for r in (0, 2, 4, 6)]
@@ -259,7 +262,7 @@ for kernel in compilations:
 took = {(k["B_r"], k["B_c"], k["d"], k["warps"]): k["registers"] for k in recorded("compiled")["forward"]}
 sums = {sizes: budget.forward_registers(*sizes) for sizes in took}
 few = [took[sizes] > n for sizes, n in sums.items() if n <= 255]
-verdict("the sum is mostly too low", sum(few) > 0.6 * len(few))
+verdict("the sum of registers is mostly too low", sum(few) > 0.6 * len(few))
 needs = [budget.forward_registers(128, 128, 128, warps) for warps in (4, 8)]
 verdict("128 × 128 needs 360 registers, or 200", needs == [360, 200])
 verdict("32 × 128 takes 255 registers, not 120", (took[32, 128, 128, 4], sums[32, 128, 128, 4]) == (255, 120))
@@ -267,7 +270,7 @@ spilled = block_budget.compiled_spills()
 spills = [spilled[128, B_r, B_c] > 0 for B_r, B_c in ((32, 128), (128, 128), (128, 64))]
 verdict("32 × 128 and 128 × 128 spill, 128 × 64 does not", spills == [True, True, False])
 given = [x.shared_per_block // 1024 for x in (chips.RTX_4090, chips.A100, chips.H100)]
-verdict("a thread block may have 99, 163 and 227 KiB", given == [99, 163, 227])
+verdict("a thread block can have 99, 163 and 227 KiB", given == [99, 163, 227])
 
 # %% [markdown] tags=["navigation"]
 # [← Change it](17_change_it.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)

@@ -7,13 +7,14 @@
 # **Which tests does a wrong formula survive?**
 #
 # The papers behind this book contain mistakes, and texts that retell them contain more. This appendix runs the wrong
-# and the right version of each side by side, so that you can ask yourself how you would have found the mistake.
+# and the right version of each formula side by side, so that you can ask yourself how you would have found the
+# mistake.
 #
 # After this notebook you can
 #
-# - predict which tests a wrong formula survives, and choose inputs that it does not survive,
+# - predict which tests a wrong formula survives, and choose inputs that expose it,
 # - decide whether a printed formula is wrong, by a computation that does not use it,
-# - find the lines of the papers that contain mistakes, and the places where other people met them.
+# - find the lines of the papers that contain mistakes, and the places where other people ran into them.
 #
 # *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb) and [05 · The backward pass](05_backward.ipynb).*
@@ -29,19 +30,19 @@ from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
-# ## One step, in six ways
+# ## One step, in six versions
 #
 # How does the output of one block of keys become part of the output of two? Take the row of chapter 02, with
-# exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, and cut it in the middle. The largest number of block 1 is 3, so
-# relative to it, the sum of exponentials is $\ell_1 = (1 + 3) / 3 = 4/3$, and the raw sum is
-# $o_1 = (1 \cdot 8 + 3 \cdot 0) / 3 = 8/3$. The finished output of block 1 is $O_1 = o_1 / \ell_1 = 2$. With block 2,
-# the largest number becomes 8, and the factor to it is $\alpha = 3/8$. Block 2 adds
-# $b_2 = (4 \cdot 4 + 8 \cdot 2) / 8 = 4$, and the sum of exponentials is now $\ell_2 = 16/8 = 2$. The right answer is
-# therefore $(\alpha\, o_1 + b_2) / \ell_2 = (1 + 4) / 2 = 5/2$.
+# exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, and cut it in the middle. The largest number of block 1 is 3.
+# Relative to it, the sum of exponentials is $\ell_1 = (1 + 3) / 3 = 4/3$, and the raw sum is $o_1 = (1 \cdot 8 + 3
+# \cdot 0) / 3 = 8/3$, so the finished output of block 1 is $O_1 = o_1 / \ell_1 = 2$. Block 2 raises the largest
+# number to 8, which makes the rescaling factor $\alpha = 3/8$. It adds $b_2 = (4 \cdot 4 + 8 \cdot 2) / 8 = 4$ to the
+# output, and the sum of exponentials is now $\ell_2 = 16/8 = 2$. The right answer is therefore $(\alpha\, o_1 + b_2)
+# / \ell_2 = (1 + 4) / 2 = 5/2$.
 #
-# Below are lines 10 and 12 of Algorithm 1, as printed at ICLR 2024, and five wrong versions. In the collection at the
-# end, the five are called `fa2-tweak1`, `fa2-two-terms`, `fa2-P-tilde`, `notes-every-loop` and `fa2-inverse`, of
-# which the last one is line 10 on [arXiv](https://arxiv.org/abs/2307.08691).
+# The next cell computes lines 10 and 12 of Algorithm 1, as printed at ICLR 2024, and five wrong versions. In the
+# collection at the end, these five are called `fa2-tweak1`, `fa2-two-terms`, `fa2-P-tilde`, `notes-every-loop` and
+# `fa2-inverse`. The last of them is line 10 as printed on [arXiv](https://arxiv.org/abs/2307.08691).
 
 # %%
 VERSIONS = {
@@ -66,10 +67,10 @@ for name, version in VERSIONS.items():
 
 # %% [markdown]
 # Only the first version is right. The next two have no $\alpha$. Instead, one of them divides block 1 by $\ell_1$
-# twice, and the other divides it by a fraction that is upside down. In the fourth version, block 2 is divided twice.
-# In the fifth, block 1 is already divided, but block 2 is not. The last version has $1 / \alpha$ instead of $\alpha$.
+# twice, and the other divides it by a fraction that is upside down. The fourth version divides block 2 twice. In the
+# fifth, block 1 is already divided, but block 2 is not. The last version has $1 / \alpha$ instead of $\alpha$.
 #
-# **Predict.** You test one version on one row, which is cut at the bar. Which row lets the most wrong versions pass?
+# **Predict.** You test each version on a single row, cut at the bar. Which row lets the most wrong versions pass?
 #
 # - ☐ 1 3 | 4 8
 # - ☐ 8 4 | 3 1
@@ -77,9 +78,10 @@ for name, version in VERSIONS.items():
 #
 # <details><summary>Answer</summary>
 #
-# **8 | 4 3 1.** The largest number comes first, so $\alpha = 1$, and it is alone in its block, so $\ell_1 = 1$. A wrong
-# factor is invisible whenever it happens to be 1. Rows like the second are common, because one in T of all random rows
-# has its largest score in the first of T blocks. Rows like the third come from a test with blocks of one key.
+# **8 | 4 3 1.** The largest number comes first, so $\alpha = 1$, and it is alone in its block, so $\ell_1 = 1$. A
+# wrong factor is invisible whenever it happens to be 1. Rows like the second are common, because with T blocks, one
+# in T random rows has its largest score in the first block. Rows like the third come from a test with blocks of one
+# key.
 #
 # ```python
 # rows = {"1 3 | 4 8": 2, "8 4 | 3 1": 2, "8 | 4 3 1": 1}
@@ -106,14 +108,14 @@ for name, version in VERSIONS.items():
 # %% [markdown]
 # ## Which tests does a wrong gradient survive?
 #
-# Here are three ways to get the backward pass wrong although you have the FA2 paper in hand. First, the paper leaves
-# the softmax scale out on purpose, so a dQ that is copied from it lacks a factor of $\tau$. Second, section 2.2 on
-# arXiv has $dK = Q\,dS^\top$ in place of $dS^\top Q$, and the code below adds the $\tau$ to it. Third, line 4 of
-# Algorithm 2 prints $D \in \mathbb{R}^d$, although each of the $N$ rows has its own D. If you take $d$ literally, you
-# sum columns, and since these sums are d numbers, the code below repeats them until they are $N$ long.
+# Even with the FA2 paper in hand, you can get the backward pass wrong in at least three ways. First, the paper leaves
+# the softmax scale out on purpose, so a dQ copied from it lacks a factor of $\tau$. Second, section 2.2 on arXiv has
+# $dK = Q\,dS^\top$ in place of $dS^\top Q$, and the code below adds the $\tau$ to it. Third, line 4 of Algorithm 2
+# prints $D \in \mathbb{R}^d$, although each of the $N$ rows has its own D. If you take $d$ literally, you sum the
+# columns, which gives d numbers, so the code below repeats them until there are $N$.
 #
-# We apply three tests to these mistakes. The true gradients come from small differences of the forward pass, so they
-# use no formula of any paper.
+# We apply three tests to each of these mistakes. The true gradients come from finite differences of the forward pass,
+# so they don't use a formula from any paper.
 
 # %% tags=["hide-input"]
 def by_columns(c):  # c: a Small problem with random numbers; here D = colsum(dO ∘ O), as long as N
@@ -146,13 +148,13 @@ for name, slip in SLIPS.items():
 # %% [markdown]
 # With $\tau = 1/\sqrt{d}$, the first gradient is $\sqrt{d}$ times too large but has the right direction, so it is
 # easy to overlook in training. All three mistakes pass the test of shapes if N = d. The tests of numbers use N = 8
-# and d = 4, where dK also has a wrong shape, which catches it at once.
+# and d = 4, so the wrong dK also has the wrong shape and is caught at once.
 #
-# **Takeaway.** Make N, d, the block sizes and $\tau$ all different, none of them 1, and compare numbers.
+# **Takeaway.** Make N, d, the block sizes and $\tau$ all different, set none of them to 1, and compare numbers.
 #
 # ## A mask that leaks a little
 #
-# **Predict.** A function sets masked scores to 0 before the softmax, and not to −∞. Which test detects this best?
+# **Predict.** A function sets masked scores to 0 before the softmax instead of −∞. Which test detects this best?
 #
 # - ☐ large positive scores, all near 30, since any mistake is larger there
 # - ☐ small scores, near 1
@@ -160,37 +162,38 @@ for name, slip in SLIPS.items():
 #
 # <details><summary>Answer</summary>
 #
-# **small scores, near 1.** A score of 0 gets the weight of $e^0 = 1$, which is too small to notice beside $e^{30}$,
-# although a row with all its scores near −30 would show the mistake. The weights of a row sum to 1 in any case, since
-# the masked keys are included in the sum.
+# **small scores, near 1.** A score of 0 gets the weight $e^0 = 1$, which is too small to notice next to $e^{30}$. (A
+# row whose scores are all near −30 would also show the mistake.) The weights of a row sum to 1 in any case, since the
+# masked keys are included in the sum.
 #
 # ```python
 # for score in (1.0, 30.0):
 #     weights = np.exp([score, 0.0]) / np.exp([score, 0.0]).sum()
-#     print(f"visible score {score:4}: the hidden key gets the weight {weights[1]:.2g}")
+#     print(f"visible score {score:4}: the masked key gets the weight {weights[1]:.2g}")
 # ```
 #
 # ```text
-# visible score  1.0: the hidden key gets the weight 0.27
-# visible score 30.0: the hidden key gets the weight 9.4e-14
+# visible score  1.0: the masked key gets the weight 0.27
+# visible score 30.0: the masked key gets the weight 9.4e-14
 # ```
 # </details>
 #
 # ## The collection
 #
-# The package keeps 35 entries. Each entry has the wrong version, the right one, and the distance of each from a result
-# that is computed in a third way. The wrong version must be far from that result, and the right one must be near.
+# The package contains 35 errata. Each one has the wrong version, the right one, and the distance of each from a
+# result that is computed in a third way. The wrong version must be far from that result, and the right one must be
+# close to it.
 #
-# The column "off by" lists how far the wrong version is. Without a unit, the number is a matrix's largest error,
-# relative to its largest entry. There, `inf` means that the shape is wrong, and `nan` means that the wrong version
-# gives NaN. With a unit, the number is the difference of two counts, factors or shares. In `fa1-flops`, for example, a
-# factor is 1 that should be 2.
+# The column "off by" shows how far off the wrong version is. A number without a unit is the largest error of a
+# matrix, relative to its largest entry. Here `inf` means that the shape is wrong, and `nan` means that the wrong
+# version gives NaN. A number with a unit is the difference between two counts, factors or shares. In `fa1-flops`, for
+# example, a factor is 1 although it should be 2.
 #
-# - `fa2-lab errata fa2-inverse` shows one entry in full. To run its test, use `python -m pytest
+# - `fa2-lab errata fa2-inverse` shows one erratum in full. To run its test, use `python -m pytest
 #   tests/heart/test_errata.py -k fa2-inverse`.
-# - "(arXiv)" means that the version of ICLR 2024 does not have the mistake.
-# - "Met in" lists threads on GitHub in which people made the same mistake, or asked about the same line.
-# - O¹ is the finished answer of block 1, Õ is a raw sum, and P̃ are exponentials before the division. diag(x)
+# - "(arXiv)" means that the ICLR 2024 version does not have the mistake.
+# - "Met in" lists GitHub threads in which people made the same mistake or asked about the same line.
+# - O¹ is the finished output of block 1, Õ is a raw sum, and P̃ are exponentials before the division. diag(x)
 #   multiplies each row by its x. S_i^(j) are the scores of tile (i, j).
 
 # %% tags=["hide-input"]
@@ -205,7 +208,7 @@ def off(error):
     return f"{error:,.0f}" if 100 < error < np.inf else f"{error:.2g}"
 
 
-def place(source):  # the first that is cited
+def place(source):  # the first place that is cited
     document, _, where = source.split(";")[0].partition(", ")
     return f"[{where}]({LINKS[document]})" if document in LINKS else where
 
@@ -219,7 +222,7 @@ def threads(met):
 
 def table(title, source):
     found = {name: e for name, e in ERRATA.items() if e.source.startswith(source)}
-    rows = ["| mistake | where | what is printed | what is right | off by | met in |", "|---" * 6 + "|"]
+    rows = ["| mistake | where | printed | right | off by | met in |", "|---" * 6 + "|"]
     for name, e in found.items():
         met, error = "; ".join(threads(e.met)) if e.met else "", off(judge(e).wrong_error)
         cells = f"`{name}`", place(e.source), e.claim, e.instead, f"{error} {e.unit}".strip(), met
@@ -242,25 +245,25 @@ Markdown(
 # Four of these rows are not mistakes of the papers:
 #
 # - `fa2-scale` is about the scale, which the paper leaves out on purpose.
-# - `fa1-dropout-order` and `fa1-L` are right for FA1, but wrong for FA2. If one random generator serves all tiles, it
-#   repeats its numbers only if both passes visit the tiles in the same order. As for L, FA1's L is a sum, and FA2's L
-#   is the logarithm of that sum.
-# - `fa1-empty-rows` is a case that neither paper decides, in which a mask hides the whole first tile of a row.
+# - `fa1-dropout-order` and `fa1-L` are right for FA1 but wrong for FA2. If one random generator serves all tiles, it
+#   only repeats its numbers if both passes visit the tiles in the same order. As for L, it is a sum in FA1 but the
+#   logarithm of that sum in FA2.
+# - `fa1-empty-rows` is a case that neither paper addresses, in which a mask hides the whole first tile of a row.
 #
 # **Takeaway.** A formula is wrong when a computation that does not use it contradicts it.
 #
 # ## Recap
 #
-# - A wrong factor hides where it is 1. This happens to α on rows whose maximum comes first, to $\ell_1$ on a block with
-#   one key, and to τ if a test sets τ = 1.
-# - A wrong shape hides where N = d, and a mask that leaks hides beside large positive scores.
+# - A wrong factor hides where it is 1. This happens to α in rows whose maximum comes first, to $\ell_1$ in blocks
+#   with one key, and to τ if a test sets τ = 1.
+# - A wrong shape hides where N = d, and a leaking mask hides next to large positive scores.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** Write a test, `accepts(version)`. It returns true for the first of the six versions above, and false for
-# the other five. It also returns false for a seventh version, $(O_1 / \ell_2 + b_2) / \ell_2$, which happens to be
-# right on the row above. Call `two_blocks(version, E, v, cut)` with numbers of your own.
+# **Build.** Write a test, `accepts(version)`, that returns true for the first of the six versions above and false for
+# the other five. It must also return false for a seventh version, $(O_1 / \ell_2 + b_2) / \ell_2$, which happens to
+# be right on the row above. Call `two_blocks(version, E, v, cut)` with your own numbers.
 #
 # <details><summary>Hint</summary>
 #
@@ -272,7 +275,7 @@ def accepts(version):
     ...
 
 # %% tags=["hide-input"]
-words = "the version {!r}. Does your test pass what is right, and nothing else?"
+words = "the version {!r}. Does your test accept the right version, and only that one?"
 seventh = {"divided by the new sum": lambda l1, o1, O1, alpha, b2, l2: (O1 / l2 + b2) / l2}
 right_first = enumerate((VERSIONS | seventh).items())
 check(accepts, *(Case(words.format(x), (f,), n == 0) for n, (x, f) in right_first))
@@ -298,7 +301,7 @@ for part in (slice(0, 2), slice(2, 4)):
 by_hand, (by_state, _) = two_blocks(VERSIONS["lines 10 and 12"], E, v, 2), state.finalize()
 verdict("lines 10 and 12 agree with two updates of SoftmaxState", close([[by_hand]], by_state))
 apart = [judge(e).told_apart for e in ERRATA.values()]
-verdict(f"{len(apart)} entries, each with its wrong and its right version told apart", all(apart) and len(apart) == 35)
+verdict(f"the checks tell the wrong version from the right one in all {len(apart)} errata", all(apart) and len(apart) == 35)
 
 # %% [markdown] tags=["navigation"]
 # [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands →](C_package.ipynb)

@@ -6,14 +6,14 @@
 #
 # **Where is what, and how do I use it for something of my own?**
 #
-# The chapters are built on a package, `fa2_lab`. Although you can read the book without knowing the package, this
-# appendix shows what else you can do with it.
+# The chapters are built on a package, `fa2_lab`. You can read the book without knowing the package, but this appendix
+# shows what else you can do with it.
 #
 # After this notebook you can
 #
 # - find the file that answers a question, and the code for any line of the papers,
-# - count what an algorithm of yours loads, stores and computes,
-# - call `fa2_lab.attention`, judge what comes back, and switch a model over to it.
+# - count what your own algorithm loads, stores and computes,
+# - call `fa2_lab.attention`, judge its results, and switch a model over to it.
 #
 # *Time: 30 minutes. Hardware: any laptop; one cell needs PyTorch and Triton, and it tells you if they are missing.
 # Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
@@ -36,26 +36,26 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## Where is what?
 #
-# | in `fa2_lab/` | what is in it |
+# | in `fa2_lab/` | contents |
 # |---|---|
 # | `tiles.py`, `trace.py` | the geometry of tiles, and the meter |
-# | `paper.py`, `glossary.py`, `records.py` | the papers' algorithms and the words, as data, and what was measured |
+# | `paper.py`, `glossary.py`, `records.py` | the papers' algorithms and the glossary as data, and the recorded measurements |
 # | `reference/` | NumPy in float64, with one file for each stage: `naive`, `online_softmax`, `fa1`, `fa2` |
-# | `kernels/` | Triton and Gluon (Triton's lower-level language, chapter 12a); read those in `ladder/`, and call the others |
+# | `kernels/` | Triton and Gluon (Triton's lower-level language, chapter 12a); read the kernels in `ladder/`, and call the others |
 # | `api/`, `transformers.py`, `distributed/` | the public calls |
 # | `examine/` | the known mistakes of attention, and the tests that tell which of them a function makes |
-# | `machine/`, `errata/` | models of a GPU, and the papers' mistakes, which are run there |
-# | `plots/`, `tools/` | the pictures, and the commands |
+# | `machine/`, `errata/` | models of a GPU, and runnable versions of the papers' mistakes |
+# | `plots/`, `tools/` | the figures, and the commands |
 #
-# `fa2_studio/` comes only with a clone. It contains the book, the bench, the course and the judges, which run other
-# projects' tests on our kernels. Kernels import nothing from the reference, because a bug in shared code would spoil
-# both, and then no comparison would show it.
+# `fa2_studio/` comes only with a clone of the repository. It contains the book, the bench, the course and the judges,
+# which run other projects' tests on our kernels. The kernels import nothing from the reference, because a bug in
+# shared code would affect both, and then no comparison would reveal it.
 #
 # ## Which code computes this line?
 #
-# Each line of the papers' algorithms has a tag, which consists of paper, algorithm and line. The code that computes the
-# line has the same tag as a comment. For example, line 10 of Algorithm 1 in the FlashAttention-2 paper updates the
-# output:
+# Each line of the papers' algorithms has a tag that consists of the paper, the algorithm and the line. The code that
+# computes the line carries the same tag as a comment. For example, line 10 of Algorithm 1 in the FlashAttention-2
+# paper updates the output:
 
 # %% tags=["nbval-ignore-output"]
 print(where("FA2.A1.L10"))
@@ -65,15 +65,16 @@ print(where("FA2.A1.L10"))
 #
 # ## How do I call attention?
 #
-# `fa2_lab.attention(q, k, v, causal=True)` takes PyTorch tensors of shape (batch, heads, N, d) and does nearly the same
-# as PyTorch's `scaled_dot_product_attention`. On a GPU, it runs the fastest kernel that can serve the call. Without a
-# GPU, Triton runs the kernels in plain Python, in its *interpreter*. Then the numbers are right, but sizes must be
-# small, because this is slow. `fa2-lab doctor` reports which kernels can run on this machine and why.
+# `fa2_lab.attention(q, k, v, causal=True)` takes PyTorch tensors of shape (batch, heads, N, d) and does nearly the
+# same as PyTorch's `scaled_dot_product_attention`. On a GPU, it runs the fastest kernel that can serve the call.
+# Without a GPU, Triton runs the kernels in plain Python, in its *interpreter*. The results are right, but the
+# interpreter is so slow that sizes must be small. `fa2-lab doctor` reports which kernels can run on this machine and
+# why.
 #
-# One difference from PyTorch is the causal mask with fewer queries than keys. In the next cell, 5 queries are the
-# last of 40 tokens. Our function, like the authors' kernels, lets the first of them see 36 keys, because 35 tokens
-# come before it (chapter 04). PyTorch's `is_causal`, however, lets it see one. People have often confused the two
-# ([pytorch/pytorch#108108](https://github.com/pytorch/pytorch/issues/108108),
+# One difference from PyTorch is the causal mask when there are fewer queries than keys. In the next cell, 5 queries
+# are the last of 40 tokens. Our function, like the authors' kernels, lets the first of these queries see 36 keys,
+# because 35 tokens come before it (chapter 04). PyTorch's `is_causal`, however, lets it see only one. People have
+# often confused the two conventions ([pytorch/pytorch#108108](https://github.com/pytorch/pytorch/issues/108108),
 # [ml-explore/mlx#2835](https://github.com/ml-explore/mlx/issues/2835)).
 
 # %% tags=["nbval-ignore-output"]
@@ -96,20 +97,21 @@ else:
     print("torch or Triton is missing here")
 
 # %% [markdown]
-# `L` is the logsumexp of each row (chapter 01). [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) lists the other differences
-# from PyTorch. `attention_packed` takes sequences of different lengths without padding (chapter 16), `attention_paged`
-# reads a cache in pages (chapter 14), and `fa2_lab.distributed` has attention over several GPUs (chapter 15).
+# `L` is the logsumexp of each row (chapter 01). [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) lists the other
+# differences from PyTorch. `attention_packed` takes sequences of different lengths without padding (chapter 16),
+# `attention_paged` reads a cache in pages (chapter 14), and `fa2_lab.distributed` runs attention over several GPUs
+# (chapter 15).
 #
-# When is a result good enough? In 16 bits, no kernel agrees with float64 to the last digit. So measure the error of
-# PyTorch in the same precision against float64, as printed above for 16 bits, and compare with that. Our error may be
-# twice as large, and three times for gradients.
+# When is a result good enough? In 16 bits, no kernel agrees with float64 to the last digit. So measure how far
+# PyTorch is from float64 in the same precision, as printed above for 16 bits, and compare with that. Our error can be
+# up to twice as large, and up to three times as large for gradients.
 #
 # ## What is wrong with my function?
 #
-# If an attention function is wrong, a norm of the difference shows that, but it does not show why. `examine` asks the
-# function about forty small problems. It compares the answers with those that more than 150 known mistakes would
-# give, each to within rounding. From the names of the arguments, it learns what the function takes, and it finds out
-# in which order the axes are. The following loop over tiles of 16 keys has two bugs:
+# If an attention function is wrong, a norm of the difference shows that it is, but not why. `examine` gives the
+# function about forty small problems and compares its answers with those that more than 150 known mistakes would
+# give, each to within rounding. From the names of the arguments, it learns what the function accepts, and it finds
+# out the order of the axes itself. The following loop over tiles of 16 keys has two bugs:
 
 # %%
 def mine(q, k, v, causal=False):  # (batch, heads, N, d)
@@ -131,17 +133,17 @@ for finding in report.findings:
     print(f"{finding}\n    {finding.where}; read {finding.mistake.read}")
 
 # %% [markdown]
-# In a terminal, `fa2-lab examine mine.py:attention` prints the same. It also prints the smallest input that shows
-# each mistake, as a program that you can run. The command takes functions over NumPy, PyTorch, Triton or JAX, and it
-# also looks at their gradients and their memory. If no known mistake gives just these numbers, it reports that, and
-# it reports where the numbers are wrong.
+# In a terminal, `fa2-lab examine mine.py:attention` prints the same report. It also prints the smallest input that
+# shows each mistake, as a program that you can run. The command works with functions written for NumPy, PyTorch,
+# Triton or JAX, and it also checks their gradients and their memory. If no known mistake gives exactly these numbers,
+# it reports that, together with the places where the numbers are wrong.
 #
-# ## How do I count an algorithm of my own?
+# ## How do I count what my own algorithm moves?
 #
-# Write the algorithm in NumPy, with slices, and give it the meter of chapter 01. `meter.hbm` puts tensors into HBM,
+# Write the algorithm in NumPy, with slices, and give it the meter from chapter 01. `meter.hbm` puts tensors into HBM,
 # so that reading a slice counts as a load and writing a slice counts as a store. `trace.serial` and `trace.parallel`
-# name the loops, and the `i` in the printed events comes from there. The next cell computes the mean of all rows, in
-# blocks of 4 rows, with one sum on chip:
+# name the loops, which is where the `i` in the printed events comes from. The next cell computes the mean of all
+# rows, in blocks of 4 rows, with a single sum on chip:
 
 # %%
 def row_mean(X, mean, B, trace):
@@ -160,11 +162,11 @@ for event in meter.events:
     print(f"  {event.op:5} {event.elements:2} of {event.tensor}, i = {event.i}")
 
 # %% [markdown]
-# The same function also runs on plain arrays, with a trace that watches nothing (`fa2_lab.trace.UNWATCHED`).
+# The same function also runs on plain arrays, with a trace that records nothing (`fa2_lab.trace.UNWATCHED`).
 #
 # ## How do I switch a model over?
 #
-# Models of Hugging Face's `transformers` choose their attention by name. One import adds ours:
+# The models in Hugging Face's `transformers` choose their attention by name, and one import adds ours:
 #
 # ```python
 # import fa2_lab.transformers  # pip install -e '.[transformers]'
@@ -172,13 +174,13 @@ for event in meter.events:
 # model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
 # ```
 #
-# Grouped-query attention, a cache, sinks and softcap work, and so do the masks that [chapter 16](16_masks.ipynb)
+# Grouped-query attention, a cache, sinks and softcap all work, and so do the masks that [chapter 16](16_masks.ipynb)
 # lists.
 
 # %% [markdown]
-# **Predict.** A small Llama is trained with three attentions in fp32, from the same weights and on the same batches.
-# One of the three stores the N × N scores, and the others do not. What is the largest difference between their losses
-# in 31 steps?
+# **Predict.** A small Llama is trained in fp32 with three implementations of attention, from the same weights and on
+# the same batches. One of the three stores the N × N scores, and the others do not. What is the largest difference
+# between their losses over 31 steps?
 #
 # - ☐ about 0.1, since small differences grow in training
 # - ☐ about 0.001
@@ -186,9 +188,9 @@ for event in meter.events:
 #
 # <details><summary>Answer</summary>
 #
-# **below 0.0001.** All three compute the same function, but they add its terms in different orders. In the run on a
-# CPU that we recorded, in fp32, this changes the seventh digit, and in 30 steps the change grows by a factor of ten
-# to a hundred. On a GPU, the package's fp32 matmuls also keep all bits, as chapter 11 explains.
+# **below 0.0001.** All three compute the same function, but they add its terms in different orders. In our recorded
+# run on a CPU, in fp32, this changes the seventh digit, and within 30 steps the change grows by a factor of ten to a
+# hundred. On a GPU, the package's fp32 matmuls also keep all bits, as chapter 11 explains.
 #
 # ```python
 # from fa2_studio.bench import models  # it needs torch
@@ -204,31 +206,32 @@ for event in meter.events:
 # ```
 # </details>
 #
-# The name `eager` is for plain PyTorch, and `sdpa` is for PyTorch's own attention. `fa2-lab bench models` trains the
-# model again.
+# In the output, `eager` is plain PyTorch, and `sdpa` is PyTorch's own attention function. `fa2-lab bench models` trains
+# the model again.
 #
 # ## Which commands are there?
 #
-# `fa2-lab --help` lists them, and so does `python -m fa2_lab --help`. Try three of them first: `fa2-lab glossary warp`,
-# `fa2-lab ladder 05`, and `fa2-lab book --blank mine`, which writes the chapters into a folder with nothing executed.
+# `fa2-lab --help` lists all commands, and so does `python -m fa2_lab --help`. Try these three first: `fa2-lab
+# glossary warp`, `fa2-lab ladder 05`, and `fa2-lab book --blank mine`, which writes the chapters into a folder
+# without executing anything.
 #
 # ## Recap
 #
-# - A tag such as FA2.A1.L10 leads from the paper to NumPy and to Triton. Kernels share no code with the reference,
-#   because then a comparison of the two means something.
+# - A tag such as FA2.A1.L10 leads from the paper to NumPy and to Triton. The kernels share no code with the
+#   reference, so a comparison of the two is meaningful.
 # - `fa2_lab.attention` follows PyTorch, with a few differences. `examine` names the mistakes of an attention
-#   function, and `Trace` counts any algorithm that is written with slices.
+#   function, and `Trace` counts what any algorithm written with slices loads, stores and computes.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** Compute the softmax of one long row x, in blocks. With three passes, the first finds the maximum, the
-# second computes the sum, and the third writes the result. The online softmax of chapter 02 merges the first two
-# passes. Write it so that it loads 2N elements. Each `x[i : i + B]` that runs is a load, so keep the slice in a
-# variable within one pass of a loop.
+# **Build.** Compute the softmax of one long row x, in blocks. A version with three passes finds the maximum in the
+# first pass, computes the sum in the second, and writes the result in the third. The online softmax of chapter 02
+# merges the first two passes. Write this version, so that it loads 2N elements. Each `x[i : i + B]` that runs is a
+# load, so keep the slice in a variable within one pass of a loop.
 
 # %%
-def softmax(x, y, B):  # x and y live in HBM: read x[i : i + B], write y[i : i + B]
+def softmax(x, y, B):  # x and y are in HBM: read x[i : i + B], write y[i : i + B]
     ...
 
 # %% tags=["hide-input"]
@@ -261,20 +264,20 @@ check(softmax_and_loads, Case(words, (row, 2), (naive.safe_softmax(row[None])[0]
 # ## Checks
 
 # %% tags=["hide-input"]
-verdict("about forty problems, and more than 150 mistakes that numbers show", 35 < len(all_cases()) < 50
+verdict("about forty problems, and more than 150 mistakes that show in numbers", 35 < len(all_cases()) < 50
         and sum(x.part in ("O", "L", "gradients") for x in CATALOGUE.values()) > 150)  # fmt: skip
-verdict("both bugs are named", [x.name for x in report.findings] == ["o-not-rescaled", "causal-strict"])
+verdict("the examiner names both bugs", [x.name for x in report.findings] == ["o-not-rescaled", "causal-strict"])
 verdict("row_mean loads and stores every element once", (meter.loads("X"), meter.stores("mean")) == (30, 3))
 mean = np.empty(3)
 row_mean(X, mean, B=4, trace=UNWATCHED)
-verdict("row_mean is the mean, with and without a meter", close(mean, X.mean(axis=0)))
+verdict("row_mean computes the mean, with and without a meter", close(mean, X.mean(axis=0)))
 watch, X = Trace(), np.random.default_rng(0).standard_normal((3, 64, 16))
 O, L = fa2.forward(*X, B_r=16, B_c=8, mask=CAUSAL, trace=watch)
 by_formula = io.fa2_forward(Tiling(64, 64, 16, 8, CAUSAL), 16).total
 verdict("fa2's traffic agrees with the formula", watch.hbm_elements == by_formula)
 folders = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
 named = {"reference", "kernels", "api", "distributed", "examine", "machine", "errata"}
-verdict("the table has every folder", folders == named | {"plots", "tools"})
+verdict("the table lists every folder", folders == named | {"plots", "tools"})
 
 # %% [markdown] tags=["navigation"]
 # [← Errata](B_errata.ipynb) · [The map](00_start.ipynb) · [Numbers →](D_numbers.ipynb)

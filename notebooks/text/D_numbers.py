@@ -6,16 +6,16 @@
 #
 # **Which digits of a result may I believe?**
 #
-# Two correct kernels rarely return the same bits, and a wrong kernel can agree with a correct one in three digits. This
-# appendix collects what decides the digits of attention, namely roundings, masks, scales and the order of sums. Every
-# number here is computed in NumPy, where we round what we want to round and keep everything else exact.
+# Two correct kernels rarely return the same bits, while a wrong kernel can agree with a correct one in three digits.
+# This appendix collects what decides the digits of attention, namely rounding, masks, scales and the order of sums.
+# Every number here is computed in NumPy, where we round exactly what we want to round and keep everything else exact.
 #
 # After this notebook you can
 #
 # - decide whether the difference between two implementations is a bug or a rounding error,
-# - explain when rounding errors add up instead of cancelling, and what breaks the pattern,
-# - choose what a masked score should be, and name what each other choice does wrong,
-# - predict what TF32, FP8's scales and another order of sums cost.
+# - explain when rounding errors add up instead of cancelling, and what prevents it,
+# - choose a value for masked scores, and name what goes wrong with each alternative,
+# - predict the errors caused by TF32, by FP8's scales and by a different order of sums.
 #
 # *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [05 · The backward pass](05_backward.ipynb), [08 ·
 # The Triton forward kernel](08_triton_forward.ipynb) and [14 · Decode](14_decode.ipynb).*
@@ -37,9 +37,9 @@ def rms(x):  # root mean square
 
 
 # %% [markdown]
-# `rounded(x, bits)` returns the nearest numbers that have so many bits in their mantissa, and it is all that we need to
-# imitate a format. bf16 has 8 bits, fp16 and TF32 have 11, and fp32 has 24. The first of these bits is always 1 and
-# takes no room in memory.
+# `rounded(x, bits)` returns the nearest numbers whose mantissa has that number of bits, and this one function is all
+# we need to imitate a format. bf16 has 8 bits, fp16 and TF32 have 11, and fp32 has 24. The first of these bits is
+# always 1, so it takes no room in memory.
 
 # %%
 def bf16(x):
@@ -52,9 +52,9 @@ for name, bits in {"bf16": 8, "fp16, TF32": 11, "fp32": 24}.items():
 # %% [markdown]
 # ## Is a kernel wrong if it differs from standard attention?
 #
-# Here are standard attention and the loop of chapter 04, both in bf16. Standard attention stores S and P in HBM, so it
-# rounds both to bf16. The loop keeps S, m, $\ell$ and $o$ in registers, in fp32, which counts as exact here. It rounds
-# only P, for the second matmul, and O at the end.
+# We compare standard attention with the loop of chapter 04, both in bf16. Standard attention stores S and P in HBM,
+# so it rounds both to bf16. The loop keeps S, m, $\ell$ and $o$ in fp32 registers, which we treat as exact here, and
+# rounds only two things, namely P for the second matmul and O at the end.
 
 # %%
 def exact(Q, K, V):
@@ -63,7 +63,7 @@ def exact(Q, K, V):
     return E / E.sum(1, keepdims=True) @ V
 
 
-def standard(Q, K, V, r=bf16):  # r: how everything is rounded that goes to HBM
+def standard(Q, K, V, r=bf16):  # r: rounds whatever is stored in HBM
     S = r(Q @ K.T / np.sqrt(Q.shape[1]))
     E = np.exp(S - S.max(1, keepdims=True))
     return r(r(E / E.sum(1, keepdims=True)) @ V)
@@ -87,17 +87,17 @@ def errors(O):
     return f"largest {abs(O - truth).max():.1e}, mean {abs(O - truth).mean():.1e}"
 
 # %% [markdown]
-# **Predict.** We compare the two outputs with each other, and each of them with the exact result. What do we see?
+# **Predict.** We compare the two outputs with each other and with the exact result. What do we see?
 #
-# - ☐ both agree except in a few rows, so each checks the other
+# - ☐ they agree except in a few rows, so each confirms the other
 # - ☐ they differ in most numbers, and the loop is farther from the exact result, because it rescales
-# - ☐ they differ in most numbers, and the loop is nearer to the exact result
+# - ☐ they differ in most numbers, and the loop is closer to the exact result
 #
 # <details><summary>Answer</summary>
 #
-# **they differ in most numbers, and the loop is nearer to the exact result.** The difference between the two is mostly
-# the error of standard attention, which rounds S. Comparing them with each other tells nothing about which one is
-# wrong.
+# **they differ in most numbers, and the loop is closer to the exact result.** Most of the difference between the two
+# is the error of standard attention, because it rounds S. So comparing them with each other does not tell you which
+# one is wrong.
 #
 # ```python
 # most = abs(ours - plain).max()
@@ -113,30 +113,31 @@ def errors(O):
 # ```
 # </details>
 #
-# So "not identical to standard attention" is not a fault, although it is the first thing that people report
-# ([#145](https://github.com/Dao-AILab/flash-attention/issues/145),
-# [#410](https://github.com/Dao-AILab/flash-attention/issues/410)). Tri Dao's answer in these threads became the rule of
-# FlashAttention's tests. Compute the truth in fp32 or float64 from the same 16-bit inputs. Then the largest error of
-# the kernel may be at most twice the largest error of standard attention in 16 bits. The factor of 2 leaves room for
-# another order of sums, and the rule needs no tolerance for each shape and dtype, because standard attention sets it.
+# A result that is not identical to standard attention's is therefore not a bug, although it is the first thing that
+# people report ([#145](https://github.com/Dao-AILab/flash-attention/issues/145),
+# [#410](https://github.com/Dao-AILab/flash-attention/issues/410)). Tri Dao's answer in these threads became the rule
+# of FlashAttention's tests. The rule computes the truth in fp32 or float64 from the same 16-bit inputs, and then
+# allows the kernel at most twice the largest error of standard attention in 16 bits. The factor of 2 leaves room for
+# a different order of sums. Because standard attention sets the limit, you need not choose a tolerance for each shape
+# and dtype.
 
 # %% [markdown]
-# ## What does P in bf16 cost?
+# ## What does it cost to round P to bf16?
 #
-# The loop rounds P to bf16, because the tensor cores take 16-bit operands. Even if P were exact, O would be rounded
-# once, when it is stored.
+# The loop rounds P to bf16, because the tensor cores take 16-bit operands. Even if P were exact, O would still be
+# rounded once, when it is stored.
 #
-# **Predict.** How much larger is the error of O (root mean square) than without the rounding of P?
+# **Predict.** By what factor does rounding P increase the error of O (root mean square)?
 #
-# - ☐ less than one and a half times as large
-# - ☐ about ten times as large, since a row of O sums hundreds of rounded weights
-# - ☐ it depends on N: the longer the row, the larger
+# - ☐ by less than one and a half
+# - ☐ by about ten, since a row of O sums hundreds of rounded weights
+# - ☐ it depends on N: the longer the row, the larger the factor
 #
 # <details><summary>Answer</summary>
 #
-# **less than one and a half times as large.** Each weight is off by at most one part in 256, and by as much upwards as
-# downwards. Over a row, these errors cancel as much as the values themselves do, so relative to O, they are about as
-# large as the rounding of O itself, for every N. Two independent errors of the same size add like the sides of a right
+# **by less than one and a half.** Each weight is off by at most one part in 256, upwards as often as downwards. Over
+# a row, these errors cancel to the same degree as the values themselves, so relative to O they are about as large as
+# the rounding of O itself, for every N. Two independent errors of the same size add like the legs of a right
 # triangle, which gives a factor of √2 = 1.41. With larger scores, a few keys have most of the weight, and the largest
 # weight is exactly 1, so rounding P costs less.
 #
@@ -160,17 +161,18 @@ def errors(O):
 # </details>
 
 # %% [markdown]
-# ## Can rounding errors agree?
+# ## Can rounding errors add up in one direction?
 #
-# In training, errors that cancel do no harm, but errors of one sign add up over tokens and steps. In 2025, Qiu and Yao
-# traced a training run whose loss exploded to such an error ([arXiv 2510.04212](https://arxiv.org/abs/2510.04212)). It
-# needs three conditions, which the rows below have:
+# In training, errors that cancel do no harm, but errors of the same sign add up over tokens and steps. In 2025, Qiu
+# and Yao studied a training run whose loss exploded and traced it to such an error ([arXiv
+# 2510.04212](https://arxiv.org/abs/2510.04212)). The error needs three conditions, and the rows below satisfy all of
+# them:
 #
-# - Two scores of a row share the maximum, so two weights are exactly 1, and P V begins with the sum of two rows of V,
-#   which are bf16 numbers.
-# - All other weights are tiny, and V has the same sign for nearly all keys in one of its columns. Here, it is negative
-#   in column 0.
-# - The sums $o$ are rounded to bf16 *before* the division by $\ell$, as in the code that the authors published.
+# - Two scores of a row share the maximum, so two weights are exactly 1. P V then begins with the sum of two rows of
+#   V, which are bf16 numbers.
+# - All other weights are tiny, and one column of V has the same sign for nearly all keys. Here column 0 is negative.
+# - The accumulators $o$ are rounded to bf16 *before* they are divided by $\ell$, as in the code that the authors
+#   published.
 
 # %%
 print(getsource(numbers.outputs))
@@ -178,21 +180,22 @@ S, V_rows, dO = numbers.repeated_maxima()
 m = S.max(1, keepdims=True)
 
 # %% [markdown]
-# The sum of two numbers of bf16 with equal exponents has at most 9 bits, so it is a bf16 number, or it lies exactly
-# halfway between two of them. Halves are rounded to the even neighbour, which is up as often as down. But here, the
-# other keys add a little to the sum.
+# The sum of two bf16 numbers with equal exponents has at most 9 bits, so it is either a bf16 number itself or exactly
+# halfway between two of them. Halfway cases are rounded to the even neighbour, which is the upper one as often as the
+# lower one. Here, however, the other keys add a little to the sum.
 #
 # **Predict.** In column 0, how are the rounding errors of $o$ distributed over the rows?
 #
-# - ☐ evenly, between −½ and ½ of a step of bf16
-# - ☐ about half are 0, a quarter is ½, and a quarter is −½
-# - ☐ about half are near 0, about half near −½, and hardly any near ½
+# - ☐ evenly, between −½ and ½ of a bf16 step
+# - ☐ about half are 0, a quarter are ½, and a quarter are −½
+# - ☐ about half are near 0, about half are near −½, and hardly any are near ½
 #
 # <details><summary>Answer</summary>
 #
-# **about half are near 0, about half near −½, and hardly any near ½.** The tiny rest is negative in all rows, so it
-# moves every halfway case a little below the half, so all of them are rounded down, away from zero. The left of the
-# picture shows this. The small bars at ±¼ are pairs with different exponents, whose sums have a bit more.
+# **about half are near 0, about half are near −½, and hardly any are near ½.** The tiny contribution of the other
+# keys is negative in all rows, so it pushes every halfway case slightly below the middle, and all of them are rounded
+# down, away from zero. You can see this on the left of the figure. The small bars at ±¼ come from pairs with
+# different exponents, whose sums have one more bit.
 # </details>
 
 # %% tags=["hide-input"]
@@ -201,17 +204,18 @@ show("rounding_bias")
 # %% [markdown]
 # The error of O reaches the gradients through $D = \operatorname{rowsum}(dO \circ O)$ of chapter 05, which the paper
 # calls δ. If dO also has a constant sign in this column, the errors of D are positive on average, so their sum grows
-# with the number of rows, as on the right. dQ contains $-\tau (P \circ D) K$, and the gradient of a weight matrix sums
-# its product with the inputs over all tokens. The paper finds that these products have a low rank and similar
-# directions for all tokens. Therefore, the errors of D add up along one direction of the weights, step after step,
-# until the loss explodes.
+# with the number of rows, as the right of the figure shows. dQ contains $-\tau (P \circ D) K$, and the gradient of a
+# weight matrix sums its product with the inputs over all tokens. The paper finds that these products have low rank
+# and similar directions for all tokens. Therefore, the errors of D add up along one direction of the weights, step
+# after step, until the loss explodes.
 #
-# In the picture, the sum stays small if $o$ is kept in fp32 and divided before it is rounded. Then $o$ and $\ell$
-# contain the same small rest, so the quotient is a little above the half in some rows and a little below it in others.
-# The kernels of this book work in this way. The paper keeps the sums in bf16 and changes m instead, so that the largest
-# weight is not 1.
+# The figure also shows that the sum stays small if $o$ is kept in fp32 and divided before it is rounded. In that case
+# $o$ and $\ell$ both contain the small contribution of the other keys, so the quotient is slightly above the middle
+# in some rows and slightly below it in others. The kernels of this book work this way. The paper, by contrast, keeps
+# the sums in bf16 and changes m, so that the largest weight is not 1.
 #
-# **Predict.** The result does not depend on m, as long as nothing overflows. Which of these choices removes the error?
+# **Predict.** The exact result does not depend on m, as long as nothing overflows. Which of these choices of m
+# removes the error?
 #
 # - ☐ m + log 2, so that the largest weight is ½
 # - ☐ m + 0.3, so that the largest weight is 0.74 in every row
@@ -219,11 +223,11 @@ show("rounding_bias")
 #
 # <details><summary>Answer</summary>
 #
-# **2m, if m is positive.** Halving all weights changes only their exponents, so the sums have the same halfway cases.
-# With m + 0.3, the largest weight is no power of two, but it is the same number in all rows, and rounding it to bf16
-# makes the same error in all of them, which is even worse. With 2m, the largest weight is $e^{-m}$, which differs from
-# row to row, and so does its error. In rows with a repeated maximum, the paper takes a multiple of m if m is positive,
-# and 0 if it is negative.
+# **2m, if m is positive.** Halving all weights changes only their exponents, so the sums have the same halfway cases
+# as before. With m + 0.3, the largest weight is not a power of two, but it is the same number in all rows, so
+# rounding it to bf16 makes the same error in every row, which is even worse. With 2m, the largest weight is $e^{-m}$,
+# which differs from row to row, and its error does as well. In rows with a repeated maximum, the paper uses a
+# multiple of m if m is positive, and 0 if it is negative.
 #
 # ```python
 # want = numbers.truth(S, V_rows)
@@ -242,14 +246,14 @@ show("rounding_bias")
 # </details>
 
 # %% [markdown]
-# ## What should a hidden score be?
+# ## Which value should a masked score have?
 #
-# A masked key must get the weight 0. In this book, its score is −∞, and a row that sees no key gets O = 0 and L = −∞.
-# Many programs take a large finite number instead, so that no −∞ − (−∞) can give NaN. Here is a row of two visible and
-# two hidden keys, by plain softmax:
+# A masked key must get a weight of 0. In this book, its score is −∞, and a row that sees no key gets O = 0 and L =
+# −∞. Many programs use a large negative number instead, so that no −∞ − (−∞) can produce NaN. We apply plain softmax
+# to a row of two visible and two masked keys:
 
 # %% tags=["hide-input"]
-def hidden_weight(dtype, value, visible, add=0.0):  # of both hidden keys together
+def hidden_weight(dtype, value, visible, add=0.0):  # of both masked keys together
     with np.errstate(all="ignore"):
         hidden = np.full(2, value).astype(dtype) + dtype(add)
         E = np.concatenate([np.array(visible, dtype), hidden])
@@ -262,8 +266,8 @@ ROWS = {"scores 1, 2": ([1, 2], 0), "scores −20,000": ([-20000, -20001], 0), "
 ROWS["no visible key, −16 added"] = [], -16
 
 # %% [markdown]
-# **Predict.** Which of the values −10,000, −65,504 (the lowest number of fp16), −10⁹ and −∞ gives a hidden key no
-# weight whatever the visible scores are, and in fp16 as well?
+# **Predict.** Which of the values −10,000, −65,504 (the lowest number of fp16), −10⁹ and −∞ never gives a masked key
+# any weight, whatever the visible scores are, and in fp16 as well?
 #
 # - ☐ −65,504, since nothing in fp16 is lower
 # - ☐ −10⁹, since no score is that low
@@ -271,12 +275,13 @@ ROWS["no visible key, −16 added"] = [], -16
 #
 # <details><summary>Answer</summary>
 #
-# **−∞, if rows without a visible key are handled.** A finite value is a threshold. As soon as the visible scores are
-# below it, the hidden keys win. A row that sees nothing becomes the mean of what it must not see, which looks like a
-# result. In fp16, −10⁹ overflows to −∞, and so does the lowest number if a score or a second mask is added to it.
+# **−∞, if rows without a visible key are handled.** A finite value acts as a threshold, because the masked keys win
+# as soon as the visible scores fall below it. A row that sees no key becomes the mean of the values that it must not
+# see, which looks like a real result. In fp16, −10⁹ overflows to −∞, and so does the lowest number if a score or a
+# second mask is added to it.
 #
 # ```python
-# print(f"{'weight of the hidden keys':31}" + "".join(f"{name:>12}" for name in VALUES))
+# print(f"{'weight of the masked keys':31}" + "".join(f"{name:>12}" for name in VALUES))
 # for dtype in (np.float32, np.float16):
 #     for name, (visible, add) in ROWS.items():
 #         found = [hidden_weight(dtype, value, visible, add) for value in VALUES.values()]
@@ -285,7 +290,7 @@ ROWS["no visible key, −16 added"] = [], -16
 # ```
 #
 # ```text
-# weight of the hidden keys           −10,000     −65,504        −10⁹          −∞
+# weight of the masked keys           −10,000     −65,504        −10⁹          −∞
 # fp32, scores 1, 2                        0%          0%          0%          0%
 # fp32, scores −20,000                   100%          0%          0%          0%
 # fp32, no visible key                   100%        100%        100%         NaN
@@ -297,20 +302,20 @@ ROWS["no visible key, −16 added"] = [], -16
 # ```
 # </details>
 #
-# People have met each of these columns. With −10,000 in lattice, a key with the score −20,000 lost against a hidden one
-# ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, a T5 got around the −10,000 that came
-# from BERT ([#10484](https://github.com/huggingface/transformers/issues/10484)). The lowest number of each dtype took
-# its place, but in fp16, −16 more made that −∞, and rows without a visible key became NaN
-# ([#17306](https://github.com/huggingface/transformers/pull/17306)).
+# Each of these columns has caused bugs in practice. In lattice, which used −10,000, a key with a score of −20,000
+# lost against a masked one ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, T5 could get
+# around the −10,000, which came from BERT ([#10484](https://github.com/huggingface/transformers/issues/10484)). It
+# was replaced by the lowest number of each dtype, but in fp16, another −16 turned that number into −∞, and rows
+# without a visible key became NaN ([#17306](https://github.com/huggingface/transformers/pull/17306)).
 #
-# The loop over tiles adds a case of its own, because m also begins somewhere. FlashInfer began with −50,000, so a row
-# whose scores were all below it kept this m, all its exponentials were 0, and so was O
-# ([#4267](https://github.com/flashinfer-ai/flashinfer/issues/4267)). When −∞ took its place, rows without a visible key
-# became NaN ([#4451](https://github.com/flashinfer-ai/flashinfer/issues/4451)), because −∞ − (−∞) is NaN. The kernels
-# of this book begin with −∞, and they subtract 0 instead of m as long as m is still −∞:
+# The loop over tiles adds one more case, because m also needs an initial value. FlashInfer started with −50,000. A
+# row whose scores were all lower kept this m, so all its exponentials were 0, and O was 0 as well
+# ([#4267](https://github.com/flashinfer-ai/flashinfer/issues/4267)). When −∞ replaced −50,000, rows without a visible
+# key became NaN ([#4451](https://github.com/flashinfer-ai/flashinfer/issues/4451)), because −∞ − (−∞) is NaN. The
+# kernels of this book start with −∞, and subtract 0 instead of m as long as m is still −∞:
 
 # %%
-def l_of(tiles, lowest, guarded):  # of one row of scores, tile by tile
+def l_of(tiles, lowest, guarded):  # ℓ of one row of scores, tile by tile
     m, l = lowest, 0.0
     for s in tiles:
         m_new = max(m, max(s))
@@ -321,7 +326,7 @@ def l_of(tiles, lowest, guarded):  # of one row of scores, tile by tile
 
 
 hidden, low = [-np.inf, -np.inf], [-60000.0, -60001.0]
-CASES = {"low scores": [low], "hidden tile first": [hidden, low], "nothing visible": [hidden]}
+CASES = {"low scores": [low], "masked tile first": [hidden, low], "nothing visible": [hidden]}
 print(f"{'ℓ of a row:':18}" + "".join(f"{name:>19}" for name in CASES))
 for name, lowest, guarded in (
     ("m from −50,000", -5e4, False),
@@ -335,14 +340,15 @@ for name, lowest, guarded in (
 # ## How exact is float32 on the tensor cores?
 #
 # Chapter 11 shows that `tl.dot` of two fp32 tiles uses TF32 unless you ask for `input_precision="ieee"`. The tensor
-# cores then read 11 bits of each operand, with the leading one, and ignore the rest. Compared with rounding, cutting
-# off has a second disadvantage, since all its errors point to zero.
+# cores then read 11 bits of each operand, including the leading one, and ignore the rest. Such truncation has a
+# second disadvantage compared with rounding, because all its errors point towards zero.
 #
-# Three products in TF32 give most of the bits back. Each operand is split into what TF32 holds and the rest, and only
-# the product of the two rests is left out. In Triton, this is `input_precision="tf32x3"`.
+# Three TF32 products recover most of the lost bits. Each operand is split into the part that TF32 can hold and a
+# remainder, and only the product of the two remainders is left out. In Triton, this mode is
+# `input_precision="tf32x3"`.
 
 # %%
-def tf32(x):  # cut off, as the tensor cores do
+def tf32(x):  # truncated, as on the tensor cores
     fraction, exponent = np.frexp(x)
     return np.ldexp(np.trunc(fraction * 2.0**11) / 2.0**11, exponent)
 
@@ -369,18 +375,18 @@ PRODUCTS = {
 of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max() for name, f in PRODUCTS.items()}
 
 # %% [markdown]
-# **Predict.** The largest error of O with bf16 operands is about 2 · 10⁻³. TF32 has three bits more. How large is its
+# **Predict.** The largest error of O with bf16 operands is about 2 · 10⁻³. TF32 has three more bits. How large is its
 # error?
 #
-# - ☐ an eighth of it
-# - ☐ about half of it
+# - ☐ an eighth of bf16's error
+# - ☐ about half of bf16's error
 # - ☐ the same
 #
 # <details><summary>Answer</summary>
 #
-# **about half of it.** Rounding to 11 bits would give about a tenth of it. But cutting off makes errors up to twice as
-# large, and it makes all weights too small, so these errors do not cancel. Three products bring it below
-# 10⁻⁶.
+# **about half of bf16's error.** Rounding to 11 bits would give about a tenth of that error. Truncation, however,
+# makes errors up to twice as large, and because it makes all weights too small, these errors do not cancel. Three
+# products bring the error below 10⁻⁶.
 #
 # ```python
 # for name, error in of_product.items():
@@ -397,13 +403,14 @@ of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max() for name
 # </details>
 
 # %% [markdown]
-# ## What do scales and a rotation save in FP8?
+# ## What do scales and a rotation gain in FP8?
 #
-# FP8's format E4M3 has only 4 bits of mantissa and ends at 448, so a tensor needs a *scale*, which brings its largest
-# number to 448. [FlashAttention-3](https://arxiv.org/abs/2407.08608) adds two things in its section 3.3. Each block of
-# rows gets its own scale, and Q and K are multiplied by the same random orthogonal matrix M, which is Hadamard's matrix
+# FP8's format E4M3 has only 4 mantissa bits and ends at 448, so a tensor needs a *scale* that maps its largest number
+# to 448. In its section 3.3, [FlashAttention-3](https://arxiv.org/abs/2407.08608) adds two techniques. Each block of
+# rows gets its own scale, and Q and K are both multiplied by the same random orthogonal matrix M, a Hadamard matrix
 # with random signs. Since $M M^\top = I$, the scores $QM (KM)^\top = QK^\top$ stay the same. The rotation spreads an
-# outlier over all d columns, and it costs little, because Hadamard's matrix takes only d log d additions per row.
+# outlier over all d columns, and it is cheap, because multiplying by a Hadamard matrix takes only d log d additions
+# per row.
 
 # %%
 print(getsource(numbers.e4m3))
@@ -417,7 +424,7 @@ def fp8(Q, K, V, rows, turn=None):  # P has a fixed scale, since its largest num
     return numbers.e4m3(256 * E) / 256 @ numbers.scaled(V, rows) / E.sum(1, keepdims=True)
 
 
-def rms_of(share, rows, turn=None, draws=4):  # of O, over several draws
+def rms_of(share, rows, turn=None, draws=4):  # error of O, over several draws
     drawn = [numbers.with_outliers(N=1024, share=share, seed=seed) for seed in range(draws)]
     return rms(np.array([fp8(*x, rows, turn) - exact(*x) for x in drawn]))
 
@@ -427,21 +434,23 @@ WAYS |= {f"{name}, rotated": (rows, numbers.rotation(64)) for name, (rows, _) in
 of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in WAYS.items()}
 
 # %% [markdown]
-# As in FlashAttention-3's paper, we draw all numbers from N(0, 1) and add N(0, 100) to one in a thousand.
+# As in FlashAttention-3's paper, we draw all numbers from N(0, 1) and add a number from N(0, 100) to one in a
+# thousand.
 #
-# **Predict.** Which of the two lowers the error of O, without outliers and with them?
+# **Predict.** Which of the two techniques lowers the error of O, without outliers and with them?
 #
 # - ☐ blocks in both cases, and the rotation only with outliers
-# - ☐ the rotation with outliers, and nothing else much
-# - ☐ both in both cases
+# - ☐ only the rotation with outliers makes much difference
+# - ☐ both techniques in both cases
 #
 # <details><summary>Answer</summary>
 #
-# **the rotation with outliers, and nothing else much.** FP8 is a floating-point format, so a number that is a hundred
-# times smaller than the largest one still has its 4 bits, and one scale for all does little harm. An outlier, however,
-# is wrong by up to a sixteenth of itself. That makes some of its scores wrong by 1 or more, and the exponential turns
-# that into a factor. Spread over 64 columns, the outlier makes 64 small errors that partly cancel. Table 3 of the paper
-# agrees, where the error rises from 9.1e-3 to 9.3e-3 without blocks, and to 2.4e-2 without the rotation.
+# **only the rotation with outliers makes much difference.** FP8 is a floating-point format, so a number that is a
+# hundred times smaller than the largest one still has its 4 bits, and a single scale for the whole tensor does little
+# harm. An outlier, however, can be wrong by up to a sixteenth of itself. This makes some of its scores wrong by 1 or
+# more, which the exponential turns into a factor. Once the outlier is spread over 64 columns, it makes 64 small
+# errors that partly cancel. Table 3 of the paper agrees: the error rises from 9.1e-3 to 9.3e-3 without blocks, and to
+# 2.4e-2 without the rotation.
 #
 # ```python
 # for name, (normal, outliers) in of_fp8.items():
@@ -456,14 +465,15 @@ of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in W
 # ```
 # </details>
 #
-# No kernel of this book uses FP8. The same section explains what else it needs, such as another layout of V.
+# No kernel of this book uses FP8. The same section of the paper explains what else it needs, such as a different
+# layout of V.
 
 # %% [markdown]
 # ## Does the order of a sum matter?
 #
-# In exact arithmetic, no. With rounding, $(a + b) + c$ and $a + (b + c)$ may differ, so each way to cut a row into
-# parts gives its own last bits. Below, 256 rows of 4,096 products p v are cut into n parts, which are merged in their
-# order, and every sum is rounded to fp32.
+# In exact arithmetic, it does not. With rounding, $(a + b) + c$ and $a + (b + c)$ can differ, so each way of
+# splitting a row into parts gives different last bits. Below, 256 rows of 4,096 products p v are split into n parts,
+# which are then merged in order, and every sum is rounded to fp32.
 
 # %%
 def in_parts(n):
@@ -481,7 +491,7 @@ p, v = np.exp(-3 * draw.random((256, 4096))), draw.standard_normal((256, 4096))
 products = (p * v).astype(np.float32)
 
 # %% [markdown]
-# **Predict.** How often do 1, 2, 4, … 128 parts give the same result, and which number of parts is the most exact?
+# **Predict.** How often do 1, 2, 4, … 128 parts give the same result, and how many parts give the most exact one?
 #
 # - ☐ always, since fp32 has enough bits for 4,096 products
 # - ☐ hardly ever, and one part is the most exact, because nothing is merged
@@ -489,9 +499,9 @@ products = (p * v).astype(np.float32)
 #
 # <details><summary>Answer</summary>
 #
-# **hardly ever, and many parts are more exact than one.** Each addition rounds relative to the sum so far. In one long
-# sum, each product passes through up to 4,095 roundings, but in 64 parts, it passes through at most 63, and then
-# through those of the merge. So no order is the right one, and more parallel is not less exact.
+# **hardly ever, and many parts are more exact than one.** Each addition rounds relative to the sum so far. In one
+# long sum, a product passes through up to 4,095 roundings, but in 64 parts, it passes through at most 63, followed by
+# those of the merge. So no order is the right one, and a more parallel sum is not less exact.
 #
 # ```python
 # whole, one = products.sum(1, dtype=np.float64), in_parts(1)
@@ -512,34 +522,36 @@ products = (p * v).astype(np.float32)
 # ```
 # </details>
 #
-# If the number of parts depends on the batch, a row changes its last bits with the requests beside it. Chapter 14
-# [shows it and fixes the number of parts](14_decode.ipynb#is-a-row-the-same-in-another-batch). If the order depends on
-# which program comes first, as with atomic additions, two runs of the same call differ, which chapter 05 shows [for
-# dQ](05_backward.ipynb#who-adds-into-dq).
+# If the number of parts depends on the batch, the last bits of a row depend on the other requests in the batch.
+# Chapter 14 [shows this effect and fixes the number of parts](14_decode.ipynb#is-a-row-the-same-in-another-batch). If
+# the order depends on which program comes first, as with atomic additions, two runs of the same call differ, which
+# chapter 05 shows [for dQ](05_backward.ipynb#who-adds-into-dq).
 
 # %% [markdown]
 # ## Recap
 #
-# - Judge a kernel by its distance from the exact result, and allow twice the distance of standard attention in the same
-#   precision.
-# - P in bf16 adds at most about as much error as storing O in bf16, whatever N is.
-# - Rounding errors add up if many rows have the same halfway case and the same small rest. Sums in fp32 that are
-#   divided before they are rounded avoid that.
-# - A finite mask value is a threshold, and in 16 bits also an overflow. −∞ needs a guard for rows that see nothing.
-# - TF32 is worse than its 11 bits, because it cuts off. Three products mend it.
-# - In FP8, a rotation against outliers gains more than a scale for each block.
+# - Judge a kernel by its distance from the exact result, and allow twice the distance of standard attention in the
+#   same precision.
+# - Rounding P to bf16 adds at most about as much error as storing O in bf16, for any N.
+# - Rounding errors add up if many rows have the same halfway case and are pushed the same way. To avoid this, keep
+#   the sums in fp32 and divide them before you round.
+# - A finite mask value is a threshold, and in 16 bits it can also overflow. −∞ needs a guard for rows that see no
+#   key.
+# - TF32 is less exact than its 11 bits suggest, because it truncates. Three products restore the lost precision.
+# - In FP8, a rotation that spreads outliers gains more than a scale for each block.
 # - Each order of a sum has its own last bits, and none of them is the right one.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** Write Dao's rule as a test, `passes(ours, plain, exact)`. It gets the outputs of a kernel and of standard
-# attention in 16 bits, and the exact result. It also has to work on L, which is −∞ for rows that see no key.
+# **Build.** Write Dao's rule as a test, `passes(ours, plain, exact)`. Its arguments are the output of a kernel, the
+# output of standard attention in 16 bits, and the exact result. The test must also work on L, which is −∞ for rows
+# that see no key.
 #
 # <details><summary>Hint</summary>
 #
-# What is NaN compared with anything, and what is −∞ − (−∞)? If standard attention makes no error, what may the kernel
-# do?
+# What do you get when you compare NaN with a number, and what is −∞ − (−∞)? If standard attention makes no error,
+# what error is the kernel allowed?
 # </details>
 
 # %%
@@ -551,15 +563,15 @@ far, one, up = plain + 3 * abs(plain - truth).max(), np.array([1.0, 2.0]), np.ar
 inf = np.array([-np.inf, 1.0])
 check(passes,
       Case("the loop above. Do errors of both signs cancel in your test?", (ours, plain, truth), True),
-      Case("twice the error, with the other sign. Which two do you compare, and is that allowed?",
+      Case("twice the error, with the other sign. Which two do you compare, and is twice the error allowed?",
            (one + 0.5, one - 0.25, one), True),
-      Case("a kernel that is wrong everywhere. Is its largest error too large?", (far, plain, truth), False),
+      Case("a kernel that is wrong everywhere. Do you compare its largest error with the limit?", (far, plain, truth), False),
       Case("errors of both signs. Does their sum show their size?", (one + 1 - 2 * up, one + 0.1, one), False),
-      Case("an error far below zero. Do you take its size?", (one - 5, one + 0.1, one), False),
+      Case("an error far below zero. Do you take its absolute value?", (one - 5, one + 0.1, one), False),
       Case("NaN in the kernel's output. Is NaN > x true?", (np.array([1.0, np.nan]), one + 0.1, one), False),
       Case("neither makes an error. Is 0 ≤ 2 · 0?", (one, one, one), True),
-      Case("L of a row that sees nothing, right. What is −∞ − (−∞)?", (inf, inf, inf), True),
-      Case("0 instead of −∞. Do you compare what is not finite?", (up, inf, inf), False),
+      Case("the right L of a row that sees no key. What is −∞ − (−∞)?", (inf, inf, inf), True),
+      Case("0 instead of −∞. Do you compare the numbers that are not finite?", (up, inf, inf), False),
       Case("−∞ instead of a number.", (np.array([-np.inf, -np.inf]), inf + 0.1, inf), False))  # fmt: skip
 
 # %% [markdown]
@@ -580,7 +592,7 @@ check(passes,
 
 # %% tags=["hide-input"]
 nearer = abs(ours - truth).max() < abs(plain - truth).max()
-verdict("the loop is nearer to the exact result than standard attention", nearer)
+verdict("the loop is closer to the exact result than standard attention", nearer)
 want = numbers.truth(S, V_rows)
 sums = {}
 for name, at, bits in (("bf16", m, 8), ("2m", 2 * m, 8), ("half", m + np.log(2), 8), ("fp32", m, 24)):
@@ -588,10 +600,10 @@ for name, at, bits in (("bf16", m, 8), ("2m", 2 * m, 8), ("half", m + np.log(2),
     sums[name] = error.sum() / (rms(error) * np.sqrt(len(error)))
 verdict("with sums in bf16, the errors of D add up", sums["bf16"] > 10 and sums["half"] > 10)
 verdict("with 2m or sums in fp32, they do not", max(abs(sums["2m"]), abs(sums["fp32"])) < 3)
-verdict("TF32 as it is: half of the error of bf16", 0.3 < of_product["TF32"] / of_product["bf16"] < 0.8)
-verdict("three products: a thousandth of TF32's error", of_product["three times TF32"] < of_product["TF32"] / 1000)
+verdict("TF32, which truncates, has about half of bf16's error", 0.3 < of_product["TF32"] / of_product["bf16"] < 0.8)
+verdict("three products have less than a thousandth of TF32's error", of_product["three times TF32"] < of_product["TF32"] / 1000)
 rotated, blocks = (of_fp8[name][1] / of_fp8["one scale"][1] for name in ("one scale, rotated", "one for 64 rows"))
-verdict("with outliers, the rotation helps, and a scale for each block hardly", rotated < 0.8 < blocks)
+verdict("with outliers, the rotation helps, and a scale for each block hardly helps", rotated < 0.8 < blocks)
 Q8, K8, _ = numbers.with_outliers()
 worst = abs(numbers.scaled(Q8, 1024) @ numbers.scaled(K8, 1024).T - Q8 @ K8.T).max() / np.sqrt(64)
 verdict("some scores in FP8 are wrong by more than 1", worst > 1)
