@@ -152,7 +152,7 @@ show("room")
 #
 # - ☐ the kernel is a little faster, because no program waits for a number
 # - ☐ nothing changes, because the same blocks are fetched in the same order
-# - ☐ it takes about 1.5 times as long
+# - ☐ the kernel takes about 1.5 times as long
 #
 # <details><summary>Answer</summary>
 #
