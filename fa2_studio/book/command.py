@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--folder", type=Path, default=Path("book"), help="where the executed copies or the pages go")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--html", action="store_true", help="render the committed notebooks as an offline site instead")
-    what.add_argument("--slides", type=Path, metavar="DIR", help="write ten lectures as decks and handouts into DIR")
+    what.add_argument("--slides", type=Path, metavar="DIR", help="write eleven lectures as decks and handouts into DIR")
     what.add_argument("--colab", type=Path, metavar="DIR", help="write copies for Colab into DIR")
     what.add_argument("--record", action="store_true", help="renew the committed notebooks instead")
     what.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR, nothing executed")

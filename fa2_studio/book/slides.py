@@ -1,4 +1,4 @@
-"""Ten lectures as decks, from the chapters' own headings, sentences, pictures, listings and live pieces.
+"""Eleven lectures as decks, from the chapters' own headings, sentences, pictures, listings and live pieces.
 
 One HTML file a lecture, which asks for no other: arrows turn, n shows the notes, and printed it is the handout.
 """
@@ -39,11 +39,16 @@ LECTURES = {  # title: its chapters; of those with several parts, which are show
     "The ladder": {"10": "", "11": ""},
     "Hopper": {"12a": "1 3 4", "12b": "1", "13": "1"},
     "Decode, rings, masks": {"14": "", "15": "", "16": ""},
+    "Change it": {"17": ""},
 }
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ")  # the course's, not a lecture's
 ROWS, LETTERS = 15, 80  # what a slide holds: lines of words, and letters in a line
-FULL, WIDE = 21, 70  # lines of code, which are closer together, and letters in a line of code
+FULL, WIDE = 19, 70  # lines of code, which are closer together, and letters in a line of code
 ROOM, SIDES = (1208, 620), re.compile(r'width="([\d.]+)" height="([\d.]+)"')  # pixels for a picture; those of an SVG
+PANEL = re.compile(
+    r'<text style="font-weight: 700; font-size: 10\.5px[^>]*?(?:y="|translate\(\S+ )([\d.]+)'
+)  # its title
+VIEW = re.compile(r'height="[\d.]+" viewBox="0 0 ([\d.]+) ([\d.]+)"')
 FOLD = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
 ASKED = re.compile(r"^\*\*(?:Predict|Build)\.\*\*", re.MULTILINE)
 FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
@@ -60,7 +65,7 @@ def rendered(text: str) -> str:
         picture = b64encode((NOTEBOOKS / found[1]).read_bytes()).decode()
         return f'src="data:image/svg+xml;base64,{picture}"'
 
-    html = re.sub(r"</?a\b[^>]*>", "", MARKDOWN.render(text))
+    html = re.sub(r"</?a\b[^>]*>", "", MARKDOWN.render(text)).replace("<li>☐", "<li class=choice>☐")
     return re.sub(r'src="(\.\./figures/[^"]+\.svg)"', inside, html)
 
 
@@ -220,8 +225,8 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
     if picture := re.search(r'<img alt="([^"]*)"[^>]*>', seen):
         caption = re.search(r"<p[^>]*>(.*?)</p>", seen, re.DOTALL)
         name = drawn().get(unescape(picture[1]))
-        shown = f'<img alt="{picture[1]}" src="{largest(name)}">' if name else picture[0]
-        return [Beat(unescape(caption[1]) if caption else "", (shown,), "picture")]
+        shown = [f'<img alt="{picture[1]}" src="{part}">' for part in parts(name)] if name else [picture[0]]
+        return [Beat(unescape(caption[1]) if caption else "", tuple(shown), "picture")]
     if told := [output.data["text/markdown"] for output in cell.outputs if "text/markdown" in output.get("data", {})]:
         return [Beat(seen=html(FOLD.sub("", "\n\n".join(told))))]
     if is_imports(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", [])):
@@ -230,16 +235,26 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
     return [Beat(seen=tuple(listing(cell.source, printed=printed)))]
 
 
-def largest(name: str) -> str:
-    """A picture as it is for a page or for a phone, whichever has the larger letters on a slide, which is light."""
-    both = [FIGURES / f"{name}.svg", FIGURES / PHONE / f"{name}.svg"]
+def parts(name: str) -> list[str]:
+    """A picture for slides, which are light: as for a page or a phone, or in parts if its letters were too small."""
+    page, phone = ((folder / f"{name}.svg").read_text(encoding="utf-8") for folder in (FIGURES, FIGURES / PHONE))
 
     def scale(svg: str) -> float:
         return min(room / float(side) for room, side in zip(ROOM, SIDES.search(svg).groups(), strict=True))
 
-    svg = max((file.read_text(encoding="utf-8") for file in both), key=scale)
-    light = re.sub(r"<style>@media.*?</style>", "", svg, count=1, flags=re.DOTALL)
-    return f"data:image/svg+xml;base64,{b64encode(light.encode()).decode()}"
+    shown = [page if scale(page) >= 1.15 else max(page, phone, key=scale)]
+    if scale(shown[0]) < 1 and (cuts := PANEL.findall(page)):
+        width, high = map(float, VIEW.search(page).groups())
+        ends = sorted({max(0, float(y) - 12) for y in cuts[1:]} | {high})
+        tops = [0.0]
+        for end, after in pairwise(ends):
+            if after - tops[-1] > 0.75 * ROOM[1] and end - tops[-1] > 60:
+                tops.append(end)
+        spans = pairwise([*tops, high])
+        views = [f'height="{(b - a) / 0.75:g}" viewBox="0 {a:g} {width:g} {b - a:g}"' for a, b in spans]
+        shown = [VIEW.sub(view, page, count=1) for view in views] if len(views) > 1 else shown
+    light = [re.sub(r"<style>@media.*?</style>", "", svg, count=1, flags=re.DOTALL) for svg in shown]
+    return [f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}" for svg in light]
 
 
 def slides(title: str, beats: list[Beat]) -> Iterator[str]:
@@ -270,7 +285,8 @@ def announced(beats: list[Beat], n: int) -> bool:
 def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[str]:
     """As many slides as the blocks need."""
     if beat.kind in ("picture", "live"):
-        yield slide(title, "".join(beside), beat.seen[0], beat.kind, notes)
+        for n, seen in enumerate(beat.seen):
+            yield slide(title, "".join(beside), seen, beat.kind, "" if n else notes)
         return
     fits = not beat.seen or sum(map(height, [*beside, beat.seen[0]])) <= ROWS
     pages: list[list[str]] = [[]]

@@ -222,11 +222,10 @@ def test_in_a_browser_nothing_overflows_fades_or_complains(folder, pages, tmp_pa
 # Slides ---------------------------------------------------------------------------------------------------------
 
 
-def test_ten_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapters(tmp_path, monkeypatch):
+def test_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapters(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")  # no browser: the handouts take long
     assert command.main(["book", "--slides", str(tmp_path)]) == 0
     decks = sorted(tmp_path.glob("*.html"))
-    assert len(decks) == 10
     for deck, chapters in zip(decks, slides.LECTURES.values(), strict=True):
         page, text = Page(deck), deck.read_text(encoding="utf-8")
         assert not page.links and all(load.startswith("data:") for load in page.loads), deck.name

@@ -3,11 +3,17 @@
 const all = [...document.querySelectorAll("section")];
 let at = Math.min(Math.max(Number(location.hash.slice(1)) - 1, 0), all.length - 1) || 0;
 
-/** Letters grow to fill a slide, and shrink only if a wide table leaves no other way; a live piece is scaled as a whole. */
+/** Letters grow to fill a slide, and shrink only if a wide table leaves no other way; what was printed shrinks alone. */
 function fit(section) {
+  const printed = [...section.querySelectorAll(".printed")];
   const most = section.querySelector("figure, h1") ? 100 : 140;
   for (let size = most; size > 40; size -= 4) {
     section.style.fontSize = `${size}%`;
+    for (const pre of printed) {
+      pre.style.fontSize = "1em";
+      const room = pre.clientWidth / pre.scrollWidth;
+      if (room < 1) pre.style.fontSize = `${Math.max(0.6, 0.98 * room)}em`;
+    }
     if (section.scrollHeight <= innerHeight && !wide(section)) break;
   }
   const frame = section.querySelector("iframe");
