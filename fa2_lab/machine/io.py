@@ -1,9 +1,9 @@
-"""Exact counts of what standard attention, FA1 and FA2 load, store and compute: not Θ(…), but every element.
+"""Exact counts of what standard attention, FA1 and FA2 load, store and compute, to the element and not as Θ(…).
 
-All forms take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and count one head.
-The meter in `fa2_lab.trace` counts the same while the algorithm runs, and both must agree to the element.
-`requests` differs from it only for standard attention, whose matrix products load their operands once per tile of the
-result. How much of all this reaches DRAM depends on L2, which prices.cost takes into account.
+All formulas take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and count one head. The meter in
+`fa2_lab.trace` counts the same while the algorithm runs, and both must agree to the element. `requests` differs from
+the meter only for standard attention, whose matmuls load their operands once per tile of the result. How much of all
+this reaches DRAM depends on L2, which prices.cost takes into account.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class Traffic:
         return sum(self.loads.values()) + sum(self.stores.values())
 
     def each(self, change: Callable[[str, int], int]) -> "Traffic":
-        """Every number changed, by its tensor and what it was."""
+        """Return the same traffic with every number changed, given its tensor and its value."""
         parts = ({tensor: change(tensor, n) for tensor, n in part.items()} for part in (self.loads, self.stores))
         return Traffic(*parts)
 
@@ -36,7 +36,7 @@ class Traffic:
 
 
 def tiles_per_row(tiling: Tiling) -> np.ndarray:
-    """n_i: how many column blocks row block i visits."""  # (T_r,)
+    """Return n_i, the number of column blocks that row block i visits."""  # (T_r,)
     check_tiling(tiling)
     if tiling.mask.allowed is not None:
         return np.array([len(tiling.visited_cols(i)) for i in range(tiling.T_r)])
@@ -45,7 +45,7 @@ def tiles_per_row(tiling: Tiling) -> np.ndarray:
 
 
 def keys_per_row(tiling: Tiling) -> np.ndarray:
-    """How many keys the column blocks have that row block i visits: n_i · B_c, but for a ragged last one."""  # (T_r,)
+    """Return the keys in the column blocks that row block i visits, n_i · B_c if none is ragged."""  # (T_r,)
     if tiling.mask.allowed is not None:
         size = [len(range(tiling.N_k)[tiling.cols(j)]) for j in range(tiling.T_c)]
         return np.array([sum(size[j] for j in tiling.visited_cols(i)) for i in range(tiling.T_r)])
@@ -54,22 +54,22 @@ def keys_per_row(tiling: Tiling) -> np.ndarray:
 
 
 def rows_per_block(tiling: Tiling) -> np.ndarray:
-    """b_i: how many queries row block i has; only the last may be ragged."""  # (T_r,)
+    """Return b_i, the number of queries in row block i. Only the last block may be ragged."""  # (T_r,)
     return np.minimum(tiling.B_r, tiling.N_q - np.arange(tiling.T_r) * tiling.B_r)
 
 
 def rows_visited(tiling: Tiling) -> int:
-    """Σ b_i n_i: queries brought on chip when every visited tile loads its row block (T_c N_q without a mask)."""
+    """Return Σ b_i n_i, the queries loaded if every visited tile loads its row block (T_c N_q without a mask)."""
     return int(rows_per_block(tiling) @ tiles_per_row(tiling))
 
 
 def cols_visited(tiling: Tiling) -> int:
-    """Keys brought on chip when every visited tile loads its column block (T_r N_k without a mask)."""
+    """Return the keys loaded if every visited tile loads its column block (T_r N_k without a mask)."""
     return int(keys_per_row(tiling).sum())
 
 
 def scores_visited(tiling: Tiling) -> int:
-    """Entries of S that are computed: all entries of all visited tiles, masked ones on the diagonal included."""
+    """Return how many entries of S are computed: all of the visited tiles, also masked ones on the diagonal."""
     return int(rows_per_block(tiling) @ keys_per_row(tiling))
 
 
@@ -77,13 +77,16 @@ def scores_visited(tiling: Tiling) -> int:
 
 
 def standard_forward(tiling: Tiling, d: int) -> Traffic:
-    """Three passes over N_q × N_k: S is written and read, P is written and read. B_r and B_c play no part."""
+    """Return the traffic of three passes over N_q × N_k, which write and read S and P. Tile sizes play no part."""
     q, k, s = _sizes(tiling, d)
     return Traffic(loads={"Q": q, "K": k, "S": s, "P": s, "V": k}, stores={"S": s, "P": s, "O": q})
 
 
 def fa1_forward(tiling: Tiling, d: int) -> Traffic:
-    """K, V once; Q, O, l, m once for each column block. Algorithm 2 skips no tile, whatever the mask."""
+    """Return the traffic of Algorithm 2, which skips no tile under any mask.
+
+    It loads K and V once, and Q, O, l and m once per column block.
+    """
     q, k, _ = _sizes(tiling, d)
     T_c, N_q = tiling.T_c, tiling.N_q
     loads = {"K": k, "V": k, "Q": T_c * q, "O": T_c * q, "l": T_c * N_q, "m": T_c * N_q}
@@ -92,7 +95,7 @@ def fa1_forward(tiling: Tiling, d: int) -> Traffic:
 
 
 def fa2_forward(tiling: Tiling, d: int) -> Traffic:
-    """Q, O, L once; K, V once for each row block, and only the tiles the mask leaves."""
+    """Return the traffic of FA2: Q, O and L once, and the tiles of K and V that the mask leaves once per row block."""
     q, _, _ = _sizes(tiling, d)
     streamed = cols_visited(tiling) * d
     return Traffic(loads={"Q": q, "K": streamed, "V": streamed}, stores={"O": q, "L": tiling.N_q})
@@ -102,14 +105,20 @@ def fa2_forward(tiling: Tiling, d: int) -> Traffic:
 
 
 def standard_backward(tiling: Tiling, d: int) -> Traffic:
-    """FA1's Algorithm 3, five passes: P is read twice, dP written and read, dS written and read twice."""
+    """Return the traffic of FA1's Algorithm 3.
+
+    In five passes, it reads P twice, writes and reads dP, and writes dS once and reads it twice.
+    """
     q, k, s = _sizes(tiling, d)
     loads = {"P": 2 * s, "dO": 2 * q, "V": k, "dP": s, "dS": 2 * s, "K": k, "Q": q}
     return Traffic(loads, stores={"dV": k, "dP": s, "dS": s, "dQ": q, "dK": k})
 
 
 def fa1_backward(tiling: Tiling, d: int) -> Traffic:
-    """FA1's Algorithm 4: K, V once; Q, O, dO, dQ, l, m once for each column block, and dQ written back each time."""
+    """Return the traffic of FA1's Algorithm 4.
+
+    It loads K and V once, and Q, O, dO, dQ, l and m once per column block, and it writes dQ back each time.
+    """
     q, k, _ = _sizes(tiling, d)
     T_c, N_q = tiling.T_c, tiling.N_q
     loads = {"K": k, "V": k} | dict.fromkeys(("Q", "O", "dO", "dQ"), T_c * q) | dict.fromkeys(("l", "m"), T_c * N_q)
@@ -117,7 +126,10 @@ def fa1_backward(tiling: Tiling, d: int) -> Traffic:
 
 
 def fa2_backward(tiling: Tiling, d: int) -> Traffic:
-    """FA2's Algorithm 2: D once up front; K, V once; Q, dO, dQ, L, D once for each visited tile of a column block."""
+    """Return the traffic of FA2's Algorithm 2.
+
+    It computes D once at the start. It loads K and V once, and Q, dO, dQ, L and D once per visited tile.
+    """
     q, k, _ = _sizes(tiling, d)
     rows = rows_visited(tiling)
     loads = {"K": k, "V": k, "O": q, "dO": q + rows * d, "Q": rows * d, "dQ": rows * d, "L": rows, "D": rows}
@@ -135,7 +147,7 @@ FORMS = {
 
 
 def traffic(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
-    """The form of that name, for tables and pictures that go through all of them."""
+    """Return the traffic of an algorithm by its name."""
     return _known(FORMS, algorithm, direction)(tiling, d)
 
 
@@ -147,8 +159,10 @@ PRODUCTS = {  # of standard attention: left operand, right operand, rows and col
 
 
 def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
-    """What the SMs load and store. A product loads its left operand for each column of tiles of its result, its right
-    operand for each row of tiles, so standard attention loads Q, K and V many times. FA1 and FA2 count their own tiles.
+    """Return what the SMs load and store.
+
+    A matmul loads its left operand once per column of tiles of its result, and its right operand once per row of tiles,
+    so standard attention loads Q, K and V many times. FA1 and FA2 count their own tiles.
     """
     moved = traffic(algorithm, direction, tiling, d)
     if algorithm != "standard":
@@ -162,7 +176,7 @@ def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
 
 
 def sizes(tiling: Tiling, d: int) -> dict[str, int]:
-    """Elements of every tensor of one head."""
+    """Return the elements of every tensor of one head."""
     q, k, s = _sizes(tiling, d)
     rows, columns, scores = ("Q", "O", "dO", "dQ"), ("K", "V", "dK", "dV"), ("S", "P", "dS", "dP")
     numbers = dict.fromkeys(("l", "m", "L", "D"), tiling.N_q)
@@ -170,7 +184,7 @@ def sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 
 def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
-    """What of it a cache lets through, if each tensor comes by so many times and is found there otherwise."""
+    """Return what a cache lets through if it lets each tensor through so many times, and holds it otherwise."""
     return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
@@ -178,48 +192,48 @@ FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # scores, statistics, and a sum
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
-    """The same in bytes: two for a number, but four for those of FLOAT32, and for the O that FA1 carries on."""
+    """Return the same in bytes: four per number for FLOAT32 and for the O that FA1 carries on, and two otherwise."""
     wide = (*FLOAT32, "O") if algorithm == "fa1" else FLOAT32
     return moved.each(lambda tensor, n: n * (4 if tensor in wide else 2))
 
 
 # Operations -------------------------------------------------------------------------------------------------
 #
-# A tile of b rows and c columns costs so many operations of each kind, without dropout. Every count is a sum of
-# multiples of b·c, b and c, so the total over all tiles is the same formula with Σ b·c, Σ b and Σ c put in.
+# These are the operations of a tile of b rows and c columns, without dropout. Every count is a sum of multiples of b·c,
+# b and c, so the total over all tiles is the same formula with Σ b·c, Σ b and Σ c.
 
 
 def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """One pass through FA1's Algorithm 2, lines 10 to 16: o is scaled, the new part is scaled, l is divided by."""
+    """Count lines 10 to 16 of FA1's Algorithm 2, which scale o and the new part, and divide by l."""
     add, multiply = 2 * bc + b * d + 2 * b, bc + 2 * b * d + 5 * b
     return Counter(matmul=4 * bc * d, exp=bc + 2 * b, add=add, multiply=multiply, maximum=bc, divide=b)
 
 
 def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """One pass through FA2's Algorithm 1, lines 8 to 10: o is scaled by α and that is all (tweak 1)."""
+    """Count lines 8 to 10 of FA2's Algorithm 1, which only scale o by α (tweak 1)."""
     add, multiply = 2 * bc + b * d + b, bc + b * d + b
     return Counter(matmul=4 * bc * d, exp=bc + b, add=add, multiply=multiply, maximum=bc)
 
 
 def fa2_forward_end(b: int, d: int) -> Counter[str]:
-    """FA2's Algorithm 1, lines 12 and 13, once for each row block: the one division, and L = m + log l."""
+    """Count lines 12 and 13 of FA2's Algorithm 1, once per row block: one division, and L = m + log l."""
     return Counter(divide=b, multiply=b * d, log=b, add=b)
 
 
 def fa1_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """One pass through FA1's Algorithm 4, lines 11 to 22: D again for every tile, P divided by l."""
+    """Count lines 11 to 22 of FA1's Algorithm 4, which compute D again in every tile and divide P by l."""
     add, multiply = 2 * bc + 2 * b * d + 2 * c * d - b, 3 * bc + 2 * b * d + c * d
     return Counter(matmul=10 * bc * d, exp=bc, add=add, multiply=multiply, divide=b)
 
 
 def fa2_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """One pass through FA2's Algorithm 2, lines 10 to 16: five products, one exponential for each score."""
+    """Count lines 10 to 16 of FA2's Algorithm 2, with five matmuls and one exponential per score."""
     add, multiply = 2 * bc + b * d + 2 * c * d, 2 * bc + b * d + c * d
     return Counter(matmul=10 * bc * d, exp=bc, add=add, multiply=multiply)
 
 
 def fa2_backward_start(N_q: int, d: int) -> Counter[str]:
-    """FA2's Algorithm 2, line 4: D = rowsum(dO ∘ O), once."""
+    """Count line 4 of FA2's Algorithm 2, D = rowsum(dO ∘ O), which runs once."""
     return Counter(multiply=N_q * d, add=N_q * (d - 1))
 
 
@@ -232,13 +246,13 @@ TILE_OPS = {
 
 
 def tile_operations(algorithm: str, direction: str, b: int, c: int, d: int) -> Counter[str]:
-    """Operations by kind in one tile of b rows and c columns."""
+    """Return the operations by kind in one tile of b rows and c columns."""
     b, c, d = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d)))
     return _known(TILE_OPS, algorithm, direction)(b * c, b, c, d)
 
 
 def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counter[str]:
-    """Operations by kind of a whole head."""
+    """Return the operations by kind of a whole head."""
     _sizes(tiling, d)
     per_tile = _known(TILE_OPS, algorithm, direction)
     if algorithm == "fa1":  # no tile is skipped
@@ -251,7 +265,7 @@ def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counte
 
 
 def not_matmul(ops: Counter[str]) -> int:
-    """Operations that are neither a matrix product nor an exponential."""
+    """Return how many operations belong neither to a matmul nor to an exponential."""
     return sum(n for kind, n in ops.items() if kind not in ("matmul", "exp"))
 
 
@@ -259,7 +273,7 @@ def not_matmul(ops: Counter[str]) -> int:
 
 
 def _known(forms: dict, algorithm: str, direction: str) -> Callable:
-    """The form of that name, or an error that says which names there are."""
+    """Return the formula of an algorithm, or raise an error that lists the names."""
     if (algorithm, direction) not in forms:
         algorithms = ", ".join(dict.fromkeys(name for name, _ in forms))
         takes = f"algorithm one of {algorithms} and direction forward or backward"
@@ -268,7 +282,7 @@ def _known(forms: dict, algorithm: str, direction: str) -> Callable:
 
 
 def _sizes(tiling: Tiling, d: int) -> tuple[int, int, int]:
-    """Elements of Q (and O, dQ, dO), of K (and V, dK, dV), of S (and P, dP, dS)."""
+    """Return the elements of Q (and O, dQ, dO), of K (and V, dK, dV), and of S (and P, dP, dS)."""
     check_tiling(tiling)
     d = whole_number("d", d, low=1)
     return tiling.N_q * d, tiling.N_k * d, tiling.N_q * tiling.N_k

@@ -1,8 +1,8 @@
-"""The currency of the book: what a method asks of each unit of a chip, and how long each unit takes.
+"""What a method asks of each unit of a chip, and how long each unit takes.
 
-A multiply-add is one instruction and two FLOPs. Six prices: a FLOP of the tensor cores, another instruction, an
-exponential, and a byte from shared memory, from L2 and from DRAM. Tensor cores, FP32 units, special function units, L2
-and DRAM can all work at once, so the slowest sets the pace of a method.
+There are six prices: for a FLOP of the tensor cores, another instruction, an exponential, and a byte from shared
+memory, from L2 and from DRAM. A multiply-add is one instruction and two FLOPs. Tensor cores, FP32 units, special
+function units, L2 and DRAM can all work at once, so the slowest sets the pace of a method.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ L2_PER_CLOCK = 5120  # bytes, of a whole A100 (NVIDIA A100 whitepaper); of later
 
 @dataclass(frozen=True)
 class Prices:
-    """What one chip does in a second: FLOPs of the tensor cores, instructions, exponentials, bytes."""
+    """What one chip does per second: FLOPs of the tensor cores, instructions, exponentials and bytes."""
 
     tensor: float
     fp32: float
@@ -28,12 +28,12 @@ class Prices:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """The price of each: FLOPs that the tensor cores do meanwhile."""
+        """Return each price as the FLOPs that the tensor cores do in the same time."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
 def prices(chip: Chip) -> Prices:
-    """As the maker prints them; L2 as it was measured on this chip, else by the one figure that there is."""
+    """Return the maker's figures, and for L2 what was measured on this chip, or else the A100's printed figure."""
     clocks = chip.SMs * chip.clock_hz
     l2 = measured(chip).get("L2 TB/s")
     return Prices(
@@ -47,7 +47,7 @@ def prices(chip: Chip) -> Prices:
 
 
 def measured(chip: Chip) -> dict[str, float]:
-    """What `fa2-lab bench prices` reached on this chip; empty if it ran on another one or not at all."""
+    """Return what `fa2-lab bench prices` reached on this chip, or nothing if it did not run on this chip."""
     record = load("prices") if path_of("prices").exists() else None
     return record.ceilings if record and chips.named(record.machine["gpu"]) == chip else {}
 
@@ -57,7 +57,7 @@ def measured(chip: Chip) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Cost:
-    """One call, all heads: what each unit has to do."""
+    """What each unit has to do for all heads of one call."""
 
     flops: int  # of matrix products
     instructions: int  # neither a matrix product nor an exponential

@@ -1,4 +1,4 @@
-"""`fa2-lab doctor`: what this machine has, which kernels would serve on it, and the one thing to do if one is wrong."""
+"""`fa2-lab doctor`: what this machine has, which kernels would run on it, and what to do if something is wrong."""
 
 import argparse
 import json
@@ -14,13 +14,13 @@ from typing import Any
 import fa2_lab
 
 TORCH = "2.11", "2.15"  # the oldest and the newest that were tested
-OLDEST_GPU = 8.0  # compute capability of those whose tensor cores Triton uses
-FINE = "Nothing is wrong"  # how the advice begins that asks for nothing
+OLDEST_GPU = 8.0  # the lowest compute capability whose tensor cores Triton uses
+FINE = "Nothing is wrong"  # the beginning of advice that asks for nothing
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What was found, as it is printed; "" stands for what is not here."""
+    """What was found, as it is printed. An empty string means that it is not here."""
 
     python: str
     system: str
@@ -38,8 +38,10 @@ class Machine:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="fa2-lab doctor", description="What serves here, and what is wrong.")
-    parser.add_argument("--json", action="store_true", help="for reports and scripts")
+    parser = argparse.ArgumentParser(
+        prog="fa2-lab doctor", description="Print what this machine has, what runs on it, and what is wrong."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for reports and scripts")
     options = parser.parse_args(argv)
     machine = examine()
     if options.json:
@@ -53,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def examine() -> Machine:
-    """Look at this machine. TRITON_INTERPRET is read first: importing the kernels may set it."""
+    """Look at this machine. TRITON_INTERPRET is read first, because importing the kernels may set it."""
     asked = os.environ.get("TRITON_INTERPRET", "")
     asked = "1" if asked.lower() in ("true", "on", "yes", "y") else asked  # as Triton reads it
     from fa2_lab.kernels import triton_versions
@@ -135,7 +137,7 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Which of these versions the kernels were not tested with."""
+    """Return the versions with which the kernels were not tested."""
     unknown = []
     if torch and not number(TORCH[0]) <= number(torch) <= number(TORCH[1]):
         unknown.append(f"torch {torch}")
@@ -145,7 +147,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(machine: Machine) -> str:
-    """Whether Triton's interpreter runs the kernels, and why."""
+    """Return whether Triton's interpreter runs the kernels, and why."""
     if not machine.triton:
         return "off: Triton is not installed"
     if machine.asked:
@@ -154,23 +156,23 @@ def interpreted(machine: Machine) -> str:
 
 
 def advice(machine: Machine) -> str:
-    """The one thing to do, the most urgent first."""
+    """Return the most urgent thing to do."""
     if not machine.torch:
-        return "torch is not installed: the NumPy reference works; for attention, pip install 'fa2-lab[kernels]'"
+        return "torch is not installed, but the NumPy reference works. For attention, pip install 'fa2-lab[kernels]'"
     if not machine.triton:
         if machine.system == "Linux":
-            return "Triton is not installed: pip install 'fa2-lab[kernels]'; until then the NumPy reference serves"
+            return "Triton is not installed, so the NumPy reference runs instead: pip install 'fa2-lab[kernels]'"
         return f"{FINE}."  # Triton exists for Linux only
     if machine.misfit:
         return machine.misfit
     if machine.gpu_node and not machine.gpu:
-        return "there is a GPU that torch cannot use: install a build of torch for it, or a newer driver"
+        return "torch cannot use the GPU of this machine: install a build of torch for it, or a newer driver"
     if machine.gpu and machine.asked == "1":
-        return "the interpreter is on although there is a GPU: unset TRITON_INTERPRET, and kernels are compiled"
+        return "the interpreter is on although there is a GPU. To compile the kernels, unset TRITON_INTERPRET"
     if not machine.gpu and machine.asked not in ("", "1"):
-        return f"no GPU, and TRITON_INTERPRET={machine.asked} forbids the interpreter: unset it"
+        return f"no GPU, and TRITON_INTERPRET={machine.asked} switches the interpreter off: unset it"
     if machine.gpu and machine.capability < OLDEST_GPU and not machine.asked:
-        return "Triton has no tensor cores for this GPU: set TRITON_INTERPRET=1, or expect slow kernels"
+        return "Triton cannot use the tensor cores of this GPU, so set TRITON_INTERPRET=1, or expect slow kernels"
     if machine.untested:
         remedy = "pip install -c constraints.txt -e '.[dev]'"
         return f"{FINE}, but fa2_lab was not tested with {machine.untested}. If a kernel fails, {remedy}"
@@ -178,7 +180,7 @@ def advice(machine: Machine) -> str:
 
 
 def screen(machine: Machine) -> str:
-    """All of it, and the advice in the last line."""
+    """Return all of it, with the advice in the last line."""
     from fa2_lab.kernels.triton_versions import TESTED
 
     oldest, newest = (version.rpartition(".")[0] for version in (TESTED[0], TESTED[-1]))

@@ -1,4 +1,4 @@
-"""`fa2-lab figures`: draw every picture into figures/, each with its description inside, and a page that shows all."""
+"""`fa2-lab figures`: draw every picture into figures/ with its description inside, and a page that shows all."""
 
 import argparse
 from io import BytesIO
@@ -105,7 +105,7 @@ def build(folder: Path, names: list[str] | None = None) -> None:
 
 
 def build_posters(folder: Path) -> None:
-    """Both sheets, as SVG and as PDF."""
+    """Draw both sheets as SVG and as PDF."""
     for name, tag in SHEETS.items():
         figure, alt = poster.draw(**poster.data(tag))
         files.write(folder / f"{name}.svg", style.svg(figure, alt))
@@ -113,7 +113,7 @@ def build_posters(folder: Path) -> None:
 
 
 def pdf(figure: Figure) -> bytes:
-    """The figure as a PDF with its fonts inside."""
+    """Return the figure as a PDF with its fonts inside."""
     with matplotlib.rc_context(style.RC | {"pdf.fonttype": 42}):
         out = BytesIO()
         plain = dict.fromkeys(("CreationDate", "Creator", "Producer"))
@@ -122,7 +122,7 @@ def pdf(figure: Figure) -> bytes:
 
 
 def chosen(names: list[str] | None) -> list[str]:
-    """The pictures of these names, or all."""
+    """Return the pictures with these names, or all."""
     known = [*PICTURES, "poster"]
     unknown = set(names or ()) - set(known)
     if unknown:
@@ -131,12 +131,12 @@ def chosen(names: list[str] | None) -> list[str]:
 
 
 def caption(file: Path) -> str:
-    """The caption of a picture, as its file says it."""
+    """Return the caption in a picture's file."""
     return ElementTree.parse(file).findtext("{http://www.w3.org/2000/svg}title", "")
 
 
 def gallery_page(folder: Path) -> str:
-    """README.md of the folder: each picture there, its caption, the chapter with it and the file that draws it."""
+    """Return the folder's README.md, with each picture, its caption, its chapter and the file that draws it."""
     parts = [
         "# The pictures\n\n`python -m fa2_lab figures` draws these files, so edit the code that draws them instead"
         " of the files. `python -m fa2_studio.compiled` records what a picture needs of compiled kernels, and"
@@ -163,10 +163,10 @@ def gallery_page(folder: Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """The command line of `fa2-lab figures`."""
+    """Draw the pictures that the command line names."""
     parser = argparse.ArgumentParser(prog="fa2-lab figures", description="Draw the project's pictures.")
-    parser.add_argument("names", nargs="*", help="pictures to draw; all, if none is named")
-    parser.add_argument("--folder", type=Path, help="where to write them; figures/ of the checkout, if none is named")
+    parser.add_argument("names", nargs="*", help="the pictures to draw (default: all)")
+    parser.add_argument("--folder", type=Path, help="the folder to write to (default: figures/ of the checkout)")
     options = parser.parse_args(argv)
     folder = options.folder or files.checkout("figures without --folder") / "figures"
     wanted = chosen(options.names)

@@ -1,4 +1,4 @@
-"""`fa2-lab ladder`: every rung, cause beside effect; `07 08`: one change on one page; `08 --run`: one rung, run."""
+"""`fa2-lab ladder` prints every rung, `ladder 07 08` prints one change, and `ladder 08 --run` runs one rung."""
 
 import argparse
 import sys
@@ -10,13 +10,15 @@ from fa2_lab.records import Measurement, Record, compared_with, load
 from fa2_lab.tools import steps
 
 SUITE, D = "ladder", 128
-NAMES = {"triton_tutorial": "Triton's tutorial 06"}  # of a file that was timed by `bench ladder --beside`
+NAMES = {"triton_tutorial": "Triton's tutorial 06"}  # a file that `bench ladder --beside` timed
 MASKS = {False: "no mask", True: "causal"}
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="fa2-lab ladder", description="The ladder of kernels, one change a rung.")
-    parser.add_argument("rungs", nargs="*", help="one rung (08) or two (07 08); without any, the whole table")
+    parser = argparse.ArgumentParser(
+        prog="fa2-lab ladder", description="Print the ladder of kernels, one change per rung."
+    )
+    parser.add_argument("rungs", nargs="*", help="one rung (08) or two (07 08); if none is given, the whole table")
     parser.add_argument("--run", action="store_true", help="check one rung, and print what it compiles to and its time")
     given = parser.parse_args(argv)
     if len(given.rungs) > 2 or (given.run and len(given.rungs) != 1):
@@ -37,19 +39,11 @@ def main(argv: list[str]) -> int:
 
 
 def compared(name: str) -> str:
-    """Beside which one a rung is shown: the one below; of x23, rung 23."""
+    """Return the rung with which a rung is compared: the one below, or rung 23 for x23."""
     if name in ladder.OTHERS:
         return ladder.find(name[1:3])
     order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if name in order)
     return order[max(0, order.index(name) - 1)]
-
-
-def rows(results: Record, direction: str) -> dict:
-    """The rows of the main shape: by mask where they are timed, by rung where they are counted or compiled."""
-    if direction == "forward":
-        return {causal: row for causal in MASKS if (row := reasons.timed(results, causal, D))}
-    every = [row for row in results.rows if row.direction == direction and not row.problem["causal"]]
-    return {row.problem["rung"]: row for row in every if row.problem["d"] == D or row.problem["rung"] in ladder.SIDE}
 
 
 # The table ------------------------------------------------------------------------------------------------------
@@ -59,7 +53,7 @@ WIDTHS = (8, 7, 6, 11, 7, 10, 7, 8, 11, 6)
 
 
 class Shown:
-    """What a table shows of a rung, or of a peer, which has no change."""
+    """What a table shows of a rung, or of another implementation, which has no change."""
 
     def __init__(self, results: Record, name: str, peer: str) -> None:
         self.change = [reasons.step(results, before(name), name, causal) for causal in MASKS] if climbs(name) else []
@@ -76,28 +70,28 @@ class Shown:
 
 
 def climbs(name: str) -> bool:
-    """Whether it is a rung with one before it."""
+    """Whether it is a rung with another one below it."""
     return name in ladder.RUNGS[1:]
 
 
 def before(name: str) -> str:
-    """The rung below."""
+    """Return the rung below."""
     return ladder.RUNGS[ladder.RUNGS.index(name) - 1]
 
 
 def label(name: str) -> str:
-    """05 deferred; a peer's own name."""
+    """Return a rung's number and change, as in "05 deferred", or another implementation's own name."""
     return f"{name[1:3]} {ladder.change(name)[0]}" if name in ladder.RUNGS else NAMES.get(name, name)
 
 
 def both(name: str, what: str) -> str:
-    """A compiled number without a mask and under it."""
+    """Return a compiled number without a mask and under it."""
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
 
 def unmasked(results: Record) -> Measurement:
-    """The row without a mask of the shape that fills the GPU; only an interrupted run has not reached it."""
+    """Return the row without a mask in the shape that fills the GPU. Only an interrupted run may lack it."""
     row = reasons.timed(results, causal=False, d=D)
     if row is None:
         raise ValueError("the record has no row of the table's shape yet: `fa2-lab bench ladder` measures the rest")
@@ -105,31 +99,32 @@ def unmasked(results: Record) -> Measurement:
 
 
 def lines(results: Record) -> list[Shown]:
-    """Every rung, then the peers."""
+    """Return every rung, then the other implementations."""
     values = unmasked(results).values
     peer = compared_with(values)
     return [Shown(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
 
 
 def setting(results: Record) -> str:
-    """What the table's numbers are of."""
+    """Return what the table's numbers mean."""
     row = unmasked(results)
     peer = compared_with(row.values)
     shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}, d = {D}"
     text = (
-        f"{shape}; share: of {peer}, no mask; predicted and measured: how many times as fast as the rung before, by "
-        "fa2_lab.machine.ladder and by the clock; ≤: what busy tensor cores allow at most; per SM: programs at the "
-        "same time; registers: of a thread that multiplies; a/b: no mask/causal; GHz: the SM clock in a run without "
-        "pauses, else cycles over time; -: not measured here."
+        f"{shape}. The share is that of {peer}'s speed without a mask. Predicted (by fa2_lab.machine.ladder) and "
+        "measured are factors over the rung before, and ≤ marks what busy tensor cores allow at most. Per SM counts "
+        "programs at the same time, and registers are those of a thread that runs matmuls. a/b stands for no "
+        "mask/causal. GHz is the SM clock in a run without pauses, or else cycles divided by time. A - was not "
+        "measured here."
     )
     if newer := [name[1:3] for name in ladder.RUNGS if name not in row.values and name not in row.failed]:
-        text += f" Measured before rung {', '.join(newer)} stood here, with fa2_lab as it was then."
+        text += f" Measured before rung {', '.join(newer)} was added, with fa2_lab as it was then."
     beside = "triton_tutorial" in row.values
-    return text + f" {NAMES['triton_tutorial']}: with bulk copies, in bf16, tuned for each shape." * beside
+    return text + f" {NAMES['triton_tutorial']} uses TMA copies in bf16, and was tuned for each shape." * beside
 
 
 def table(results: Record) -> str:
-    """A line for each rung, then the peers, and a sentence for each prediction that misses."""
+    """Return a line for each rung and each other implementation, and a sentence for each prediction that misses."""
     every = lines(results)
     head = "".join(f"{x:>{width}}" for x, width in zip(COLUMNS, WIDTHS, strict=True))
     text = [textwrap.fill(setting(results), 120), "", f"{'rung':22}{head}  limited before → removed"]
@@ -144,7 +139,7 @@ def table(results: Record) -> str:
 
 
 def claim(results: Record) -> str:
-    """The whole ladder in a line."""
+    """Return the whole ladder in one line."""
     row = unmasked(results)
     peer, climbed = compared_with(row.values), [name for name in ladder.RUNGS if name in row.values]
     first, last = (f"{row.ratio(name, peer):.0%}" for name in (climbed[0], climbed[-1]))
@@ -153,7 +148,7 @@ def claim(results: Record) -> str:
 
 
 def markdown(results: Record) -> list[str]:
-    """The same table for a page, under a line that can be opened."""
+    """Return the same table for a page, in a fold."""
     every = lines(results)
     text = [f"<details><summary>{claim(results)}: every rung</summary>", "", setting(results), ""]
     text += [
@@ -171,7 +166,7 @@ def markdown(results: Record) -> list[str]:
 
 
 def page(results: Record, old: str, new: str, colours: bool = False) -> str:
-    """Sentence, hypothesis, prediction and measurement, difference, counters before and after, and what comes next."""
+    """Return a change's sentence, its hypothesis, prediction, measurement, diff and counters, and what comes next."""
     name, sentence = ladder.change(new)
     parts = [f"Rung {new.split('_')[0].removeprefix('r')}, {name}: {sentence}"]
     if climbs(new) and old == before(new):
@@ -183,7 +178,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
 
 
 def hypothesis(results: Record, old: str, new: str) -> str:
-    """What limited the rung before, what the change should do and why, and what it did."""
+    """Return what limited the previous rung, what the change should do and why, and what it did."""
     why = reasons.reason(new)
     text = [
         f"Limit of {old[1:3]}:  {why.limit}",
@@ -201,7 +196,7 @@ def hypothesis(results: Record, old: str, new: str) -> str:
 
 
 def several(results: Record, **numbers: str) -> str:
-    """Several changes as a table in Markdown: r05="L2 bytes" is rung 05 with this counter."""
+    """Return several changes as a table in Markdown. r05="L2 bytes" is rung 05 with this counter."""
     heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
     text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
     for name, counter in ((ladder.find(number), counter) for number, counter in numbers.items()):
@@ -215,7 +210,7 @@ def several(results: Record, **numbers: str) -> str:
 
 
 def following(name: str) -> str:
-    """What limits this rung, and which one takes that on."""
+    """Return what limits this rung, and which rung addresses that."""
     if name not in ladder.RUNGS[:-1]:
         return ""
     after = ladder.RUNGS[ladder.RUNGS.index(name) + 1]
@@ -223,7 +218,7 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """Speed in every recorded shape, compiled numbers, and the counters that moved by more than a tenth."""
+    """Return the speed in every recorded shape, compiled numbers, and counters that changed by more than a tenth."""
     text = [f"{'recorded, TFLOP/s':48}{old[:3]:>8}{new[:3]:>8}"]
     for row in results.rows:
         if row.flops and {old, new} <= set(row.values):
@@ -242,12 +237,12 @@ def numbers(results: Record, old: str, new: str) -> str:
 
 
 def differ(a: float, b: float) -> bool:
-    """Whether a number moved by more than a tenth."""
+    """Whether a number changed by more than a tenth."""
     return abs(a - b) > 0.1 * max(abs(a), abs(b))
 
 
 def short(x: float) -> str:
-    """A number in at most seven characters."""
+    """Return a number in at most seven characters."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(x) >= size:
             return f"{x / (1e3 if unit == 'k' else size):.3g}{unit}"

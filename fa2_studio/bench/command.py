@@ -1,4 +1,4 @@
-"""`fa2-lab bench`: measure the kernels and their peers on a GPU."""
+"""`fa2-lab bench`: measure the kernels and other implementations on a GPU."""
 
 import argparse
 import time
@@ -13,23 +13,29 @@ from fa2_studio.bench.registry import PARTS, SUITES
 
 
 def main(argv: list[str]) -> int:
-    """Run suites, print their tables and keep their records; after Ctrl-C keep what there is and stop."""
+    """Run suites, print their tables and keep their records. After Ctrl-C, keep what there is and stop."""
     parser = argparse.ArgumentParser(
         prog="fa2-lab bench",
         description="Measure on this machine's GPU.",
         epilog="\n".join(f"{name:15}{suite.what}" for name, suite in SUITES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("suite", nargs="*", help="any of those below, one after the other")
-    parser.add_argument("--results", action="store_true", help="only write RESULTS.md anew from the recorded runs")
-    parser.add_argument("--all", action="store_true", help="with --results: print every row of every record instead")
-    parser.add_argument("--folder", type=Path, help="where the records lie; figures/data if not given")
-    parser.add_argument("--sustained", action="store_true", help="without pauses, seconds for each contestant in turn")
-    parser.add_argument("--part", action="append", choices=PARTS, help="ladder: only this; repeatable")
-    parser.add_argument("--beside", type=Path, metavar="FILE.py", help="ladder: time its forward(q, k, v, causal), too")
+    parser.add_argument("suite", nargs="*", help="one or more of the suites below, run one after another")
+    parser.add_argument("--results", action="store_true", help="measure nothing, and write RESULTS.md from the records")
+    parser.add_argument("--all", action="store_true", help="with --results, print every row of every record instead")
+    parser.add_argument("--folder", type=Path, help="the folder of the records (default: figures/data)")
+    parser.add_argument(
+        "--sustained", action="store_true", help="time calls without pauses, a second or more per implementation"
+    )
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="of the ladder, measure only this part (repeatable)"
+    )
+    parser.add_argument(
+        "--beside", type=Path, metavar="FILE.py", help="in the ladder, also time forward(q, k, v, causal) of this file"
+    )
     options = parser.parse_args(argv)
     if options.results and not options.all and (options.folder or options.suite):
-        raise ValueError("results: got a suite or a folder, too; without --all it takes neither")
+        raise ValueError("results: got a suite or a folder; without --all it takes neither")
     if options.results:
         from fa2_studio.bench import page
 
@@ -52,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(names: list[str], how: dict) -> None:
-    """Refuse suites that do not exist or cannot run here, before anything is measured."""
+    """Refuse suites that do not exist or cannot run here before anything is measured."""
     unknown = [name for name in names if name not in SUITES]
     if unknown or not names:
         raise ValueError(f"suite: got {', '.join(unknown) or 'none'}; it takes {', '.join(SUITES)}")
@@ -70,7 +76,7 @@ def check(names: list[str], how: dict) -> None:
 
 
 def same_gpu(name: str, folder: Path, how: dict) -> None:
-    """Refuse to join a part to the record of another GPU."""
+    """Refuse to join a part to another GPU's record."""
     if how.keys() - {"beside"} and path_of(name, folder).exists():
         from fa2_studio.bench.results import machine
 
@@ -80,7 +86,7 @@ def same_gpu(name: str, folder: Path, how: dict) -> None:
 
 
 def run_all(names: list[str], folder: Path, how: dict) -> int:
-    """One suite after the other: one that fails does not stop the next, Ctrl-C does."""
+    """Run one suite after another. A suite that fails does not stop the next one, but Ctrl-C does."""
     from fa2_studio.bench.protocol import tried
 
     worst = 0
@@ -96,7 +102,7 @@ def run_all(names: list[str], folder: Path, how: dict) -> int:
 
 
 def run(name: str, folder: Path, how: dict) -> int:
-    """Measure one suite and keep it. 0: all well. 1: a result of ours was wrong. 130: it was interrupted."""
+    """Measure one suite and keep it. Return 0 if all is well, 1 if a result of ours was wrong, 130 after Ctrl-C."""
     from fa2_studio.bench import page, results
     from fa2_studio.bench.contest import collect
 

@@ -1,7 +1,7 @@
 """`fa2-lab tune`: search for the best block sizes on a GPU.
 
-The paper tuned by hand and left the search as future work. What it finds is printed as an entry of kernels/tables.py:
-there the next call takes it, a record's commit names it, and a pull request gives it to others.
+The paper tuned by hand and left the search as future work. The command prints what it finds as entries of
+kernels/tables.py, where the next call finds them, a record's commit names them, and a pull request shares them.
 """
 
 import argparse
@@ -21,10 +21,10 @@ WRONG = 0.02  # of ‖x − y‖ / ‖y‖ between a candidate's result and the 
 
 
 def main(argv: list[str]) -> int:
-    """Search for every kernel, head dimension and mask that was asked for; print and keep what is fastest."""
+    """Search for each kernel, head dimension and mask, and print what is fastest."""
     parser = argparse.ArgumentParser(prog="fa2-lab tune", description=__doc__.splitlines()[0])
     parser.add_argument("--d", type=int, nargs="+", default=[64, 128], help="head dimensions (64 128)")
-    parser.add_argument("--n", type=int, default=4096, help="sequence length to measure at (4096)")
+    parser.add_argument("--n", type=int, default=4096, help="the sequence length to measure (4096)")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--kernel", nargs="+", default=list(KERNELS), choices=KERNELS)
     options = parser.parse_args(argv)
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
 
 
 def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
-    """Search, and print every result as soon as it is there."""
+    """Search, and print each result at once."""
     jobs = [(d, causal, kernel) for d in ds for causal in (False, True) for kernel in kernels]
     bar = tqdm(jobs, desc="tune", unit="kernel", disable=None)
     for d, causal, kernel in bar:
@@ -54,13 +54,13 @@ def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
 
 
 def entry(blocks) -> tuple:
-    """Block sizes as the tables have them: registers and thrift where they are limited."""
+    """Return block sizes as the tables have them, with limits if there are any."""
     limits = (blocks.registers, blocks.low_reg_schedule) if blocks.registers or blocks.low_reg_schedule else ()
     return blocks.B_r, blocks.B_c, blocks.warps, blocks.stages, *limits
 
 
 def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
-    """(the choice so far, the fastest right one, milliseconds of all that ran)."""
+    """Return the current choice, the fastest right one, and the milliseconds of all that ran."""
     from fa2_lab.kernels import tables
 
     before = tables.blocks(kernel, tensors[0], causal)
@@ -78,7 +78,7 @@ def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
 
 
 def candidates(kernel: str, before) -> list:
-    """What may be worth a try: everything that machine/budget.py does not rule out, and the choice so far."""
+    """Return the current choice, and everything that machine/budget.py does not rule out."""
     from fa2_lab.machine import budget
 
     room = torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
@@ -91,7 +91,7 @@ def candidates(kernel: str, before) -> list:
 
 
 def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
-    """A function of blocks that makes a call: it runs one kernel with them and returns what it wrote."""
+    """Return a function that takes blocks and makes a call, which runs one kernel and returns what it wrote."""
     from fa2_lab.kernels.portable import backward, forward
     from fa2_lab.kernels.prepared import Options, Tensors
 
@@ -124,7 +124,7 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
 
 
 def works(call: Callable, truth) -> bool:
-    """Whether it compiles, fits, and computes the same."""
+    """Whether it compiles, fits and computes the same."""
     try:
         return all((x - y).norm() <= WRONG * y.norm() for x, y in zip(call(), truth, strict=True))
     except Exception:  # out of shared memory or registers, or a size that the compiler refuses

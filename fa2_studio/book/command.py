@@ -11,15 +11,19 @@ from fa2_studio.book.chapters import Chapter, written
 
 def main(argv: list[str]) -> int:
     """Run the book's notebooks on this machine and print a verdict for each."""
-    parser = argparse.ArgumentParser(prog="fa2-lab book", description="Run the notebooks on this machine.")
-    parser.add_argument("chapters", nargs="*", help="names or numbers, such as 04; all, if none is given")
-    parser.add_argument("--folder", type=Path, default=Path("book"), help="where the executed copies or the pages go")
+    parser = argparse.ArgumentParser(
+        prog="fa2-lab book", description="Run the notebooks on this machine and print a verdict for each."
+    )
+    parser.add_argument("chapters", nargs="*", help="names or numbers, such as 04 (default: all chapters)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("book"), help="the folder for the executed copies or the pages"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--html", action="store_true", help="render the committed notebooks as an offline site instead")
     what.add_argument("--slides", type=Path, metavar="DIR", help="write eleven lectures as decks and handouts into DIR")
     what.add_argument("--colab", type=Path, metavar="DIR", help="write copies for Colab into DIR")
-    what.add_argument("--record", action="store_true", help="renew the committed notebooks instead")
-    what.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR, nothing executed")
+    what.add_argument("--record", action="store_true", help="renew the outputs of the committed notebooks instead")
+    what.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR without executing them")
     options = parser.parse_args(argv)
     files.checkout("book")
     if (options.html or options.slides) and options.chapters:
@@ -53,14 +57,14 @@ def main(argv: list[str]) -> int:
 
 
 def check_extra(what: str) -> None:
-    """Refuse to render where the extra `site` is not installed."""
+    """Refuse to render if the extra `site` is not installed."""
     missing = [module for module in ("sphinx", "myst_nb", "sphinx_book_theme") if find_spec(module) is None]
     if missing:
-        raise ValueError(f"book {what} needs {', '.join(missing)}, which is not here: pip install -e '.[site]'")
+        raise ValueError(f"book {what} needs {', '.join(missing)}, which is not installed: pip install -e '.[site]'")
 
 
 def chosen(names: list[str]) -> list[Chapter]:
-    """The chapters named in full or by their number; all of them when none is named."""
+    """Return the chapters with these names or numbers, or all chapters if none is named."""
     known = written()
     for name in names:
         if not any(name in (c.name, c.number) for c in known):

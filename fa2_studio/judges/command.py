@@ -20,12 +20,19 @@ RECORD = files.ROOT / "figures" / "data" / "judged.json"
 
 
 def main(argv: list[str]) -> int:
-    """0 if nothing failed."""
-    words = "Run other projects' tests, behind the names that they import; without a suite, what the record says."
+    """Return 0 if nothing failed."""
+    words = "Run other projects' own tests on our calls. Without a suite, print the recorded outcomes."
     parser = argparse.ArgumentParser(prog="fa2-lab judge", description=words)
     parser.add_argument("suite", nargs="?", help=", ".join(SUITES))
-    parser.add_argument("checkout", nargs="?", type=Path, help="a checkout of that project, at the commit named here")
-    parser.add_argument("--processes", type=int, default=1, help="on a GPU 6: their references take much memory")
+    parser.add_argument(
+        "checkout", nargs="?", type=Path, help="a checkout of that project, at the commit that the suite names"
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        help="how many at once; 6 suit a GPU, because their references need much memory",
+    )
     parser.add_argument("--record", action="store_true", help=f"keep the counts in {RECORD.name}")
     asked = parser.parse_args(argv)
     if asked.suite is None:
@@ -44,7 +51,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(suite: TheirTests, checkout: Path | None) -> None:
-    """Refuse a machine or a checkout that will not do."""
+    """Refuse a machine or a checkout that does not suit."""
     import torch
 
     how = f"git clone {suite.repository} && git -C {Path(suite.repository).name} checkout {suite.commit[:8]}"
@@ -64,7 +71,7 @@ def check(suite: TheirTests, checkout: Path | None) -> None:
 
 
 def lay_down(suite: TheirTests, checkout: Path, folder: Path) -> None:
-    """Their tests with what they import: our adapter under its names, and their own helpers."""
+    """Copy their tests with what these import: our adapter under their names, and their own helpers."""
     for name in suite.stands_for:
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +91,7 @@ def lay_down(suite: TheirTests, checkout: Path, folder: Path) -> None:
 
 
 def run(name: str, checkout: Path, processes: int = 1) -> dict:
-    """What became of their tests."""
+    """Run their tests, and return the counts."""
     import pytest
 
     suite = SUITES[name]
@@ -106,7 +113,7 @@ def run(name: str, checkout: Path, processes: int = 1) -> dict:
 
 
 def machine() -> dict[str, str]:
-    """What the tests ran on."""
+    """Return what the tests ran on."""
     import torch
     import triton
 
@@ -115,12 +122,12 @@ def machine() -> dict[str, str]:
 
 
 def recorded() -> dict[str, dict]:
-    """The record: {suite: counts}."""
+    """Return the record, {suite: counts}."""
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
 
 
 def table(found: dict[str, dict]) -> str:
-    """A line for each suite, and below it why the others of its tests were left out."""
+    """Return a line for each suite, and below it why some of its tests were left out."""
     lines = [f"{'suite':20}{'passed':>8}{'failed':>8}{'skipped':>9}{'left out':>10}   on"]
     for name, counts in found.items():
         numbers = [counts.get(kind, 0) for kind in ("passed", "failed", "skipped by themselves")]

@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import unicodedata
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
 
-from fa2_lab import errata, paper
+from fa2_lab import paper
 from fa2_lab.errata import ERRATA
 from fa2_lab.machine import io
 from fa2_lab.tiles import Tiling
@@ -120,14 +119,6 @@ def test_errata_as_a_table_and_in_full(capsys):
         assert " ".join(out.split()).endswith(f"lines {tags}" if tags else "")
 
 
-def test_an_erratum_whose_check_tells_nothing_apart_fails_the_command(monkeypatch, capsys):
-    same = replace(ERRATA["fa2-scale"], wrong=ERRATA["fa2-scale"].right)
-    monkeypatch.setattr(errata, "ERRATA", {"fa2-scale": same})
-    assert command.main(["errata"]) == 1
-    assert "DO NOT DIFFER" in capsys.readouterr().out
-    assert command.main(["errata", "fa2-scale"]) == 1
-
-
 def test_glossary(capsys):
     assert command.main(["glossary"]) == 0
     out = capsys.readouterr().out
@@ -144,12 +135,6 @@ def test_bad_usage_ends_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         command.main(arguments)
     assert end.value.code == 2 and "usage: fa2-lab" in capsys.readouterr().err
-
-
-def test_a_bug_is_not_dressed_up_as_bad_usage(monkeypatch):
-    monkeypatch.setattr(tour, "tour", lambda: [][0])
-    with pytest.raises(IndexError):
-        command.main([])
 
 
 # Commands of the studio: entry points ---------------------------------------------------------------------------

@@ -158,23 +158,6 @@ def test_the_command_lists_names(capsys):
 
 
 @compiled
-def test_the_command_prints_the_stages_asked_for(launches, monkeypatch, capsys):
-    asked = []
-    monkeypatch.setattr(xray_command, "xray_launches", lambda *x, **sizes: asked.append((x, sizes)) or [[launches[1]]])
-    assert (
-        xray_command.main(
-            ["portable.forward", "--d", "64", "--full", "--dtype", "float16", "--ptx", "--num_warps", "8"]
-        )
-        == 0
-    )
-    sizes = dict(d=64, N=4096, causal=False, dtype="float16")
-    assert asked == [(("portable.forward", [dict(num_warps=8)], "sm_90"), sizes)]
-    printed = capsys.readouterr().out
-    assert re.search(r"^forward_kernel .* 8$", printed, re.MULTILINE)
-    assert "forward_kernel, ptx\n" in printed and ".target sm_90a" in printed and "forward_kernel, sass" not in printed
-
-
-@compiled
 def test_a_papers_line_down_to_the_machine(found, monkeypatch, capsys):
     assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_75"]) == 2
     assert command.main(["where", "FA1.A4.L17", "--sass"]) == 2

@@ -142,7 +142,8 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "myst_nb", None)
     assert command.main(["book", "--html", "--folder", str(tmp_path / "site")]) == 2
     assert (
-        capsys.readouterr().err == "fa2-lab: book --html needs myst_nb, which is not here: pip install -e '.[site]'\n"
+        capsys.readouterr().err
+        == "fa2-lab: book --html needs myst_nb, which is not installed: pip install -e '.[site]'\n"
     )
     assert not (tmp_path / "site").exists()
 

@@ -1,4 +1,4 @@
-"""`fa2-lab xray NAME`: what a kernel becomes on a chip that need not be here."""
+"""`fa2-lab xray NAME`: compile a kernel for a chip that need not be here, and read it."""
 
 import argparse
 
@@ -24,9 +24,11 @@ def main(argv: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Names, a chip, the sizes of a call, and the stages to print."""
+    """Return the parser for a name, a chip, the sizes of a call, and the stages to print."""
     found = argparse.ArgumentParser(prog="fa2-lab xray", description="Compile a kernel without a GPU, and read it.")
-    found.add_argument("name", nargs="?", help="a rung (07), a product's kernel or your file.py; without it, a list")
+    found.add_argument(
+        "name", nargs="?", help="a rung (07), a kernel of the package, or your file.py (default: list the names)"
+    )
     chips = ", ".join(f"{chip} ({what})" for chip, what in CHIPS.items())
     found.add_argument("--chip", default="sm_90", help=chips)
     found.add_argument("--d", type=int, default=128)
@@ -34,14 +36,14 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     found.add_argument("--full", action="store_true", help="without the causal mask")
     for option in OPTIONS:
-        found.add_argument(f"--{option}", type=int, help="in place of what the call asks for")
+        found.add_argument(f"--{option}", type=int, help="replaces what the call asks for")
     for stage in STAGES:
         found.add_argument(f"--{stage}", action="store_true", help=f"print the kernel as {stage}")
     return found
 
 
 def table(compiled: list[Compiled]) -> str:
-    """A row for each kernel, and below it the layouts that the compiler chose."""
+    """Return a row for each kernel, and below it the layouts that the compiler chose."""
     columns = list(compiled[0].numbers)
     lines = [f"{compiled[0].chip:20}" + "".join(f"{column:>13}" for column in columns)]
     for kernel in compiled:
