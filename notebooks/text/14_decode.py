@@ -53,8 +53,8 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # warns once
 #
 # Take one layer of a large model with 32 query heads, 8 K/V heads and d = 128. A *group* of four query heads shares
 # each K/V head, which is called *grouped-query attention* (GQA, chapter 05). The sequence has 65,536 tokens so far,
-# so each K/V head holds 65,536 keys and values of d numbers, at two bytes per number. To generate the next token, the
-# GPU has to read all of them once. On an H200, this takes at least:
+# so each K/V head holds 65,536 keys and values of d elements, at two bytes per element. To generate the next token,
+# the GPU has to read all of them once. On an H200, this takes at least:
 
 # %%
 read = 2 * 2 * 65536 * 8 * 128  # K and V, two bytes each
@@ -307,7 +307,7 @@ print(f"of all numbers of O, {(few != many).float().mean():.0%} differ")
 # To get such a kernel, we must choose the number of splits without looking at the batch. `attention()` and
 # `attention_paged()` accept it as `num_splits`, the name that flash-attn uses. Split w of a sequence then reads the
 # tiles w, w + `num_splits`, … of this sequence, regardless of the other sequences and the number of SMs. The tile
-# size must not depend on the batch either, and the parts are merged in numerical order.
+# size must not depend on the batch either, and the parts are merged in the order of their indices.
 
 # %%
 for n in (1, 8):

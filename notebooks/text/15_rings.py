@@ -36,8 +36,8 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## A ring, step by step
 #
-# Take a model with 32 layers, each of which has 16 heads of d = 128. A token then has 2,048 numbers in each of Q, K,
-# V and O, at 2 bytes per number. For a million tokens ($2^{20}$), Q of a single layer takes 4 GiB, and all four
+# Take a model with 32 layers, each of which has 16 heads of d = 128. A token then has 2,048 elements in each of Q, K,
+# V and O, at 2 bytes per element. For a million tokens ($2^{20}$), Q of a single layer takes 4 GiB, and all four
 # tensors of all layers take 512 GiB. Training keeps these tensors for the backward pass, but an H200 holds only 141
 # GiB.
 #
@@ -153,8 +153,8 @@ for keys in rows:  # each block meets all queries
 # rank 1 and goes 1 → 2 → 3 → 0, which takes three transfers. The accumulators travel in fp32, because in 2 bytes they
 # would be rounded again on every rank.
 #
-# How much data does this send? The forward pass sends K and V three times, at 2 bytes per number. The backward pass
-# sends K and V again, and also dK and dV at 4 bytes per number. That is $(2 + 4) / 2$ = three times as much.
+# How much data does this send? The forward pass sends K and V three times, at 2 bytes per element. The backward pass
+# sends K and V again, and also dK and dV at 4 bytes per element. That is $(2 + 4) / 2$ = three times as much.
 
 # %% [markdown]
 # ## Is a causal ring fair?
@@ -252,7 +252,7 @@ show("ring_schedule")
 #
 # A transfer costs no time if it finishes before the computation that runs alongside it. When is that the case?
 # Suppose a shard has n rows. Per head, one step of the causal forward pass computes $2n^2d$ FLOPs (half of a square)
-# and sends $4nd$ bytes (K and V, at 2 bytes per number). The FLOPs grow with $n^2$ but the bytes only with $n$, so
+# and sends $4nd$ bytes (K and V, at 2 bytes per element). The FLOPs grow with $n^2$ but the bytes only with $n$, so
 # long shards hide their transfers. The two times are equal if $2n^2d\,/\,$(FLOP/s) equals $4nd\,/\,$(bytes/s). This
 # happens at $n = 2 \cdot$ FLOP/s $/$ (bytes/s), which depends neither on d nor on the number of heads. The backward
 # pass sends three times as much for 2.5 times the FLOPs, so at the same FLOP/s it needs a fifth more rows.
@@ -294,7 +294,7 @@ for name, (flops, link) in speeds.items():
 # **the headers, starting transfers and launching kernels.** This is the result of a subtraction, not of a timeline.
 # The forward pass sends K and V around once, and the backward pass sends three times as much, so all transfers
 # together take 4 · 0.72 = 2.9 ms. That is only 69 GB/s, because these transfers are short. The kernels take about a
-# quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides under a kernel, 3.8 ms remain, and if such
+# quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides behind a kernel, 3.8 ms remain, and if such
 # small kernels are half as fast, more than 3 ms still remain. The record does not show how these milliseconds are
 # divided, nor whether transfers and kernels slow each other down.
 # </details>

@@ -68,11 +68,12 @@ show("intervals")
 # %% [markdown]
 # The figure shows six masks cut into tiles. The last two, documents and a sink, are explained below. The thick lines
 # are the ends of the intervals, and the solid bar is the interval of row 23. A tile between the lines is FULL, a tile
-# that a line crosses is DIAGONAL, and all other tiles are never loaded.
+# that a line crosses is DIAGONAL, and the other tiles are never loaded.
 #
 # From one row to the next, neither end moves left. So the top row of a row block has the smallest `first`, the bottom
 # row has the largest `last`, and the loop runs from one to the other. A key that both the top row and the bottom row
-# see is seen by all rows of the block. Therefore, the four numbers of these two rows decide the kind of every tile.
+# see is seen by all rows of the block. Therefore, the interval ends of these two rows, four numbers in all, decide
+# the kind of every tile.
 
 # %%
 def kinds(i, B_r, B_c, N_q, N_k, **window):
@@ -210,8 +211,8 @@ print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 #
 # Why do we use −∞ rather than a large negative number such as −10,000, which many programs write into their masks? As
 # long as a row sees some key, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that sees no
-# key, all scores are equal, so softmax distributes the weight over all masked keys. Moreover, in fp16, where numbers
-# end at −65,504, adding two masks that contain the lowest number overflows:
+# key, all scores are equal, so softmax distributes the weight over all masked keys. Moreover, the lowest number of
+# fp16 is −65,504, so adding two masks that contain it overflows:
 
 # %%
 masked = np.full(4, -1e4)  # a row of four keys, all masked

@@ -63,7 +63,7 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package warns 
 #
 # A model that uses [ALiBi](https://arxiv.org/abs/2108.12409) has no position embeddings. Instead, it subtracts from
 # each score a multiple of the distance between the query and the key. PyTorch's `scaled_dot_product_attention`
-# accepts such a bias as `attn_mask`, a tensor with N × N numbers for each head. The table compares the size of that
+# accepts such a bias as `attn_mask`, a tensor with N × N values for each head. The table compares the size of that
 # tensor, for 32 heads in bf16, with Q, K, V and O together (d = 128). Its last two columns are lower bounds on an
 # H200. The first is the time DRAM needs to deliver the half of the tensor that a causal mask leaves, and the second
 # is the time causal attention needs without a bias.
@@ -87,9 +87,9 @@ for N in (2048, 8192, 16384, 32768):
 # because the strides of such a tensor no longer fit into 32 bits
 # ([pytorch/pytorch#107959](https://github.com/pytorch/pytorch/issues/107959)).
 #
-# But this tensor contains nothing new. Each of its numbers follows from the head, the row and the column, which a
-# kernel that applies a mask has in registers anyway. So the kernel can just as well compute each number where it
-# needs it. A few instructions per score are far cheaper than two bytes from DRAM:
+# But this tensor contains nothing new. Each of its values follows from the head, the row and the column, which a
+# kernel that applies a mask has in registers anyway. So the kernel can just as well compute each value where it needs
+# it. A few instructions per score are far cheaper than two bytes from DRAM:
 
 # %%
 price = prices(chips.H200).in_flops()
@@ -191,7 +191,7 @@ print(lines[end].strip().split("(")[0] + "(…)")
 # The product is not scaled yet, because the kernel applies the scale together with the exponential (chapter 08). That
 # is why the bias is divided by the scale here, and `softmax_step` then multiplies it by the scale again. The backward
 # kernels recompute P, so they call the same function. In the kernel for dK and dV, the rows of a tile are keys, so
-# there `row` has shape (1, B_r) and `column` has shape (B_c, 1). A function that treats each score independently
+# `row` has shape (1, B_r) and `column` has shape (B_c, 1) there. A function that treats each score independently
 # works with either layout.
 #
 # **Predict.** Another implementation adds slope · column instead of slope · (column − row), as
@@ -326,7 +326,7 @@ judge_bias(window_and_first, right_window, {
 # **only one that looks for weights that should be 0.** The extra key gets about a thousandth of the weight, so it
 # moves O by about a thousandth. A longer sequence has more rows, but the error in each row is just as small. With Q =
 # 0 and V = the identity matrix (or, since d is smaller than N, V = 1 for one key and 0 for the others), the right
-# weight is exactly 0, so any other number is a mistake. Compare which weights are 0, then, rather than how large they
+# weight is exactly 0, so any other number is a mistake. So compare which weights are 0 rather than how large they
 # are.
 #
 # ```python
@@ -380,9 +380,9 @@ print("sizes of the subtrees:", size, f"  as one number: {SIZES.value:#x}")
 #
 # <details><summary>Hint</summary>
 #
-# `(SIZES >> 4 * n) & 15` is the size of draft n's subtree. A column of the context has no draft, and you must not
-# shift by a negative number, so use `tl.maximum(column - CONTEXT, 0)`. Check separately whether the column belongs to
-# the context.
+# `(SIZES >> 4 * n) & 15` is the size of draft n's subtree. A column of the context does not belong to a draft, and
+# you must not shift by a negative number, so use `tl.maximum(column - CONTEXT, 0)`. Check separately whether the
+# column belongs to the context.
 # </details>
 
 # %%
@@ -593,7 +593,7 @@ print(f"head 1, bucket 8: {found[1, 8]:.6f}, by finite differences {by_differenc
 # </details>
 #
 # `attention` does not compute a gradient for what your function returns. If each score has its own number, this
-# gradient is as large as S, so we are back at the memory wall. If scores share numbers, each program would have to
+# gradient is as large as S, so we are back at the memory wall. If scores share parameters, each program would have to
 # sum dS per bucket over its tiles and add these sums to the table, in an order that changes from run to run (chapter
 # 09).
 
@@ -732,9 +732,9 @@ for d in (64, 128):
 # %% [markdown]
 # From one generation to the next, the tensor cores need half as many clocks, but the exponentials need as many as
 # before. In the time of one exponential, an A100 does 128 FLOPs on its tensor cores, an H200 does 256, and a B200
-# does 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128, so there a B200 needs as long for the
-# exponentials as for the products. Shared memory takes even longer. However, two row blocks on the same SM can share
-# each copy of K and V, which halves the clocks that a tile needs for copies:
+# does 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128. With this d, a B200 therefore needs as
+# long for the exponentials as for the products. Shared memory takes even longer. However, two row blocks on the same
+# SM can share each copy of K and V, which halves the clocks that a tile needs for copies:
 
 # %%
 units = clocks(chips.B200, 128, 1)
@@ -822,8 +822,8 @@ for d in (64, 128):
 # On Hopper, the result of a product is in registers, and this shaped much of chapters 12b and 13. O and S take 64
 # registers each per thread, and the steps have to be ordered so that nothing spills. On Blackwell, each SM has an
 # additional memory for results, the *tensor memory* of 256 KiB. It has 128 rows, called lanes, and 512 columns of
-# four bytes. A product, which is the instruction `tcgen05.mma`, leaves its result there. Its operands come from
-# shared memory, except that P can also come from tensor memory.
+# four bytes. The instruction for a product, `tcgen05.mma`, leaves its result there. The operands come from shared
+# memory, except that P can also come from tensor memory.
 
 # %% tags=["hide-input"]
 show("tensor_memory")
@@ -847,15 +847,15 @@ show("tensor_memory")
 # A bias would be easier to add on Blackwell. A thread has one row and consecutive columns, so its coordinates are
 # just one number and a counter.
 #
-# ## What do hybrids keep of the merge?
+# ## Which parts of the loop do hybrids keep?
 #
 # Softmax costs one exponential per score, and the number of scores grows with $N^2$. *Linear attention* does without
 # softmax. If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot \sum_j k_j
 # v_j^T$, and the sum over the keys has become a d × d matrix whose size does not depend on N. Often this matrix
 # decays with each token, so that older keys count less. Some models of 2025, such as [Kimi
 # Linear](https://arxiv.org/abs/2510.26692) and [Qwen3-Next](https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct),
-# are *hybrids*. Three of every four layers use a refined form of linear attention, and the fourth uses softmax. How
-# much of this book still applies to those three?
+# are *hybrids*. Three of every four layers use a refined form of linear attention, and the fourth uses softmax. Which
+# parts of this book's loop do these three keep?
 
 # %%
 GAMMA = 0.95  # decay per token
@@ -882,12 +882,12 @@ for name, (S, _) in states.items():
     print(f"{name}: off by {np.abs(query @ S - whole).max():.6f} from all keys at once")
 
 # %% [markdown]
-# They keep the merge. Each chunk of keys yields a state and a factor by which an earlier state shrinks. Two chunks
-# are combined as in $o = \alpha o + p v$ of chapter 02, with a decay in place of $\alpha$. This merge is associative,
-# so chunks can be computed in parallel, on one GPU or in a ring, and merged in any grouping. Other parts of the
-# algorithm disappear. No exponential can overflow and the weights need not sum to 1, so there is no m and no ℓ. The
-# state no longer belongs to a row, because it depends on the keys alone and serves every query. And no cache grows
-# with the sequence, because the state has d × d numbers at any length.
+# The three layers keep the merge. Each chunk of keys yields a state and a factor by which an earlier state shrinks.
+# Two chunks are combined as in $o = \alpha o + p v$ of chapter 02, with a decay in place of $\alpha$. This merge is
+# associative, so chunks can be computed in parallel, on one GPU or in a ring, and merged in any grouping. Other parts
+# of the algorithm disappear. No exponential can overflow and the weights need not sum to 1, so there is no m and no
+# ℓ. The state no longer belongs to a row, because it depends on the keys alone and serves every query. And no cache
+# grows with the sequence, because the state has d × d numbers at any length.
 #
 # **Prediction.** In a long sequence, the softmax layers still do nearly all of attention's FLOPs, although they are
 # only one layer in four. Per head and token, a linear layer does about $4 d^2$ FLOPs, half of them for the state and
@@ -906,7 +906,7 @@ for N in (4096, 131072, 1048576):
 # ## Recap
 #
 # - A bias or a mask is a function of head, row and column, where the row is a position among the keys. It is added
-#   after the scale, in one line of the loop, and costs instructions instead of N × N numbers.
+#   after the scale, in one line of the loop, and costs instructions instead of N × N values.
 # - If Q = 0 and V is the identity matrix, O shows the weights. A mask is right if exactly the right weights are 0.
 # - A mask that the kernel does not know skips no tiles. But you can split the keys between two calls and merge their
 #   results.

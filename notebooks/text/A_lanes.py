@@ -33,7 +33,7 @@ from fa2_studio.book.verdicts import verdict
 # ## Which thread holds a score?
 #
 # A warp has 32 threads, and a thread's number within its warp, 0 to 31, is its *lane*. All threads of a warp execute
-# a tensor core instruction together, and the instruction fixes which lane receives which number of the result.
+# a tensor core instruction together, and the instruction fixes which lane receives which element of the result.
 #
 # | chip | architecture | instruction | executed by | result |
 # | --- | --- | --- | --- | --- |
@@ -41,7 +41,7 @@ from fa2_studio.book.verdicts import verdict
 # | H100, H200 | `sm_90` | `wgmma`, in machine code `HGMMA` | four warps, a *warpgroup* | 64 rows, 16 per warp |
 #
 # For both instructions, the result of one warp consists of pieces of 16 rows × 8 columns. Lane $4\,(r \bmod 8) +
-# \lfloor (c \bmod 8) / 2 \rfloor$ holds the number in row r and column c of a piece:
+# \lfloor (c \bmod 8) / 2 \rfloor$ holds the element in row r and column c of a piece:
 
 # %%
 def lane_of(r, c):
@@ -55,7 +55,7 @@ for row in (0, 5, 13):
 
 # %% [markdown]
 # So four neighbouring lanes of one warp share a row of scores. Row 13 has the same lanes as row 5, because each lane
-# holds two numbers in one row and two more in the row eight rows below.
+# holds two elements in one row and two more in the row eight rows below.
 
 # %% [markdown]
 # ## How do four lanes find a row's maximum?
@@ -83,13 +83,13 @@ show("row_reduction")
 # %% [markdown]
 # The figure follows a row of an *accumulator*, which is the set of registers in which four warps sum up a matmul.
 # This accumulator holds 64 rows of S, with 64 keys. A lane holds 16 columns of row 21, while its registers 2 and 3
-# hold numbers of row 29. XOR determines the lane to read from. It compares two numbers bit by bit and gives 1 where
+# hold elements of row 29. XOR determines the lane to read from. It compares two numbers bit by bit and gives 1 where
 # they differ, so 20 XOR 1 is 21, and 20 XOR 2 is 22.
 
 # %% [markdown]
 # ## Which warp holds which row?
 #
-# A *layout* describes which thread holds which number. In Triton, the compiler chooses it, and `fa2-lab xray 11`
+# A *layout* describes which thread holds which element. In Triton, the compiler chooses it, and `fa2-lab xray 11`
 # prints the choice for a kernel of chapter 10. In a layout, `warpsPerCTA = [4, 1]` means four warps along the rows
 # and one along the keys (CTA is NVIDIA's word for a thread block). This is split-Q, because each warp has its own
 # rows. With `[1, 4]`, each warp would have its own keys instead.
@@ -121,12 +121,12 @@ for layout in compilations:
 # ## Does P have to move before the second matmul?
 #
 # S is the *result* of the first matmul. P is computed from it in place and is the *left operand* of the second
-# matmul. Just as for a result, an instruction fixes which lane must hold which number of its left operand. NVIDIA's
+# matmul. Just as for a result, an instruction fixes which lane must hold which element of its left operand. NVIDIA's
 # [description of mma](https://docs.nvidia.com/cuda/parallel-thread-execution/) specifies this for a 16 × 16 piece of
 # P. Let g be the lane divided by 4, rounded down, and let h be the remainder. Then the lane holds rows g and g + 8,
 # and columns 2h, 2h + 1, 2h + 8 and 2h + 9. `wgmma` requires the same of the 16 rows of each warp.
 #
-# **Predict.** How many numbers of P must move to another lane?
+# **Predict.** How many elements of P must move to another lane?
 #
 # - ☐ none
 # - ☐ half of them, namely those in columns 8 to 15
@@ -135,7 +135,7 @@ for layout in compilations:
 # <details><summary>Answer</summary>
 #
 # **none.** For example, columns 2 and 3 of row 5 are results in lane 21. So are columns 10 and 11, since 10 mod 8
-# = 2. As an operand, all four numbers belong to g = 5 and h = 1, and thus to lane 4 · 5 + 1. So if a warp has whole
+# = 2. As an operand, all four elements belong to g = 5 and h = 1, and thus to lane 4 · 5 + 1. So if a warp has whole
 # rows, P goes from the softmax into the second matmul without leaving its registers, and is only converted to 16
 # bits. With `[1, 4]`, however, P has to go through shared memory, because each warp then computes some columns of O
 # and needs all keys for them.
@@ -146,9 +146,9 @@ for layout in compilations:
 #
 # Shared memory consists of 32 *banks*, each of which delivers 4 bytes per step. Neighbouring groups of 4 bytes are in
 # neighbouring banks, and bank 31 is followed by bank 0 again. On `sm_80`, the lanes load K for the tensor cores. In
-# one access, they load 16 bytes (a *chunk* of 8 numbers) from each of eight rows, for example columns 0 to 7 of eight
-# keys. On `sm_90`, the tensor cores read shared memory themselves, but they also read one chunk from each row. A
-# chunk covers four banks, so eight chunks can be read in one step if they are in eight different groups of banks.
+# one access, they load 16 bytes (a *chunk* of 8 elements) from each of eight rows, for example columns 0 to 7 of
+# eight keys. On `sm_90`, the tensor cores read shared memory themselves, but they also read one chunk from each row.
+# A chunk covers four banks, so eight chunks can be read in one step if they are in eight different groups of banks.
 #
 # With d = 64 and 2 bytes per number, a row of K has 128 bytes. This covers all banks exactly once, and we call it a
 # *line*, so a row with d = 128 has two lines. A line has eight places for chunks, 0 to 7. Suppose that the rows
@@ -170,9 +170,9 @@ show("swizzle_xor")
 # ## How large may a tile be?
 #
 # Our forward kernel keeps one copy of $q_i$ in shared memory. It also keeps n tiles of K and n tiles of V there, so
-# that the next tiles can arrive while one is in use. Together, these are $(B_r + 2 n B_c) \cdot d$ numbers of 2
+# that the next tiles can arrive while one is in use. Together, these are $(B_r + 2 n B_c) \cdot d$ elements of 2
 # bytes. On Hopper, n is the launch option `num_stages`, while on an A100 or an RTX 4090, it is one less. Registers
-# hold $o_i$ and $s_{ij}$ in fp32, with one number per register, and $p_{ij}$ in 16 bits, with two numbers per
+# hold $o_i$ and $s_{ij}$ in fp32, with one element per register, and $p_{ij}$ in 16 bits, with two elements per
 # register. Each thread needs about 40 more registers for addresses and counters. In total, this makes about $40 +
 # (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers per thread, and a thread can have 255.
 
@@ -180,7 +180,7 @@ show("swizzle_xor")
 show("block_budget")
 
 # %% [markdown]
-# If registers run out, the kernel still runs, but it *spills*, which means that numbers travel to slow memory and
+# If registers run out, the kernel still runs, but it *spills*, which means that it moves values to slow memory and
 # back. In each cell of the figure, the first number is the sum above, whereas the word *spills* shows what the
 # compiler did. The two can disagree, because the sum is mostly too low. A cell has four warps, or eight if four are
 # not enough. In the right grid, at d = 128, the block size 128 × 128 has eight warps. It then needs 200 registers

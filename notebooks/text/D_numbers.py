@@ -37,9 +37,9 @@ def rms(x):  # root mean square
 
 
 # %% [markdown]
-# `rounded(x, bits)` returns the nearest numbers whose mantissa has that number of bits, and this one function is all
-# we need to imitate a format. bf16 has 8 bits, fp16 and TF32 have 11, and fp32 has 24. The first of these bits is
-# always 1, so it takes no room in memory.
+# `rounded(x, bits)` rounds x to the nearest numbers with a mantissa of `bits` bits, and this one function is all we
+# need to imitate a format. bf16 has 8 bits, fp16 and TF32 have 11, and fp32 has 24. The first of these bits is always
+# 1, so it takes no room in memory.
 
 # %%
 def bf16(x):
@@ -204,10 +204,10 @@ show("rounding_bias")
 # %% [markdown]
 # The error of O reaches the gradients through $D = \operatorname{rowsum}(dO \circ O)$ of chapter 05, which the paper
 # calls δ. If dO also has a constant sign in this column, the errors of D are positive on average, so their sum grows
-# with the number of rows, as the right of the figure shows. dQ contains $-\tau (P \circ D) K$, and the gradient of a
-# weight matrix sums its product with the inputs over all tokens. The paper finds that these products have low rank
-# and similar directions for all tokens. Therefore, the errors of D add up along one direction of the weights, step
-# after step, until the loss explodes.
+# with the number of rows, as the right side of the figure shows. dQ contains $-\tau (P \circ D) K$, and the gradient
+# of a weight matrix sums its product with the inputs over all tokens. The paper finds that these products have low
+# rank and similar directions for all tokens. Therefore, the errors of D add up along one direction of the weights,
+# step after step, until the loss explodes.
 #
 # The figure also shows that the sum stays small if $o$ is kept in fp32 and divided before it is rounded. In that case
 # $o$ and $\ell$ both contain the small contribution of the other keys, so the quotient is slightly above the middle
