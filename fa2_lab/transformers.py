@@ -28,7 +28,7 @@ from fa2_lab.api.packed import attention_packed
 
 NAME = "fa2_lab"
 TAKES = "it takes causal and bidirectional masks, sliding windows and padding on either side"
-REFUSED = ("position_bias", "head_mask", "output_attentions")  # what `eager` heeds and this cannot
+REFUSED = ("position_bias", "head_mask", "output_attentions")  # options of `eager` that are not supported here
 
 
 @dataclass(eq=False)
@@ -39,11 +39,11 @@ class Interval(masking_utils.BlockMask):
     causal: bool
     left: int | None  # columns before the diagonal, as in attention(window=…); None is all
     right: int | None
-    keys: int  # of those that a cache has room for, so many are filled
-    first: list[int] | None = None  # the first key of each batch entry, where there is padding on the left
-    lengths: Tensor | None = None  # and how many it has from there on, where there is padding on the right
-    starts: Tensor | None = None  # where sequences begin among the rows of all entries, as attention_packed() has it
-    longest: int | None = None  # and how many rows the longest of them has
+    keys: int  # how many keys of a cache are filled
+    first: list[int] | None = None  # the first key of each batch entry, if there is padding on the left
+    lengths: Tensor | None = None  # the number of keys from there on, if there is padding on the right
+    starts: Tensor | None = None  # where sequences begin among the rows of all entries, as in attention_packed()
+    longest: int | None = None  # the number of rows of the longest of them
 
     ndim = 4  # GPT-2 asks for it, as of a tensor
     __str__ = object.__str__
@@ -198,7 +198,7 @@ def attend(
     for name in REFUSED:
         if more.get(name) is not None and more[name] is not False:
             raise ValueError(f"{name}: got {type(more[name]).__name__}; attn_implementation='fa2_lab' takes none")
-    if torch.is_autocast_enabled(query.device.type):  # what torch's own call does, of whatever dtypes they came
+    if torch.is_autocast_enabled(query.device.type):  # convert all dtypes, as torch's own call does
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
     seen = attention_mask
@@ -223,7 +223,7 @@ def attend(
     key, value = (x[:, :, : seen.keys] for x in (key, value))
     if seen.first is None:
         O = attention(query, key, value, key_lengths=seen.lengths, **options)
-    else:  # each sequence for itself, from its first key on: the diagonal, counted from the end, stays
+    else:  # each sequence by itself from its first key on; the diagonal counts from the end and stays
         Os: list[Any] = []
         for b, first in enumerate(seen.first):
             one = query[b : b + 1], key[b : b + 1, :, first:], value[b : b + 1, :, first:]

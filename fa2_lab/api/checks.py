@@ -25,10 +25,10 @@ IN_A_TRANSFORM = (
     "fa2_lab.attention: torch.vmap, torch.func, is_grads_batched=True and vectorize=True are not supported; "
     f"write a loop, or put what is mapped over into the batch dimension, and {INSTEAD}"
 )
-LARGEST_SCALE = 1e30  # times any score below 10⁸ it is a number in fp32, with which the kernels compute
-LARGEST_SINK = 1e38  # as the kernels hold sinks: divided by the scale, or by the softcap where there is one
+LARGEST_SCALE = 1e30  # times any score below 10⁸ it is finite in fp32, in which the kernels compute
+LARGEST_SINK = 1e38  # of a sink as the kernels hold it, divided by the softcap or, without one, by the scale
 MOST_SPLITS = 256
-SMALLEST_SCALE = 1e-10  # that sinks and biases are divided by; a smaller one is taken into q
+SMALLEST_SCALE = 1e-10  # by which sinks and biases are divided; a smaller scale is multiplied into q
 
 
 # Tensors ------------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def runs_on_triton(backend: str, device: str) -> bool:
     return not why
 
 
-# What torch.compiler.assume_constant_result does, which loads torch's compiler first: that takes two seconds.
+# This is what torch.compiler.assume_constant_result does, but it would first load torch's compiler, for two seconds.
 runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

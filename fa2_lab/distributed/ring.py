@@ -298,7 +298,7 @@ class RingAttention(torch.autograd.Function):
         asked = ranks.Exchange(ring.group, header, ring.timeout)
         try:
             begun = first_half(ring, q, k, v)
-        finally:  # also where a kernel has failed
+        finally:  # even if a kernel has failed
             headers = asked.agree()
         ring = replace(ring, lengths=tuple(h["length"] for h in headers), call=ranks.AGREED[ring.group])
         O, L = all_heads_forward(ring, q, k, v, begun)

@@ -11,7 +11,7 @@ class State:
 
     def __init__(self, q: Tensor, on_triton: bool) -> None:
         options: dict[str, Any] = dict(dtype=torch.float32, device=q.device)
-        blank = torch.empty if on_triton else torch.zeros  # the kernel reads neither l nor o where m is −∞
+        blank = torch.empty if on_triton else torch.zeros  # the kernel does not read l and o of rows whose m is −∞
         self.m = torch.full(q.shape[:3], -torch.inf, **options)
         self.l, self.o = blank(q.shape[:3], **options), blank(q.shape, **options)
         self.on_triton = on_triton

@@ -38,7 +38,7 @@ def prepare_any(tensors: Tensors, options: Options) -> Callable:
 
 def prepare(tensors: Tensors, options: Options) -> Callable:
     """Return the function that computes (O, L) from the tensors of one kind of call."""
-    last = partial(prepare_portable, options=options)  # takes the tensors of a call: none is kept here
+    last = partial(prepare_portable, options=options)  # a function of the tensors of a call; it keeps none
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
         return served("decode over pages", decode.prepare(tensors, options))
@@ -147,7 +147,7 @@ def hopper_kernels(device: torch.device) -> tuple[ModuleType | None, ModuleType 
 # Kernels that this Triton cannot compile ------------------------------------------------------------------------
 
 ADVICE = "`python -m fa2_lab doctor` says which versions were tested"
-WARNED: set[str] = set()  # the kernels of which it has been said
+WARNED: set[str] = set()  # the kernels for which the warning has been given
 
 
 def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None = None) -> Callable:

@@ -20,10 +20,10 @@ MiB = 2**20
 # Triton compiles one kernel for all values of these.
 SIZES = ["H", "group", "N_k", "heads", "l2_group", "sequences"]
 
-# Programmatic dependent launch: a kernel may start while the one before it still runs, and waits for it by itself.
+# Programmatic dependent launch: a kernel can start while the previous one still runs, and waits for it by itself.
 USE_PDL = dict(launch_pdl=True)
 
-FUSED = dict(enable_fp_fusion=True)  # a product and a sum are one instruction: from Triton 3.10 on no longer unasked
+FUSED = dict(enable_fp_fusion=True)  # a product and a sum become one instruction; from Triton 3.10 on, only on request
 
 
 class Launch:
@@ -41,7 +41,7 @@ class Launch:
         self.kernel, self.options, self.arguments = kernel, options | FUSED, arguments
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.descriptors = descriptors
-        # What launches from the second time on; False where Triton does not let itself be passed by.
+        # What launches from the second time on, or False if Triton's own call cannot be skipped.
         self.again: Any = None
 
     def __call__(self, *tensors: Any) -> None:

@@ -27,7 +27,7 @@ class Blocks:
     B_c: int
     warps: int
     stages: int
-    registers: int | None = None  # the most a thread may take; only NVIDIA's compiler can be told
+    registers: int | None = None  # the limit per thread, which only NVIDIA's compiler takes
     low_reg_schedule: bool = False  # whether the compiler must do with fewer registers than it would
     d_pad: int = 0  # d as the tensor cores take it
     upcast: bool = False  # whether tiles become fp32 before they are multiplied
@@ -45,8 +45,8 @@ class Blocks:
         return PortableTile(*map(triton.language.constexpr, numbers))
 
 
-TIGHT = by_triton({"3.6": False, "3.9": True})  # it keeps more addresses in registers: without care some are spilled
-FEWER_REGISTERS = dict(sched4reg=True)  # an option since Triton 3.9: its order of instructions needs fewer
+TIGHT = by_triton({"3.6": False, "3.9": True})  # 3.9 keeps more addresses in registers, and can spill some
+FEWER_REGISTERS = dict(sched4reg=True)  # since Triton 3.9: an order of instructions that needs fewer
 
 # {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, low_reg_schedule]])}}; a pair is (full, causal)
 HOPPER = dict(
@@ -61,11 +61,11 @@ HOPPER = dict(
         16: (64, 64, 4, 2),
         32: (64, 64, 4, 2),
         64: (64, 64, 4, 3),
-        # the large one is 12% faster; with grouped heads it spills 14 registers, and is as much faster all the same
+        # the larger tile is 12% faster, even with grouped heads, where it spills 14 registers
         128: by_triton({"3.6": (64, 128, 8, 3), "3.7": (32, 128, 8, 3)}),
         256: (32, 64, 8, 2),
     },
-    # at 16, 64 × 64 in two or three stages crashes the ptxas of Triton 3.6 where N_q = N_k = 1
+    # at 16, 64 × 64 in two or three stages crashes the ptxas of Triton 3.6 if N_q = N_k = 1
     rows={
         16: (64, 32, 4, 2),
         32: (64, 64, 4, 3),
@@ -80,7 +80,7 @@ ADA = dict[str, dict](  # sm_86 and sm_89: everything fits into their 99 KiB
     columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
     rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
-AMPERE = dict(  # sm_80; beside FlashAttention-2's own kernels, both as sm_80 code on an H200
+AMPERE = dict(  # sm_80; compared with FlashAttention-2's own kernels, both as sm_80 code on an H200
     forward=ADA["forward"] | {64: (128, 64, 4, 2, None, TIGHT)},
     columns=ADA["columns"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # at 128, all that are faster spill at some d
     rows=ADA["rows"],

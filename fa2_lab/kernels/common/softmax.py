@@ -8,8 +8,8 @@ import triton.language as tl
 
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
 
-SMALLEST = 2.0**-126  # stands for a scale of 0, so that −∞ · scale stays −∞
-LARGEST = 1e38  # times a score that is not 0 it is past all that tanh tells apart
+SMALLEST = 2.0**-126  # replaces a scale of 0, so that −∞ · scale stays −∞
+LARGEST = 1e38  # times any score except 0, it is past the values that tanh tells apart
 
 
 class Scales(NamedTuple):

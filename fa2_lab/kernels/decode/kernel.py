@@ -58,7 +58,7 @@ class Counts(NamedTuple):
     right: int  # and after it; the causal mask is 0
 
 
-# Numbers of which the compiler is told nothing, so that other values compile nothing anew. In a tuple it would be told.
+# The compiler learns nothing about these numbers, so that other values compile nothing new. In a tuple, it would.
 UNSPECIALIZED = ["N_k", "batch", "programs", "share", "splits"]
 
 

@@ -48,8 +48,8 @@ class Decode:
     """Decode for one kind of call: its launches, with all arguments except the pointers."""
 
     read: launch.Launch
-    merge: launch.Launch | None  # None where every program reads whole heads
-    scratch: int  # numbers in fp32 that hold the parts
+    merge: launch.Launch | None  # None if every program reads whole heads
+    scratch: int  # fp32 numbers that hold the partial results
 
     def __call__(self, tensors: Tensors) -> Any:
         """Return (O, L)."""
@@ -112,7 +112,7 @@ class Entry(NamedTuple):
     warps: int
     stages: int
     per_SM: int  # programs that run on an SM at once
-    registers: int = 255  # the most a thread may take; only NVIDIA's compiler can be told
+    registers: int = 255  # the limit per thread, which only NVIDIA's compiler takes
 
 
 # {case: {d_pad: Entry}}; blocks_of() takes the first case that applies and has this d. Hopper's entries are the fastest
@@ -129,7 +129,7 @@ FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "pages": {128: (32, 4, 4, 2)} if tables.TIGHT else {},
     "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
 }
-# Every other GPU by NVIDIA, too: all of it fits into the 99 KiB of the small ones.
+# For all other NVIDIA GPUs as well: everything fits in the 99 KiB of the small ones.
 FOR_AMPERE: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": FOR_HOPPER["fp32"],
@@ -199,7 +199,7 @@ class Cut(NamedTuple):
 
     splits: int  # of each head in split-KV; 0: stream-K
     programs: int
-    share: int  # units of work of each stream-K program; where lengths are not known here, the fewest
+    share: int  # units of work of each stream-K program, or the fewest if the host does not know the lengths
     whole_heads: bool  # whether every program reads whole heads, so that nothing has to be merged
 
 

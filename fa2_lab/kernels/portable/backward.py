@@ -48,7 +48,7 @@ class RowTensors(NamedTuple):
     L: tl.tensor
     D: tl.tensor
     N: tl.tensor  # rows of a head, or of one packed sequence
-    head_stride: tl.tensor  # how far apart heads lie in L and D
+    head_stride: tl.tensor  # the distance between heads in L and D
     Q_strides: tuple
     dO_strides: tuple
 

@@ -28,10 +28,10 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     if not host.fits(Q, K, V, tensors.key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
     if sequences and options.windowed:
-        return None  # of a packed sequence consumers are told too little for a window
+        return None  # the consumers do not learn enough about a packed sequence for a window
     chosen, parts = choose(tensors, options, deterministic)
     starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen, sequences)
-    divided = parts > 1  # then dK and dV are sums, too, and lie behind those of dQ
+    divided = parts > 1  # then dK and dV are sums as well, which follow those of dQ
     lines_of_sums = dQ_sums[0] + 2 * dK_sums[0] * divided
     all_sums = lines_of_sums + counters[0] * deterministic, 32  # all are cleared together
     before = prepare_before(dO, O, tensors, options, chosen, all_sums)
@@ -48,7 +48,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         rounded = (dK, dV) if divided else (None, None)
         dq_semaphore, ordered = (sums[lines_of_sums:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
-            counter = host.counter_for(Q, options.traced)  # now: the three kernels follow each other without a gap
+            counter = host.counter_for(Q, options.traced)  # here, so that no gap is left between the kernels
             before(O, dO, L, dL, start, sums, cu_q, ordered)
             main(Q, K, V, dO, start, sums, *columns, counter, tensors.key_lengths, dq_semaphore, cu_q, cu_k)
             after(sums, dQ, *rounded, cu_q, cu_k)

@@ -55,13 +55,11 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = F
     return BackwardSizes(64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False)
 
 
-# Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
-# At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. At d 32 this kernel multiplies as many zeros as numbers,
-# and is still faster from 2,049 keys on, with Triton 3.9 by 1.03 to 2.1 times.
-# With grouped heads it is always taken, and for many rows with so few keys, in all heads, that the portable ones, a
-# program for 64 keys at most, keep few SMs busy: each walks over all rows, and takes longer than three launches.
-# (Timed with 128 to 1,024 keys and 1 to 32 heads, at d 32 to 16,384 keys and 512 heads: the GPU from CUDA graphs, the
-# host by its clock. Rows from times at 1,024 to 6,000; d 96 has those of d 128.)
+# When the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
+# At d 96 and 128 that is more than the 2 to 6 µs that the GPU loses. At d 32 this kernel multiplies as many zeros as
+# numbers, and is still faster from 2,049 keys on, with Triton 3.9 by 1.03 to 2.1 times. It is always chosen with
+# grouped heads, and for many rows whose keys, in all heads, are so few that the portable programs, of 64 keys at most,
+# keep few SMs busy: each loops over all rows, which takes longer than three launches.
 PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are busy) up to
     32: (2048, math.inf, 2048),
     64: (512, 2, 2048),
@@ -83,8 +81,8 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
 # Column blocks divided among programs: what it costs, in the time of one step, which is one row block.
 ENDS = {64: 1, 128: 3}  # to begin a part and to end it, by d_pad
 SUMS, SUMS_PER_COLUMN = 2, 1 / 4096  # to add up dK and dV in HBM, and for each column block and each of d_pad
-UNEVEN = 1 / 5  # of the longest part is lost at the end under the causal mask, where parts differ
-DRIFT = 1.09  # times as long, where causal parts of more than four query heads drift apart: no two read the same Q
+UNEVEN = 1 / 5  # of the longest part is lost at the end under the causal mask, because parts differ
+DRIFT = 1.09  # times as long, if causal parts of more than four query heads drift apart and no two read the same Q
 
 
 def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int, d_pad: int) -> int:

@@ -12,7 +12,7 @@ from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT, padded
 
 ANY = float("inf")
-DIMENSIONS = range(32, 257, 8)  # the copy engine fills them up with zeros to 64, 128 or 256: see d_padded()
+DIMENSIONS = range(32, 257, 8)  # the copy engine pads them with zeros to 64, 128 or 256: see d_padded()
 
 
 @dataclass(frozen=True)
@@ -50,25 +50,25 @@ USUAL = {
     256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, low_reg_schedule=TIGHT),
 }
 ALONE = {d_pad: replace(sizes, consumers=1, ping_pong=False) for d_pad, sizes in USUAL.items()}
-# Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles. And for rows without a
-# mask that fill whole tiles badly or, at d 64, are so short that a sooner start counts.
+# Half as many keys per tile, for short causal rows, most of whose tiles the diagonal cuts. Also for rows without a mask
+# that do not fill whole tiles well or, at d 64, are so short that an earlier start counts.
 HALF = {64: ForwardSizes(64, consumers=3, stages=8, d_pad=64), 128: ForwardSizes(64, consumers=2, stages=4)}
-# For d 64, where blocks of 192 rows fit badly, and for causal rows with key_lengths. And with half as many keys a tile.
+# For d 64 if blocks of 192 rows fit badly, and for causal rows with key_lengths. Below, with half the keys per tile.
 SHORT = ForwardSizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 SHORT_HALF = replace(SHORT, B_c=64, stages=6)
-# For d 96 and 128, where rows are long: K and V are read once for 192 of them.
+# For d 96 and 128 with many rows: K and V are read once for 192 of them.
 WIDE = ForwardSizes(64, consumers=3, stages=5, O_apart=False)
 
-# Without a mask all row blocks take the same time, tile · keys / 128 + start, with the keys of whole tiles, and run in
-# rounds, one block to an SM. Only what is of one d_pad is compared.
+# Without a mask, all row blocks take the same time, tile · keys / 128 + start with the keys of whole tiles, and run in
+# rounds of one block per SM. Only sizes with the same d_pad are compared.
 FULL = {  # d_pad: (sizes, tile, start)
     64: [(ALONE[64], 0.75, 0.0), (HALF[64], 1.25, 0.58), (SHORT, 1.14, 0.0), (USUAL[64], 1.18, 0.86)],
     128: [(USUAL[128], 1.0, 1.0), (ALONE[128], 0.75, 0.45), (HALF[128], 1.03, 1.0), (WIDE, 1.33, 2.26)],
     256: [(USUAL[256], 1.0, 1.0), (ALONE[256], 0.75, 0.45)],
 }
 
-# Under the causal mask row blocks differ, and there are no rounds to count. The first line that fits is taken. From
-# N_k = 1.5 N_q on, without key_lengths, they differ little, and FULL is used.
+# Under the causal mask, row blocks differ, so there are no rounds to count, and the first line that fits is taken. From
+# N_k = 1.5 N_q on, without key_lengths, row blocks differ little, and FULL is used.
 CAUSAL: dict[int, list[tuple]] = {  # d up to: (per_SM up to, N_q up to, with key_lengths or without, sizes)
     64: [
         (2.5, ANY, None, ALONE[64]),
@@ -90,7 +90,7 @@ CAUSAL: dict[int, list[tuple]] = {  # d up to: (per_SM up to, N_q up to, with ke
     256: [(2.3, ANY, None, ALONE[256]), (ANY, ANY, None, USUAL[256])],
 }
 
-# Where the portable kernel is faster, because it starts sooner, or at d 32 does without zeros, as long as keys are few.
+# When the portable kernel is faster, because it starts sooner or, at d 32, needs no zeros, as long as keys are few.
 PORTABLE: dict[int, list[tuple]] = {  # d up to: (N_q up to, N_k up to, per_SM above, per_SM up to)
     32: [(ANY, 3200, 0, ANY)],
     64: [(ANY, 512, 0, 4), (511, 2048, 1, 4), (64, 2048, 1, 32)],
@@ -131,9 +131,9 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
         )
     else:
         found = min((row for row in FULL[d_pad] if not (lengths and row[0] == WIDE)), key=time)[0]
-        if causal and found == USUAL[128]:  # two consumers see unequally many tiles: in turn, neither is a tile ahead
+        if causal and found == USUAL[128]:  # its two consumers see different numbers of tiles; in turn, none runs ahead
             found = replace(found, ping_pong=True)
-    masked = causal and found == USUAL[64]  # the mask takes registers, too
+    masked = causal and found == USUAL[64]  # the mask takes registers as well
     return replace(found, low_reg_schedule=TIGHT) if masked else found
 
 

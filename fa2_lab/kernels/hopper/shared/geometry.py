@@ -26,7 +26,7 @@ class Scheduler:
     blocks: gl.tensor  # of one head
     heads: gl.tensor  # of the whole batch
     l2_group: gl.tensor  # heads that run side by side: see block_of()
-    DRAWN: gl.constexpr  # whether the first block is drawn, too: so nobody has a number whose program does not run yet
+    DRAWN: gl.constexpr  # whether the first block is drawn as well, so that only running programs have a number
 
     @gluon.jit
     def first(self):
@@ -80,10 +80,10 @@ class Geometry:
     RAGGED: gl.constexpr  # whether a block of keys may reach past the last key
     CAUSAL: gl.constexpr  # whether the interval ends `right` keys after the diagonal, else with the last key
     right: gl.tensor | gl.constexpr
-    left: gl.tensor | gl.constexpr  # it begins so many keys before the diagonal; None: with the first key
+    left: gl.tensor | gl.constexpr  # it begins this many keys before the diagonal; None: with the first key
     B_r: gl.constexpr
     B_c: gl.constexpr
-    cu_seqlens_q: gl.tensor | gl.constexpr  # where packed sequences begin, whose rows N_q and N_k count; or None
+    cu_seqlens_q: gl.tensor | gl.constexpr  # where packed sequences begin, or None; N_q and N_k then count all rows
     cu_seqlens_k: gl.tensor | gl.constexpr
     sequences: gl.tensor | gl.constexpr
 

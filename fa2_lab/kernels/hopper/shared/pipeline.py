@@ -42,7 +42,7 @@ class Ring:
     filled: gl.shared_memory_descriptor  # one barrier a stage: consumers wait here for the producer's copy
     emptied: gl.shared_memory_descriptor  # one barrier a stage: the producer waits here for all consumers
     stages: gl.constexpr
-    HAS_EMPTY: gl.constexpr  # whether consumers release its tiles; else another ring's releases tell of them, too
+    HAS_EMPTY: gl.constexpr  # whether consumers release its tiles; otherwise another ring's releases cover them
 
     @gluon.jit
     def fill(self, n, source, batch, head, row, N):
