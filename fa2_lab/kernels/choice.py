@@ -6,6 +6,7 @@ What is prepared for one kind of call is a function of the call's tensors. For a
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -44,8 +45,8 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
         return served("decode over pages", decode.prepare(tensors, options))
     if tensors.cu_seqlens_q is None and not options.only_portable and decode.is_decode(q, k, options.num_splits):
         return served("decode", decode.prepare(tensors, options), last)
-    hopper = hopper_forward(q.device) if for_hopper(options, tensors.sinks) else None
-    own = hopper.prepare(tensors, options) if hopper is not None and hopper.enough_work(q, k) else None
+    room = hopper_forward(q.device) if for_hopper(options, tensors.sinks) else None
+    own = room.prepare(tensors, options) if room is not None and room.enough_work(q, k) else None
     return last(tensors) if own is None else served("Hopper's forward", own, last)
 
 
@@ -83,10 +84,10 @@ def prepare_any_backward(
 
 def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool) -> Callable:
     """Return the function that computes the gradients from (dO, dL, O, L) and the tensors of one kind of call."""
-    hopper = hopper_backward(tensors.q.device) if for_hopper(options, tensors.sinks) else None
+    room = hopper_backward(tensors.q.device) if for_hopper(options, tensors.sinks) else None
     own = None
-    if hopper is not None and hopper.enough_work(tensors.q, tensors.k):
-        own = hopper.prepare(dO, O, tensors, options, deterministic)
+    if room is not None and room.enough_work(tensors.q, tensors.k):
+        own = room.prepare(dO, O, tensors, options, deterministic)
     if own is None:
         return prepare_portable_backward(dO, O, tensors, options)
 
@@ -117,31 +118,25 @@ def for_hopper(options: Options, sinks: Tensor | None) -> bool:
 
 def hopper_forward(device: torch.device) -> ModuleType | None:
     """Return Hopper's forward if the GPU is a Hopper and Triton's Gluon has what it needs, else None."""
-    return prepared(("Hopper's kernels", device), hopper_kernels, device)[0]
+    return prepared(("Hopper's forward", device), hopper, "forward", device)
 
 
 def hopper_backward(device: torch.device) -> ModuleType | None:
-    """Return Hopper's backward if Hopper's forward is available, else None."""
-    return prepared(("Hopper's kernels", device), hopper_kernels, device)[1]
+    """Return Hopper's backward if the GPU is a Hopper and Triton's Gluon has what it needs, else None."""
+    return prepared(("Hopper's backward", device), hopper, "backward", device)
 
 
-def hopper_kernels(device: torch.device) -> tuple[ModuleType | None, ModuleType | None]:
-    """Return Hopper's forward and backward, with None for one that this GPU or this Triton lacks."""
+def hopper(direction: str, device: torch.device) -> ModuleType | None:
+    """Import Hopper's kernels for one direction, or return None on other GPUs, without Gluon, or if interpreted."""
     if device.type != "cuda" or torch.version.hip or interpreter.switched_on():
-        return None, None
+        return None
     if torch.cuda.get_device_capability(device) != (9, 0):
-        return None, None
+        return None
     try:
-        from fa2_lab.kernels.hopper.forward import launch as forward
+        return import_module(f"fa2_lab.kernels.hopper.{direction}.launch")
     except (ImportError, AttributeError) as error:
-        warn_once("Hopper's forward", error)
-        return None, None
-    try:
-        from fa2_lab.kernels.hopper.backward import launch as backward
-    except (ImportError, AttributeError) as error:
-        warn_once("Hopper's backward", error)
-        return forward, None
-    return forward, backward
+        warn_once(f"Hopper's {direction}", error)
+        return None
 
 
 # Kernels that this Triton cannot compile ------------------------------------------------------------------------

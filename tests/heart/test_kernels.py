@@ -51,8 +51,9 @@ def test_hopper_s_kernels_are_for_hopper(capability, hip, interpreted, monkeypat
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(choice.interpreter, "switched_on", lambda: interpreted)
     here = capability == (9, 0) and not hip and not interpreted
-    assert [x is not None for x in choice.hopper_kernels(torch.device("cuda", 0))] == [here, here]
-    assert choice.hopper_kernels(torch.device("cpu")) == (None, None)
+    for direction in ("forward", "backward"):
+        assert (choice.hopper(direction, torch.device("cuda", 0)) is not None) is here
+        assert choice.hopper(direction, torch.device("cpu")) is None
     assert choice.decode.starts_early(torch.device("cuda", 0)) is (capability >= (9, 0) and not hip)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=114))
     assert [launch.multiprocessors(torch.device(name)) for name in ("cuda", "meta")] == [114, 132]

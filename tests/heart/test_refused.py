@@ -191,11 +191,12 @@ def test_hopper_s_kernels_that_cannot_be_imported_are_named_once(missing, monkey
     monkeypatch.setitem(sys.modules, f"fa2_lab.kernels.hopper.{missing}", None)
     monkeypatch.delitem(sys.modules, f"fa2_lab.kernels.hopper.{missing}.launch", raising=False)
     with pytest.warns(RuntimeWarning, match=f"cannot compile Hopper's {missing}"):
-        found = choice.hopper_kernels(torch.device("cuda", 0))
-    assert [x is not None for x in found] == [missing == "backward", False]
+        assert choice.hopper(missing, torch.device("cuda", 0)) is None
+    other = dict(forward="backward", backward="forward")[missing]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        choice.hopper_kernels(torch.device("cuda", 0))
+        assert choice.hopper(missing, torch.device("cuda", 0)) is None
+        assert choice.hopper(other, torch.device("cuda", 0)) is not None
 
 
 def test_what_stands_in_keeps_no_tensor(hopper):
