@@ -122,10 +122,9 @@ def attention(
         check_lengths(key_lengths, q, k.shape[2])
     options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], k.shape[2]))
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
-    who: dict[str, Any] = dict(portable=backend == "portable", reference=not runs_on_triton(backend, q.device.type))
-    who |= dict(num_splits=splits_asked(num_splits), bias=bias)
     dropout_p = real_number("dropout_p", dropout_p, "a probability, 0 ≤ p < 1", lambda p: 0 <= p < 1)
-    options = options._replace(scale=scale, dropout_p=dropout_p, **who)
+    options = options._replace(portable=backend == "portable", reference=not runs_on_triton(backend, q.device.type))
+    options = options._replace(scale=scale, dropout_p=dropout_p, num_splits=splits_asked(num_splits), bias=bias)
     check_bias(bias, options.reference)
     check_sinks(sinks, options)
     drawn = seed_tensor(seed, q.device) if dropout_p else None
