@@ -50,7 +50,7 @@ class Algorithm:
 
 
 def steps(text: str) -> tuple[Line, ...]:
-    """Return an algorithm's lines from its text, which is indented by the loops and has errata in brackets."""
+    """Return the lines of an algorithm whose text is indented by its loops and has errata in brackets."""
     found = []
     for number, line in enumerate(dedent(text).strip().splitlines(), 1):
         words, _, errata = line.rstrip("]").partition("  [")

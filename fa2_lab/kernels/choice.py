@@ -103,8 +103,7 @@ def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: 
 
 
 def with_bias(options: Options) -> str:
-    """Return words that add the bias to a kernel's name, because it is the first suspect if the kernel does not
-    compile."""
+    """Return what the bias adds to a kernel's name: it is the first suspect if the kernel does not compile."""
     return "" if options.bias is None else f" with the bias {options.bias.__name__}"
 
 

@@ -99,7 +99,7 @@ class Rows:
 
     @gluon.jit
     def start(self, n, which: gl.constexpr):
-        """Consumer: what S (0) or dP (1) start from, a number for each row."""  # (1, B_r)
+        """Consumer: return what S (0) or dP (1) starts from, one number per row."""  # (1, B_r)
         # Threads read here what the copy engine will write anew: exchange() fences between this and release().
         both = self.starts.index(n & 1)
         both = both.reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))

@@ -80,7 +80,7 @@ class Semaphore:
 
     @gluon.jit
     def pass_on(self, number):
-        """It is the next one's turn, as soon as all that the copy engine was given is in memory."""
+        """Pass the turn to the next consumer, once everything given to the copy engine is in memory."""
         gl.inline_asm_elementwise(IN_MEMORY, "=r", [], gl.int32, is_pure=False, pack=1)
         all_threads()  # one of them has given it to the copy engine, another one counts
         gl.atomic_add(self.counters + number, 1, sem="release")

@@ -34,7 +34,7 @@ class BackwardSizes:
 
     @property
     def W(self) -> int:
-        """Columns of a consumer's part of dQ, which has 64 rows."""
+        """Return the columns of a consumer's part of dQ, which has 64 rows."""
         return self.B_r * self.d_pad // 128
 
 

@@ -37,7 +37,7 @@ def add_tile(x, sums, at, place):
 
 @gluon.jit
 def add_lines(x, sums, at, place):
-    """Have as many lines as the place has room for added to HBM, from line `at` on."""  # (128, 32)
+    """Have the lines of x, for which `place` has room, added to HBM from line `at` on."""  # (128, 32)
     tma.store_wait(0)  # what was there before has been read
     place.store(x)
     fence_async_shared()

@@ -39,7 +39,7 @@ def first_state(s, scale_log2):
 
 @gluon.jit
 def softmax_step(s, m, scale, l, scale_log2):
-    """One tile of scores s (64, B_c) into m, its scale and l: p, and alpha, by which what came before shrinks."""
+    """Take a tile of scores s (64, B_c) into m, its scale and l. Also return p, and alpha for earlier sums."""
     x = by_lanes(s)
     m, scale, alpha = update_row_max(m, scale, largest(x), scale_log2)  # (64, 4)  FA2.A1.L9
     p = gl.exp2(along(scale, x) * x - along(m, x))  # (64, B_c / 8, 4, 2)  FA2.A1.L9
@@ -70,7 +70,7 @@ def along(state, x):
 
 @gluon.jit
 def largest(x):
-    """Each lane's largest score of a row, (64, 4), as a tree: in a chain each maximum would wait for the one before."""
+    """Return each lane's largest score of a row, (64, 4), by a tree. In a chain, each maximum waits for another."""
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
     pairs = gl.max(x, 3)
     fours = pairs.reshape([x.shape[0], 4, x.shape[1] // 4, 4])
@@ -164,7 +164,7 @@ class SeenColumns:
 
 @gluon.jit
 def mask(s, sees, first):
-    """Scores, −inf outside of each row's interval; `first` is the tile's first column."""
+    """Return the scores, with −inf outside of each row's interval. `first` is the tile's first column."""
     col = gl.arange(0, s.shape[1], gl.SliceLayout(0, accumulator(s.shape[1])))[None, :]
     s = gl.where((col & ~6) < (sees.end - first)[:, None] - (col & 6), s, NEG_INF)
     if sees.begin is not None:
