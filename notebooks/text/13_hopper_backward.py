@@ -50,19 +50,19 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 #
 # ## What does one pass save?
 #
-# The backward pass has a short ladder of its own, from `ladder/b00_atomics.py` to `b02_one_pass.py`. The last column of
-# the next table shows how the rungs differ. This chapter reads the kernel that `attention()` runs, which also makes one
+# The backward pass has its own short ladder, from `ladder/b00_atomics.py` to `b02_one_pass.py`. The last column of the
+# next table shows how the rungs differ. This chapter reads the kernel that `attention()` runs, which also makes one
 # pass.
 #
 # | rung | passes | matmuls per tile | what adds to dQ |
 # | --- | --- | --- | --- |
-# | b00 atomics (Algorithm 2) | one | five | every thread, one number at a time |
+# | b00 atomics (Algorithm 2) | one | five | every thread, one value at a time |
 # | b01 two passes (chapter 09) | two | seven | only the program that owns the row |
 # | b02 one pass, and this chapter's kernel | one | five | TMA, one tile at a time |
 #
 # The second pass computes $S$, $dP$ and the exponentials again. A single pass saves this repetition, which makes up two
 # of the seven matmuls and half of the exponentials. In exchange, it has to add a tile to dQ, in fp32, for every tile of
-# scores. Another unit should do this addition, so that the warps can go on.
+# scores. Ideally, another unit does this addition, so that the warps can go on with their work.
 
 # %% tags=["hide-input"]
 show("passes")
@@ -103,10 +103,10 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); t
 # registers each. dK and dV stay in registers for the whole column block. For a row block of $B_r$ rows, a consumer also
 # needs $S$ and $dP$, which are 64 × $B_r$ each, and half of dQ. The other consumer computes the other half.
 #
-# How many registers does this take? As long as everything is in fp32, each number takes one register, and a consumer's
-# 128 threads share the numbers. So each thread needs 64 · d / 128 registers for dK and the same number for dV, 64 ·
-# $B_r$ / 128 each for $S$ and $dP$, and $B_r$ · d / 256 for half of dQ. P overwrites $S$, so it needs no registers of
-# its own. In total, one thread needs:
+# How many registers does this take? As long as everything is in fp32, each value takes one register, and a consumer's
+# 128 threads share the values evenly. So each thread needs 64 · d / 128 registers for dK and the same number for dV,
+# 64 · $B_r$ / 128 each for $S$ and $dP$, and $B_r$ · d / 256 for half of dQ. P overwrites $S$, so it needs no registers
+# of its own. In total, one thread needs:
 #
 # | | dK and dV | with S and dQ | with P and dP | all at once |
 # | --- | ---: | ---: | ---: | ---: |
@@ -114,11 +114,11 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); t
 # | d = 128, $B_r$ = 64 | 128 | 192 | 192 | 224 |
 # | d = 128, $B_r$ = 128 | 128 | 256 | 256 | 320 |
 #
-# At d = 128, row blocks of 128 rows would take too many registers, so row blocks have only 64 rows there. At d = 64
+# At d = 128, row blocks of 128 rows would take too many registers, so row blocks have only 64 rows there. At d = 64,
 # they have 128. Even so, holding everything at once would leave only 16 of the 240 registers for the rest of the code.
-# The registers therefore decide the order of a step: $S$, $dP$ and dQ must never be present all together. In the
-# kernel, $S$ is present together with the previous row block's dQ, and $dP$ begins only after that dQ has been handed
-# over.
+# The registers therefore decide the order of a step, because a thread must never hold $S$, $dP$ and dQ all at the same
+# time. In the kernel, it holds $S$ together with the previous row block's dQ, and $dP$ begins only after that dQ has
+# been handed over.
 
 # %% tags=["hide-input"]
 show("live_registers")
@@ -128,12 +128,12 @@ show("live_registers")
 #
 # ## The same step, with its waits
 #
-# Now we write the step as a Python generator that leaves out the numbers but yields everything the step waits for.
-# `block.start` gives a unit some work and returns immediately. With d = 128 and 64 rows, one consumer's matmul has 2 ·
-# 64 · 64 · 128 FLOPs and so takes 256 clocks at 4,096 FLOPs per clock. Its 64 · 64 exponentials, at 16 per clock, also
-# take 256 clocks. If both consumers use the same unit at once, each of these jobs takes 512 clocks. Additions to dQ are
-# different, because they run side by side, each as if it were alone. We guess that an addition takes 600 clocks, and
-# the question below tries other values. In the first version of the step, each job waits for the previous one:
+# Now we write the step as a Python generator that leaves out the arithmetic but yields everything that the step waits
+# for. `block.start` gives a unit some work and returns immediately. With d = 128 and 64 rows, one consumer's matmul has
+# 2 · 64 · 64 · 128 FLOPs and so takes 256 clocks at 4,096 FLOPs per clock. Its 64 · 64 exponentials, at 16 per clock,
+# also take 256 clocks. If both consumers use the same unit at once, each of these jobs takes 512 clocks. Additions to
+# dQ are different, because they run side by side, each as if it were alone. We guess that an addition takes 600 clocks,
+# and the question below tries other values. In the first version of the step, each job waits for the previous one:
 
 # %%
 def one_by_one(block, ds_filled, T, add=600):
@@ -233,29 +233,30 @@ show("backward_step")
 # %% [markdown]
 # ## Where do two consumers meet?
 #
-# dQ needs dS for all 128 keys, but each consumer has only 64 of them. Each consumer therefore writes its dS into shared
-# memory and arrives at a barrier. Once both have arrived, each of them computes its half of dQ, in the next step. With
-# 64 rows, a half covers half of the d columns, and with 128 rows, it covers 64 of the rows. Either way, it is a sum
-# over all 128 keys, so it takes the dS of both consumers.
+# dQ needs dS for all 128 keys, but each consumer computes dS for only 64 of them. Each consumer therefore writes its dS
+# into shared memory and arrives at a barrier. Once both have arrived, each of them computes its half of dQ, in the next
+# step. With 64 rows, a half covers half of the d columns, and with 128 rows, it covers 64 of the rows. Either way, this
+# half of dQ is a sum over all 128 keys, so it needs dS from both consumers.
 #
-# No second barrier has to announce that a consumer has finished reading, because there are two buffers for dS. Steps n
-# − 1 and n + 1 use the same buffer. Before a consumer writes dS for step n + 1 into it, it has seen the other consumer
-# arrive for step n. The other consumer arrives for step n only after its dQ for step n − 1 is done, and this dQ was the
-# last to read the buffer. By the time the buffer is overwritten, it has therefore been read.
+# No second barrier has to announce that a consumer has finished reading, because there are two buffers for dS. Steps
+# n − 1 and n + 1 use the same buffer. Before a consumer writes its dS for step n + 1 into that buffer, it has waited
+# for the other consumer to arrive for step n. The other consumer arrives for step n only after its dQ for step n − 1 is
+# done, and that matmul was its last to read the buffer. No consumer can therefore overwrite the buffer while the other
+# is still reading it.
 #
 # ## Which unit performs four billion additions?
 #
-# Each column block of 128 keys adds $N \times d$ numbers to dQ. With N = 16,384, d = 128 and 16 heads, there are 128
-# column blocks per head. This makes 16 · 128 · 16,384 · 128 = 4.3 billion additions in fp32, each of which reads four
-# bytes and writes four. If these numbers were read from HBM and written back to it, 34 GB would have to move, which
-# takes 7 ms at 4.8 TB/s. All five matmuls together take only 5.6 ms if the tensor cores are never idle.
+# Each column block of 128 keys adds $N \times d$ values to dQ. With N = 16,384, d = 128 and 16 heads, there are 128
+# column blocks per head. In total, there are 16 · 128 · 16,384 · 128 = 4.3 billion additions in fp32, each of which
+# reads four bytes and writes four. If these values were read from HBM and written back to it, 34 GB would have to move,
+# which would take 7 ms at 4.8 TB/s. All five matmuls together take only 5.6 ms if the tensor cores are never idle.
 #
 # In b00, the threads perform these additions one by one. However, TMA can also add. A **bulk reduction**, or TMA
-# reduction, is a TMA copy from shared memory to global memory that adds to the old contents. One thread names a tile in
-# shared memory and an address in the fp32 dQ buffer, and then it goes on. As in FlashAttention-3, it is L2 that carries
-# out the additions. One head's fp32 dQ takes 16,384 · 128 · 4 bytes, which is 8 MiB, so it stays in L2. To keep it
-# there, the kernel works through one head after another if there is no mask. With a mask, it runs several heads side by
-# side, but only as many as fit into L2.
+# reduction, is a TMA copy from shared memory to global memory that adds to the old contents. One thread specifies a
+# tile in shared memory and an address in the fp32 dQ buffer, and then goes on with its work. As in FlashAttention-3, L2
+# carries out the additions. One head's fp32 dQ takes 16,384 · 128 · 4 bytes, which is 8 MiB, so it stays in L2. To keep
+# it there, the kernel works through one head after another if there is no mask. With a mask, it runs several heads side
+# by side, but only as many as fit into L2.
 
 # %%
 show("pipes_backward")
@@ -263,7 +264,7 @@ show("pipes_backward")
 # %% [markdown]
 # The picture shows the whole thread block, with the rings and the mailbox from chapter 12b. A consumer waits for seven
 # things. Five of them have arrows in the picture, namely the mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$
-# together) and the other consumer's dS. The other two, which have no arrow, are the consumer's own matmuls, and the
+# together) and the other consumer's dS. The other two have no arrow. They are the consumer's own matmuls, and the
 # moment at which TMA has finished reading the dQ buffer.
 
 # %% [markdown]
@@ -273,8 +274,8 @@ show("pipes_backward")
 #
 # `Rows` is a ring with two stages. Three copies fill a stage: one brings Q, one brings dO, and one brings the *starts*,
 # which are a row of $-L/\tau$ and a row of $-D$. All three share one barrier, so a single arrival announces the bytes
-# of all of them. The method `start` reads $-L/\tau$ or $-D$. In Sᵀ the queries are columns, and each thread reads the
-# numbers for its own queries:
+# of all of them. The method `start` reads $-L/\tau$ or $-D$. In Sᵀ, the queries are columns, and each thread reads the
+# values for its own queries:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/rows.py", "Rows.start")
@@ -295,10 +296,11 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 
 # %% [markdown]
 # `steps` is the number of row blocks that see this column block, and `take` waits for K and V. The first step, the
-# *prologue*, comes before the loop. `ds=None` tells it that there was no previous row block, so it has no dQ to
-# compute. The *epilogue* after the loop computes dQ for the last row block. Because dQ = dS K needs K, K is released
-# after the epilogue, whereas V is released before it. `finish` writes dK and dV by TMA copies from the buffer that held
-# dQ. `dq_semaphore.wait_for_room` belongs to the *turns* of part 4, and it does nothing if there are no turns.
+# *prologue*, comes before the loop. The argument `ds=None` means that there was no previous row block, so this step has
+# no dQ to compute. The *epilogue* after the loop computes dQ for the last row block. Because dQ = dS K needs K, K is
+# released after the epilogue, whereas V is released before it. `finish` writes dK and dV by TMA copies from the buffer
+# that held dQ. `dq_semaphore.wait_for_room` belongs to the *turns* of part 4, and it does nothing if there are no
+# turns.
 #
 # `interval` returns the first row that sees each key, and also `CUT`, which is true if there is any
 # mask at all. At d = 128 without a mask, `hold` keeps half of V in 16 registers, because this half is the same for all
@@ -306,7 +308,7 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 #
 # ## The step
 #
-# At d = 128 under the causal mask, the step has the same order as `kernel_order`, line by line. In all other cases
+# At d = 128 under the causal mask, the step has the same order as `kernel_order`, line by line. In all other cases,
 # `dv_late` is on, so matmul 2 starts only after dS:
 
 # %% tags=["nbval-ignore-output"]
@@ -322,12 +324,13 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | second `wait` | dV, unless it starts late | dQ |
 # | `add_dq` | dV, unless it starts late | TMA, until the buffer is free |
 #
-# Why does dV's matmul start late? P in fp32 is needed until dS has been computed. If dV's matmul started early, the
-# thread would have to hold P in 16 bits as well while dP runs. These are 64 · $B_r$ numbers of half a register each, or
-# $B_r$ / 4 registers per thread. At d = 64, where $B_r$ is 128, this adds 32 registers to the 192 from the table in
-# part 1, so the thread would need 224 of its 240. At d = 128 it adds only 16, but without a mask `hold` takes another
-# 16 for half of V, which also makes 224. Too few registers would be left for the rest of the code, so dV waits. Under
-# the mask at d = 128, however, the sum is only 208, and dV starts early.
+# Why does dV's matmul start late? The step needs P in fp32 until it has computed dS. If dV's matmul started early, the
+# thread would also have to hold a 16-bit copy of P while dP runs. This copy has 64 · $B_r$ values of half a register
+# each, so it takes $B_r$ / 4 registers per thread. At d = 64, where $B_r$ is 128, this adds 32 registers to the 192
+# from the table in part 1, so the thread would need 224 of its 240. At d = 128, it adds only 16, but without a mask,
+# `hold` takes another 16 for half of V, so the thread would again need 224. Too few registers would be left for the
+# rest of the code, so dV waits. Under the mask at d = 128, however, the thread needs only 208 in all, and dV starts
+# early.
 #
 # If dV waits, nothing needs P before dS, so `ptxas`, NVIDIA's assembler, is free to move exponentials down, past the
 # wait for dQ. The next table shows where one step's exponentials run, per thread, as compiled with Triton 3.9:
@@ -366,8 +369,8 @@ read(KERNEL, "exchange")
 #
 # **because its registers could otherwise be overwritten too early.** `p_half` is the left operand of dV's matmul, and
 # the tensor cores read it from its registers until that matmul ends. The compiler does not know this, and without
-# `deps` it would see no later use of these registers. The first answer is wrong because the 0 means that no matmul may
-# still be running. The third is wrong because P never goes through shared memory.
+# `deps` it would see no later use of these registers. The first answer is wrong because the wait's argument, 0, means
+# that no matmul may still be running. The third is wrong because P never goes through shared memory.
 # </details>
 
 # %% [markdown]
@@ -379,8 +382,8 @@ read("hopper/backward/sums.py", "add_lines")
 # %% [markdown]
 # These lines are the whole handover. The consumer first waits until TMA has read the buffer's old contents, and then it
 # stores its tile, issues a fence and starts the addition. The tile is stored in the order in which the threads hold it
-# in their registers, so no numbers have to be shuffled. Only the last of the three kernels below puts the sums into
-# their proper order.
+# in their registers, so no values have to be moved between threads. Only the last of the three kernels below puts the
+# sums into their proper order.
 
 # %% tags=["hide-input"]
 show("dq_path")
@@ -394,9 +397,9 @@ show("dq_path")
 # | `backward_kernel` | one per SM | makes the one pass, writes dK and dV, and adds to the fp32 dQ buffer |
 # | `bwd_postprocess` | one for each consumer's part of a tile | reads the sums, puts them in order, multiplies by $\tau$, and rounds to 16 bits |
 #
-# A launch takes a few µs. To hide this time, the second and the third kernel are launched before their predecessor has
-# ended, which is called *programmatic dependent launch* (PDL). The first one is launched in the usual way, because it
-# follows kernels that belong to PyTorch. Programs that start early take the SMs as these become free, set up their
+# A launch takes a few µs. To hide this time, the second and the third kernel are each launched before their predecessor
+# has ended, which is called *programmatic dependent launch* (PDL). The first one is launched in the usual way, because
+# it follows kernels that belong to PyTorch. Programs that start early take the SMs as these become free, set up their
 # barriers, and stop at `gdc_wait` until the *whole* previous kernel has ended. Only then do they touch what that kernel
 # wrote. So a kernel's setup overlaps with its predecessor, but its real work does not.
 #
@@ -441,11 +444,11 @@ for idea in (
 display(Markdown("\n".join(ideas.table("backward"))))
 
 # %% [markdown]
-# We kept three of them. The programmatic dependent launch from part 3 matters if there are few rows. Running fewer
-# heads at the same time matters if there are many rows and no pauses between calls. The third idea reorders the
-# instructions for calls that ask for *the same bits* in every run, as explained below. It makes these calls faster,
-# although up to 48 bytes per thread no longer fit into registers and *spill* into slower memory. *Heads of 8 MiB* means
-# that the heads running side by side have 8 MiB of Q and dO together.
+# We kept three of them. The programmatic dependent launch from part 3 helps if there are few rows. Running fewer heads
+# at the same time helps if there are many rows and no pauses between calls. The third idea reorders the instructions
+# for calls that ask for *the same bits* in every run, as explained below. It makes these calls faster, although up to
+# 48 bytes per thread no longer fit into registers and *spill* into slower memory. *Heads of 8 MiB* means that Q and dO
+# of all heads running side by side take 8 MiB together.
 #
 # ## Too few column blocks
 #
@@ -461,8 +464,8 @@ show("waves_divided")
 # ## Do you get the same bits in every run?
 #
 # **Predict.** It is a matter of chance which column block adds first, and an fp32 sum depends on the order of its
-# terms. Let 128 column blocks add to 8,192 numbers in two different orders. After rounding to bf16, how many of the
-# 8,192 numbers differ?
+# terms. Suppose that 128 column blocks add to 8,192 values of dQ, first in one order and then in another. After
+# rounding to bf16, how many of the 8,192 sums differ?
 #
 # - ☐ about 4,000
 # - ☐ about 300
@@ -471,7 +474,7 @@ show("waves_divided")
 # <details><summary>Answer</summary>
 #
 # **fewer than 10.** The rounding to bf16 is thousands of times coarser than the difference between the two orders. Only
-# a number that is almost exactly halfway between two bf16 numbers can be rounded differently.
+# a sum that is almost exactly halfway between two bf16 numbers can be rounded differently.
 #
 # ```python
 # some = np.random.default_rng(1).standard_normal((128, 8192)).astype(np.float32)
@@ -488,23 +491,24 @@ show("waves_divided")
 # </details>
 #
 # As long as column blocks are not divided, dK and dV each have one owner, which adds in a fixed order. dQ has no single
-# owner and no fixed order, so a few of its numbers differ from run to run, even in bf16.
+# owner and no fixed order, so a few of its values differ from run to run, even in bf16.
 #
 # ## What does a deterministic dQ cost?
 #
 # If you need to repeat a training run bit for bit, call `torch.use_deterministic_algorithms(True)`. A kernel can be
 # made deterministic in two ways:
 #
-# | way | what adds to a number of dQ | cost |
+# | way | what adds to a value of dQ | cost |
 # | --- | --- | --- |
 # | two passes (b01, the portable kernels) | one owner, in one order | seven matmuls instead of five |
 # | turns (FlashAttention-3, this kernel) | all column blocks, in a fixed order | waiting |
 #
 # A **turn** is the right to add next, which is why this way is also called *ordered accumulation*. For each part of dQ,
-# a counter in HBM, the *semaphore*, records how many column blocks have added to it so far. A column block adds its
-# part once the counter shows that all the column blocks before it have added theirs. When its sum has arrived, the
-# counter goes up by one. Since a warp that waits for its turn can do nothing else, each consumer has a *writer*, which
-# is a separate warp that waits, adds and counts for it:
+# a counter in HBM, the *semaphore*, records how many column blocks have added to that part so far. A column block adds
+# its own contribution once the counter shows that all the column blocks before it have added theirs. When that addition
+# has reached memory, the counter goes up by one. Since a warp that waits for its turn can do nothing else, each
+# consumer has a *writer*. This is a separate warp that waits for the turn, adds, and increments the counter on the
+# consumer's behalf:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
@@ -513,11 +517,11 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # - The consumer stores its part, arrives at `handed` and goes on. One step later, while matmuls are running, it calls
 #   `wait_for_room`, which returns once the writer's addition has read that part.
 # - `wait` reads the counter again and again, in PTX, until the right number of column blocks have added. `ld.acquire`
-#   is a load that is complete before anything after it begins. TMA reaches memory by a different path, however, so a
-#   fence is needed to keep the addition from beginning before that load is complete.
-# - `store_wait` returns when the part has been *read*, so the consumer may then overwrite it. `pass_on` waits until the
-#   sum has *arrived*, which is later, and then it counts. Because this count is a `release`, a warp that reads the new
-#   count is sure to find the sum as well.
+#   is a load that completes before any later memory access begins. TMA accesses memory through a different path,
+#   however, so a fence is needed to keep the addition from beginning before that load is complete.
+# - `store_wait` returns when the part has been *read*, so the consumer may then overwrite it. `pass_on` waits longer,
+#   until the sum has *arrived*, and then increments the counter. Because this increment is a `release`, a warp that
+#   reads the new count is guaranteed to see the sum as well.
 #
 # **Predict.** Under the causal mask, a column block begins with the row block on its diagonal. The turns can go from
 # the last column block to the first, or from the first to the last. Which order is better?
@@ -538,16 +542,16 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # each one addition later than the one before, and they keep this distance from then on.
 #
 # **Can this deadlock?** It cannot, with or without a mask, provided that every column block that another one waits for
-# does get handed out. The last column block of each head is handed out first, and at each row block, the turns also go
+# is really handed out. The last column block of each head is handed out first, and at each row block, the turns also go
 # from the last column block to the first. So a column block only ever waits for one that was handed out earlier. That
-# one is either running or done, because a column block is only handed out to a program that is running.
+# earlier block is either running or done, because a column block is only handed out to a program that is running.
 #
-# For packed sequences, this proviso depends on numbers in HBM. The kernel counts a sequence's column blocks from its
-# length. A program, however, finds its sequence by bisecting the cumulative sequence lengths, which works only if they
-# never decrease. With cumulative lengths such as 0, 700, 300, 1000, some blocks of the first sequence are never found
-# by any program, and a writer that waited for them would wait for ever. For this reason, `bwd_preprocess` checks the
-# cumulative lengths and, if they decrease anywhere, initializes all counters with the bits of a NaN. Read as integers,
-# these bits exceed every turn, so no writer waits, and dQ comes out as NaN.
+# For packed sequences, this condition depends on data in HBM. The kernel computes the number of a sequence's column
+# blocks from its length. A program, however, finds its sequence by bisecting the cumulative sequence lengths, which
+# works only if they never decrease. With cumulative lengths such as 0, 700, 300, 1000, some blocks of the first
+# sequence are never found by any program, and a writer that waited for one of them would wait forever. For this reason,
+# `bwd_preprocess` checks the cumulative lengths and, if they decrease anywhere, initializes all counters with the bits
+# of a NaN. Read as integers, these bits exceed every turn, so no writer waits, and dQ comes out as NaN.
 #
 # The recorded times show what the two ways cost:
 
@@ -568,9 +572,9 @@ for row in repeated:
 
 # %% [markdown]
 # Turns are the cheaper way. At d = 64 under the mask, they cost FlashAttention-3 less than they cost this kernel, but
-# in all other cases they cost it more. The measurements do not show why, because both kernels use a writer warp,
-# barriers and counters in HBM. Two passes cost more, and the second pass is not the only reason, because the portable
-# kernels also lack producers and rings.
+# in all other cases, they cost FlashAttention-3 more. The measurements do not show why, since both kernels use a writer
+# warp, barriers and counters in HBM. Two passes cost more, and the second pass is not the only reason, because the
+# portable kernels also lack producers and rings.
 #
 # **What you will get.** `torch.use_deterministic_algorithms(True)` does one more thing. Unless you set
 # `torch.utils.deterministic.fill_uninitialized_memory = False`, PyTorch fills every new tensor with NaN before a kernel
@@ -582,8 +586,8 @@ for row in repeated:
 # ## How fast is it?
 #
 # The next cell shows the FA2 paper's grid, with 16,384 tokens and a hidden size of 2,048, from one run on an H200 and
-# one on an H100. It also includes problems with one long sequence, where FlashAttention-4 takes part. The lines below
-# the speeds give our speed divided by theirs.
+# one on an H100. It also includes problems with one long sequence, for which FlashAttention-4 was measured as well. The
+# lines below the speeds give our speed divided by theirs.
 
 # %% tags=["hide-input"]
 def mean_ratio(asked, peer):
@@ -609,19 +613,20 @@ for name, peer, asked in (
     print("over {:42} geometric mean {:.2f}, from {:.2f} to {:.2f}".format(name, *mean_ratio(asked, peer)))
 
 # %% [markdown]
-# On one long sequence, FlashAttention-4 is ahead by a few percent, and FlashAttention-3 is hardly ahead.
-# [RESULTS.md](../RESULTS.md) lists all versions. On the roofline, an addition to dQ counts as 8 bytes, as in chapter
-# 09, because L2 both reads and writes the number. The column blocks here have 128 keys rather than chapter 09's 64, so
-# they add half as often. L2 could therefore almost keep up with the tensor cores:
+# On one long sequence, FlashAttention-4 is ahead of our kernel by a few percent, and FlashAttention-3 by hardly
+# anything. [RESULTS.md](../RESULTS.md) lists the versions of all implementations. On the roofline, an addition to dQ
+# counts as 8 bytes, as in chapter 09, because L2 both reads and writes the sum. The column blocks here have 128 keys
+# rather than chapter 09's 64, so they add half as often. L2 could therefore almost keep up with the tensor cores:
 
 # %% tags=["hide-input"]
 show("limits_one_pass")
 
 # %% [markdown]
-# With the order used under the causal mask, the model kept the tensor cores busy all the time. Without a mask, as in
-# the picture, the exponentials come later, and the kernel reaches 641 of 989 TFLOP/s. But even a large matmul reaches
-# only 797 TFLOP/s on this GPU, because the power limit lowers its clock. Moreover, the model only has three units. It
-# leaves out rounding, the path of dS and dQ through shared memory, and the beginning and end of each column block.
+# With the order used under the causal mask, the model in part 2 keeps the tensor cores busy all the time. Without a
+# mask, as in the picture, the exponentials come later, and the kernel reaches 641 of 989 TFLOP/s. But even a large
+# matmul reaches only 797 TFLOP/s on this GPU, because the power limit lowers its clock. Moreover, the model only has
+# three units. It leaves out rounding, the path of dS and dQ through shared memory, and the beginning and end of each
+# column block.
 
 # %% [markdown]
 # ## Recap
@@ -631,7 +636,7 @@ show("limits_one_pass")
 # - A consumer owns 64 keys and keeps their dK and dV in registers. Keys are the rows of each tile, so only dS has to be
 #   transposed.
 # - At d = 128 under the mask, a step computes S, then the exponentials alongside the previous step's dQ, and then dV,
-#   dP and dK. In all other cases dV comes after dS, because registers are scarce.
+#   dP and dK. In all other cases, dV comes after dS, because registers are scarce.
 # - The terms of dQ are added in no fixed order, so its last bits differ from run to run. A deterministic dQ takes
 #   either a second pass or turns, and turns are cheaper.
 
@@ -640,9 +645,9 @@ show("limits_one_pass")
 #
 # **Build.** S and dP do not need each other. Write `my_order`, which starts both at once and then lets the exponentials
 # run alongside dP. dQ stays in its own step, and only its addition continues into the next. Keep the labels from
-# `kernel_order`, because the check rejects work that starts before its operands are there. Is your order as fast as
-# `kernel_order`? The model has no registers, so count them as in part 1. How many does a thread need at once at d =
-# 128, and how many would it need if the previous step's dQ ran alongside S and dP?
+# `kernel_order`, because the check uses them to reject work that starts before its operands are ready. Is your order as
+# fast as `kernel_order`? The model has no registers, so count them as in part 1. How many does a thread need at once at
+# d = 128, and how many would it need if the previous step's dQ ran alongside S and dP?
 
 # %%
 def my_order(block, ds_filled, T, add=600):
@@ -675,10 +680,10 @@ judge_step(my_order)
 #         added = block.start("copy", add, f"add dQ {n}")
 # ```
 # A step takes 2,572 clocks, so in the model this order is as good as the kernel's own. Like the kernel's own order, it
-# needs 192 registers, because S and dP are present together with dK and dV. By the time dQ begins, P and dS are in 16
-# bits. If the previous step's dQ ran alongside S and dP, a thread would need 224 of its 240 registers before anything
-# else. That is what the table of ideas calls *S and dP started together*, and it was slow. We have not tried your order
-# in the kernel.
+# needs 192 registers, because a thread holds S and dP together with dK and dV. By the time dQ begins, P and dS are in
+# 16 bits. If the previous step's dQ ran alongside S and dP, these values alone would take 224 of a thread's 240
+# registers. That is what the table of ideas calls *S and dP started together*, and it was slow. We have not tried your
+# order in the kernel.
 # </details>
 
 # %% [markdown]
