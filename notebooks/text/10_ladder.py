@@ -6,11 +6,11 @@
 #
 # **What did each change gain on a real GPU, and why?**
 #
-# Chapter 08 wrote a kernel that gives the right answer. This chapter makes it fast, in the way that a GPU programmer
-# works. First, you guess what the kernel is waiting for, and read the counters that could refute the guess. Then you
-# find the machine instructions behind the longest wait, change one thing, and time the kernel again. We go through two
-# such rounds slowly, from rung 09 of the ladder to rung 11. All the other rungs came out of the same loop, each with a
-# different cause, and they fit on one screen.
+# In chapter 08, we wrote a kernel that gives the right answer. This chapter makes it fast, in the way that a GPU
+# programmer works. First, you guess what the kernel is waiting for, and read the counters that could refute the guess.
+# Then you find the machine instructions behind the longest wait, change one thing, and time the kernel again. We go
+# through two such rounds slowly, from rung 09 of the ladder to rung 11. All the other rungs came out of the same loop,
+# each with a different cause. A list of them fits on one screen.
 #
 # The package contains the same attention 24 times, as a *ladder*. Rung 00 is standard attention, and each rung changes
 # one thing about the previous one. A model predicts what each change should gain, and whenever the prediction and the
@@ -18,10 +18,10 @@
 #
 # After this notebook you can
 #
-# - time a GPU call in such a way that another person gets the same number,
+# - time a GPU call so that another person gets the same result,
 # - trace a stall that a profiler reports to the instructions behind it, and find a change that removes it,
 # - predict what a change gains from the kernel's registers, its instructions and the size of the launch,
-# - decide whether a kernel is limited by bytes, by instructions, by another matmul, or by the power supply.
+# - decide whether a kernel is limited by bytes, by instructions, by waits for its own matmuls, or by the power supply.
 #
 # *Time: 80 minutes, half of them for the walk from rung 09 to rung 11. Hardware: any laptop with Linux; all
 # measurements were recorded on one GPU. Before this: [06](06_parallelism.ipynb), [08](08_triton_forward.ipynb) and [09
@@ -52,7 +52,7 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # The *host* is the computer that gives the GPU its orders. It puts a kernel into a queue and goes on, so a stopwatch
 # around the call only times how long it takes to enter the queue. We therefore let the GPU itself record the time at
-# two *events* in the queue, one before the call and one after it (chapter 08). Each of the other rules prevents a
+# two *events* in the queue, one before the call and one after it (chapter 08). Each of our other rules prevents one
 # particular mistake:
 #
 # | rule | what goes wrong without it |
@@ -105,14 +105,14 @@ for number in ("09", "10", "11"):
     print(f"rung {number}: {speed_of:.0f} TFLOP/s, with 64 heads of 4,096 tokens, d = 128, no mask")
 
 # %% [markdown]
-# Rungs 09 to 11 compute the same numbers in the same tiles of 64 × 64, with the same four warps per program. Yet two
+# Rungs 09 to 11 compute the same values in the same tiles of 64 × 64, with the same four warps per program. Yet two
 # small changes make rung 11 more than 1.5 times as fast as rung 09. How would you find them?
 #
 # ## What does rung 09 wait for?
 #
 # In each step of its loop, rung 09 loads a tile of K and a tile of V, runs a matmul, computes the exponentials, and
-# runs another matmul. The time from the request for a number to its arrival is the load's *latency* (chapter 00).
-# During this time, a program of rung 09 can do nothing else, because its matmul needs the tile.
+# runs another matmul. The time from the request for a value to its arrival is the load's *latency* (chapter 00). During
+# this time, a program of rung 09 can do nothing else, because its matmul needs the tile.
 #
 # **Hypothesis.** Rung 09 waits for data. If this is true, its tensor cores should be idle for most of the time, and of
 # all the waits that the hardware counts, the wait for memory should be the longest. If either is not the case, the
@@ -128,7 +128,7 @@ for number in ("09", "10", "11"):
 # for _ in range(3): ladder.load('09').forward(q, k, v, False)"
 # ```
 #
-# It prints pages of numbers, but three of them are enough to begin with. The next cell shows them as they were
+# `ncu` prints pages of numbers, but three of them are enough to begin with. The next cell shows them as they were
 # recorded. Without a GPU, you can list the same counters with `fa2-lab ladder 09 10`:
 
 # %% tags=["hide-input"]
@@ -161,8 +161,8 @@ page("09")
 #
 # So the hypothesis survives. But where in the code is this wait? `fa2-lab xray 09 --full --sass` compiles the rung for
 # an H200, which does not require a GPU, and prints its machine code. From the loop without a mask, we keep only the
-# instructions that load, multiply, compute exponentials or wait. A number in front of an instruction tells you how
-# often it is repeated:
+# instructions that load, store, run matmuls, compute exponentials or wait. A number in front of an instruction tells
+# you how often it is repeated:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 KEPT = r"(?:@!?U?P\w+ )?(LDGSTS|LDGDEPBAR|LDG|STS|BAR\.SYNC|DEPBAR|WARPGROUP\.\w+|HGMMA|MUFU)"
@@ -193,14 +193,14 @@ listing("09")
 #
 # A warp does not wait at an `LDG` itself. The hardware marks the destination register as *not there yet* in a table,
 # the *scoreboard*, and the warp goes on. It has to stop at the first instruction that reads such a register, and here
-# that is the `STS`. In every step, then, the warp waits at an `STS` until the tile has come all the way from memory.
-# Only then do the matmuls begin, and while they run, no load for the next step is under way.
+# that is the `STS`. In every step, then, the warp waits at an `STS` until the tile has arrived from memory. Only then
+# do the matmuls begin, and while they run, no load for the next step is under way.
 #
 # ## What if the copies run ahead?
 #
-# The fix is to request a tile before it is needed, which is called *prefetching*. Inside a loop it becomes
-# *pipelining*: the copy of tile n + 1 or n + 2 is under way while tile n is in use. For this, shared memory needs room
-# for several tiles, which are the *stages* from chapter 07. In Triton, a single argument of the launch sets their
+# The fix is to request a tile before it is needed, which is called *prefetching*. In a loop, this is called
+# *pipelining*, because the copy of tile n + 1 or n + 2 is under way while tile n is in use. Shared memory then needs
+# room for several tiles, which are the *stages* from chapter 07. In Triton, a single argument of the launch sets their
 # number:
 #
 # ```diff
@@ -208,10 +208,10 @@ listing("09")
 # +    num_warps=4, num_stages=3
 # ```
 #
-# From the A100 on, GPUs then copy with a different instruction, `cp.async` (`LDGSTS` in machine code), which moves data
-# from L2 or DRAM straight into shared memory. There is no register in between that an `STS` would have to wait for, so
-# the warp starts the copy and goes on. Copies are counted in groups. `LDGDEPBAR` ends a group, and `DEPBAR` waits until
-# at most a given number of groups are still under way.
+# On an A100 or a newer GPU, the copies then use a different instruction, `cp.async` (`LDGSTS` in machine code), which
+# moves data from L2 or DRAM straight into shared memory. There is no register in between that an `STS` would have to
+# wait for, so the warp starts the copy and goes on. Copies are counted in groups. `LDGDEPBAR` ends a group, and
+# `DEPBAR` waits until at most a given number of groups are still under way.
 
 # %% [markdown]
 # The picture shows a program that has an SM to itself, first with one stage and then with three. With three stages, the
@@ -292,8 +292,8 @@ for stages in (1, 3):
 # In rung 09, however, a second program on the same SM already fills some of the gaps. This is why the package's model
 # (folded below) predicts a smaller gain for rung 10, a factor of 1.66.
 #
-# **Predict.** A copy takes 10 units and the work on a tile takes 5. How many stages does it take so that the work never
-# waits after the first tile?
+# **Predict.** A copy takes 10 units and the work on a tile takes 5. How many stages are needed so that, after the first
+# tile, the work never waits?
 #
 # - ☐ 2
 # - ☐ 4
@@ -343,12 +343,13 @@ listing("10")
 # and `WARPGROUP.DEPBAR` waits until matmuls that were started earlier have ended. A warp can read a result only after
 # such a wait.
 #
-# One tile's $QK^\top$ takes 8 such instructions, one for each 16 of d = 128, and its $PV$ takes 4, one for each 16 of
-# 64 keys. All 8 add into the same block of S, and no warp reads S before the last one has ended, so a single wait after
-# the eighth is enough. And indeed, rung 09 waits only twice per tile, once for each matmul. In rung 10, however,
-# there are 12 waits, one after each instruction. The tensor cores therefore stop after each instruction, until the
-# warps have noticed and have started the next one. The counters also include a reason called `gmma`, for matmuls, but
-# it is small here (0.16). The wait is probably counted as `barrier`, because the four warps meet there.
+# One tile's $QK^\top$ takes 8 such instructions, each of which covers 16 of the 128 dimensions, and its $PV$ takes 4,
+# each of which covers 16 of the 64 keys. All 8 add into the same block of S, and no warp reads S before the last one
+# has ended, so a single wait after the eighth is enough. And indeed, rung 09 waits only twice per tile, once for each
+# matmul. In rung 10, however, there are 12 waits, one after each instruction. The tensor cores therefore stop after
+# each instruction, until the warps have noticed and have started the next one. The counters also include a reason
+# called `gmma`, for matmuls, but it is small here (0.16). The wait is probably counted as `barrier`, because the four
+# warps meet there.
 #
 # Nothing in the Triton code asks for these waits. NVIDIA's compiler put them in, and it even tells us why, in messages
 # that Triton hides unless you set `TRITON_ALWAYS_COMPILE=1 TRITON_DUMP_PTXAS_LOG=1` before you run a kernel on a GPU.
@@ -366,12 +367,12 @@ listing("10")
 # masked tiles on the diagonal. Two paths lead to that wait. One of them comes out of the long loop, where a matmul may
 # still be adding to o. The other one skips the long loop, because a row block may have no tile without a mask, and then
 # ordinary instructions have set o to zero. The compiler probably cannot tell which of the two it has to wait for, so it
-# makes every matmul of the kernel end before the next one starts.
+# makes each `wgmma` in the kernel end before the next one starts.
 #
 # **Hypothesis.** If the masked loop comes first, no matmul of the long loop is under way when another loop begins, so
 # the compiler no longer has to insert a wait after each instruction. The tiles are then summed in a different order,
-# which makes no difference to online softmax. If the guess is right, the waits disappear from the listing, before we
-# even time anything, and so does the message.
+# which makes no difference to online softmax. If the guess is right, the waits disappear from the listing and the
+# message disappears too, so we can check it before we time anything.
 #
 # ## What did exchanging the loops do?
 
@@ -394,9 +395,9 @@ for number in ("10", "11"):
 # started and the next $QK^\top$ begins.
 #
 # Nowhere else on the ladder is the cause as clear, because the work, the registers and nearly all instructions stay the
-# same, and the waits can be counted. An experiment supports it. If rung 11 is launched with `num_stages=1`, it waits
-# twice, once per matmul, just as rung 09 does. Without a mask, the order of the loops then gains nothing. Under the
-# mask, it still gains 8% with the same number of registers, and we do not know why.
+# same, and the waits can be counted. An experiment supports this explanation. If rung 11 is launched with
+# `num_stages=1`, it waits twice, once per matmul, just as rung 09 does. Without a mask, the order of the loops then
+# gains nothing. Under the mask, it still gains 8% with the same number of registers, and we do not know why.
 #
 # On a machine with a GPU, `fa2-lab ladder 11 --run` checks rung 11 and then compares its time with that of rung 10.
 # Without a GPU, `fa2-lab ladder 10 11` prints the change in the code together with everything that was recorded about
@@ -502,22 +503,23 @@ for heads, row in ((64, full), (8, few)):
 # %% [markdown]
 # In the first three lines, our count agrees with the GPU's counter. Rung 02 swaps the loops, so that o, $\ell$ and m
 # stay on the chip. Rung 03 gives each row block its own program, which gains more than any other change. The row blocks
-# of a head run at the same time and read the same K and V, which are 2 MiB per head. The first one that asks for a tile
-# brings it into L2, where the others find it.
+# of a head run at the same time and read the same K and V, which take 2 MiB per head. The first row block that requests
+# a tile brings it into L2, where the others find it.
 #
-# The model knows about SMs and programs, but it assumes that every byte comes from L2. With 8 heads this is true of
+# The model knows about SMs and programs, but it assumes that every byte comes from L2. With 8 heads, this is true of
 # both rungs, because all of their K and V, 16 MiB, fits into L2. With 64 heads, K and V take 128 MiB, so in rung 02
 # they do not fit, and the prediction misses the cost of DRAM.
 #
 # Rungs 04 and 05 together are tweak 1, which divides only once, at the end. By chapter 04's count of operations, it can
-# gain 8% at most. To see which part of it gains, we split it in two. Rung 04 computes p against the new maximum but
-# still divides in every tile, and it gains nothing. Rung 05 defers the division, and it gains 24% without a mask.
+# gain 8% at most. To see which part of the tweak brings the gain, we split it in two. Rung 04 computes p against the
+# new maximum but still divides in every tile, and it gains nothing. Rung 05 defers the division, and it gains 24%
+# without a mask.
 #
 # The reason is not the number of operations but the number of registers. Rungs 03 and 04 scale PV before they add it,
-# so the matmul needs 64 registers of its own in addition to those of o. In rung 05 the tensor cores add PV directly to
-# o, and 50 registers are saved. An SM has 65,536 registers. If a program has 128 threads with r registers each (rounded
-# up to a multiple of 8), then 65,536 / (128 r) programs fit, which is three if r is at most 168. Rung 05 needs exactly
-# 168. Under the mask, however, the same change leaves 174 registers, a few too many for a third program, so it gains
+# so its result needs 64 registers in addition to those of o. In rung 05, the tensor cores add PV directly to o, which
+# saves 50 registers. An SM has 65,536 registers. If a program has 128 threads with r registers each (rounded up to a
+# multiple of 8), then 65,536 / (128 r) programs fit, which is three if r is at most 168. Rung 05 needs exactly 168.
+# Under the mask, however, the same change leaves 174 registers, a few too many for a third program, so it gains
 # nothing.
 #
 # ## What is a third program worth?
@@ -535,8 +537,9 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 # as well. Rung 03 gains far less, because at 168 registers it spills. So the first question about a change is not how
 # much work it saves, but **how many programs fit onto an SM afterwards**.
 #
-# From rung 10 on, shared memory is a second limit. The tiles that run ahead take 112 of an SM's 228 KiB, or 113 with
-# the part that the system reserves, so only two programs fit, no matter how few registers they have.
+# From rung 10 on, shared memory is a second limit. In each program, the tiles that are copied ahead take 112 of an SM's
+# 228 KiB, or 113 with the part that the system reserves, so only two programs fit, no matter how few registers they
+# have.
 #
 # How much an extra program gains depends on the launch. Without a mask, rung 07 has three programs on an SM, while rung
 # 09 has only two, because its second loop is a second copy of the code and takes registers. The picture shows what that
@@ -546,18 +549,18 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 show("saw")
 
 # %% [markdown]
-# At each step of the line, one of the two rungs needs one more wave. With three programs on each of 132 SMs there are
-# 396 slots, so the 384 programs of 6 heads take one wave. With two programs per SM there are 264 slots, so they take
-# one full wave and a second one that is less than half full. With 8 heads it is the other way round, because 512
-# programs nearly fill 264 slots twice, but fill 396 slots once and need a second wave for the rest. A
-# factor therefore belongs to a change *and* to a shape.
+# At each step of the line, one of the two rungs needs one more wave. With three programs on each of 132 SMs, there are
+# 396 slots, so the 384 programs of 6 heads take one wave. With two programs per SM, there are 264 slots, so they take
+# one full wave and a second one that is less than half full. With 8 heads, it is the other way round, because 512
+# programs nearly fill 264 slots twice, but fill 396 slots once and need a second wave for the rest. A factor therefore
+# belongs to a change *and* to a shape.
 #
-# The model is too high for 8, 16 and 20 heads, and for 20 it even predicts a gain where there is a loss. It assumes
-# that all programs of a wave end at the same time, while real ones drift apart. That is the likely reason, but only the
-# times of the individual programs could prove it.
+# The model's predictions are too high for 8, 16 and 20 heads, and for 20 heads it even predicts a gain where we
+# measured a loss. The model assumes that all programs of a wave end at the same time, while real programs drift apart.
+# That is the likely reason, but only the times of the individual programs could prove it.
 #
 # How much is an extra program worth in the model? The next lines list how many clocks one tile of rung 03 takes at each
-# unit of an SM, and from these they compute the clocks per tile with one, two and three programs:
+# unit of an SM. From these numbers, they compute the clocks per tile with one, two and three programs:
 
 # %% tags=["hide-input"]
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -580,7 +583,7 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # unit. In addition, the program waits for $w$ clocks, a time that other programs do not prolong. Alone, a program takes
 # $T_1 = w + \sum_u D_u$ clocks for a tile, and it spends $D_u$ of them at unit $u$.
 #
-# A second program on the SM does the same, so the two have to queue. On rung 03 a program spends 1,111 of its 2,753
+# A second program on the SM does the same, so the two have to queue. On rung 03, a program spends 1,111 of its 2,753
 # clocks on the path. A program that arrives there therefore meets the other one with probability 0.40, and then has to
 # wait for it. We count the full 1,111 clocks for this wait, so on average the path takes 1.40 · 1,111 clocks.
 #
@@ -596,7 +599,7 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # fitted again, to rungs 11 to 16. For those rungs, *predicted* therefore means fitted.
 # </details>
 #
-# <details><summary>Rungs 06 to 09: can saved work lose?</summary>
+# <details><summary>Rungs 06 to 09: can saving work make a kernel slower?</summary>
 #
 # Rung 06 folds the scale and $\log_2 e$ into one FMA, and drops the guard that `exp` has for *denormals*, which are
 # results too small for a normal float32. Rung 07 skips the tiles above the diagonal. Rung 08 tests the mask only in
@@ -614,19 +617,20 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # Rungs 12 and 13, which still run on every GPU, change the order of the row blocks.
 #
 # **Predict.** Rung 12 first launches the heaviest row block of every head, then the next heaviest of every head, and so
-# on. Without a mask, all row blocks are equally heavy. What does the new order do then, with 64 heads?
+# on. Without a mask, all row blocks are equally heavy. What happens to the speed then, with 64 heads?
 #
-# - ☐ nothing, because the order of equal blocks does not matter
-# - ☐ it loses
-# - ☐ it gains, because the end of the launch is filled better
+# - ☐ it stays the same, because the order of equal blocks does not matter
+# - ☐ it falls
+# - ☐ it rises, because the end of the launch is filled better
 #
 # <details><summary>Answer</summary>
 #
-# **it loses.** 264 programs run at the same time. In rung 11 these are row blocks of about four heads, and they find
-# the K and V of those heads in L2. In rung 12 they are row blocks of all 64 heads, whose K and V do not fit into L2.
-# DRAM therefore reads twelve times as much, as the folded list of counters shows. The programs hardly wait for that,
-# but it takes power, so the clock falls. Under the mask, heavy blocks no longer run last, which makes up for the loss
-# with 64 heads. With only 8 heads, the K and V of all heads fit into L2, so nothing is lost and the gain remains:
+# **it falls.** 264 programs run at the same time. In rung 11, these are row blocks of about four heads, and they find
+# the K and V of those heads in L2. In rung 12, they are row blocks of all 64 heads, whose K and V do not fit into L2.
+# The GPU therefore reads twelve times as many bytes from DRAM, as the folded list of counters shows. The programs
+# hardly wait for these bytes, but reading them takes power, so the clock falls. Under the mask, heavy blocks no longer
+# run last, and with 64 heads, this makes up for the loss. With only 8 heads, the K and V of all heads fit into L2, so
+# nothing is lost and the gain remains:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
@@ -642,15 +646,15 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 #
 # [Chapter 12a](12a_hopper_rungs.ipynb) builds rungs 15 to 23. Here we only list what they change.
 #
-# - Rung 13 takes the heads in groups whose keys fit into L2. As a result, DRAM reads 1.5 times as much as before rung
-#   12, instead of twelve times as much.
+# - Rung 13 takes the heads in groups whose keys fit into L2. As a result, the GPU reads 1.5 times as many bytes from
+#   DRAM as before rung 12, instead of twelve times as many.
 # - Rung 14 lets Hopper's copy engine fetch whole tiles, so threads no longer compute addresses. Rung 15 is rung 14
-#   written in Gluon, where the program itself starts each copy. Rung 16 gives the copies a warp of their own.
+#   written in Gluon, where the program itself starts each copy. Rung 16 gives the copies their own warp.
 # - Rung 17 lets 128 rows instead of 64 share each tile of K and V. The copies already run far enough ahead, so the
 #   saved bytes gain nothing, as the model predicts. Rung 18 has tiles of 128 keys and therefore half as many tiles.
 #   Since waits, maxima and barriers occur once per tile, it has half as many of these as well.
 # - From rung 20 on, a warpgroup has two matmuls under way at the same time, so the model of queues no longer applies.
-#   Only the limit $1/a$ from the question above is left.
+#   Only the limit $1/a$ from the question above still does.
 # </details>
 #
 # ## Is DRAM the limit?
@@ -661,19 +665,19 @@ show("roofline")
 # %% [markdown]
 # A kernel that does f FLOPs for each byte of DRAM traffic cannot be faster than f times DRAM's bytes per second (its
 # *bandwidth*), and it cannot be faster than the tensor cores either. We measured both limits, with a large copy and a
-# large matmul (GEMM). Drawn over f they form a *roofline*, and they meet at the *ridge point*. Rungs 00 to 02 are to
-# the left of it. Rungs 01 and 02 are also far below the slope, because 64 programs cannot request more bytes. From rung
-# 03 on, all rungs are to the right of the ridge point, rung 12 (which is not drawn) only just. For those rungs, DRAM is
-# no longer the question. What matters is what the tensor cores wait for, as in the two rounds above.
+# large matmul (GEMM). Plotted against f, they form a *roofline*, and they meet at the *ridge point*. Rungs 00 to 02 are
+# to the left of it. Rungs 01 and 02 are also far below the slope, because 64 programs cannot request more bytes per
+# second. From rung 03 on, all rungs are to the right of the ridge point, rung 12 (which is not drawn) only just. For
+# those rungs, DRAM is no longer the limit. What matters is what the tensor cores wait for, as in the two rounds above.
 #
 # ## When is the chip the limit?
 #
-# The GPU is allowed to draw 700 W. While a rung runs without a pause, `nvidia-smi` reads the GPU's clock and its power.
-# Rungs 03, 04, 08 and 09 draw 677 to 690 W at 1.97 GHz or more, which is the full clock. Rungs 00, 05 to 07, and all
-# from 10 on run at a lower clock, and all of these except rung 00 draw 678 to 701 W. A GPU lowers its clock when it
-# would otherwise draw too much, which is called *throttling*, so power is the likely reason. The readings do not prove
-# this, however, because rung 05 has a lower clock than rung 09 although it draws 10 W less. All gains that we have seen
-# so far are from runs with pauses, in which the clock also falls, but not as far.
+# The GPU is allowed to draw 700 W. While a rung ran without a pause, we read the GPU's clock and its power with
+# `nvidia-smi`. Rungs 03, 04, 08 and 09 draw 677 to 690 W at 1.97 GHz or more, which is the full clock. Rungs 00, 05 to
+# 07, and all from 10 on run at a lower clock, and all of these except rung 00 draw 678 to 701 W. A GPU lowers its clock
+# when it would otherwise draw too much, which is called *throttling*, so power is the likely reason. The readings do
+# not prove this, however, because rung 05 has a lower clock than rung 09 although it draws 10 W less. All gains that we
+# have seen so far are from runs with pauses, in which the clock also falls, but not as far.
 #
 # **Predict.** With pauses, rung 17 is 0.98 times as fast as rung 16, although it loads only half as many bytes from L2.
 # How do the two compare without pauses?
@@ -684,8 +688,8 @@ show("roofline")
 #
 # <details><summary>Answer</summary>
 #
-# **rung 17 is faster, because moving bytes costs power.** Rung 17 takes more cycles and is faster all the same, because
-# at the power limit, the bytes that do not move leave power for a higher clock.
+# **rung 17 is faster, because moving bytes costs power.** Rung 17 takes more cycles and is faster all the same. At the
+# power limit, bytes that need not be moved leave power for a higher clock.
 #
 # ```python
 # old, new = pair("17")
@@ -714,8 +718,8 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 # %% [markdown]
 # If a rung gains in cycles but not in time, the limit is the chip and not the program. The way to more speed is then to
 # use less power, and moving bytes takes power. Rung 12, for example, takes as many cycles as rung 11 but moves more
-# bytes, so its whole loss is due to the clock. Rung 20 gains 23% in cycles and 16% in time. Without pauses the clock
-# falls further, and only 12% are left. Rung 23 saves bytes, and its clock does not fall.
+# bytes, so its whole loss is due to the clock. Rung 20 gains 23% in cycles and 16% in time. Without pauses, the clock
+# falls further, and only 12% is left. Rung 23 saves bytes, and its clock does not fall.
 #
 # ## Where do we stand?
 
@@ -728,13 +732,14 @@ show("ratios")
 # NVIDIA's library, and FlexAttention is PyTorch's compiled attention. In each row, a marker shows the median over the
 # row's problems, a line shows the range of the ratios, and a short stroke marks each problem on which `fa2_lab` is
 # slower. Most of the strokes are in the last two rows, where the host's time counts as well and our host code takes
-# longer than cuDNN's in a short call.
+# longer than cuDNN's for a short call.
 #
 # ## Recap
 #
 # - One round consists of a hypothesis, three numbers from `ncu` (units, occupancy, stalls), the instructions behind the
-#   largest stall, one change, and the new time. When one wait goes, another one appears.
-# - Prefetching hides latency. With enough stages, you only see the slower one of copy and work.
+#   largest stall, one change, and the new time. When one wait disappears, another one can take its place.
+# - Prefetching hides latency. With enough stages, a step takes only as long as the slower of its two parts, the copy
+#   and the work.
 # - A copy or a matmul that runs while the warps go on is worth more than a saved instruction. Count the waits in the
 #   listing.
 # - Giving each row block its own program gains most, because this fills the GPU and lets L2 serve K and V. The number
@@ -754,23 +759,23 @@ print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp'
 # %% [markdown]
 # The FMA units could take over a part $f$ of the exponentials. To do so, write $2^x = 2^n \cdot 2^r$ with
 # $n = \lfloor x \rfloor$ and $0 \le r < 1$. A cubic polynomial gives $2^r$, and $n$ goes into the exponent bits. A
-# thread has 64 exponentials per tile. Each one that is moved saves 8 clocks of the exponential unit and costs 8 clocks
-# of the issue slots.
+# thread has 64 exponentials per tile. Each exponential that the FMA units take over saves 8 clocks of the exponential
+# unit and costs 8 clocks of the issue slots.
 #
-# **Predict.** With $f = 1/8$, the busiest unit needs 3% fewer clocks. We have built this kernel. What does it gain on
-# an H200?
+# **Predict.** With $f = 1/8$, the busiest unit needs 3% fewer clocks. We have built this kernel. How much does it gain
+# on an H200?
 #
 # - ☐ about 3%
 # - ☐ more, because all warps were waiting for the exponential unit
-# - ☐ nothing, or it loses
+# - ☐ nothing, or it gets slower
 #
 # <details><summary>Answer</summary>
 #
-# **nothing, or it loses.** In the model of the busiest unit, all three units overlap perfectly. In the real kernel they
-# do not, so 64 more instructions per tile can cost more than they save. This is the likely reason, but we have not
-# proven it. With a quarter of the exponentials moved, even the model has the issue slots as its busiest unit. On a B200
-# the tensor cores take half as long, so there is more to gain. If you build this, things can go wrong silently, as the
-# comment at the top of [the file](../fa2_lab/kernels/ladder/x23_software_exp2.py) explains.
+# **nothing, or it gets slower.** In the model of the busiest unit, all three units overlap perfectly. In the real
+# kernel, they do not, so 64 more instructions per tile can cost more than they save. This is the likely reason, but we
+# have not proven it. With a quarter of the exponentials moved, the issue slots become the busiest unit even in the
+# model. On a B200, the tensor cores take half as long, so there is more to gain. If you build this, things can go wrong
+# silently, as the comment at the top of [the file](../fa2_lab/kernels/ladder/x23_software_exp2.py) explains.
 #
 # ```python
 # for f in (0, 1 / 8, 1 / 4):
