@@ -1,6 +1,6 @@
-"""Compile before measuring, with all cores: FlexAttention alone takes seconds for each shape, one after the other.
+"""Compile on all cores before measuring, because FlexAttention alone takes seconds per shape.
 
-Torch and Triton keep what they compile on disk; the run that measures finds it there.
+Torch and Triton keep what they compile on disk, where the run that measures finds it.
 """
 
 import os
@@ -19,13 +19,13 @@ from fa2_studio.bench.problem import Problem
 
 
 def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = contestants.names("grid")) -> None:
-    """Let other processes call once, forward and backward, those who compile. What fails there, fails again later."""
+    """Let other processes call each implementation that compiles once. What fails there will fail again later."""
     compiling = [name for name in names if name in contestants.preparing("compiles")]
     elsewhere(call_once, [(problem, name) for name in compiling for problem in problems])
 
 
 def elsewhere(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
-    """Call a function in other processes, once with the arguments of each job. What fails there, fails again later."""
+    """Call a function in other processes, once per job. What fails there will fail again later."""
     if not jobs or pool() is None:
         return
     try:
@@ -40,19 +40,19 @@ def elsewhere(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
 
 @cache
 def pool() -> ProcessPoolExecutor | None:
-    """The processes, which serve every suite of a run: as many as there are cores and memory of the GPU for them."""
+    """Return the processes for all suites of a run, as many as the cores and the GPU's memory allow."""
     workers = min(os.cpu_count() - 1, torch.cuda.mem_get_info()[0] // (8 * 2**30))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or each would start as many again
     return ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts) if workers > 1 else None
 
 
 def ignore_interrupts() -> None:
-    """Ctrl-C is for the process that measures."""
+    """Leave Ctrl-C to the process that measures."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def tried(call: Callable[..., None], *job) -> None:
-    """The call, until the GPU is done with it; the run that measures meets its failure again, and names it."""
+    """Make a call and wait for the GPU. The run that measures will meet a failure again, and name it."""
     try:
         call(*job)
         torch.cuda.synchronize()
@@ -63,7 +63,7 @@ def tried(call: Callable[..., None], *job) -> None:
 
 
 def call_once(problem: Problem, name: str) -> None:
-    """One forward without gradients and one with, then a backward."""
+    """Run a forward pass without gradients and one with, then a backward pass."""
     attention = contestants.prepare(name, problem)
     q, k, v, dO = problem.tensors(grad=True)
     with torch.no_grad():

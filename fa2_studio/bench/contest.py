@@ -1,4 +1,4 @@
-"""A contest: who gives right answers is timed, who does not is named with the reason; and the rows of a whole suite."""
+"""A contest times the implementations that give right answers, and names the others with the reason."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from fa2_studio.bench.protocol import Timing, measure, tried
 from fa2_studio.bench.results import label
 
 DIRECTIONS = ("forward", "backward")
-TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, x = O, dQ, dK or dV: anything wrong is far above
+TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, where x is O, dQ, dK or dV; a wrong answer is far above
 
 Prepared = Callable[[], object] | str  # the call to time, or why there is none
 
@@ -23,7 +23,7 @@ Prepared = Callable[[], object] | str  # the call to time, or why there is none
 
 
 class Plan(NamedTuple):
-    """A record without its rows, and the jobs that measure them, with pauses and without."""
+    """A record without its rows, and the jobs that measure them, with and without pauses."""
 
     record: Record
     jobs: Sequence[partial] = ()
@@ -31,9 +31,9 @@ class Plan(NamedTuple):
 
 
 def collect(plan: Plan, keep: Callable[[Record], object]) -> Record:
-    """Run the jobs under a progress bar. Ctrl-C keeps what is measured so far, with the rest as missing.
+    """Run the jobs under a progress bar. After Ctrl-C, keep what was measured so far, and list the rest as missing.
 
-    `keep` is handed the record after each row: what it keeps stays even if the process is killed.
+    `keep` gets the record after each row, so what it keeps survives even if the process is killed.
     """
     record, jobs = plan.record, [*plan.jobs, *plan.sustained]
     record.missing = [described(job) for job in jobs]
@@ -49,19 +49,19 @@ def collect(plan: Plan, keep: Callable[[Record], object]) -> Record:
 
 
 def attempt(job: partial) -> Measurement:
-    """A row; one without numbers where not even the inputs and the check fit into memory, or anything else fails."""
-    row = tried(job)  # what was measured before must not be lost
+    """Return a row, without numbers if the inputs and the check do not fit into memory or anything else fails."""
+    row = tried(job)  # so that a failure does not lose what was measured before
     return empty(job, {"everybody": row}) if isinstance(row, str) else row
 
 
 def empty(job: partial, failed: dict[str, str]) -> Measurement:
-    """The row of a job, without numbers."""
+    """Return the row of a job without numbers."""
     problem, *direction = job.args
     return Measurement(problem.as_dict(), *(direction[:1] or ["forward"]), {}, failed)
 
 
 def described(job: partial) -> str:
-    """A job that was not reached, in a few words."""
+    """Describe a job that was not reached in a few words."""
     return label(empty(job, {}))
 
 
@@ -69,7 +69,7 @@ def described(job: partial) -> str:
 
 
 def all_tried(prepares: Mapping[str, Callable]) -> tuple[dict, dict[str, str]]:
-    """{contestant: what it has prepared}, and {contestant: why it has not}."""
+    """Return {name: what it has prepared}, and {name: why it has not}."""
     prepared = {name: tried(prepare) for name, prepare in prepares.items()}
     failed = {name: why for name, why in prepared.items() if isinstance(why, str)}
     return {name: call for name, call in prepared.items() if name not in failed}, failed
@@ -83,7 +83,7 @@ def contest(
     timing: Callable[[dict], dict] = measure,
     unit: str = "ms",
 ) -> Measurement:
-    """One row: the contestants that give right answers, timed in turn."""
+    """Return one row, for which the implementations that give right answers take turns."""
     calls, failed = all_tried(prepares)
     timings = timing(calls)
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
@@ -94,7 +94,7 @@ def contest(
 
 
 def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Several) -> dict[str, Callable]:
-    """What prepares each contestant for a problem and looks whether its answer is right."""
+    """Return what prepares each implementation for a problem and checks its answer."""
     mask = dict(causal=problem.causal) | problem.mask(tensors[0].device)
     truth = gradients_by_definition(*tensors, **mask) if direction != "forward" else None
 
@@ -109,7 +109,7 @@ def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Sever
 
 
 def checked(attention: dense.Attend, tensors: Several, direction: str, errors: Callable) -> Prepared:
-    """The call to time, or how wrong its answer is: errors(O, gradients), where dO is given with gradients."""
+    """Return the call to time, or how wrong its answer is by errors(O, gradients). With dO, there are gradients."""
     O, gradients = attention(*tensors[:3]), ()
     if len(tensors) == 4:
         gradients = torch.autograd.grad(O, tensors[:3], tensors[3], retain_graph=True)
@@ -117,13 +117,13 @@ def checked(attention: dense.Attend, tensors: Several, direction: str, errors: C
 
 
 def refused(errors: Sequence[float]) -> str:
-    """How wrong an answer is, where it is."""
+    """Return how wrong an answer is, or "" if it is right."""
     most = worst(errors)
     return "" if most <= TOLERANCE else f"wrong: error {most:.1e}"
 
 
 def call_of(attention: dense.Attend, direction: str, tensors: Several, O: torch.Tensor | None = None) -> Callable:
-    """The call to time: forward, backward from a kept forward, or both."""
+    """Return the call to time: the forward pass, the backward pass after a kept forward pass, or both."""
     (q, k, v, *dO), (bare, context) = tensors, dense.apart(attention)
     free = [x.detach() for x in (q, k, v)]  # nothing is kept for a backward
     calls = dict(
@@ -135,7 +135,7 @@ def call_of(attention: dense.Attend, direction: str, tensors: Several, O: torch.
 
 
 def ceilings() -> dict[str, float]:
-    """What this GPU reaches in this run on a large product and a large copy."""
+    """Return what this GPU reaches in this run on a large matmul and a large copy."""
     (gemm, flops), (copy, moved) = dense.gemm_call(), dense.copy_call()
     timings = measure(dict(gemm=gemm, copy=copy))
     return {"GEMM TFLOP/s": flops / timings["gemm"].median / 1e9, "copy TB/s": moved / timings["copy"].median / 1e9}

@@ -1,4 +1,4 @@
-"""Who is measured: one table for all suites, pages and pictures of the bench."""
+"""The implementations that are measured, in one table for all suites, pages and pictures."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,27 +10,28 @@ from fa2_studio.bench.peers import dense, flex, packed
 from fa2_studio.bench.problem import Problem
 
 Prepare = Callable[[Problem], dense.Attend]
-SAME_BITS = " deterministic"  # behind the name of a contestant that is asked for the same bits in every call
+SAME_BITS = " deterministic"  # ends the name of an implementation that must give the same bits in every call
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """How it prepares each kind of call, None for those it has not; and the suites of dense problems it takes part in.
+    """How an implementation prepares each kind of call, and the suites of dense problems in which it takes part.
 
-    "grid" is every suite over a grid of problems, "sustained" the same without pauses.
+    A kind of call that it does not have is None. "grid" stands for every suite over a grid of problems, and "sustained"
+    for the same without pauses.
     """
 
     dense: Prepare | None = None
     suites: str = ""  # words
-    deterministic: Prepare | None = None  # where it has an argument for that
-    decode: Prepare | None = None  # where it is not its dense call
+    deterministic: Prepare | None = None  # if it has an argument for that
+    decode: Prepare | None = None  # if it is not its dense call
     packed: Callable | None = None
     distribution: str = ""  # the installed package whose version a record names
-    compiles: bool = False  # for seconds at each shape, so before anything is timed
+    compiles: bool = False  # for seconds per shape, so before anything is timed
 
 
 def dao(module: str, distribution: str, suites: str, **kinds) -> Contestant:
-    """One of Dao's packages."""
+    """Return one of Dao's packages."""
     deterministic = dense.package(module, deterministic=True)
     return Contestant(dense.package(module), suites, deterministic, distribution=distribution, **kinds)
 
@@ -62,13 +63,13 @@ CONTESTANTS: dict[str, Contestant] = {
 
 
 def names(*suites: str) -> tuple[str, ...]:
-    """Those that take part in any of these suites; for "deterministic" each of them twice."""
+    """Return those that take part in any of these suites. For "deterministic", each of them is there twice."""
     found = [name for name, who in CONTESTANTS.items() if set(suites) & set(who.suites.split())]
     return tuple(name + mode for name in found for mode in (("", SAME_BITS) if "deterministic" in suites else ("",)))
 
 
 def prepare(name: str, problem: Problem) -> dense.Attend:
-    """A contestant's attention; by the same bits in every call where its name asks for them."""
+    """Return an implementation's attention, which is deterministic if its name asks for that."""
     who = CONTESTANTS[name.removesuffix(SAME_BITS)]
     if name.endswith(SAME_BITS):
         return (who.deterministic or dense.deterministic(who.dense))(problem)
@@ -76,10 +77,10 @@ def prepare(name: str, problem: Problem) -> dense.Attend:
 
 
 def preparing(kind: str) -> dict[str, Callable]:
-    """{name: how it prepares a call of this kind} of all who have it."""
+    """Return {name: how it prepares a call of this kind} for all that have this kind."""
     return {name: getattr(who, kind) for name, who in CONTESTANTS.items() if getattr(who, kind)}
 
 
 def peers(names: Iterable[str]) -> list[str]:
-    """Which of them are other packages of the table, in its order."""
+    """Return those that are other packages, in the order of the table."""
     return [name for name in CONTESTANTS if name in set(names) and not name.startswith("fa2_lab")]

@@ -1,4 +1,4 @@
-"""The ladder of kernels, measured rung by rung beside the fastest peer, with what the hardware counts."""
+"""The ladder of kernels, measured rung by rung with the fastest other implementations and hardware counters."""
 
 import json
 import sys
@@ -29,13 +29,13 @@ WARPS = Problem.square(4096, 64, causal=False)  # where the side rungs s00 and s
 
 
 def grid() -> list[Problem]:
-    """16,384 tokens of hidden size 2,048, both head dimensions, both masks; and eight heads alone."""
+    """Return 16,384 tokens of hidden size 2,048 with both head dimensions and both masks, and eight heads alone."""
     squares = [Problem.square(4096, d, causal) for d in (128, 64) for causal in (False, True)]
     return squares + [Problem(1, 8, 8, 4096, 4096, d, causal) for d in (128, 64) for causal in (False, True)]
 
 
 def everybody(problem: Problem) -> tuple[str, ...]:
-    """Every rung, what attention() runs, and its peers."""
+    """Return every rung, what attention() runs, and the other implementations."""
     return ladder.RUNGS + (ladder.SIDE if problem == WARPS else ()) + contestants.names("ladder")
 
 
@@ -43,9 +43,9 @@ COUNTED = {WARPS: ("r09_free_loads", *ladder.SIDE), MAIN: everybody(MAIN)}  # wh
 
 
 def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
-    """Time every rung on every problem, ask the experiments, and read what the hardware counts.
+    """Time every rung on every problem, run the experiments, and read the hardware counters.
 
-    `beside` is a file with one more contestant: forward(q, k, v, causal), which returns O, or O and more.
+    `beside` is a file with one more implementation, forward(q, k, v, causal), which returns O, or O and more.
     """
     down_here = [replace(MAIN, causal=causal) for causal in (False, True)]
     asked = experiments.problems()
@@ -70,7 +70,7 @@ def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
 
 
 def call_once(name: str, problem: Problem) -> None:
-    """One call of a rung or an experiment, so that what it compiles lies on disk when it is timed."""
+    """Call a rung or an experiment once, so that its compiled kernel is on disk when it is timed."""
     q, k, v, dO = (x.detach() for x in problem.tensors(grad=True))
     if name in ladder.BACKWARD:
         L = torch.zeros(q.shape[:3], device=q.device)
@@ -80,7 +80,7 @@ def call_once(name: str, problem: Problem) -> None:
 
 
 def caller(problem: Problem, name: str | Path, tensors: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """A call of a contestant, a rung, an experiment or somebody's own file that returns O."""
+    """Return a call of an implementation, a rung, an experiment or a file, which returns O."""
     if name in contestants.CONTESTANTS:
         return partial(contestants.prepare(name, problem), *tensors)
     forward = files.module_at(name).forward if isinstance(name, Path) else experiments.forward(name)
@@ -90,7 +90,7 @@ def caller(problem: Problem, name: str | Path, tensors: Sequence[torch.Tensor]) 
 def row(
     problem: Problem, direction: str, names: Sequence[str], beside: Path | None = None, timing: Callable = measure
 ) -> Measurement:
-    """Milliseconds of rungs, experiments and contestants on one problem, in turn or each for a second."""
+    """Time rungs, experiments and implementations on one problem, in turn or each for a second."""
     tensors = problem.tensors()
     every = {name: name for name in names} | ({beside.stem: beside} if beside else {})
     makers = {name: partial(caller, problem, who, tensors) for name, who in every.items()}
@@ -98,7 +98,7 @@ def row(
 
 
 def down(problem: Problem, direction: str) -> Measurement:
-    """Milliseconds of the backward's rungs, beside attention() and its portable kernels."""
+    """Time the rungs of the backward pass, attention() and its portable kernels."""
     q, k, v, dO = problem.tensors(grad=True)
     truth = gradients_by_definition(q, k, v, dO, problem.causal)
     with torch.no_grad():
@@ -121,7 +121,7 @@ def timed(
     error_of: Callable,
     timing: Callable = measure,
 ) -> Measurement:
-    """Milliseconds of what each makes, checked first."""
+    """Time what each maker makes, after a check."""
 
     def checked(make: Callable[[], Callable]):
         call = make()
@@ -133,7 +133,7 @@ def timed(
 
 
 def count(problem: Problem, rung: str) -> Measurement:
-    """The hardware's counters for one call of a rung or a peer."""
+    """Return the hardware counters for one call of a rung or another implementation."""
     counts, reason = counted(problem)
     values = {metric: [number] for metric, number in counts.get(rung, {}).items()}
     failed = {"ncu": reason} if reason else {}
@@ -142,7 +142,7 @@ def count(problem: Problem, rung: str) -> Measurement:
 
 @cache
 def counted(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
-    """Their counters, or why there are none."""
+    """Return their counters, or why there are none."""
     try:
         return counters.read(__name__, problem, COUNTED[problem]), ""
     except RuntimeError as failure:

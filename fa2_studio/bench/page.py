@@ -1,4 +1,4 @@
-"""Recorded runs as Markdown: RESULTS.md, every table, and the README's generated parts; nothing in them is typed."""
+"""Recorded runs as Markdown: RESULTS.md, every table, and the README's generated parts. Nothing in them is typed."""
 
 import json
 import re
@@ -34,7 +34,7 @@ WAYS = {
 
 
 def results_page(folder: Path | None = None) -> str:
-    """RESULTS.md: who is faster where, then a summary of every record."""
+    """Return RESULTS.md: which implementation is faster where, and a summary of every record."""
     lines = front(folder)
     for run in recorded(folder):
         lines += [*heading(run), *medians(run), "", " ".join([*remarks(run), all_numbers(run)])]
@@ -42,13 +42,13 @@ def results_page(folder: Path | None = None) -> str:
 
 
 def full_page(folder: Path | None = None) -> str:
-    """The same, with the commit, the spread and every row of every record."""
+    """Return the same with the commit, the spread and every row of every record."""
     runs = recorded(folder)
     return "\n".join([*front(folder), *(tables(run, usual(runs)) for run in runs)]) + "\n"
 
 
 def front(folder: Path | None) -> list[str]:
-    """How to read the page and how times were taken; who is faster where; what others measured, and their tests."""
+    """Return how to read the page, how times were taken, who is faster where, and what others measured and tested."""
     runs = recorded(folder)
     every = [view for run in runs for view in views(run)]
     slower = [line for peer in peers_in(row for run in every for row in run.rows) for line in behind(every, peer)]
@@ -61,7 +61,7 @@ def front(folder: Path | None) -> list[str]:
 
 
 def usual(runs: list[Record]) -> dict:
-    """The machine and versions of most records."""
+    """Return the machine and the versions of most records."""
     kept = [json.dumps({k: v for k, v in run.machine.items() if k not in ("commit", "python")}) for run in runs]
     return json.loads(Counter(kept).most_common(1)[0][0]) if kept else {}
 
@@ -77,7 +77,7 @@ TESTS = (
 
 
 def made_on(machine: dict) -> str:
-    """The machine of most records."""
+    """Describe the machine of most records."""
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
     form = "{gpu}, driver {driver}, torch {torch}, Triton {triton}, cuDNN {cudnn}"
     where = "The site's results page names the commit and the versions of each suite"
@@ -85,14 +85,14 @@ def made_on(machine: dict) -> str:
 
 
 def rest_of(protocol: str, known: str) -> str | None:
-    """What a protocol says besides one that is told on top; None if it is another. The repetitions may differ."""
+    """Return what a protocol adds to a known one, or None if it is another. The repetitions may differ."""
     count = re.search(REPETITIONS, protocol)
     known = re.sub(REPETITIONS, count[0], known) if count else known
     return protocol.removeprefix(known).strip() if protocol.startswith(known) else None
 
 
 def tables(run: Record, usual: dict) -> str:
-    """One record: what it is, what came out, how sure that is, and all of its rows."""
+    """Return what a record is, what came out, how sure that is, and all of its rows."""
     rungs = ["", *ladder.markdown(run)] if run.suite == "ladder" and not run.missing else []
     words = [*remarks(run), *filter(None, map(spread, views(run))), f"Measured at commit {code(run, usual)}."]
     rows = [f"<details><summary>All rows of {run.suite}</summary>", "", numbers(run), "</details>"]
@@ -100,7 +100,7 @@ def tables(run: Record, usual: dict) -> str:
 
 
 def numbers(run: Record) -> str:
-    """All rows of a record, also of a run that was interrupted."""
+    """Return all rows of a record, which may be of an interrupted run."""
     lines = []
     for view in views(run):
         for unit in dict.fromkeys(unit_of(row) for row in view.rows):
@@ -111,7 +111,7 @@ def numbers(run: Record) -> str:
 
 
 def recorded(folder: Path | None = None) -> list[Record]:
-    """The records that are there, in the order of the registry; smoke compares nothing."""
+    """Return the existing records in the order of the registry, without smoke, which compares nothing."""
     names = [name for name in (*SUITES, *OTHERS) if name != "smoke" and path_of(name, folder).exists()]
     return [load(name, folder) for name in names]
 
@@ -120,7 +120,7 @@ def recorded(folder: Path | None = None) -> list[Record]:
 
 
 def heading(run: Record) -> list[str]:
-    """What a record is, and its problems."""
+    """Return what a record is, and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     rows = run.rows + run.sustained
     sentences = [f"{what[0].upper()}{what[1:]}.", *([f"**Problems:** {shapes(rows)}."] if rows else [])]
@@ -128,7 +128,7 @@ def heading(run: Record) -> list[str]:
 
 
 def medians(run: Record) -> list[str]:
-    """A table of the medians over the problems for which every implementation has a number."""
+    """Return a table of medians over the problems for which every implementation has a number."""
     lines: dict[tuple, list[list[str]]] = {}
     for direction in dict.fromkeys(row.direction for row in run.rows if run.suite not in NO_MEDIANS):
         rows = [row for row in run.rows if row.direction == direction]
@@ -144,7 +144,7 @@ def medians(run: Record) -> list[str]:
 
 
 def remarks(run: Record) -> list[str]:
-    """What else there is to know of a record: ceilings, its own protocol, loss curves, and who has no number."""
+    """Return what else there is to know: ceilings, the record's own protocol, loss curves, and missing numbers."""
     found = []
     if run.ceilings:
         parts = [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
@@ -177,19 +177,19 @@ def all_numbers(run: Record) -> str:
 
 
 def views(run: Record) -> list[Record]:
-    """The rows of each protocol that has any, as records of their own; those of the second say which in their name."""
+    """Return the rows of each protocol as a record, where the second one has its protocol in its name."""
     sustained = dict(suite=f"{run.suite}, {second_way(run)}", protocol=run.sustained_protocol, rows=run.sustained)
     both = replace(run, sustained=[]), replace(run, sustained=[], **sustained)
     return [view for view in both if view.rows] or [both[0]]
 
 
 def second_way(run: Record) -> str:
-    """How `--sustained` times a suite."""
+    """Return how `--sustained` times a suite."""
     return "with host" if run.suite == "sweep" else "sustained"
 
 
 def code(run: Record, usual: dict) -> str:
-    """The commit, or the fingerprint of the sources, which says so itself; and what was measured with another."""
+    """Return the commit or the fingerprint of the sources, and what was measured with another one."""
     parts, apart = [versions(run.machine, usual)], {}
     for kind, rows in (("", run.rows), (f"{second_way(run)} ", run.sustained)):
         for row in rows:
@@ -199,7 +199,7 @@ def code(run: Record, usual: dict) -> str:
 
 
 def versions(machine: dict, usual: dict) -> str:
-    """A commit, and what of a machine is not as usual."""
+    """Return a commit, and what differs from the usual machine."""
     both = [
         {k: v for k, v in m.items() if k not in ("commit", "peers", "python")} | m.get("peers", {})
         for m in (machine, usual)
@@ -209,7 +209,7 @@ def versions(machine: dict, usual: dict) -> str:
 
 
 def spread(view: Record) -> str:
-    """How far the middle half of the repetitions lies from the median, typically and at worst."""
+    """Return how far the middle half of the repetitions is from the median, typically and at worst."""
     kept = [numbers for row in view.rows for numbers in row.values.values() if len(numbers) == 3]
     reach = sorted(max(high - middle, middle - low) / middle for middle, low, high in kept)
     if not reach:
@@ -223,12 +223,12 @@ def unit_of(row: Measurement) -> str:
 
 
 def short(x: float) -> str:
-    """A number in a few characters."""
+    """Return a number in a few characters."""
     return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
 
 
 def shapes(rows: list[Measurement]) -> str:
-    """What the problems have in common and how far they reach: "bf16, batch 1, 2 heads, d = 128, N = 32,768"."""
+    """Return what problems have in common and their ranges, as in "bf16, batch 1, 2 heads, d = 128, N = 32,768"."""
 
     def span(key: str) -> str:
         numbers = sorted({row.problem[key] for row in rows})
@@ -252,7 +252,7 @@ def shapes(rows: list[Measurement]) -> str:
 
 
 def rows_table(rows: list[Measurement], unit: str) -> list[str]:
-    """One line for each row, one column for each contestant: its number, or clock and power of the SM meanwhile."""
+    """Return a line per row and a column per implementation, with its number, or the SM clock and power meanwhile."""
     kept = [row.chip if unit == CHIP else row.values for row in rows]
     names = list(dict.fromkeys(name for numbers in kept for name in numbers))
     columns = [unit, "N", "batch", "heads", "d", "mask", *(ladder.NAMES.get(name, name) for name in names)]
@@ -264,12 +264,12 @@ def rows_table(rows: list[Measurement], unit: str) -> list[str]:
 
 
 def clock_and_power(clock: float = 0.0, watts: float = 0.0, capped: float = 0.0) -> str:
-    """MHz and watts of one contestant, and whether the power limit held the clock down."""
+    """Return MHz and watts of one implementation, and whether the power limit held the clock down."""
     return f"{clock:,.0f}, {watts:,.0f}{', at the power limit' * bool(capped)}" if clock else "–"
 
 
 def cell(row: Measurement, name: str) -> str:
-    """A contestant's number, and in brackets how many times better that of fa2_lab is."""
+    """Return an implementation's number, and in parentheses how many times as good fa2_lab's is."""
     if name not in row.values:
         return "–"
     number = f"{row.rate(name):.0f}" if row.flops else f"{row.values[name][0]:,.4g}"
@@ -278,12 +278,12 @@ def cell(row: Measurement, name: str) -> str:
 
 
 def near(ratio: float) -> str:
-    """A ratio in two digits, in three where two would not say on which side of 1 it is."""
+    """Return a ratio with two digits, or with three if two would not show on which side of 1 it is."""
     return f"{ratio:.3f}" if f"{ratio:.2f}" == "1.00" else f"{ratio:.2f}"
 
 
 def judged() -> list[str]:
-    """What other projects' own tests found, and why some of them were left out."""
+    """Return what other projects' own tests found, and why some of them were left out."""
     lines = []
     for name, counts in judges.recorded().items():
         found = [f"{counts.get(kind, 0):,}" for kind in ("passed", "failed", "skipped by themselves")]
@@ -299,7 +299,7 @@ HOW = "\nThese GPUs have not been measured yet: {}. [CONTRIBUTING.md](CONTRIBUTI
 
 
 def gpus(folder: Path | None = None) -> list[str]:
-    """A line for each GPU and direction, first our records of the paper's grid, then those that others sent."""
+    """Return a line per GPU and direction, for our records of the paper's grid and for those that others sent."""
     files_of = {path_of(name, folder): "here" for name in ("paper", "h100")}
     files_of |= dict.fromkeys(sorted(((folder or FOLDER) / "submitted").glob("*.json")), "**submitted**")
     runs = [(loaded(path), by) for path, by in files_of.items() if path.exists()]
@@ -325,23 +325,23 @@ def middle(found: list[float], places: int = 2) -> str:
 
 
 def peers_in(rows: Iterable[Measurement]) -> list[str]:
-    """The peers that have a number in any of the rows."""
+    """Return the other implementations that have a number in any of the rows."""
     return contestants.peers({name for row in rows for name in row.values})
 
 
 def ratios(rows: Iterable[Measurement], us: str, peer: str) -> list[float]:
-    """Our speed over a peer's wherever both have a time."""
+    """Return our speed over another implementation's for all rows in which both have a time."""
     return [row.ratio(us, peer) for row in rows if row.unit in TIMES and {us, peer} <= row.values.keys()]
 
 
 def losses(rows: Iterable[Measurement], peer: str) -> list[tuple[float, Measurement]]:
-    """Where a peer is faster than fa2_lab, the worst first."""
+    """Return the rows in which another implementation is faster than fa2_lab, the worst first."""
     both = [(ratio, row) for row in rows for ratio in ratios([row], "fa2_lab", peer)]
     return sorted((pair for pair in both if pair[0] < 1), key=lambda pair: pair[0])
 
 
 def behind(runs: list[Record], peer: str) -> list[list[str]]:
-    """The suites in which a peer is faster than fa2_lab on a row: on how many, and where by most."""
+    """Return the suites in which another implementation is faster on some rows: on how many, and where by most."""
     lines = []
     for run in runs:
         if slower := losses(run.rows, peer):
@@ -355,12 +355,12 @@ def behind(runs: list[Record], peer: str) -> list[list[str]]:
 
 
 def caption() -> str:
-    """The caption of the plot of ratios."""
+    """Return the caption of the plot of ratios."""
     return ratio_plot.draw(**ratio_plot.data())[0].get_label()
 
 
 def sentence(*runs: Record) -> str:
-    """For each grid and way of timing, on how many problems we are ahead of whom, and by how much in the median."""
+    """Return for each grid and way of timing on how many problems we are faster, and by what median factor."""
     every = [view for run in runs for view in views(run)]
     commits = {run.machine["commit"] for run in every}
     at = f", at commit {commits.pop()}" if len(commits) == 1 else ""
@@ -398,7 +398,7 @@ NOTES = (
 
 
 def by_the_host(run: Record, peer: str) -> str:
-    """On how many of the problems on which a peer is faster with the host included our kernels alone would win."""
+    """Tell how many of the problems that we lose with the host included our kernels alone would win."""
     alone = {(repr(row.problem), row.direction): row for row in run.rows}
     slower = [alone[repr(row.problem), row.direction] for _, row in losses(run.sustained, peer)]
     faster = sum(row.ratio("fa2_lab", peer) > 1 for row in slower)
@@ -410,12 +410,12 @@ def by_the_host(run: Record, peer: str) -> str:
 
 
 def listed(parts: list[str]) -> str:
-    """a, b and c"""
+    """Return "a, b and c"."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def verdict() -> str:
-    """What other projects' tests found, and on which machines."""
+    """Return what other projects' tests found, and on which machines."""
     found = judges.recorded()
     machines = listed(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in found.values()}))
     failed = sum(counts.get("failed", 0) for counts in found.values())
@@ -436,7 +436,7 @@ def verdict() -> str:
 
 
 def renewed(text: str, part: str, content: str) -> str:
-    """The README's text with what stands between the two markers of a part renewed."""
+    """Return the README's text with new content between the two markers of a part."""
     start, end = (marker.format(part) for marker in MARKERS)
     before, rest = text.split(start)
     _, after = rest.split(end)
@@ -444,7 +444,7 @@ def renewed(text: str, part: str, content: str) -> str:
 
 
 def write() -> None:
-    """Write RESULTS.md, and the README's sentences on the ladder and on speed, from the recorded runs."""
+    """Write RESULTS.md and the README's generated parts from the recorded runs."""
     root = files.checkout("bench --results")
     for run in recorded():
         if (with_commit := named(run)) != run:

@@ -1,4 +1,4 @@
-"""One attention problem: its tensors, its FLOPs, and a check that an answer is right."""
+"""One attention problem with its tensors, its FLOPs, and a check that an answer is right."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,11 +9,11 @@ Several = Sequence[torch.Tensor]  # q, k, v and, for a backward, dO
 
 
 class Missing(Exception):
-    """Why a contestant cannot take part; the reason is printed in its place."""
+    """Why an implementation cannot take part. The reason is printed in its place."""
 
 
 def here() -> str:
-    """The device that a suite runs on."""
+    """Return the device on which a suite runs."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -36,24 +36,24 @@ class Problem:
 
     @classmethod
     def square(cls, N: int, d: int, causal: bool, tokens: int = 16384, hidden: int = 2048) -> "Problem":
-        """Self-attention with the paper's sizes: 16k tokens in all and a hidden dimension of 2048."""
+        """Return self-attention with the paper's sizes, 16k tokens in all and a hidden dimension of 2048."""
         heads = hidden // d
         return cls(max(1, tokens // N), heads, heads, N, N, d, causal)
 
     @property
     def forward_flops(self) -> float:
-        """Of the keys that rows see."""
+        """Count the FLOPs of the keys that rows see."""
         seen = self.N_q * self.N_k * (0.5 if self.causal else 1)
         if self.window is not None:
             seen = self.N_q * self.window - self.window * (self.window - 1) / 2
         return 4 * self.batch * self.heads * seen * self.d
 
     def flops(self, direction: str) -> float:
-        """Of "forward", "backward" (2.5 times as many) or "both"."""
+        """Count the FLOPs of "forward", of "backward" (2.5 times as many) or of "both"."""
         return self.forward_flops * {"forward": 1.0, "backward": 2.5, "both": 3.5}[direction]
 
     def tensors(self, seed: int = 0, grad: bool = False, device: str = "") -> tuple[torch.Tensor, ...]:
-        """Normal random q, k, v and, with `grad`, dO, (batch, heads, N, d) each."""
+        """Return normal random q, k, v and, with `grad`, dO, each of shape (batch, heads, N, d)."""
         device = device or here()
         options = dict(device=device, dtype=getattr(torch, self.dtype), generator=torch.Generator(device))
         options["generator"].manual_seed(seed)
@@ -66,14 +66,14 @@ class Problem:
         return (*inputs, draw(self.heads, self.N_q)) if grad else inputs
 
     def mask(self, device: torch.device | str) -> dict:
-        """What is asked for besides the causal mask: window, softcap, and the sinks and ALiBi's slopes of all heads."""
+        """Return what is asked for besides the causal mask: window, softcap, and all heads' sinks and ALiBi slopes."""
         sinks = torch.linspace(-1, 3, self.heads, device=device) if self.sinks else None
         slopes = 2 ** (-0.5 * torch.arange(1, self.heads + 1, device=device)) if self.alibi else None
         asked = dict(window=self.window, softcap=self.softcap, sinks=sinks, slopes=slopes)
         return {name: value for name, value in asked.items() if value is not None}
 
     def as_dict(self) -> dict:
-        """Its fields for a record, and what is asked for besides the causal mask in words."""
+        """Return its fields for a record, and in words what is asked for besides the causal mask."""
         fields = asdict(self)
         window, softcap, sinks, alibi = (fields.pop(name) for name in ("window", "softcap", "sinks", "alibi"))
         words = [f"window {window}"] * (window is not None) + [f"softcap {softcap}"] * (softcap is not None)
@@ -90,7 +90,7 @@ FEW = 64  # rows and keys that are worked out: enough to tell right from wrong
 def definition(
     q, k, v, *, last: int, causal: bool, window: int | None = None, softcap=None, sink=None, slope=None
 ) -> torch.Tensor:
-    """O of rows of one head; under the causal mask the first of them sees the keys up to `last`, `window` of them."""
+    """Return O for rows of one head. Under the causal mask, the first of them sees `window` keys up to `last`."""
     s = q @ k.T * q.shape[1] ** -0.5
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
@@ -106,20 +106,20 @@ def definition(
 
 
 def with_gradients(q, k, v, dO, **mask) -> tuple[torch.Tensor, ...]:
-    """O, dQ, dK and dV of rows of one head, in float64."""
+    """Return O, dQ, dK and dV for rows of one head, in float64."""
     leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
     O = definition(*leaves, **mask)
     return O.detach(), *torch.autograd.grad(O, leaves, dO.double())
 
 
 def of_head(head: int, mask: dict) -> dict:
-    """The mask of one head, with its own sink and slope."""
+    """Return the mask of one head, with its own sink and slope."""
     own = dict(sinks="sink", slopes="slope")
     return {own.get(name, name): x[head].double() if name in own else x for name, x in mask.items()}
 
 
 def gradients_by_definition(q, k, v, dO, causal: bool, few: int = FEW, **mask) -> tuple[torch.Tensor, ...]:
-    """In float64: dQ of the last head's last rows, dK and dV of the last key head's first keys, which most rows see."""
+    """Return in float64 dQ of the last head's last rows, and dK and dV of the last key head's first keys."""
     group, chunk = q.shape[1] // k.shape[1], max(few, MOST // k.shape[2])
     k, v = k[-1, -1], v[-1, -1]
     dK, dV = (torch.zeros(x[:few].shape, dtype=torch.float64, device=x.device) for x in (k, v))
@@ -134,14 +134,14 @@ def gradients_by_definition(q, k, v, dO, causal: bool, few: int = FEW, **mask) -
 
 
 def error(O: torch.Tensor, q, k, v, causal: bool, **mask) -> float:
-    """‖O − truth‖ / ‖truth‖ over the last rows of the last head, the truth in float64."""
+    """Return ‖O − truth‖ / ‖truth‖ over the last rows of the last head, with the truth in float64."""
     O, q = (x.detach()[-1, -1, -FEW:] for x in (O, q))
     q, k, v = q.double(), k.detach()[-1, -1].double(), v.detach()[-1, -1].double()
     return distance(O, definition(q, k, v, last=len(k) - len(q), causal=causal, **of_head(-1, mask)))
 
 
 def gradient_error(gradients, truth) -> float:
-    """The largest of the three relative errors, over the rows and keys that were worked out."""
+    """Return the largest of the three relative errors over the rows and keys that the truth has."""
     dQ, dK, dV = gradients
     got = dQ[-1, -1, -len(truth[0]) :], dK[-1, -1, : len(truth[1])], dV[-1, -1, : len(truth[2])]
     return worst(distance(x, right) for x, right in zip(got, truth, strict=True))
@@ -152,5 +152,5 @@ def distance(x: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def worst(errors) -> float:
-    """The largest, or NaN if there is one: Python's max would lose it."""
+    """Return the largest error, or NaN if there is one, which Python's max would lose."""
     return float(torch.tensor(list(errors)).max())

@@ -1,7 +1,7 @@
-"""How things are timed by CUDA events: rested, with pauses and an empty L2, or sustained, a second without a pause.
+"""How calls are timed with CUDA events: rested (with pauses and a cold L2), sustained (without pauses), or called.
 
-Both begin with a warm-up. Rested, the contestants take turns in each repetition, so that drift hits them alike;
-sustained, one follows the other. As called, a few in a row, the host's time counts where it is longer than the GPU's.
+All begin with a warm-up. Rested implementations take turns in each repetition, so that drift affects them alike, while
+sustained ones run one after another. As called, a few in a row, the host's time counts if it is longer than the GPU's.
 """
 
 import random
@@ -54,7 +54,7 @@ HOST_PROTOCOL = (
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call: the median, and the middle half of all repetitions around it."""
+    """Milliseconds of one call: the median, and the quartiles of all repetitions around it."""
 
     median: float
     low: float
@@ -62,24 +62,24 @@ class Timing:
     chip: tuple[float, ...] = ()  # meanwhile: MHz, watts, and 1 if the power limit held the clock down
 
     def numbers(self, scale: float = 1.0) -> list[float]:
-        """As a record keeps them."""
+        """Return the numbers that a record keeps."""
         return [scale * x for x in (self.median, self.low, self.high)]
 
 
 def overwriting() -> Callable[[], object]:
-    """Fills the L2 cache with something else, by writing."""
+    """Return a call that fills the L2 cache with other data by writing."""
     return torch.empty(2 * l2_bytes(), dtype=torch.uint8, device="cuda").zero_
 
 
 def reading() -> Callable[[], object]:
-    """The same by reading: lines that were written must be written back while the next call runs, about 12 µs."""
+    """Return a call that does so by reading, because the next call would write back written lines, for about 12 µs."""
     return torch.zeros(l2_bytes() // 2, dtype=torch.float32, device="cuda").amax
 
 
 def measure(
     calls: dict[str, Callable[[], object]], repeats: int = REPEATS, flushing: Callable = overwriting
 ) -> dict[str, Timing | str]:
-    """A Timing for each call, or the reason why there is none."""
+    """Return a Timing for each call, or the reason why there is none."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     names = [name for name in calls if name not in failed]
     flush = flushing()
@@ -97,12 +97,12 @@ def measure(
 
 
 def drawn(names: list[str], turns: int) -> list[str]:
-    """Everybody once in each turn, in an order drawn anew: after a pause or little power the clock is higher."""
+    """Return all names once per turn, in a random order, because the clock is higher after a pause or little power."""
     return [name for turn in range(turns) for name in random.Random(turn).sample(names, len(names))]
 
 
 def sustain(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
-    """A Timing for each call, or the reason why there is none: each runs for seconds before the next one begins."""
+    """Return a Timing for each call, or why there is none. Each runs for seconds before the next one begins."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     with Meter() as meter:
         order = random.sample([*calls], len(calls))
@@ -111,7 +111,7 @@ def sustain(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
 
 
 def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
-    """Calls in pieces, of which two are in the GPU's queue while the host waits for the one before them."""
+    """Time a call in pieces. Two pieces are in the GPU's queue while the host waits for the one before them."""
     many = max(1, round(1e3 * CHUNK / milliseconds(call, 3)))
     marks, begun = [mark()], time.perf_counter()
     while time.perf_counter() - begun < SETTLE + SECONDS or len(marks) < 4:
@@ -129,7 +129,7 @@ def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
 
 
 def called(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
-    """A Timing for each call as a program makes it, again and again, or the reason why there is none."""
+    """Return a Timing for each call as a program repeats it, or the reason why there is none."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     times = {name: [] for name in calls if name not in failed}
     for name in drawn([*times], FEW):
@@ -140,14 +140,14 @@ def called(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
 
 
 def mark() -> torch.cuda.Event:
-    """An event, put into the queue."""
+    """Return an event, put into the queue."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
 def milliseconds(call: Callable[[], object], times: int) -> float:
-    """Of one call, from a few in a row."""
+    """Return the milliseconds of one call, from a few in a row."""
     first = mark()
     for _ in range(times):
         call()
@@ -157,7 +157,7 @@ def milliseconds(call: Callable[[], object], times: int) -> float:
 
 
 def warm_up(call: Callable[[], object], times: int = WARM_UP) -> str:
-    """Run a call a few times; returns why it failed, or nothing."""
+    """Run a call a few times. Return why it failed, or ""."""
 
     def runs() -> str:
         for _ in range(times):
@@ -169,9 +169,9 @@ def warm_up(call: Callable[[], object], times: int = WARM_UP) -> str:
 
 
 def tried(call: Callable):
-    """What it returns, or in a line why it does not: who fails is named with the reason, and the run goes on.
+    """Return what a call returns, or in one line why it failed, so that the run goes on.
 
-    Not so where a failure took the GPU from this process: the others could not run, and would be blamed for it.
+    If a failure took the GPU from this process, raise it, because the other calls would fail, too, and be blamed.
     """
     try:
         return call()
@@ -187,24 +187,25 @@ def tried(call: Callable):
 
 
 def summary(milliseconds: list[float]) -> Timing:
-    """Median and quartiles."""
+    """Return the median and the quartiles."""
     low, _, high = statistics.quantiles(milliseconds, n=4)
     return Timing(statistics.median(milliseconds), low, high)
 
 
 def l2_bytes() -> int:
-    """The size of the running GPU's L2 cache."""
+    """Return the size of this GPU's L2 cache."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
 def host(
     calls: dict[str, Callable[[], object]], turns: int = TURNS, before: int = BEFORE, in_a_row: int = IN_A_ROW
 ) -> dict[str, Timing]:
-    """Host time of a warm call that returns before the GPU is done: the median over turns of several calls in a row.
+    """Return the host time of a warm call that returns before the GPU is done, as the median over several turns.
 
-    Were the turns of one call each, every contestant would find the processor's caches full of the others' code and pay
-    about twice what it pays in a program that calls it again and again. The context of a call is entered once a turn:
-    torch's choice of a backend takes longer than the backend, and a program makes it once.
+    Each turn has several calls in a row. With one call per turn, an implementation would find the processor's caches
+    full of the others' code, and take about twice as long as in a program that repeats it. The context of a call is
+    entered once per turn, because torch's choice of a backend takes longer than the backend, and a program makes it
+    once.
     """
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else int
     times = {name: [] for name in calls}

@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 
 class Suite(NamedTuple):
-    """Which function plans it, and what it is."""
+    """One suite: the function that plans it, and what it measures."""
 
     measure: str  # module:function
     what: str
     gpu: bool = True
-    takes: tuple[str, ...] = ()  # options of the command; what takes "sustained" takes the suite's name, too
+    takes: tuple[str, ...] = ()  # options of the command; a suite that takes "sustained" also takes its own name
 
 
 PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # of the ladder
@@ -45,7 +45,7 @@ SUITES |= {
         "ring:run", "one sequence over several GPUs, run by torchrun --nproc-per-node 4 -m fa2_lab bench ring"
     ),
 }
-OTHERS = {  # records that no command writes; each says how it was made
+OTHERS = {  # records that no command writes; each tells how it was made
     "h100": "the paper's grid on an H100",
     "ideas": "ideas for the Hopper kernels and for decode, each measured with and without it, on earlier versions",
 }

@@ -1,4 +1,4 @@
-"""How a run becomes a record: what it was made with, and what of an earlier run stays."""
+"""How a run becomes a record: what it was made with, and what stays of an earlier run."""
 
 import hashlib
 import json
@@ -20,17 +20,17 @@ ABSENT = "not installed"
 
 
 def save(record: Record, folder: Path | None = None) -> Path:
-    """Keep a record, whole at any time."""
+    """Write a record so that its file is whole at any time."""
     path = path_of(record.suite, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     return files.write(path, json.dumps(to_dict(record), indent=1) + "\n")
 
 
 def joined(old: Record | None, new: Record) -> Record:
-    """The new rows, and those of an earlier run on the same GPU that were not taken anew.
+    """Return the new rows, and those of an earlier run on the same GPU that were not measured again.
 
-    A direction that was measured to its end replaces the earlier one; of one that was not, the rows that are missing
-    stay. The record's machine is that of most rows; the others say what was another.
+    A direction that was measured completely replaces the earlier one. If it was interrupted, the earlier rows stay for
+    those that are missing. The record's machine is that of most rows, and the other rows note what differed.
     """
     if old is None or old.machine["gpu"] != new.machine["gpu"]:
         return new
@@ -52,7 +52,7 @@ def joined(old: Record | None, new: Record) -> Record:
 
 
 def rows_of_both(old: Record, new: Record, kind: str) -> list[Measurement]:
-    """The rows of two runs, each with its whole machine."""
+    """Return the rows of two runs, each with its whole machine."""
     found = {}
     done = set() if new.missing else {row.direction for row in getattr(new, kind)}
     for run, without in ((old, done), (new, ())):
@@ -63,7 +63,7 @@ def rows_of_both(old: Record, new: Record, kind: str) -> list[Measurement]:
 
 
 def shape_of(row: Measurement) -> list[str]:
-    """What a row measures, and its problem: N, batch, heads, d, mask."""
+    """Return what a row measures, and its problem: N, batch, heads, d, mask."""
     p = row.problem
     N = f"{p['N_q']:,}" if p["N_q"] == p["N_k"] else f"{p['N_q']:,} × {p['N_k']:,}"
     heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']}, {p['kv_heads']} for K and V"
@@ -72,19 +72,19 @@ def shape_of(row: Measurement) -> list[str]:
 
 
 def label(row: Measurement) -> str:
-    """The same in a few words."""
+    """Return the same in a few words."""
     what, N, batch, heads, d, mask = shape_of(row)
     return f"{what}, N = {N}, batch {batch}, heads {heads}, d = {d}, {mask}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:
-    """The lines of a table in Markdown, the last few of its columns to the right."""
+    """Return the lines of a table in Markdown, with its last few columns aligned to the right."""
     rules = ["---"] * (len(columns) - right) + ["---:"] * right
     return [f"| {' | '.join(cells)} |" for cells in (columns, rules, *rows)]
 
 
 def named(record: Record) -> Record:
-    """The record with this checkout's commit, if it was measured where git was not, and the sources are these."""
+    """Return the record with this checkout's commit, if it was measured without git from these sources."""
     here, fingerprint = commit(), sources()
     if "sources" in here:
         return record
@@ -103,7 +103,7 @@ def named(record: Record) -> Record:
 
 
 def machine() -> dict:
-    """What the numbers depend on: GPU (or what takes its place), driver, versions, commit."""
+    """Return what the numbers depend on: the GPU (or what takes its place), driver, versions and commit."""
     import torch
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -122,7 +122,7 @@ def machine() -> dict:
 
 
 def commit(folder: Path = files.ROOT) -> str:
-    """The commit, and a fingerprint of the sources beside it where they differ; without git the fingerprint alone."""
+    """Return the commit, with a fingerprint of the sources if they differ, or without git the fingerprint alone."""
     git = ["git", "-C", str(folder)]
     name = output_of([*git, "rev-parse", "--short", "HEAD"])
     if not name:
@@ -132,13 +132,13 @@ def commit(folder: Path = files.ROOT) -> str:
 
 
 def sources() -> str:
-    """A fingerprint of the package's sources; of another checkout, this function there gives it."""
+    """Return a fingerprint of the package's sources."""
     files = sorted(PACKAGE.rglob("*.py"))
     return "sources " + hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def version(package: str) -> str:
-    """Of an installed distribution; of a module by that name that lies beside them without one."""
+    """Return the version of an installed distribution, or of a module by that name that has none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
