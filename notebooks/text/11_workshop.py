@@ -9,8 +9,8 @@
 # Chapter 10 got from rung 09 to rung 11 in two rounds. Each round consisted of a hypothesis, three numbers from `ncu`,
 # the instructions behind the largest stall, one change, and the new time. This chapter continues with a third round on
 # the same kernel, because the last change turns out to make the kernel slower at another shape. The rest of the chapter
-# introduces the tools that you can use on a file of your own. They show you what the compiler has made of it, when its
-# warps wait, how to search for the fastest launch, and what to do if the result is wrong.
+# introduces the tools that you can use on your own file. They show you what the compiler has made of it and when its
+# warps wait. You also learn how to search for the fastest launch, and what to do if the result is wrong.
 #
 # After this notebook you can
 #
@@ -18,7 +18,7 @@
 # - compile your own file for a GPU that you do not have, and read what the compiler made of it,
 # - decide which tool answers which question about a slow kernel,
 # - search for the fastest launch without fooling yourself,
-# - track down a wrong number, or an access outside a tensor.
+# - track down a wrong result, or an access outside a tensor.
 #
 # *Time: 60 minutes. Hardware: any laptop with Linux; whatever needs a GPU is marked. Before this: [07 ·
 # Warps](07_warps.ipynb), [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder,
@@ -58,7 +58,7 @@ import triton
 import triton.language as tl
 
 # %% [markdown]
-# ## Why does rung 11 lose at d = 64?
+# ## Why is rung 11 slower at d = 64?
 #
 # Rung 11 is rung 10 with its two loops exchanged, which in chapter 10 removed all waits but one from each loop
 # and made the kernel about a quarter faster. Those results, however, are for d = 128.
@@ -66,13 +66,14 @@ import triton.language as tl
 # **Predict.** If the heads have d = 64, each matmul of Q and K takes half as many tensor-core instructions, and rung 10
 # again waits after every one of them. What does the same exchange do at d = 64, without a mask?
 #
-# - ☐ it loses
-# - ☐ it gains about as much
+# - ☐ it makes the kernel slower
+# - ☐ it gains about as much as at d = 128
 # - ☐ it gains less, because there are fewer waits to remove
 #
 # <details><summary>Answer</summary>
 #
-# **it loses.** With many heads it loses a little, and with few heads it loses more:
+# **it makes the kernel slower.** With many heads, the kernel becomes slightly slower, and with few heads, it becomes
+# much slower:
 #
 # ```python
 # for d, heads in ((128, 64), (64, 128), (64, 8)):
@@ -87,8 +88,8 @@ import triton.language as tl
 # </details>
 #
 # So a change that was right at d = 128 makes the kernel slower at d = 64. `ncu` could show us the stalls, as in chapter
-# 10, but we can ask the compiler first, and that works even without a GPU. `fa2-lab xray 10 --full --d 64` prints what
-# it made of rung 10, and `fa2-lab xray 11 --full --d 64` prints what it made of rung 11.
+# 10, but we can ask the compiler first, and that works even without a GPU. `fa2-lab xray 10 --full --d 64` shows what
+# the compiler made of rung 10, and `fa2-lab xray 11 --full --d 64` shows what it made of rung 11.
 
 # %%
 rungs = {number: xray(number, d=64, causal=False)[0] for number in ("10", "11")}
@@ -138,10 +139,10 @@ check(programs, *(Case(words, case, blocks_per_sm(H200, case[1], case[0], case[2
 # </details>
 #
 # With 128 registers per thread, four programs of 128 threads take 4 · 128 · 128 registers, which are exactly the 65,536
-# of an SM. 130 registers are rounded up to 136, so only three programs fit. Rung 11 therefore has fewer waits, but it
-# also has one fewer program that could work during the remaining ones. With 8 heads, the waves from chapter 06 make
-# this worse. There are 512 programs, which can all run at once if each SM holds four, because 132 SMs then have 528
-# slots. With three per SM, there are only 396 slots, so a second wave is needed.
+# that an SM has. For rung 11, 130 registers are rounded up to 136, so only three programs fit. Rung 11 therefore has
+# fewer waits, but each SM also has one program fewer that could work during the remaining waits. With 8 heads, the
+# waves from chapter 06 make this worse. There are 512 programs, which can all run at once if each SM holds four,
+# because 132 SMs then have 528 slots. With three per SM, there are only 396 slots, so a second wave is needed.
 #
 # **Hypothesis.** If the fourth program fits again, rung 11 is no longer slower than rung 10. The launch option
 # `maxnreg` limits the number of registers. This can have a cost, because values that no longer fit into registers are
@@ -167,14 +168,14 @@ for number in ("11", "13"):
 #
 # Two lessons from this round are worth keeping. First, a measurement is only valid for its shape, so repeat it for
 # every shape that you care about. Second, the number of programs changes in steps, so a small change in the number of
-# registers can do nothing at all, or a lot.
+# registers can have no effect at all, or a large one.
 #
 # ## Which tools work on your own file?
 #
 # From here on, we only work with one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and its last lines
 # call that function, so that a profiler has something to observe. If there is no `mine.py` next to this notebook, the
-# next cell creates one from rung 11 by replacing that rung's own last lines. It has tiles of 64 × 64, 4 warps and 3
-# stages. You can also use your own kernel from [assignment 4](assignments/4_triton_forward.ipynb).
+# next cell creates one from rung 11 by replacing that rung's own last lines. This kernel has tiles of 64 × 64, 4 warps
+# and 3 stages. You can also use your own kernel from [assignment 4](assignments/4_triton_forward.ipynb).
 
 # %%
 CALL = """
@@ -229,22 +230,22 @@ for launch, kernel in kernels.items():
     print(f"{launch:14}{n['registers']:10}{n['spills']:8}{n['shared'] / 1024:12.0f}{fit:20}")
 
 # %% [markdown]
-# - **Stages.** A tile of 64 · 128 numbers of two bytes takes 16 KiB. With one stage, shared memory holds one tile each
-#   of Q, K and V, which makes 48 KiB. With three stages, it holds Q and three tiles of both K and V, or 112 KiB. More
+# - **Stages.** A tile of 64 × 128 two-byte values takes 16 KiB. With one stage, shared memory holds one tile each of Q,
+#   K and V, 48 KiB in all. With three stages, it holds one tile of Q, three of K and three of V, 112 KiB in all. More
 #   stages do not take more registers, because the copies go straight to shared memory.
-# - **maxnreg.** With at most 128 registers, some of a thread's values do not fit. The column *spills* counts the
-#   instructions that store and load them.
-# - **Programs.** Without any option, the registers leave room for 3 programs, but shared memory has room for only 2.
-#   `maxnreg=128` frees enough registers for 4 programs, which gains nothing here, although it makes room for the fourth
-#   program at d = 64.
+# - **maxnreg.** With at most 128 registers, some of a thread's values do not fit. The *spills* column counts the
+#   instructions that store these values to memory and load them back.
+# - **Programs.** With the default options, the registers would allow 3 programs, but shared memory has room for only 2.
+#   `maxnreg=128` frees enough registers for 4 programs. At d = 64, this made room for the fourth program, but here it
+#   gains nothing, because shared memory is still the limit.
 #
 # So before you change an option, find out which of the limits is the lowest, because that is the only one worth
 # raising.
 #
 # ## What do eight warps do?
 #
-# On Hopper (H100, H200), four warps start a tensor-core matmul together. This matmul has 64 rows, 16 for each warp, and
-# that fits a tile of `mine.py`, which has 64 × 64 scores.
+# On Hopper (H100, H200), four warps start a tensor-core matmul together. This matmul has 64 rows, 16 for each warp,
+# which is just right for a tile of 64 × 64 scores in `mine.py`.
 #
 # **Predict.** How do eight warps share $S = QK^\top$?
 #
@@ -255,10 +256,10 @@ for launch, kernel in kernels.items():
 # <details><summary>Answer</summary>
 #
 # **four of them repeat what the other four compute.** The layout of S is `warpsPerCTA = [8, 1]`, where CTA is NVIDIA's
-# word for a thread block. It stacks all eight warps on top of each other, which would take 128 rows. Since the tile has
-# only 64, each row is computed twice, and so is each exponential. For $PV$ the compiler chose `[4, 2]`, in which four
-# warps take half of d. The table above gave us a clue, because with twice the number of warps, a thread still has 138
-# registers, rather than half of 168.
+# word for a thread block. This layout stacks all eight warps on top of each other, which would take 128 rows. Since the
+# tile has only 64, each row is computed twice, and so is each exponential. For $PV$, the compiler chose `[4, 2]`, in
+# which four warps take half of d. The table above gave us a clue, because with twice the number of warps, a thread
+# still has 138 registers, rather than half of 168.
 #
 # ```python
 # rows = {name: kernels[name] for name in ("as it is", "num_warps=8")}
@@ -277,20 +278,21 @@ for launch, kernel in kernels.items():
 # </details>
 
 # %% [markdown]
-# A Triton kernel does not name its layouts, but the size of its tile decides which ones the compiler chooses. Here it
-# helps to make the tile large enough for all warps. With 128 rows, `[8, 1]` is simply split-Q, as in chapter 07.
+# A Triton kernel does not specify its layouts, but the size of its tile decides which ones the compiler chooses. Here,
+# it helps to make the tile large enough for all warps. With 128 rows, `[8, 1]` is simply split-Q, as in chapter 07.
 #
 # <details><summary>On an A100 or an RTX 4090, the tile decides even whether four warps share S by rows</summary>
 #
-# On these chips, each warp multiplies on its own, so the warps of a program can also be placed side by side. The
-# compiler looks at the *last* matmul of the loop. Here that is $PV$, whose result has B_r rows and d columns (d rounded
-# up to a power of two). If B_r ≥ d, all matmuls of the loop get `[4, 1]`, and each row of S stays within one warp.
-# Otherwise they get `[1, 4]`, and each warp has some keys of every row, so maxima, sums and P have to go through shared
-# memory.
+# On these chips, each warp runs its own matmuls, so the warps of a program can also be placed side by side. The
+# compiler looks at the *last* matmul of the loop. Here, that is $PV$, whose result has B_r rows and d columns (d
+# rounded up to a power of two). If B_r ≥ d, all matmuls of the loop get `[4, 1]`, and each row of S stays within one
+# warp. Otherwise, they get `[1, 4]`, and each warp has some keys of every row, so maxima, sums and P have to go through
+# shared memory.
 #
-# At d = 128, rungs 03, 08 and 11, which have 64 rows, get `[1, 4]` on these chips, and so does rung b01 of the backward
-# pass. You can see this with `fa2-lab xray 11 --chip sm_80`. For this reason, the package's own forward kernel computes
-# O in pieces of B_r columns there. Each piece has its own matmul, so the last matmul has as many rows as columns.
+# At d = 128, rungs 03, 08 and 11, whose tiles have 64 rows, get `[1, 4]` on these chips, and so does rung b01 of the
+# backward pass. You can see this with `fa2-lab xray 11 --chip sm_80`. For this reason, the package's own forward kernel
+# computes O in pieces of B_r columns there. Each piece has its own matmul, so the last matmul has as many rows as
+# columns.
 # </details>
 #
 # **Takeaway.** More warps need more rows, at least 16 for each warp. Read `warpsPerCTA` before you believe that you
@@ -298,7 +300,7 @@ for launch, kernel in kernels.items():
 #
 # ## Which line does an instruction come from?
 #
-# `xray` also knows which line of the source each instruction belongs to. Between Triton and the GPU there are two
+# `xray` also knows which line of the source each instruction belongs to. Between Triton and the GPU, there are two
 # assembly languages: *PTX* is NVIDIA's portable one, and *SASS* is the machine code that the chip executes. The next
 # cell counts the SASS instructions for the line that computes `s_ij`, with three stages and with one:
 
@@ -313,16 +315,16 @@ for launch in ("as it is", "num_stages=1"):
     print(f"{launch:12}", ", ".join(f"{n} {x}" for x, n in became[launch].items() if x in ("HGMMA", "STS", "BAR")))
 
 # %% [markdown]
-# One instruction, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64. The line computes a matmul of 64 × 128 by 128 × 64,
-# so it takes 8 of these instructions, and it occurs in both of the kernel's loops. With one stage, the line also has to
-# write K's 16 KiB to shared memory, which takes 8 `STS` of 16 bytes per thread in each loop. The `BAR.SYNC` before them
-# and the one after them are the two barriers from chapter 07, "the tile is free" and "the tile is there". If the copies
-# run ahead, all of this moves out of the line.
+# One instruction, `HGMMA.64x64x16`, multiplies a 64 × 16 matrix by a 16 × 64 matrix. The line multiplies a 64 × 128
+# matrix by a 128 × 64 matrix, so it takes 8 of these instructions, and it occurs in both of the kernel's loops. With
+# one stage, the line also has to write K's 16 KiB to shared memory, which takes 8 `STS` of 16 bytes per thread in each
+# loop. The `BAR.SYNC` before them and the one after them are the two barriers from chapter 07, "the tile is free" and
+# "the tile is there". If the copies run ahead, all of this moves out of the line.
 #
 # ## When do the warps wait?
 #
 # A stall in `ncu` is an average over the whole kernel, whereas a *timeline* shows when the waits happen. The timeline
-# below does not come from `mine.py`, but from a small loop that copies nothing ahead, and `python -m fa2_studio.inside`
+# below does not come from `mine.py`, but from a small loop that copies nothing ahead. `python -m fa2_studio.inside`
 # recorded it on an H200.
 
 # %% tags=["hide-input"]
@@ -335,10 +337,10 @@ for lane in ("copies", "products"):
     print(f"{lane:9} " + "".join("█" if work else "·" for work in works))
 
 # %% [markdown]
-# The tensor cores are idle during each copy, just as chapter 10 drew it for one stage. `nsys` and `proton` show when
-# each *kernel* ran, but Proton can also look inside a kernel, as it did here. To try this yourself, add the following
-# lines to `mine.py`. Reading the clock takes time itself, so you can trust the order of the spans but not their
-# lengths:
+# The tensor cores are idle during each copy, just as in chapter 10's timeline for one stage. `nsys` and `proton` show
+# when each *kernel* ran, but Proton can also look inside a kernel, as it did here. To try this yourself, add the
+# following lines to `mine.py`. Reading the clock takes time itself, so you can trust the order of the spans but not
+# their lengths:
 #
 # ```python
 # # at the top
@@ -358,15 +360,15 @@ for lane in ("copies", "products"):
 # An *autotuner* times each launch and keeps the fastest. `triton.autotune` does this at the first call, and
 # `fa2-lab tune` does it for this package's kernels. However, four things can go wrong:
 #
-# - **Luck.** If many launches are equally fast, the best of them looks faster than it is, as the next cell shows,
-#   although medians make the difference smaller. If the winner is ahead by less than this difference, use the simpler
+# - **Luck.** If many launches are equally fast, the one that wins looks faster than it is, as the next cell shows.
+#   Taking medians makes this difference smaller. If the winner is ahead by less than the difference, use the simpler
 #   launch.
 # - **The clock.** A GPU lowers its clock when it draws a lot of power (*throttling*), so let the launches alternate.
 # - **The shape.** The winner at one shape can lose at another, as rung 11 did at d = 64, so test it at all the shapes
 #   that you care about.
 # - **The result.** A launch that wrongly skips tiles is fast, so compare the results as well. A kernel that *adds* to
 #   its output does so in every trial, so the autotuner has an option, `reset_to_zero`, that clears the output before
-#   each one.
+#   each trial.
 
 # %%
 times = np.random.default_rng(0).normal(1.00, 0.01, (1000, 20, 9))  # 20 equal launches, 1 ms, 1% of noise; 1,000 searches
@@ -403,8 +405,8 @@ def error(rounded):  # of Q Kᵀ, if the operands are rounded
 #
 # <details><summary>Answer</summary>
 #
-# **no better than fp16.** fp16 also has 10 bits, and it rounds, whereas TF32 simply cuts off the rest. TF32's only
-# advantage is its larger range. No test in the interpreter shows the loss.
+# **no better than fp16.** fp16 also has 10 bits after the point, but the conversion to fp16 rounds, whereas TF32 simply
+# cuts off the remaining bits. TF32's only advantage is its larger range. No test in the interpreter shows the loss.
 #
 # ```python
 # for name, rounded in (("fp32", np.float32), ("fp16", np.float16), ("TF32", tf32)):
@@ -431,8 +433,8 @@ def error(rounded):  # of Q Kᵀ, if the operands are rounded
 # ## How do you look inside a kernel?
 #
 # In Triton's interpreter, a kernel is plain Python, so `breakpoint()` stops it, and Python's debugger can show every
-# tile. For each row of 10 numbers, the kernel below computes $L = \log \sum_j e^{s_j}$, in a block of 16. The rows
-# follow one another in memory.
+# tile. For each row of 10 numbers, the kernel below computes $L = \log \sum_j e^{s_j}$, using a block of 16 elements.
+# The rows follow one another in memory.
 
 # %%
 @triton.jit
@@ -459,13 +461,14 @@ print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item()
 # %% [markdown]
 # The mask stops the load from reading the last six positions, so these hold −∞.
 #
-# You cannot stop a compiled kernel like this, but `tl.device_print("m", m)` prints a value on a GPU. It prints once for
-# *each thread*, so let only one program print. `compute-sanitizer` reports every access outside an allocation. Since
-# PyTorch allocates memory in large pieces, you have to set `PYTORCH_NO_CUDA_MEMORY_CACHING=1` so that each tensor gets
-# its own allocation.
+# You cannot stop a compiled kernel like this, but `tl.device_print("m", m)` prints a value on a GPU. The value is
+# printed once for *each thread*, so let only one program print. `compute-sanitizer` reports every access outside an
+# allocation. Since PyTorch allocates memory in large pieces, you have to set `PYTORCH_NO_CUDA_MEMORY_CACHING=1` so that
+# each tensor gets its own allocation.
 #
-# The next cell shows its report on a kernel that writes 4,096 numbers into a tensor of 1,000 (`fa2_studio/stray.py`),
-# on an H200. It names the line and the thread, and tells you how far past the end the access was.
+# The next cell shows what `compute-sanitizer` reported on an H200 for a kernel that writes 4,096 values into a tensor
+# with 1,000 elements (`fa2_studio/stray.py`). The report names the line and the thread, and tells you how far past the
+# end the access was.
 
 # %% tags=["hide-input"]
 told = (files.ROOT / "figures" / "data" / "stray.txt").read_text(encoding="utf-8")
@@ -474,8 +477,8 @@ print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*
 # %% [markdown]
 # ## Why is the result slightly wrong?
 #
-# Above, `log_sum_kernel` gave the right result, and if the rows have 16 columns, it is right for any number of rows.
-# But with three rows of 10 numbers, some of the results are wrong in the first few digits.
+# Above, `log_sum_kernel` gave the right result, and if the rows have 16 columns, its results are right for any number
+# of rows. But with three rows of 10 numbers, some of the results are wrong in the first few digits.
 
 # %% tags=["hide-input"]
 def errors(S, N):
@@ -496,9 +499,9 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 #
 # <details><summary>Answer</summary>
 #
-# **all but the last.** The tensor ends after the last row. After any other row comes the next row, whose first six
-# numbers are added to the sum. The mask tests whether an element is in the *tensor*, but it should test whether it is
-# in the row.
+# **all but the last.** The tensor ends after the last row, so there the mask works. Every other row is followed by the
+# next row, whose first six numbers are included in the sum by mistake. The mask tests whether an element is in the
+# *tensor*, but it should test whether it is in the row.
 #
 # ```python
 # print("errors of L:", errors(S, 10))
@@ -512,7 +515,7 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # </details>
 #
 # One defence against such mistakes is *NaN padding*, also called guard rows. If you place the rows further apart and
-# fill the gaps with NaN, the result of every row that reads too far becomes NaN. Here, the fix is
+# fill the gaps with NaN, the result becomes NaN for every row whose load reads too far. Here, the fix is
 # `mask=tl.arange(0, B) < N`.
 #
 # **Takeaway.** Test with ragged sizes, and put NaN past every end. A wrong number can look plausible, but NaN cannot.
@@ -543,9 +546,9 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 #
 # If three programs of 128 threads share an SM, there are 65,536 / 384 = 170 registers per thread, or 168 in steps of 8.
 # Each program has 228 / 3 = 76 KiB of shared memory, and the system takes 1 KiB of this. Two stages take 80 KiB and one
-# takes 48 KiB, so the answer is `dict(num_stages=1, maxnreg=168)`. It costs 14 spills, and nothing is copied ahead any
-# more, which is too high a price. In chapter 10, a third program gains only 16% (rung 09 at 168 registers), whereas
-# copying ahead, with the loops in the right order, gains 57% (rungs 10 and 11).
+# takes 48 KiB, so the answer is `dict(num_stages=1, maxnreg=168)`. The cost is 14 spills and the loss of all copying
+# ahead, which is too much. In chapter 10, a third program gains only 16% (rung 09 at 168 registers), whereas copying
+# ahead, with the loops in the right order, gains 57% (rungs 10 and 11).
 # </details>
 
 # %% [markdown]
