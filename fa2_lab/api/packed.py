@@ -12,6 +12,7 @@ rows past the last start see nothing. If starts run backwards on a GPU, the resu
 ends, and it reads and writes only its own tensors. Hopper's deterministic backward returns NaN in dq in that case.
 """
 
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -51,6 +52,7 @@ def attention_packed(
     max_seqlen_q: int | None = None,
     return_lse: bool = False,
     backend: str = "auto",
+    longest: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return O (total_q, heads, d), attention within each sequence, with gradients. Tensors are fp16, bf16 or fp32.
 
@@ -59,10 +61,14 @@ def attention_packed(
     max_seqlen_q    the number of rows of the longest sequence, if you know it. It makes one long sequence among short
                     ones up to 15% faster on Hopper, and no result depends on it
     return_lse      return (O, L) with L (heads, total_q) in fp32
+    longest         the former name of max_seqlen_q, which still works and warns
     others          as in attention()
 
     On Hopper the kernels are those of attention(), except that windows are left to the portable ones.
     """
+    if longest is not None:
+        warnings.warn("attention_packed: longest is now called max_seqlen_q", DeprecationWarning, stacklevel=2)
+        max_seqlen_q = longest
     tensors = Tensors(q, k, v, sinks=sinks, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     one_long = max_seqlen_q is not None and mostly_one(max_seqlen_q, q, cu_seqlens_q)
     asked: tuple = causal, softcap, scale, one_long, return_lse, backend
