@@ -10,7 +10,7 @@ and in which state, without writing anything onto the tensors. forget() empties 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -107,11 +107,7 @@ def has_gaps(x: Tensor | None) -> bool:
     return gaps or (not torch.compiler.is_compiling() and x.is_neg())  # what is compiled has turned all signs
 
 
-@overload
-def rows_contiguous(x: Tensor) -> Tensor: ...
-@overload
-def rows_contiguous(x: Tensor | None) -> Tensor | None: ...
-def rows_contiguous(x: Tensor | None) -> Tensor | None:
+def rows_contiguous(x: Any) -> Any:
     """Return x, or a copy if it has gaps. (contiguous() would leave a tensor without elements as it is.)"""
     return x.clone(memory_format=torch.contiguous_format) if x is not None and has_gaps(x) else x
 

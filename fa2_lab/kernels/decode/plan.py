@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -164,7 +163,8 @@ def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
 def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
     """Return the cases of the tables that apply, in their order."""
     usual = Entry(*entries()["any"][tables.padded(shape.d)])
-    heads, few, fp32 = shape.equal_heads, B_r == 16, Q.dtype == torch.float32
+    heads = shape.batch * shape.H_kv if shape.one_length else 0  # of the one length of all
+    few, fp32 = B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, usual.B_c))
     applies = {
         "fp32, 64 rows": fp32 and B_r == MOST_ROWS,
@@ -233,13 +233,7 @@ def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, 
     masked = not (split_kv and all_seen)
     sizes = shape.d, blocks.d_pad, blocks.B_r, blocks.B_c, shape.page
     switches = masked, not split_kv, early_merge, blocks.upcast
-    return tile_for(*sizes, *switches)
-
-
-@cache
-def tile_for(*numbers: int) -> DecodeTile:
-    """Return a tile from its numbers, which rarely differ."""
-    return DecodeTile(*map(tl.constexpr, numbers))
+    return DecodeTile(*map(tl.constexpr, (*sizes, *switches)))
 
 
 def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> Counts:
@@ -275,11 +269,6 @@ class Shape(NamedTuple):
     def rows(self) -> int:
         """Rows per K/V head."""
         return self.group * self.N_q
-
-    @property
-    def equal_heads(self) -> int:
-        """The number of heads if all have one length, else 0."""
-        return self.batch * self.H_kv if self.one_length else 0
 
 
 def shape_of(tensors: Tensors, one_length: bool) -> Shape:

@@ -1,6 +1,7 @@
 """What the launches of the Hopper forward and of the Hopper backward share."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +19,10 @@ def counter_for(X: Tensor, traced: bool) -> Tensor:
     bwd_preprocess. One counter per stream is therefore enough. A CUDA graph gets its own counter, and so does a call
     that torch may record, because memory that such a call allocates while it warms up belongs to the graph as well.
     """
+    new = partial(torch.zeros, 2, dtype=torch.int32, device=X.device)
     if traced or torch.cuda.is_current_stream_capturing():
-        return zeros(X.device)
-    return prepared(("counter", X.device, current_stream(X)), zeros, X.device)
-
-
-def zeros(device: torch.device) -> Tensor:
-    """Create a new counter."""
-    return torch.zeros(2, dtype=torch.int32, device=device)
+        return new()
+    return prepared(("counter", X.device, current_stream(X)), new)
 
 
 def evenly(heads: int, least: int) -> int:
