@@ -44,7 +44,7 @@ def attention_paged(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return O (batch, heads, N_q, d) for the last N_q queries of each sequence, q, over the sequence's pages of keys.
+    """Return O (batch, heads, N_q, d), where q holds the last N_q queries of each sequence and the pages its keys.
 
     causal      query r sees the keys up to key_lengths − N_q + r; for a single query this makes no difference
     window      (left, right) of that key. In pages before every window no key is read, and their entries may be

@@ -113,7 +113,7 @@ def last_parameters(kernel: Any, many: int) -> list[tuple[str, bool, bool]]:
 
 
 def told(x: Any, constant: bool, looked_at: bool) -> Any:
-    """Return what the compiler sees of one argument: a constant with its type, and of a number what it may use."""
+    """Return what the compiler sees of an argument: of a constant its type and value, of others what it may use."""
     kind: Any = type(x)
     if kind is constexpr:
         return type(x.value), x.value

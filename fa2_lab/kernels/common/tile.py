@@ -140,11 +140,11 @@ def sequence_rows(starts, b, n, sequences):
 
 @triton.jit
 def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
-    """Return block t of packed rows: its number in its sequence, the first row and the rows of that sequence, and the
-    first row and the rows that it meets on the other side.
+    """Return block t of packed rows: its number in its sequence, and the first row and the rows of that sequence on
+    either side.
 
     Sequence b begins with block starts[b] // B + b, which leaves it as many blocks as it needs, or one more. A block
-    without rows meets nobody, and neither do rows of no sequence.
+    without rows, or of rows outside all sequences, meets no rows on the other side.
     """
     b = 0 * t
     behind = b + sequences + 1

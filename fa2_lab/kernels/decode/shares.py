@@ -50,5 +50,5 @@ def tile_bytes(B_c: int, d: int, itemsize: int) -> int:
 
 
 def least_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
-    """Return the fewest tiles that are worth a partial result: they take at least as many bytes to read as it moves."""
+    """Return the fewest tiles worth a partial result: reading them moves at least as many bytes as it does."""
     return cdiv(part_bytes(rows, d), tile_bytes(B_c, d, itemsize))

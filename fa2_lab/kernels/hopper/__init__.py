@@ -1,4 +1,4 @@
-"""Kernels for Hopper (sm_90) alone, in Gluon: one warp copies, the others multiply, and nobody waits for long."""
+"""Kernels for Hopper (sm_90) only, in Gluon: one warp copies tiles ahead, and the others compute."""
 
 from fa2_lab.kernels import triton_versions
 

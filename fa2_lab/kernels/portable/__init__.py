@@ -1,1 +1,1 @@
-"""The product on every GPU: FlashAttention-2 in plain Triton, forward and backward."""
+"""The kernels for every GPU: FlashAttention-2 in plain Triton, forward and backward."""
