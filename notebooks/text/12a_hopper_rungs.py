@@ -6,11 +6,11 @@
 #
 # **What does an H100 want beyond FlashAttention-2?**
 #
-# FA2 was written for the A100. On NVIDIA's *Hopper* chips, the H100 and the H200, matmuls run while the program goes
-# on, a single thread can copy a whole tile, and warps can hand registers to each other. This chapter first introduces
-# the **machine**, using models that run on your laptop. Then it climbs **rungs** 15 to 23, which use that machine. For
-# each rung, it shows the lines that change and how much speed they gain. The producer warp and the early start of S
-# come from FlashAttention-3 (2024). [Chapter 12b](12b_hopper_kernel.ipynb) then reads the finished kernel.
+# FA2 was written for the A100. On NVIDIA's *Hopper* chips, the H100 and the H200, matmuls run in the background, a
+# single thread can copy a whole tile, and warps can hand registers to each other. This chapter first introduces the
+# **machine**, using models that run on your laptop. Then it climbs **rungs** 15 to 23, which use that machine. For each
+# rung, it shows the lines that change and how much speed they gain. The producer warp and the early start of S come
+# from FlashAttention-3 (2024). [Chapter 12b](12b_hopper_kernel.ipynb) then reads the finished kernel.
 #
 # After this notebook you can
 #
@@ -66,7 +66,7 @@ for chip in (chips.A100, chips.H100):
         print(f"{chip.name:13} d = {d:3}: {matmuls:,} + {exps} clocks, {share}")
 
 # %% [markdown]
-# If each unit waits for the other, an H100's tensor cores are idle for half of the time at d = 64. To keep them busy,
+# If each unit waits for the other, an H100's tensor cores are idle half of the time at d = 64. To keep them busy,
 # everything else has to happen *while* the matmuls run.
 #
 # ## Which thread holds which value?
@@ -82,8 +82,8 @@ show("row_reduction")
 # row's maximum, each lane first finds the largest of its own 16 values, and then the four lanes exchange values twice.
 #
 # In Triton, the compiler decides which thread holds which value. In **Gluon**, a lower-level language, you decide. Like
-# Triton, Gluon is a dialect of Python, and it uses the same compiler. But in Gluon a tensor's type includes a *layout*,
-# and you import the language as `gl` instead of `tl`. We need four layouts:
+# Triton, Gluon is a dialect of Python, and it uses the same compiler. But in Gluon, a tensor's type includes a
+# *layout*, and you import the language as `gl` instead of `tl`. We need four layouts:
 #
 # | layout | used for | meaning |
 # | --- | --- | --- |
@@ -226,9 +226,9 @@ climb.step("15", "registers", "programs")
 # matmuls twice per tile, while Triton's code waits only once. In exchange, we can now move every wait ourselves.
 #
 # The picture shows what an SM does on rungs 14 and 15, with one strip over time for each of its units. Each later rung
-# has such a picture as well. The strips come from a model. In it, copies run back to back at L2 bandwidth, and a matmul
-# takes the number of clocks that the tensor cores need for it. A softmax takes one clock for each instruction that a
-# thread executes, because an SM has four schedulers, one for each of the four warps.
+# has such a picture as well. The strips come from a model, in which copies run back to back at L2 bandwidth and a
+# matmul takes the number of clocks that the tensor cores need for it. A softmax takes one clock for each instruction
+# that a thread executes, because an SM has four schedulers, one for each of the four warps.
 
 # %% tags=["hide-input"]
 show("strips_15")
@@ -281,10 +281,10 @@ with TemporaryDirectory() as folder:
 
 # %% [markdown]
 # In this machine code, `UTMALDG` is a TMA copy, `SYNCS` is an operation on a barrier, `HGMMA` is a matmul, and `SHFL`
-# is an exchange between lanes. There is no `HGMMA`, because this kernel runs no matmul. The 12 exchanges follow from
-# the layout. Eight lanes share a row, so each sum takes three exchanges, and a warp sums its 16 rows four at a time. In
-# the shell, a single line shows the same machine code: `fa2-lab xray mine.py --chip sm_90 --d 64 --sass`. Now try
-# removing `mbarrier.wait` from the kernel. The kernel still compiles, and nothing warns you.
+# is an exchange between lanes. The count for `HGMMA` is 0, because this kernel runs no matmul. The 12 exchanges follow
+# from the layout. Eight lanes share a row, so each sum takes three exchanges, and a warp sums its 16 rows four at a
+# time. In the shell, a single line shows the same machine code: `fa2-lab xray mine.py --chip sm_90 --d 64 --sass`. Now
+# try removing `mbarrier.wait` from the kernel. The kernel still compiles, and nothing warns you.
 #
 # ## Part 3 · A ring, and who copies (24 minutes)
 # Some warps copy while others compute. How do they agree on which of them may use a buffer, and when?
@@ -386,9 +386,9 @@ read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 # %% [markdown]
 # - `arrive(…, count=1)` is one arrival, made by one thread. It counts for the whole warpgroup, because the compiler
 #   makes all 128 threads wait for each other first.
-# - `gl.warp_specialize` takes a list of (function, arguments). The first function runs on the 4 warps of the launch
-#   itself. For the other functions, two lists set the number of warps, here `[1]`, and the number of registers per
-#   thread, here `[24]`. Only whole warpgroups can hand over registers, so four warps are set aside for the producer
+# - `gl.warp_specialize` takes a list of (function, arguments) pairs. The first function runs on the 4 warps of the
+#   launch itself. For the other functions, two lists set the number of warps, here `[1]`, and the number of registers
+#   per thread, here `[24]`. Only whole warpgroups can hand over registers, so four warps are set aside for the producer
 #   although it needs only one. Two programs of 256 threads share 65,536 registers, so each thread starts with 128. Each
 #   producer thread keeps 24 of them and gives the other 104 to a consumer thread, which then has 232.
 
@@ -623,7 +623,7 @@ show("strips_21")
 #
 # ## Must m be the maximum?
 #
-# At every tile, the lanes of a row exchange values to find the row's maximum, and whenever the maximum grows, o has to
+# For every tile, the lanes of a row exchange values to find the row's maximum, and whenever the maximum grows, o has to
 # be rescaled. But m cancels out of O and L, so it need not be the exact maximum. It only has to be large enough to keep
 # the exponentials from overflowing, but not so far above the maximum that all of them vanish, because ℓ would then be
 # 0. The next cell gives the 16 rows of a warp normally distributed scores, and counts the tiles in which m grows in at
@@ -644,8 +644,8 @@ s16 = np.log2(np.e) * np.random.default_rng(16).standard_normal((128, 16, 128))
 print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 
 # %% [markdown]
-# **Predict.** Now let m *lag* by up to 8. The scores are exponents of 2. A row's m does not change until one of its
-# scores is more than 8 above it, so p is at most $2^8 = 256$. In how many of the 127 tiles does m grow?
+# **Predict.** Now let m *lag* by up to 8. The scores are exponents of 2. A row's m does not change until one of the
+# row's scores is more than 8 above m, so p is at most $2^8 = 256$. In how many of the 127 tiles does m grow?
 #
 # - ☐ in none
 # - ☐ in an eighth as many
@@ -681,7 +681,7 @@ read("ladder/r22_lagging.py", "softmax")
 # %% [markdown]
 # `by_lanes` views 64 × 128 values as (64, 16, 4, 2), because each of the 4 lanes holds 2 out of every 8 columns. A sum
 # over the second and the fourth dimension therefore stays inside a lane. In `update_row_max`, one warp can take a
-# branch while another does not, which has to be written in PTX. Chapter 12b explains that code. `rescale_o` does the
+# branch while another does not. Such code has to be written in PTX, and chapter 12b explains it. `rescale_o` does the
 # same for o, so if α is 1 in all lanes, the warp skips 64 multiplications per thread.
 
 # %% tags=["nbval-ignore-output"]
