@@ -42,8 +42,8 @@ CHAPTERS = [
     Chapter("17_change_it", "Change it", "How do I add a bias or a mask of my own, and what comes after Hopper?"),
     Chapter("A_lanes", "Lanes, layouts, banks", "Where exactly are the numbers of a tile?"),
     Chapter("B_errata", "Errata", "Which tests does a wrong formula survive?"),
-    Chapter("C_package", "The package and its commands", "Where is what, and how do I use it for something of my own?"),
-    Chapter("D_numbers", "Numbers", "Which digits of a result may I believe?"),
+    Chapter("C_package", "The package and its commands", "What is in the package, and how do I use it for my own work?"),
+    Chapter("D_numbers", "Numbers", "Which digits of a result can I trust?"),
 ]
 
 PARTS = {  # of the book, and the numbers of their chapters

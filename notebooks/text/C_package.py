@@ -4,7 +4,7 @@
 # %% [markdown]
 # # C · The package and its commands
 #
-# **Where is what, and how do I use it for something of my own?**
+# **What is in the package, and how do I use it for my own work?**
 #
 # The chapters are built on a package, `fa2_lab`. You can read the book without knowing the package, but this appendix
 # shows what else you can do with it.

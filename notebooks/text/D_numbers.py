@@ -4,7 +4,7 @@
 # %% [markdown]
 # # D · Numbers
 #
-# **Which digits of a result may I believe?**
+# **Which digits of a result can I trust?**
 #
 # Two correct kernels rarely return the same bits, while a wrong kernel can agree with a correct one in three digits.
 # This appendix collects what decides the digits of attention, namely rounding, masks, scales and the order of sums.
