@@ -74,8 +74,8 @@ show("pipes_forward")
 # | `take` | `consumer_wait` | a consumer, before it reads a tile |
 # | `release` | `consumer_release` | a consumer, after it has read a tile |
 #
-# ThunderKittens, another library, names the roles *load*, *compute* and *store*. In our kernel they are `producer`,
-# `consumer` and the function `store`.
+# ThunderKittens, another library, names the roles *load*, *compute* and *store*. In our kernel, these roles are
+# `producer`, `consumer` and the function `store`.
 #
 # The next table lists all barriers of the kernel:
 #
@@ -185,7 +185,7 @@ show("room")
 
 # %% [markdown]
 # The kernel therefore fetches late, after the producer has started all copies of a row block except the last. At that
-# moment the rings are full, so the consumers have enough work to keep them busy until the number arrives.
+# moment, the rings are full, so the consumers have enough work to keep them busy until the number arrives.
 
 # %% [markdown]
 # The producer passes the number on through the mailbox, which has two slots. In the picture, both slots are empty most
@@ -312,9 +312,10 @@ def wrong(careful, orders=500):
 # <details><summary>Answer</summary>
 #
 # **before the last one of a row block.** Every other copy of V comes right after a copy of K, and the wait before that
-# copy of K has covered both stages. The last copy of V, however, has no copy of K just before it. Its stage becomes
-# free with the release that K's *next* copy will wait for, but that copy belongs to the next row block. So the producer
-# waits for that stage of K a little early, which costs nothing, since it would have to wait for the stage anyway.
+# copy of K has covered both stages. The last copy of V, however, has no copy of K just before it. The stage that it
+# needs becomes free with the release that K's *next* copy will wait for, but that copy belongs to the next row block.
+# So the producer waits for that stage of K a little early, which costs nothing, since it would have to wait for the
+# stage anyway.
 #
 # ```python
 # for careful in ((), (0,), (3,)):
@@ -406,11 +407,11 @@ read(KERNEL, "drain_tile")
 # has the same parity bit as the phase that the consumer is waiting for. The wait therefore ends too early.
 #
 # Usually, this cannot happen. Before the consumer waits for V's tile n + stages, it takes K's tile n + stages + 1. That
-# tile uses the stage of K's tile n + 1, so all consumers must have released K's tile n + 1 before. Those consumers that
-# need V's tile n must have used it by then, so V's tile n has certainly arrived. If V's tile n + stages is the last
-# tile of a row block, however, the consumer takes no further tile of K before it.
+# tile uses the stage of K's tile n + 1, so all consumers must have released K's tile n + 1 by then. Those consumers
+# that need V's tile n have used it before this release, so V's tile n has certainly arrived. If V's tile n + stages is
+# the last tile of a row block, however, the consumer takes no further tile of K before it.
 #
-# The first answer is wrong because `take` does not count tiles itself. The consumer passes it n. The second is wrong
+# The first answer is wrong because `take` does not count tiles itself but is given their number, n. The second is wrong
 # because this tile of V is only freed when K's *next* tile is released, and a consumer that needs V's tile makes that
 # release after its P V. The model above cannot show this mistake, because its copies finish one after another.
 # </details>
@@ -472,11 +473,11 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # %% [markdown]
 # Consumer 0's barrier gets one arrival in advance, since otherwise no consumer could ever begin. A consumer that skips
 # a tile must still pass the turn on, as `drain_tile` does. Ping-pong costs one wait per tile, and whether it gains more
-# than that depends on d. At d = 64, where the exponentials take as long as both matmuls, it made the kernel 0.99 to
-# 1.07 times as fast. At d = 128, where the exponentials take half as long as the matmuls, it made the kernel slightly
-# slower, 0.99 times as fast. Even so, the kernel also uses ping-pong at d = 128 under the mask if there are many more
-# keys than rows, for which the table of ideas in part 5 shows a gain. The picture shows a model in which both consumers
-# begin at the same time, so that the turns matter most:
+# than that depends on d. At d = 64, where the exponentials take as long as both matmuls, ping-pong made the kernel 0.99
+# to 1.07 times as fast. At d = 128, where the exponentials take only half as long, the kernel was 0.99 times as fast
+# with ping-pong, so it lost a little. Even so, the kernel also uses ping-pong at d = 128 under the mask if there are
+# many more keys than rows, for which the table of ideas in part 5 shows a gain. The picture shows a model in which both
+# consumers begin at the same time, so that the turns matter most:
 
 # %% tags=["hide-input"]
 show("ping_pong")
@@ -535,7 +536,7 @@ show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 #
 # <details><summary>Answer</summary>
 #
-# **`col & ~6`.** The second lane of a row has columns 2, 3, 10, 11, 18, … For all of them `col & 6` is 2, so this part
+# **`col & ~6`.** The second lane of a row has columns 2, 3, 10, 11, 18, … For all of them, `col & 6` is 2, so this part
 # identifies the *lane*. The other part, `col & ~6`, is 0, 1, 8, 9, 16, …, and that list is the same in every lane.
 # </details>
 
@@ -593,7 +594,7 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 #    you which ring is at fault.
 # 2. Attach `cuda-gdb -p` to the process. `info cuda warps` lists where each warp is, and `x/i $pc` prints the
 #    instruction it is at. A waiting warp is in a loop around `SYNCS.PHASECHK`, and `fa2-lab xray FILE --sass` helps you
-#    to find the source line of that loop.
+#    find the source line of that loop.
 # 3. Find out which warp should have arrived at this barrier, and look for a path on which that warp misses its
 #    `release`. Often the cause is a tile that is skipped, or an empty row block.
 # 4. Count the releases. Each time a stage is filled, every consumer must release it exactly once. You can
