@@ -71,14 +71,13 @@ def examine(
         raise NotExamined(next(filter(None, refused.values()), "it took no problem"))
     unsteady = list(repeated(subject, answers[0]))
     named = explain(answers, subject.tiles())
-    if unsteady or found or subject.overrun:  # numbers that come from elsewhere are no mistake of their own
+    if unsteady or found or subject.happened & {"writes-past-end"}:  # then numbers come from elsewhere
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), Variant()))
     if not unsteady and all(x.fits(state, ("O",)) for x in plain):
         subject.eps = plain[0].eps
         found += checks(subject, answers, state)
-    happened = {"inputs-changed": subject.changed, "writes-past-end": subject.overrun}
-    found += unsteady + [Finding(name, "in one of the calls") for name, it_did in happened.items() if it_did]
+    found += unsteady + [Finding(name, "in one of the calls") for name in sorted(subject.happened)]
     if any(x.where.startswith(GRADIENTS) for x in named):
         found = [x for x in found if x.name != "gradient-empty"]
     first = {x.name: x for x in reversed(named + found)}  # of each name the first finding

@@ -134,6 +134,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
         case("mask", 12, d=d, mask=allowed),
         case("bias", 12, d=d, mask=bias),
         case("empty-mask", 12, d=d, mask=none, gradients=True),
+        case("hidden mask", 12, d=d, mask=allowed, shift=-2.4e5),
         make("lengths", 6, 16, batch=3, key_lengths=np.array([5, 11, 16])),
         make("lengths", 6, 70, batch=2, heads=1, key_lengths=np.array([33, 64])),
         case("packed", 23, d=d, cu_seqlens=np.array([0, 5, 12, 23])),

@@ -1,5 +1,6 @@
 """The known mistakes and the names of arguments, as catalogue.md lists them."""
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ class Mistake(NamedTuple):
     says: str
     read: str
     part: str
+    changes: list[tuple[str, str]]  # what stands in the right attention, and what stands there instead
 
 
 def tables() -> list[list[list[str]]]:
@@ -23,5 +25,9 @@ def tables() -> list[list[list[str]]]:
 
 
 *MISTAKES, ARGUMENTS = tables()
-CATALOGUE = {row[0]: Mistake._make([*row, part]) for part, rows in zip(PARTS, MISTAKES, strict=True) for row in rows}
+CATALOGUE = {
+    name: Mistake(name, varies, says, read, part, re.findall("`([^`]*)` → `([^`]*)`", "".join(code)))
+    for part, rows in zip(PARTS, MISTAKES, strict=True)
+    for name, varies, says, read, *code in rows
+}
 ROLES = {name: role for role, _, names in ARGUMENTS for name in names.split()}  # {its name in a function: argument}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa2_lab.examine.attention import attention
+from fa2_lab.examine.attention import attention, combine
 from fa2_lab.examine.cases import Question
 from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 
@@ -195,7 +195,8 @@ def forms(mistake: Mistake, state: Variant, tiles: Sequence[int]) -> Iterator[Va
     tiles = (tiles if not state.B else (state.B,)) if "B" in mistake.varies else (state.B,)
     for B in tiles:
         for bits in (8, 11) if "bits" in mistake.varies else (state.bits,):
-            yield Variant((*state.names, mistake.name), B, bits)
+            if combine((*state.names, mistake.name)):
+                yield Variant((*state.names, mistake.name), B, bits)
 
 
 def candidates(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Variant]:
@@ -228,7 +229,7 @@ def pairs(
         for second in single:
             if second.names[-1].split("-")[0] != first.names[-1].split("-")[0] or part == "gradients":
                 both = Variant((*first.names, second.names[-1]), second.B, second.bits)
-                if fits_all(both, mine + settled, outputs):
+                if combine(both.names) and fits_all(both, mine + settled, outputs):
                     yield both
 
 

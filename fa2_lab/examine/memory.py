@@ -14,33 +14,51 @@ from fa2_lab.examine.match import GRADIENTS, RIGHT, Answer, Finding, Variant, pl
 from fa2_lab.examine.subject import NotExamined, Subject, dtypes
 
 OPEN = Variant(("causal-ignored", "mask-ignored"))
-VIEWS = {  # what is asked again, how the inputs lie, and what is around them
-    "heads that lie apart in memory": ("strides-ignored", "gapped", 0.0),
-    "the last axis has a stride above 1": ("strides-ignored", "turned", 0.0),
-    "the first two axes are exchanged in memory": ("strides-ignored", "swapped", 0.0),
-    "NaN after the last row of each head": ("reads-past-end", "gapped", np.nan),
-    "the first axis has stride 0": ("strides-ignored", "expanded", 0.0),
-}
+AGAIN: list[tuple] = [  # what is wrong if the answer is another now: its name, where; what is asked, and how
+    ("batch-dependent", "the last batch entry", lambda x: x.part(slice(-1, None)), {}),
+    ("unwritten", "where torch.empty is full of NaN", lambda x: x, dict(unset=np.nan)),
+    ("dO-strides", "dO with strides 0", lambda x: replace(x, dO=np.ones_like(x.dO)), {}),
+]
+VIEWS: list[tuple] = [
+    ("strides-ignored", "heads that lie apart in memory", lambda x: x, dict(place="gapped", fill=0.0)),
+    ("strides-ignored", "the last axis has a stride above 1", lambda x: x, dict(place="turned", fill=0.0)),
+    ("strides-ignored", "the first two axes are exchanged in memory", lambda x: x, dict(place="swapped", fill=0.0)),
+    ("reads-past-end", "NaN after the last row of each head", lambda x: x, dict(place="gapped")),
+    ("strides-ignored", "the first axis has stride 0", lambda x: alike(x), dict(place="expanded", fill=0.0)),
+]
+
+
+def alike(x: Question) -> Question:
+    """A case whose heads are all the same."""
+    return replace(x, **{name: np.broadcast_to(getattr(x, name)[:1, :1], getattr(x, name).shape) for name in "qkv"})
 
 
 def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
     """All that is found out by asking again. `state` has the conventions that the function was found to follow."""
     plain = [x for x in answers if x.case.group == "plain"]
     base = next((x for x in plain if x.case.q.shape[0] > 1), plain[0])
-    tests = [alone(subject, base, state), unwritten(subject, base, state), gradients(subject, base, state)]
-    tests += [other_dtypes(subject, plain, state), rows_without_keys(answers, state), dropout(subject)]
-    if np.isnan(subject.fill):  # else it reads past the end, where anything may lie
-        tests += [view(subject, base.case, state, where) for where in VIEWS]
-    for test in tests:
-        with suppress(NotExamined):  # a function may refuse
-            yield from test
-
-
-def changed(name: str, where: str, answer: Answer, state: Variant, outputs: tuple[str, ...] = ("O",)) -> list[Finding]:
-    """A finding, if an answer is not what the function gives otherwise."""
-    return (
-        [] if answer.fits(state, outputs) else [Finding(name, where, place([answer], state, outputs)[1], answer.case)]
-    )
+    lacks = [x for x in GRADIENTS if x not in base.outputs]
+    if 0 < len(lacks) < 3:
+        yield Finding("gradient-missing", ", ".join(lacks), case=base.case)
+    tests = AGAIN + (VIEWS if np.isnan(subject.fill) else [])  # else it reads past the end, where anything may lie
+    others = [x for x in dtypes(subject.library) if x != subject.dtype and subject.library == "torch"]
+    if any(type(x).__name__ == "InterpretedFunction" for x in subject.space.values()):
+        others = [x for x in others if x != "bfloat16"]  # Triton's interpreter multiplies its bits as whole numbers
+    tests = tests + [("precision", dtype, lambda x: x, dict(dtype=dtype)) for dtype in others]
+    for name, where, change, how in tests:
+        if how.get("place") == "expanded" and subject.layout in ("nd", "thd"):
+            continue
+        for first in plain[:3] if name == "precision" else [base]:
+            outputs = {"unwritten": ("O", "L", *GRADIENTS), "dO-strides": GRADIENTS}.get(name, ("O",))
+            outputs = tuple(x for x in outputs if x in first.outputs and first.fits(state, (x,)))
+            with suppress(NotExamined):  # a function may refuse
+                answer = subject.like(**how).ask(change(first.case), gradients=name in ("unwritten", "dO-strides"))
+                if not answer.fits(state, outputs):
+                    allowed = f"; rounding allows {answer.bound('O'):.1e}" if name == "precision" else ""
+                    yield Finding(name, where + allowed, place([answer], state, outputs)[1], answer.case)
+    yield from rows_without_keys(answers, state)
+    with suppress(NotExamined):
+        yield from dropout(subject)
 
 
 def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
@@ -50,57 +68,6 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
         yield Finding("not-deterministic", "three calls in a row", float(np.ptp(answers, axis=0).max()), first.case)
     elif not np.allclose(answers[0], first.outputs["O"], rtol=0, atol=first.bound("O"), equal_nan=True):
         yield Finding("state-kept", "the first call, repeated after all others", case=first.case)
-
-
-def view(subject: Subject, asked: Question, state: Variant, where: str) -> Iterator[Finding]:
-    """Inputs that are not contiguous, or whose rows are followed by NaN."""
-    name, how, fill = VIEWS[where]
-    if how == "expanded" and subject.layout in ("nd", "thd"):
-        return
-    if how == "expanded":
-        q, k, v = (np.broadcast_to(x[:1, :1], x.shape) for x in (asked.q, asked.k, asked.v))
-        asked = replace(asked, q=q, k=k, v=v)
-    yield from changed(name, where, subject.ask(asked, how, fill, gradients=False), state)
-
-
-def alone(subject: Subject, base: Answer, state: Variant) -> Iterator[Finding]:
-    answer = subject.ask(base.case.part(slice(-1, None)))
-    yield from changed("batch-dependent", "the last batch entry", answer, state)
-
-
-def unwritten(subject: Subject, base: Answer, state: Variant) -> Iterator[Finding]:
-    """With torch, memory that `empty` hands out is full of NaN for one call."""
-    subject.unset = np.nan
-    try:
-        answer = subject.ask(base.case)
-    finally:
-        subject.unset = None
-    outputs = tuple(x for x in answer.outputs if base.fits(state, (x,)))
-    yield from changed("unwritten", "where torch.empty is full of NaN", answer, state, outputs)
-
-
-def gradients(subject: Subject, base: Answer, state: Variant) -> Iterator[Finding]:
-    """That every input gets one, and that dO may be an expanded view."""
-    lacks = [x for x in GRADIENTS if x not in base.outputs]
-    if 0 < len(lacks) < 3:
-        yield Finding("gradient-missing", ", ".join(lacks), case=base.case)
-    if not lacks and base.fits(state, GRADIENTS):
-        answer = subject.ask(replace(base.case, dO=np.ones_like(base.case.dO)))
-        yield from changed("dO-strides", "dO with strides 0", answer, state, GRADIENTS)
-
-
-def other_dtypes(subject: Subject, plain: list[Answer], state: Variant) -> Iterator[Finding]:
-    """The dtypes of torch beside the one that was examined, on plain attention."""
-    settled = subject.dtype
-    others = [x for x in dtypes(subject.library) if x != settled and subject.library == "torch"]
-    if any(type(x).__name__ == "InterpretedFunction" for x in subject.space.values()):
-        others = [x for x in others if x != "bfloat16"]  # Triton's interpreter multiplies its bits as whole numbers
-    for dtype in others:
-        subject.dtype = dtype
-        with suppress(NotExamined):
-            for answer in [subject.ask(x.case, gradients=False) for x in plain[:3]]:
-                yield from changed("precision", f"{dtype}; rounding allows {answer.bound('O'):.1e}", answer, state)
-    subject.dtype = settled
 
 
 def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding]:
@@ -155,7 +122,7 @@ def guarded(subject: Subject, case: Question) -> tuple[Answer, list[Finding]]:
     answer = subject.ask(case)
     O, want = answer.outputs["O"], answer.variant(RIGHT, "O")
     if np.isnan(subject.fill) and case.group in ("plain", "causal", "width") and np.isnan(O[np.isfinite(want)]).any():
-        other = subject.ask(case, fill=0.0)
+        other = subject.like(fill=0.0).ask(case)
         if np.isnan(other.outputs["O"]).sum() < np.isnan(O).sum():
             subject.fill = 0.0
             return other, [Finding("reads-past-end", "NaN before and after the inputs", case=case)]

@@ -51,31 +51,42 @@ def smaller_cases(like: Question, subject: Subject) -> Iterator[Question]:
 
 def written(subject: Subject, answer: Answer, name: str, module: str, before: Variant) -> str:
     """The program for one case, with what comes out and what should."""
-    case, (size, shift), first = answer.case, answer.case.made, "[0]" if "L" in answer.outputs else ""
-    torch, grad, (N_q, d), N_k = subject.library == "torch", name in GRADIENTS, case.q.shape[2:], case.k.shape[2]
-    names = ["q", "k", "v", "dO"] if grad else ["q", "k", "v"]
-    drawn = [f"draw({getattr(case, x).shape}){TURNED[subject.layout]}" for x in names]
-    if grad and case.dL is not None:
-        names, drawn = [*names, "dL"], [*drawn, f"draw({case.dL.shape})"]
+    case, (size, shift), layout = answer.case, answer.case.made, subject.layout
+    torch, grad, given = subject.library == "torch", name in GRADIENTS, subject.takes("dO")
     lines = ["import numpy as np", *(["import torch"] if torch else []), f"from {module} import {subject.name}", ""]
-    lines += [f"draw = np.random.default_rng([0, {N_q}, {N_k}, {d}]).standard_normal"]
-    lines += [f"{', '.join(names)} = {', '.join(drawn)}"]
+    names = ["q", "k", "v", *(["dO"] if grad else []), *(["dL"] if grad and case.dL is not None else [])]
+    lines += [
+        f"draw = np.random.default_rng([0, {case.q.shape[2]}, {case.k.shape[2]}, {case.q.shape[3]}]).standard_normal"
+    ]
+    lines += [f"{', '.join(names)} = {', '.join(f'draw({getattr(case, x).shape})' for x in names)}"]
     lines += [f"q = {size:g} * q"] if size != 1 else []
     lines += [f"q[..., -1], k[..., -1] = {SCALE_UP:g}, {shift / SCALE_UP:g}"] if shift else []
-    made = f"torch.tensor(x, dtype=torch.{subject.dtype})" if torch else f"x.astype(np.{subject.dtype})"
-    lines += [f"{x} = {made.replace('x', x, 1)}" for x in names if torch or subject.dtype != "float64"]
-    lines += [f"{x}.requires_grad_()" for x in names[:3] if grad]
+    if given and (subject.takes("O") or subject.takes("L")):
+        lines[1:1] = ["from fa2_lab.reference import heads"]
+        lines += [f"O, L = heads.forward({', '.join(['q, k, v', *(f'{x}={y!r}' for x, y in case.options.items())])})"]
+        names += ["O"]
+        lines += [f"L = L[{', '.join('0' * (4 - len(layout)))}]"] if subject.takes("L") and len(layout) < 4 else []
+    to = f"torch.tensor({{}}, dtype=torch.{subject.dtype})" if torch else f"{{}}.astype(np.{subject.dtype})"
+    to = "{}" if subject.dtype == "float64" else to
+    arrays = ", ".join(x for x in names if x != "dL")
+    turned = to.format(f"x{TURNED[layout]}")
+    lines += [f"{arrays} = ({turned} for x in ({arrays}))"] if turned != "x" else []
+    lines += [f"dL = {to.format('dL')}"] if "dL" in names else []
+    if grad and not given:
+        lines += [f"{x}.requires_grad_()" for x in "qkv"]
     lines += [f"out = {subject.name}({', '.join(arguments(subject, case))})"]
-    of_L = " + (out[1] * dL).sum()" if "dL" in names else ""
-    lines += [f"((out{first} * dO).sum(){of_L}).backward()"] if grad else []
+    first, of_L = "[0]" if "L" in answer.outputs else "", " + (out[1] * dL).sum()" if "dL" in names else ""
+    lines += [f"((out{first} * dO).sum(){of_L}).backward()"] if grad and not given else []
+    what = "out[1]" if name == "L" else f"out{first}"
+    if grad:
+        what = f"out[{GRADIENTS.index(name) - 3}]" if given else f"{name[1:].lower()}.grad"
     at = np.argwhere(answer.wrong(before, name))[0][:3]
     got, right = (x[tuple(at)] for x in (answer.outputs[name], answer.variant(conventions(before), name)))
     shown = [np.array2string(np.atleast_1d(x)[:3], precision=4, suppress_small=True) for x in (got, right)]
-    what = "out[1]" if name == "L" else f"{name[1:].lower()}.grad" if grad else f"out{first}"
-    order = {"bnhd": (0, 2, 1), "thd": (2, 1)}.get(subject.layout, (0, 1, 2)[4 - len(subject.layout) :])
+    order = {"bnhd": (0, 2, 1), "thd": (2, 1)}.get(layout, (0, 1, 2)[4 - len(layout) :])
     place = f"[{', '.join(str(at[a]) for a in order)}, :3]"
     if name == "L":
-        place = f"[{', '.join(map(str, at))}]" if subject.layout == "bhnd" else ""
+        place = f"[{', '.join(map(str, at))}]" if layout == "bhnd" else ""
         shown[0] = shown[0] if place else f"at head {at[1]}, row {at[2]}: {shown[0]}"
     return "\n".join([*lines, f"print({what}{place})  # {shown[0]}; right: {shown[1]}"])
 
@@ -83,8 +94,15 @@ def written(subject: Subject, answer: Answer, name: str, module: str, before: Va
 def arguments(subject: Subject, case: Question) -> list[str]:
     """The arguments of the call, as text."""
     make = "torch.tensor" if subject.library == "torch" else "np.array"
-    in_order = list(subject.roles.values())[:3] == ["q", "k", "v"]
-    words = [role if in_order else f"{name}={role}" for name, role in subject.roles.items() if role in ("q", "k", "v")]
+    axis = -4 if subject.layout in ("bhnd", "hnd") else -3
+    stacked = f"{make.split('.')[0]}.stack([q, k, v], {axis})"
+    given = ("q", "k", "v", "dO", *("OL" if subject.takes("dO") else ""))
+    text, in_order = {x: x for x in given} | {"qkv": stacked}, "".join(subject.roles.values()).startswith("qkv")
+    words = [
+        text[role] if in_order and role in "qkv" else f"{name}={text[role]}"
+        for name, role in subject.roles.items()
+        if role in text
+    ]
     for name, x in subject.options(case).items():
         if isinstance(x, np.ndarray):
             kind = f", dtype={make.split('.')[0]}.int32" if x.dtype.kind == "i" else ""

@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import Question, case, rounded
 from fa2_lab.examine.catalogue import ROLES
 from fa2_lab.examine.match import GRADIENTS, RIGHT, TILES, Answer, Variant, candidates
@@ -27,8 +29,9 @@ SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # length
 EPS = {"float64": 1.2e-7, "float32": 1.2e-7, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LIBRARIES = ["numpy", *filter(find_spec, ("torch", "jax"))]
 ALWAYS = {"causal", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}  # also if they are as usual
-GIVEN = {"q", "k", "v", "O", "L"}
+GIVEN = {"q", "k", "v", "qkv", "dO", "O", "L"}
 LIMIT = 60  # seconds that one call may take
+NO_GPU = " Triton found no GPU. To interpret its kernels, import fa2_lab.kernels before triton."
 GUARD, FENCE = 1 << 14, -7.0  # numbers before and after each input; what lies there around an output
 MAKERS = {"empty", "empty_like", "new_empty", "zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full"}
 
@@ -49,19 +52,20 @@ class Subject:
         self.name = getattr(function, "__name__", type(function).__name__)
         self.library, self.dtype, self.layout, self.multiple, self.d = "numpy", "float64", "bhnd", 1, 16
         self.also = ""  # another layout, in which it would be right
-        self.fill = np.nan  # what lies before and after each input
+        self.place, self.fill = "", np.nan  # how the inputs lie, and what lies before and after each
         self.unset: float | None = None  # what torch.empty is filled with
+        self.happened: set[str] = set()  # mistakes that were noticed during a call
         self.eps = 0.0  # the distance of two numbers, if it is not that of the dtype
-        self.window_is_int = self.changed = self.overrun = False
+        self.window_is_int = False
         function = getattr(function, "forward", function)  # of a torch.nn.Module
         parameters = [p for p in signature(function).parameters.values() if p.kind < 4 and p.kind != p.VAR_POSITIONAL]
         self.defaults = {p.name: p.default for p in parameters}
         self.kinds = {p.name: p.kind for p in parameters}
         named = {name: ROLES.get(name.lower(), "") for name in self.defaults if name not in self.given}
-        if not {"q", "k", "v"} <= set(named.values()):
+        if "qkv" not in named.values() and not {"q", "k", "v"} <= set(named.values()):
             named |= dict(zip(list(named)[:3], "qkv", strict=False))
         self.roles = {name: role for name, role in named.items() if role}
-        if not {"q", "k", "v"} <= set(self.roles.values()):
+        if not (self.takes("qkv") or all(map(self.takes, "qkv"))):
             raise NotExamined(f"{self.name} takes {len(named)} arguments; q, k and v are needed")
         for name in named:
             if not named[name] and self.defaults[name] is inspect.Parameter.empty:
@@ -69,6 +73,12 @@ class Subject:
         self.unused = [name for name in named if not named[name]]
         function = inspect.unwrap(function)
         self.code, self.space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+
+    def like(self, **how: Any) -> Subject:
+        """The same function, to be asked in another way."""
+        other = copy(self)
+        vars(other).update(how)
+        return other
 
     def takes(self, role: str) -> bool:
         return role in self.roles.values()
@@ -120,11 +130,11 @@ class Subject:
     def agreement(self) -> int:
         """4: right, or causal. 3: a known mistake. 2: each head answers for itself. 1: it runs."""
         n = 8 if self.multiple == 1 else self.multiple
-        asked = self.fitted(case("probe", n, d=self.d, batch=2, heads=3))
-        first = self.ask(asked)
-        if any(first.fits(s, ("O",)) for s in (RIGHT, Variant(("always-causal",)))):
+        asked = self.fitted(case("probe", n, d=self.d, batch=2, heads=3, gradients=self.takes("dO")))
+        first, part = self.ask(asked), "gradients" if self.takes("dO") else "O"
+        if any(first.fits(s, ("O", *GRADIENTS)) for s in (RIGHT, Variant(("always-causal",)))):
             return 4
-        if any(first.fits(s, ("O",)) for s in candidates(RIGHT, "O", (n,))):
+        if any(first.fits(s, ("O", *GRADIENTS)) for s in candidates(RIGHT, part, (n,))):
             return 3
         other = asked.v.copy()
         other[0, 0] += 1
@@ -140,52 +150,48 @@ class Subject:
         masks = ("mask", "bias") if case.group == "bias" else ("mask",)
         if lacks := [x for x in case.options if not any(map(self.takes, masks if x == "mask" else (x,)))]:
             return lacks[0]
-        if case.k.shape[1] != case.q.shape[1] and self.layout == "nd":
+        if case.k.shape[1] != case.q.shape[1] and (self.layout == "nd" or self.takes("qkv")):
             return "grouped heads"
-        if case.k.shape[2] != case.q.shape[2] and self.layout == "thd" and not self.takes("cu_seqlens_k"):
+        of_keys = self.layout != "thd" or self.takes("cu_seqlens_k")
+        if case.k.shape[2] != case.q.shape[2] and (self.takes("qkv") or not of_keys):
             return "other lengths of keys than of queries"
         if self.dtype == "float16" and case.made != (1.0, 0.0) and np.abs(case.q @ case.k.swapaxes(2, 3)).max() > 6e4:
             return "products of Q and K beyond float16"
+        if case.dL is not None and self.takes("dO"):
+            return "the gradient of L"
         left, right = case.options.get("window") or (0, 0)
         return "windows with two sides" if self.window_is_int and left != right else ""
 
-    def ask(self, case: Question, place: str = "", fill: float | None = None, gradients: bool = True) -> Answer:
+    def ask(self, case: Question, gradients: bool = True) -> Answer:
         """The function's answer to a case; NotExamined if it raises or returns something else than numbers."""
         case = case.rounded(self.hold) if self.dtype != "float64" else case
-        gradients = gradients and case.gradients and self.library == "torch"
+        gradients = gradients and case.gradients
         outputs: dict[str, list] = {}
         for part in self.parts(case):
             inputs = [self.turned(x) for x in (part.q, part.k, part.v)]
-            tensors = [self.array(x, place, self.fill if fill is None else fill) for x in inputs]
+            tensors = [self.array(x, self.place, self.fill) for x in inputs]
             try:
                 with np.errstate(all="ignore"), warnings.catch_warnings(), fenced(self.library, self.unset) as ends:
                     warnings.simplefilter("ignore")
-                    found = self.found(tensors, part, gradients)
-                found = {name: numbers(x) for name, x in found.items()}
-                self.overrun |= any(bool((end != FENCE).any()) for end in ends)
+                    found = {name: numbers(x) for name, x in self.call(tensors, part, gradients).items()}
+                if any(bool((end != FENCE).any()) for end in ends):
+                    self.happened.add("writes-past-end")
             except Exception as failure:
-                if gradients:
-                    return self.ask(case, place, fill, gradients=False)
+                if gradients and not self.takes("dO"):
+                    return self.ask(case, gradients=False)
                 said = str(failure).strip().split("\n")[0][:100]
+                said += NO_GPU if "active drivers" in said else ""
                 raise NotExamined(f"{type(failure).__name__}: {said}".removesuffix(": ")) from failure
             if found["O"].shape != inputs[0].shape:
                 raise NotExamined(f"it returns shape {found['O'].shape} for q of shape {inputs[0].shape}")
             like = {"O": part.q, "L": part.q[..., 0], "dQ": part.q, "dK": part.k, "dV": part.v}
             for name, x in found.items():
                 outputs.setdefault(name, []).append(self.turned_back(x, like[name].shape))
-            self.changed |= not all(np.array_equal(numbers(a), b) for a, b in zip(tensors, inputs, strict=True))
+            if not all(np.array_equal(numbers(a), b) for a, b in zip(tensors, inputs, strict=True)):
+                self.happened.add("inputs-changed")
         known = {name: np.concatenate(x) for name, x in outputs.items() if not any(y is None for y in x)}
         whole = {name: x.reshape(case.q.shape[0], -1, *x.shape[2:]) for name, x in known.items()}
         return Answer(case, whole, max(EPS[self.dtype], self.eps))
-
-    def found(self, tensors: list, case: Question, gradients: bool) -> dict[str, Any]:
-        """What one call gives: O, L if there is one, and the gradients if torch can take them."""
-        for x in tensors if gradients else ():
-            x.requires_grad_()
-        got = self.call(tensors, self.options(case))
-        found = dict(zip("OL", got, strict=False))
-        is_taped = gradients and getattr(got[0], "requires_grad", False)
-        return found | (self.backward(got, tensors, case) if is_taped else {})
 
     def parts(self, case: Question) -> list[Question]:
         """One case for each call: a layout without batch or heads takes them one after the other."""
@@ -234,27 +240,40 @@ class Subject:
                 values[name] = known.get(role)
         return values
 
-    def call(self, tensors: list, options: dict[str, Any]) -> list:
-        """Call the function, and return O, and L if there is one."""
-        roles = dict(zip("qkv", tensors, strict=True))
-        for name, shape in (("O", tensors[0].shape), ("L", tensors[0].shape[:-1])):
-            if self.takes(name):
-                roles[name] = self.array(np.full(tuple(shape), np.nan), fill=FENCE)
-        arguments = self.given | {name: self.option(x) for name, x in options.items()}
+    def call(self, tensors: list, case: Question, gradients: bool) -> dict[str, Any]:
+        """What one call gives: O, L if there is one, and the gradients if it returns them or torch can take them."""
+        is_backward, roles = self.takes("dO"), dict(zip("qkv", tensors, strict=True))
+        is_taped = gradients and self.library == "torch" and not is_backward
+        for x in tensors if is_taped else ():
+            x.requires_grad_()
+        if self.takes("qkv"):
+            stack = import_module("jax.numpy" if self.library == "jax" else self.library).stack
+            roles["qkv"] = stack(tensors, -4 if self.layout in ("bhnd", "hnd") else -3)
+        O, L = np.full(tensors[0].shape, np.nan), np.full(tensors[0].shape[:-1], np.nan)  # to be written, or given
+        if is_backward:
+            right = attention(case)
+            O, L = self.turned(right["O"]), right["L"][(0,) * (4 - len(self.layout))]
+            roles["dO"] = self.array(self.turned(case.dO))
+        roles |= {x: self.array(y, fill=FENCE) for x, y in (("O", O), ("L", L)) if self.takes(x)}
+        arguments = self.given | {name: self.option(x) for name, x in self.options(case).items()}
         arguments |= {name: roles[role] for name, role in self.roles.items() if role in roles}
         first = [name for name, kind in self.kinds.items() if kind is inspect.Parameter.POSITIONAL_ONLY]
         with time_limit(self.name):
             result = self.function(*(arguments.pop(x) for x in first if x in arguments), **arguments)
         if result is None:  # it writes into what it was given
             result = [roles[x] for x in ("O", "L") if x in roles]
-            for x in result:
-                memory = x._base if self.library == "torch" else x.base
-                self.overrun |= bool((memory[:GUARD] != FENCE).any() or (memory[-GUARD:] != FENCE).any())
-        found = list(result) if isinstance(result, (tuple, list)) else [result]
-        if len(found) == 2 and np.ndim(found[0]) + 1 == np.ndim(found[1]):  # L came first
-            found = found[::-1]
-        has_L = len(found) == 2 or self.takes("lse")
-        return found[:1] + [x for x in found[1:2] if has_L and hasattr(x, "ndim")]
+            for memory in [x._base if self.library == "torch" else x.base for x in result]:
+                if (memory[:GUARD] != FENCE).any() or (memory[-GUARD:] != FENCE).any():
+                    self.happened.add("writes-past-end")
+        got = list(result) if isinstance(result, (tuple, list)) else [result]
+        if is_backward:
+            return {"O": got[0] if len(got) > 3 else O} | dict(zip(GRADIENTS, got[-3:] * gradients, strict=False))
+        if len(got) == 2 and np.ndim(got[0]) + 1 == np.ndim(got[1]):  # L came first
+            got = got[::-1]
+        has_L = len(got) == 2 or self.takes("lse")
+        got = got[:1] + [x for x in got[1:2] if has_L and hasattr(x, "ndim")]
+        is_taped = is_taped and getattr(got[0], "requires_grad", False)
+        return dict(zip("OL", got, strict=False)) | (self.backward(got, tensors, case) if is_taped else {})
 
     def backward(self, got: list, tensors: list, case: Question) -> dict[str, Any]:
         """The gradients that torch's autograd finds; none of a loss with L where L takes none."""

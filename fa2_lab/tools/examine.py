@@ -21,7 +21,7 @@ from fa2_lab.examine.match import Finding
 from fa2_lab.examine.smallest import program
 from fa2_lab.examine.subject import LAYOUTS, Endless, NotExamined
 
-NOTHING = "Nothing of what is known here is wrong with it."
+NOTHING = "It makes none of the known mistakes."
 VERDICTS = """The exit code is 0 for a right function, 1 for a wrong one, and 2 for one that cannot be examined.
 Conventions and remarks count as right: the corner of the mask, a scale of 0 that is taken as not given, and NaN, 0 or a
 mean of values in rows that see no key. If such a row is NaN, the gradients of K and V may be NaN as well, because those
@@ -110,22 +110,19 @@ def page(report: Report, function: str, module: str) -> str:
     also = report.subject.also
     said += [f"        It would be right as {LAYOUTS[also]}; if you mean that, say --layout {also}."] if also else []
     lacks = [name for name, why in report.refused.items() if not why]
-    said += [f"        not asked, because it does not take them: {', '.join(lacks)}"] if lacks else []
+    said += [f"        not tested, because the function does not take them: {', '.join(lacks)}"] if lacks else []
     unused = report.subject.unused
     said += (
-        [f"        left as they are by default, because nothing is known of them: {', '.join(unused)}"]
-        if unused
-        else []
+        [f"        left at their defaults, because their meaning is not known: {', '.join(unused)}"] if unused else []
     )
     said += [f"refuses {name}: {why}" for name, why in report.refused.items() if why]
     for finding in report.findings:
         if finding.mistake.part != "reads":
             said += ["", *paragraph(report, finding, module)]
-    if report.is_right:
-        unasked = (
-            "There was no time for all problems, and nothing is wrong in those that were asked. Leave out --quick."
-        )
-        said += ["", unasked if UNASKED in report.refused else NOTHING]
+    if report.is_right and UNASKED in report.refused:
+        said += ["", "Nothing is wrong in the problems that were tested, but there was no time for all of them."]
+    elif report.is_right:
+        said += ["", NOTHING]
     return "\n".join(said)
 
 
