@@ -50,10 +50,10 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## How do we time a kernel?
 #
-# The *host* is the computer that gives the GPU its orders. It puts a kernel into a queue and goes on, so a stopwatch
-# around the call only times how long it takes to enter the queue. We therefore let the GPU itself record the time at
-# two *events* in the queue, one before the call and one after it (chapter 08). Each of our other rules prevents one
-# particular mistake:
+# The *host* is the computer that gives the GPU its orders. It puts a kernel into a queue and continues, so a stopwatch
+# around the call only measures how long the kernel takes to enter the queue. We therefore let the GPU itself record the
+# time at two *events* in the queue, one before the call and one after it (chapter 08). Each of our other rules prevents
+# one particular mistake:
 #
 # | rule | what goes wrong without it |
 # | --- | --- |
@@ -114,7 +114,7 @@ for number in ("09", "10", "11"):
 # runs another matmul. The time from the request for a value to its arrival is the load's *latency* (chapter 00). During
 # this time, a program of rung 09 can do nothing else, because its matmul needs the tile.
 #
-# **Hypothesis.** Rung 09 waits for data. If this is true, its tensor cores should be idle for most of the time, and of
+# **Hypothesis.** Rung 09 waits for data. If this is true, the tensor cores should be idle most of the time. Also, of
 # all the waits that the hardware counts, the wait for memory should be the longest. If either is not the case, the
 # hypothesis is wrong.
 #
@@ -210,7 +210,7 @@ listing("09")
 #
 # On an A100 or a newer GPU, the copies then use a different instruction, `cp.async` (`LDGSTS` in machine code), which
 # moves data from L2 or DRAM straight into shared memory. There is no register in between that an `STS` would have to
-# wait for, so the warp starts the copy and goes on. Copies are counted in groups. `LDGDEPBAR` ends a group, and
+# wait for, so the warp starts the copy and continues. Copies are counted in groups. `LDGDEPBAR` ends a group, and
 # `DEPBAR` waits until at most a given number of groups are still under way.
 
 # %% [markdown]
@@ -221,10 +221,10 @@ listing("09")
 show("prefetch")
 
 # %% [markdown]
-# Three rules decide when each step ends. First, the copy of tile n starts as soon as its stage is free, which is when
-# the work on tile n − stages has ended, or at 0 if no tile has used that stage yet. Second, a copy takes `copy` clocks,
-# no matter what else is under way. Third, the work on tile n takes `work` clocks, and it starts when both its own copy
-# and the work on tile n − 1 have ended.
+# Three rules decide when each step ends. First, the copy of tile n starts as soon as its stage is free. This is when
+# the work on tile n − stages has ended, or time 0 if no tile has used that stage yet. Second, a copy takes `copy`
+# clocks, no matter what else is under way. Third, the work on tile n takes `work` clocks, and it starts when both its
+# own copy and the work on tile n − 1 have ended.
 #
 # **Build.** Return the times at which the work on each tile ends, in order.
 
@@ -542,8 +542,8 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 # have.
 #
 # How much an extra program gains depends on the launch. Without a mask, rung 07 has three programs on an SM, while rung
-# 09 has only two, because its second loop is a second copy of the code and takes registers. The picture shows what that
-# costs for different numbers of heads:
+# 09 has only two, because its second loop is a second copy of the code and takes more registers. The picture shows what
+# that costs for different numbers of heads:
 
 # %% tags=["nbval-ignore-output"]
 show("saw")
@@ -552,8 +552,8 @@ show("saw")
 # At each step of the line, one of the two rungs needs one more wave. With three programs on each of 132 SMs, there are
 # 396 slots, so the 384 programs of 6 heads take one wave. With two programs per SM, there are 264 slots, so they take
 # one full wave and a second one that is less than half full. With 8 heads, it is the other way round, because 512
-# programs nearly fill 264 slots twice, but fill 396 slots once and need a second wave for the rest. A factor therefore
-# belongs to a change *and* to a shape.
+# programs nearly fill 264 slots twice, whereas they fill 396 slots once and need a second wave for the rest. A factor
+# therefore belongs to a change *and* to a shape.
 #
 # The model's predictions are too high for 8, 16 and 20 heads, and for 20 heads it even predicts a gain where we
 # measured a loss. The model assumes that all programs of a wave end at the same time, while real programs drift apart.
@@ -608,7 +608,7 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 #
 # - Rung 06, causal: a third program fits, which gains more than the saved instructions do.
 # - Rung 07, causal: half of the tiles are gone, but so is the third program. The gain is × 1.51, not × 2.
-# - Rung 08, no mask: the second loop is a second copy of the code. It takes registers, and so the third program no
+# - Rung 08, no mask: the second loop is a second copy of the code. It takes more registers, so the third program no
 #   longer fits. As a result, a change that saves work makes the kernel slower.
 # </details>
 #

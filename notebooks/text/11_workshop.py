@@ -60,7 +60,7 @@ import triton.language as tl
 # %% [markdown]
 # ## Why is rung 11 slower at d = 64?
 #
-# Rung 11 is rung 10 with its two loops exchanged, which in chapter 10 removed all waits but one from each loop
+# Rung 11 is rung 10 with its two loops exchanged. In chapter 10, this change removed all waits but one from each loop
 # and made the kernel about a quarter faster. Those results, however, are for d = 128.
 #
 # **Predict.** If the heads have d = 64, each matmul of Q and K takes half as many tensor-core instructions, and rung 10

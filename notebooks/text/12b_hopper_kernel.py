@@ -9,7 +9,7 @@
 # `fa2_lab/kernels/hopper/forward` is the kernel that `attention()` runs on an H100 or H200. It is built from the rungs
 # of [chapter 12a](12a_hopper_rungs.ipynb), but it also accepts sequences of any length, grouped-query attention,
 # windows and packed sequences, which the rungs do not. In this chapter, you read the core of that kernel, namely the
-# producer and the consumer's work on a tile, and you find out why each of its waits is needed.
+# producer and the consumer's work on a tile, and you find out why each wait is needed.
 #
 # After this notebook you can
 #
@@ -403,8 +403,8 @@ read(KERNEL, "drain_tile")
 #
 # **because a barrier remembers only one bit, so a consumer must not miss a phase.** The next tile of V that uses this
 # stage is tile n + stages. Suppose that a consumer skips tile n without waiting for it, and that it then waits for tile
-# n + stages while tile n is still being copied. The last phase that has ended is then the one of tile n − stages, which
-# has the same parity bit as the phase that the consumer is waiting for. The wait therefore ends too early.
+# n + stages while tile n is still being copied. The last phase to have ended then belongs to tile n − stages. It has
+# the same parity as the phase that the consumer is waiting for. The wait therefore ends too early.
 #
 # Usually, this cannot happen. Before the consumer waits for V's tile n + stages, it takes K's tile n + stages + 1. That
 # tile uses the stage of K's tile n + 1, so all consumers must have released K's tile n + 1 by then. Those consumers
@@ -476,8 +476,8 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # than that depends on d. At d = 64, where the exponentials take as long as both matmuls, ping-pong made the kernel 0.99
 # to 1.07 times as fast. At d = 128, where the exponentials take only half as long, the kernel was 0.99 times as fast
 # with ping-pong, so it lost a little. Even so, the kernel also uses ping-pong at d = 128 under the mask if there are
-# many more keys than rows, for which the table of ideas in part 5 shows a gain. The picture shows a model in which both
-# consumers begin at the same time, so that the turns matter most:
+# many more keys than rows. For that case, the table of ideas in part 5 shows a gain. The picture shows a model in which
+# both consumers begin at the same time, so that the turns matter most:
 
 # %% tags=["hide-input"]
 show("ping_pong")
@@ -486,9 +486,10 @@ show("ping_pong")
 # ## The softmax step
 #
 # The softmax is the one from rung 22, with one addition. Each row keeps its own copy of `scale_log2`, which is
-# $\tau \log_2 e$, under the name `scale`. Only rows with huge scores ever change their copy, because at that size
-# neighbouring fp32 numbers are so far apart that p could otherwise leave the range of fp16, as the file explains. Since
-# four lanes share a row, m, `scale` and ℓ are stored once for each of these lanes, in the shape (64, 4):
+# $\tau \log_2 e$, under the name `scale`. Only rows with huge scores ever change their copy, because at that size,
+# neighbouring fp32 numbers are so far apart that p could otherwise exceed the range of fp16, as the comment at the top
+# of the file explains. Since four lanes share a row, m, `scale` and ℓ are stored once for each of these lanes, in the
+# shape (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -590,8 +591,8 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 # On a GPU, nothing prints the waits for you. These steps help you find them:
 #
 # 1. Make the case small. Use one head and one row block, with one tile more than the ring has stages. A missing release
-#    hangs the kernel only when a stage is used for the second time, so the smallest number of tiles that hangs tells
-#    you which ring is at fault.
+#    hangs the kernel only when a stage is used for the second time, so the smallest number of tiles with which the
+#    kernel hangs tells you which ring is at fault.
 # 2. Attach `cuda-gdb -p` to the process. `info cuda warps` lists where each warp is, and `x/i $pc` prints the
 #    instruction it is at. A waiting warp is in a loop around `SYNCS.PHASECHK`, and `fa2-lab xray FILE --sass` helps you
 #    find the source line of that loop.

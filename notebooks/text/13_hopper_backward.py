@@ -7,7 +7,7 @@
 # **One pass over the columns: who adds up dQ?**
 #
 # Chapter 09 ended with two passes. One kernel owns columns and accumulates dK and dV, while another owns rows and
-# accumulates dQ. Both of them compute S and P, so some of the work is done twice. On Hopper a single pass is enough,
+# accumulates dQ. Both of them compute S and P, so some of the work is done twice. On Hopper, a single pass is enough,
 # because TMA can *add* to memory while the program goes on with something else.
 #
 # After this notebook you can
@@ -95,7 +95,7 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); t
 #   however, begins at $-D$ like all the others. If it began at $-\infty$ as well, $P \circ dP$ would be
 #   $0 \cdot (-\infty)$, which is NaN.
 # - **What does a column block own?** dV and dK are sums over rows, so the column block can accumulate them until it has
-#   seen all of its rows. dQ is a sum over keys, so every column block has to add to it.
+#   worked through all of its rows. dQ is a sum over keys, so every column block has to add to it.
 #
 # ## What fits into the registers?
 #
@@ -105,8 +105,8 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); t
 #
 # How many registers does this take? As long as everything is in fp32, each value takes one register, and a consumer's
 # 128 threads share the values evenly. So each thread needs 64 · d / 128 registers for dK and the same number for dV,
-# 64 · $B_r$ / 128 each for $S$ and $dP$, and $B_r$ · d / 256 for half of dQ. P overwrites $S$, so it needs no registers
-# of its own. In total, one thread needs:
+# 64 · $B_r$ / 128 each for $S$ and $dP$, and $B_r$ · d / 256 for half of dQ. P overwrites $S$, so it needs no
+# additional registers. In total, one thread needs:
 #
 # | | dK and dV | with S and dQ | with P and dP | all at once |
 # | --- | ---: | ---: | ---: | ---: |
@@ -117,8 +117,8 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); t
 # At d = 128, row blocks of 128 rows would take too many registers, so row blocks have only 64 rows there. At d = 64,
 # they have 128. Even so, holding everything at once would leave only 16 of the 240 registers for the rest of the code.
 # The registers therefore decide the order of a step, because a thread must never hold $S$, $dP$ and dQ all at the same
-# time. In the kernel, it holds $S$ together with the previous row block's dQ, and $dP$ begins only after that dQ has
-# been handed over.
+# time. In the kernel, a thread holds $S$ together with the previous row block's dQ, and $dP$ begins only after that dQ
+# has been handed over.
 
 # %% tags=["hide-input"]
 show("live_registers")
@@ -437,8 +437,8 @@ for idea in (
 # Starting dV's matmul after dS gains most at d = 64, where the kernel would otherwise run short of registers. Starting
 # the accumulators at $-L/\tau$ and $-D$ brings the second-largest gain. In *S and dP started together*, both matmuls
 # run alongside the previous step's dQ, so a thread needs 224 registers, as the last column of the table in part 1
-# shows. If a kernel already uses every register, an overlap that needs still more of them makes it slower. We tried
-# further ideas on today's kernel, and wrote down a prediction for each:
+# shows. If a kernel already uses every register, an overlap that needs still more registers makes the kernel slower. We
+# tried further ideas on today's kernel, and wrote down a prediction for each:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 display(Markdown("\n".join(ideas.table("backward"))))
@@ -453,7 +453,7 @@ display(Markdown("\n".join(ideas.table("backward"))))
 # ## Too few column blocks
 #
 # With grouped-query attention, a column block belongs to a K/V head and works through the rows of all query heads that
-# share it. With batch 2, one K/V head and N = 4,096, there are only 64 column blocks for 132 SMs. In such a case each
+# share it. With batch 2, one K/V head and N = 4,096, there are only 64 column blocks for 132 SMs. In such a case, each
 # column block is *divided*, which means that several programs each take a part of its row blocks. dK and dV then have
 # more than one owner, so TMA has to accumulate them as well.
 
@@ -514,7 +514,7 @@ show("waves_divided")
 read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 
 # %% [markdown]
-# - The consumer stores its part, arrives at `handed` and goes on. One step later, while matmuls are running, it calls
+# - The consumer stores its part, arrives at `handed` and continues. One step later, while matmuls are running, it calls
 #   `wait_for_room`, which returns once the writer's addition has read that part.
 # - `wait` reads the counter again and again, in PTX, until the right number of column blocks have added. `ld.acquire`
 #   is a load that completes before any later memory access begins. TMA accesses memory through a different path,
@@ -532,10 +532,9 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 #
 # <details><summary>Answer</summary>
 #
-# **from the last to the first.** With square tiles, column block i starts at row block i, and it is the first to add
-# there. Column block i − 1 starts one row block earlier, so it reaches row block i just when column block i has moved
-# on. In the other order, column block i would have to wait at row block i until column blocks 0 to i − 1 had all passed
-# it.
+# **from the last to the first.** With square tiles, column block i starts at row block i and is the first to add there.
+# Column block i − 1 starts one row block earlier, so it reaches row block i just when column block i has moved on. In
+# the other order, column block i would have to wait at row block i until column blocks 0 to i − 1 had all passed it.
 # </details>
 #
 # Without a mask, all column blocks begin at row block 0, where the last column block adds first. The others follow,
