@@ -94,15 +94,16 @@ def attention(
     to 10%. With backend="portable" the maximum is exact.
 
     Batch invariance means that O and L of a sequence have the same bits in a batch of any size and at any place in it,
-    whatever the other sequences and their lengths are. It needs
+    whatever the other sequences and their lengths are. It needs one of two options:
 
-    - num_splits, if there are at most 16 queries, at most 64 query rows per K/V head (heads / kv heads · N_q), and
-      neither a bias nor dropout;
-    - backend="portable" in all other calls. With "auto" on Hopper, the size of the batch decides which kernel and which
-      tiles they use, so their last bits may depend on it. Dropout draws another mask at another place in the batch.
+    num_splits          in calls with at most 16 queries, at most 64 query rows per K/V head (heads / kv heads · N_q),
+                        and neither a bias nor dropout
+    backend="portable"  in all other calls. With "auto" on Hopper, the size of the batch decides which kernel and which
+                        tiles they use, so their last bits may depend on it
 
-    The promise holds for one GPU, one version of Triton and the same mask. If key_lengths pad a sequence, causal and
-    window still count from N_k, so N_k has to be the same. One query without a window is masked by its length alone.
+    Dropout draws another mask at another place in the batch. The promise holds for one GPU, one version of Triton and
+    the same mask. If key_lengths pad a sequence, causal and window still count from N_k, so N_k has to be the same. One
+    query without a window is masked by its length alone.
     """
     asked: tuple = causal, softcap, scale, dropout_p, num_splits, return_lse, backend
     if bias is not None:
