@@ -150,7 +150,7 @@ for layout in compilations:
 # eight keys. On `sm_90`, the tensor cores read shared memory themselves, but they also read one chunk from each row.
 # A chunk covers four banks, so eight chunks can be read in one step if they are in eight different groups of banks.
 #
-# With d = 64 and 2 bytes per number, a row of K has 128 bytes. This covers all banks exactly once, and we call it a
+# With d = 64 and 2 bytes per element, a row of K has 128 bytes. This covers all banks exactly once, and we call it a
 # *line*, so a row with d = 128 has two lines. A line has eight places for chunks, 0 to 7. Suppose that the rows
 # follow one another in memory. Then chunk 2 of every row begins at the same bank, so all eight reads need the same
 # group of banks and have to wait for each other. This is called a *bank conflict*, and here it takes eight steps

@@ -162,9 +162,9 @@ for name, slip in SLIPS.items():
 #
 # <details><summary>Answer</summary>
 #
-# **small scores, near 1.** A score of 0 gets the weight $e^0 = 1$, which is too small to notice next to $e^{30}$. (A
-# row whose scores are all near −30 would also show the mistake.) The weights of a row sum to 1 in any case, since the
-# masked keys are included in the sum.
+# **small scores, near 1.** A score of 0 gets the weight $e^0 = 1$, which is too small to notice next to $e^{30}$, but
+# not next to $e^1$. Scores that are all near −30 would show the mistake as well. The weights of a row sum to 1 in any
+# case, since the masked keys are included in the sum.
 #
 # ```python
 # for score in (1.0, 30.0):

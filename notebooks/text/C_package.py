@@ -136,7 +136,7 @@ for finding in report.findings:
 # In a terminal, `fa2-lab examine mine.py:attention` prints the same report. It also prints the smallest input that
 # shows each mistake, as a program that you can run. The command works with functions written for NumPy, PyTorch,
 # Triton or JAX, and it also checks their gradients and their memory. If no known mistake gives exactly these numbers,
-# it reports that, together with the places where the numbers are wrong.
+# it says so and reports where the numbers are wrong.
 #
 # ## How do I count what my own algorithm moves?
 #
@@ -217,7 +217,7 @@ for event in meter.events:
 #
 # ## Recap
 #
-# - A tag such as FA2.A1.L10 leads from the paper to NumPy and to Triton. The kernels share no code with the
+# - A tag such as FA2.A1.L10 leads from the paper to the NumPy and Triton code. The kernels share no code with the
 #   reference, so a comparison of the two is meaningful.
 # - `fa2_lab.attention` follows PyTorch, with a few differences. `examine` names the mistakes of an attention
 #   function, and `Trace` counts what any algorithm written with slices loads, stores and computes.

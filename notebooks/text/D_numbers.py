@@ -267,7 +267,7 @@ ROWS["no visible key, −16 added"] = [], -16
 
 # %% [markdown]
 # **Predict.** Which of the values −10,000, −65,504 (the lowest number of fp16), −10⁹ and −∞ never gives a masked key
-# any weight, whatever the visible scores are, and in fp16 as well?
+# any weight, whatever the visible scores are, even in fp16?
 #
 # - ☐ −65,504, since nothing in fp16 is lower
 # - ☐ −10⁹, since no score is that low
@@ -303,9 +303,9 @@ ROWS["no visible key, −16 added"] = [], -16
 # </details>
 #
 # Each of these columns has caused bugs in practice. In lattice, which used −10,000, a key with a score of −20,000
-# lost against a masked one ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, T5 could get
-# around the −10,000, which came from BERT ([#10484](https://github.com/huggingface/transformers/issues/10484)). It
-# was replaced by the lowest number of each dtype, but in fp16, another −16 turned that number into −∞, and rows
+# lost against a masked one ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, a T5 model
+# got around the −10,000, which came from BERT ([#10484](https://github.com/huggingface/transformers/issues/10484)).
+# It was replaced by the lowest number of each dtype, but in fp16, another −16 turned that number into −∞, and rows
 # without a visible key became NaN ([#17306](https://github.com/huggingface/transformers/pull/17306)).
 #
 # The loop over tiles adds one more case, because m also needs an initial value. FlashInfer started with −50,000. A
