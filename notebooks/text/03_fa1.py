@@ -145,8 +145,8 @@ check(
 # A single worker does this for a whole head. Between two visits to the same rows, it handles all other rows of the
 # head, and their states do not all fit into its SM. With N = 4,096 and d = 128, the o of all queries takes 2 MiB, but
 # the SM has only 228 KiB of shared memory. The worker therefore stores a row block's state in HBM after each tile, and
-# loads it again before the next tile of these rows. In the code below, find the two lines that do this. There,
-# `fa1_step` is the solution above.
+# loads it again before the next tile of these rows. Find the two lines that do this in the code below, which calls the
+# solution above `fa1_step`.
 #
 # The tags name lines of Algorithm 2 in the FA1 paper's appendix. It extends Algorithm 1 with a scale, a mask and
 # *dropout*, which chapter 05 explains, but we only need the scale.
@@ -297,9 +297,9 @@ show("hbm_traffic")
 #
 # There are three reasons why our kernel takes four times as long as standard attention at N = 4,096. The first is that
 # 1.7 times as many bytes reach DRAM. They also move more slowly, at 1.4 TB/s, whereas standard attention reaches 3.2
-# TB/s. Since DRAM could deliver 4.8 TB/s, its speed is not what limits our FA1 kernel. With 8 heads instead of 64,
-# there is an eighth of the work, but the kernel still takes 11.7 ms instead of 16.3 ms. The kernel's time is therefore
-# mostly the time that one worker needs to go through all tiles of a head alone.
+# TB/s. Since DRAM could deliver 4.8 TB/s, its speed is not what limits our FA1 kernel. With 8 heads instead of 64, the
+# kernel does an eighth of the work, but it still takes 11.7 ms instead of 16.3 ms. Most of the kernel's time is
+# therefore what one worker needs to go through all tiles of a head alone.
 #
 # So the second reason is that half of the SMs are idle. If they had workers, they could do the same amount of work
 # again in about the same time, provided that DRAM keeps up, so the idle SMs cost up to a factor of 2. The third reason

@@ -560,10 +560,10 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 #
 # <details><summary>Answer</summary>
 #
-# **the gradients, but not O.** In base 2, o, ℓ, p and α, and with them O, have the same values as before, but this L is
-# a logarithm to base 2. For eight keys with the score 0, it is log₂ 8 = 3, although it should be ln 8 = 2.08. The
-# backward pass computes $P = e^{S-L}$, and the rows of this P do not sum to 1. The kernel therefore has to multiply by
-# ln 2. A test of O does not reveal the mistake.
+# **the gradients, but not O.** In base 2, p, α, ℓ, o and O have the same values as before, but this L is a logarithm to
+# base 2. For eight keys with the score 0, it is log₂ 8 = 3, although it should be ln 8 = 2.08. The backward pass
+# computes $P = e^{S-L}$, and the rows of this P do not sum to 1. The kernel therefore has to multiply by ln 2. A test
+# of O does not reveal the mistake.
 # </details>
 
 # %% [markdown]
@@ -721,7 +721,7 @@ show("grid_addresses")
 #
 # Calling a kernel only puts it into a queue, and Python continues, so a stopwatch around the call would time the queue.
 # Instead, the GPU itself records the time at two *events*, one before the kernel and one after it. The first calls do
-# not count, because they compile the kernel and wake up the GPU. Before each call, we fill L2 with something else.
+# not count, because they compile the kernel and wake up the GPU. Before each call, we fill L2 with other data.
 # Otherwise, the second call would find its inputs in L2, and be faster than it would be in a model. All of this takes
 # ten lines:
 
@@ -769,11 +769,11 @@ else:
 #
 # - A program is a thread block. It knows only its number, so addresses and masks are up to you. `X + 1` is the next
 #   element.
-# - A load costs sectors of 32 bytes, so neighbouring threads should read neighbouring numbers.
+# - A load fetches whole sectors of 32 bytes, so neighbouring threads should read neighbouring numbers.
 # - `num_warps` divides every block among more threads, so it changes the registers per thread and the arrangement of
 #   the warps.
 # - The loop over row blocks becomes the launch, while $o$, ℓ and m stay in registers, in fp32.
-# - Exponentials are `exp2`, with $\log_2 e$ in the scale. L is stored as a natural logarithm.
+# - Exponentials are computed with `exp2`, and $\log_2 e$ is part of the scale. L is stored as a natural logarithm.
 # - Each row block has two bounds, `full` and `last`.
 # - You can recognise three mistakes by their numbers, namely two doubled numbers past the end, 0.625 instead of 1, and
 #   an L that is too large by a factor of 1 / ln 2 = 1.44.
