@@ -86,7 +86,8 @@ PICTURES = {  # name of a picture: the chapter that shows it
 }
 MOVING = {  # and where they come from
     "hero": "No command draws it, so edit the file.",
-    "climb_loop": "[book/climb_loop.py](../fa2_studio/book/climb_loop.py) draws it, also as [PNG](climb_loop.png).",
+    "climb_loop": "[book/climb_loop.py](../fa2_studio/book/climb_loop.py) draws it, also as [PNG](climb_loop.png) and "
+    "[GIF](climb_loop.gif).",
 }
 PHONE = "narrow"  # the folder of the same pictures as a phone shows them
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}

@@ -166,6 +166,11 @@ def times(rungs: list[RungSpeeds]) -> list[float]:
     return [*at, at[-1] + END]
 
 
+def seconds() -> float:
+    """Return the length of the loop."""
+    return times(data()["rungs"])[-1]
+
+
 # The picture ----------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,10 @@
 """`python -m fa2_studio.book.pictures`: the moving climb of README and site, and the data of the interactive figures.
 
-If Chromium is installed, it also makes the climb's last frame as PNG, which a link to the site shows.
+If Chromium is installed, it also makes two files for posting: the climb's last frame as PNG, which a link to the site
+shows, and the whole climb as GIF.
 """
 
+import base64
 import hashlib
 import shutil
 import subprocess
@@ -15,10 +17,13 @@ from PIL.PngImagePlugin import PngInfo
 
 from fa2_lab.tools.files import ROOT, write
 from fa2_studio.book import climb_loop, live_data
+from fa2_studio.book.climb_loop import H, W
 
 LOOP = "climb_loop"
 CHROMIUM = "--headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1"
-LIGHT, STILL = "--blink-settings=preferredColorScheme=1", "*{animation:none!important}</style>"
+LIGHT = "--blink-settings=preferredColorScheme=1"
+STILL = "*{{animation-delay:-{}s!important;animation-play-state:paused!important}}</style>"
+FRAME = 0.08  # seconds of a frame of the GIF
 
 
 def files() -> dict[str, str]:
@@ -26,19 +31,39 @@ def files() -> dict[str, str]:
     return {f"{LOOP}.svg": climb_loop.moving(**climb_loop.data()), "live/data.js": live_data.script()}
 
 
+def frames(browser: str, svg: str, times: list[float]) -> list[Image.Image]:
+    """Return a moving picture at these seconds. Chromium shows all of them, one below the other."""
+    page = "<!doctype html><style>*{margin:0}img{display:block}</style>"
+    for t in times:
+        still = svg.replace("</style>", STILL.format(t), 1)
+        page += f'<img src="data:image/svg+xml;base64,{base64.b64encode(still.encode()).decode()}">'
+    with tempfile.TemporaryDirectory() as folder:
+        html, png = Path(folder, "frames.html"), Path(folder, "frames.png")
+        html.write_text(page, encoding="utf-8")
+        where = [f"--window-size={W},{H * len(times)}", f"--screenshot={png}", html.as_uri()]
+        call = [browser, *CHROMIUM.split(), LIGHT, f"--user-data-dir={folder}/profile", *where]
+        subprocess.run(call, check=True, capture_output=True, timeout=120)
+        sheet = Image.open(png).convert("RGB")
+    return [sheet.crop((0, k * H, W, (k + 1) * H)) for k in range(len(times))]
+
+
 def last_frame(browser: str, svg: str) -> bytes:
     """Return the picture as it ends, with the drawing's fingerprint inside."""
     out, words = BytesIO(), PngInfo()
     words.add_text("drawing", fingerprint(svg))
-    with tempfile.TemporaryDirectory() as folder:
-        html, png = Path(folder, "frame.html"), Path(folder, "frame.png")
-        drawing = svg.replace("</style>", STILL, 1)
-        html.write_text(f"<!doctype html><style>body{{margin:0}}</style>{drawing}", encoding="utf-8")
-        where = [f"--window-size={climb_loop.W},{climb_loop.H}", f"--screenshot={png}", html.as_uri()]
-        call = [browser, *CHROMIUM.split(), LIGHT, f"--user-data-dir={folder}/profile", *where]
-        subprocess.run(call, check=True, capture_output=True, timeout=120)
-        image = Image.open(png).convert("RGB").quantize(128, dither=Image.Dither.NONE)
-    image.save(out, "PNG", optimize=True, pnginfo=words)
+    (image,) = frames(browser, svg, [climb_loop.seconds() - 0.1])
+    image.quantize(128, dither=Image.Dither.NONE).save(out, "PNG", optimize=True, pnginfo=words)
+    return out.getvalue()
+
+
+def gif(browser: str, svg: str) -> bytes:
+    """Return the whole loop at two thirds of its size. Pillow makes one long frame of equal ones."""
+    times = [k * FRAME for k in range(int(climb_loop.seconds() / FRAME))]
+    shown = [image for k in range(0, len(times), 12) for image in frames(browser, svg, times[k : k + 12])]
+    small = [image.resize((W * 2 // 3, H * 2 // 3)) for image in shown]
+    palette, out = small[-1].quantize(64), BytesIO()
+    first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in small]
+    first.save(out, "GIF", save_all=True, append_images=others, duration=round(1000 * FRAME), loop=0)
     return out.getvalue()
 
 
@@ -53,9 +78,10 @@ def main(folder: Path = ROOT / "figures") -> None:
         print(write(folder / name, content))
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        print("no Chromium here, so the PNG of the climb stays as it is")
+        print("no Chromium here, so the climb's PNG and GIF stay as they are")
     else:
         print(write(folder / f"{LOOP}.png", last_frame(browser, made[f"{LOOP}.svg"])))
+        print(write(folder / f"{LOOP}.gif", gif(browser, made[f"{LOOP}.svg"])))
 
 
 if __name__ == "__main__":
