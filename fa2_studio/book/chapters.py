@@ -42,7 +42,9 @@ CHAPTERS = [
     Chapter("17_change_it", "Change it", "How do I add a bias or a mask of my own, and what comes after Hopper?"),
     Chapter("A_lanes", "Lanes, layouts, banks", "Where exactly are the numbers of a tile?"),
     Chapter("B_errata", "Errata", "Which tests does a wrong formula survive?"),
-    Chapter("C_package", "The package and its commands", "What is in the package, and how do I use it for my own work?"),
+    Chapter(
+        "C_package", "The package and its commands", "What is in the package, and how do I use it for my own work?"
+    ),
     Chapter("D_numbers", "Numbers", "Which digits of a result can I trust?"),
 ]
 
