@@ -1,4 +1,4 @@
-"""The first page of the site: a moving picture, a sentence, three ways in, the climb, and a card for each chapter."""
+"""The first page of the site: a moving picture, a sentence, three ways in, the climb, and a card per chapter."""
 
 from html import escape
 from pathlib import Path
@@ -42,7 +42,7 @@ POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorit
 
 
 def index(assignments: list[str], toctrees: list[str], licence: str, address: str) -> str:
-    """The page in Markdown, most of it HTML; `address` is the site's own, which a link's preview needs."""
+    """Return the page in Markdown, most of which is HTML. A link's preview needs the site's own `address`."""
     data = climb.data()
     peer, full, _ = data["peer"]
     share = data["rungs"][-1].full / full
@@ -85,7 +85,7 @@ myst:
 
 
 def picture(name: str, alt: str, kind: str = "") -> str:
-    """A drawn picture: as it is for a page, and on a phone as it is for a phone. It knows dark pages by itself."""
+    """Return a picture with its version for phones. The files themselves adapt to dark pages."""
     phone = f'<source media="(max-width: 600px)" srcset="figures/{PHONE}/{name}.svg">'
     return f'<picture class="{kind}">{phone}<img src="figures/{name}.svg" alt="{escape(alt)}"></picture>'
 
@@ -96,7 +96,7 @@ def description(name: str) -> str:
 
 
 def framed(name: str, ask: str = "") -> str:
-    """A live piece as a page shows it: the piece in a frame, and its still where scripts do not run, and in print."""
+    """Return an interactive figure in a frame, with its still for print and for browsers without scripts."""
     still = picture(live.STILLS[name], live.about(name)[1], "still")
     title, sentence, _ = map(escape, live.about(name))
     address = escape(f"figures/live/{name}.html{'?' * bool(ask)}{ask}")
@@ -107,7 +107,7 @@ def framed(name: str, ask: str = "") -> str:
 
 
 def block(name: str, *inside: str) -> str:
-    """HTML that Markdown leaves alone: no empty line, no indentation."""
+    """Return HTML that Markdown leaves alone, without empty lines or indentation."""
     return f'<div class="{name}">\n' + "\n".join(inside) + "\n</div>"
 
 
@@ -117,18 +117,18 @@ def way(name: str, target: str, words: str, assignments: list[str]) -> str:
 
 
 def part(title: str, numbers: str) -> str:
-    """A part of the book: a card with a picture for each chapter."""
+    """Return a part of the book, with a card for each chapter."""
     chapters = [chapter for chapter in written() if chapter.number in numbers.split()]
     return f"## {title}\n\n{block('cards', *map(card, chapters))}" if chapters else ""
 
 
 def shown(chapter: Chapter) -> str:
-    """The picture on a chapter's card."""
+    """Return the name of the picture on a chapter's card."""
     return SHOWN.get(chapter.name) or next(name for name, place in PICTURES.items() if place == chapter.name)
 
 
 def write_small(folder: Path) -> None:
-    """The pictures of all cards: the same shapes without their words, laid out for the size of a card."""
+    """Write the pictures of all cards: the same shapes without words, at the size of a card."""
     folder.mkdir(exist_ok=True)
     for name in map(shown, written()):
         figure, alt = draw(name)

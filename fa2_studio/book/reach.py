@@ -46,13 +46,13 @@ TAGS = ["nbval-skip", "skip-execution"]
 
 
 def origin() -> tuple[str, str] | None:
-    """The repository on GitHub and the commit, where GitHub's machines build the site; elsewhere None."""
+    """Return the GitHub repository and the commit if GitHub builds the site, or else None."""
     found = os.environ.get("GITHUB_REPOSITORY"), os.environ.get("GITHUB_SHA")
     return found if all(found) else None
 
 
 def button(chapter: Chapter) -> str:
-    """Links to a chapter's copy on Colab and Kaggle, which pages.yml keeps in a branch of its own."""
+    """Return links to a chapter's copy on Colab and Kaggle, which pages.yml keeps in a separate branch."""
     if origin() is None:
         return ""
     copy = f"{origin()[0]}/blob/colab/{chapter.name}.ipynb"
@@ -61,7 +61,7 @@ def button(chapter: Chapter) -> str:
 
 
 def write_for_colab(folder: Path) -> None:
-    """The chapters, each with a first cell that fetches the project and settles who runs its kernels."""
+    """Write the chapters with a first cell that fetches the project and decides whether kernels are interpreted."""
     if origin() is None:
         raise ValueError("book --colab: got no GITHUB_REPOSITORY and GITHUB_SHA; it takes them from the environment")
     files.check_writable(folder, "book --colab")

@@ -1,4 +1,4 @@
-"""Running notebooks: from their sources into a folder, or into notebooks/ with the outputs recorded."""
+"""Run notebooks from their sources into a folder, or into notebooks/ with their outputs recorded."""
 
 import os
 import re
@@ -36,7 +36,7 @@ class Executed(NamedTuple):
 
 
 def read_source(chapter: Chapter) -> nbformat.NotebookNode:
-    """A notebook without outputs from its source, with fresh navigation bars and cell ids that never change."""
+    """Return a notebook without outputs from its source, with new navigation bars and stable cell ids."""
     notebook = jupytext.read(TEXT / f"{chapter.name}.py", fmt="py:percent")
     bar = navigation(chapter.name, written())
     cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
@@ -51,14 +51,14 @@ def read_source(chapter: Chapter) -> nbformat.NotebookNode:
 
 
 def fold_code(cells: list[nbformat.NotebookNode]) -> None:
-    """Code that is not for reading stays folded in JupyterLab."""
+    """Fold code in JupyterLab that is not for reading."""
     for cell in cells:
         if HIDE_CODE in cell.metadata.get("tags", []):
             cell.metadata["jupyter"] = {"source_hidden": True}
 
 
 def write_source(chapter: Chapter) -> None:
-    """Put the navigation bars, and what the answers printed, into the source as well."""
+    """Write the navigation bars, and what the answers printed, into the source as well."""
     notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
     notebook.metadata = nbformat.from_dict(SOURCE)
     for cell in notebook.cells:
@@ -107,7 +107,7 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
 
 
 def answer(client: NotebookClient, index: int, code: re.Match) -> str:
-    """The code in a question's fold, followed by what it prints."""
+    """Return the code in a question's fold, followed by what it prints."""
     cell = client.execute_cell(nbformat.v4.new_code_cell(code[2]), index, store_history=False)
     printed = "".join(output.text for output in cell.outputs if output.output_type == "stream").rstrip()
     return code[1] + (f"\n```text\n{printed}\n```\n" if printed else "")
@@ -118,7 +118,7 @@ def keep(notebook: nbformat.NotebookNode, folder: Path, chapter: Chapter) -> Non
 
 
 def run_all(folder: Path, chapters: list[Chapter]) -> list[Executed]:
-    """Run the chapters into a folder, one after the other, whatever becomes of each."""
+    """Run the chapters into a folder one after another, and go on if one fails."""
     files.check_writable(folder, "book")
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     verdicts = []
@@ -130,14 +130,14 @@ def run_all(folder: Path, chapters: list[Chapter]) -> list[Executed]:
 
 
 def write_blank(folder: Path, chapters: list[Chapter]) -> None:
-    """The chapters with nothing executed, for readers who want to answer before they see."""
+    """Write the chapters without outputs, for readers who want to answer before they see."""
     files.check_writable(folder, "book --blank")
     for chapter in chapters:
         keep(read_source(chapter), folder, chapter)
 
 
 def record(chapters: list[Chapter]) -> list[Executed]:
-    """Renew the committed notebooks: every output, and what their sources have of it."""
+    """Renew every output of the committed notebooks, and what their sources repeat of it."""
     files.check_writable(TEXT, "book --record")
     verdicts = run_all(NOTEBOOKS, chapters)
     for chapter in chapters:

@@ -1,4 +1,4 @@
-"""The book as an offline site: the executed notebooks, rendered by Sphinx with myst-nb; nothing is run here."""
+"""The book as an offline site. Sphinx and myst-nb render the executed notebooks, and nothing is run here."""
 
 import ast
 import os
@@ -63,7 +63,7 @@ SETTINGS = {
 
 
 def render(folder: Path) -> Path:
-    """The committed notebooks as pages in a folder; returns the first page."""
+    """Render the committed notebooks as pages in a folder. Return the first page."""
     files.check_writable(folder, "book --html")
     with tempfile.TemporaryDirectory() as scratch:
         source, pages = Path(scratch, "source"), Path(scratch, "html")
@@ -87,7 +87,7 @@ def render(folder: Path) -> Path:
 
 
 def write_sources(folder: Path) -> None:
-    """What Sphinx reads: the notebooks, dressed for a page, and the index."""
+    """Write what Sphinx reads: the notebooks, prepared for a page, and the index."""
     (folder / "assignments").mkdir(parents=True)
     buttons = {c.name: reach.button(c) for c in written()}
     for name in [*buttons, *assignments()]:
@@ -108,7 +108,7 @@ def write_sources(folder: Path) -> None:
 
 
 def assignments() -> list[str]:
-    """The course's notebooks, under the names that links to them have."""
+    """Return the course's notebooks by the names that links to them have."""
     return [f"assignments/{path.stem}" for path in sorted((NOTEBOOKS / "assignments").glob("*.ipynb"))]
 
 
@@ -116,7 +116,7 @@ def assignments() -> list[str]:
 
 
 def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
-    """Leave out the navigation bars; fold imports and hidden code; give printed Python colours, pictures their text."""
+    """Leave out navigation bars, fold imports and hidden code, colour printed Python, and give pictures their text."""
     notebook.cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
     if button:
         notebook.cells[0].source += f"\n\n{button}"
@@ -143,7 +143,7 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
 
 
 def in_parts(notebook: nbformat.NotebookNode) -> None:
-    """Where a chapter has parts, its other headings belong to one of them, so that the contents have two levels."""
+    """Move the headings of a chapter with parts one level down, so that its contents have two levels."""
     begun = False
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -154,12 +154,12 @@ def in_parts(notebook: nbformat.NotebookNode) -> None:
 
 @cache
 def drawn() -> dict[str, str]:
-    """{description: name} of the pictures in figures/."""
+    """Return {description: name} of the pictures in figures/."""
     return {front.description(name): name for name in PICTURES}
 
 
 def is_imports(cell: nbformat.NotebookNode) -> bool:
-    """Whether a cell imports, does at most one thing more, and shows nothing."""
+    """Whether a cell imports, does at most one other thing, and shows nothing."""
     body = ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.MULTILINE)).body
     imports = [isinstance(node, (ast.Import, ast.ImportFrom)) for node in body]
     return sum(imports) >= max(1, len(body) - 1) and not cell.outputs
@@ -175,7 +175,10 @@ def relink(notebook: nbformat.NotebookNode, at: Path) -> None:
 
 
 def with_links(text: str, at: Path) -> str:
-    """Links of a file in folder `at`, as its page has them: to pages, pictures, GitHub, or mere words."""
+    """Return a text whose links suit its page: they lead to pages, pictures or GitHub, or become plain words.
+
+    The links are relative to the folder `at`.
+    """
 
     def link(found: re.Match) -> str:
         words, target, anchor = found.groups(default="")
@@ -205,7 +208,7 @@ def with_links(text: str, at: Path) -> str:
 
 
 def index() -> str:
-    """The first page, and the table of contents."""
+    """Return the first page with the table of contents."""
     parts = {title: [c.name for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
     toc = [tree(title, names) for title, names in parts.items() if names]
     toc += [tree("Questions", list(questions.pages()))]
