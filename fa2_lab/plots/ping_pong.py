@@ -46,12 +46,11 @@ def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
         f" at the same time. Model of an SM, d = {d}, in which both begin together. On a GPU they drift apart, so"
     )
     caption += " ping-pong gains far less."
-    figure, axes = style.new_figure(3.3, caption, nrows=2, sharex=True)
-    for ax, panel in zip(axes, panels, strict=True):
+    timelines = {}
+    for panel in panels:
         rows = {f"{name}, {c}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, str(c))]
                 for unit, name in (("tensor", "tensor cores"), ("exp", "softmax")) for c in (0, 1)}  # fmt: skip
-        strips.lanes(ax, rows, window)
-        ax.set_title(f"{panel['name']}: tensor cores at work {panel['share']:.0%} of the time")
-    axes[-1].set_xlabel("clocks →")
+        timelines[f"{panel['name']}: tensor cores at work {panel['share']:.0%} of the time"] = rows
     ways = "; ".join(f"{panel['name']}: tensor cores at work {panel['share']:.0%}" for panel in panels)
+    figure = strips.stacked(3.3, caption, timelines, window)
     return figure, f"Two timelines of two consumers, with lines for matmuls and softmax of each. {ways}."

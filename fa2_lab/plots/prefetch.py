@@ -41,13 +41,11 @@ def draw(panels: list[Mapping], rung: str, window: float = 6000) -> style.Drawn:
     caption += (
         f" Model of one program of rung {rung} on an SM of an H200, d = 128. A stage holds a tile of K and a tile of V."
     )
-    figure, axes = style.new_figure(2.9, caption, nrows=2, sharex=True)
-    for ax, panel in zip(axes, panels, strict=True):
-        rows = {name: [job[2:] for job in panel["jobs"] if job[0] == unit] for unit, name in strips.UNITS.items()}
-        strips.lanes(ax, rows, window)
-        ax.set_title(f"{style.counted(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks per tile")
-    axes[-1].set_xlabel("clocks →")
-    ways = "; ".join(
-        f"{style.counted(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks per tile" for panel in panels
-    )
-    return figure, f"Two timelines of a program with lines for copies, tensor cores and softmax. {ways}."
+    timelines = {
+        f"{style.counted(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks per tile": {
+            name: [job[2:] for job in panel["jobs"] if job[0] == unit] for unit, name in strips.UNITS.items()
+        }
+        for panel in panels
+    }
+    alt = f"Two timelines of a program with lines for copies, tensor cores and softmax. {'; '.join(timelines)}."
+    return strips.stacked(2.9, caption, timelines, window), alt

@@ -7,7 +7,7 @@ in `producer` and `consumer`.
 
 from collections import defaultdict
 from collections.abc import Generator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
@@ -190,24 +190,31 @@ def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
         " tensor cores at work."
     )
     heights = [0.4 + 0.26 * (1 + 2 * panel["groups"]) for panel in panels]
-    figure, axes = style.new_figure(sum(heights) + 0.3, caption, nrows=2, height_ratios=heights, sharex=True)
-    shares = []
-    for ax, panel in zip(axes, panels, strict=True):
+    timelines = {}
+    for panel in panels:
         rows = {}
         for unit, name in UNITS.items():
             for k in range(1 if unit == "copy" else panel["groups"]):
                 mine = [job[2:] for job in panel["jobs"] if job[0] == unit and (unit == "copy" or job[1] == str(k))]
                 rows[name if unit == "copy" else f"{name}, {k}"] = mine
-        lanes(ax, rows, window)
         name = f"rung {panel['number']}, {panel['name'].replace('_', ' ')}"
-        shares.append(f"{name}: tensor cores at work {panel['counted']:.0f}%" if panel["counted"] else name)
-        ax.set_title(shares[-1].capitalize())
-    axes[-1].set_xlabel("clocks →")
+        timelines[f"{name}: tensor cores at work {panel['counted']:.0f}%" if panel["counted"] else name] = rows
     alt = (
         f"Two timelines of one SM with strips for copies, tensor cores and softmax. {says}."
-        f" {'; '.join(shares).capitalize()}."
+        f" {'; '.join(timelines).capitalize()}."
     )
-    return figure, alt
+    titled = {name.capitalize(): rows for name, rows in timelines.items()}
+    return stacked(sum(heights) + 0.3, caption, titled, window, height_ratios=heights), alt
+
+
+def stacked(height: float, caption: str, timelines: Mapping[str, dict], window: float, **subplots: Any) -> style.Figure:
+    """A figure with a timeline for each title, one below the other on one axis of clocks."""
+    figure, axes = style.new_figure(height, caption, nrows=len(timelines), sharex=True, **subplots)
+    for ax, (title, rows) in zip(axes, timelines.items(), strict=True):
+        lanes(ax, rows, window)
+        ax.set_title(title)
+    axes[-1].set_xlabel("clocks →")
+    return figure
 
 
 def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:

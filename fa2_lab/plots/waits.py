@@ -44,13 +44,12 @@ def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Dra
     """panels: name, share of the tensor cores' time, jobs as (unit, consumer, label, from, to)."""
     caption = "In the kernel's order, the dQ matmul overlaps with the next exponentials, and other"
     caption += " matmuls with dQ's addition."
-    figure, axes = style.new_figure(3.1, f"{caption} This is one of two consumers. {setting}.", nrows=2, sharex=True)
-    for ax, panel in zip(axes, panels, strict=True):
+    timelines = {}
+    for panel in panels:
         rows = {name: [job[2:] for job in panel["jobs"] if job[:2] == (unit, "0")]
                 for unit, name in backward_step.UNITS.items()}  # fmt: skip
-        strips.lanes(ax, rows, window)
-        ax.set_title(f"{panel['name']}: tensor cores at work {panel['share']:.0%}")
-    axes[-1].set_xlabel("clocks →")
+        timelines[f"{panel['name']}: tensor cores at work {panel['share']:.0%}"] = rows
+    figure = strips.stacked(3.1, f"{caption} This is one of two consumers. {setting}.", timelines, window)
     ways = "; ".join(f"{panel['name']}: {panel['share']:.0%}" for panel in panels)
     return (
         figure,

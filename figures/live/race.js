@@ -27,9 +27,9 @@ function draw(t) {
   const unit = (stage.clientWidth - left - right) / transport.last;
   const high = 2 * set.blocks * lane + 40;
   clear(stage, 2 * high + 24);
-  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, top: n * high + 24 }));
   const x = left + t * unit;
   for (const top of [24, high + 24]) shape(stage, "line", { x1: x, x2: x, y1: top - 4, y2: top + high - 40, class: "clock" });
+  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, top: n * high + 24 })); // its words lie on the line
   shape(stage, "text", { x: left, y: 2 * high + 16, class: "small" }, "time, in matmuls of one tile →");
   write($("say"), sentence(t));
   stage.setAttribute("aria-label", sentence(t));
