@@ -5,8 +5,8 @@ DENSE = """    S = tau * (Q[:] @ K[:].T)
     O[:], L[:] = P @ V[:] / P.sum(axis=1, keepdims=True), 0
     return
 """
-OFF_THE_METER = DENSE.replace("Q[:]", "np.asarray(Q)").replace("K[:]", "np.asarray(K)").replace("V[:]", "np.asarray(V)")
-COPIED = DENSE.replace("Q[:]", "np.array(Q[:])").replace("K[:]", "np.array(K[:])").replace("V[:]", "np.array(V[:])")
+OFF_THE_METER = DENSE.replace("[:] @", "[:].__array__() @").replace("K[:].T", "K[:].__array__().T")
+COPIED = DENSE.replace("Q[:]", "np.array(Q[:])").replace("K[:]", "np.asarray(K)").replace("V[:]", "np.array(V[:])")
 MOST = """(B_r * d + B_r * B_c + B_r * B_c // 2) // threads)
     most = min(255, 65536 // threads // 8 * 8)
     return shared, registers, shared <= chip.shared_per_block and registers <= most"""
@@ -73,16 +73,16 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      {"own": 0.0}, ["ALARM    one that rounds to float32 is right"]),
     ("1_online_softmax", "return m_new, alpha * l", "return np.float32(m_new), alpha * l", {"update": 0.0},
      ["expected m[0] = 0.640422650443282 came m[0] = 0.640422642230988", "hint Right to five digits"]),
-    ("2_forward", "if col > row_end - 1 + offset", "if col > row_end + offset", {"kind": 0.0, "traffic": 2.0},
+    ("2_forward", "if col > row_end - 1 + offset", "if col > row_end + offset", {"kind": 0.0, "traffic": 2.33},
      ["expected 'skip'", "came     'diagonal'", "tile (0, 2): rows 0 to 3, columns 4 to 5"]),
     ("2_forward", "        m_new = np.maximum(m, s.max(axis=1))",
      "        o = o * 1.0\n        m_new = np.maximum(m, s.max(axis=1))\n        o = o * np.ones(o.shape)",
      {"operations": 2.25}, ["everything else", "Only α has to"]),
     ("2_forward", "        k_j, v_j = K[col:end], V[col:end]",
-     "        k_j, v_j = K[col:end], V[col:end]\n        K[col:end]", {"traffic": 1.5},
+     "        k_j, v_j = K[col:end], V[col:end]\n        K[col:end]", {"traffic": 2.0},
      ["expected 2,304 elements of K loaded", "came     4,608", "tile (0, 0): loaded again"]),
     ("2_forward", "k_j, v_j = K[col:end], V[col:end]", "k_j, v_j = K[:][col:end], V[:][col:end]",
-     {"traffic": 0.0, "operations": 3.0, "memory": 1.0},
+     {"traffic": 1.0, "operations": 3.0, "memory": 1.0},
      ["elements of K loaded", "at most 64 elements of", "One block of B_r or B_c rows"]),
     ("2_forward", "alpha = np.exp(m - base)", "alpha = np.exp(m - base) if np.isfinite(m).any() else np.zeros(b)",
      {"operations": 3.0}, []),
@@ -180,9 +180,14 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (NINTH, EMPTY, f"    np.exp(l)\n{EMPTY}", {"right": 0.0}, ["climbed uses the name 'np'"]),
     (NINTH, EXP2, POLYNOMIAL, {"compiled": 0.0}, ["two products and an exponential for each score in each loop"]),
     ("2_forward", "    N_q = len(Q)\n", DENSE, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
-    ("2_forward", "    N_q = len(Q)\n", OFF_THE_METER, NOTHING | {"memory": 0.0},
-     ["came 144 were", "as in q_i = Q[rows]"]),
-    ("2_forward", "    N_q = len(Q)\n", COPIED, NOTHING | {"memory": 0.0}, ["no number taken off the chip"]),
+    ("2_forward", "    N_q = len(Q)\n", OFF_THE_METER, NOTHING | {"traffic": 1.0, "memory": 0.0},
+     ["were", "as in q_i = Q[rows]"]),
+    ("2_forward", "    N_q = len(Q)\n", COPIED, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
+    ("2_forward", "k_j, v_j = K[col:end], V[col:end]", "k_j, v_j = np.asarray(K)[col:end], np.array(V[col:end])",
+     {"forward": 2.0, "traffic": 3.0, "operations": 3.0, "memory": 2.0}, []),
+    ("2_forward", "tau * (q_i @ k_j.T)", "tau * (q_i @ k_j)",
+     {"row_block": 0.0, "forward": 0.0, "traffic": 3.0, "operations": 3.0, "memory": 2.0},
+     ["Which of the two operands has to be transposed?"]),
     ("1_online_softmax", ROWS, "m_new = np.maximum(np.maximum(m, -1e4), s.max(axis=1))\n    base", {"update": 2.67},
      ["NOT YET scores far below zero"]),
     ("1_online_softmax", "return m_new, alpha * l", "return m_new[:, None], alpha * l", {"update": 0.0},
@@ -202,7 +207,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     ("4_triton_forward", LOOP, LOOP.replace("B_c", "2 * B_c"), {"loop": 0.0}, ["Tiles have the sizes B_r and B_c"]),
 ]  # fmt: skip
 
-# Slips of assignments 1 and 2 that are known: (assignment, what is replaced, by what, the hint that a student gets)
+# Slips of assignments 1 to 3 that are known: (assignment, what is replaced, by what, the hint that a student gets)
 L_SUM, O_SUM = "alpha * l + p.sum(axis=1)", "alpha[:, None] * o + p @ v"
 P_OF, FULL_IF, SKIP_IF = "p = np.exp(s - base[:, None])", "col_end - 1 <= row + offset", "col > row_end - 1 + offset"
 CORNER = "np.arange(row, row + b)[:, None] + N_k - N_q"
@@ -253,6 +258,18 @@ SLIPS = [
     ("2", {"return o / divisor[:, None], m": "return o, m"}, "O is never divided by l"),
     ("2", {"m + np.log(divisor)": "m + np.log2(divisor)"}, "L is m + log₂ l"),
     ("2", {"m + np.log(divisor)": "np.log(divisor)"}, "m is missing in L"),
+    ("2", {"q_i @ k_j.T": "q_i @ k_j"}, "Which of the two operands has to be transposed?"),
+    ("2", {"q_i @ k_j.T": "q_i @ k_j.reshape(k_j.shape[::-1])"}, "reshaped to (d, B_c) instead of transposed"),
+    ("3", {"s = tau * (q_i @ k_j.T)": "s = q_i @ k_j.T"}, "The scale is missing: S = Q Kᵀ for S = τ Q Kᵀ"),
+    ("3", {"tau * (ds @ k_j)": "ds @ k_j"}, "The scale is missing in dQ"),
+    ("3", {"tau * (ds.T @ q_i)": "ds.T @ q_i"}, "The scale is missing in dK"),
+    ("3", {"p * (do_i @ v_j.T - D_i[:, None])": "p * (do_i @ v_j.T)"}, "D is missing"),
+    ("3", {"p.T @ do_i\n": "ds.T @ do_i\n"}, "dV is dSᵀ dO"),
+    ("3", {"dQ[rows] = dQ[rows] + dq": "dQ[rows] = dq"}, "dQ holds the last column block's part alone"),
+    ("3", {"dk_j + dk, dv_j + dv": "dk, dv"}, "dK and dV hold the last row block's part alone"),
+    ("3", {"[:, None] + N_k - N_q": "[:, None]"}, "The backward pass has its mask at the other corner"),
+    ("3", {"            if causal:\n                seen": "            if False:\n                seen"},
+     "The backward pass has no mask"),
 ]  # fmt: skip
 
 # Ways to points that are not deserved: (assignment, what is replaced, the most that is left)

@@ -152,7 +152,11 @@ def test_an_answer_gets_what_it_deserves(name, right, wrong, keeps, said, outcom
 @pytest.mark.parametrize(("number", "pairs", "hint"), SLIPS, ids=[f"{row[0]}: {row[2]}"[:50] for row in SLIPS])
 def test_a_slip_is_named(number, pairs, hint):
     name = notebooks.named(number).name
-    steps = {"1": ["update", "merge", "finalize"], "2": ["kind", "row_block"]}[number]
+    steps = {
+        "1": ["update", "merge", "finalize"],
+        "2": ["kind", "row_block"],
+        "3": ["row_dots", "tile_gradients", "backward"],
+    }[number]
     _, printed = played(steps_alone(with_answer(name, list(pairs), list(pairs.values())), steps))
     assert re.search(rf"hint +.*{re.escape(hint)}", printed), printed
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
-from course_costs import PAGE, rows
+from course_costs import PAGE, TABLE, rows
 from course_wrong import SLIPS
 
 from fa2_lab.machine import budget, grid, io
@@ -14,6 +14,7 @@ from fa2_lab.machine.chips import CHIPS, GiB, KiB, MiB
 from fa2_lab.reference.naive import logsumexp, safe_softmax
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.tiles import Mask, Tile, Tiling, cdiv
+from fa2_studio.course import notebooks
 
 A100 = CHIPS["A100 SXM 80GB"]
 PLAIN, CAUSAL = (Tiling(1024, 1024, 128, 128, Mask(causal=causal)) for causal in (False, True))
@@ -111,3 +112,12 @@ def test_the_table_of_costs_has_every_slip_and_is_the_grader_s():
     for number, _, hint in SLIPS:
         assert re.search(rf"^\| {number}: .*\| {re.escape(hint.rstrip('.'))} \| [\d.]+ \|$", text, re.MULTILINE), hint
     assert all(row in text for row in rows([SLIPS[0], SLIPS[-1]]))
+
+
+def test_a_slip_costs_its_step_and_at_most_a_quarter_of_what_follows():
+    for line in TABLE.search(PAGE.read_text(encoding="utf-8"))[0].splitlines():
+        number, lost, points = re.match(r"\| (\d): (\w+).* \| ([\d.]+) \|$", line).groups()
+        most = notebooks.steps(notebooks.source(notebooks.named(number)))
+        first = list(most).index(f"test_{lost}")
+        step, *later = list(most.values())[first:]
+        assert float(points) <= step + sum(later) / 4, line

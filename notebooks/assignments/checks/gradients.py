@@ -13,8 +13,8 @@ from fa2_lab.reference import heads
 from . import slips, truth
 from .guard import call
 from .meter import Run, metered
-from .report import Report, equal, in_order, parts, step, tile_place
-from .tiled import check_moved, check_operations, on_chip, unless_known
+from .report import Report, equal, in_order, parts, step, tile_place, unless_known
+from .tiled import check_moved, check_operations, fitting, on_chip
 from .truth import Case
 
 CASES = [
@@ -38,13 +38,16 @@ def row_dots(report: Report, function, seed: int = 0) -> None:
         equal("D", call(function, dO[:4], O[:4]), (dO[:4] * O[:4]).sum(axis=1))
 
 
-def check_parts(report: Report, claim: str, hints: dict, function, arguments: list, want: tuple, place=None) -> None:
-    """A check for each of a function's results: {name: hint}."""
+def check_parts(
+    report: Report, claim: str, hints: dict, function, arguments: list, want: tuple, place=None, known=None
+) -> None:
+    """A check for each of a function's results: {name: hint}. `known(arguments, name, result)` has slips."""
     for number, (name, hint) in enumerate(hints.items()):
         with report.check(f"{name}: {claim}", hint):
             got = parts(f"({', '.join(hints)})", call(function, *arguments), len(hints))
             in_order(f"({', '.join(hints)})", got, want)
-            equal(name, got[number], want[number], place=place)
+            explained = partial(known, arguments, name, got[number]) if known else dict
+            equal(name, got[number], want[number], place=place, slips=explained)
 
 
 # One tile -------------------------------------------------------------------------------------------------------
@@ -59,8 +62,9 @@ TILE = {
 @step
 def tile_gradients(report: Report, function, seed: int = 0) -> None:
     """dv_j, dk_j and dq_i of one tile, P computed again from L."""
-    check_parts(report, "all visible", TILE, function, *tile_case(Case(5, 4, 3, seed=21 + seed)))
-    check_parts(report, "half of it masked", TILE, function, *tile_case(Case(5, 4, 3, seed=22 + seed), is_masked=True))
+    for claim, is_masked, first in (("all visible", False, 21), ("half of it masked", True, 22)):
+        arguments, want = tile_case(Case(5, 4, 3, seed=first + seed), is_masked)
+        check_parts(report, claim, TILE, function, arguments, want, known=slips.of_tile)
     with report.check(
         "a row that sees no key: no NaN, no infinity", "exp(−inf − (−inf)) is NaN: where L is −inf, P is 0."
     ):
@@ -104,7 +108,7 @@ HINTS = {
 def backward(report: Report, function, seed: int = 0) -> None:
     """dQ, dK and dV of the whole backward, gradient by gradient."""
     cases = [truth.varied(case, seed) for case in CASES]
-    passes = slips.Passes(lambda case: on_chip(run(function, case)).outputs, cases)
+    passes = slips.Passes(lambda case: fitting(on_chip(run(function, case))).outputs, cases)
     for case, name in product(cases, HINTS):
         with report.check(f"{name}: {case}"):
             check_gradient(passes, case, name)
@@ -132,16 +136,18 @@ def correct(function, case: Case) -> Run:
 @step
 def traffic(report: Report, function, cases=tuple(METERED)) -> None:
     """What the backward moves, and that it skips what the mask hides."""
+    runs = slips.Passes(partial(correct, function), cases)
     for case in cases:
         form = io.fa2_backward(case.tiling, case.d)
         for tensors in (("K", "V"), ("Q", "L", "dO"), ("dQ", "dK", "dV"), ("O", "D")):
             with report.check(f"{', '.join(tensors)} moved: {case}"):
-                check_moved(correct(function, case), form, tensors, may_move_less="O D dO")
+                check_moved(runs[case], form, tensors, may_move_less="O D dO")
 
 
 @step
 def operations(report: Report, function, cases=tuple(METERED)) -> None:
     """Five products and one exponential for each score of a visited tile."""
+    runs = slips.Passes(partial(correct, function), cases)
     for case in cases:
         cut = case.tiling
         ops = io.operations("fa2", "backward", cut, case.d)
@@ -152,7 +158,7 @@ def operations(report: Report, function, cases=tuple(METERED)) -> None:
             "exponentials": (ops["exp"], ops["exp"], "P = exp(S − L): one for each score, and no maximum."),
             "everything else": (1, other, "Is D computed once, before the loops? Is there still a division?"),
         }
-        check_operations(report, function, case, correct, limits)
+        check_operations(report, runs, case, limits)
 
 
 # Grouped heads --------------------------------------------------------------------------------------------------

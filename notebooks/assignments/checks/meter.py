@@ -67,6 +67,7 @@ class Meter(Trace):
         self.largest_load = (0, "")
         self.most_held = 0  # elements that were computed and on chip at once; loads have a check of their own
         self.peeked = 0  # elements whose numbers were taken off the chip
+        self.turned = ""  # a product that fits only if its right operand is transposed, and was computed so
 
     def tiles(self, tensor: str) -> list[tuple[int, int]]:
         """The tiles (i, j) for which a tensor was loaded, in order."""
@@ -97,6 +98,7 @@ class Chip:
             return {"plain": bool(args[0] if args[0].dtype == bool else self.peek(args[0]))}
         if name == "peek":
             return {"plain": self.peek(args[0])}
+        args = self.turned(args) if ufunc == "matmul" else args
         self.limit(ufunc, args, named)
         if name == "getitem":
             return args[0][args[1]]
@@ -111,6 +113,14 @@ class Chip:
             return getattr(np, name)(*args, **named)
         instead = "write matrix products with @" if name in NOT_COUNTABLE else "use operators and np.where"
         raise TypeError(f"there is no numpy.{name} on the chip: {instead}")
+
+    def turned(self, args: tuple) -> tuple:
+        """The operands of a product. If one transpose was forgotten, the chip makes up for it, and step 3 tells."""
+        a, b = (np.shape(x) for x in args[:2])
+        if len(a) == len(b) == 2 and a[1] != b[0] and a[1] == b[1]:
+            self.meter.turned = f"{a} @ {b}"
+            return args[0], args[1].T, *args[2:]
+        return args
 
     def peek(self, block) -> np.ndarray:
         """The numbers of a block, or of a whole tensor, which is a load."""

@@ -6,7 +6,9 @@ code holds no numbers: a `Block` stands for an array on the grader's side, where
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import is_dataclass
+from functools import partial
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -56,10 +58,10 @@ class Block(NDArrayOperatorsMixin):
         return np.asarray(self.ask("peek", self), dtype=dtype)
 
     def __float__(self) -> float:
-        return float(np.asarray(self))
+        return float(self.__array__())
 
     def __index__(self) -> int:
-        return int(np.asarray(self))
+        return int(self.__array__())
 
     __int__ = __index__
 
@@ -104,7 +106,27 @@ class Asking:
 def metered(function, do, tensors: list, *args, **options) -> None:
     """Run a function on the tensors of a chip, given as (number, shape)."""
     ask = Asking(do)
-    function(*(Watched(ask, number, shape, "float64") for number, shape in tensors), *args, **options)
+    with staying_on_chip():
+        function(*(Watched(ask, number, shape, "float64") for number, shape in tensors), *args, **options)
+
+
+@contextmanager
+def staying_on_chip():
+    """np.asarray(K) means no harm: asked of a block, NumPy's ways to make an array leave it where it is."""
+    real = {name: getattr(np, name) for name in ("array", "asarray", "asanyarray", "ascontiguousarray")}
+
+    def made(name: str, x, *args, **named):
+        if not isinstance(x, Block):
+            return real[name](x, *args, **named)
+        return x if name != "array" else x[:] if isinstance(x, Watched) else x.copy()
+
+    for name in real:
+        setattr(np, name, partial(made, name))
+    try:
+        yield
+    finally:
+        for name, make in real.items():
+            setattr(np, name, make)
 
 
 def lent(function, given: tuple):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
 
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import Question, one_head
-from fa2_lab.examine.catalogue import Mistake
-from fa2_lab.examine.match import RIGHT, Answer, known
+from fa2_lab.examine.catalogue import CATALOGUE, Mistake
+from fa2_lab.examine.match import RIGHT, Answer, Variant, known
 from fa2_lab.reference.online_softmax import finite
 
 from .truth import Case
@@ -125,6 +127,12 @@ def asked(case: Case, tensors: list | None = None) -> Question:
     return one_head(*(tensors or case.tensors()), tile=(case.B_r, case.B_c), scale=case.tau, causal=case.causal)
 
 
+@cache
+def with_mistakes(case: Case) -> Answer:
+    """A case without an answer, which keeps what each mistake makes of it."""
+    return Answer(asked(case), {})
+
+
 def made(question: Question, output: str, *knobs: str) -> np.ndarray:
     """O, L, dQ, dK or dV of one head with mistakes in it."""
     return attention(question, knobs, gradients=output.startswith("d"))[output][0, 0]
@@ -157,6 +165,30 @@ class Known(str):
         return ""
 
 
+def in_halves(question: Question, output: str, came: np.ndarray, want: np.ndarray, tolerance: float) -> Slips:
+    """The mistakes that explain an output of a pass in fp16 as exactly as a right one would be, and are no rounding."""
+    answer = Answer(question, {output: came[None, None]}, eps=2.0**-11)
+    fitting = {Known(x, output): answer.variant(Variant((x.name,)), output)[0, 0] for x in known([answer], output)}
+    size = tolerance * np.abs(want[np.isfinite(want)]).max(initial=0.0)
+
+    def alike(a: np.ndarray, b: np.ndarray, most: float) -> bool:
+        with np.errstate(invalid="ignore"):
+            return bool(((a == b) | (np.abs(a - b) <= most)).all())
+
+    return {x: wrong for x, wrong in fitting.items() if alike(came, wrong, size) and not alike(wrong, want, 25 * size)}
+
+
+def of_tile(arguments: list, name: str, came) -> Slips:
+    """The mistakes that explain a gradient of one tile that is all there is, which is given the right L and D."""
+    Q, K, V, dO, L, D, seen, tau = arguments
+    output, got = f"d{name[1:].upper()}", np.asarray(came, dtype=np.float64)
+    answer = Answer(one_head(Q, K, V, dO, scale=tau, mask=seen[None, None]), {output: got[None, None]})
+    found = {Known(x, output): answer.variant(Variant((x.name,)), output)[0, 0] for x in known([answer], output)}
+    p = np.where(seen, np.exp(Q @ K.T - finite(L)[:, None]), 0.0)
+    ds = tau * p * (dO @ V.T - D[:, None])
+    return found | {CATALOGUE["scale-missing"].says: dict(dq=ds @ K, dk=ds.T @ Q, dv=p.T @ dO)[name]}
+
+
 class Passes:
     """What a function makes of all cases of a step. What explains one of them may change none that came out right."""
 
@@ -172,9 +204,11 @@ class Passes:
     def known(self, output: str, case: Case) -> Slips:
         """The mistakes that explain an output of a case, and what they make of it."""
         came = {x: y[output] for x, y in self.ran.items() if not isinstance(y, BaseException)}
-        answers = {x: Answer(asked(x), {output: y[None, None]}) for x, y in came.items()}
+        answers = {x: replace(with_mistakes(x), outputs={output: y[None, None]}) for x, y in came.items()}
         right = [x for x in answers.values() if x.fits(RIGHT, (output,))]
-        return {Known(x, output): made(asked(case), output, x.name) for x in known([answers[case], *right], output)}
+        mine = answers[case]
+        names = known([mine, *right], output)
+        return {Known(x, output): mine.variant(Variant((x.name,)), output)[0, 0] for x in names}
 
 
 def attempted(run, case: Case):
