@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Assignment 1 · Online softmax
 #
-# **Can softmax be finished before all scores are known?** Chapter 02 says yes. Here you write the three functions that
-# everything else is built from, and then a test that could find a mistake in them.
+# **Can softmax be finished before all scores are known?** Chapter 02 answers yes. Here you write the three functions
+# from which everything else is built, and then a test that could find a mistake in them.
 #
 # | step | points |
 # | --- | --- |
@@ -13,15 +13,15 @@
 #
 # *Time: 2 to 3 hours. Before this: chapters 01 and 02. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** Each step is checked on its own; parts of a step give parts of its points. A check that fails says
-# what it expected, what came, where the two first differ, and gives a hint. When your work is graded, more cases run than
-# you see here. A slip costs once: where a later step uses an earlier one that is wrong, it is tried again with a right one.
-# Arrays are float64, and so are right results: float32 on the way loses points. Cells you add are yours; the locked ones are
-# put back as they were. A step has 60 seconds. To run all checks at once:
-# `python -m checks 1_online_softmax.ipynb`.
+# **How it is graded.** Each step is checked on its own, and if only some of its checks pass, you get a share of its
+# points. A check that fails shows what it expected, what came and where the two first differ, and gives a hint. Grading
+# runs more cases than you see here. A mistake costs its points once, because a later step that uses a wrong earlier one
+# is tried again with a right one. Arrays are float64, and so are right results, so you lose points if you round to
+# float32 on the way. You can add cells of your own, but the locked ones are restored. A step has 60 seconds. To run all
+# checks at once, type `python -m checks 1_online_softmax.ipynb`.
 #
-# **Off limits.** You may use NumPy. While your work is graded, `fa2_lab` is not there (its checks do nothing, everything
-# else of it cannot be imported). Finished attention, such as torch's, is off limits too.
+# **Off limits.** You may use NumPy. While your work is graded, `fa2_lab` is not available. Its checks then do nothing,
+# and nothing else of it can be imported. Finished attention, such as torch's, is off limits as well.
 
 # %% locked="setup"
 import numpy as np
@@ -31,12 +31,14 @@ from checks import softmax as check
 # %% [markdown]
 # ## 1. One more block of keys
 #
-# The state of some rows is three arrays: `m`, the largest score so far, shape `(B_r,)`; `l = Σ exp(s − m)`, shape `(B_r,)`;
-# and `o = Σ exp(s − m) v`, shape `(B_r, d)`. Before the first key, `m` is −∞ and the others are 0.
+# The state of some rows consists of three arrays. `m` is the largest score so far and has shape `(B_r,)`, `l = Σ exp(s
+# − m)` has shape `(B_r,)`, and `o = Σ exp(s − m) v` has shape `(B_r, d)`. Before the first key, `m` is −∞ and the other
+# two are 0.
 #
-# `update` takes in a block of scores `s` `(B_r, B_c)` and the values `v` `(B_c, d)` of the same keys, and returns the new
-# `(m, l, o)`. Two things to think about before you write: `l` and `o` are counted from the old `m`; what becomes of them when
-# a larger score turns up? And what does your formula do in a row whose scores are all −∞ so far, as happens behind a mask?
+# `update` takes a block of scores `s` `(B_r, B_c)` and the values `v` `(B_c, d)` of the same keys, and returns the new
+# `(m, l, o)`. Think about two things before you write. First, `l` and `o` were summed relative to the old `m`, so what
+# happens to them when a larger score turns up? Second, what does your formula do in a row whose scores have all been −∞
+# so far, as can happen under a mask?
 
 # %% solution="update"
 def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
@@ -55,8 +57,8 @@ report += check.update(update, seed=101)
 # %% [markdown]
 # ## 2. Two halves joined
 #
-# Two workers have seen different keys of the same rows. Each has a state `(m, l, o)`. `merge(a, b)` returns the state of
-# all their keys together. A side may have seen no key at all.
+# Two workers have seen different keys of the same rows, and each has a state `(m, l, o)`. `merge(a, b)` returns the
+# state for all their keys together. Either side may have seen no key at all.
 
 # %% solution="merge"
 def merge(a, b):  # two states (m, l, o)
@@ -74,8 +76,8 @@ report += check.merge(merge, seed=102)
 # %% [markdown]
 # ## 3. The end
 #
-# `finalize(m, l, o)` returns the output rows `o / l` and the logsumexp `L = log Σ exp(s)`, natural logarithm. A row that saw
-# no key has output 0 and `L` = −∞.
+# `finalize(m, l, o)` returns the output rows `o / l` and the logsumexp `L = log Σ exp(s)`, which is a natural
+# logarithm. A row that saw no key has output 0 and `L` = −∞.
 
 # %% solution="finalize"
 def finalize(m, l, o):
@@ -91,17 +93,17 @@ report += check.finalize(finalize, seed=103)
 # %% [markdown]
 # ## 4. A test of your own
 #
-# Merging may be done in any order and with any brackets, a part without keys changes nothing, and the parts together give
-# what the whole gives. That is why the same `merge` serves warps, splits of the keys, and rings of GPUs. Is it true of a
-# given `merge`? Write a test that finds out.
+# Parts can be merged in any order and with any brackets. A part without keys changes nothing, and all parts together
+# give the same result as the whole. That is why the same `merge` serves warps, splits of the keys, and rings of GPUs.
+# But does a given `merge` have these properties? Write a test that finds out.
 #
-# `test_merge(merge)` raises an `AssertionError` if the merge it is given is wrong in any way that matters, and returns
-# quietly if it is right. It will meet wrong merges, and right ones, each of them twice. You score the share of wrong ones caught, minus the
-# share of right ones refused.
+# `test_merge(merge)` raises an `AssertionError` if the merge that it is given is wrong in any way that matters, and
+# returns quietly if that merge is right. It will meet wrong merges and right ones, each of them twice. Your score is
+# the share of wrong ones that it catches, minus the share of right ones that it refuses.
 #
-# A right merge may round differently from yours, and it may keep its state in another way, as long as the state says the
-# same. So compare what `finalize` makes of states, not `m` and `l` themselves, and allow a difference of one part in a hundred
-# thousand.
+# A right merge may round differently from yours, and it may keep its state in another form, as long as the state means
+# the same. So compare what `finalize` makes of the states, not `m` and `l` themselves, and allow a difference of one
+# part in a hundred thousand.
 
 # %% solution="own"
 def test_merge(merge):

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Assignment 2 · From FA1 to FA2
 #
-# **Same answer, same tiles: what is left to save?** You write FlashAttention-2's forward pass in NumPy, tile by tile, and a
-# meter watches: what you load from HBM, what you store, and what you compute.
+# **The answer and the tiles are the same, so what is left to save?** You write FlashAttention-2's forward pass in
+# NumPy, tile by tile, while a meter counts what you load from HBM, what you store, and what you compute.
 #
 # | step | points |
 # | --- | --- |
@@ -15,11 +15,12 @@
 #
 # *Time: 4 to 5 hours. Before this: chapters 03 and 04. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** As in assignment 1, and the same is off limits: all of `fa2_lab`, and finished attention.
-# Steps 4 to 6 run your `forward` once more, with the meter on. They count if its result is right, or wrong by a slip that the
-# checks know by name, because you have paid for that slip in step 2. Keeping the scores of a row block (a strip), or all of
-# them, scores 0 for the step. Numbers that are taken off the chip with `np.array` or `float` cost steps 3, 5 and 6, because
-# what is computed elsewhere is not counted.
+# **How it is graded.** Grading works as in assignment 1, and the same is off limits, namely all of `fa2_lab` and
+# finished attention. Steps 4 to 6 run your `forward` once more with the meter on. They count if its result is right.
+# They also count if the result is wrong by a mistake that the checks know by name, because that mistake has already
+# cost you points in step 2. If you keep the scores of a whole row block (a strip), or all scores, the step scores 0.
+# Steps 3, 5 and 6 also lose points if numbers leave the chip, for example through `float` or `if`, because the meter
+# cannot count what is computed elsewhere.
 
 # %% locked="setup"
 import numpy as np
@@ -29,9 +30,10 @@ from checks import tiled as check
 # %% [markdown]
 # ## 1. Skip, diagonal or full
 #
-# With a causal mask, row `r` sees column `c` if `c ≤ r + N_k − N_q`: the diagonal ends in the bottom right corner. Some
-# rows may see nothing. A tile is `"skip"` if no entry is visible, `"full"` if all are, and `"diagonal"` otherwise. Without
-# the mask every tile is full. Rows run from `row` up to, not including, `row_end`; columns likewise.
+# With a causal mask, row `r` sees column `c` if `c ≤ r + N_k − N_q`, so the diagonal ends in the bottom right corner,
+# and some rows may see nothing. A tile is `"skip"` if no entry is visible, `"full"` if all are, and `"diagonal"`
+# otherwise. Without the mask, every tile is full. Rows run from `row` up to, but not including, `row_end`, and columns
+# likewise.
 #
 # Decide it from the corners, without building an array.
 
@@ -52,14 +54,15 @@ report += check.kind(kind, ((C(7, 16, 4, 2, 5), C(7, 16, 4, 2, 5, causal=True)),
 # %% [markdown]
 # ## 2. One row block through its tiles
 #
-# `row_block` gets the queries `q_i` `(b, d)` of one row block, whose first row is `row`, and `K`, `V` `(N_k, d)`. It goes
-# through the column blocks, `B_c` keys at a time, and returns `o_i` `(b, d)` and the logsumexp `L_i` `(b,)`. The last column
-# block may be short. Scores are `tau * (q_i @ k_j.T)`, with the brackets: without them τ multiplies a block of Q
-# in each tile, and the meter counts that.
+# `row_block` gets the queries `q_i` `(b, d)` of one row block, whose first row is `row`, and `K`, `V` `(N_k, d)`. It
+# goes through the column blocks, `B_c` keys at a time, and returns `o_i` `(b, d)` and the logsumexp `L_i` `(b,)`. The
+# last column block may be short. Compute scores as `tau * (q_i @ k_j.T)`, with the brackets. Without them, τ multiplies
+# a block of Q in each tile, and the meter counts that.
 #
-# It must not look at more than one column block at a time, touch no tile that is `"skip"`, and divide once, at the end.
-# When you go on to step 3, `K` and `V` will be tensors in HBM. `K[start:end]` loads a block, and blocks are computed with as
-# usual: operators, `np.where`, `np.exp`, `.max(axis=1)`, `.T`. Their numbers stay on the chip, where the meter counts.
+# `row_block` must not look at more than one column block at a time, must not touch a tile that is `"skip"`, and divides
+# once, at the end. In step 3, `K` and `V` will be tensors in HBM. `K[start:end]` then loads a block, and you compute
+# with blocks as usual, with operators, `np.where`, `np.exp`, `.max(axis=1)` and `.T`. Their numbers stay on the chip,
+# where the meter counts.
 
 # %% solution="row_block"
 def row_block(q_i, K, V, row, N_q, B_c, tau, causal):
@@ -94,8 +97,9 @@ report += check.row_block(row_block, seed=201)
 # %% [markdown]
 # ## 3. All row blocks
 #
-# Capital letters live in HBM now. `Q[rows]` loads rows, `O[rows] = o_i` stores them; `len(Q)` and `Q.shape` cost nothing.
-# `forward` fills `O` `(N_q, d)` and `L` `(N_q,)`, which start as NaN, and returns nothing. The last row block may be short.
+# From here on, capital letters are in HBM. `Q[rows]` loads rows and `O[rows] = o_i` stores them, while `len(Q)` and
+# `Q.shape` cost nothing. `forward` fills `O` `(N_q, d)` and `L` `(N_q,)`, which start as NaN, and returns nothing. The
+# last row block may be short.
 
 # %% solution="forward"
 def forward(Q, K, V, O, L, B_r, B_c, tau, causal):
@@ -113,9 +117,9 @@ report += check.forward(forward, seed=202)
 # %% [markdown]
 # ## 4. The meter: elements moved
 #
-# FA2 loads each query once, stores each output once, and loads the keys and values once for each row block that sees them.
-# **Predict** before you run: with 24 queries and keys, d = 16 and tiles of 4 × 4, how many elements of K does your function
-# load? And with the causal mask?
+# FA2 loads each query once, stores each output once, and loads the keys and values once for each row block that sees
+# them. **Predict** before you run: with 24 queries and keys, d = 16 and tiles of 4 × 4, how many elements of K does
+# your function load? And how many with the causal mask?
 
 # %% test="traffic" points=3 given="kind"
 report = check.traffic(forward)
@@ -124,8 +128,8 @@ report += check.traffic(forward, [check.METERED_RAGGED])
 # %% [markdown]
 # ## 5. The meter: operations
 #
-# Two matrix products for each visited tile, one exponential for each score, and as little else as you can. The tensor cores
-# do none of the rest.
+# The tensor cores compute two matrix products for each visited tile. They do none of the rest, so compute one
+# exponential for each score, and as little else as you can.
 
 # %% test="operations" points=3 given="kind"
 report = check.operations(forward)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Assignment 3 · Backward
 #
-# **How do gradients come back without the score matrix?** You write Algorithm 2 of the FlashAttention-2 paper: P is computed
-# again from L, tile by tile, and three gradients grow from it. (The paper as printed leaves out the scale τ and gives D the
-# wrong shape; appendix B tells more.)
+# **How do gradients come back without the score matrix?** You write Algorithm 2 of the FlashAttention-2 paper. It
+# recomputes P from L, tile by tile, and accumulates three gradients from it. As printed, the paper leaves out the scale
+# τ and gives D the wrong shape, as appendix B explains.
 #
 # | step | points |
 # | --- | --- |
@@ -17,7 +17,8 @@
 #
 # *Time: 5 to 6 hours. Before this: chapter 05, assignment 2. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** As in assignment 2, and the same is off limits: all of `fa2_lab`, and finished attention.
+# **How it is graded.** Grading works as in assignment 2, and the same is off limits, namely all of `fa2_lab` and
+# finished attention.
 
 # %% locked="setup"
 import numpy as np
@@ -27,8 +28,8 @@ from checks import gradients as check
 # %% [markdown]
 # ## 1. D
 #
-# The gradient of a softmax row needs one number, `D_i = Σ_j P_ij dP_ij`. It is also a product of two rows of length d, from
-# what you have without P: `dO` and `O`, both `(N, d)`. Which?
+# The gradient of a softmax row needs one number, `D_i = Σ_j P_ij dP_ij`. You can also compute it without P, as a
+# product of two rows of length d from `dO` and `O`, which both have shape `(N, d)`. Which rows are they?
 
 # %% solution="row_dots"
 def row_dots(dO, O):
@@ -43,10 +44,11 @@ report += check.row_dots(row_dots, seed=301)
 # %% [markdown]
 # ## 2. One tile
 #
-# `q_i`, `do_i` are `(b, d)`; `k_j`, `v_j` are `(c, d)`; `L_i`, `D_i` are `(b,)`; `seen` `(b, c)` is True where a query may
-# look, or None if it may look everywhere. Return this tile's parts of `dq`, `dk` and `dv`. The chain, with τ for `tau`:
+# `q_i`, `do_i` are `(b, d)`, `k_j`, `v_j` are `(c, d)`, and `L_i`, `D_i` are `(b,)`. `seen` `(b, c)` is True where a
+# query may look, or it is None if queries may look everywhere. Return this tile's parts of `dq`, `dk` and `dv`. With τ
+# for `tau`, the chain is
 #
-# s = τ q kᵀ, p = exp(s − L), dv = pᵀ do, dp = do vᵀ, ds = p ∘ (dp − D), and two more lines, which are yours to derive.
+# s = τ q kᵀ, p = exp(s − L), dv = pᵀ do, dp = do vᵀ, ds = p ∘ (dp − D), and two more lines, which you derive.
 #
 # A row that saw no key has L = −∞.
 
@@ -68,10 +70,10 @@ report += check.tile_gradients(tile_gradients, seed=302)
 # %% [markdown]
 # ## 3. All tiles
 #
-# Column blocks outside, row blocks inside: a column block keeps its `dk_j` and `dv_j` on chip while the queries pass by, and
-# stores them once. `dQ` cannot stay: every tile loads its rows, adds, and stores them. Outputs `D`, `dQ`, `dK`, `dV` start as
-# NaN in HBM. The mask is that of assignment 2: row `r` sees column `c` if `c ≤ r + N_k − N_q`, and tiles that nobody sees
-# are skipped.
+# The loop over column blocks is outside, and the loop over row blocks is inside. A column block keeps its `dk_j` and
+# `dv_j` on chip while the queries pass by, and stores them once. `dQ` cannot stay on chip, so every tile loads its
+# rows, adds to them, and stores them. The outputs `D`, `dQ`, `dK`, `dV` start as NaN in HBM. The mask is that of
+# assignment 2, so row `r` sees column `c` if `c ≤ r + N_k − N_q`, and a tile is skipped if no row sees it.
 
 # %% solution="backward"
 def backward(Q, K, V, O, L, dO, D, dQ, dK, dV, B_r, B_c, tau, causal):
@@ -105,8 +107,8 @@ report += check.backward(backward, seed=303)
 # %% [markdown]
 # ## 4. The meter: elements moved
 #
-# K and V once; Q, dO, L and D once for each visited tile; dQ there and back for each visited tile. **Predict:** which tensor
-# moves most?
+# K and V are loaded once. For each visited tile, Q, dO, L and D are loaded once, and dQ is loaded and stored.
+# **Predict:** which tensor moves most?
 
 # %% test="traffic" points=2 given="row_dots tile_gradients"
 report = check.traffic(backward)
@@ -115,7 +117,8 @@ report += check.traffic(backward, [check.METERED_RAGGED])
 # %% [markdown]
 # ## 5. The meter: operations
 #
-# Five products and one exponential for each score of a visited tile, against two products in the forward.
+# The backward computes five products and one exponential for each score of a visited tile, compared with two products
+# in the forward.
 
 # %% test="operations" points=2 given="row_dots tile_gradients"
 report = check.operations(backward)
@@ -124,10 +127,10 @@ report += check.operations(backward, [check.METERED_RAGGED])
 # %% [markdown]
 # ## 6. Query heads that share a key head
 #
-# `q`, `O`, `dO` are `(H, N_q, d)`, `L` is `(H, N_q)`, but `k` and `v` have fewer heads, `(H_k, N_k, d)` with H a multiple of
-# H_k: query head `h` reads key head `h // (H / H_k)`. Return `dq`, `dk`, `dv` in the shapes of `q`, `k`, `v`. Call your
-# `backward` for each head, on plain arrays, with any block sizes you like. What happens to `dk` where several heads read
-# the same `k`?
+# `q`, `O`, `dO` are `(H, N_q, d)`, and `L` is `(H, N_q)`, but `k` and `v` have fewer heads. They are `(H_k, N_k, d)`, H
+# is a multiple of H_k, and query head `h` reads key head `h // (H / H_k)`. Return `dq`, `dk`, `dv` in the shapes of
+# `q`, `k`, `v`. Call your `backward` for each head, on plain arrays, with any block sizes you like. What happens to
+# `dk` if several heads read the same `k`?
 
 # %% solution="grouped"
 def grouped(q, k, v, O, L, dO, tau, causal):
@@ -150,10 +153,11 @@ report += check.grouped(grouped, seed=304)
 # %% [markdown]
 # ## 7. Dropout
 #
-# In training, each probability is dropped with probability p, and what is kept grows by 1 / (1 − p), so that the expected
-# output stays what it was: o = (z ∘ p_ij) v with z = 1 / (1 − p) where `kept` is True, and 0 elsewhere. Softmax comes first: L
-# and the row sums know nothing of dropout. `D_i` is still the row sum of dO ∘ O, with the O that was dropped. Return this
-# tile's part of the output and of the gradients. **Predict:** in which of the four lines does z stand?
+# In training, each probability is dropped with probability p, and those that are kept grow by 1 / (1 − p), so that the
+# expected output stays the same. So o = (z ∘ p_ij) v, where z is 1 / (1 − p) if `kept` is True and 0 otherwise. Softmax
+# comes first, so dropout changes neither L nor the row sums. `D_i` is still the row sum of dO ∘ O, with the O of the
+# dropped weights. Return this tile's part of the output and of the gradients. **Predict:** which of the four lines
+# contain z?
 
 # %% solution="dropped"
 def dropped(q_i, k_j, v_j, do_i, L_i, D_i, kept, p, tau):

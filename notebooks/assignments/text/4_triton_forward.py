@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Assignment 4 · A Triton forward kernel
 #
-# **How do these lines become a GPU kernel?** In three steps: one tile, the loop, and then the cases that real inputs have.
-# Triton runs your kernel in Python, slowly and exactly: no GPU is needed.
+# **How do these lines become a GPU kernel?** You get there in three steps, namely one tile, the loop, and then the
+# cases that occur in real inputs. Triton's interpreter runs your kernel in Python, slowly and exactly, so you need no
+# GPU.
 #
 # | step | points |
 # | --- | --- |
@@ -12,10 +13,10 @@
 #
 # *Time: 6 to 8 hours. Before this: assignment 2, chapter 08. Hardware: Linux, for Triton; a GPU is not needed.*
 #
-# **How it is graded.** Your kernels are launched on one head, fp32, and judged against float64. Rows of Q, K, V and O are
-# contiguous: row r of Q starts at `Q + r * d`. Block sizes and d are powers of two of at least 16. Behind the last row of Q, K
-# and V there is NaN. Products are those of tiles, by `tl.dot` in full fp32. The signatures stay as they are. All of
-# `fa2_lab` is off limits, and so is finished attention.
+# **How it is graded.** Your kernels are launched on one head in fp32, and the results are compared with float64. Rows
+# of Q, K, V and O are contiguous, so row r of Q starts at `Q + r * d`. Block sizes and d are powers of two and at least
+# 16. The memory after the last row of Q, K and V contains NaN. Compute products of tiles with `tl.dot` in full fp32,
+# and keep the signatures as they are. All of `fa2_lab` is off limits, and so is finished attention.
 
 # %% locked="setup"
 import os
@@ -30,11 +31,11 @@ from checks import triton_steps as check
 # %% [markdown]
 # ## 1. One tile
 #
-# One program, B_r queries, B_c keys, all of them in one tile. Pointers to a tile are a column of row starts plus a row of
-# offsets: `Q + row[:, None] * d + tl.arange(0, d)[None, :]`.
+# One program computes B_r queries and B_c keys in a single tile. The pointers to a tile are a column of row starts plus
+# a row of offsets, as in `Q + row[:, None] * d + tl.arange(0, d)[None, :]`.
 #
-# `scale_log2` is τ · log₂ e: with it, `tl.exp2` of a base-2 score is the exponential you know, in one instruction. Products
-# are `tl.dot(a, b, input_precision="ieee")`; `k.T` is a transpose.
+# `scale_log2` is τ · log₂ e. If you multiply the scores by it, `tl.exp2` gives the exponential that you know, in one
+# instruction. Write products as `tl.dot(a, b, input_precision="ieee")`, and transposes as `k.T`.
 
 # %% solution="one_tile"
 @triton.jit
@@ -57,9 +58,10 @@ report += check.one_tile(one_tile, [check.Case(16, 16, 64, 16, 16, size=2.0, see
 # %% [markdown]
 # ## 2. The loop
 #
-# Now there are several row blocks, one program each (`tl.program_id(0)`), and several column blocks, which each program
-# visits in a loop, once: each program loads K and V one time. Lengths are multiples of the blocks. Carry `m`, `l` and `o` through the loop in fp32, divide once, store
-# `O`, and store `L`: the natural logarithm of each row's sum of exponentials. (`m` is in base 2 here. What is ln 2 for?)
+# Now there are several row blocks, with one program each (`tl.program_id(0)`), and several column blocks, which each
+# program visits in a loop. Each program loads K and V only once. Lengths are multiples of the blocks. Carry `m`, `l`
+# and `o` through the loop in fp32, divide once, and store `O` and `L`, the natural logarithm of each row's sum of
+# exponentials. Since `m` is in base 2 here, what do you need ln 2 for?
 
 # %% solution="loop"
 @triton.jit
@@ -92,9 +94,9 @@ report += check.loop(loop, [check.Case(48, 32, 16, 16, 32, seed=402, tau=0.3)], 
 # %% [markdown]
 # ## 3. Causal and ragged
 #
-# Lengths are any now: `tl.load` takes `mask=` and `other=`, `tl.store` takes `mask=`, and memory behind the last row is not
-# yours. With `CAUSAL`, row `r` sees column `c` if `c ≤ r + N_k − N_q`, and column blocks that no row of the block sees are not
-# visited. A row that sees no key gets O = 0 and L = −∞.
+# Lengths can now be arbitrary. `tl.load` takes `mask=` and `other=`, and `tl.store` takes `mask=`, because the memory
+# after the last row is not yours. With `CAUSAL`, row `r` sees column `c` if `c ≤ r + N_k − N_q`, and a column block is
+# not visited if no row of the block sees it. A row that sees no key gets O = 0 and L = −∞.
 
 # %% solution="full"
 @triton.jit

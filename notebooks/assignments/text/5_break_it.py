@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Assignment 5 · Break it, find it
 #
-# **Would your tests have found it?** Attention kernels that thousands of people used were wrong for some scale, some length,
-# some mask, some layout. Here you write the tests, and they meet a right kernel and kernels with one bug each. The bugs are
+# **Would your tests have found it?** Attention kernels that thousands of people used were wrong for some scale, length,
+# mask or layout. Here you write the tests, and they meet a right kernel and kernels with one bug each. The bugs come
 # from the papers' errata and from public bug trackers.
 #
 # | step | points |
@@ -12,11 +12,12 @@
 #
 # *Time: 4 to 5 hours. Before this: assignments 2 and 3, appendix B. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** Each step scores the share of bugs that your test catches, minus the share of right kernels that it
-# refuses. Three bugs of each kind are shown by name; more are waiting when your work is graded. Your test may use whatever
-# oracle you trust: write one, or call `fa2_lab.reference`. The rest of `fa2_lab` is off limits, and so is torch: they are not
-# there when your work is graded. Each kernel is tried twice, so a test that draws numbers has to draw them from a fixed seed.
-# A step has 60 seconds for all its kernels, about 20 of them; `python -m checks` tells you if yours comes near that.
+# **How it is graded.** Each step scores the share of bugs that your test catches, minus the share of right kernels that
+# it refuses. Three bugs of each kind are shown by name, and grading uses more. Your test may use whatever oracle you
+# trust, so write one or call `fa2_lab.reference`. The rest of `fa2_lab` is off limits, and so is torch, and neither is
+# available while your work is graded. Each kernel is tried twice, so a test that draws random numbers has to use a
+# fixed seed. A step has 60 seconds for all its kernels, which are about 20. `python -m checks` warns you if your test
+# comes near that limit.
 
 # %% locked="setup"
 import numpy as np
@@ -31,19 +32,19 @@ from checks import break_it as check
 # - `O, L = kernel.forward(q, k, v, causal=False, scale=None)`
 # - `dq, dk, dv = kernel.backward(q, k, v, O, L, dO, causal=False, scale=None)`
 #
-# `q`, `O`, `dO` are `(heads, N_q, d)`, `k`, `v` are `(key heads, N_k, d)`, `L` is `(heads, N_q)`, all float64 NumPy arrays of
-# any strides. The heads of `q` are a multiple of those of `k`; query head `h` reads key head `h // (heads // key heads)`.
-# Without a scale it is 1/√d; 0 is a scale like any other. Causal: row `r` sees column `c` if `c ≤ r + N_k − N_q`. `L` is the
-# natural logsumexp. A row that sees no key has `O` = 0 and `L` = −∞, and adds nothing to any gradient. Lengths are any; the
-# kernel works in tiles, whose sizes you do not know. Scores may be large, or very negative.
+# `q`, `O`, `dO` are `(heads, N_q, d)`, `k`, `v` are `(key heads, N_k, d)`, and `L` is `(heads, N_q)`. All of them are
+# float64 NumPy arrays with any strides. The number of heads of `q` is a multiple of that of `k`, and query head `h`
+# reads key head `h // (heads // key heads)`. If no scale is given, it is 1/√d, but 0 is a scale like any other. With
+# the causal mask, row `r` sees column `c` if `c ≤ r + N_k − N_q`. `L` is the natural logsumexp. A row that sees no key
+# has `O` = 0 and `L` = −∞, and adds nothing to any gradient. Lengths are arbitrary, and the kernel works in tiles whose
+# sizes you do not know. Scores may be large or very negative.
 #
-# A right kernel may differ from the dense result by rounding: one part in a hundred thousand of the largest entry is rounding.
-# A kernel is wrong if it is wrong for any input that fits this description, on any call.
-
+# A right kernel may differ from the dense result by rounding, which is at most one part in a hundred thousand of the
+# largest entry. A kernel is wrong if it is wrong for any input that fits this description, on any call.
 # %% [markdown]
 # ## An oracle
 #
-# What do you hold a kernel to? Both tests can share what you write here. It is not checked on its own.
+# What do you compare a kernel with? Both tests can share what you write here. It is not checked on its own.
 
 # %% solution="oracle"
 def oracle(q, k, v, causal, scale):
@@ -116,9 +117,9 @@ report = check.forward(test_forward, more)
 # %% [markdown]
 # ## 2. Test the backward
 #
-# `test_backward(kernel)` raises an `AssertionError` if `kernel.backward` is wrong. `kernel.forward` is right here, so its `O`
-# and `L` may be used. Central differences are an oracle that no formula can fool: for some entry x of `q`, `k` or `v`,
-# `(f(x + h) − f(x − h)) / 2h` with f = Σ dO ∘ O.
+# `test_backward(kernel)` raises an `AssertionError` if `kernel.backward` is wrong. `kernel.forward` is right here, so
+# you can use its `O` and `L`. Central differences are an oracle that no formula can fool. For an entry x of `q`, `k` or
+# `v`, take `(f(x + h) − f(x − h)) / 2h` with f = Σ dO ∘ O.
 
 # %% solution="backward"
 def test_backward(kernel):

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Assignment 6 · Read the machine
 #
-# **Which block size is best on this chip, and why?** Before anything is measured, most of the answer can be predicted: how
-# many thread blocks there are and how many run at once, how many bytes pass between HBM and the chip, and what fits.
+# **Which block size is best on this chip, and why?** You can predict most of the answer before you measure anything,
+# from how many thread blocks there are and how many run at once, how many bytes move between HBM and the chip, and what
+# fits.
 #
 # | step | points |
 # | --- | --- |
@@ -18,8 +19,9 @@
 #
 # *Time: 5 hours. Before this: chapters 05, 06 and 07, and appendix A. Hardware: any laptop; the GPUs are in a table.*
 #
-# **How it is graded.** Your functions are held against the package's models, for other chips and shapes than you see here.
-# `fa2_lab.machine.chips` is yours to use; the rest of `fa2_lab` is off limits, above all its models (`io`, `grid`, `budget`).
+# **How it is graded.** Your functions are compared with the package's models, for more chips and shapes than you see
+# here. You may use `fa2_lab.machine.chips`. The rest of `fa2_lab` is off limits, above all its models (`io`, `grid`,
+# `budget`).
 
 # %% locked="setup"
 from checks import predict as check
@@ -28,10 +30,10 @@ from fa2_lab.machine.chips import A100, CHIPS
 # %% [markdown]
 # ## 1. By hand
 #
-# FlashAttention-2's forward on an A100 (108 SMs) with the sizes in the cell below: batch 1, `heads` heads, `N` queries and
-# keys, fp16, tiles of B_r × B_c, no mask, one thread block on each SM, K and V kept in two stages. Work out the four
-# numbers with pencil and paper. `L` is fp32, everything else in HBM takes 2 bytes; a MiB is 1,024² bytes. The check says "too
-# small" or "too large".
+# Take FlashAttention-2's forward on an A100 (108 SMs) with the sizes in the cell below, at batch 1, with `heads` heads,
+# `N` queries and keys, fp16, tiles of B_r × B_c and no mask. One thread block runs on each SM, and K and V are kept in
+# two stages. Work out the four numbers with pencil and paper. `L` is fp32, everything else in HBM takes 2 bytes, and a
+# MiB is 1,024² bytes. The check answers "too small" or "too large".
 
 # %% locked="question"
 heads, N, d, B_r, B_c = 32, 4096, 128, 128, 64
@@ -54,8 +56,8 @@ report = check.by_hand(by_hand, seed=0)
 # %% [markdown]
 # ## 2. Waves
 #
-# Each thread block takes one row block of one head. `resident` of them fit on an SM at once, all take equally long. Return the
-# number of waves, and the share of all slots in all waves that have work. (`chip.SMs`)
+# Each thread block takes one row block of one head. `resident` of them fit on an SM at once, and all take equally long.
+# Return the number of waves, and the share of all slots in all waves that have work. `chip.SMs` is the number of SMs.
 
 # %% solution="waves"
 def waves(chip, heads, N_q, B_r, resident):
@@ -72,9 +74,9 @@ report += check.waves(waves, [(CHIPS["L40S"], 7, 777, 64, 3), (CHIPS["H200"], 16
 # %% [markdown]
 # ## 3. Traffic
 #
-# The bytes that FA2's forward moves between HBM and the chip for one head with N queries and N keys: 2 bytes for each element
-# of Q, K, V, O, 4 for each of L. With the causal mask, column blocks that a row block does not see are not loaded. The last
-# blocks may be short.
+# Return the bytes that FA2's forward moves between HBM and the chip for one head with N queries and N keys. An element
+# of Q, K, V or O takes 2 bytes, and one of L takes 4. With the causal mask, column blocks that a row block does not see
+# are not loaded. The last blocks may be short.
 
 # %% solution="traffic"
 def traffic(N, d, B_r, B_c, causal):
@@ -94,15 +96,15 @@ report += check.traffic(traffic, [(1000, 96, (64, 128), True), (777, 40, (128, 1
 # %% [markdown]
 # ## 4. What fits
 #
-# The model, for 16-bit inputs:
+# This is the model for 16-bit inputs:
 #
-# - shared memory of a block: Q_i once, K_j and V_j once for each stage;
-# - registers of a thread: 40 for addresses and the like, and its share (rounded up) of o in fp32, of s in fp32 and of p in 16
-#   bits, two of which fit in a register; a warp has 32 threads;
-# - a block may have `chip.shared_per_block` bytes; a thread may have 255 registers, and no more than its share of the
+# - A block's shared memory holds Q_i once, and K_j and V_j once for each stage.
+# - A thread needs 40 registers for addresses and the like, and its share (rounded up) of o in fp32, of s in fp32 and of
+#   p in 16 bits. Two 16-bit numbers fit in a register, and a warp has 32 threads.
+# - A block may have `chip.shared_per_block` bytes. A thread may have 255 registers, but no more than its share of the
 #   65,536 registers of an SM, rounded down to a multiple of 8.
 #
-# Return the bytes, the registers, and whether both are to be had.
+# Return the bytes, the registers, and whether both are available.
 
 # %% solution="fits"
 def fits(chip, B_r, B_c, d, stages, warps):
@@ -121,8 +123,9 @@ report += check.fits(fits, [(CHIPS["H100 SXM"], (128, 128), 176), (CHIPS["GeForc
 # %% [markdown]
 # ## 5. The choice
 #
-# B_r and B_c are each 64 or 128, two stages, 4 or 8 warps. Of the pairs that fit, return the one that moves the fewest bytes;
-# of equals, the one with the larger B_c. **Predict** before you run: does B_c change the traffic?
+# B_r and B_c are each 64 or 128, there are two stages, and a block has 4 or 8 warps. Of the pairs that fit, return the
+# one that moves the fewest bytes, and if several do, the one with the larger B_c. **Predict** before you run: does B_c
+# change the traffic?
 
 # %% solution="best_blocks"
 def best_blocks(chip, N, d, causal):
@@ -139,9 +142,10 @@ report += check.best_blocks(best_blocks, [(CHIPS["L40S"], 1024, 128, True), (CHI
 # %% [markdown]
 # ## 6. The backward: who adds into dQ
 #
-# FA2's backward has one program for each column block. It keeps dK_j and dV_j and visits the row blocks that see them; at
-# each visit it adds its part into dQ_i in HBM. Return, for each row block, how many programs add into it. The last blocks may
-# be short, and N is the number of queries and of keys. **Predict:** with the causal mask, which row block has the most?
+# FA2's backward has one program for each column block. It keeps dK_j and dV_j and visits the row blocks that see them,
+# and at each visit it adds its part to dQ_i in HBM. Return, for each row block, how many programs add to it. The last
+# blocks may be short, and N is the number of queries and also of keys. **Predict:** with the causal mask, which row
+# block has the most?
 
 # %% solution="writers"
 def writers(N, B_r, B_c, causal):
@@ -157,14 +161,14 @@ report += check.writers(writers, [(129, (64, 64), True), (1000, (64, 128), True)
 # %% [markdown]
 # ## 7. What one pass moves
 #
-# The bytes that FA2's Algorithm 2 moves for one head:
+# FA2's Algorithm 2 moves the following bytes for one head:
 #
-# - first, D = rowsum(dO ∘ O): O and dO are loaded once, D is stored once;
-# - dQ is stored once as zeros;
-# - K_j and V_j are loaded once, dK_j and dV_j stored once;
-# - for each visited tile, Q_i, dO_i, L_i, D_i and dQ_i are loaded, and dQ_i is stored.
+# - First, it computes D = rowsum(dO ∘ O), for which O and dO are loaded once, and D is stored once.
+# - dQ is stored once as zeros.
+# - K_j and V_j are loaded once, and dK_j and dV_j are stored once.
+# - For each visited tile, Q_i, dO_i, L_i, D_i and dQ_i are loaded, and dQ_i is stored.
 #
-# L, D and dQ are fp32, 4 bytes each; everything else takes 2. No tile is visited that no row sees.
+# L, D and dQ are fp32 and take 4 bytes per number, and everything else takes 2. A tile that no row sees is not visited.
 
 # %% solution="backward_traffic"
 def backward_traffic(N, d, B_r, B_c, causal):
@@ -184,12 +188,13 @@ report += check.backward_traffic(backward_traffic, [(777, 40, (128, 128), True),
 # %% [markdown]
 # ## 8. One pass or two
 #
-# Adds into HBM come in any order, so their sums change from run to run. The other way is two passes. The first is Algorithm 2
-# without dQ: nothing clears, loads or stores it. The second has one program for each row block, as the forward has: Q_i, dO_i,
-# L_i and D_i are loaded once, K and V for each column block that the rows see, and dQ_i is stored once, in 2 bytes.
+# Additions in HBM happen in any order, so their sums change from run to run. The alternative is two passes. The first
+# is Algorithm 2 without dQ, so nothing clears, loads or stores dQ. The second has one program for each row block, like
+# the forward. It loads Q_i, dO_i, L_i and D_i once, loads K and V for each column block that the rows see, and stores
+# dQ_i once, in 2 bytes.
 #
-# Return the bytes of two passes, and how many passes move fewer bytes (1 if equal). S and dP are computed twice: bytes are not
-# the whole price.
+# Return the bytes of two passes, and how many passes move fewer bytes (1 if both are equal). S and dP are computed
+# twice, so bytes are not the whole cost.
 
 # %% solution="passes"
 def passes(N, d, B_r, B_c, causal):
@@ -210,11 +215,12 @@ report += check.passes(passes, [(777, 40, (128, 128), True), (128, 64, (128, 128
 # %% [markdown]
 # ## 9. What fits, backward
 #
-# The model for a program of the first pass, which keeps a column block, for 16-bit inputs:
+# This is the model, for 16-bit inputs, of a program of the first pass, which keeps a column block:
 #
-# - shared memory: K_j and V_j once; Q_i, dO_i, and L_i and D_i in fp32, once for each stage;
-# - registers of a thread: 40, and its share (rounded up) of dk, dv, p and dp in fp32 and of one B_r × B_c operand in 16 bits;
-# - the limits are those of step 4.
+# - Shared memory holds K_j and V_j once, and for each stage Q_i, dO_i, and L_i and D_i in fp32.
+# - A thread needs 40 registers, and its share (rounded up) of dk, dv, p and dp in fp32 and of one B_r × B_c operand in
+#   16 bits.
+# - The limits are those of step 4.
 
 # %% solution="backward_fits"
 def backward_fits(chip, B_r, B_c, d, stages, warps):

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Assignment 7 · The backward kernel in Triton
 #
-# **How do five products become dQ, dK and dV?** dK_j and dV_j are sums over row blocks, dQ_i is a sum over column blocks. No
-# program can keep all three. You write both loop orders, and then the one pass that adds dQ into HBM.
+# **How do five products become dQ, dK and dV?** dK_j and dV_j are sums over row blocks, while dQ_i is a sum over column
+# blocks, so no program can keep all three. You write both loop orders, and then the single pass that adds dQ into HBM.
 #
 # | step | points |
 # | --- | --- |
@@ -14,12 +14,13 @@
 #
 # *Time: 6 to 8 hours. Before this: assignments 3 and 4, chapter 09. Hardware: Linux, for Triton; a GPU is not needed.*
 #
-# **How it is graded.** Your kernels run in Triton's interpreter on one head, fp32, and are held to float64. A meter counts what
-# they load, store, add and multiply; products are in full fp32. Memory behind the end of every input is NaN; outputs start as
-# NaN. Rows are contiguous: row r of Q starts at `Q + r * d`. Block sizes and d are powers of two of at least 16. The signatures stay as they are.
+# **How it is graded.** Your kernels run in Triton's interpreter on one head in fp32, and the results are compared with
+# float64. A meter counts what they load, store, add and multiply, and products are in full fp32. The memory after the
+# end of every input contains NaN, and outputs start as NaN. Rows are contiguous, so row r of Q starts at `Q + r * d`.
+# Block sizes and d are powers of two and at least 16. Keep the signatures as they are.
 #
-# **Off limits:** all of `fa2_lab`, torch's and other libraries' attention.
-# Everything in NumPy, torch and Triton that is not attention is yours.
+# **Off limits:** all of `fa2_lab`, and the attention of torch and of other libraries. You may use everything in NumPy,
+# torch and Triton that is not attention.
 
 # %% locked="setup"
 import os
@@ -34,8 +35,8 @@ from checks import triton_backward as check
 # %% [markdown]
 # ## 1. D
 #
-# Softmax's gradient needs one number for each row: D_i = Σ dO_i ∘ O_i. It is computed once, before anything else. N_q is any
-# length; program i has rows i · B_r to (i + 1) · B_r.
+# Softmax's gradient needs one number for each row, D_i = Σ dO_i ∘ O_i. It is computed once, before anything else. N_q
+# is arbitrary, and program i has rows i · B_r to (i + 1) · B_r.
 
 # %% solution="row_dots"
 @triton.jit
@@ -53,10 +54,10 @@ report += check.row_dots(row_dots, [check.Case(33, 33, 16, 16, 16, seed=701, tau
 # %% [markdown]
 # ## 2. One tile
 #
-# One program, B_r queries, B_c keys, all of them. The forward kept no P, but it kept L, so P = exp(τ Q Kᵀ − L) without any
-# maximum or sum. Then dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = τ dS K and dK = τ dSᵀ Q.
+# One program computes all B_r queries and B_c keys. The forward did not keep P, but it kept L, so P = exp(τ Q Kᵀ − L)
+# needs neither a maximum nor a sum. Then dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = τ dS K and dK = τ dSᵀ Q.
 #
-# L is a natural logarithm. Products are `tl.dot(a, b, input_precision="ieee")`; `p.T` is a transpose.
+# L is a natural logarithm. Write products as `tl.dot(a, b, input_precision="ieee")`, and transposes as `p.T`.
 
 # %% solution="tile"
 @triton.jit
@@ -82,11 +83,12 @@ report += check.tile(tile, [check.Case(16, 16, 64, 16, 16, size=2.0, seed=702, t
 # %% [markdown]
 # ## 3. Column blocks
 #
-# Program j keeps column block j: it loads K_j and V_j once and visits the row blocks that see them. `dk` and `dv` stay on chip
-# until the end. Lengths are any. With `CAUSAL`, row r sees column c if c ≤ r + N_k − N_q, and row blocks that do not see the
-# column block are not loaded. A row that sees no key has L = −∞ and adds nothing.
+# Program j keeps column block j. It loads K_j and V_j once and visits the row blocks that see them, while `dk` and `dv`
+# stay on chip until the end. Lengths are arbitrary. With `CAUSAL`, row r sees column c if c ≤ r + N_k − N_q, and row
+# blocks that do not see the column block are not loaded. A row that sees no key has L = −∞ and adds nothing.
 #
-# **Predict:** under the causal mask the forward's loop has an end that depends on the row block. What does this loop have?
+# **Predict:** under the causal mask, the end of the forward's loop depends on the row block. What does this loop have
+# instead?
 
 # %% solution="columns"
 @triton.jit
@@ -126,8 +128,8 @@ report += check.columns(columns, [("hidden", case) for case in hidden], seed=0)
 # %% [markdown]
 # ## 4. Row blocks
 #
-# Program i keeps row block i: it loads Q_i, dO_i, L_i and D_i once, visits the column blocks that its rows see, and keeps `dq`
-# until the end. S and dP are computed a second time. That is the price of a sum that has one fixed order.
+# Program i keeps row block i. It loads Q_i, dO_i, L_i and D_i once, visits the column blocks that its rows see, and
+# keeps `dq` until the end. S and dP are computed a second time, which is the cost of a sum in a fixed order.
 
 # %% solution="rows"
 @triton.jit
@@ -164,9 +166,9 @@ report += check.rows(rows, [("hidden", case) for case in hidden], seed=0)
 # %% [markdown]
 # ## 5. One pass
 #
-# FA2's Algorithm 2 has no second pass. Program j adds τ dS K_j into dQ_i in HBM as soon as it has dS, and other programs add
-# there at the same time: `tl.atomic_add(pointers, values, mask=…)`. dQ is fp32 and zero when your kernel starts. Take your
-# `columns` and add the fifth product.
+# FA2's Algorithm 2 has no second pass. Program j adds τ dS K_j to dQ_i in HBM as soon as it has dS, while other
+# programs add there at the same time, so it uses `tl.atomic_add(pointers, values, mask=…)`. dQ is fp32 and zero when
+# your kernel starts. Take your `columns` and add the fifth product.
 
 # %% solution="one_pass"
 @triton.jit

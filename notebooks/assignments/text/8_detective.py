@@ -1,26 +1,28 @@
 # %% [markdown]
 # # Assignment 8 · Detective cases
 #
-# **Something is wrong with these three programs.** The first one hangs, the second one is wrong on some days, the third one is
-# wrong for some sizes. Each has one slip, and each passed the tests of whoever wrote it. Find the line, name the cause, mend
-# it, and prove it: one run that shows the slip, and one in which nobody would notice.
+# **Something is wrong with these three programs.** The first one hangs, the second one is sometimes wrong, and the
+# third one is wrong for some sizes. Each contains one mistake, and each passed its author's tests. Find the line, name
+# the cause and mend it. Then prove your answer with two runs, one that shows the mistake and one that hides it.
 #
 # | step | points |
 # | --- | --- |
-# | 1. `hang`: everybody waits | 5 |
-# | 2. `race`: right or wrong, as the clock has it | 5 |
+# | 1. `hang`: all threads wait | 5 |
+# | 2. `race`: right or wrong, depending on the clocks | 5 |
 # | 3. `wrong`: a wrong answer at the ends | 5 |
 #
-# *Time: 4 to 5 hours. Before this: assignment 4, chapters 07 and 12a up to its ring. Hardware: Linux, for Triton; a GPU is not
-# needed.*
+# *Time: 4 to 5 hours. Before this: assignment 4, chapters 07 and 12a up to its ring. Hardware: Linux, for Triton; a GPU
+# is not needed.*
 #
-# **How it is graded.** Each case has five checks of one point. You see three: the mended program, the run that shows, the run
-# that hides. The line and the cause are checked when your work is graded. The mended program is run with other sizes and other
-# clocks, and takes as long as it was meant to. Your programs may differ from your neighbour's. What counts is what you write
-# down: each answer is one `return dict(…)` of texts and numbers.
+# **How it is graded.** Each case has five checks of one point. You see three of them, for the mended program, the run
+# that shows the mistake and the run that hides it. Grading also checks the line and the cause. It runs the mended
+# program with other sizes and other clocks, and the program has to take as long as it was meant to. Your programs may
+# differ from your neighbour's. What counts is what you write down, so each answer is one `return dict(…)` of texts and
+# numbers.
 #
-# **Off limits:** the programs as they were before the slip and all of `fa2_lab`, except `fa2_lab.machine.asynchrony`: that is
-# yours to read and to use, the first two programs run on it. Finished attention is off limits too.
+# **Off limits:** the programs as they were before the mistake, and all of `fa2_lab` except
+# `fa2_lab.machine.asynchrony`. You may read and use that module, because the first two programs run on it. Finished
+# attention is off limits as well.
 
 # %% locked="setup"
 import os
@@ -34,13 +36,14 @@ from checks import detective as check
 #
 # Each step is a function that returns a dict, written out as `return dict(line=…, …)`:
 #
-# - `line`: the wrong line as it stands there. If a line is missing or stands in the wrong place, name it or a neighbour;
-# - `cause`: one of the words below;
-# - `mend`: a list of up to three pairs (what stands there, what should stand there). Each first text stands in the program
-#   once; it may be part of a line or several lines. At most 26 words and signs may be new; names
-#   are those that the program has;
-# - `shows`, `hides`: the sizes and clocks of two runs, as dicts. What you leave out stays as usual, but each of the two runs
-#   has at least one number that is not.
+# - `line` is the wrong line, exactly as the program has it. If a line is missing or in the wrong place, give that line
+#   or a neighbour.
+# - `cause` is one of the words below.
+# - `mend` is a list of up to three pairs (old text, new text). Each old text occurs in the program exactly once, and it
+#   can be a part of a line or several lines. At most 26 words and signs may be new, and you may use only names that the
+#   program already has.
+# - `shows` and `hides` are the sizes and clocks of two runs, as dicts. Whatever you leave out keeps its usual value,
+#   but each of the two runs changes at least one number.
 #
 # | cause | in words |
 # | --- | --- |
@@ -55,19 +58,18 @@ from checks import detective as check
 # | `wrong head` | rows of another head are read |
 # | `corner` | the causal diagonal begins in the wrong corner |
 #
-# Usual runs: `tiles=6`, `consumers=2`, `stages=2`, `causal=False`, `copy=600`, `scores=256`, `softmax=512`, `values=256`
-# for the first two, and `heads=2`, `N_q=40`, `N_k=40`, `causal=False` for the third.
-
+# The usual runs have `tiles=6`, `consumers=2`, `stages=2`, `causal=False`, `copy=600`, `scores=256`, `softmax=512`,
+# `values=256` for the first two programs, and `heads=2`, `N_q=40`, `N_k=40`, `causal=False` for the third.
 # %% [markdown]
 # ## 1. A hang
 #
-# The program below is the skeleton of a warp-specialised kernel, run by the model of chapter 12a. A producer copies tiles of K
-# and V into the stages of a ring. Consumers own some rows each; they wait until a stage is filled, compute, and release it.
-# `Barrier(what, n)` ends a phase when n arrivals are in; `yield barrier.over(phase)` waits for the end of that phase;
-# `yield job.done()` waits for a copy, a product or a softmax, which takes so many clocks. If everybody waits and nothing is
-# under way, the model raises `Deadlock` and says who waits for what.
+# The program below is the skeleton of a warp-specialised kernel, run by the model of chapter 12a. A producer copies
+# tiles of K and V into the stages of a ring. Each consumer owns some rows. It waits until a stage is filled, computes,
+# and releases the stage. `Barrier(what, n)` ends a phase after n arrivals. `yield barrier.over(phase)` waits for the
+# end of that phase, and `yield job.done()` waits for a copy, a product or a softmax, each of which takes a number of
+# clocks. If all of them wait and no job is running, the model raises `Deadlock` and reports who waits for what.
 #
-# With some runs this program does.
+# In some runs, this program ends that way.
 
 # %% locked="hanging"
 # `fa2-lab course build` writes this cell, for seed 0
@@ -101,8 +103,9 @@ report += keys.named("hang", hang, seed=0)
 # %% [markdown]
 # ## 2. A race
 #
-# The same program before the first slip, with another one. It always comes to an end. Whether O is right depends on how many
-# clocks the copies take. **Predict** before you try: is a fast copy more dangerous, or a slow one?
+# This is the same program without the first mistake, but with another one. It always comes to an end. Whether O is
+# right depends on how many clocks the copies take. **Predict** before you try: is a fast copy more dangerous, or a slow
+# one?
 
 # %% locked="racing"
 # `fa2-lab course build` writes this cell, for seed 0
@@ -133,8 +136,9 @@ report += keys.named("race", race, seed=0)
 # %% [markdown]
 # ## 3. A wrong answer
 #
-# A Triton forward kernel for several heads, any lengths, causal or not. Tiles are 16 × 16. For some sizes its O is wrong.
-# A run has `heads`, `N_q`, `N_k` and `causal`; the one that hides the slip has at least 17 queries and 17 keys.
+# This is a Triton forward kernel for several heads and any lengths, causal or not. Tiles are 16 × 16. For some sizes,
+# its O is wrong. A run has `heads`, `N_q`, `N_k` and `causal`, and the one that hides the mistake has at least 17
+# queries and 17 keys.
 
 # %% locked="ragged"
 # `fa2-lab course build` writes this cell, for seed 0

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Assignment 9 · Up the ladder
 #
-# **How far up can you climb from rung 03?** You get a kernel that is right and slow: FA2's parallelism and nothing else. You
-# hand in one that does less, and whose loop became fewer instructions. No clock is needed to see that you are right: the meter
-# counts what a call does, and the compiler shows what Hopper would run.
+# **How far up can you climb from rung 03?** You get a kernel that is right but slow, because it has FA2's parallelism
+# and nothing else. You hand in one that does less work and whose loop compiles to fewer instructions. You need no clock
+# to verify that, because the meter counts what a call does, and the compiler shows what Hopper would run.
 #
 # | step | points |
 # | --- | --- |
@@ -13,18 +13,21 @@
 #
 # *Time: 6 to 8 hours. Before this: assignment 4, chapters 10 and 11. Hardware: Linux, for Triton; a GPU is not needed.*
 #
-# **How it is graded.** You write one kernel, `climbed`, and choose its sizes. What is launched is the text of that kernel and of
-# what it calls: one program for each B_r rows of a head, on fp16 tensors of (batch, heads, N, d), with NaN behind Q, K and V. It
-# is run in Triton's interpreter, and compiled for sm_90. O has the inputs' type, L is fp32. A kernel knows `tl`, its arguments,
-# numbers, and other functions under `@triton.jit`; no other decorator.
+# **How it is graded.** You write one kernel, `climbed`, and choose its sizes. The text of that kernel and of the
+# functions that it calls is launched with one program for each B_r rows of a head, on fp16 tensors of (batch, heads, N,
+# d), with NaN after the end of Q, K and V. It is run in Triton's interpreter and compiled for sm_90. O has the type of
+# the inputs, and L is fp32. A kernel can use `tl`, its arguments, numbers, and other functions under `@triton.jit`, but
+# no other decorator. Steps 2 and 3 also count a kernel whose numbers are exactly those of a known mistake, because that
+# mistake has already cost you points in step 1.
 #
-# Step 3 compiles a causal call with N = 384 and d = 64 and counts the instructions of the loop that does most of the work, times
-# 32 threads, for each of its scores. Rung 03 has 19.6 with Triton 3.9, and 9.3 can be had. Each loop with products holds both of
-# them and an exponential for each score, and each `tl.dot` does more than an eighth of the call's multiplications. What your loop
-# costs is printed below.
+# Step 3 compiles a causal call with N = 384 and d = 64. It counts the instructions of the loop that does most of the
+# work, times 32 threads, for each of its scores. Rung 03 has 19.6 with Triton 3.9, and 9.3 is possible. Each loop with
+# products computes both of them and an exponential for each score, and each `tl.dot` does more than an eighth of the
+# call's multiplications. The cost of your loop is printed below.
 #
-# **Off limits:** importing `fa2_lab`, except `fa2_lab.tools.xray`, or any finished attention. Reading the ladder's rungs is
-# allowed, and chapter 10 is about nothing else. But write down for each change what you expected it to save before you looked.
+# **Off limits:** importing `fa2_lab`, except `fa2_lab.tools.xray`, or any finished attention. You may read the ladder's
+# rungs, which are the subject of chapter 10. But write down for each change what you expected it to save before you
+# looked.
 
 # %% locked="setup"
 import os
@@ -40,8 +43,8 @@ from checks import climb as check
 # %% [markdown]
 # ## Rung 03
 #
-# This is where you start. Copy what is under `@triton.jit`, and the numbers, into the next cell, call the kernel `climbed`, and
-# change one thing at a time.
+# This is where you start. Copy the functions under `@triton.jit`, and the numbers, into the next cell, call the kernel
+# `climbed`, and change one thing at a time.
 
 # %% locked="rung"
 # `fa2-lab course build` writes this cell, for seed 0
@@ -49,9 +52,10 @@ from checks import climb as check
 # %% [markdown]
 # ## Your rung
 #
-# The kernel, its helpers and its numbers stand in one cell. To see the machine code, save that cell as `mine.py`, with the imports
-# of the first one and rung 03's `forward`, which calls your kernel there, and run `fa2-lab xray mine.py --d 64 --sass`. On a GPU,
-# `triton.testing.do_bench` tells how much faster that `forward` is than rung 03's: 3 times can be had.
+# One cell contains the kernel, its helpers and its numbers. To see the machine code, save that cell as `mine.py`,
+# together with the imports of the first cell and rung 03's `forward`, which then calls your kernel, and run `fa2-lab
+# xray mine.py --d 64 --sass`. On a GPU, `triton.testing.do_bench` shows how much faster that `forward` is than rung
+# 03's. It can become 3 times as fast.
 
 # %% solution="kernel"
 @triton.jit
@@ -109,7 +113,7 @@ def take(o, l, m, q, k, v, seen, tau_log2, MASKED: tl.constexpr):
     return o, l, m_new
 
 # %% [markdown]
-# How large are the tiles, how many warps share one, and in how many stages do K and V come?
+# How large are the tiles, how many warps share one, and in how many stages do K and V arrive?
 
 # %% solution="sizes"
 def sizes(d):
