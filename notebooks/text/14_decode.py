@@ -80,19 +80,19 @@ print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 show("limits_decode")
 
 # %% [markdown]
-# Decode is far down the DRAM slope of the roofline, but the group helps. Its four queries are consecutive in memory,
-# so they can form four rows of *one* tile, and each key is read once for all of them. If each query head had its own
-# program, as on the ladder, every key would be requested four times. The tile of the kernel below has 16 rows,
-# because the tensor cores multiply at least 16 rows at a time, so twelve of its rows are zeros. These zeros cost
-# nothing here, because the tensor cores are idle most of the time anyway.
+# Decode is far down the DRAM slope of the roofline, but grouping the queries helps. Its four queries are consecutive
+# in memory, so they can form four rows of *one* tile, and each key is read once for all of them. If each query head
+# had its own program, as on the ladder, every key would be requested four times. The tile of the kernel below has 16
+# rows, because the tensor cores multiply at least 16 rows at a time, so twelve of its rows are zeros. These zeros
+# cost nothing here, because the tensor cores are idle most of the time anyway.
 
 # %% [markdown]
 # ## Are eight heads enough?
 #
 # With 8 K/V heads, 132 SMs and one program per head, most SMs would be idle. But a head has 1,024 tiles of 64 keys,
 # so we can cut its tiles into *splits* and launch a program for each split (split-KV). Only one of the package's
-# programs fits on an SM. Each of its four *stages* holds a tile of K and a tile of V, 32 KiB together, so the stages
-# alone take 128 KiB, which is more than half of the shared memory.
+# programs fits on an SM. A program has four *stages*, each of which holds a tile of K and a tile of V, 32 KiB in all.
+# The stages alone therefore take 128 KiB, which is more than half of the shared memory.
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -103,17 +103,18 @@ for n in (1, 16, 17, 33):
 # %% [markdown]
 # Time is counted in tiles, and each program needs the time of one extra tile to start. With 16 splits, the 128
 # programs just fit on the 132 SMs. With 17 splits there are 136 programs, so the last four start a second wave. 33
-# splits make two full waves and finish no earlier than 16. This model assumes that a program reads at the same speed
-# no matter how many others read at the same time. The section *How near is the limit?* shows what we measured.
+# splits fill two whole waves, but they finish no earlier than 16 splits do. This model assumes that a program reads
+# at the same speed, no matter how many other programs are reading. The section *How near is the limit?* shows what we
+# measured.
 
 # %% [markdown]
 # ## What does a split leave behind?
 #
 # Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` from
 # chapter 08, where row r sees the keys before `seen[r]`. Here, every row sees the keys before `last`. A split does
-# not divide. Instead, it stores $o$, m and $\ell$ as they are, so that the merge can divide once. These d + 2 numbers
-# per row are a partial result, which we call a *part*. As in chapter 08, m is a scaled score times $\log_2 e$.
-# `tl.num_programs(0)` is the number of splits.
+# not divide $o$ by $\ell$. Instead, it stores $o$, m and $\ell$ as they are, so that the merge can divide once. These
+# d + 2 values per row are a partial result, which we call a *part*. As in chapter 08, m is a scaled score times
+# $\log_2 e$. `tl.num_programs(0)` is the number of splits.
 
 # %%
 @triton.jit
@@ -152,8 +153,8 @@ def host(x):  # to NumPy, for comparing
     return x.double().cpu().numpy()
 
 # %% [markdown]
-# The launch starts one program for each split of each K/V head. It allocates memory for the parts and fills it with
-# NaN, so that we would notice a part that no program writes:
+# The function `split` allocates memory for the parts and fills it with NaN, so that we would notice a part that no
+# program writes. Then it launches one program for each split of each K/V head:
 
 # %%
 def share_of(N_k, splits, B_c=16):  # in whole tiles
@@ -217,8 +218,8 @@ def merge(parts, q):  # the launch
 right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 
 # %% [markdown]
-# **Predict.** 200 keys fill 13 tiles of 16, so with 40 splits, most splits get no tile. Such a part has m =
-# $-10^{30}$ and $\ell = 0$. What does it do in the merge?
+# **Predict.** 200 keys fill 13 tiles of 16, so with 40 splits, most splits get no tile. The part of such a split has
+# m = $-10^{30}$ and $\ell = 0$. What effect does it have on the merge?
 #
 # - ☐ it produces NaN, because ℓ is 0
 # - ☐ it pulls the row towards 0, because the mean is over 40 parts
@@ -290,8 +291,8 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
 # </details>
 #
 # The kernels of this chapter show where the differences come from. With one split or with five, the same row is
-# rounded differently, for two reasons. Its sums have a different order, and p is rounded to 16 bits relative to a
-# different maximum:
+# rounded differently, for two reasons. Its terms are added in a different order, and p is rounded to 16 bits relative
+# to a different maximum:
 
 # %% tags=["nbval-ignore-output"]
 few, many = (merge(split(q, k, v, n), q.float())[0].flatten() for n in (1, 5))  # O of all rows, in fp32
@@ -305,9 +306,9 @@ print(f"of all numbers of O, {(few != many).float().mean():.0%} differ")
 # token can then write a different text. A kernel whose rows do not depend on the batch is called *batch-invariant*.
 #
 # To get such a kernel, we must choose the number of splits without looking at the batch. `attention()` and
-# `attention_paged()` accept it as `num_splits`, the name that flash-attn uses. Split w of a sequence then reads the
-# tiles w, w + `num_splits`, … of this sequence, regardless of the other sequences and the number of SMs. The tile
-# size must not depend on the batch either, and the parts are merged in the order of their indices.
+# `attention_paged()` accept this number as `num_splits`, which is also its name in flash-attn. Split w of a sequence
+# then reads the tiles w, w + `num_splits`, … of this sequence, regardless of the other sequences and the number of
+# SMs. The tile size must not depend on the batch either, and the parts are merged in the order of their indices.
 
 # %%
 for n in (1, 8):
@@ -400,10 +401,10 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 
 # %% [markdown]
 # In this example, three sequences have 37, 0 and 48 keys, and the unused rows of the pages hold NaN. The second
-# sequence has no page. Its entries in the table are −1, but no program reads them, because its loop has no
-# iterations. Unused rows must not be loaded at all, since 0 · NaN is NaN, so not even a weight of 0 would help. The
-# load from the table is masked as well, because a tile can be longer than a page, in which case its last keys can be
-# past the end of the table.
+# sequence has no page. Its entries in the table are −1, but no program reads them, because the loop over its keys has
+# no iterations. Unused rows must not be loaded at all, since 0 · NaN is NaN, so not even a weight of 0 would help.
+# The load from the table is masked as well. A tile can be longer than a page, so its last keys can be past the end of
+# the table.
 
 # %% [markdown]
 # ## What if the lengths differ?
@@ -417,18 +418,19 @@ show("shares")
 # Attention uses and that is also called *stream-K*. It lays the work of all heads end to end and cuts it into equal
 # pieces, so a program can finish one head and begin the next.
 #
-# In the figure, five heads have 10, 3, 0, 12 and 2 tiles, and the number in a tile names its program. To share the
-# work, we count each tile as one unit and add one unit per head. Even the empty head counts, because some program
-# must write its O. In total there are 27 + 5 = 32 units, so each of the four programs gets 8. Programs 1 and 3
-# continue a head that another program began. We add no unit for this, whereas the table of splits above charged every
-# program one. Only heads 0 and 3 are read by two programs, so only these two are merged.
+# In the figure, five heads have 10, 3, 0, 12 and 2 tiles, and the number in each tile is that of the program which
+# reads it. To share the work, we count each tile as one unit and add one unit per head. Even the empty head counts,
+# because some program must write its O. In total there are 27 + 5 = 32 units, so each of the four programs gets 8.
+# Programs 1 and 3 continue a head that another program began. We add no unit for this, whereas the table of splits
+# above charged one unit to every program. Only heads 0 and 3 are read by two programs, so only these two heads need a
+# merge.
 
 # %% [markdown]
 # ## How near is the limit?
 #
 # Now we time the package's kernel on the cache from the first section. We compare it with a *pure read*, a kernel
 # that reads the same number of bytes and keeps nothing. In bytes per second, a pure read is about as fast as a copy.
-# Neither reaches the speed in the data sheet, from which we computed the 56 µs above.
+# Neither reaches the data sheet's bandwidth, from which we computed the 56 µs above.
 
 # %% tags=["hide-input"]
 record = load("decode")
@@ -467,17 +469,18 @@ each, copy = group.crossed / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/
 show("programs")
 
 # %% [markdown]
-# The dots are measured, and the dashed line is a model. In the model, each program reads at its own speed after a few
-# microseconds for the launch, but all programs together read no faster than a copy. Since the speed of one program is
-# taken from the first dot, the line passes through that dot by construction, and only the rest of the line is a
-# prediction. Beyond 128 programs, the dots rise slowly to 80 µs, because there are more programs to start and more
-# parts to merge. The model counts the time of one tile for starting each head, but it does not count the merge.
+# The dots are measured, and the dashed line is a model. In the model, the launch takes a few microseconds. After
+# that, each program reads at its own speed, but all programs together read no faster than a copy. Since the speed of
+# one program is taken from the first dot, the line passes through that dot by construction, and only the rest of the
+# line is a prediction. Beyond 128 programs, the dots rise slowly to 80 µs, because there are more programs to start
+# and more parts to merge. For each head that a program begins, the model adds the time of one tile, but it does not
+# count the merge.
 #
-# Why does a single program not read faster, although it has an SM to itself? A tile takes some time to arrive, which
-# is called the *latency* of the load. One of a program's stages is in use, while the tiles of all others are in
-# flight. *Little's law* connects speed and latency: speed = bytes in flight / latency. If latency were the only
-# limit, more stages would help in proportion, so with 3, 4 and 6 stages a program would read 2, 3 and 5 times as fast
-# as with 2. `fa2-lab bench decode` times all four cases on a GPU:
+# Why does a single program not read faster, although it has an SM to itself? The time that a tile takes to arrive is
+# called the *latency* of the load. At any time, one of a program's stages is in use, while the tiles for all its
+# other stages are in flight. *Little's law* connects speed and latency: speed = bytes in flight / latency. If latency
+# were the only limit, more stages would help in proportion, so with 3, 4 and 6 stages a program would read 2, 3 and 5
+# times as fast as with 2. `fa2-lab bench decode` times all four cases on a GPU:
 
 # %% tags=["hide-input"]
 stages = dict(zip(record.curves.get("stages", ()), record.curves.get("GB/s of a program", ()), strict=True))
@@ -495,21 +498,21 @@ print(f"L2 delivers {path:.0f} GB/s to each SM, even if all SMs load at the same
 # %% [markdown]
 # On an H200, a third stage helps, although less than Little's law predicts, and further stages hardly help at all. So
 # with 2 stages, latency limits a program, but from 3 stages on, something else sets the pace. It cannot be DRAM,
-# because eight programs together ask for a small part of a copy's speed. It is probably not the path from L2 into the
-# SM either, because L2 can deliver more to each SM, as the last line shows. This leaves the program itself. For each
-# tile, it computes S, then the softmax, and then P V. Each of these steps waits for the previous one, and the program
-# goes on to the next tile only when all three are done.
+# because eight programs together read at only a small fraction of a copy's speed. It is probably not the path from L2
+# into the SM either, because L2 can deliver more to each SM, as the last line shows. This leaves the program itself.
+# For each tile, it computes S, then the softmax, and then P V. Each of these steps waits for the previous one, and
+# the program goes on to the next tile only when all three are done.
 #
-# So a program needs a certain time per tile, no matter how many tiles are in flight, namely the time printed for the
-# largest number of stages. The explanation agrees with the rule of chapter 10, by which the work never waits if there
-# are at least 1 + copy / work stages. But the record does not time the steps of a tile, so this is an inference and
-# not a measurement.
+# So a program needs a certain time per tile, no matter how many tiles are in flight. This is the time printed above
+# for the largest number of stages. The explanation agrees with the rule of chapter 10, which says that the work never
+# waits if there are at least 1 + copy / work stages. But the record does not time the steps of a tile, so this is an
+# inference and not a measurement.
 #
 # In any case, more stages cannot make a single program much faster. More programs make the kernel faster, because
 # they run in parallel, and that is why we split the keys.
 
 # %% [markdown]
-# Our decode kernel reaches the following share of the speed of a pure read:
+# Our decode kernel reaches the following share of a pure read's speed:
 
 # %% tags=["hide-input"]
 rows = [row for row in record.rows if row.direction == "decode"]
@@ -518,7 +521,7 @@ for row in sorted(rows, key=lambda row: row.problem["bytes"]):
     print(f"{p['batch']:2} × {p['N_k']:6,} keys, {p['heads']}/{p['kv_heads']} heads, d = {p['d']:3}: {share:.0%}")
 
 # %% [markdown]
-# If the cache is short, the two launches take a larger share of the time, and so does each program's wait for its
+# If the cache is short, a larger share of the time is spent on the two launches and on waiting for each program's
 # first tile.
 
 # %% [markdown]
@@ -536,9 +539,9 @@ for row in sorted(rows, key=lambda row: row.problem["bytes"]):
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** Sometimes only finished results are left to merge, as in chapter 06, so that you have the divided output
-# $O_w$ and the $L_w$ of each part w. Merge them, and return O and L of the row. A part without keys has L = −∞, and
-# this may be true of all parts of a row.
+# **Build.** Sometimes you can only merge finished results, as in chapter 06. For each part w, you then have the
+# divided output $O_w$ and its $L_w$. Merge the parts, and return O and L of the row. A part without keys has L = −∞,
+# and this can be true of all parts of a row.
 
 # %%
 def finished(O_w, L_w):  # (parts, d), (parts,)

@@ -42,10 +42,10 @@ from fa2_studio.book.verdicts import close, verdict
 # GiB.
 #
 # So we give each of four GPUs a quarter of the tokens. A process with its GPU is called a **rank**, and its part of
-# the sequence is called a **shard**. Only attention is affected by the cut, because a rank has the queries of its own
-# tokens but needs the keys and values of all tokens. If each rank gathered all keys of a layer, its memory would
-# again grow with the whole sequence. Instead, it takes them one block at a time, where a block is the keys and values
-# of one shard. In each step, every rank
+# the sequence is called a **shard**. The cut only affects attention, where a rank has the queries of its own tokens
+# but needs the keys and values of all tokens. If each rank gathered all keys of a layer, its memory would again grow
+# with the whole sequence. Instead, it holds one block at a time, where a block is the keys and values of one shard.
+# In each step, every rank
 #
 # 1. computes with the block of K and V that it holds,
 # 2. passes the block on to its right neighbour, and receives another block from the left.
@@ -66,10 +66,10 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What does a rank keep between two steps?
 #
-# It keeps a state ($o$, m, $\ell$) for each row. Each step is a separate call, so each block yields a finished
-# partial result (O, L). The function `from_output` turns this result back into a state with m = L, $\ell = 1$ and
-# $o$ = O, and `merge` is the function from chapter 02. In the next cell, the four ranks are simply four entries of a
-# list, with 22 rows in total.
+# A rank keeps a state ($o$, m, $\ell$) for each of its rows. Each step is a separate call of attention, so each block
+# yields a finished partial result (O, L). The function `from_output` turns this result back into a state with m = L,
+# $\ell = 1$ and $o$ = O, and `merge` is the function from chapter 02. In the next cell, the four ranks are simply
+# four entries of a list, with 22 rows in total.
 
 # %%
 def part(q, k, v):  # one rank's queries, one block's keys
@@ -93,16 +93,16 @@ print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 # Every rank merges the blocks in a different order, but this only changes the last bits of the result.
 #
 # An alternative works without a ring. In an **all-to-all**, every rank sends a different message to every other rank.
-# One all-to-all before attention gives each rank all rows of some heads, and another one after it returns the rows of
-# O to their ranks (*DeepSpeed Ulysses*; Jacobs and others, 2023). However, this method needs at least one head for
-# each rank.
+# One all-to-all before attention gives each rank all rows of some heads, and another one after attention returns the
+# rows of O to the ranks that own them (*DeepSpeed Ulysses*; Jacobs and others, 2023). However, this method needs at
+# least one head for each rank.
 
 # %% [markdown]
 # ## Which L does a block need in the backward pass?
 #
 # In chapter 05, the backward pass recomputes P from S and L, as $P = e^{S - L}$. After the forward ring, each rank
-# has the final L of its rows, over the keys of all ranks. When a block of keys comes by again, the rank computes that
-# block's share of the gradients.
+# has the final L of its rows, which covers the keys of all ranks. When a block of keys comes by again, the rank
+# computes what its own rows contribute to the gradients through that block.
 
 # %% tags=["hide-input"]
 dO, blocks = np.random.default_rng(1).standard_normal((N, d)), dict(B_r=4, B_c=4)
@@ -117,8 +117,8 @@ for keys in rows:  # each block meets all queries
     wrong[:, keys] = of_block[1:]
 
 # %% [markdown]
-# **Predict.** Suppose a program mistakenly uses the L of the current block alone. What happens to dK and dV, with
-# four blocks?
+# **Predict.** Suppose a program mistakenly uses the L of the current block alone. What happens to dK and dV if there
+# are four blocks?
 #
 # - ☐ nothing, because the parts are merged afterwards, as in the forward pass
 # - ☐ they are too small, because every row only spends a quarter of its weight
@@ -128,8 +128,8 @@ for keys in rows:  # each block meets all queries
 #
 # **they are too large, because every row spends a weight of 4 instead of 1.** With the L of each block, a row spends
 # a weight of 1 on every block, so P is too large by a factor of 1 / (the block's share of the row's weight). This
-# factor is 4 if the shares are equal, and far more for a block to which a row gives little weight. No merge corrects
-# this, because gradients are added rather than merged.
+# factor is 4 if all blocks have equal shares, and it is far larger for a block to which a row gives little weight. No
+# merge corrects this, because gradients are added rather than merged.
 #
 # ```python
 # for b, keys in enumerate(rows):
@@ -148,22 +148,24 @@ for keys in rows:  # each block meets all queries
 # </details>
 
 # %% [markdown]
-# The queries stay, so each rank accumulates its own dQ. The keys travel, so the accumulators dK and dV of a block
-# travel as well, and each rank adds its part to them. Rank 0 adds its own part at home, so dK of block 0 starts on
-# rank 1 and goes 1 → 2 → 3 → 0, which takes three transfers. The accumulators travel in fp32, because in 2 bytes they
-# would be rounded again on every rank.
+# The queries stay on their rank, so each rank accumulates its own dQ. The keys travel, so the accumulators dK and dV
+# of a block travel as well, and each rank adds its part to them. Rank 0 need not send its own part anywhere, so dK of
+# block 0 starts on rank 1 and travels 1 → 2 → 3 → 0, which takes three transfers. The accumulators travel in fp32,
+# because in 16 bits they would be rounded again on every rank.
 #
-# How much data does this send? The forward pass sends K and V three times, at 2 bytes per element. The backward pass
-# sends K and V again, and also dK and dV at 4 bytes per element. That is $(2 + 4) / 2$ = three times as much.
+# How much data do the ranks send? The forward pass sends K and V three times, at 2 bytes per element. The backward
+# pass sends K and V again, and it also sends dK and dV at 4 bytes per element. That is $(2 + 4) / 2$ = three times as
+# much data.
 
 # %% [markdown]
 # ## Is a causal ring fair?
 #
-# Now add a causal mask, so that no query looks ahead. The queries of one rank and the keys of another then behave
-# like a tile of chapter 04, which is FULL, DIAGONAL or SKIP. Each rank has a quarter of the sequence, and rank 0 has
-# the first quarter. In the next cell, a quarter has 32 rows, and tiles are 4 × 4. A rank therefore visits 8 · 8 = 64
-# tiles for the keys of an earlier rank (FULL), 1 + 2 + … + 8 = 36 for its own keys (DIAGONAL), and none for the keys
-# of a later rank (SKIP). Each line of the output is a rank, and each column is a step:
+# Now add a causal mask, so that no query looks ahead. The scores between the queries of one rank and the keys of
+# another then behave like a tile of chapter 04, which is FULL, DIAGONAL or SKIP. Each rank has a quarter of the
+# sequence, and rank 0 has the first quarter. In the next cell, a quarter has 32 rows, and tiles are 4 × 4. A rank
+# therefore visits 8 · 8 = 64 tiles for the keys of an earlier rank (FULL), 1 + 2 + … + 8 = 36 for its own keys
+# (DIAGONAL), and none for the keys of a later rank (SKIP). Each line of the output is a rank, and each column is a
+# step:
 
 # %% tags=["hide-input"]
 quarters = [32] * 4
@@ -173,8 +175,8 @@ for rank, counts in enumerate(tiles):
 print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 
 # %% [markdown]
-# Rank 0 works in only one of the four steps, because all other keys are in its future. Rank 3 works all the time, and
-# the others wait for it.
+# Rank 0 works in only one of the four steps, because the keys of all other ranks are in its future. Rank 3 works all
+# the time, and the other ranks wait for it.
 #
 # ## Which cut is fair?
 #
@@ -189,12 +191,12 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 #
 # <details><summary>Answer</summary>
 #
-# **8 pieces, of which rank r has pieces r and 7 − r.** Early rows have little work and late rows have much, and this
+# **8 pieces, of which rank r has pieces r and 7 − r.** Early rows have little work and late rows have a lot, and this
 # cut gives each rank some of both. Assigning single rows round-robin (*striped attention*; Brandon and others, 2023)
 # is also nearly even, but then every step needs a causal mask. For example, row 4, which belongs to rank 0, sees row
-# 1 of rank 1 but not row 5 of the same rank. So each step has tiles on a diagonal, which are fully computed although
-# half of the work is wasted. With pieces r and r + 4, rank 3 has pieces 3 and 7, which are the ones with the most
-# work in each half.
+# 1 of rank 1 but not row 5 of the same rank. So each step has tiles on a diagonal, and the kernel computes such tiles
+# completely, although half of that work is wasted. With pieces r and r + 4, rank 3 has pieces 3 and 7, which have the
+# most work in each half of the sequence.
 # </details>
 
 # %% tags=["hide-input"]
@@ -206,8 +208,8 @@ show("zigzag")
 
 # %% [markdown]
 # In the figure, each number is the rank that computes this part of the scores. The cut on the right is called
-# *zigzag*, and both ring-flash-attention and Llama 3 use it. Its tiles are listed above the figure, again by rank and
-# step, and each column is even.
+# *zigzag*, and both ring-flash-attention and Llama 3 use it. The output above the figure counts its tiles, again by
+# rank and step. Within each column, all ranks have the same number.
 #
 # Why is zigzag even, and why does it need so few masks? Take rank 1, for example, which has a front piece, 1, and a
 # back piece, 6, counting pieces from 0. When the block of another rank comes by, there are two cases.
@@ -218,8 +220,8 @@ show("zigzag")
 #   piece 0, and none of them sees any of piece 7.
 #
 # In the first case, half of the rows meet all of the keys, and in the second case, all of the rows meet half of the
-# keys. So each such step is a single kernel call without a mask, on half of the square. Only the rank's own block is
-# causal.
+# keys. So each such step is a single kernel call without a mask, on half of the square of scores. Only the rank's own
+# block needs a causal mask.
 
 # %% [markdown]
 # ## What travels while a rank computes?
@@ -229,8 +231,8 @@ show("ring_schedule")
 
 # %% [markdown]
 # The figure shows the forward pass. Each number is the rank that owns the keys, and the hatched parts are not
-# computed. An arrow brings K and V from the left neighbour, which is drawn one row above. Since no step changes K and
-# V, they can travel while the step computes with them.
+# computed. Each arrow shows K and V arriving from the left neighbour, which is drawn one row above. Since no step
+# changes K and V, a rank can send them on while it computes with them.
 #
 # In the backward pass, the accumulators dK and dV cannot leave before a step has added its part to them, so they
 # travel one step later than their keys. The table shows the backward pass of rank 0, with one step per column:
@@ -241,27 +243,29 @@ show("ring_schedule")
 # | meanwhile it receives dK and dV of block | | | 2 | 1 | 0 |
 #
 # Read the column of block 2. While rank 0 computes with this block, it receives two things. The first is K and V of
-# block 1, for the next step. The second is the accumulator of block 2, which rank 3 began in the previous step. At
-# the end of the step, rank 0 adds its own part to this accumulator and sends it on. No accumulator arrives for block
-# 3, because rank 0 is the first to compute with that block. Its owner, rank 3, will add the last part.
+# block 1, for the next step. The second is the pair of accumulators of block 2, which rank 3 began in the previous
+# step. At the end of the step, rank 0 adds its own part to these accumulators and sends them on. No accumulators
+# arrive for block 3, because rank 0 is the first to compute with that block. The owner of block 3, which is rank 3,
+# will add the last part.
 #
-# A rank's own block is special. Its queries are split into two halves with about the same work, so that the second
-# half can run at the end, while the rank's own dK and dV come home.
+# A rank's own block is special. For this block, the rank splits its queries into two halves with about the same work,
+# so that the second half can run at the end, while the rank's own dK and dV come home.
 #
 # ## Do the links keep up?
 #
-# A transfer costs no time if it finishes before the computation that runs alongside it. When is that the case?
-# Suppose a shard has n rows. Per head, one step of the causal forward pass computes $2n^2d$ FLOPs (half of a square)
-# and sends $4nd$ bytes (K and V, at 2 bytes per element). The FLOPs grow with $n^2$ but the bytes only with $n$, so
-# long shards hide their transfers. The two times are equal if $2n^2d\,/\,$(FLOP/s) equals $4nd\,/\,$(bytes/s). This
-# happens at $n = 2 \cdot$ FLOP/s $/$ (bytes/s), which depends neither on d nor on the number of heads. The backward
-# pass sends three times as much for 2.5 times the FLOPs, so at the same FLOP/s it needs a fifth more rows.
+# A transfer costs no time if it finishes before the computation that runs at the same time. When is that the case?
+# Suppose a shard has n rows. Per head, one step of the causal forward pass does $2n^2d$ FLOPs (half of a square) and
+# sends $4nd$ bytes (K and V, at 2 bytes per element). The FLOPs grow with $n^2$ but the bytes only with $n$, so long
+# shards can hide their transfers behind the computation. The two times are equal if $2n^2d\,/\,$(FLOP/s) equals
+# $4nd\,/\,$(bytes/s). This happens at $n = 2 \cdot$ FLOP/s $/$ (bytes/s), which depends neither on d nor on the
+# number of heads. The backward pass sends three times as much data and does 2.5 times as many FLOPs, so at the same
+# FLOP/s it needs a fifth more rows.
 #
 # In the output below, *link* is the connection between GPUs. This is NVLink, or on the RTX 4090 the computer's
 # ordinary bus. The first three lines use half of the peak FLOP/s and the link's speed in one direction, both from the
 # data sheets. The last line uses speeds that we measured with torch's transfers, with four ranks at once. There, each
 # rank moves 131 GB/s over a link of 450 GB/s, and the kernel reaches 708 TFLOP/s instead of 495. The last line
-# therefore needs five times as many rows as the line of the H100.
+# therefore shows five times as many rows as the line for the H100.
 
 # %% tags=["hide-input"]
 def smallest(flops, link):  # rows; FLOP/s, bytes per second in one direction
@@ -278,9 +282,9 @@ for name, (flops, link) in speeds.items():
 # %% [markdown]
 # ## What do four GPUs gain?
 #
-# We compare four NVIDIA H200 GPUs with one, forward and backward, on causal attention in bf16 with 16 heads of d =
-# 128, at lengths that still fit on one GPU. Before any transfer, each rank sends all others a *header* with its
-# number of rows and its options. If the headers do not agree, all ranks stop.
+# We compare four NVIDIA H200 GPUs with a single one. The problem is causal attention, forward and backward, in bf16
+# with 16 heads of d = 128, at lengths that still fit on one GPU. Before any transfer, each rank sends all other ranks
+# a *header* with its number of rows and its options. If the headers do not agree, all ranks stop.
 #
 # **Predict.** With 8,192 tokens, a shard has 2,048 rows, which is too few to hide a transfer. One GPU takes 1.6 ms,
 # and four take 7.1 ms. Sending K and V around the ring once takes 0.72 ms. What takes most of the 7.1 ms?
@@ -293,10 +297,10 @@ for name, (flops, link) in speeds.items():
 #
 # **the headers, starting transfers and launching kernels.** This is the result of a subtraction, not of a timeline.
 # The forward pass sends K and V around once, and the backward pass sends three times as much, so all transfers
-# together take 4 · 0.72 = 2.9 ms. That is only 69 GB/s, because these transfers are short. The kernels take about a
+# together take 4 · 0.72 = 2.9 ms. The transfers reach only 69 GB/s, because they are short. The kernels take about a
 # quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides behind a kernel, 3.8 ms remain, and if such
-# small kernels are half as fast, more than 3 ms still remain. The record does not show how these milliseconds are
-# divided, nor whether transfers and kernels slow each other down.
+# small kernels are only half as fast, more than 3 ms still remain. The record does not show what these milliseconds
+# are spent on, nor whether transfers and kernels slow each other down.
 # </details>
 
 # %% tags=["hide-input"]
@@ -305,8 +309,8 @@ show("ring_speed")
 # %% [markdown]
 # From 32,768 tokens on, the ring is faster than one GPU. The rest of the factor of 4 is probably lost to merges and
 # to transfers, which occupy some SMs. The cross marks four GPUs with contiguous shards. At 131,072 tokens, each of
-# the four GPUs needs 2.0 GiB. This is more than a quarter of the 5.1 GiB that one GPU needs, because each rank also
-# needs buffers for the blocks in transit.
+# the four GPUs needs 2.0 GiB. This is more than a quarter of the 5.1 GiB that a single GPU needs, because each rank
+# also needs buffers for the blocks in transit.
 #
 # `fa2_lab.distributed` runs this ring with torch, using NCCL between GPUs and gloo between the processes of a laptop.
 # To use it, write these lines and start them with `torchrun --nproc-per-node 4`:
@@ -325,7 +329,8 @@ show("ring_speed")
 #   results (O, L) of the blocks are merged.
 # - Under a causal mask, contiguous shards waste more than 40% of the ranks' total time, whereas zigzag makes the work
 #   even.
-# - In the forward pass, a causal step hides its transfer from $2 \cdot$ FLOP/s $/$ (bytes/s) rows on, for any d.
+# - In the forward pass, a causal step hides its transfer if a shard has at least $2 \cdot$ FLOP/s $/$ (bytes/s) rows,
+#   for any d.
 # - In the backward pass, the final L makes the gradients of each block exact. dK and dV travel one step behind their
 #   keys, in fp32.
 
@@ -334,10 +339,10 @@ show("ring_speed")
 #
 # **Build.** Write one of the four steps of the backward ring, without a mask. Each argument is a list with one entry
 # per rank. Rank r calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)` with the block that it holds. The call
-# returns dQ, dK and dV, and rank r adds the first two to dq[r] and dk[r]. Then every rank passes on whatever travels.
-# Return dq, k, v and dk in the form in which the next step needs them. The check starts with dq and dk full of zeros
-# and takes four steps. To keep the exercise short, we leave out dV, which travels like dK, and send dK four times, so
-# that a rank's own part also travels.
+# returns dQ, dK and dV, and rank r adds the first two to dq[r] and dk[r]. Then every rank passes on the arrays that
+# travel. Return dq, k, v and dk so that they are ready for the next step needs them. The check starts with dq and dk full
+# of zeros and takes four steps. To keep the exercise short, we leave out dV, which travels like dK, and send dK four
+# times, so that a rank's own part also travels.
 
 # %%
 def ring_step(q, o, lse, do, dq, k, v, dk):

@@ -20,7 +20,7 @@
 # - list the lines of a Hopper kernel that a bias would change,
 # - predict which unit of a new GPU finishes last, and replace its exponential by a polynomial.
 #
-# *Time: 75 minutes with three functions to write, in two parts. Hardware: any machine with Linux; without a GPU, the
+# *Time: 115 minutes with three functions to write, in two parts. Hardware: any machine with Linux; without a GPU, the
 # kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb), [08 · The Triton
 # forward kernel](08_triton_forward.ipynb) and [16 · The same loop, other masks](16_masks.ipynb).*
 
@@ -57,16 +57,16 @@ print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpr
 _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package warns once that it is slow here
 
 # %% [markdown]
-# ## Part 1 · Your own scores (50 minutes)
+# ## Part 1 · Your own scores (80 minutes)
 #
 # ## What does it cost to pass a bias as a tensor?
 #
 # A model that uses [ALiBi](https://arxiv.org/abs/2108.12409) has no position embeddings. Instead, it subtracts from
 # each score a multiple of the distance between the query and the key. PyTorch's `scaled_dot_product_attention`
-# accepts such a bias as `attn_mask`, a tensor with N × N values for each head. The table compares the size of that
-# tensor, for 32 heads in bf16, with Q, K, V and O together (d = 128). Its last two columns are lower bounds on an
-# H200. The first is the time DRAM needs to deliver the half of the tensor that a causal mask leaves, and the second
-# is the time causal attention needs without a bias.
+# accepts such a bias as `attn_mask`, a tensor with N × N values for each head. For 32 heads in bf16 at d = 128, the
+# table compares the size of that tensor with the size of Q, K, V and O together. Its last two columns are lower
+# bounds for times on an H200. The first is the time DRAM needs to deliver the half of the tensor that a causal mask
+# leaves visible, and the second is the time that causal attention needs without a bias.
 
 # %% tags=["hide-input"]
 def dense(N, heads=32, d=128):
@@ -81,15 +81,15 @@ for N in (2048, 8192, 16384, 32768):
     print(f"{N:6,}{tensor / 1e9:11.1f} GB{others / 1e9:10.1f} GB{read:18.1f} ms{alone:17.1f} ms")
 
 # %% [markdown]
-# At N = 16,384, the tensor takes up 17 GB, which is 32 times as much as Q, K, V and O together. Merely reading the
-# half below the diagonal takes 1.8 ms, whereas all of attention takes 2.2 ms. FlashAttention got S and P out of
-# memory, and now a bias of the same shape brings back the wall of chapter 01. Some implementations fail even earlier,
-# because the strides of such a tensor no longer fit into 32 bits
+# At N = 16,384, the tensor takes up 17 GB, which is 32 times as much as Q, K, V and O together. Just reading the half
+# below the diagonal takes 1.8 ms, while the whole of attention takes 2.2 ms. FlashAttention does not store S and P in
+# memory, but a bias of the same shape brings back the memory wall of chapter 01. Some implementations fail even
+# earlier, because the strides of such a tensor no longer fit into 32 bits
 # ([pytorch/pytorch#107959](https://github.com/pytorch/pytorch/issues/107959)).
 #
-# But this tensor contains nothing new. Each of its values follows from the head, the row and the column, which a
-# kernel that applies a mask has in registers anyway. So the kernel can just as well compute each value where it needs
-# it. A few instructions per score are far cheaper than two bytes from DRAM:
+# But the kernel does not need this tensor. Each of its values follows from the head, the row and the column, and a
+# kernel that applies a mask has all three in registers anyway. So it can just as well compute each value where it
+# needs it. A few instructions per score are far cheaper than two bytes from DRAM:
 
 # %%
 price = prices(chips.H200).in_flops()
@@ -99,8 +99,8 @@ print(f"an instruction: {price['fp32']:.0f} FLOPs")
 # %% [markdown]
 # ## Which line of the loop changes?
 #
-# ALiBi gives head h of H heads the slope $2^{-8(h+1)/H}$ and adds slope · (column − row) to each score. As a function
-# of head, row and column, this takes three lines:
+# ALiBi gives head h of H heads the slope $2^{-8(h+1)/H}$ and adds slope · (column − row) to each score. Written as a
+# function of head, row and column, this takes three lines:
 
 # %%
 H = 4  # heads
@@ -154,8 +154,8 @@ print(f"10 queries, 23 keys: largest difference {apart:.6f}")
 # %% [markdown]
 # ## The same in Triton
 #
-# The package's kernels contain this line as well. If you pass `attention(…, bias=f)` a function marked with
-# `@triton.jit`, it is compiled into the kernel. ALiBi takes three lines again:
+# The package's kernels contain this line as well. If you call `attention(…, bias=f)` with a function f that is marked
+# with `@triton.jit`, f is compiled into the kernel. ALiBi takes three lines again:
 
 # %%
 @triton.jit
@@ -176,8 +176,8 @@ O = attention(*here(q, k, v), causal=True, bias=alibi_jit)
 print(f"largest difference {np.abs(host(O)[0] - plain(q, k, v, alibi)).max():.6f}")
 
 # %% [markdown]
-# The forward kernel calls the function between the product and the softmax step. Here are the kernel's lines from one
-# to the other (`capped` is the softcap of chapter 16):
+# The forward kernel calls the function between the product and the softmax step. Here are the kernel's lines from the
+# product to the softmax step (`capped` is the softcap of chapter 16):
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 lines = getsource(portable.visit_tiles.fn).splitlines()
@@ -204,9 +204,9 @@ print(lines[end].strip().split("(")[0] + "(…)")
 # <details><summary>Answer</summary>
 #
 # **L, but not O.** The two biases differ by slope · row, which is the same for all scores of a row. Softmax subtracts
-# the maximum of the row, so this constant cancels in the weights, but L grows by it. In fp32, there is one more
-# difference. With a slope of 1/2, the bias at column 16,384 is about 8,192, and there neighbouring fp32 numbers are
-# 0.001 apart, so the scores lose digits. With column − row, the bias is small wherever a weight is large.
+# the maximum of the row, so this constant cancels in the weights, but it is added to L. In fp32, there is one more
+# difference. With a slope of 1/2, the bias at column 16,384 is about 8,192. Neighbouring fp32 numbers of this size
+# are 0.001 apart, so the scores lose digits. With column − row, the bias is small wherever a weight is large.
 #
 # ```python
 # def by_column(head, row, column):
@@ -248,14 +248,13 @@ print(weights(alibi_jit, 2, 4).round(3))
 # %% [markdown]
 # ### A window and the first keys
 #
-# When no key fits a query well, models put the weight on the first tokens, but a sliding window takes those tokens
-# away (chapter 16). [Xiao and others](https://arxiv.org/abs/2309.17453) therefore let every row see the first few
-# keys in addition to its window. Such a row sees two separate ranges of keys, which no `window` argument can
-# describe.
+# When no key fits a query well, models put the weight on the first tokens, but a sliding window hides those tokens
+# (chapter 16). [Xiao and others](https://arxiv.org/abs/2309.17453) therefore let every row see the first few keys in
+# addition to its window. Such a row sees two separate ranges of keys, which no `window` argument can describe.
 #
-# **Build.** Write `window_and_first`. A row sees its own key, the `LEFT` keys before it, and the keys 0 to `FIRST`
-# − 1. Return 0 for a score that is visible and −∞ for all others. The call has `causal=True`, so you don't need to hide
-# later keys.
+# **Build.** Write `window_and_first`. A row sees its own key, the `LEFT` keys before it, and the keys 0 to
+# `FIRST` − 1. Return 0 for a visible score and −∞ for all others. The call has `causal=True`, so you don't need to
+# hide later keys.
 #
 # <details><summary>Hint</summary>
 #
@@ -313,9 +312,9 @@ judge_bias(window_and_first, right_window, {
 # %% [markdown]
 # ### Which test catches an off-by-one error?
 #
-# **Predict.** A window of 1,024 keys is off by one, so that a row sees 1,025 keys. A test compares the function with
-# the right one on random inputs with N = 2,048 and d = 64, and it tolerates differences of 0.01, as tests in 16 bits
-# often do. Which test catches the mistake?
+# **Predict.** A window of 1,024 keys is off by one, so a row sees 1,025 keys. A test compares O under this mask with
+# O under the right mask. It uses random inputs with N = 2,048 and d = 64 and tolerates differences of 0.01, as tests
+# in 16 bits often do. Which test catches the mistake?
 #
 # - ☐ this one, because the extra key changes O
 # - ☐ only one that looks for weights that should be 0
@@ -326,8 +325,8 @@ judge_bias(window_and_first, right_window, {
 # **only one that looks for weights that should be 0.** The extra key gets about a thousandth of the weight, so it
 # moves O by about a thousandth. A longer sequence has more rows, but the error in each row is just as small. With Q =
 # 0 and V = the identity matrix (or, since d is smaller than N, V = 1 for one key and 0 for the others), the right
-# weight is exactly 0, so any other number is a mistake. So compare which weights are 0 rather than how large they
-# are.
+# weight of the extra key is exactly 0, so any other value reveals the mistake. A test should therefore check which
+# weights are 0, rather than how large the weights are.
 #
 # ```python
 # rng = np.random.default_rng(2)
@@ -349,15 +348,15 @@ judge_bias(window_and_first, right_window, {
 # </details>
 #
 # A second test is just as cheap and needs no reference. Change the value of a key that a row must not see, and check
-# that no number in that row changes. Chapter 04 did this with a later token.
+# that no element of O changes in that row. Chapter 04 did this with a later token.
 
 # %% [markdown]
 # ### A tree of drafts
 #
 # In *speculative decoding*, a small model guesses the next tokens, and the large model checks all guesses in one
 # call. The guesses can form a tree, as in [SpecInfer](https://arxiv.org/abs/2305.09781). Each draft token then sees
-# the whole context, itself and its ancestors, but not its siblings. The tree is given as a list of parents, and this
-# is the one in the figure:
+# the whole context, itself and its ancestors, but not its siblings. The tree is given as a list of parents. Here is
+# the list for the tree in the figure:
 
 # %%
 CONTEXT = tl.constexpr(6)  # tokens before the tree
@@ -371,9 +370,10 @@ print("sizes of the subtrees:", size, f"  as one number: {SIZES.value:#x}")
 
 # %% [markdown]
 # A function of row and column cannot read a list. But suppose the drafts are numbered depth first, so that each
-# subtree is a contiguous range of numbers. Then draft i is draft j itself or one of its descendants exactly if $j \le
-# i < j + size_j$. Seven sizes below 16 take four bits each, so they all fit into one integer that is compiled into
-# the kernel. In hexadecimal, digit n of this integer, counted from the right, is the size of draft n's subtree.
+# subtree is a contiguous range of numbers. Then draft i is draft j itself or one of its descendants exactly if
+# $j \le i < j + size_j$. All seven sizes are below 16, so each takes four bits, and together they fit into one
+# integer that is compiled into the kernel. In hexadecimal, digit n of this integer, counted from the right, is the
+# size of draft n's subtree.
 #
 # **Build.** Write `tree`. Row and column are positions among all keys, so draft 0 is key `CONTEXT`. This time there
 # is no causal mask.
@@ -430,7 +430,7 @@ judge_bias(tree, right_tree, {
 # [T5](https://arxiv.org/abs/1910.10683) learns which number to add for each distance. Every small distance has its
 # own number, whereas larger distances share numbers in *buckets* that grow wider with the distance. The kernel needs
 # the index of the bucket, which it can compute. T5 would then look up the learned number in a table. Our functions
-# cannot load anything, so we add −1/2 per bucket instead, and come to the gradient of such a table below.
+# cannot load anything, so we add −1/2 per bucket instead. The gradient of such a table follows later in this chapter.
 #
 # **Build.** Write `buckets`. Each of the distances 0 to 7 has its own bucket. Bucket 8 holds the distances 8 to 15,
 # bucket 9 holds 16 to 31, and bucket 10 holds everything from 32 on. Return −0.5 times the index of the bucket. The
@@ -483,7 +483,7 @@ judge_bias(buckets, lambda head, row, column: -0.5 * bucket_of(row - column), {
 # in the tile is 0.
 #
 # **Predict.** Take N = 16,384, tiles of 128 × 128, a window of 1,024 keys, and the first 4 keys. The kernel is called
-# with `causal=True`. What share of the tiles it visits contains a score that some row sees?
+# with `causal=True`. Of the tiles that it visits, what share contains at least one visible score?
 #
 # - ☐ about two thirds
 # - ☐ about a seventh
@@ -509,11 +509,11 @@ judge_bias(buckets, lambda head, row, column: -0.5 * bucket_of(row - column), {
 show("window_tiles")
 
 # %% [markdown]
-# So the work grows with $N^2$, although this mask only needs work that grows with N. FlexAttention closes the gap
-# with lists of tiles (chapter 16), but you can also close it with what you already know. Since results (O, L) can be
-# merged (chapter 06), two calls can share the keys between them. The first call has the window, so it skips tiles.
-# The second call gets only the first keys, and its function hides those that the window already includes. Because
-# this call has only `FIRST` keys, its `row` is too small by N − `FIRST`:
+# So the kernel's work grows with $N^2$, although the work that this mask needs grows only with N. FlexAttention
+# closes the gap with lists of tiles (chapter 16), but you can also close it with what you already know. Since results
+# (O, L) can be merged (chapter 06), you can split the keys between two calls. The first call has the window, so it
+# skips tiles. The second call gets only the first keys, and its function hides those that the window already
+# includes. Because this call has only `FIRST` keys, its `row` is too small by N − `FIRST`:
 
 # %%
 N_KEYS = tl.constexpr(48)
@@ -537,9 +537,9 @@ print(f"largest difference from one mask: {np.abs(host(merged)[0] - exact).max()
 # ## What is the gradient of a bias?
 #
 # A bias is added to the scaled score, so the loss depends on the bias in the same way as on the score. Its gradient
-# is therefore $dS = P \circ (dP - D)$ from chapter 05, which the kernels compute in each tile anyway. If several
-# scores share a number, their dS are summed, as for any shared parameter. T5's table has one number per head and
-# bucket, so the gradient of each number is the sum of dS over its bucket:
+# is therefore $dS = P \circ (dP - D)$ from chapter 05, which the kernels compute for each tile anyway. If several
+# scores share a number, the gradient of that number is the sum of their dS, as for any shared parameter. T5's table
+# has one number per head and bucket, so the gradient of each number is the sum of dS over its bucket:
 
 # %%
 def output(table, q, k, v):
@@ -592,18 +592,18 @@ print(f"head 1, bucket 8: {found[1, 8]:.6f}, by finite differences {by_differenc
 # ```
 # </details>
 #
-# `attention` does not compute a gradient for what your function returns. If each score has its own number, this
+# `attention` does not compute a gradient for what your function returns. If each score has its own bias value, this
 # gradient is as large as S, so we are back at the memory wall. If scores share parameters, each program would have to
-# sum dS per bucket over its tiles and add these sums to the table, in an order that changes from run to run (chapter
-# 09).
+# sum dS per bucket over its tiles and then add these sums to the gradient of the table. The order of these additions
+# would change from run to run (chapter 09).
 
 # %% [markdown]
 # ## Can the examiner find a mistake in the bias?
 #
 # In the kernel above, the bias is divided by the scale, because the scale is applied later. If you forget this
-# division, the bias is scaled as well, and the following loop makes exactly this mistake. The examiner from [appendix
-# C](C_package.ipynb) gives the loop small problems, one of them with a bias as a dense array, and compares its
-# results with those of known mistakes:
+# division, the bias is scaled as well. The following loop makes exactly this mistake. The examiner from [appendix
+# C](C_package.ipynb) runs the loop on small problems, one of which has a bias in the form of a dense array, and
+# compares the loop's results with those of known mistakes:
 
 # %%
 def mine(q, k, v, bias=None):  # (batch, heads, N, d)
@@ -626,9 +626,9 @@ for finding in report.findings:
     print(f"{finding}\n    {finding.where}; name: {finding.name}")
 
 # %% [markdown]
-# If you move the line with the scale before the bias, the examiner finds nothing. In a terminal, the command is
-# `fa2-lab examine mine.py:mine`. The examiner cannot know, of course, what *your* mask should be, so check that by
-# looking at the weights, as above.
+# If you move the line that applies the scale above the lines that add the bias, the examiner finds no mistake. In a
+# terminal, the command is `fa2-lab examine mine.py:mine`. The examiner cannot know, of course, what *your* mask
+# should be, so check that by looking at the weights, as above.
 
 # %% [markdown]
 # ## What would a bias take on Hopper?
@@ -650,13 +650,14 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 #   columns from an `arange` in the layout of the accumulator. A bias also needs the rows in this layout.
 # - **Scale.** `softmax_step` multiplies by τ log₂ e and subtracts m in one FMA. With a bias, that FMA adds the bias
 #   instead, so a second instruction has to subtract m.
-# - **Fast path.** Thanks to `if sees.cuts(j)`, the kernel masks only tiles at an edge and spends no instruction on
-#   the mask in all others. A bias has to be computed in every tile.
+# - **Fast path.** Thanks to `if sees.cuts(j)`, the kernel masks only tiles at an edge and spends no instructions on
+#   the mask in any other tile. A bias has to be computed in every tile.
 # - **Registers.** At d = 128, S and O take 64 registers each per thread, and P takes 32. The columns, the rows and
-#   the slope come on top. If ptxas runs out of registers, it either spills some of them or makes each product wait.
+#   the slope need additional registers. If ptxas runs out of registers, it either spills some of them or makes the
+#   kernel wait for each product.
 #
-# What would the scale and the lost fast path cost? Each thread holds 64 scores of a tile of 64 × 128. With two more
-# instructions per score, a warp needs 128 more issue slots per tile:
+# What would the scale and the lost fast path cost? Each thread holds 64 of the scores in a tile of 64 × 128. With two
+# more instructions per score, a warp needs 128 more issue slots per tile:
 
 # %%
 for d in (64, 128):
@@ -665,14 +666,14 @@ for d in (64, 128):
 
 # %% [markdown]
 # **Prediction.** At d = 64, the issue slots are as busy as the tensor cores (chapter 10), so ALiBi would cost up to
-# the 25% of the first line. At d = 128, there are free issue slots while the tensor cores multiply, so it would cost
-# little. The model does not show whether there are enough registers, so the next step would be to write the line,
-# compile the kernel, and count its spills. The authors of FlashAttention have taken this route. Their newer kernels
-# compile a user's function, which they call `score_mod`, into the softmax of [Hopper and
+# 25%, as in the first line of the output. At d = 128, there are free issue slots while the tensor cores multiply, so
+# ALiBi would cost little. The model does not show whether there are enough registers, so the next step would be to
+# write the line, compile the kernel, and count its spills. The authors of FlashAttention have taken this route. Their
+# newer kernels compile a user's function, which they call `score_mod`, into the softmax of [Hopper and
 # Blackwell](https://research.colfax-intl.com/a-users-guide-to-flexattention-in-flash-attention-cute-dsl).
 
 # %% [markdown]
-# ## Part 2 · What comes after Hopper (25 minutes)
+# ## Part 2 · What comes after Hopper (35 minutes)
 #
 # So far, you have changed the function, but about every two years NVIDIA changes the GPU. The generation after Hopper
 # is Blackwell, and its large GPU is the *B200*. We have not run anything on a B200. Instead, we take what has been
@@ -707,7 +708,7 @@ for d in (64, 128):
 # ```
 # </details>
 #
-# The table lists the clocks that one SM of three generations needs for a tile of 128 × 128 scores. The rates come
+# For three generations, the table lists the clocks that one SM needs for a tile of 128 × 128 scores. The rates come
 # from `fa2_lab/machine/chips.py`, which lists their sources. One Blackwell instruction multiplies 128 rows, so K and
 # V are read from shared memory once per tile, whereas a Hopper instruction multiplies only 64 rows.
 
@@ -730,11 +731,11 @@ for d in (64, 128):
         print(f"{name:>16}{numbers}{max(units, key=units.get):>16}")
 
 # %% [markdown]
-# From one generation to the next, the tensor cores need half as many clocks, but the exponentials need as many as
-# before. In the time of one exponential, an A100 does 128 FLOPs on its tensor cores, an H200 does 256, and a B200
-# does 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128. With this d, a B200 therefore needs as
-# long for the exponentials as for the products. Shared memory takes even longer. However, two row blocks on the same
-# SM can share each copy of K and V, which halves the clocks that a tile needs for copies:
+# From one generation to the next, the tensor cores need half as many clocks, but the exponentials need just as many
+# as before. In the time of one exponential, an A100 does 128 FLOPs on its tensor cores, an H200 does 256, and a B200
+# does 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128. At this d, a B200 therefore needs as
+# much time for the exponentials as for the products. Shared memory takes even longer. However, two row blocks on the
+# same SM can share each copy of K and V, which halves the clocks that a tile needs for copies:
 
 # %%
 units = clocks(chips.B200, 128, 1)
@@ -746,15 +747,15 @@ print(", ".join(f"{name} {n:.0f}" for name, n in units.items()))
 # Once the copies are shared, the exponentials are the bottleneck. At d = 64, they take twice as long as the products.
 # The authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451), a kernel for Blackwell, also found that
 # exponentials limit the forward pass, and that shared memory limits the backward pass. Their kernel reaches up to
-# 1,613 TFLOP/s, which is 71% of what the tensor cores can do.
+# 1,613 TFLOP/s, which is 71% of the tensor cores' peak.
 #
 # ## How do you compute $2^x$ without the special function unit?
 #
-# An SM also has 128 FP32 units, and these can compute $2^x$ as well. Split x into an integer and a fraction, $x = n +
-# f$ with $0 \le f < 1$, so that $2^x = 2^n \cdot 2^f$. The factor $2^n$ only changes the exponent bits of a float, so
-# it takes a single integer addition. The factor $2^f$ is between 1 and 2, and a short polynomial approximates it well
-# enough. Such a split is called a *Cody–Waite range reduction*. When x is small, the subtraction $x - n$ can lose the
-# last bits of x, but this loss is far too small to show in 16 bits.
+# An SM also has 128 FP32 units, and these can compute $2^x$ as well. Split x into an integer and a fraction,
+# $x = n + f$ with $0 \le f < 1$, so that $2^x = 2^n \cdot 2^f$. The factor $2^n$ only changes the exponent bits of a
+# float, so it takes a single integer addition. The factor $2^f$ is between 1 and 2, and a short polynomial
+# approximates it well enough. Such a split is called a *Cody–Waite range reduction*. When x is close to 0, the
+# subtraction $x - n$ can lose the last bits of x, but this loss is far too small to show in 16 bits.
 #
 # Our polynomial equals $2^f$ at the Chebyshev nodes. These are denser at both ends of the interval, where equally
 # spaced nodes would leave the largest errors:
@@ -785,13 +786,14 @@ for degree in range(1, 6):
     print(f"{degree:6}{relative:17.1e}{in_ulp:17.4f}{other:33.2%}")
 
 # %% [markdown]
-# An *ulp* is the distance between two neighbouring numbers. P is rounded to bf16 before the second product, and this
-# rounding alone makes errors of up to half an ulp. A cubic adds less than 0.015 ulp, so fewer than one weight in a
-# hundred is rounded to the other neighbour. FlashAttention-4 also uses a cubic, and its authors report a relative
-# error of $8.8 \cdot 10^{-5}$.
+# An *ulp* is the distance between two neighbouring floating-point numbers. P is rounded to bf16 before the second
+# product, and this rounding alone introduces errors of up to half an ulp. A cubic adds less than 0.015 ulp, so fewer
+# than one weight in a hundred is rounded to the other neighbour. FlashAttention-4 also uses a cubic, and its authors
+# report a relative error of $8.8 \cdot 10^{-5}$.
 #
-# What share of the exponentials should move to the FP32 units? Chapter 10 tried this on an H200, where it did not pay
-# off, with nine instructions in place of one exponential. For a B200, the model finds the following share f:
+# What share of the exponentials should move to the FP32 units? Chapter 10 tried this on an H200, with nine
+# instructions in place of one exponential, and it did not pay off there. For a B200, the model finds the following
+# share f:
 
 # %%
 def with_share(d, f, instructions=9):
@@ -810,12 +812,13 @@ for d in (64, 128):
     print(f"d = {d:3}: f = {best[d]:.0%}, clocks {before:.0f} → {after:.0f}, × {before / after:.2f}")
 
 # %% [markdown]
-# **Prediction.** At d = 64, about a quarter of the exponentials should move, which gains a third. At d = 128, three
-# units are within 1% of each other, so there is hardly anything to gain. A real kernel never overlaps its units
-# perfectly, so it can gain more than the model predicts, because every unit that is free earlier helps a little.
-# FlashAttention-4 moves 10% to 25% of its exponentials. The alternative is to build more special function units, and
-# [Blackwell Ultra](https://developer.nvidia.com/blog/making-softmax-more-efficient-with-nvidia-blackwell-ultra/), the
-# GPU after the B200, does exactly this and computes twice as many exponentials per clock.
+# **Prediction.** At d = 64, about a quarter of the exponentials should move, which would make a tile a third faster.
+# At d = 128, three units are within 1% of each other, so there is hardly anything to gain. A real kernel never
+# overlaps its units perfectly, so every unit that finishes earlier helps it a little, and it can gain more than the
+# model predicts. FlashAttention-4 moves 10% to 25% of its exponentials. The alternative is to build more special
+# function units, and [Blackwell
+# Ultra](https://developer.nvidia.com/blog/making-softmax-more-efficient-with-nvidia-blackwell-ultra/), the GPU after
+# the B200, does exactly this and computes twice as many exponentials per clock.
 #
 # ## Where are S and O?
 #
@@ -850,12 +853,12 @@ show("tensor_memory")
 # ## Which parts of the loop do hybrids keep?
 #
 # Softmax costs one exponential per score, and the number of scores grows with $N^2$. *Linear attention* does without
-# softmax. If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot \sum_j k_j
-# v_j^T$, and the sum over the keys has become a d × d matrix whose size does not depend on N. Often this matrix
-# decays with each token, so that older keys count less. Some models of 2025, such as [Kimi
+# softmax. If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals
+# $q \cdot \sum_j k_j v_j^T$, and the sum over the keys has become a d × d matrix whose size does not depend on N.
+# Often this matrix decays with each token, so that older keys count less. Some models of 2025, such as [Kimi
 # Linear](https://arxiv.org/abs/2510.26692) and [Qwen3-Next](https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct),
 # are *hybrids*. Three of every four layers use a refined form of linear attention, and the fourth uses softmax. Which
-# parts of this book's loop do these three keep?
+# parts of this book's loop do these three layers keep?
 
 # %%
 GAMMA = 0.95  # decay per token
@@ -887,7 +890,7 @@ for name, (S, _) in states.items():
 # associative, so chunks can be computed in parallel, on one GPU or in a ring, and merged in any grouping. Other parts
 # of the algorithm disappear. No exponential can overflow and the weights need not sum to 1, so there is no m and no
 # ℓ. The state no longer belongs to a row, because it depends on the keys alone and serves every query. And no cache
-# grows with the sequence, because the state has d × d numbers at any length.
+# grows with the sequence, because the state has d × d elements at any length.
 #
 # **Prediction.** In a long sequence, the softmax layers still do nearly all of attention's FLOPs, although they are
 # only one layer in four. Per head and token, a linear layer does about $4 d^2$ FLOPs, half of them for the state and
@@ -901,7 +904,7 @@ for N in (4096, 131072, 1048576):
     print(f"N = {N:9,}: {share:.1%} of the FLOPs of four layers")
 
 # %% [markdown]
-# So the loop of this book will be needed for a while.
+# So the loop in this book will be needed for a while yet.
 #
 # ## Recap
 #
