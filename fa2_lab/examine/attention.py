@@ -61,7 +61,7 @@ def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dic
 
     # The scores
     X = q @ T(k) * tau
-    if is_added:
+    if mask is not None and is_added:
         X = X + mask[..., columns]
     if softcap is not None:
         X = softcap * np.tanh(X / softcap)
@@ -197,5 +197,6 @@ def tiles_reshaped(k: np.ndarray, B: int) -> np.ndarray:
 def at_strides(k: np.ndarray, batch: int, head: int, row: int = 1) -> np.ndarray:
     """k, whose rows are looked for as many rows apart in memory as is said here."""
     (b, h, n, d), flat = k.shape, k if row == 1 else k.swapaxes(1, 2)
-    at = sum(np.ix_(batch * np.arange(b), head * np.arange(h), row * np.arange(n)))
+    of_batch, of_head, of_row = np.ix_(batch * np.arange(b), head * np.arange(h), row * np.arange(n))
+    at = of_batch + of_head + of_row
     return np.pad(flat.reshape(-1, d), ((0, int(at.max()) + 1), (0, 0)))[at]

@@ -30,7 +30,8 @@ VIEWS: list[tuple] = [
 
 def alike(x: Question) -> Question:
     """A case whose heads are all the same."""
-    return replace(x, **{name: np.broadcast_to(getattr(x, name)[:1, :1], getattr(x, name).shape) for name in "qkv"})
+    q, k, v = (np.broadcast_to(y[:1, :1], y.shape) for y in (x.q, x.k, x.v))
+    return replace(x, q=q, k=k, v=v)
 
 
 def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
