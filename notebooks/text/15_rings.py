@@ -340,9 +340,9 @@ show("ring_speed")
 # **Build.** Write one of the four steps of the backward ring, without a mask. Each argument is a list with one entry
 # per rank. Rank r calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)` with the block that it holds. The call
 # returns dQ, dK and dV, and rank r adds the first two to dq[r] and dk[r]. Then every rank passes on the arrays that
-# travel. Return dq, k, v and dk so that they are ready for the next step needs them. The check starts with dq and dk full
-# of zeros and takes four steps. To keep the exercise short, we leave out dV, which travels like dK, and send dK four
-# times, so that a rank's own part also travels.
+# travel. Return dq, k, v and dk as the next step needs them. The check starts with dq and dk full of zeros and takes
+# four steps. To keep the exercise short, we leave out dV, which travels like dK, and send dK four times, so that a
+# rank's own part also travels.
 
 # %%
 def ring_step(q, o, lse, do, dq, k, v, dk):

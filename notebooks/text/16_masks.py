@@ -8,8 +8,8 @@
 #
 # Not every model uses plain causal attention. Some models look back only 1,024 keys, some cap their scores, and some
 # add a score that belongs to no key. In training, many short documents are often packed into one long sequence. The
-# loop of chapter 04 handles all of these cases. They only change where the loop begins and ends, the state it starts
-# from, or the one line that computes a score.
+# loop of chapter 04 handles all of these cases. Each of them only changes where the loop begins and ends, the state
+# it starts from, or the one line that computes a score.
 #
 # After this notebook you can
 #
@@ -57,8 +57,8 @@ for window in ((None, 0), (1, 0), (1, 1)):
     print("3 queries, 5 keys:", *(interval(row, 3, 5, *window) for row in range(3)))
 
 # %% [markdown]
-# `None` means that there is no limit on that side, so the first line, (None, 0), is the causal mask. Padding fits in
-# as well. If only the first n keys are real (n is called the *key length*), `last` is at most n.
+# `None` means that there is no limit on that side, so the first line, (None, 0), is the causal mask. Padding is
+# covered as well. If only the first n keys are real (n is called the *key length*), `last` is at most n.
 #
 # ## Which tiles does a row block visit?
 
@@ -67,8 +67,8 @@ show("intervals")
 
 # %% [markdown]
 # The figure shows six masks cut into tiles. The last two, documents and a sink, are explained below. The thick lines
-# are the ends of the intervals, and the solid bar is the interval of row 23. A tile between the lines is FULL, a tile
-# that a line crosses is DIAGONAL, and the other tiles are never loaded.
+# mark the ends of the intervals, and the solid bar is the interval of row 23. A tile between the lines is FULL, a
+# tile that a line crosses is DIAGONAL, and the other tiles are never loaded.
 #
 # From one row to the next, neither end moves left. So the top row of a row block has the smallest `first`, the bottom
 # row has the largest `last`, and the loop runs from one to the other. A key that both the top row and the bottom row
@@ -92,9 +92,9 @@ def kinds(i, B_r, B_c, N_q, N_k, **window):
 print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 
 # %% [markdown]
-# Row block 2 consists of rows 8 to 11. Row 8 sees [0, 13) and row 11 sees [3, 16). At least one row sees each key of
-# [0, 16), so the loop visits four blocks. Only the keys of [3, 13) are seen by all rows, so blocks 1 and 2, with keys
-# 4 to 11, are FULL.
+# Row block 2 consists of rows 8 to 11. Row 8 sees [0, 13) and row 11 sees [3, 16). Each key of [0, 16) is seen by at
+# least one row, so the loop visits four column blocks. Only the keys of [3, 13) are seen by all rows, so blocks 1 and
+# 2, with keys 4 to 11, are FULL.
 #
 # ## What does a window save?
 #
@@ -108,8 +108,8 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 #
 # <details><summary>Answer</summary>
 #
-# **it doubles with the window, and quadruples with the causal mask.** With a window, the loop of a row block keeps
-# its length, and there are twice as many row blocks. So time and traffic grow with $N$ instead of $N^2$.
+# **it doubles with the window, and quadruples with the causal mask.** With a window, the loop of each row block stays
+# as long as before, but there are twice as many row blocks. So time and traffic grow with $N$ instead of $N^2$.
 #
 # ```python
 # print("     N    causal    1,024 keys back    causal / window")
@@ -129,19 +129,19 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # </details>
 #
 # Which tiles of a window need a mask? If a causal window is wider than a tile, the tiles at both of its edges do.
-# With square tiles, a row block has one such tile on the diagonal. At the left end, it has one if `left` or `left` +
-# 1 is a multiple of the tile size, and two otherwise.
+# With square tiles, a row block has one such tile on the diagonal. At the left edge, it has one such tile if `left`
+# or `left` + 1 is a multiple of the tile size, and two otherwise.
 #
 # Implementations count the keys of a window differently. Ours takes (left, right) in addition to the row's own key,
-# so (1024, 0) means 1,025 keys. In a model, however, a `sliding_window` of 1,024 often includes the row's own key,
-# which makes it (1023, 0) here. When you compare two implementations, use a sequence that is one token longer than
-# the window, because that is the shortest one on which they differ.
+# so (1024, 0) means 1,025 keys. In a model, however, a `sliding_window` of 1,024 often includes the row's own key, so
+# it corresponds to (1023, 0) here. When you compare two implementations, use a sequence that is one token longer than
+# the window, because that is the shortest sequence on which the two conventions differ.
 
 # %% [markdown]
 # ## Many documents in one row
 #
 # Documents have different lengths. A batch pads all of them to the longest, so with 100, 30 and 70 tokens, 100 of 300
-# tokens are padding. *Packed* sequences are instead stored one after another, together with a list of their starts.
+# tokens are padding. *Packed* sequences are stored one after another instead, together with a list of their starts.
 # Many libraries call this list the *cumulative sequence lengths*, `cu_seqlens`, because each start is the sum of all
 # previous lengths. No token may attend to another document, so the documents in the figure above are triangles along
 # the diagonal. Each document is a small problem with its own intervals and tiles. Only the addresses change, because
@@ -182,15 +182,15 @@ for row in timed:
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
-# With padding, our call takes 1.9 to 2.1 times as long as with packing. Although it skips padding keys, its padding
-# rows attend to all real keys, which makes 1.9 times the work. On this GPU, our call runs the kernels of chapters 12b
-# and 13, while PyTorch runs those of FA2, which were not written for Hopper.
+# With padding, our call takes 1.9 to 2.1 times as long as with packing. The call skips padding keys, but the padding
+# rows still attend to all real keys, so it does 1.9 times the work. On this GPU, our call runs the kernels of
+# chapters 12b and 13, while PyTorch runs those of FA2, which were not written for Hopper.
 #
 # ## A cap on the scores
 #
 # A few huge scores can make training unstable, so the language model [Gemma 2](https://arxiv.org/abs/2408.00118)
 # bounds them. A *softcap* of $c$ replaces a score $s$, after scaling, by $c \tanh(s / c)$. The result is nearly $s$
-# if $s$ is small, and it never exceeds $\pm c$:
+# if $s$ is small, and it always stays between $-c$ and $c$:
 
 # %%
 s = np.array([-20, -2, 0.1, 2, 20])
@@ -230,12 +230,13 @@ print("with −∞, the output is", fa2.forward(*np.ones((3, 4, 8)), B_r=4, B_c=
 #
 # The weights of a row sum to 1, so a row must attend to something even if no key fits. Models then put the weight on
 # the first tokens, which [Xiao and others](https://arxiv.org/abs/2309.17453) call *attention sinks*. But a window
-# takes those tokens away. The model gpt-oss therefore gives each head a learned number in their place, the *sink*. It
-# is one more score in the softmax of each row, but it has no value.
+# hides those tokens. To replace them, the model gpt-oss gives each head a learned number, the *sink*. It is one more
+# score in the softmax of each row, but it has no value vector.
 #
 # Think of the sink as the first key that a row meets. After this key, m is the sink, the sum is $e^{sink - m} = 1$,
-# and there was no value to add. So the loop of chapter 02 only needs a different initial state, $m$ = sink and
-# $\ell = 1$, instead of $m = -\infty$ and $\ell = 0$. The tiles stay the same, although $L$ now includes the sink.
+# and $o$ is still 0, because there was no value to add. So the loop of chapter 02 only needs a different initial
+# state, $m$ = sink and $\ell = 1$, instead of $m = -\infty$ and $\ell = 0$. The tiles stay the same, although $L$ now
+# includes the sink.
 
 # %%
 def one_row(s, V, m, l, o, B_c=4):  # chapter 02's loop, from any initial state
@@ -280,7 +281,7 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 #
 # ## When is one interval not enough?
 #
-# **Predict.** In which of these masks does every row see a single interval?
+# **Predict.** Under which of these masks does every row see a single interval?
 #
 # - ☐ every 16th key of the past
 # - ☐ a prefix: every row sees the first 40 keys, and the mask is otherwise causal
@@ -294,19 +295,20 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 # tiles of 16 keys or more, every tile of the past must be visited and masked, so nothing is saved.
 # </details>
 #
-# For masks that are not intervals, two numbers per row are not enough to find the tiles to visit. What always works
-# is a list, for each row block, of the column blocks that it visits.
-# [FlexAttention](https://pytorch.org/blog/flexattention/) takes this approach. You write a function `mask_mod(b, h,
-# q, kv)`, which is evaluated for all $N^2$ pairs before the kernel runs. From the results, each row block gets one
-# list of its FULL blocks and one of the blocks that need a mask. Since the lists only name the blocks, the kernel
-# evaluates the function again for every score in the blocks that need a mask. In FULL blocks, it does not.
+# For masks that are not intervals, two numbers per row are not enough to find the tiles to visit. But any mask can be
+# described by giving each row block a list of the column blocks that it visits.
+# [FlexAttention](https://pytorch.org/blog/flexattention/) takes this approach. You write a function
+# `mask_mod(b, h, q, kv)`, which is evaluated for all $N^2$ pairs before the kernel runs. From the results, each row
+# block gets two lists, one of its FULL blocks and one of the blocks that need a mask. Since the lists only name the
+# blocks, the kernel evaluates the function again for every score in the blocks that need a mask. In FULL blocks, it
+# skips this step.
 #
 # ## How does a model get all this?
 #
 # `attention(…, window=(5, 0), softcap=3.0, sinks=…)` supports this chapter's windows, caps and sinks, and
 # `attention_packed` takes documents by their starts. A model of Hugging Face's *transformers* ([appendix
 # C](C_package.ipynb)) can ask for causal and bidirectional masks, windows, padding and packed sequences. Any other
-# mask raises an error that names it. This includes the prefix, although it is an interval.
+# mask raises an error that names the mask. The prefix is among these masks, although it is an interval.
 #
 # ## Recap
 #
@@ -319,12 +321,11 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** The backward pass walks down a column block, so it asks the question of `kinds` the other way round.
-# Write `column_kinds` for a window (left, right), where both are numbers. For column block j, return the row blocks
-# that it visits and the kind of each, as {number: "FULL" or "DIAGONAL"}. A row block is visited if at least one of
-# its rows sees at least one key of the column block. It is FULL if each of its rows sees each of these keys. The
-# check compares one number per row block, which is 0 if the block is not visited, 1 if it is DIAGONAL, and 2 if it is
-# FULL.
+# **Build.** The backward pass walks down a column block, so it needs `kinds` the other way round. Write
+# `column_kinds` for a window (left, right), where both are numbers. For column block j, return the row blocks that it
+# visits and the kind of each, as {number: "FULL" or "DIAGONAL"}. A row block is visited if at least one of its rows
+# sees at least one key of the column block. It is FULL if each of its rows sees each of these keys. The check
+# compares one number per row block, which is 0 if the block is not visited, 1 if it is DIAGONAL, and 2 if it is FULL.
 #
 # <details><summary>Hint</summary>
 #
@@ -389,7 +390,7 @@ check(numbered, *(Case(words, case, by_row_block(want, case[1], case[3])) for wo
 #         found[i] = "FULL" if full else "DIAGONAL"
 #     return found
 # ```
-# A column of $S$ is also an interval, with left and right exchanged.
+# The visible scores in a column of $S$ also form an interval, with left and right exchanged.
 # </details>
 
 # %% [markdown]
