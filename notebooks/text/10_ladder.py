@@ -6,21 +6,21 @@
 #
 # **What did each change gain on a real GPU, and why?**
 #
-# In chapter 08, we wrote a kernel that gives the right answer. This chapter makes it fast, in the way that a GPU
-# programmer works. First, you guess what the kernel is waiting for, and read the counters that could refute the guess.
-# Then you find the machine instructions behind the longest wait, change one thing, and time the kernel again. We go
-# through two such rounds slowly, from rung 09 of the ladder to rung 11. All the other rungs came out of the same loop,
-# each with a different cause. A list of them fits on one screen.
+# In chapter 08, we wrote a kernel that gives the right answer. This chapter makes it fast, and it works in the way that
+# a GPU programmer does. First, you guess what the kernel is waiting for, and read the counters that could refute the
+# guess. Then you find the machine instructions behind the longest wait, change one thing, and time the kernel again. We
+# go through two such rounds slowly, from rung 09 of the ladder to rung 11. All the other rungs were found with the same
+# loop, although each time, the cause was a different one. A list of them fits on one screen.
 #
-# The package contains the same attention 24 times, as a *ladder*. Rung 00 is standard attention, and each rung changes
-# one thing about the previous one. A model predicts what each change should gain, and whenever the prediction and the
-# measurement disagree, there is something to learn.
+# The package implements the same attention 24 times, as the rungs of a *ladder*. Rung 00 is standard attention, and
+# each later rung changes one thing about the previous one. A model predicts how much faster each change should make the
+# kernel, and whenever the prediction and the measurement disagree, there is something to learn.
 #
 # After this notebook you can
 #
 # - time a GPU call so that another person gets the same result,
 # - trace a stall that a profiler reports to the instructions behind it, and find a change that removes it,
-# - predict what a change gains from the kernel's registers, its instructions and the size of the launch,
+# - use the kernel's registers, its instructions and the size of the launch to predict the effect of a change,
 # - decide whether a kernel is limited by bytes, by instructions, by waits for its own matmuls, or by the power supply.
 #
 # *Time: 80 minutes, half of them for the walk from rung 09 to rung 11. Hardware: any laptop with Linux; all
@@ -50,17 +50,17 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## How do we time a kernel?
 #
-# The *host* is the computer that gives the GPU its orders. It puts a kernel into a queue and continues, so a stopwatch
-# around the call only measures how long the kernel takes to enter the queue. We therefore let the GPU itself record the
-# time at two *events* in the queue, one before the call and one after it (chapter 08). Each of our other rules prevents
-# one particular mistake:
+# The *host* is the computer that sends commands to the GPU. It puts a kernel into a queue and continues, so a stopwatch
+# around the call only measures how long it takes to put the kernel into the queue. We therefore let the GPU itself
+# record the time at two *events* in the queue, one before the call and one after it (chapter 08). Each of our other
+# rules prevents one particular mistake:
 #
 # | rule | what goes wrong without it |
 # | --- | --- |
-# | check the answer in float64 first | a kernel that skips a tile is faster |
-# | warm up | the first call compiles the kernel |
-# | let the kernels alternate (two of them run as A B B A) | a warm GPU lowers its clock, so the later kernel loses |
-# | take the median | one disturbed call changes a mean |
+# | check the answer in float64 first | a kernel that wrongly skips a tile looks fast |
+# | warm up | the time of the first call includes compiling the kernel |
+# | make the kernels take turns (two of them run as A B B A) | a warm GPU lowers its clock, so the kernel that runs later looks slower |
+# | take the median | one disturbed call shifts the mean |
 # | overwrite the L2 cache before each call | the second call finds its inputs in the cache |
 #
 # `fa2-lab bench ladder` times every rung by these rules, and this chapter's numbers come from its recorded run. We
@@ -105,8 +105,8 @@ for number in ("09", "10", "11"):
     print(f"rung {number}: {speed_of:.0f} TFLOP/s, with 64 heads of 4,096 tokens, d = 128, no mask")
 
 # %% [markdown]
-# Rungs 09 to 11 compute the same values in the same tiles of 64 × 64, with the same four warps per program. Yet two
-# small changes make rung 11 more than 1.5 times as fast as rung 09. How would you find them?
+# Rungs 09 to 11 compute the same values with the same 64 × 64 tiles and the same four warps per program. Yet two small
+# changes make rung 11 more than 1.5 times as fast as rung 09. How would you find them?
 #
 # ## What does rung 09 wait for?
 #
@@ -114,9 +114,9 @@ for number in ("09", "10", "11"):
 # runs another matmul. The time from the request for a value to its arrival is the load's *latency* (chapter 00). During
 # this time, a program of rung 09 can do nothing else, because its matmul needs the tile.
 #
-# **Hypothesis.** Rung 09 waits for data. If this is true, the tensor cores should be idle most of the time. Also, of
-# all the waits that the hardware counts, the wait for memory should be the longest. If either is not the case, the
-# hypothesis is wrong.
+# **Hypothesis.** Our guess is that rung 09 spends most of its time waiting for data. If the guess is right, the tensor
+# cores should be idle most of the time, and the wait for memory should be the longest of all the waits that the
+# hardware counts. If either of these predictions fails, the hypothesis is wrong.
 #
 # NVIDIA's profiler *Nsight Compute* (`ncu`) reads the hardware's counters. On a machine with a GPU, this command
 # profiles the third call:
@@ -128,8 +128,8 @@ for number in ("09", "10", "11"):
 # for _ in range(3): ladder.load('09').forward(q, k, v, False)"
 # ```
 #
-# `ncu` prints pages of numbers, but three of them are enough to begin with. The next cell shows them as they were
-# recorded. Without a GPU, you can list the same counters with `fa2-lab ladder 09 10`:
+# `ncu` prints pages of numbers, but three of them are enough to begin with. The next cell shows their recorded values.
+# Without a GPU, you can list the same counters with `fa2-lab ladder 09 10`:
 
 # %% tags=["hide-input"]
 def page(*numbers):
@@ -156,8 +156,8 @@ page("09")
 # 2. **How many other warps could work in the meantime?** Two programs of four warps fit onto an SM, which has slots for
 #    64 warps. The share of these slots that is in use is called *occupancy*. Here it is 8 of 64, or 12.5%.
 # 3. **What do the warps wait for?** A *stall* is time in which a warp cannot issue its next instruction. The hardware
-#    counts stalls by their reason, in clocks per issued instruction. The largest one here is `long_scoreboard`, the
-#    wait for L2 or DRAM. A table below explains the other reasons.
+#    measures stalls by reason, in clocks per issued instruction. The longest one here is `long_scoreboard`, the wait
+#    for L2 or DRAM. A table below explains the other reasons.
 #
 # So the hypothesis survives. But where in the code is this wait? `fa2-lab xray 09 --full --sass` compiles the rung for
 # an H200, which does not require a GPU, and prints its machine code. From the loop without a mask, we keep only the
@@ -198,10 +198,10 @@ listing("09")
 #
 # ## What if the copies run ahead?
 #
-# The fix is to request a tile before it is needed, which is called *prefetching*. In a loop, this is called
-# *pipelining*, because the copy of tile n + 1 or n + 2 is under way while tile n is in use. Shared memory then needs
-# room for several tiles, which are the *stages* from chapter 07. In Triton, a single argument of the launch sets their
-# number:
+# The fix is to request a tile before it is needed, which is called *prefetching*. In a loop, the same technique is
+# called *pipelining*, because the copy of tile n + 1 or n + 2 is under way while tile n is in use. Shared memory then
+# needs several buffers for tiles, the *stages* from chapter 07. In Triton, a single launch argument sets the number of
+# stages:
 #
 # ```diff
 # -    num_warps=4, num_stages=1
@@ -214,17 +214,17 @@ listing("09")
 # `DEPBAR` waits until at most a given number of groups are still under way.
 
 # %% [markdown]
-# The picture shows a program that has an SM to itself, first with one stage and then with three. With three stages, the
-# copies never stop. They now set the pace, and the tensor cores still wait.
+# The picture shows a program that has an SM to itself, first with one stage and then with three. With three stages, one
+# copy follows another without a pause. The copies now set the pace, and the tensor cores still have to wait for them.
 
 # %% tags=["hide-input"]
 show("prefetch")
 
 # %% [markdown]
-# Three rules decide when each step ends. First, the copy of tile n starts as soon as its stage is free. This is when
-# the work on tile n − stages has ended, or time 0 if no tile has used that stage yet. Second, a copy takes `copy`
-# clocks, no matter what else is under way. Third, the work on tile n takes `work` clocks, and it starts when both its
-# own copy and the work on tile n − 1 have ended.
+# Three rules decide when each step ends. First, the copy of tile n starts as soon as the tile's stage is free. A stage
+# becomes free when the work on tile n − stages has ended, and it is free at time 0 if no tile has used it yet. Second,
+# a copy takes `copy` clocks, no matter what else is under way. Third, the work on tile n takes `work` clocks, and it
+# starts when both the copy of tile n and the work on tile n − 1 have ended.
 #
 # **Build.** Return the times at which the work on each tile ends, in order.
 
@@ -267,7 +267,7 @@ check(pipeline, *(Case(words, case, by_rules(*case)) for words, case in cases.it
 #
 # The output below shows five tiles, first with one stage and then with three. A copy takes 4 units and the work on a
 # tile takes 5, which is roughly the ratio in rung 09. Each digit is the number of the tile that is being copied or
-# worked on.
+# worked on at that moment.
 
 # %% tags=["hide-input"]
 def timeline(tiles, stages, copy, work):
@@ -287,10 +287,10 @@ for stages in (1, 3):
     timeline(5, stages, 4, 5)
 
 # %% [markdown]
-# With one stage, each step takes 9 units. With three stages, only the first copy takes extra time, and after it each
-# step takes just the 5 units of the work. A program that is alone on its SM would therefore become 9/5 times as fast.
-# In rung 09, however, a second program on the same SM already fills some of the gaps. This is why the package's model
-# (folded below) predicts a smaller gain for rung 10, a factor of 1.66.
+# With one stage, each step takes 9 units. With three stages, only the first copy takes extra time. After that, each
+# step takes just the 5 units that the work needs. A program that is alone on its SM would therefore become 9/5 times as
+# fast. In rung 09, however, a second program on the same SM already fills some of the gaps. This is why the package's
+# model, which a folded section below explains, predicts a smaller speedup for rung 10, a factor of 1.66.
 #
 # **Predict.** A copy takes 10 units and the work on a tile takes 5. How many stages are needed so that, after the first
 # tile, the work never waits?
@@ -328,28 +328,27 @@ print(f"rung 10 over rung 09: predicted × {predicted:.2f}, measured × {factor(
 page("09", "10")
 
 # %% [markdown]
-# The wait for data has nearly gone, as the hypothesis predicted. But the gain is far smaller than predicted, because
-# another wait has taken its place: `barrier`, the wait for the program's other warps. Yet the loop has exactly as many
-# barriers as before. So what are the warps waiting for at these barriers? We look at the machine code again
-# (`fa2-lab xray 10 --full --sass`):
+# The wait for data has nearly disappeared, as the hypothesis predicted. But the speedup is far smaller than the model
+# predicted, because the warps now wait for something else instead. The reason is `barrier`, the wait for the program's
+# other warps. Yet the loop has exactly as many barriers as before. So what are the warps waiting for at these barriers?
+# We look at the machine code again (`fa2-lab xray 10 --full --sass`):
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 listing("10")
 
 # %% [markdown]
-# The copies are now at the end of the loop, and they have become `LDGSTS`. But the matmuls have changed as well. On
-# Hopper, a matmul is *asynchronous*, just as a copy is, and `HGMMA` only starts it. The program's four warps start it
+# The loads are now at the end of the loop, as `LDGSTS` copies. But the matmuls have changed as well. On Hopper, a
+# matmul is *asynchronous*, just as these copies are, so `HGMMA` only starts it. The program's four warps start it
 # together and go on while the tensor cores work. `WARPGROUP.ARRIVE` announces that the operands in registers are ready,
-# and `WARPGROUP.DEPBAR` waits until matmuls that were started earlier have ended. A warp can read a result only after
-# such a wait.
+# and `WARPGROUP.DEPBAR` waits until earlier matmuls have ended. A warp can read a result only after such a wait.
 #
 # One tile's $QK^\top$ takes 8 such instructions, each of which covers 16 of the 128 dimensions, and its $PV$ takes 4,
-# each of which covers 16 of the 64 keys. All 8 add into the same block of S, and no warp reads S before the last one
-# has ended, so a single wait after the eighth is enough. And indeed, rung 09 waits only twice per tile, once for each
-# matmul. In rung 10, however, there are 12 waits, one after each instruction. The tensor cores therefore stop after
-# each instruction, until the warps have noticed and have started the next one. The counters also include a reason
-# called `gmma`, for matmuls, but it is small here (0.16). The wait is probably counted as `barrier`, because the four
-# warps meet there.
+# each of which covers 16 of the 64 keys. All 8 instructions for $QK^\top$ add to the same block of S, and no warp reads
+# S before the last one has ended, so a single wait after the eighth is enough. And indeed, rung 09 waits only twice per
+# tile, once for each matmul. In rung 10, however, there are 12 waits, one after each instruction. The tensor cores
+# therefore stop after each instruction, until the warps have noticed that it has ended and have started the next one.
+# The counters also include a reason for matmuls, called `gmma`, but it is small here (0.16). Most of this waiting is
+# probably counted as `barrier`, because all four warps have to meet after each instruction.
 #
 # Nothing in the Triton code asks for these waits. NVIDIA's compiler put them in, and it even tells us why, in messages
 # that Triton hides unless you set `TRITON_ALWAYS_COMPILE=1 TRITON_DUMP_PTXAS_LOG=1` before you run a kernel on a GPU.
@@ -364,15 +363,15 @@ listing("10")
 #
 # The *accumulator registers* are the registers of o, to which $PV$ is added. The message refers to a wait between the
 # kernel's two loops. Since rung 08, there are two loops, one over the tiles without a mask and, after it, one over the
-# masked tiles on the diagonal. Two paths lead to that wait. One of them comes out of the long loop, where a matmul may
-# still be adding to o. The other one skips the long loop, because a row block may have no tile without a mask, and then
-# ordinary instructions have set o to zero. The compiler probably cannot tell which of the two it has to wait for, so it
-# makes each `wgmma` in the kernel end before the next one starts.
+# masked tiles on the diagonal. A program can reach that wait in two ways. Either it comes out of the long loop, where a
+# matmul may still be adding to o, or it has skipped the long loop, because its row block has no tile without a mask. In
+# the second case, ordinary instructions have set o to zero. The compiler probably cannot tell whether a matmul or an
+# ordinary instruction was the last to write o, so it makes each `wgmma` in the kernel end before the next one starts.
 #
 # **Hypothesis.** If the masked loop comes first, no matmul of the long loop is under way when another loop begins, so
-# the compiler no longer has to insert a wait after each instruction. The tiles are then summed in a different order,
-# which makes no difference to online softmax. If the guess is right, the waits disappear from the listing and the
-# message disappears too, so we can check it before we time anything.
+# the compiler no longer has to insert a wait after each instruction. The tiles are then processed in a different order,
+# which makes no difference to online softmax. If the guess is right, both the waits in the listing and the message
+# disappear, so we can check the guess before we time anything.
 #
 # ## What did exchanging the loops do?
 
@@ -389,22 +388,23 @@ for number in ("10", "11"):
     print(f"rung {number} over the previous rung: no mask × {factor(number, full):.2f}, causal × {factor(number, causal):.2f}")
 
 # %% [markdown]
-# In each loop, all waits but one are gone, and so is the message. `barrier` has fallen to a third, and the tensor cores
-# are busy for more than half of the time. The eight instructions of $QK^\top$ are now started one right after another,
-# and so are the four of $PV$. The only wait comes after $QK^\top$, so $PV$ even continues while the next copies are
-# started and the next $QK^\top$ begins.
+# In each loop, all waits but one are gone, and so is the message. The `barrier` stalls have fallen to a third, and the
+# tensor cores are busy for more than half of the time. The eight instructions of $QK^\top$ are now started one right
+# after another, and so are the four of $PV$. The only wait comes after $QK^\top$, so $PV$ even continues while the
+# warps start the next copies and the next $QK^\top$.
 #
 # Nowhere else on the ladder is the cause as clear, because the work, the registers and nearly all instructions stay the
 # same, and the waits can be counted. An experiment supports this explanation. If rung 11 is launched with
 # `num_stages=1`, it waits twice, once per matmul, just as rung 09 does. Without a mask, the order of the loops then
-# gains nothing. Under the mask, it still gains 8% with the same number of registers, and we do not know why.
+# makes no difference. Under the mask, the new order still makes the kernel 8% faster with the same number of registers,
+# and we do not know why.
 #
 # On a machine with a GPU, `fa2-lab ladder 11 --run` checks rung 11 and then compares its time with that of rung 10.
 # Without a GPU, `fa2-lab ladder 10 11` prints the change in the code together with everything that was recorded about
 # it.
 #
-# **Predict.** In rung 11, the tensor cores are busy 54% of the time. How much can any further change gain at most, if
-# the kernel keeps all its matmuls?
+# **Predict.** In rung 11, the tensor cores are busy 54% of the time. If the kernel keeps all its matmuls, how many
+# times as fast can further changes make it at most?
 #
 # - ☐ × 1.5
 # - ☐ × 1.84
@@ -413,7 +413,7 @@ for number in ("10", "11"):
 # <details><summary>Answer</summary>
 #
 # **× 1.84.** If the tensor cores are busy for a share $a$ of the time, then the best that a kernel with the same
-# matmuls can do is to keep them busy all the time, which gains a factor of $1/a$.
+# matmuls can do is to keep them busy all the time. It is then $1/a$ times as fast.
 #
 # ```python
 # print(f"1 / {count('11', cores) / 100:.3f} = {100 / count('11', cores):.2f}")
@@ -426,8 +426,8 @@ for number in ("10", "11"):
 #
 # ## From a stall to a change
 #
-# The two rounds correspond to two lines of the following table. In `ncu`, you find the reasons in the section *Warp
-# State*, and the *Source* page shows them next to each instruction.
+# Our two rounds correspond to two rows of the following table. In `ncu`, you find the stall reasons in the section
+# *Warp State*, and the *Source* page shows them next to each instruction.
 #
 # | the stall | the warp waits for | look for | then try | on the ladder |
 # | --- | --- | --- | --- | --- |
@@ -440,9 +440,9 @@ for number in ("10", "11"):
 # | no stall is large, few warps | | registers, shared memory | a smaller tile or `maxnreg`, so that one more program fits | 05 |
 # | no stall at all, but slow | | the clock, the power | fewer bytes, because moving bytes costs power | 13, 17 |
 #
-# Two warnings go with this table. A stall tells you what a warp waits for, but not whether that matters, because the
-# wait is hidden if another warp issues in the meantime. And as rung 10 shows, when one wait disappears, another one can
-# take its place, so do not expect to gain all of the time that a wait has taken.
+# When you use this table, keep two things in mind. A stall tells you what a warp waits for, but not whether that
+# matters, because the wait is hidden if another warp issues in the meantime. And as rung 10 shows, when one wait
+# disappears, another one can take its place, so do not expect to save all of the time that the first wait took.
 
 # %% [markdown]
 # ## The whole ladder on one screen
@@ -452,11 +452,12 @@ live("climb")
 
 # %% [markdown]
 # The chart shows each rung's speed as a share of the speed of FlashAttention-3, the Hopper kernel by FlashAttention's
-# authors. It covers the forward pass with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. A bar is the speed
-# without a mask, and a dot is the speed with the causal mask. The rungs that lose teach as much as those that gain.
+# authors. It covers the forward pass with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. A bar shows the speed
+# without a mask, and a dot shows the speed with the causal mask. You can learn as much from the rungs that are slower
+# than the previous one as from those that are faster.
 #
-# Two tables are folded below. The first one lists all rungs, with the previous rung's limit and what the change took
-# away. The second one lists, for each change, the one counter that moved. To print a single change on one page, run
+# Two tables are folded below. For each rung, the first one shows what limited the previous rung and what the change
+# removed. The second one shows, for each change, the one counter that moved. To print a single change on one page, run
 # `fa2-lab ladder 07 08` in a terminal.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -473,11 +474,11 @@ Markdown(f"<details><summary>One counter for each change, before and after</summ
 # ## What did FA2's own ideas gain?
 #
 # Rungs 00 to 05 follow the two papers. Rung 01 has the loops of FA1's *Algorithm 1 as printed, one worker per head*,
-# with tiles of 64 × 64 like all rungs up to 17. S and P never reach DRAM, and yet this rung is much slower than
-# standard attention, for two reasons. First, O, $\ell$ and m now travel to DRAM and back at every tile. Rung 00 moves
-# about $4N^2$ elements, whereas rung 01 moves about $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and $B_c$ = 64.
-# In bytes, that is 1.7 times as much. Second, its 64 programs, on 132 SMs, transfer less than half as many bytes per
-# second.
+# and its tiles are 64 × 64, as on all rungs up to 17. S and P never reach DRAM, and yet this rung is much slower than
+# standard attention, for two reasons. First, O, $\ell$ and m are now read from DRAM and written back for every tile.
+# Rung 00 moves about $4N^2$ elements, whereas rung 01 moves about $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and
+# $B_c$ = 64. In bytes, that is 1.7 times as much. Second, it has only 64 programs for 132 SMs, and these transfer less
+# than half as many bytes per second.
 
 # %% tags=["hide-input"]
 def dram(number):
@@ -502,29 +503,30 @@ for heads, row in ((64, full), (8, few)):
 
 # %% [markdown]
 # In the first three lines, our count agrees with the GPU's counter. Rung 02 swaps the loops, so that o, $\ell$ and m
-# stay on the chip. Rung 03 gives each row block its own program, which gains more than any other change. The row blocks
-# of a head run at the same time and read the same K and V, which take 2 MiB per head. The first row block that requests
-# a tile brings it into L2, where the others find it.
+# stay on the chip. Rung 03 gives each row block its own program, which speeds up the kernel more than any other change.
+# The row blocks of a head run at the same time and read the same K and V, which take 2 MiB per head. The first row
+# block that requests a tile brings it into L2, where the others find it.
 #
 # The model knows about SMs and programs, but it assumes that every byte comes from L2. With 8 heads, this is true of
-# both rungs, because all of their K and V, 16 MiB, fits into L2. With 64 heads, K and V take 128 MiB, so in rung 02
-# they do not fit, and the prediction misses the cost of DRAM.
+# both rungs, because the K and V of all heads take only 16 MiB and fit into L2. With 64 heads, they take 128 MiB. Rung
+# 02 works on all 64 heads at once, so their K and V do not fit, and the prediction misses the cost of reading them from
+# DRAM.
 #
-# Rungs 04 and 05 together are tweak 1, which divides only once, at the end. By chapter 04's count of operations, it can
-# gain 8% at most. To see which part of the tweak brings the gain, we split it in two. Rung 04 computes p against the
-# new maximum but still divides in every tile, and it gains nothing. Rung 05 defers the division, and it gains 24%
-# without a mask.
+# Rungs 04 and 05 together implement tweak 1, which divides only once, at the end. By chapter 04's count of operations,
+# it can make the kernel 8% faster at most. To see which part of the tweak helps, we split it in two. Rung 04 computes p
+# against the new maximum but still divides in every tile, and it is no faster than rung 03. Rung 05 defers the
+# division, and without a mask, it is 24% faster than rung 04.
 #
-# The reason is not the number of operations but the number of registers. Rungs 03 and 04 scale PV before they add it,
-# so its result needs 64 registers in addition to those of o. In rung 05, the tensor cores add PV directly to o, which
-# saves 50 registers. An SM has 65,536 registers. If a program has 128 threads with r registers each (rounded up to a
-# multiple of 8), then 65,536 / (128 r) programs fit, which is three if r is at most 168. Rung 05 needs exactly 168.
-# Under the mask, however, the same change leaves 174 registers, a few too many for a third program, so it gains
-# nothing.
+# The reason is not the number of operations but the number of registers. Rungs 03 and 04 scale the result of PV before
+# they add it to o, so this result needs 64 registers in addition to those of o. In rung 05, the tensor cores add PV
+# directly to o, which saves 50 registers. An SM has 65,536 registers. If a program has 128 threads with r registers
+# each (rounded up to a multiple of 8), then 65,536 / (128 r) programs fit, which is three if r is at most 168. Rung 05
+# needs exactly 168. Under the mask, however, the kernel still needs 174 registers after the same change. That is a few
+# too many for a third program, so under the mask, rung 05 is hardly faster.
 #
 # ## What is a third program worth?
 #
-# The launch argument `maxnreg=168` forces the compiler to use at most 168 registers, but it does not save a single
+# The launch argument `maxnreg=168` forces the compiler to use at most 168 registers, but it does not remove a single
 # instruction:
 
 # %%
@@ -533,34 +535,34 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
     print(f"rung {number}{', causal' * mask}, at 168 registers: × {gain:.2f}")
 
 # %% [markdown]
-# Now three programs fit, so the causal rung 05 gains about as much as the tweak did without a mask, and rung 09 gains
-# as well. Rung 03 gains far less, because at 168 registers it spills. So the first question about a change is not how
-# much work it saves, but **how many programs fit onto an SM afterwards**.
+# Now three programs fit, and the causal rung 05 speeds up by about as much as the tweak did without a mask. Rung 09
+# becomes faster as well, but rung 03 speeds up far less, because it spills at 168 registers. So the first question
+# about a change is not how much work it saves, but **how many programs fit onto an SM afterwards**.
 #
 # From rung 10 on, shared memory is a second limit. In each program, the tiles that are copied ahead take 112 of an SM's
 # 228 KiB, or 113 with the part that the system reserves, so only two programs fit, no matter how few registers they
-# have.
+# use.
 #
-# How much an extra program gains depends on the launch. Without a mask, rung 07 has three programs on an SM, while rung
+# How much an extra program helps depends on the launch. Without a mask, rung 07 has three programs on an SM, while rung
 # 09 has only two, because its second loop is a second copy of the code and takes more registers. The picture shows what
-# that costs for different numbers of heads:
+# the lost program costs for different numbers of heads:
 
 # %% tags=["nbval-ignore-output"]
 show("saw")
 
 # %% [markdown]
-# At each step of the line, one of the two rungs needs one more wave. With three programs on each of 132 SMs, there are
-# 396 slots, so the 384 programs of 6 heads take one wave. With two programs per SM, there are 264 slots, so they take
-# one full wave and a second one that is less than half full. With 8 heads, it is the other way round, because 512
-# programs nearly fill 264 slots twice, whereas they fill 396 slots once and need a second wave for the rest. A factor
-# therefore belongs to a change *and* to a shape.
+# Wherever the line jumps, one of the two rungs needs one more wave. With three programs on each of 132 SMs, there are
+# 396 slots, so the 384 programs of 6 heads take one wave. With two programs per SM, there are 264 slots, so the same
+# programs take one full wave and a second one that is less than half full. With 8 heads, it is the other way round,
+# because 512 programs nearly fill 264 slots twice, whereas they fill 396 slots once and need a second wave for the
+# rest. A speedup therefore depends on the change *and* on the shape.
 #
-# The model's predictions are too high for 8, 16 and 20 heads, and for 20 heads it even predicts a gain where we
-# measured a loss. The model assumes that all programs of a wave end at the same time, while real programs drift apart.
-# That is the likely reason, but only the times of the individual programs could prove it.
+# The model's predictions are too high for 8, 16 and 20 heads, and for 20 heads it even predicts a speedup where we
+# measured a slowdown. The model assumes that all programs of a wave end at the same time, while real programs drift
+# apart. That is the likely reason, but only the times of the individual programs could prove it.
 #
-# How much is an extra program worth in the model? The next lines list how many clocks one tile of rung 03 takes at each
-# unit of an SM. From these numbers, they compute the clocks per tile with one, two and three programs:
+# How much is an extra program worth in the model? The next cell lists how many clocks one tile of rung 03 takes at each
+# unit of an SM. From these numbers, it computes the clocks per tile with one, two and three programs:
 
 # %% tags=["hide-input"]
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -573,15 +575,16 @@ print(f"rung 03: a tile costs {alone:.0f} clocks with one program")
 print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
 
 # %% [markdown]
-# In the model, a second program makes the SM more than 50% faster, and a third one adds another fifth.
+# In the model, a second program makes the SM more than 50% faster, and a third program makes it another fifth faster.
 #
 # <details><summary>Where the predictions come from: programs that queue at the units of an SM</summary>
 #
 # On the Triton rungs, a program is a *warpgroup*, which is four warps with 64 rows. It takes each tile through the
 # units of its SM, one after another. These units are the path from L2 into shared memory (`path` above), the tensor
 # cores, the *issue slots* (each of the SM's four schedulers starts one instruction per clock), and the exponential
-# unit. In addition, the program waits for $w$ clocks, a time that other programs do not prolong. Alone, a program takes
-# $T_1 = w + \sum_u D_u$ clocks for a tile, and it spends $D_u$ of them at unit $u$.
+# unit. In addition, the program waits for $w$ clocks, and this wait does not get longer if other programs share the SM.
+# A program that is alone on its SM takes $T_1 = w + \sum_u D_u$ clocks for a tile, and it spends $D_u$ of them at unit
+# $u$.
 #
 # A second program on the SM does the same, so the two have to queue. On rung 03, a program spends 1,111 of its 2,753
 # clocks on the path. A program that arrives there therefore meets the other one with probability 0.40, and then has to
@@ -590,9 +593,9 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # $$\begin{aligned} T_2 &= w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \\
 # T_3 &= w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right) \end{aligned}$$
 #
-# In $T_2$ clocks, both programs finish a tile, so a tile costs $T_2 / 2$. A third program meets two others, each of
-# which spends $D_u (1 + D_u / T_1)$ of its $T_2$ clocks at unit $u$, and so on. This method is called *mean-value
-# analysis*.
+# In $T_2$ clocks, each of the two programs finishes a tile, so a tile costs $T_2 / 2$. A third program meets two
+# others, each of which spends $D_u (1 + D_u / T_1)$ of its $T_2$ clocks at unit $u$, and so on. This method is called
+# *mean-value analysis*.
 #
 # The $D_u$ follow from the data sheet and the compiled loop. Two numbers, $w$ and the speed of the path from L2, are
 # fitted to rungs 07 and 09. From rung 10 on, copies run ahead, so the path from L2 drops out of the sum, and $w$ is
@@ -606,8 +609,9 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # tiles that the diagonal cuts, and uses a second loop for the others. Rung 09 removes the condition from that loop's
 # loads. In the list above, the column *per SM* gives the number of programs, without a mask and with it.
 #
-# - Rung 06, causal: a third program fits, which gains more than the saved instructions do.
-# - Rung 07, causal: half of the tiles are gone, but so is the third program. The gain is × 1.51, not × 2.
+# - Rung 06, causal: a third program now fits, which helps more than the saved instructions do.
+# - Rung 07, causal: half of the tiles are gone, but so is the third program. The kernel therefore becomes 1.51 times as
+#   fast, and not twice as fast.
 # - Rung 08, no mask: the second loop is a second copy of the code. It takes more registers, so the third program no
 #   longer fits. As a result, a change that saves work makes the kernel slower.
 # </details>
@@ -621,16 +625,16 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 #
 # - ☐ it stays the same, because the order of equal blocks does not matter
 # - ☐ it falls
-# - ☐ it rises, because the end of the launch is filled better
+# - ☐ it rises, because more SMs are busy at the end of the launch
 #
 # <details><summary>Answer</summary>
 #
 # **it falls.** 264 programs run at the same time. In rung 11, these are row blocks of about four heads, and they find
 # the K and V of those heads in L2. In rung 12, they are row blocks of all 64 heads, whose K and V do not fit into L2.
-# The GPU therefore reads twelve times as many bytes from DRAM, as the folded list of counters shows. The programs
-# hardly wait for these bytes, but reading them takes power, so the clock falls. Under the mask, heavy blocks no longer
-# run last, and with 64 heads, this makes up for the loss. With only 8 heads, the K and V of all heads fit into L2, so
-# nothing is lost and the gain remains:
+# The folded list of counters shows that the GPU therefore reads twelve times as many bytes from DRAM as it does for
+# rung 11. The programs hardly wait for these bytes, but reading them takes power, so the clock falls. Under the mask,
+# the heavy blocks no longer run last, and with 64 heads, this just makes up for the lower clock. With only 8 heads, the
+# K and V of all heads fit into L2, so there is nothing to make up for, and rung 12 is much faster:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
@@ -646,15 +650,15 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 #
 # [Chapter 12a](12a_hopper_rungs.ipynb) builds rungs 15 to 23. Here we only list what they change.
 #
-# - Rung 13 takes the heads in groups whose keys fit into L2. As a result, the GPU reads 1.5 times as many bytes from
-#   DRAM as before rung 12, instead of twelve times as many.
+# - Rung 13 takes the heads in groups whose keys fit into L2. As a result, the GPU reads only 1.5 times as many bytes
+#   from DRAM as for rung 11, instead of twelve times as many.
 # - Rung 14 lets Hopper's copy engine fetch whole tiles, so threads no longer compute addresses. Rung 15 is rung 14
 #   written in Gluon, where the program itself starts each copy. Rung 16 gives the copies their own warp.
-# - Rung 17 lets 128 rows instead of 64 share each tile of K and V. The copies already run far enough ahead, so the
-#   saved bytes gain nothing, as the model predicts. Rung 18 has tiles of 128 keys and therefore half as many tiles.
-#   Since waits, maxima and barriers occur once per tile, it has half as many of these as well.
+# - On rung 17, 128 rows instead of 64 share each tile of K and V. The copies already ran far enough ahead, so loading
+#   fewer bytes does not make the kernel faster, as the model predicts. Rung 18 has tiles of 128 keys and therefore half
+#   as many tiles. Since waits, maxima and barriers occur once per tile, it has half as many of these as well.
 # - From rung 20 on, a warpgroup has two matmuls under way at the same time, so the model of queues no longer applies.
-#   Only the limit $1/a$ from the question above still does.
+#   Only the limit $1/a$ from the question above is still valid.
 # </details>
 #
 # ## Is DRAM the limit?
@@ -666,18 +670,20 @@ show("roofline")
 # A kernel that does f FLOPs for each byte of DRAM traffic cannot be faster than f times DRAM's bytes per second (its
 # *bandwidth*), and it cannot be faster than the tensor cores either. We measured both limits, with a large copy and a
 # large matmul (GEMM). Plotted against f, they form a *roofline*, and they meet at the *ridge point*. Rungs 00 to 02 are
-# to the left of it. Rungs 01 and 02 are also far below the slope, because 64 programs cannot request more bytes per
-# second. From rung 03 on, all rungs are to the right of the ridge point, rung 12 (which is not drawn) only just. For
-# those rungs, DRAM is no longer the limit. What matters is what the tensor cores wait for, as in the two rounds above.
+# to the left of it. Rungs 01 and 02 are also far below the slope, because their 64 programs cannot request enough bytes
+# per second. From rung 03 on, all rungs are to the right of the ridge point, although rung 12 (which is not drawn) is
+# only just to the right. For all these rungs, DRAM is no longer the limit. What matters is what the tensor cores wait
+# for, as in the two rounds above.
 #
 # ## When is the chip the limit?
 #
-# The GPU is allowed to draw 700 W. While a rung ran without a pause, we read the GPU's clock and its power with
-# `nvidia-smi`. Rungs 03, 04, 08 and 09 draw 677 to 690 W at 1.97 GHz or more, which is the full clock. Rungs 00, 05 to
-# 07, and all from 10 on run at a lower clock, and all of these except rung 00 draw 678 to 701 W. A GPU lowers its clock
-# when it would otherwise draw too much, which is called *throttling*, so power is the likely reason. The readings do
-# not prove this, however, because rung 05 has a lower clock than rung 09 although it draws 10 W less. All gains that we
-# have seen so far are from runs with pauses, in which the clock also falls, but not as far.
+# The GPU is allowed to draw 700 W. While each rung ran without pauses between the calls, we read the GPU's clock and
+# its power draw with `nvidia-smi`. Rungs 03, 04, 08 and 09 draw 677 to 690 W at 1.97 GHz or more, which is the full
+# clock. Rungs 00, 05 to 07, and all from 10 on run at a lower clock, and all of these except rung 00 draw 678 to 701 W.
+# A GPU lowers its clock when it would otherwise draw too much power, which is called *throttling*, so the power limit
+# is the likely reason. The readings do not prove this, however, because rung 05 runs at a lower clock than rung 09
+# although it draws 10 W less. All speedups that we have seen so far are from runs with pauses, in which the clock also
+# falls, but not as far.
 #
 # **Predict.** With pauses, rung 17 is 0.98 times as fast as rung 16, although it loads only half as many bytes from L2.
 # How do the two compare without pauses?
@@ -688,8 +694,9 @@ show("roofline")
 #
 # <details><summary>Answer</summary>
 #
-# **rung 17 is faster, because moving bytes costs power.** Rung 17 takes more cycles and is faster all the same. At the
-# power limit, bytes that need not be moved leave power for a higher clock.
+# **rung 17 is faster, because moving bytes costs power.** Rung 17 takes more cycles than rung 16 but is faster all the
+# same. At the power limit, every byte that a kernel does not move leaves more power for the computation, so the clock
+# can be higher.
 #
 # ```python
 # old, new = pair("17")
@@ -716,10 +723,13 @@ for old, new in pairwise(ladder.RUNGS[10:]):
 first, last = ladder.find("17"), ladder.RUNGS[-1]
 
 # %% [markdown]
-# If a rung gains in cycles but not in time, the limit is the chip and not the program. The way to more speed is then to
-# use less power, and moving bytes takes power. Rung 12, for example, takes as many cycles as rung 11 but moves more
-# bytes, so its whole loss is due to the clock. Rung 20 gains 23% in cycles and 16% in time. Without pauses, the clock
-# falls further, and only 12% is left. Rung 23 saves bytes, and its clock does not fall.
+# The table compares each rung with the previous one. A gain of 1.16 means that the rung is 1.16 times as fast, measured
+# either in clock cycles or in time. If a rung takes fewer cycles but hardly less time, its speed is limited by the chip
+# and not by the program. To make it faster, you then have to reduce the power that it draws, for example by moving
+# fewer bytes. Rung 12 shows what moving bytes costs. It takes as many cycles as rung 11 but moves more bytes, so it is
+# slower only because the clock is lower. Rung 20 is 1.23 times as fast as rung 19 in cycles, but only 1.16 times as
+# fast in time. Without pauses, the clock falls further, so the speedup shrinks to 1.12. Rung 23 moves fewer bytes than
+# rung 22, and its clock is no lower.
 #
 # ## Where do we stand?
 
@@ -727,25 +737,26 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 show("ratios")
 
 # %% [markdown]
-# Each row of the picture compares `attention()` with other implementations in one setting. The paper's grid has 16,384
-# tokens, and heads · d = 2,048 (the *hidden size*). `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is
-# NVIDIA's library, and FlexAttention is PyTorch's compiled attention. In each row, a marker shows the median over the
-# row's problems, a line shows the range of the ratios, and a short stroke marks each problem on which `fa2_lab` is
-# slower. Most of the strokes are in the last two rows, where the host's time counts as well and our host code takes
-# longer than cuDNN's for a short call.
+# Each row of the picture compares `attention()` with other implementations in one setting. The paper's grid consists of
+# the settings in which the FA2 paper measures speed, with 16,384 tokens per call and a *hidden size* (heads · d) of
+# 2,048. `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is NVIDIA's library, and FlexAttention is PyTorch's
+# compiled attention. In each row, a marker shows the median over the row's problems, a line shows the range of the
+# ratios, and a short stroke marks each problem on which `fa2_lab` is slower. Most of the strokes are in the last two
+# rows, where the host's time counts as well and our host code takes longer than cuDNN's for a short call.
 #
 # ## Recap
 #
 # - One round consists of a hypothesis, three numbers from `ncu` (units, occupancy, stalls), the instructions behind the
-#   largest stall, one change, and the new time. When one wait disappears, another one can take its place.
+#   longest stall, one change, and a new measurement. When one wait disappears, another one can take its place.
 # - Prefetching hides latency. With enough stages, a step takes only as long as the slower of its two parts, the copy
 #   and the work.
-# - A copy or a matmul that runs while the warps go on is worth more than a saved instruction. Count the waits in the
-#   listing.
-# - Giving each row block its own program gains most, because this fills the GPU and lets L2 serve K and V. The number
-#   of programs per SM comes next. It is limited by registers and, from rung 10 on, by shared memory, and how much an
-#   extra program gains depends on the waves.
-# - In the end, the chip lowers its clock. From then on, a gain in cycles is not always a gain in time.
+# - Letting a copy or a matmul run while the warps go on helps more than saving an instruction. To find out whether it
+#   does run on, count the waits in the listing.
+# - Giving each row block its own program brings the largest speedup, because it fills the GPU and lets the programs
+#   find K and V in L2. Next comes the number of programs per SM, which is limited by registers and, from rung 10 on,
+#   also by shared memory. How much an extra program helps depends on the waves.
+# - In the end, the chip lowers its clock. From then on, a kernel that takes fewer cycles does not always take less
+#   time.
 #
 # ## Exercises
 #
@@ -758,24 +769,25 @@ print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp'
 
 # %% [markdown]
 # The FMA units could take over a part $f$ of the exponentials. To do so, write $2^x = 2^n \cdot 2^r$ with
-# $n = \lfloor x \rfloor$ and $0 \le r < 1$. A cubic polynomial gives $2^r$, and $n$ goes into the exponent bits. A
-# thread has 64 exponentials per tile. Each exponential that the FMA units take over saves 8 clocks of the exponential
-# unit and costs 8 clocks of the issue slots.
+# $n = \lfloor x \rfloor$ and $0 \le r < 1$. A cubic polynomial approximates $2^r$, and $n$ becomes the exponent. A
+# thread computes 64 exponentials per tile. Each exponential that the FMA units take over saves 8 clocks of the
+# exponential unit and costs 8 clocks of the issue slots.
 #
-# **Predict.** With $f = 1/8$, the busiest unit needs 3% fewer clocks. We have built this kernel. How much does it gain
-# on an H200?
+# **Predict.** With $f = 1/8$, the busiest unit needs 3% fewer clocks. We have built this kernel. How does its speed
+# change on an H200?
 #
-# - ☐ about 3%
-# - ☐ more, because all warps were waiting for the exponential unit
-# - ☐ nothing, or it gets slower
+# - ☐ it rises by about 3%
+# - ☐ it rises by more, because all warps were waiting for the exponential unit
+# - ☐ it stays the same or falls
 #
 # <details><summary>Answer</summary>
 #
-# **nothing, or it gets slower.** In the model of the busiest unit, all three units overlap perfectly. In the real
-# kernel, they do not, so 64 more instructions per tile can cost more than they save. This is the likely reason, but we
-# have not proven it. With a quarter of the exponentials moved, the issue slots become the busiest unit even in the
-# model. On a B200, the tensor cores take half as long, so there is more to gain. If you build this, things can go wrong
-# silently, as the comment at the top of [the file](../fa2_lab/kernels/ladder/x23_software_exp2.py) explains.
+# **it stays the same or falls.** In the model of the busiest unit, all three units overlap perfectly. In the real
+# kernel, they do not, so 64 more instructions per tile can cost more time than they save. This is the likely reason,
+# but we have not proven it. If the FMA units take over a quarter of the exponentials, the issue slots become the
+# busiest unit even in the model. On a B200, the tensor cores take half as long, so the same change could help more. If
+# you build this yourself, it can go wrong without an error message, as the comment at the top of [the
+# file](../fa2_lab/kernels/ladder/x23_software_exp2.py) explains.
 #
 # ```python
 # for f in (0, 1 / 8, 1 / 4):
