@@ -172,7 +172,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (NINTH, "o = alpha[:, None] * o + tl.dot(p.to(v.dtype), v)", "o = alpha[:, None] * o + (tl.dot((p / l[:, None]).to("
      "v.dtype), v)) * l[:, None]", {"meter": 3.0}, ["no more divisions for 256 keys than for 128", "can wait until"]),
     (NINTH, "row < N, other=0.0)", "row < N + 64, other=0.0)", {"right": 0.5}, ["nan", "memory behind the end of K"]),
-    (NINTH, " * 0.6931471805599453)", ")", {"right": 0.0}, ["L of head 0[0] = ", "L is a natural logarithm"]),
+    (NINTH, " * 0.6931471805599453)", ")", {"right": 0.0, "meter": 4.0}, ["L of head 0[0] = ", "L is in base 2"]),
     (NINTH, "m_new = tl.maximum(m, tau_log2 * tl.max(s, 1))", "m_new = m", {"right": 0.0, "compiled": 0.0},
      ["came O of head 0[0, 0] = "]),
     (NINTH, EMPTY, WASTE + EMPTY, {"compiled": 0.0}, ["expected each tl.dot does more than 1/8"]),

@@ -264,20 +264,13 @@ def test_a_pipe_and_a_link_are_no_notebooks(tmp_path):
 # Fairness -----------------------------------------------------------------------------------------------------------
 
 
-SLIPS = {  # one slip costs once where a later step names what it is given
-    "update": ("1", "alpha * l + p.sum(axis=1)", "l + p.sum(axis=1)", {"test_update"}),
-    "kind": ("2", "col_end - 1 <= row + offset", "col_end <= row + offset", {"test_kind", "test_traffic"}),
-    "dk": ("3", "tau * (ds.T @ q_i)", "ds.T @ q_i", {"test_tile_gradients"}),
-}
-
-
-@pytest.mark.parametrize("key", SLIPS)
-def test_one_slip_costs_once(key, tmp_path):
-    """The page shows what the points that count were made of."""
-    name, right, wrong, lost = SLIPS[key]
-    graded = graded_at_once(tmp_path, {key: slipped(name, {right: wrong})}, "", name=name)[key]
-    assert {s for s, most in graded.most.items() if graded.got[s] < most} <= lost, graded.sentences
+def test_a_step_that_is_tried_again_shows_what_counts(tmp_path):
+    """A wrong gradient of one tile costs its own step, and the backward is tried again with a right one."""
+    book = slipped("3", {"tau * (ds.T @ q_i)": "ds.T @ q_i"})
+    graded = graded_at_once(tmp_path, {"ada": book}, "", name="3")["ada"]
+    lost = {step for step, most in graded.most.items() if graded.got[step] < most}
     again = {name: output for kind, name, _, output in graded.page if kind == "again"}
+    assert lost == {"test_tile_gradients"} and again, graded.sentences
     for name, output in again.items():
         assert f"{graded.got[name]:g} of {graded.most[name]:g} points" in output
 
