@@ -295,8 +295,8 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 # tiles of 16 keys or more, every tile of the past must be visited and masked, so nothing is saved.
 # </details>
 #
-# For masks that are not intervals, two numbers per row are not enough to find the tiles to visit. But any mask can be
-# described by giving each row block a list of the column blocks that it visits.
+# For masks that are not intervals, two numbers per row are not enough to find the tiles to visit. But for any mask,
+# each row block can get a list of the column blocks that it has to visit.
 # [FlexAttention](https://pytorch.org/blog/flexattention/) takes this approach. You write a function
 # `mask_mod(b, h, q, kv)`, which is evaluated for all $N^2$ pairs before the kernel runs. From the results, each row
 # block gets two lists, one of its FULL blocks and one of the blocks that need a mask. Since the lists only name the

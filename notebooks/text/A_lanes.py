@@ -82,9 +82,9 @@ show("row_reduction")
 
 # %% [markdown]
 # The figure follows a row of an *accumulator*, which is the set of registers in which four warps sum up a matmul.
-# This accumulator holds 64 rows of S, with 64 keys. A lane holds 16 columns of row 21, while its registers 2 and 3
-# hold elements of row 29. XOR determines the lane to read from. It compares two numbers bit by bit and gives 1 where
-# they differ, so 20 XOR 1 is 21, and 20 XOR 2 is 22.
+# This accumulator holds 64 rows of S for 64 keys. Each lane shown holds 16 columns of row 21, while its registers 2
+# and 3 hold elements of row 29. XOR determines which lane to read from. It compares two numbers bit by bit and gives
+# 1 where they differ, so 20 XOR 1 is 21, and 20 XOR 2 is 22.
 
 # %% [markdown]
 # ## Which warp holds which row?
@@ -94,9 +94,9 @@ show("row_reduction")
 # and one along the keys (CTA is NVIDIA's word for a thread block). This is split-Q, because each warp has its own
 # rows. With `[1, 4]`, each warp would have its own keys instead.
 #
-# The next cell prints such a layout from our forward kernel for `sm_90`. Below it are the layouts that the compiler
-# chose for the package's own tiles, on both chips. `versionMajor = 3` means `wgmma`. `instrShape` is a warp's part of
-# one instruction, which covers 16 rows and 64 keys and sums over 16 of the d columns.
+# The next cell prints such a layout from our forward kernel for `sm_90`. The lines below the layout summarise what
+# the compiler chose for the package's own tiles, on both chips. `versionMajor = 3` means `wgmma`. `instrShape` is a
+# warp's part of one instruction, which covers 16 rows and 64 keys and sums over 16 of the d columns.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 compilations = recorded("layouts")["layouts"]
@@ -134,11 +134,11 @@ for layout in compilations:
 #
 # <details><summary>Answer</summary>
 #
-# **none.** For example, columns 2 and 3 of row 5 are results in lane 21. So are columns 10 and 11, since 10 mod 8
-# = 2. As an operand, all four elements belong to g = 5 and h = 1, and thus to lane 4 · 5 + 1. So if a warp has whole
-# rows, P goes from the softmax into the second matmul without leaving its registers, and is only converted to 16
-# bits. With `[1, 4]`, however, P has to go through shared memory, because each warp then computes some columns of O
-# and needs all keys for them.
+# **none.** For example, columns 2 and 3 of row 5 are results in lane 21. So are columns 10 and 11, since 10 mod
+# 8 = 2. As an operand, all four elements belong to g = 5 and h = 1, and thus to lane 4 · 5 + 1. So if a warp has
+# whole rows, P passes from the softmax to the second matmul without leaving its registers, and it only has to be
+# converted to 16 bits. With `[1, 4]`, however, P has to go through shared memory, because each warp then computes
+# some columns of O and needs all keys for them.
 # </details>
 
 # %% [markdown]
@@ -150,11 +150,11 @@ for layout in compilations:
 # eight keys. On `sm_90`, the tensor cores read shared memory themselves, but they also read one chunk from each row.
 # A chunk covers four banks, so eight chunks can be read in one step if they are in eight different groups of banks.
 #
-# With d = 64 and 2 bytes per element, a row of K has 128 bytes. This covers all banks exactly once, and we call it a
-# *line*, so a row with d = 128 has two lines. A line has eight places for chunks, 0 to 7. Suppose that the rows
-# follow one another in memory. Then chunk 2 of every row begins at the same bank, so all eight reads need the same
-# group of banks and have to wait for each other. This is called a *bank conflict*, and here it takes eight steps
-# instead of one.
+# With d = 64 and 2 bytes per element, a row of K has 128 bytes. These bytes cover all banks exactly once, and we call
+# them a *line*, so a row with d = 128 has two lines. A line has eight places for chunks, 0 to 7. Suppose that the
+# rows are simply stored one after another. Then chunk 2 of every row begins at the same bank, so all eight reads need
+# the same group of banks and have to wait for each other. This is called a *bank conflict*, and here the access takes
+# eight steps instead of one.
 #
 # The fix is called a *swizzle*. Row r stores its chunk c at place $c \oplus (r \bmod 8)$, where $\oplus$ is XOR. The
 # row is still complete, but chunk c of eight successive rows is now at eight different places:
@@ -173,22 +173,22 @@ show("swizzle_xor")
 # that the next tiles can arrive while one is in use. Together, these are $(B_r + 2 n B_c) \cdot d$ elements of 2
 # bytes. On Hopper, n is the launch option `num_stages`, while on an A100 or an RTX 4090, it is one less. Registers
 # hold $o_i$ and $s_{ij}$ in fp32, with one element per register, and $p_{ij}$ in 16 bits, with two elements per
-# register. Each thread needs about 40 more registers for addresses and counters. In total, this makes about $40 +
-# (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers per thread, and a thread can have 255.
+# register. Each thread needs about 40 more registers for addresses and counters. In total, a thread needs about
+# $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers, and it can have 255.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("block_budget")
 
 # %% [markdown]
-# If registers run out, the kernel still runs, but it *spills*, which means that it moves values to slow memory and
-# back. In each cell of the figure, the first number is the sum above, whereas the word *spills* shows what the
-# compiler did. The two can disagree, because the sum is mostly too low. A cell has four warps, or eight if four are
-# not enough. In the right grid, at d = 128, the block size 128 × 128 has eight warps. It then needs 200 registers
-# instead of 360, and even so it spills. The block size 128 × 64 also has eight warps, but it does not spill. 128 × 32
-# stays at four warps, with 216 registers, and it spills.
+# If the registers run out, the kernel still runs, but it *spills*, which means that it moves values to slow memory
+# and back. In each cell of the figure, the first number is the sum above, whereas the word *spills* shows what the
+# compiler did. The two can disagree, because the sum is usually too low. Each cell uses four warps, or eight if four
+# are not enough. In the right grid, at d = 128, the block size 128 × 128 has eight warps. It then needs 200 registers
+# instead of 360, but it still spills. The block size 128 × 64 also has eight warps, but it does not spill. The block
+# size 128 × 32 stays at four warps, with 216 registers, and it spills.
 #
-# If shared memory runs out, however, the kernel does not run at all. On an RTX 4090, for example, users have run into
-# the error `out of resource: shared memory, Required: 131074, Hardware limit: 101376`
+# If shared memory is too small, however, the kernel does not run at all. On an RTX 4090, for example, users have run
+# into the error `out of resource: shared memory, Required: 131074, Hardware limit: 101376`
 # ([meta-pytorch/attention-gym#14](https://github.com/meta-pytorch/attention-gym/issues/14)). This limit is 99 KiB for
 # one thread block. An A100 allows 163 KiB per block and an H100 allows 227 KiB. The SM of an H100 has 228 KiB, of
 # which 1 KiB per block is reserved.
@@ -200,7 +200,8 @@ show("block_budget")
 #   row.
 # - After two shuffles, all four lanes know the row's maximum or sum.
 # - `warpsPerCTA = [4, 1]` is split-Q. In this layout, P is already in the lanes where the second matmul needs it.
-#   With `mma`, the compiler only chooses it if the last matmul has at least as many rows as columns.
+#   With `mma`, the compiler chooses this layout only if the last matmul's result has at least as many rows as
+#   columns.
 # - A swizzle puts chunk c of row r at place $c \oplus (r \bmod 8)$, so a read takes one step instead of eight.
 # - Tiles must fit into shared memory, or the kernel does not run. They must also fit into registers, or the kernel
 #   spills.
@@ -208,14 +209,14 @@ show("block_budget")
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** With d = 32, a row of K has 64 bytes, which makes four chunks, or half a line. Two rows share a line, and
+# **Build.** With d = 32, a row of K has 64 bytes, which is four chunks, or half a line. Two rows share a line, and
 # row r uses half r mod 2. Where does row r store chunk c? Return the place in the line, 0 to 7, so that one chunk of
 # eight rows is read in one step. Without a swizzle, the place is 4 (r mod 2) + c, and the read takes 4 steps.
 #
 # <details><summary>Hint</summary>
 #
-# The half begins at place 4 · (r mod 2), and it has four places. You can treat rows 0 and 1 alike, and then rows 2
-# and 3.
+# The half begins at place 4 · (r mod 2), and it has four places. You can treat rows 0 and 1 alike, then rows 2 and 3,
+# and so on.
 # </details>
 
 # %%

@@ -1,5 +1,6 @@
 # %% [markdown] tags=["navigation"]
-# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands →](C_package.ipynb)
+# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands
+# →](C_package.ipynb)
 
 # %% [markdown]
 # # B · Errata
@@ -32,13 +33,13 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## One step, in six versions
 #
-# How does the output of one block of keys become part of the output of two? Take the row of chapter 02, with
-# exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, and cut it in the middle. The largest number of block 1 is 3.
-# Relative to it, the sum of exponentials is $\ell_1 = (1 + 3) / 3 = 4/3$, and the raw sum is $o_1 = (1 \cdot 8 + 3
-# \cdot 0) / 3 = 8/3$, so the finished output of block 1 is $O_1 = o_1 / \ell_1 = 2$. Block 2 raises the largest
-# number to 8, which makes the rescaling factor $\alpha = 3/8$. It adds $b_2 = (4 \cdot 4 + 8 \cdot 2) / 8 = 4$ to the
-# output, and the sum of exponentials is now $\ell_2 = 16/8 = 2$. The right answer is therefore $(\alpha\, o_1 + b_2)
-# / \ell_2 = (1 + 4) / 2 = 5/2$.
+# How do you get from the output of one block of keys to the output of two? Take the row of chapter 02, with
+# exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, and cut it in the middle. The largest exponential in block 1 is 3.
+# Relative to it, the sum of exponentials is $\ell_1 = (1 + 3) / 3 = 4/3$, and the raw sum is
+# $o_1 = (1 \cdot 8 + 3 \cdot 0) / 3 = 8/3$, so the finished output of block 1 is $O_1 = o_1 / \ell_1 = 2$. Block 2
+# raises the largest exponential to 8, so the rescaling factor is $\alpha = 3/8$. It adds
+# $b_2 = (4 \cdot 4 + 8 \cdot 2) / 8 = 4$ to the output, and the sum of exponentials is now $\ell_2 = 16/8 = 2$. The
+# right answer is therefore $(\alpha\, o_1 + b_2) / \ell_2 = (1 + 4) / 2 = 5/2$.
 #
 # The next cell computes lines 10 and 12 of Algorithm 1, as printed at ICLR 2024, and five wrong versions. In the
 # collection at the end, these five are called `fa2-tweak1`, `fa2-two-terms`, `fa2-P-tilde`, `notes-every-loop` and
@@ -109,10 +110,10 @@ for name, version in VERSIONS.items():
 # ## Which tests does a wrong gradient survive?
 #
 # Even with the FA2 paper in hand, you can get the backward pass wrong in at least three ways. First, the paper leaves
-# the softmax scale out on purpose, so a dQ copied from it lacks a factor of $\tau$. Second, section 2.2 on arXiv has
-# $dK = Q\,dS^\top$ in place of $dS^\top Q$, and the code below adds the $\tau$ to it. Third, line 4 of Algorithm 2
-# prints $D \in \mathbb{R}^d$, although each of the $N$ rows has its own D. If you take $d$ literally, you sum the
-# columns, which gives d numbers, so the code below repeats them until there are $N$.
+# the softmax scale out on purpose, so a dQ copied from it lacks a factor of $\tau$. Second, section 2.2 of the arXiv
+# version has $dK = Q\,dS^\top$ in place of $dS^\top Q$. The code below adds $\tau$ to the wrong formula as well.
+# Third, line 4 of Algorithm 2 prints $D \in \mathbb{R}^d$, although each of the $N$ rows has its own D. If you take
+# $d$ literally, you sum each column, which gives d values. The code below repeats these values until there are $N$.
 #
 # We apply three tests to each of these mistakes. The true gradients come from finite differences of the forward pass,
 # so they don't use a formula from any paper.
@@ -147,14 +148,14 @@ for name, slip in SLIPS.items():
 
 # %% [markdown]
 # With $\tau = 1/\sqrt{d}$, the first gradient is $\sqrt{d}$ times too large but has the right direction, so it is
-# easy to overlook in training. All three mistakes pass the test of shapes if N = d. The tests of numbers use N = 8
-# and d = 4, so the wrong dK also has the wrong shape and is caught at once.
+# easy to overlook in training. All three mistakes pass the test of shapes if N = d. The tests that compare numbers
+# use N = 8 and d = 4, so the wrong dK also has the wrong shape and is caught at once.
 #
 # **Takeaway.** Make N, d, the block sizes and $\tau$ all different, set none of them to 1, and compare numbers.
 #
 # ## A mask that leaks a little
 #
-# **Predict.** A function sets masked scores to 0 before the softmax instead of −∞. Which test detects this best?
+# **Predict.** Before the softmax, a function sets masked scores to 0 instead of −∞. Which test detects this best?
 #
 # - ☐ large positive scores, all near 30, since any mistake is larger there
 # - ☐ small scores, near 1
@@ -180,9 +181,9 @@ for name, slip in SLIPS.items():
 #
 # ## The collection
 #
-# The package contains 35 errata. Each one has the wrong version, the right one, and the distance of each from a
-# result that is computed in a third way. The wrong version must be far from that result, and the right one must be
-# close to it.
+# The package contains 35 errata. Each erratum contains the wrong version, the right version, and the distance of both
+# from a result that is computed in a third way. The wrong version must be far from that result, and the right one
+# must be close to it.
 #
 # The column "off by" shows how far off the wrong version is. A number without a unit is the largest error of a
 # matrix, relative to its largest entry. Here `inf` means that the shape is wrong, and `nan` means that the wrong
@@ -242,21 +243,21 @@ Markdown(
 )  # fmt: skip
 
 # %% [markdown]
-# Four of these rows are not mistakes of the papers:
+# Four of these rows are not mistakes in the papers:
 #
 # - `fa2-scale` is about the scale, which the paper leaves out on purpose.
-# - `fa1-dropout-order` and `fa1-L` are right for FA1 but wrong for FA2. If one random generator serves all tiles, it
-#   only repeats its numbers if both passes visit the tiles in the same order. As for L, it is a sum in FA1 but the
-#   logarithm of that sum in FA2.
+# - `fa1-dropout-order` and `fa1-L` are right for FA1 but wrong for FA2. If all tiles share one random generator, it
+#   gives each tile the same numbers in both passes only if the passes visit the tiles in the same order. As for L, it
+#   is a sum in FA1 but the logarithm of that sum in FA2.
 # - `fa1-empty-rows` is a case that neither paper addresses, in which a mask hides the whole first tile of a row.
 #
 # **Takeaway.** A formula is wrong when a computation that does not use it contradicts it.
 #
 # ## Recap
 #
-# - A wrong factor hides where it is 1. This happens to α in rows whose maximum comes first, to $\ell_1$ in blocks
-#   with one key, and to τ if a test sets τ = 1.
-# - A wrong shape hides where N = d, and a leaking mask hides next to large positive scores.
+# - A wrong factor is invisible when it is 1. This happens to α in rows whose maximum comes first, to $\ell_1$ in
+#   blocks with one key, and to τ if a test sets τ = 1.
+# - A wrong shape is invisible if N = d, and a leaking mask is invisible next to large positive scores.
 
 # %% [markdown]
 # ## Exercises
@@ -304,4 +305,5 @@ apart = [judge(e).told_apart for e in ERRATA.values()]
 verdict(f"the checks tell the wrong version from the right one in all {len(apart)} errata", all(apart) and len(apart) == 35)
 
 # %% [markdown] tags=["navigation"]
-# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands →](C_package.ipynb)
+# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands
+# →](C_package.ipynb)

@@ -6,8 +6,8 @@
 #
 # **What is in the package, and how do I use it for my own work?**
 #
-# The chapters are built on a package, `fa2_lab`. You can read the book without knowing the package, but this appendix
-# shows what else you can do with it.
+# The chapters are built on a package, `fa2_lab`. You can read the book without knowing the package, but you can do
+# more with the package than the chapters show. This appendix explains how.
 #
 # After this notebook you can
 #
@@ -66,15 +66,16 @@ print(where("FA2.A1.L10"))
 # ## How do I call attention?
 #
 # `fa2_lab.attention(q, k, v, causal=True)` takes PyTorch tensors of shape (batch, heads, N, d) and does nearly the
-# same as PyTorch's `scaled_dot_product_attention`. On a GPU, it runs the fastest kernel that can serve the call.
+# same as PyTorch's `scaled_dot_product_attention`. On a GPU, it runs the fastest kernel that supports the call.
 # Without a GPU, Triton runs the kernels in plain Python, in its *interpreter*. The results are right, but the
 # interpreter is so slow that sizes must be small. `fa2-lab doctor` reports which kernels can run on this machine and
 # why.
 #
-# One difference from PyTorch is the causal mask when there are fewer queries than keys. In the next cell, 5 queries
-# are the last of 40 tokens. Our function, like the authors' kernels, lets the first of these queries see 36 keys,
-# because 35 tokens come before it (chapter 04). PyTorch's `is_causal`, however, lets it see only one. People have
-# often confused the two conventions ([pytorch/pytorch#108108](https://github.com/pytorch/pytorch/issues/108108),
+# One difference from PyTorch is the causal mask when there are fewer queries than keys. In the next cell, the 5
+# queries belong to the last 5 of 40 tokens. Our function, like the authors' kernels, lets the first of these queries
+# see 36 keys, because 35 tokens come before it (chapter 04). PyTorch's `is_causal`, however, lets it see only one.
+# People have often confused the two conventions
+# ([pytorch/pytorch#108108](https://github.com/pytorch/pytorch/issues/108108),
 # [ml-explore/mlx#2835](https://github.com/ml-explore/mlx/issues/2835)).
 
 # %% tags=["nbval-ignore-output"]
@@ -103,15 +104,16 @@ else:
 # (chapter 15).
 #
 # When is a result good enough? In 16 bits, no kernel agrees with float64 to the last digit. So measure how far
-# PyTorch is from float64 in the same precision, as printed above for 16 bits, and compare with that. Our error can be
-# up to twice as large, and up to three times as large for gradients.
+# PyTorch's result in the same precision is from float64, as the cell above does for 16 bits, and compare our error
+# with PyTorch's. Our error may be up to twice as large, and for gradients up to three times as large.
 #
 # ## What is wrong with my function?
 #
-# If an attention function is wrong, a norm of the difference shows that it is, but not why. `examine` gives the
-# function about forty small problems and compares its answers with those that more than 150 known mistakes would
-# give, each to within rounding. From the names of the arguments, it learns what the function accepts, and it finds
-# out the order of the axes itself. The following loop over tiles of 16 keys has two bugs:
+# If an attention function is wrong, the norm of the difference from a right result shows that it is wrong, but not
+# why. `examine` runs the function on about forty small problems and compares its answers with those that more than
+# 150 known mistakes would give, to within rounding errors. From the names of the arguments, it learns what the
+# function accepts, and it finds out the order of the axes itself. The following loop over tiles of 16 keys has two
+# bugs:
 
 # %%
 def mine(q, k, v, causal=False):  # (batch, heads, N, d)
@@ -135,8 +137,8 @@ for finding in report.findings:
 # %% [markdown]
 # In a terminal, `fa2-lab examine mine.py:attention` prints the same report. It also prints the smallest input that
 # shows each mistake, as a program that you can run. The command works with functions written for NumPy, PyTorch,
-# Triton or JAX, and it also checks their gradients and their memory. If no known mistake gives exactly these numbers,
-# it says so and reports where the numbers are wrong.
+# Triton or JAX, and it also checks their gradients and their memory. If no known mistake explains the numbers, the
+# command says so and reports where they are wrong.
 #
 # ## How do I count what my own algorithm moves?
 #
@@ -206,8 +208,8 @@ for event in meter.events:
 # ```
 # </details>
 #
-# In the output, `eager` is plain PyTorch, and `sdpa` is PyTorch's own attention function. `fa2-lab bench models` trains
-# the model again.
+# In the output, `eager` is plain PyTorch, and `sdpa` is PyTorch's own attention function. `fa2-lab bench models`
+# trains the model again.
 #
 # ## Which commands are there?
 #
@@ -227,8 +229,8 @@ for event in meter.events:
 #
 # **Build.** Compute the softmax of one long row x, in blocks. A version with three passes finds the maximum in the
 # first pass, computes the sum in the second, and writes the result in the third. The online softmax of chapter 02
-# merges the first two passes. Write this version, so that it loads 2N elements. Each `x[i : i + B]` that runs is a
-# load, so keep the slice in a variable within one pass of a loop.
+# merges the first two passes into one. Write this version, which loads 2N elements in all. Each time `x[i : i + B]`
+# is evaluated, it counts as a load, so keep the slice in a variable within one iteration of a loop.
 
 # %%
 def softmax(x, y, B):  # x and y are in HBM: read x[i : i + B], write y[i : i + B]

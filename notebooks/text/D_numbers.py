@@ -6,7 +6,7 @@
 #
 # **Which digits of a result can I trust?**
 #
-# Two correct kernels rarely return the same bits, while a wrong kernel can agree with a correct one in three digits.
+# Two correct kernels rarely return the same bits, while a wrong kernel can agree with a correct one to three digits.
 # This appendix collects what decides the digits of attention, namely rounding, masks, scales and the order of sums.
 # Every number here is computed in NumPy, where we round exactly what we want to round and keep everything else exact.
 #
@@ -17,8 +17,8 @@
 # - choose a value for masked scores, and name what goes wrong with each alternative,
 # - predict the errors caused by TF32, by FP8's scales and by a different order of sums.
 #
-# *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [05 · The backward pass](05_backward.ipynb), [08 ·
-# The Triton forward kernel](08_triton_forward.ipynb) and [14 · Decode](14_decode.ipynb).*
+# *Time: 60 minutes. Hardware: any laptop, NumPy alone. Before this: [05 · The backward pass](05_backward.ipynb),
+# [08 · The Triton forward kernel](08_triton_forward.ipynb) and [14 · Decode](14_decode.ipynb).*
 
 # %% tags=["hide-input"]
 from inspect import getsource
@@ -37,9 +37,9 @@ def rms(x):  # root mean square
 
 
 # %% [markdown]
-# `rounded(x, bits)` rounds x to the nearest numbers with a mantissa of `bits` bits, and this one function is all we
-# need to imitate a format. bf16 has 8 bits, fp16 and TF32 have 11, and fp32 has 24. The first of these bits is always
-# 1, so it takes no room in memory.
+# The function `rounded(x, bits)` rounds each element of x to the nearest number with a mantissa of `bits` bits, and
+# it is all we need to imitate a format. bf16 has 8 bits, fp16 and TF32 have 11, and fp32 has 24. The first of these
+# bits is always 1, so it is not stored.
 
 # %%
 def bf16(x):
@@ -90,14 +90,14 @@ def errors(O):
 # **Predict.** We compare the two outputs with each other and with the exact result. What do we see?
 #
 # - ☐ they agree except in a few rows, so each confirms the other
-# - ☐ they differ in most numbers, and the loop is farther from the exact result, because it rescales
-# - ☐ they differ in most numbers, and the loop is closer to the exact result
+# - ☐ they differ in most elements, and the loop is farther from the exact result, because it rescales
+# - ☐ they differ in most elements, and the loop is closer to the exact result
 #
 # <details><summary>Answer</summary>
 #
-# **they differ in most numbers, and the loop is closer to the exact result.** Most of the difference between the two
-# is the error of standard attention, because it rounds S. So comparing them with each other does not tell you which
-# one is wrong.
+# **they differ in most elements, and the loop is closer to the exact result.** Most of the difference between the two
+# is the error of standard attention, because it rounds S. So comparing the two with each other does not tell you
+# which one is wrong.
 #
 # ```python
 # most = abs(ours - plain).max()
@@ -113,11 +113,11 @@ def errors(O):
 # ```
 # </details>
 #
-# A result that is not identical to standard attention's is therefore not a bug, although it is the first thing that
-# people report ([#145](https://github.com/Dao-AILab/flash-attention/issues/145),
+# A result that is not identical to standard attention's is therefore no sign of a bug, although such differences are
+# the first thing that people report ([#145](https://github.com/Dao-AILab/flash-attention/issues/145),
 # [#410](https://github.com/Dao-AILab/flash-attention/issues/410)). Tri Dao's answer in these threads became the rule
-# of FlashAttention's tests. The rule computes the truth in fp32 or float64 from the same 16-bit inputs, and then
-# allows the kernel at most twice the largest error of standard attention in 16 bits. The factor of 2 leaves room for
+# in FlashAttention's tests. They compute the truth in fp32 or float64 from the same 16-bit inputs. Then they allow
+# the kernel at most twice the largest error that standard attention makes in 16 bits. The factor of 2 leaves room for
 # a different order of sums. Because standard attention sets the limit, you need not choose a tolerance for each shape
 # and dtype.
 
@@ -127,7 +127,7 @@ def errors(O):
 # The loop rounds P to bf16, because the tensor cores take 16-bit operands. Even if P were exact, O would still be
 # rounded once, when it is stored.
 #
-# **Predict.** By what factor does rounding P increase the error of O (root mean square)?
+# **Predict.** By what factor does rounding P increase the root mean square error of O?
 #
 # - ☐ by less than one and a half
 # - ☐ by about ten, since a row of O sums hundreds of rounded weights
@@ -165,11 +165,11 @@ def errors(O):
 #
 # In training, errors that cancel do no harm, but errors of the same sign add up over tokens and steps. In 2025, Qiu
 # and Yao studied a training run whose loss exploded and traced it to such an error ([arXiv
-# 2510.04212](https://arxiv.org/abs/2510.04212)). The error needs three conditions, and the rows below satisfy all of
-# them:
+# 2510.04212](https://arxiv.org/abs/2510.04212)). The error only appears under three conditions, and the rows below
+# satisfy all of them:
 #
 # - Two scores of a row share the maximum, so two weights are exactly 1. P V then begins with the sum of two rows of
-#   V, which are bf16 numbers.
+#   V, whose elements are bf16 numbers.
 # - All other weights are tiny, and one column of V has the same sign for nearly all keys. Here column 0 is negative.
 # - The accumulators $o$ are rounded to bf16 *before* they are divided by $\ell$, as in the code that the authors
 #   published.
@@ -182,7 +182,7 @@ m = S.max(1, keepdims=True)
 # %% [markdown]
 # The sum of two bf16 numbers with equal exponents has at most 9 bits, so it is either a bf16 number itself or exactly
 # halfway between two of them. Halfway cases are rounded to the even neighbour, which is the upper one as often as the
-# lower one. Here, however, the other keys add a little to the sum.
+# lower one. Here, however, the other keys also add a little to the sum.
 #
 # **Predict.** In column 0, how are the rounding errors of $o$ distributed over the rows?
 #
@@ -204,15 +204,15 @@ show("rounding_bias")
 # %% [markdown]
 # The error of O reaches the gradients through $D = \operatorname{rowsum}(dO \circ O)$ of chapter 05, which the paper
 # calls δ. If dO also has a constant sign in this column, the errors of D are positive on average, so their sum grows
-# with the number of rows, as the right side of the figure shows. dQ contains $-\tau (P \circ D) K$, and the gradient
-# of a weight matrix sums its product with the inputs over all tokens. The paper finds that these products have low
-# rank and similar directions for all tokens. Therefore, the errors of D add up along one direction of the weights,
-# step after step, until the loss explodes.
+# with the number of rows, as the right side of the figure shows. dQ contains $-\tau (P \circ D) K$. The gradient of a
+# weight matrix is a sum over all tokens, in which each term is the product of a token's dQ with its input. The paper
+# finds that these products have low rank and similar directions for all tokens. Therefore, the errors of D add up
+# along one direction of the weights, step after step, until the loss explodes.
 #
-# The figure also shows that the sum stays small if $o$ is kept in fp32 and divided before it is rounded. In that case
-# $o$ and $\ell$ both contain the small contribution of the other keys, so the quotient is slightly above the middle
-# in some rows and slightly below it in others. The kernels of this book work this way. The paper, by contrast, keeps
-# the sums in bf16 and changes m, so that the largest weight is not 1.
+# The figure also shows that the sum stays small if $o$ is kept in fp32 and divided before it is rounded. In that
+# case, $o$ and $\ell$ both contain the small contribution of the other keys, so the quotient is slightly above the
+# middle between two bf16 numbers in some rows and slightly below it in others. The kernels of this book work this
+# way. The paper, by contrast, keeps the sums in bf16 and changes m, so that the largest weight is not 1.
 #
 # **Predict.** The exact result does not depend on m, as long as nothing overflows. Which of these choices of m
 # removes the error?
@@ -225,9 +225,9 @@ show("rounding_bias")
 #
 # **2m, if m is positive.** Halving all weights changes only their exponents, so the sums have the same halfway cases
 # as before. With m + 0.3, the largest weight is not a power of two, but it is the same number in all rows, so
-# rounding it to bf16 makes the same error in every row, which is even worse. With 2m, the largest weight is $e^{-m}$,
-# which differs from row to row, and its error does as well. In rows with a repeated maximum, the paper uses a
-# multiple of m if m is positive, and 0 if it is negative.
+# rounding it to bf16 makes the same error in every row, which is even worse. With 2m, the largest weight is $e^{-m}$.
+# This weight differs from row to row, and so does its rounding error. In rows with a repeated maximum, the paper uses
+# a multiple of m if m is positive, and 0 if m is negative.
 #
 # ```python
 # want = numbers.truth(S, V_rows)
@@ -249,8 +249,8 @@ show("rounding_bias")
 # ## Which value should a masked score have?
 #
 # A masked key must get a weight of 0. In this book, its score is −∞, and a row that sees no key gets O = 0 and L =
-# −∞. Many programs use a large negative number instead, so that no −∞ − (−∞) can produce NaN. We apply plain softmax
-# to a row of two visible and two masked keys:
+# −∞. Many programs use a large negative number instead, so that −∞ − (−∞), which is NaN, can never occur. We apply
+# plain softmax to a row of two visible and two masked keys:
 
 # %% tags=["hide-input"]
 def hidden_weight(dtype, value, visible, add=0.0):  # of both masked keys together
@@ -303,10 +303,11 @@ ROWS["no visible key, −16 added"] = [], -16
 # </details>
 #
 # Each of these columns has caused bugs in practice. In lattice, which used −10,000, a key with a score of −20,000
-# lost against a masked one ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, a T5 model
-# got around the −10,000, which came from BERT ([#10484](https://github.com/huggingface/transformers/issues/10484)).
-# It was replaced by the lowest number of each dtype, but in fp16, another −16 turned that number into −∞, and rows
-# without a visible key became NaN ([#17306](https://github.com/huggingface/transformers/pull/17306)).
+# lost against a masked one ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, where
+# −10,000 came from BERT, the prediction of a T5 model changed with a token that it should not have seen
+# ([#10484](https://github.com/huggingface/transformers/issues/10484)). The library replaced this value by the lowest
+# number of each dtype. In fp16, however, adding another −16 turned that number into −∞, so rows without a visible key
+# became NaN ([#17306](https://github.com/huggingface/transformers/pull/17306)).
 #
 # The loop over tiles adds one more case, because m also needs an initial value. FlashInfer started with −50,000. A
 # row whose scores were all lower kept this m, so all its exponentials were 0, and O was 0 as well
@@ -340,8 +341,8 @@ for name, lowest, guarded in (
 # ## How exact is float32 on the tensor cores?
 #
 # Chapter 11 shows that `tl.dot` of two fp32 tiles uses TF32 unless you ask for `input_precision="ieee"`. The tensor
-# cores then read 11 bits of each operand, including the leading one, and ignore the rest. Such truncation has a
-# second disadvantage compared with rounding, because all its errors point towards zero.
+# cores then read 11 bits of each operand, including the leading one, and ignore the rest. Such truncation makes
+# larger errors than rounding does. It also has a second disadvantage, because all its errors point towards zero.
 #
 # Three TF32 products recover most of the lost bits. Each operand is split into the part that TF32 can hold and a
 # remainder, and only the product of the two remainders is left out. In Triton, this mode is
@@ -384,9 +385,9 @@ of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max() for name
 #
 # <details><summary>Answer</summary>
 #
-# **about half of bf16's error.** Rounding to 11 bits would give about a tenth of that error. Truncation, however,
-# makes errors up to twice as large, and because it makes all weights too small, these errors do not cancel. Three
-# products bring the error below 10⁻⁶.
+# **about half of bf16's error.** Rounding to 11 bits would indeed give about an eighth of that error. Truncation,
+# however, makes errors up to twice as large, and because it makes all weights too small, these errors do not cancel.
+# Three products bring the error below 10⁻⁶.
 #
 # ```python
 # for name, error in of_product.items():
@@ -405,12 +406,12 @@ of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max() for name
 # %% [markdown]
 # ## What do scales and a rotation gain in FP8?
 #
-# FP8's format E4M3 has only 4 mantissa bits and ends at 448, so a tensor needs a *scale* that maps its largest number
-# to 448. In its section 3.3, [FlashAttention-3](https://arxiv.org/abs/2407.08608) adds two techniques. Each block of
-# rows gets its own scale, and Q and K are both multiplied by the same random orthogonal matrix M, a Hadamard matrix
-# with random signs. Since $M M^\top = I$, the scores $QM (KM)^\top = QK^\top$ stay the same. The rotation spreads an
-# outlier over all d columns, and it is cheap, because multiplying by a Hadamard matrix takes only d log d additions
-# per row.
+# FP8's format E4M3 has only 4 mantissa bits, and its largest number is 448, so a tensor needs a *scale* that maps its
+# own largest element to 448. In section 3.3, the paper on [FlashAttention-3](https://arxiv.org/abs/2407.08608) adds
+# two techniques. Each block of rows gets its own scale, and Q and K are both multiplied by the same random orthogonal
+# matrix M, a Hadamard matrix with random signs. Since $M M^\top = I$, the scores $QM (KM)^\top = QK^\top$ stay the
+# same. The rotation spreads an outlier over all d columns, and it is cheap, because multiplying by a Hadamard matrix
+# takes only d log d additions per row.
 
 # %%
 print(getsource(numbers.e4m3))
@@ -440,17 +441,17 @@ of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in W
 # **Predict.** Which of the two techniques lowers the error of O, without outliers and with them?
 #
 # - ☐ blocks in both cases, and the rotation only with outliers
-# - ☐ only the rotation with outliers makes much difference
+# - ☐ only the rotation makes much difference, and only with outliers
 # - ☐ both techniques in both cases
 #
 # <details><summary>Answer</summary>
 #
-# **only the rotation with outliers makes much difference.** FP8 is a floating-point format, so a number that is a
-# hundred times smaller than the largest one still has its 4 bits, and a single scale for the whole tensor does little
-# harm. An outlier, however, can be wrong by up to a sixteenth of itself. This makes some of its scores wrong by 1 or
-# more, which the exponential turns into a factor. Once the outlier is spread over 64 columns, it makes 64 small
-# errors that partly cancel. Table 3 of the paper agrees: the error rises from 9.1e-3 to 9.3e-3 without blocks, and to
-# 2.4e-2 without the rotation.
+# **only the rotation makes much difference, and only with outliers.** FP8 is a floating-point format, so a number
+# that is a hundred times smaller than the largest one still has its 4 bits, and a single scale for the whole tensor
+# does little harm. An outlier, however, can be wrong by up to a sixteenth of itself. This makes some scores that
+# contain the outlier wrong by 1 or more, and the exponential turns such an error into a wrong factor of the weight.
+# Once the outlier is spread over 64 columns, its rounding makes 64 small errors that partly cancel. Table 3 of the
+# paper agrees: the error rises from 9.1e-3 to 9.3e-3 without blocks, and to 2.4e-2 without the rotation.
 #
 # ```python
 # for name, (normal, outliers) in of_fp8.items():
@@ -472,8 +473,8 @@ of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in W
 # ## Does the order of a sum matter?
 #
 # In exact arithmetic, it does not. With rounding, $(a + b) + c$ and $a + (b + c)$ can differ, so each way of
-# splitting a row into parts gives different last bits. Below, 256 rows of 4,096 products p v are split into n parts,
-# which are then merged in order, and every sum is rounded to fp32.
+# splitting a row into parts gives different last bits. In the next cell, we take 256 rows of 4,096 products p v. Each
+# row is split into n parts, which are then merged in order, and every sum is rounded to fp32.
 
 # %%
 def in_parts(n):
@@ -500,8 +501,8 @@ products = (p * v).astype(np.float32)
 # <details><summary>Answer</summary>
 #
 # **hardly ever, and many parts are more exact than one.** Each addition rounds relative to the sum so far. In one
-# long sum, a product passes through up to 4,095 roundings, but in 64 parts, it passes through at most 63, followed by
-# those of the merge. So no order is the right one, and a more parallel sum is not less exact.
+# long sum, a product passes through up to 4,095 roundings. With 64 parts, it passes through at most 63 of them,
+# followed by those of the merge. So no order is the right one, and a more parallel sum is not less exact.
 #
 # ```python
 # whole, one = products.sum(1, dtype=np.float64), in_parts(1)
@@ -524,8 +525,8 @@ products = (p * v).astype(np.float32)
 #
 # If the number of parts depends on the batch, the last bits of a row depend on the other requests in the batch.
 # Chapter 14 [shows this effect and fixes the number of parts](14_decode.ipynb#is-a-row-the-same-in-another-batch). If
-# the order depends on which program comes first, as with atomic additions, two runs of the same call differ, which
-# chapter 05 shows [for dQ](05_backward.ipynb#who-adds-into-dq).
+# the order depends on which program comes first, as with atomic additions, two runs of the same call differ. Chapter
+# 05 shows this [for dQ](05_backward.ipynb#who-adds-into-dq).
 
 # %% [markdown]
 # ## Recap
@@ -538,7 +539,7 @@ products = (p * v).astype(np.float32)
 # - A finite mask value is a threshold, and in 16 bits it can also overflow. −∞ needs a guard for rows that see no
 #   key.
 # - TF32 is less exact than its 11 bits suggest, because it truncates. Three products restore the lost precision.
-# - In FP8, a rotation that spreads outliers gains more than a scale for each block.
+# - In FP8, a rotation that spreads outliers helps more than a separate scale for each block.
 # - Each order of a sum has its own last bits, and none of them is the right one.
 
 # %% [markdown]
