@@ -67,7 +67,7 @@ def data(
         ", and a ring FLOPs per requested byte." if apart else "."
     )
     caption = " ".join(filter(None, [message, bounds, dots]))
-    xlabel = "FLOPs per byte (ring: requested, dot: from DRAM)" if apart else "FLOPs per byte from DRAM"
+    xlabel = "FLOPs per byte (ring: requested, dot: DRAM)" if apart else "FLOPs per byte from DRAM"
     return dict(points=points, roofs=roofs, caption=caption, xlabel=xlabel)
 
 
