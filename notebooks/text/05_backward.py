@@ -6,8 +6,8 @@
 #
 # **How do gradients come back without the score matrix?**
 #
-# Chapter 01 derived the gradients, and chapter 03 recovered P tile by tile. Now many workers share the job, and every
-# one of them contributes to one of the three results, dQ.
+# Chapter 01 derived the gradients, and chapter 03 recovered P tile by tile. Now many workers share the job, and all of
+# them add to one of the three results, dQ.
 #
 # After this notebook you can
 #
@@ -43,10 +43,10 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What goes wrong with two workers?
 #
-# In the backward pass, two workers compute their contributions to the same row of dQ, for example 3 and 4. Each of them
-# runs `dQ[row] = dQ[row] + dq`. On a chip, this takes three steps, a load, an addition and a store, and between two
-# steps of one worker, the other worker can take a step of its own. The next cell defines the three steps and shows two
-# timelines that begin with dQ = 0:
+# Suppose that two workers of the backward pass have computed their contributions to the same row of dQ, for example 3
+# and 4. Each worker then runs `dQ[row] = dQ[row] + dq`. On a chip, this line takes three steps, namely a load, an
+# addition and a store. Between any two steps of one worker, the other worker can take a step. The next cell defines the
+# three steps and shows two timelines that begin with dQ = 0:
 
 
 # %%
@@ -91,8 +91,8 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 #
 # <details><summary>Answer</summary>
 #
-# **down.** The key gains weight at the cost of all others, and its value of 2 is below the mean of 2.5. The keys with
-# the values 8 and 4 are above the mean, so their gradients are positive.
+# **down.** This key gains weight at the expense of all the others, and its value of 2 is below the mean of 2.5. The
+# keys with the values 8 and 4 are above the mean, so their gradients are positive.
 #
 # ```python
 # s, v = np.log([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
@@ -105,9 +105,9 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 # ```
 # </details>
 #
-# This is the meaning of $dS = P \circ (dP - D)$. If we raise a key's score, the loss grows if that key's dP is above D,
-# and it falls if it is below D. D is the weighted mean of the row's dP, but it is also $do \cdot o = 1 \cdot 2.5$, so
-# it can be computed from the output before the first tile.
+# This is the meaning of $dS = P \circ (dP - D)$. When we raise a key's score, the loss grows if that key's dP is above
+# D, and it falls if that dP is below D. D is the weighted mean of the row's dP. It also equals $do \cdot o = 1 \cdot
+# 2.5$, so it can be computed from the output before the first tile.
 
 # %% [markdown]
 # ## What is kept, and what is recomputed?
@@ -124,14 +124,14 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 # | P | loaded | $e^{S - m} / \ell$ | $e^{S - L}$ |
 # | D | the row sum of $P \circ dP$ | $do \cdot o$, in every tile | $do \cdot o$, once before the loops |
 #
-# Since FA1 and FA2 *recompute* S from Q and K, they run five matmuls instead of the four for dV, dP, dQ and dK, which
-# takes a quarter more FLOPs. In exchange, they neither keep nor load anything of size N × N. The forward pass has two
-# matmuls, which is why a backward pass is usually counted as 2.5 forward passes.
+# Any backward pass needs four matmuls, one each for dV, dP, dQ and dK. FA1 and FA2 also *recompute* S from Q and K, so
+# they run five matmuls, which is a quarter more FLOPs. In exchange, they neither keep nor load anything of size N × N.
+# The forward pass has two matmuls, which is why a backward pass is usually counted as 2.5 forward passes.
 
 # %% [markdown]
 # ## Now write one tile
 #
-# **Build.** `one_tile` gets a tile of scores `s` (scaled and masked, so a masked score is −∞), the blocks `q`, `do`,
+# **Build.** `one_tile` takes a tile of scores `s` (scaled and masked, so a masked score is −∞), the blocks `q`, `do`,
 # `L` and `D` for its queries, `k` and `v` for its keys, and τ. It returns what the tile adds to dQ, dK and dV. This is
 # the loop body of FA2's Algorithm 2. A row that sees no key has L = −∞. Its output is 0 whatever the scores are, so its
 # dQ is 0, and it adds nothing to dK and dV.
@@ -179,31 +179,32 @@ check(
 # ```
 # </details>
 #
-# Take the 1-3-4-8 row in two tiles of two keys. The first tile has p = (1/16, 3/16) and ds = (5.5, −7.5)/16, and the
-# second has p = (4/16, 8/16) and ds = (6, −4)/16. Neither pair of weights sums to 1, and only the four ds together sum
-# to 0. The row gets its dq from both tiles, $\tau\,(5.5\,k_0 - 7.5\,k_1)/16$ from the first and $\tau\,(6\,k_2 -
-# 4\,k_3)/16$ from the second. These two contribute to the same row of dQ, just as the two workers did in the race
-# above.
+# As an example, split the 1-3-4-8 row into two tiles of two keys each. The first tile has p = (1/16, 3/16) and ds =
+# (5.5, −7.5)/16, and the second has p = (4/16, 8/16) and ds = (6, −4)/16. Neither pair of weights sums to 1, and only
+# the four ds together sum to 0. The first tile adds $\tau\,(5.5\,k_0 - 7.5\,k_1)/16$ to the row's dq, and the second
+# tile adds $\tau\,(6\,k_2 - 4\,k_3)/16$. Both tiles contribute to the same row of dQ, just as the two workers did in
+# the race above.
 #
-# [Assignment 3](assignments/3_backward.ipynb) goes further, with all tiles, shared heads, dropout, and the meter on.
+# [Assignment 3](assignments/3_backward.ipynb) goes further. There, you handle all tiles, shared heads and dropout, with
+# the meter on.
 
 # %% [markdown]
 # ## The loops around it
 #
 # A tile (i, j) adds to $dQ_i$, $dK_j$ and $dV_j$. Which of the two loops should be the outer one? As in chapter 04,
 # everything that belongs to the outer loop stays on the chip. The other blocks are loaded for each tile, and any sums
-# among them must be stored again afterwards. To compare the two orders, we count bytes per tile, divided by the B · d
-# elements of a block, because the tiles are square. Elements of q, k, v and do have two bytes, and elements of an
-# unfinished sum have four. We leave out L and D, because they are small.
+# among them must be stored again afterwards. Since the tiles are square, every block has B · d elements. To compare the
+# two orders, we count the bytes that a tile moves and divide them by B · d. Each element of q, k, v and do takes two
+# bytes, and each element of an unfinished sum takes four. We leave out L and D, because they are small.
 #
 # - **Columns j outside.** dk and dv stay on the chip as *accumulators*. For each tile, q (2 bytes), do (2) and dq (4)
-#   are loaded, and dq (4) is stored, which makes 12 bytes.
+#   are loaded, and dq (4) is stored, so the total is 12 bytes.
 # - **Rows i outside.** Here dq stays on the chip. For each tile, k (2), v (2), dk (4) and dv (4) are loaded, and dk (4)
-#   and dv (4) are stored, which makes 20 bytes.
+#   and dv (4) are stored, so the total is 20 bytes.
 #
-# For this reason, both FA1 and FA2 keep the columns outside. The following listing is Algorithm 2 around your tile,
-# which is called `tile_gradients` here. `tiling.visited_rows(j)` lists the row blocks that column block j does not
-# skip:
+# For this reason, both FA1 and FA2 use the columns as the outer loop. The following listing is the rest of Algorithm 2.
+# It calls your tile function, which is named `tile_gradients` here. `tiling.visited_rows(j)` lists the row blocks that
+# column block j does not skip:
 
 # %%
 def fa2_backward(Q, K, V, O, L, dO, tiling, trace=UNWATCHED):
@@ -241,7 +242,7 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
     print(f"loaded {one_pass.loads(name):3}, stored {one_pass.stores(name):3}")
 
 # %% [markdown]
-# The 32 elements of dQ are stored once as zeros, and then loaded and stored again for each of the 4 column blocks.
+# The 32 elements of dQ are first stored as zeros, and then loaded and stored once for each of the 4 column blocks.
 
 # %% [markdown]
 # ## Who adds into dQ?
@@ -258,8 +259,8 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 #
 # <details><summary>Answer</summary>
 #
-# **the sum of one, two, three or all four contributions.** Whatever worker 1 stores between worker 2's load and its
-# store is lost. If all four load before the first one stores, only the contribution that is stored last remains.
+# **the sum of one, two, three or all four contributions.** Whatever worker 1 stores between worker 2's load and worker
+# 2's store is lost. If all four load before the first one stores, only the contribution that is stored last remains.
 # </details>
 #
 # Whether anything is lost depends on timing, so the same program can be right a thousand times and then wrong.
@@ -267,9 +268,9 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 # %% [markdown]
 # ## First fix: atomic adds
 #
-# A GPU can load, add and store in one step that nothing can interrupt, which is called an *atomic add*. With it, no
-# contribution is lost. However, the contributions arrive in any order, and float32 has only about seven digits. The
-# next cell computes dQ in all 24 orders of its four contributions:
+# A GPU can load, add and store in a single step that cannot be interrupted. Such a step is called an *atomic add*. With
+# atomic adds, no contribution is lost. However, the contributions can arrive in any order, and float32 has only about
+# seven digits. The next cell computes dQ in all 24 orders of its four contributions:
 
 # %%
 dS = P * (dO @ V.T - (dO * O).sum(axis=1)[:, None])
@@ -282,31 +283,32 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 
 # %% [markdown]
 # The results differ in the last bits. Since a + b = b + a, the 24 orders give at most 12 different results. If large
-# terms cancel, one order can be far better than another, and atomic adds do not choose the order. For example, $10^8 +
-# 1 - 10^8$ is 0 in float32, because $10^8 + 1$ is rounded to $10^8$.
+# terms cancel, one order can be far more accurate than another, but with atomic adds, we cannot choose the order. For
+# example, $10^8 + 1 - 10^8$ is 0 in float32, because $10^8 + 1$ is rounded to $10^8$.
 
 # %% [markdown]
 # ## Second fix: a separate pass
 #
-# $dQ_i$ is a sum over keys, like $o_i$ in the forward pass, so a second kernel can run with the rows outside and keep
-# $dq_i$ on the chip. The first kernel then leaves out the line `dQ[rows] = …`, and does not compute dq. Every sum now
-# has a single owner, so the same input gives the same bits in every run. Such a computation is called *deterministic*.
+# $dQ_i$ is a sum over keys, like $o_i$ in the forward pass, so a second kernel can use the rows as its outer loop and
+# keep $dq_i$ on the chip. The first kernel then leaves out the line `dQ[rows] = …` and does not compute dq. Every sum
+# now has a single owner, so the same input gives the same bits in every run. Such a computation is called
+# *deterministic*.
 #
 # The second pass costs additional matmuls, because the first pass computes S, dP, dV and dK, and the second one
 # computes S and dP again before it computes dQ. That makes seven matmuls per tile instead of five, or 40% more FLOPs.
-# Does it save bytes in exchange? The unit is the same as above:
+# Does it save bytes in exchange? We count in the same unit as above:
 #
-# - **One pass as listed** takes 12 bytes.
-# - **One pass with atomic adds** sends dq to L2, where the addition takes place, and dq never comes back. That leaves q
-#   (2), do (2) and dq (4), which makes 8 bytes. But an atomic add can cost L2 more than a plain store, because L2 has
-#   to read, add and write.
-# - **Two passes** take q (2) and do (2) in the first, and k (2) and v (2) in the second, which also makes 8 bytes, all
-#   of them plain loads. We do not count the stores of dK and dV or the second pass's store of dQ, because they happen
-#   only once instead of once per tile.
+# - **One pass as listed** moves 12 bytes.
+# - **One pass with atomic adds** sends dq to L2, which does the addition, so the old sums need not be loaded. That
+#   leaves q (2), do (2) and dq (4), or 8 bytes in total. However, an atomic add can cost L2 more than a plain store,
+#   because L2 has to read, add and write.
+# - **Two passes** load q (2) and do (2) in the first pass, and k (2) and v (2) in the second. The total is also 8
+#   bytes, and all of them are plain loads. We do not count the stores of dK and dV or the second pass's store of dQ,
+#   because each block is stored only once, not once per tile.
 #
-# Neither fix is cheaper in every respect, so only a measurement can decide. We ran the simple kernels of chapter 09 on
-# an H200 (64 heads, N = 4,096, d = 128, no mask). One pass with atomic adds takes 7.4 ms, and two passes take 5.1 ms.
-# Chapter 13 gets one pass down to 2.1 ms, with another kind of addition.
+# Neither fix is cheaper in every respect, so only a measurement can decide between them. We ran the simple kernels of
+# chapter 09 on an H200 (64 heads, N = 4,096, d = 128, no mask). One pass with atomic adds takes 7.4 ms, and two passes
+# take 5.1 ms. Chapter 13 brings the single pass down to 2.1 ms with a different kind of addition.
 #
 # The next figure shows one tile of a single pass, with its five matmuls numbered:
 
@@ -315,18 +317,19 @@ show("backward_graph")
 
 # %% [markdown]
 # Outlined boxes are recomputed, and dashed boxes are gradients. With two passes, the first one runs matmuls ① to ④, and
-# the second one runs ①, ② and ⑤. Step through both ways below, and see which blocks of dQ have several writers at once:
+# the second one runs ①, ② and ⑤. Step through both versions below, and see which blocks of dQ have several writers at
+# once:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
 
 # %% [markdown]
-# The next figure puts both ways on one axis. With atomic adds, four workers add to the same block of dQ at once, and
-# the order in which their contributions arrive differs from run to run. With two passes, each block has one writer. The
-# axis counts only a tile's matmuls, which are five for one pass, and four and three for the two passes. An atomic add
-# therefore takes no time on this axis, and the two passes finish later. On the H200, however, it was the other way
-# round, so one pass must have lost its time on something that this axis does not count. The first suspect is the
-# additions in L2, and chapter 09 estimates their cost:
+# The next figure shows both versions on the same time axis. With atomic adds, four workers add to the same block of dQ
+# at once, and the order in which their contributions arrive differs from run to run. With two passes, each block has
+# one writer. The axis counts only matmuls. A tile takes five of them in the single pass, and four and three in the two
+# passes. An atomic add therefore takes no time on this axis, and the two passes finish later. On the H200, however, the
+# two passes were faster, so the single pass must have lost time to something that this axis does not count. The first
+# suspects are the additions in L2, and chapter 09 estimates their cost.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("race")
@@ -334,10 +337,10 @@ live("race")
 # %% [markdown]
 # The roofline below shows the forward pass and the one-pass backward as listed above, for d = 128 and tiles of 64 × 64.
 # How many FLOPs are there per requested byte? Each of the five matmuls takes B² · d multiply-adds, so a tile of B × B
-# takes 10 B² d FLOPs. It requests 12 · B d bytes, which makes 10 · 64 / 12 = 53 FLOPs per byte, or 52 if we also count
-# the bytes of L, D, K and V. The forward pass has 63 FLOPs per byte (chapter 04), so L2 finishes last in both. With
-# atomic adds, the tile requests 8 · B d bytes. That would make 10 · 64 / 8 = 80 FLOPs per byte if an atomic add cost no
-# more than a plain store. Since nothing here proves that, 80 is only a bound.
+# takes 10 B² d FLOPs. It requests 12 · B d bytes, so there are 10 · 64 / 12 = 53 FLOPs per byte, or 52 if we also count
+# the bytes of L, D, K and V. The forward pass has 63 FLOPs per byte (chapter 04), so L2 is the slowest unit in both
+# passes. With atomic adds, the tile requests 8 · B d bytes. The result would be 10 · 64 / 8 = 80 FLOPs per byte if an
+# atomic add cost no more than a plain store. Since nothing here proves that, 80 is only an upper bound.
 
 # %% tags=["hide-input"]
 show("limits_backward")
@@ -346,10 +349,10 @@ show("limits_backward")
 # ## Can dropout be replayed in another order?
 #
 # During training, *dropout* sets each entry of P to 0 with a small probability $p_{drop}$, and divides the others by
-# $1 - p_{drop}$. The backward pass must drop the same entries, but storing which ones would take memory that grows with
-# $N^2$. The FA1 paper therefore stores only the state of the random generator, and draws the same numbers again. A
-# generator returns its numbers one after the other, so the entry that is visited third gets the third number. Does that
-# still work in FA2?
+# $1 - p_{drop}$. The backward pass must drop the same entries, but a stored list of them would take memory that grows
+# with $N^2$. FA1 therefore stores only the state of the random number generator, and its backward pass draws the same
+# numbers again. A generator returns its numbers one after the other, so the entry that is visited third gets the third
+# number. Does this method still work in FA2?
 
 
 # %%
@@ -378,46 +381,48 @@ for method in (one_generator, by_position):
         print(f"{method.__name__:13}  {name}: forward and backward differ in {wrong} of 64 entries")
 
 # %% [markdown]
-# With one generator, FA1's backward pass replays the mask exactly, because both of its passes have the columns outside,
-# so they visit the tiles in the same order. In FA2, however, the forward pass has the rows outside, and the backward
-# pass has the columns outside. The third tile of one pass is not the third tile of the other, so the wrong entries are
-# dropped, and the gradients belong to a different loss. And once parallel workers share the tiles, there is no fixed
-# order at all.
+# With a single generator, FA1's backward pass replays the mask exactly, because the columns are the outer loop in both
+# of FA1's passes, so both visit the tiles in the same order. In FA2, however, the rows are the outer loop in the
+# forward pass, and the columns are the outer loop in the backward pass. The third tile of one pass is not the third
+# tile of the other, so the wrong entries are dropped, and the gradients belong to a different loss. And once parallel
+# workers share the tiles, there is no fixed order at all.
 #
-# The fix is a generator without a state. It computes each number from the seed and the position of the entry (batch,
-# head, row and column), so the order does not matter. The package and all modern kernels do it this way.
+# The fix is a stateless generator. It computes each number from the seed and the entry's position (batch, head, row and
+# column), so the order does not matter. The package and all modern kernels generate dropout masks this way.
 
 # %% [markdown]
 # ## What if several query heads share keys and values?
 #
 # In *grouped-query attention* (GQA), a group of query heads shares one head of keys and values. In *multi-query
-# attention* (MQA), all query heads share one. This sharing shrinks a model's *KV cache*, which holds the keys and
-# values of all tokens so far (chapter 14).
+# attention* (MQA), all query heads share the same K/V head. This sharing shrinks a model's *KV cache*, which holds the
+# keys and values of all tokens so far (chapter 14).
 #
 # In the forward pass, only an address changes. If `group` query heads share a K/V head, then query head h reads the K/V
 # head `h // group`, rounded down. With a group of four, query heads 0 to 3 read K/V head 0, and query heads 4 to 7 read
 # K/V head 1.
 #
 # In the backward pass, dQ still has one head per query head. But all query heads of a group add to the same dK and dV,
-# just as all rows of one head do. The worker that owns a column block of dK and dV therefore goes through the rows of
-# all heads in the group, and sums over them before it stores. In this way, dK and dV still have a single owner.
+# just as all rows of one head do. The worker that owns a column block of dK and dV therefore loops over the rows of all
+# heads in the group and sums their contributions before it stores the result. In this way, each block of dK and dV
+# still has a single owner.
 
 # %% [markdown]
 # ## Recap
 #
 # - $dS = P \circ (dP - D)$, where $D_i = do_i \cdot o_i$ is known before the loops.
 # - P is recomputed as $e^{S - L}$, so there are five matmuls instead of four, but nothing of size N × N is kept.
-# - With the columns outside, dK and dV stay on the chip, while dQ travels.
+# - With the columns as the outer loop, dK and dV stay on the chip, while every tile sends its contribution to dQ off
+#   the chip.
 # - Since many workers add into the same dQ, there is a race. One fix is atomic adds, although their order varies. The
-#   other is a second pass, which takes seven matmuls in total and is deterministic.
-# - A row without keys has dQ = 0. Dropout is drawn by position, because the two passes visit the tiles in different
-#   orders.
+#   other fix is a second pass, which is deterministic but brings the total to seven matmuls.
+# - A row without keys has dQ = 0. Each dropout number is computed from its entry's position, because the two passes
+#   visit the tiles in different orders.
 # - In grouped-query attention, query head h reads the K/V head `h // group`, and the owner of dK and dV sums over the
 #   group.
 #
 # <details><summary>What if the loss also depends on L?</summary>
 #
-# When a model merges two calls (chapter 14), L has a gradient dL, which is one number for each row. Since $\partial L /
+# When a model merges two calls (chapter 14), L has a gradient dL, which is one value per row. Since $\partial L /
 # \partial s_j = p_j$, dS becomes $P \circ (dP - D + dL)$. The same kernel can therefore be used with D − dL in place of
 # D.
 # </details>
@@ -425,8 +430,8 @@ for method in (one_generator, by_position):
 # %% [markdown]
 # ## Exercises
 #
-# **Predict.** A kernel does not compute D before the loops. Instead, it computes D in each tile from that tile alone,
-# as $\mathrm{rowsum}(p \circ dp)$. If there are 8 keys, with which block sizes does the test of dQ pass?
+# **Predict.** A kernel does not compute D before the loops. Instead, each tile computes D from its own entries alone,
+# as $\mathrm{rowsum}(p \circ dp)$. If there are 8 keys, for which block sizes does the test of dQ pass?
 #
 # - ☐ with all, because D is a mean of dP
 # - ☐ only if one block holds all keys
@@ -441,30 +446,30 @@ for method in (one_generator, by_position):
 # %% [markdown]
 # **Four questions on chapters 00 to 05.** Try to answer them without looking back.
 #
-# 1. P is computed again in the backward pass, tile by tile. Why is that cheaper than keeping P?
-# 2. A row has m = 1, ℓ = 2, and o = 6, which is not divided yet. Then a score of 1 + log 2 with value 5 arrives. What
-#    is o/ℓ?
+# 1. P is recomputed in the backward pass, tile by tile. Why is that cheaper than keeping P?
+# 2. A row has m = 1, ℓ = 2 and o = 6, where o is not yet divided by ℓ. Then a score of 1 + log 2 with a value of 5
+#    arrives. What is o/ℓ?
 # 3. When N doubles, by what factor do FA2's extra memory, its requests, and its DRAM traffic (while K and V fit in L2)
 #    grow?
-# 4. Why was the FA1 authors' own kernel fast, although the FA1 of chapter 00 is slow?
+# 4. Why was the FA1 authors' own kernel fast, although chapter 00's version of FA1 is slow?
 #
 # <details><summary>Four answers</summary>
 #
 # 1. Recomputing an entry of P takes 2d FLOPs, an exponential (256) and a subtraction, which is 416 at d = 64 and 544 at
-#    d = 128. Storing it in two bytes and loading it again takes HBM as long as 824 FLOPs take (chapter 03).
+#    d = 128. Storing it in two bytes and loading it again keeps HBM busy for as long as 824 FLOPs take (chapter 03).
 # 2. $\alpha = 1/2$, so $\ell = 1 + 1 = 2$ and $o = 3 + 5 = 8$, and the answer is 4.
 # 3. The memory doubles, because there is one L per row. The requests grow by a factor of nearly four, because the
 #    requests for K and V grow by four and the others (Q, O and L) by two. The DRAM traffic doubles, because each of Q,
 #    K, V and O moves once.
-# 4. Their kernel ran on many heads, which gave it many workers, and it was written in CUDA with large blocks. In
-#    chapter 00, FA1 is the simplest Triton code, with blocks of 64 keys at every N. From N = 4,096 on, it also has only
-#    64 heads or fewer for 132 SMs.
+# 4. Their kernel ran on many heads, which gave it many workers, and it was written in CUDA with large blocks. Chapter
+#    00's FA1 is the simplest possible Triton code, with blocks of 64 keys at every N. From N = 4,096 on, it also has at
+#    most 64 heads for 132 SMs.
 # </details>
 
 # %% [markdown]
 # ## Checks
 #
-# The cell below compares the functions of this notebook with the package, and with finite differences.
+# The cell below compares this notebook's functions with the package and with finite differences.
 
 # %% tags=["hide-input"]
 packages = Trace()

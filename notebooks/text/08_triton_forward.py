@@ -7,20 +7,20 @@
 # **How do the lines of Algorithm 1 become a GPU kernel?**
 #
 # Chapter 04 implemented Algorithm 1 in NumPy, and in chapter 06 each row block got its own worker. Now we write the
-# program that such a worker runs, in *Triton*, which is Python with blocks of numbers. You write what one thread block
-# does, and the compiler divides the work among its warps.
+# program that such a worker runs, in *Triton*, a Python-based language whose variables are blocks of numbers. You write
+# what one thread block does, and the compiler divides the work among its warps.
 #
 # The chapter has two parts. In the first part, you write four small kernels: a difference, a copy, a softmax and a
 # matrix product. Together they contain everything that attention needs. In the second part, you write the loop of the
-# FlashAttention-2 forward kernel, and compare the time of a finished kernel with PyTorch's own.
+# FlashAttention-2 forward kernel, and compare the speed of a finished kernel with that of PyTorch's own.
 #
 # After this notebook you can
 #
-# - write a kernel and its launch, which decide where a program's numbers are and where they end,
+# - write a kernel and its launch, which decide where each program's data begins and ends,
 # - predict what a load costs from the addresses that neighbouring threads read,
 # - explain what `num_warps` changes in the compiled code,
-# - write Algorithm 1 as a Triton kernel, and recognise three mistakes by their numbers,
-# - time a kernel so that the number means something.
+# - write Algorithm 1 as a Triton kernel, and recognise three mistakes by the wrong numbers that they produce,
+# - time a kernel so that the result is meaningful.
 #
 # *Time: 105 minutes, in two parts. Hardware: any machine with Linux; without an NVIDIA GPU the kernels run in Triton's
 # interpreter. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb), [06 ·
@@ -58,9 +58,9 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says o
 # %% [markdown]
 # ## How slow is a first kernel?
 #
-# Suppose that you translate the FlashAttention paper of 2022 line by line into Triton. Your kernel works in tiles, it
-# never stores S or P, and its result is right. The next cell compares the time of such a kernel on an H200 with three
-# others that compute the same numbers:
+# Suppose that you translate the FlashAttention paper of 2022 line by line into Triton. Your kernel works in tiles,
+# never stores S or P, and returns the right result. The next cell compares such a kernel's time on an H200 with the
+# times of three other kernels that compute the same result:
 
 # %% tags=["hide-input"]
 ladder, paper = record_of("ladder"), record_of("paper")
@@ -83,28 +83,28 @@ print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):
 # %% [markdown]
 # Although the first kernel is right, it is many times slower than PyTorch's, and even slower than standard attention.
 # The kernels in the first and the last line both belong to this package, and they compute the same matmuls. They differ
-# in how many numbers travel and in how many programs there are. Both depend on a few lines that every Triton kernel
-# has, namely its launch and the addresses that it loads.
+# in how much data they move and in how many programs they launch. Both quantities depend on a few lines that every
+# Triton kernel has, namely its launch and the addresses from which it loads.
 #
-# The package implements attention 24 times and changes one thing each time. This series is the *ladder*, with the
-# *rungs* r00 to r23, and kernels s00 and s01 of chapter 07 accompany it. Chapter 10 measures all rungs, and this
-# chapter ends with rung 11.
+# The package implements attention 24 times and changes one thing each time. We call this series the *ladder*, and its
+# 24 kernels are the *rungs* r00 to r23. The kernels s00 and s01 of chapter 07 accompany it. Chapter 10 measures all
+# rungs, and this chapter ends with rung 11.
 #
 # ## Part 1 · An on-ramp to Triton (60 minutes)
 #
 # Without a GPU, the package sets `TRITON_INTERPRET=1`, and then every line of a kernel runs as NumPy, one program after
 # another. In your own script, set the variable before you import Triton. To look at a block in the interpreter, write
 # `print(x)` or `breakpoint()` into the kernel. PyTorch's tensors behave like NumPy's arrays. The variable `device`
-# names the device that stores them, and `.float()` converts them to float32.
+# names the device that stores the tensors, and `.float()` converts a tensor to float32.
 
 # %% [markdown]
 # ## What does a kernel get to see?
 #
 # `@triton.jit` turns a function into a kernel. For each tensor, a kernel gets only the address of the first element, so
-# it sees neither the shape nor the end of the tensor. One run of the kernel is called a *program*, and it is the thread
-# block of chapter 06. All programs execute the same lines, and they differ in only one number, `tl.program_id`. The
-# *launch* decides how many programs there are, because the tuple in the square brackets is the *grid*. In this example,
-# programs with blocks of 4 double 10 numbers:
+# it knows neither the tensor's shape nor where the tensor ends. One run of the kernel is called a *program*, which is
+# the thread block of chapter 06. All programs execute the same lines and differ in only one number, `tl.program_id`.
+# The *launch* decides how many programs there are, because the tuple in its square brackets is the *grid*. In this
+# example, each program handles a block of 4, and together the programs double 10 numbers:
 
 # %%
 @triton.jit
@@ -124,13 +124,13 @@ print([int(x) for x in memory])
 # of X is, and not of the next byte. `tl.load` fetches what is stored at these addresses into registers. The size of a
 # block must be a power of two that is known when the kernel is compiled, so it is a `tl.constexpr`.
 #
-# The launch shows the first mistake of this chapter. The last program has positions 8 to 11, so it doubled two numbers
-# past the end, in memory that belongs to something else, and no error was raised. For this reason, loads and stores
+# The launch shows the first mistake of this chapter. The last program handles positions 8 to 11, so it doubled two
+# numbers past the end. They belong to something else, and yet no error was raised. For this reason, loads and stores
 # take a *mask*, which has nothing to do with the causal one. `tl.load(X + at, mask=real, other=0.0)` does not touch the
 # memory where `real` is false, and returns 0 there. `tl.store(X + at, x, mask=real)` writes only where `real` is true.
 #
 # **Build.** Write the kernel that stores the differences between neighbours, Y[n] = X[n + 1] − X[n]. X has N + 1
-# numbers and Y has N.
+# elements, and Y has N.
 
 # %%
 @triton.jit
@@ -196,9 +196,9 @@ judge_launch(difference, cases, tolerance=1e-3)
 # ## Where does the next row begin?
 #
 # In memory, a matrix is one long line of numbers. The distance between two neighbours along a dimension is called a
-# *stride*, and it is counted in elements. The element in row r and column c is therefore at r · row_stride + c ·
+# *stride* and is counted in elements. The element in row r and column c is therefore at r · row_stride + c ·
 # column_stride. In a new matrix of 4 columns, the strides are 4 and 1. A view of a matrix copies nothing, because it
-# only has a different shape or different strides.
+# uses the same memory with a different shape or different strides.
 
 # %%
 matrix = torch.arange(12.0, device=device).view(3, 4)
@@ -206,13 +206,13 @@ for name, view in (("matrix", matrix), ("matrix[:, :2]", matrix[:, :2]), ("matri
     print(f"{name:14} shape {tuple(view.shape)}, strides {view.stride()}")
 
 # %% [markdown]
-# A kernel gets only the address, so the launch has to pass the strides as well. To address a two-dimensional block, you
-# combine a column of row numbers with a row of column numbers. As in NumPy, `row[:, None]` is (B, 1), `column[None, :]`
-# is (1, B), and their sum is (B, B). A grid can also have two dimensions, in which case `tl.program_id(1)` is the
-# second number.
+# Since a kernel gets only the address, the launch has to pass the strides as well. To address a two-dimensional block,
+# you combine a column of row indices with a row of column indices. As in NumPy, `row[:, None]` is (B, 1), `column[None,
+# :]` is (1, B), and their sum is (B, B). A grid can also have two dimensions, in which case `tl.program_id(1)` is the
+# program's index in the second one.
 #
-# **Build.** Write the kernel that copies a matrix with any strides to Y, whose rows are contiguous. Each program copies
-# one block of B × B.
+# **Build.** Write a kernel that copies a matrix with any strides to Y, whose rows are contiguous. Each program copies
+# one B × B block.
 
 # %%
 @triton.jit
@@ -252,11 +252,11 @@ judge_launch(copy, cases)
 # %% [markdown]
 # ## What do neighbouring threads read?
 #
-# The copy is right for every stride, but it is not equally fast. The 32 threads of a warp execute a load together, so
-# the hardware looks at their 32 addresses and fetches each *sector*, 32 bytes of memory, only once, no matter how many
-# threads want a part of it. This is called *coalescing*. If the threads read neighbouring numbers, every fetched byte
-# is used. If they read numbers that are far apart, however, each thread needs its own sector, and most of its bytes are
-# wasted. The next cell counts the sectors of one load of four-byte numbers:
+# The copy is right for every stride, but not equally fast. Memory is fetched in *sectors* of 32 bytes. The 32 threads
+# of a warp execute a load together, so the hardware looks at their 32 addresses and fetches each sector only once, no
+# matter how many threads want a part of it. This is called *coalescing*. If the threads read neighbouring numbers,
+# every fetched byte is used. If they read numbers that are far apart, however, each thread needs its own sector, and
+# most of that sector's bytes are wasted. The next cell counts the sectors of one load of four-byte numbers:
 
 # %%
 thread = np.arange(32)
@@ -266,10 +266,10 @@ for stride in (1, 2, 4, 8, 4096):
     print(f"stride {stride:4}: 128 bytes wanted, {fetched:4} fetched, {100 * 128 / fetched:g}% used")
 
 # %% [markdown]
-# From a stride of 8 on, a load fetches eight times as many bytes as it uses. If these bytes limit a kernel, it becomes
-# about eight times slower, unless the rest of a sector is used while a cache still holds it. The factor can even be
-# larger, since L2 can fetch more than one sector at a time from DRAM. With a GPU, `python -m fa2_studio.strided`
-# measures this cost by timing the sum of 2²⁵ numbers that are a stride apart.
+# From a stride of 8 on, a load fetches eight times as many bytes as it uses. If a kernel is limited by these bytes, it
+# takes about eight times as long, unless the rest of each sector is used while a cache still holds it. The factor can
+# even be larger, since L2 can fetch more than one sector at a time from DRAM. On a machine with a GPU, `python -m
+# fa2_studio.strided` measures this cost by timing the sum of 2²⁵ numbers that are one stride apart.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 timed = files.ROOT / "figures" / "data" / "strided.txt"
@@ -278,7 +278,7 @@ if timed.exists():
 
 # %% [markdown]
 # **Predict.** X is a 4096 × 4096 matrix in fp32 with contiguous rows. Neighbouring threads of a warp read neighbouring
-# *rows* of one column. What share of the fetched bytes does this load use?
+# *rows* of one column. What fraction of the fetched bytes does this load use?
 #
 # - ☐ all of it, because the 32 numbers are neighbours in the column
 # - ☐ an eighth
@@ -287,28 +287,29 @@ if timed.exists():
 # <details><summary>Answer</summary>
 #
 # **an eighth.** Neighbours in a column are 4,096 elements apart, so each thread fetches a sector of 32 bytes and uses 4
-# of them. That is the last line of the count above.
+# of them. The last line of the count above shows this case.
 # </details>
 #
-# In Triton, you do not choose which thread gets which number of a block. The compiler does, and it gives neighbouring
-# threads neighbouring numbers along the dimension whose stride is 1, if it can see which one that is.
+# In Triton, you do not choose which thread gets which element of a block. The compiler chooses for you. It assigns
+# neighbouring elements to neighbouring threads along the dimension whose stride is 1, if it can tell which dimension
+# that is.
 #
-# The compiler also has to see that a row begins at a multiple of 16 bytes, because only then can one thread load 16
-# bytes with one instruction. Triton tells it whether an integer argument is divisible by 16, which is enough for d = 64
-# or 80. With d = 72 it is not enough. A row of 72 numbers in bf16 has 144 bytes, which is 9 · 16, but 72 itself is not
-# divisible by 16. The compiler then falls back to loads of two bytes, and needs eight times as many. The package's
-# kernels therefore write `stride // 8 * 8`, which changes no value if the stride is a multiple of 8, but tells the
-# compiler what it needs to know.
+# The compiler also has to know that each row begins at a multiple of 16 bytes, because only then can one thread load 16
+# bytes with one instruction. Triton tells the compiler whether an integer argument is divisible by 16, which is enough
+# for d = 64 or 80. For d = 72, this is not enough. A row of 72 bf16 values has 144 bytes, which is 9 · 16, but 72
+# itself is not divisible by 16. The compiler then falls back to two-byte loads and needs eight times as many of them.
+# The package's kernels therefore write `stride // 8 * 8`, which leaves the value unchanged if the stride is a multiple
+# of 8, but tells the compiler what it needs to know.
 
 # %% [markdown]
 # ## How does a program find a whole row?
 #
-# For a softmax, a program needs a row from its first to its last column, because the maximum and the sum are taken over
-# all of them. The blocks in this kernel are therefore as wide as the row, rounded up to a power of two. `tl.max(x, 0)`
-# and `tl.sum(x, 0)` reduce a block over its dimension 0, and `tl.exp(x)` computes the exponential of each number.
+# For a softmax, a program needs a whole row, because the maximum and the sum are taken over all of its columns. The
+# blocks in this kernel are therefore as wide as the row, rounded up to a power of two. `tl.max(x, 0)` and `tl.sum(x,
+# 0)` reduce a block over dimension 0, and `tl.exp(x)` computes the exponential of each element.
 #
 # **Build.** Write the softmax of each row, with one program per row. The rows of X are `x_stride` apart, the rows of Y
-# are `y_stride` apart, and the columns of both are neighbours.
+# are `y_stride` apart, and neighbouring columns are adjacent in memory in both.
 
 # %%
 @triton.jit
@@ -346,14 +347,15 @@ judge_launch(softmax, {words: ((x,), x.softmax(1)) for words, x in cases.items()
 # </details>
 
 # %% [markdown]
-# This is nearly rung 00's second kernel. It also shows a limit of standard attention, because a whole row must fit into
-# the registers of one program. FA2's online softmax, by contrast, only ever needs one tile of the row.
+# This kernel is nearly the second kernel of rung 00. It also shows a limit of standard attention, because a whole row
+# must fit into one program's registers. FA2's online softmax, by contrast, only ever needs one tile of the row.
 #
 # ## How are two blocks multiplied?
 #
 # `tl.dot(a, b)` multiplies two blocks on the tensor cores. The elements of a and b have 16 bits (in this case fp16),
-# and the result has 32. The length of the sum, which is the number of a's columns, must be at least 16. A longer sum is
-# cut into blocks, and the program goes through them in a loop, adding the products in an *accumulator* in fp32.
+# and those of the result have 32. The dimension that is summed over, which is the number of a's columns, must be at
+# least 16. A longer sum is cut into blocks. The program loops over them and adds up the products in an fp32
+# *accumulator*.
 #
 # **Build.** Write C = A B, with one program for each T × T tile of C. A is M × K, B is K × N, and all three have
 # contiguous rows. `tl.zeros((T, T), tl.float32)` creates the accumulator, and `range(0, K, T)` works in a kernel as it
@@ -408,13 +410,13 @@ judge_launch(product, cases, tolerance=1e-3)
 # ## What does `num_warps` change?
 #
 # A launch can also set the number of warps per program, as in `product_kernel[grid](…, num_warps=8)`. By default, a
-# program has 4. More warps give the same result, but each thread has a smaller share of every block, so it needs fewer
-# registers.
+# program has 4. With more warps, the result is the same, but each thread holds a smaller share of every block, so it
+# needs fewer registers.
 #
-# Rung 00 consists of larger versions of your last two kernels. Its softmax has 4,096 numbers in a row, and its last
-# kernel multiplies P and V in tiles of 64 × 64 by 64 × 128. We can compile both for GPUs that are not in this machine,
-# an A100 (sm_80) and an H200 (sm_90). In the first table below, a *shuffle* is an instruction in which each thread of a
-# warp reads a register of another thread in the same warp:
+# Rung 00 consists of larger versions of your last two kernels. Its softmax has rows of 4,096 elements, and its last
+# kernel multiplies 64 × 64 tiles of P by 64 × 128 tiles of V. We can compile both for GPUs that are not in this
+# machine, an A100 (sm_80) and an H200 (sm_90). In the first table below, a *shuffle* is an instruction in which each
+# thread of a warp reads a register of another thread in the same warp:
 
 # %%
 WARPS = 2, 4, 8
@@ -443,35 +445,37 @@ for chip, launches in compiled.items():
         print(f"{chip:7}{W:8}{kernel.numbers['registers']:20}{shared_by(kernel):>12}{instructions(kernel, kind):7} {kind}")
 
 # %% [markdown]
-# - **Elements.** With twice as many warps, a thread has half as many numbers, half as many loads, and fewer registers.
-#   But a row's maximum and sum have to cross all warps, through shuffles within a warp and through shared memory with
-#   barriers between warps. The number of shuffles and barriers therefore does not decrease.
-# - **The arrangement.** `[4, 1]` means that the four warps are stacked on top of each other, so each has whole rows of
-#   the result. `[1, 4]` means that they are side by side, so each has some columns of all rows. `[2, 4]` is two rows of
-#   four warps. Of these three, only `[4, 1]` is split-Q of chapter 07.
-# - **The chip.** On an H200, four warps start one large matmul together (`HGMMA`), and the instruction itself gives
-#   each of them 16 rows. A program of two warps cannot do this, so the compiler falls back to the small instruction
-#   (`HMMA`), and a thread needs nearly all of its 255 registers. On an A100, each warp multiplies by itself, and the
-#   compiler chooses the arrangement. In this kernel, four warps get `[1, 4]`, because the result has fewer rows (64)
-#   than columns (128). In a loop with several matmuls, the last one decides. In attention this is $PV$, so a row of S
-#   belongs to one warp if $B_r \ge d$, where d is rounded up to a power of two.
+# - **Elements.** With twice as many warps, a thread holds half as many elements, issues half as many loads, and needs
+#   fewer registers. But a row's maximum and sum have to be combined across all threads, through shuffles within a warp
+#   and through shared memory and barriers between warps. The number of shuffles and barriers therefore does not
+#   decrease.
+# - **The arrangement.** `[4, 1]` means that the four warps are stacked on top of each other, so each one owns whole
+#   rows of the result. `[1, 4]` means that they are side by side, so each one owns some columns of all rows. `[2, 4]`
+#   means two rows of four warps. Of these three arrangements, only `[4, 1]` is the split-Q of chapter 07.
+# - **The chip.** On an H200, four warps issue one large matmul together (`HGMMA`), and the instruction itself assigns
+#   16 rows to each of them. A program of two warps cannot issue this instruction, so the compiler falls back to the
+#   small one (`HMMA`), and a thread needs nearly all of its 255 registers. On an A100, each warp issues its own
+#   matmuls, and the compiler chooses the arrangement. In this kernel, four warps get `[1, 4]`, because the result has
+#   fewer rows (64) than columns (128). In a loop with several matmuls, the last one decides the arrangement. In
+#   attention, the last one is $PV$, so a row of S belongs to one warp if $B_r \ge d$, where d is rounded up to a power
+#   of two.
 #
-# In summary, `num_warps` decides how many registers each thread needs and which warp owns which rows, but more warps
-# are not faster by themselves. Chapter 10 measures what registers cost, and chapter 11 shows how to read the
-# arrangement.
+# In summary, `num_warps` decides how many registers each thread needs and which warp owns which rows, but more warps do
+# not by themselves make a kernel faster. Chapter 10 measures the cost of registers, and chapter 11 shows how to read
+# the arrangement.
 
 # %% [markdown]
 # ## Part 2 · Algorithm 1 as a kernel (45 minutes)
 #
-# Attention needs nothing that you have not written yet. It finds rows by their addresses, runs two matmuls, and takes a
-# softmax between them. The loop over row blocks disappears, because each of its iterations is a program, so only the
-# loop over column blocks remains.
+# You have already written everything that attention needs. It finds rows by their addresses, runs two matmuls, and
+# takes a softmax between them. The loop over row blocks disappears, because each of its iterations is a program, so
+# only the loop over column blocks remains.
 #
 # ## Where are a program's rows?
 #
-# The rungs read a block of rows with `load_rows`. In each head, the rows are contiguous, so the row stride is d. If
-# `RAGGED` is true, the block can extend past the last row. Offsets above 2³¹ do not fit in 32 bits, so the offset of
-# the first row has 64 bits. The picture below shows how a program gets from its number to its tile, for d = 4.
+# The rungs load a block of rows with `load_rows`. In each head, the rows are contiguous, so the row stride is d. If
+# `RAGGED` is true, the block can extend past the last row. Offsets of 2³¹ or more do not fit in 32 bits, so the offset
+# of the first row has 64 bits. The picture below shows how a program finds its tile from its program number, for d = 4.
 
 # %%
 @triton.jit
@@ -487,22 +491,22 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
 show("ragged_edge")
 
 # %% [markdown]
-# Models often compute Q as (N, heads, d) and pass on a transposed view, (heads, N, d). In this view, there is a row of
-# head 1 between two rows of head 0. `load_rows` would read it as the next row without raising an error, and a test with
-# one head would pass. Our rungs therefore make a contiguous copy of such a view (`contiguous()`) before they launch.
-# The package's own kernel takes strides, as your `copy` does.
+# Models often compute Q as (N, heads, d) and pass on a transposed view, (heads, N, d). In this view's memory, rows of
+# other heads come between two rows of head 0. `load_rows` would read such a row as head 0's next row without raising an
+# error, and a test with one head would pass. Our rungs therefore make a contiguous copy of such a view (`contiguous()`)
+# before they launch a kernel. The package's own kernel takes strides, as your `copy` does.
 #
 # ## Which exponential does a GPU have?
 #
-# The special function units of a GPU compute $2^x$, and $e^x = 2^{x \log_2 e}$. So instead of multiplying by $\tau$, we
-# multiply by $\tau \log_2 e$, which is called `tau_log2`, and use `exp2`. This makes m $\log_2 e$ times as large as
-# before, but the largest score is still the largest.
+# A GPU's special function units compute $2^x$, and $e^x = 2^{x \log_2 e}$. So instead of multiplying the scores by
+# $\tau$, we multiply them by $\tau \log_2 e$, which is called `tau_log2`, and use `exp2`. As a result, m is $\log_2 e$
+# times as large as before, but it still belongs to the same score.
 #
 # The function `visit` adds one tile to the state of a row block. The tags on its lines refer to the paper's
-# Algorithm 1. With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The scale is not
-# applied to `s_ij` itself, because it comes with the subtraction, tau_log2 · s − m, which is one FMA per score. A
-# Python global like `NEG_INF` must be a `tl.constexpr`. The interpreter would also read it without that, and only the
-# compiler for a GPU rejects it.
+# Algorithm 1. With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The
+# scale is not applied to `s_ij` separately. It is part of the subtraction, tau_log2 · s − m, which takes one FMA per
+# score. A Python global like `NEG_INF` must be a `tl.constexpr`. The interpreter also accepts an ordinary global, but
+# the GPU compiler rejects it.
 
 # %%
 NEG_INF, LOWEST = tl.constexpr(float("-inf")), tl.constexpr(-1.0e30)
@@ -524,7 +528,8 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 # %% [markdown]
 # **Predict.** Let Q = 0, so that all scores are 0, and let 10 keys have the value 1. In a block of 16, six rows of K
-# and V are missing and are loaded as zeros. What is the output if their scores stay 0, because no line sets them to −∞?
+# and V are missing and are loaded as zeros. What is the output if no line sets the scores of these six to −∞, so that
+# they stay 0?
 #
 # - ☐ 1, as zeros add nothing
 # - ☐ NaN
@@ -532,8 +537,8 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 #
 # <details><summary>Answer</summary>
 #
-# **0.625.** Since exp(0) = 1, each of the six missing keys gets a weight. Their values are loaded as zeros, so the
-# output is 10 / 16.
+# **0.625.** Since exp(0) = 1, each of the six missing keys gets a weight. The weights sum to 16, but the missing values
+# are loaded as zeros, so the output is 10 / 16.
 #
 # ```python
 # values = np.append(np.ones(10), np.zeros(6))
@@ -548,8 +553,8 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 # ```
 # </details>
 #
-# Even with p = 0 for a missing key, its row of V must be loaded as zeros. Whatever is stored past the end can be NaN,
-# and 0 · NaN is NaN.
+# Even with p = 0 for a missing key, its row of V must be loaded as zeros. Memory past the end can hold NaN, and 0 · NaN
+# is NaN.
 
 # %% [markdown]
 # **Predict.** After the last tile, a kernel stores $L = m + \log_2 \ell$. What goes wrong?
@@ -560,21 +565,21 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 #
 # <details><summary>Answer</summary>
 #
-# **the gradients, but not O.** In base 2, p, α, ℓ, o and O have the same values as before, but this L is a logarithm to
-# base 2. For eight keys with the score 0, it is log₂ 8 = 3, although it should be ln 8 = 2.08. The backward pass
-# computes $P = e^{S-L}$, and the rows of this P do not sum to 1. The kernel therefore has to multiply by ln 2. A test
-# of O does not reveal the mistake.
+# **the gradients, but not O.** In base 2, p, α, ℓ, o and O have the same values as before, but this L is a base-2
+# logarithm. For eight keys with a score of 0, L is log₂ 8 = 3, although it should be ln 8 = 2.08. The backward pass
+# computes $P = e^{S-L}$, so with this L, the rows of P do not sum to 1. The kernel therefore has to multiply L by ln 2
+# before it stores L. A test of O does not reveal the mistake.
 # </details>
 
 # %% [markdown]
 # ## Which keys does a row see?
 #
-# Under a causal mask with $N_q \neq N_k$, the last row sees all keys. Row r sees the first $r + 1 + N_k - N_q$ keys, or
-# none if that number is negative. `keys_seen` computes this number.
+# Under a causal mask, the last row sees all keys, even if $N_q \neq N_k$. Row r sees the first $r + 1 + N_k - N_q$
+# keys, or none if that number is negative. `keys_seen` computes this number.
 #
-# A row without keys is a trap (chapter 02), because its maximum stays at −∞, and −∞ − (−∞) is not a number. Chapter 04
-# used 0 in place of the maximum in each tile. Our rungs initialize m to `LOWEST`, $-10^{30}$, so the loop needs no
-# extra line. Since −∞ − (−10³⁰) is −∞, $p = 2^{-\infty} = 0$, and ℓ stays 0.
+# A row without keys is a trap (chapter 02), because its maximum stays at −∞, and −∞ − (−∞) is not a number. In each
+# tile, chapter 04 replaced such a maximum with 0. Our rungs instead initialize m to `LOWEST`, which is $-10^{30}$, so
+# the loop needs no extra line. Since −∞ − (−10³⁰) is −∞, $p = 2^{-\infty} = 0$, and ℓ stays 0.
 
 # %%
 @triton.jit
@@ -586,11 +591,11 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 # %% [markdown]
 # ## Now write it
 #
-# **Build.** Write the forward kernel for one head, with a causal mask and with rows that see no key, which get O = 0
-# and L = −∞. In this kernel, `i` is the first *row* of a row block, and `j` is the first *key* of a column block. You
+# **Build.** Write the forward kernel for one head. It must support a causal mask, and rows that see no key must get O =
+# 0 and L = −∞. In this kernel, `i` is the first *row* of a row block, and `j` is the first *key* of a column block. You
 # can use `load_rows`, `keys_seen`, `visit`, and the constants `LOWEST`, `NEG_INF` (−∞) and `LN2` (ln 2). `keys_seen`
 # counts from key 0, whereas `visit` counts from the tile's first key. The state (o, ℓ, m) is in fp32, and `tau_log2` is
-# $\tau \log_2 e$. Always pass `MASKED=True`, since it also hides the keys past the end.
+# $\tau \log_2 e$. Always pass `MASKED=True`, since this also masks the keys past the end.
 
 # %%
 @triton.jit
@@ -662,16 +667,17 @@ check(my_attention, *tried, tolerance=2e-3, names=("O", "L"))
 # ```
 # </details>
 #
-# [Assignment 4](assignments/4_triton_forward.ipynb) goes further, with all lengths, NaN past every end, and a clock.
+# [Assignment 4](assignments/4_triton_forward.ipynb) goes further. There, your kernel must work for all lengths, with
+# NaN past every end.
 
 # %% [markdown]
 # ## Which tiles need the mask?
 #
-# Your kernel masks every tile. Chapter 04 sorted the tiles of a row block into FULL ones, then DIAGONAL ones, then SKIP
-# ones. Two bounds, both counted in keys, are enough to tell them apart. Up to `full`, every row sees every key, and
-# from `last` on, no row sees any. The first row of a block sees the fewest keys, so it decides `full`, and the last row
-# sees the most, so it decides `last`. `full` is rounded down to whole tiles. Without a causal mask, at most one tile is
-# therefore between the two bounds, and that is the ragged one at the end.
+# Your kernel masks every tile. In chapter 04, the tiles of a row block were first FULL, then DIAGONAL, and then SKIP.
+# Two bounds, both counted in keys, are enough to tell these three kinds apart. Every row sees all keys before `full`,
+# and no row sees a key from `last` on. The first row of a block sees the fewest keys, so it decides `full`, and the
+# last row sees the most, so it decides `last`. `full` is rounded down to whole tiles. Without a causal mask, at most
+# one tile is therefore between the two bounds, namely the ragged tile at the end.
 
 # %%
 seen = np.minimum(np.arange(600) + 1, 600)  # 600 queries and keys, tiles of 128 × 64
@@ -682,27 +688,28 @@ for i in range(0, 600, 128):
 
 # %% [markdown]
 # With as many keys as queries, and tiles of 128 × 64, the mask cuts through at most two tiles of each row block. At N =
-# 8,192, that is 3% of the 65 tiles that a row block visits on average. In rung 11 it is only one tile, because its
-# tiles have 64 × 64 scores. The kernel therefore gets two loops. The first one goes from `full` to `last` and calls
-# `visit` with `MASKED`. The other one ends at `full` and needs neither the causal mask nor the mask for the loads.
+# 8,192, these are 3% of the 65 tiles that a row block visits on average. In rung 11, the mask cuts through only one
+# tile, because the tiles are 64 × 64. The kernel therefore gets two loops. The first loop goes from `full` to `last`
+# and calls `visit` with `MASKED`. The second loop ends at `full` and needs neither the causal mask nor the mask for the
+# loads.
 
 # %% [markdown]
 # ## Which numbers may have 16 bits?
 #
 # The operands of a matmul can have 16 bits, but sums need 32. Q, K, V and O have 16 bits, and p is converted to 16 bits
-# for the second matmul, but `o_i` and `l_i` stay in fp32. Since $o$ is divided only at the end, it grows. For example,
-# over 2,048 keys with equal scores and the value 40, it reaches 81,920. The largest number in fp16 is 65,504, so in
-# fp16 `o_i` would become ∞. If the inputs are in fp32, `tl.dot` has a setting for exactness,
-# `input_precision="ieee"`, which chapter 11 explains.
+# for the second matmul, but `o_i` and `l_i` stay in fp32. Since $o$ is divided by ℓ only at the end, it grows. For
+# example, over 2,048 keys with equal scores and a value of 40, it reaches 81,920. The largest finite fp16 number is
+# 65,504, so in fp16, `o_i` would become ∞. For fp32 inputs, `tl.dot` has an exact setting, `input_precision="ieee"`,
+# which chapter 11 explains.
 
 # %% [markdown]
 # ## All lines together
 #
-# The next cell prints the kernel of rung 11 and the lines that launch it. The program's second number, `head`, is new,
+# The next cell prints the kernel of rung 11 and the lines that launch it. A second program number, `head`, is new,
 # because a launch has $T_r$ programs for each head of each sequence. `O.dtype.element_ty` is the type of O's elements.
-# With `num_stages=3`, the GPU copies tiles ahead of time while it computes, and `enable_fp_fusion` lets the compiler
-# fuse a multiplication and the addition after it into one instruction. The masked loop comes first, for a reason that
-# chapter 10 explains. Find the two loops, the two bounds, and the line that initializes m.
+# With `num_stages=3`, the GPU copies later tiles while it computes, and `enable_fp_fusion` lets the compiler fuse a
+# multiplication and the following addition into one instruction. The masked loop comes first, for a reason that chapter
+# 10 explains. Find the two loops, the two bounds, and the line that initializes m.
 
 # %% tags=["nbval-ignore-output"]
 rung = load("11")
@@ -714,16 +721,16 @@ show("grid_addresses")
 
 # %% [markdown]
 # `load_rows`, `keys_seen` and `visit` are the functions from above. With grouped-query attention (chapter 05), a
-# program takes K and V from head `head // group`, where `group` query heads share one K/V head. The package's own
-# kernel also supports other strides, any d up to 256, fp32, windows and dropout.
+# program reads K and V from the K/V head `head // group`, where `group` query heads share one K/V head. The package's
+# own kernel also supports other strides, any d up to 256, fp32, windows and dropout.
 #
 # ## How do we time it?
 #
-# Calling a kernel only puts it into a queue, and Python continues, so a stopwatch around the call would time the queue.
-# Instead, the GPU itself records the time at two *events*, one before the kernel and one after it. The first calls do
-# not count, because they compile the kernel and wake up the GPU. Before each call, we fill L2 with other data.
-# Otherwise, the second call would find its inputs in L2, and be faster than it would be in a model. All of this takes
-# ten lines:
+# Calling a kernel only puts it into a queue. Python does not wait for it, so a stopwatch around the call would measure
+# only the time to enqueue it. Instead, the GPU itself records the time at two *events*, one before the kernel and one
+# after it. We discard the first calls, because they compile the kernel and wake up the GPU. Before each call, we fill
+# L2 with other data. Otherwise, every call after the first would find its inputs in L2, and would be faster than in a
+# model. All of this takes ten lines:
 
 # %%
 def milliseconds(call, repeats=20):
@@ -739,8 +746,8 @@ def milliseconds(call, repeats=20):
     return statistics.median(times)  # one disturbed call does not move it
 
 # %% [markdown]
-# With a GPU, the next cell times rung 11 and PyTorch's `scaled_dot_product_attention`, and you can add your kernels to
-# `calls` in the same way. Without one, it prints the times that were recorded on an H200:
+# With a GPU, the next cell times rung 11 and PyTorch's `scaled_dot_product_attention`, and you can add your own kernels
+# to `calls`. Without a GPU, it prints the times that were recorded on an H200:
 
 # %% tags=["nbval-ignore-output"]
 if device == "cuda":
@@ -761,28 +768,31 @@ else:
 
 # %% [markdown]
 # PyTorch picks one of several kernels, so the time of `scaled_dot_product_attention` depends on PyTorch's version and
-# on the GPU. The recorded line is PyTorch's FlashAttention-2. On this GPU, rung 11 is faster, because FlashAttention-2
-# was written for the previous generation. FlashAttention-3, which was written for this one, is faster than rung 11.
-# Chapter 10 climbs from one to the other, and adds a few more rules for timing.
+# on the GPU. The recorded time is for PyTorch's FlashAttention-2. On the H200, rung 11 is faster, because
+# FlashAttention-2 was written for the previous generation of GPUs. FlashAttention-3, which was written for this
+# generation, is faster than rung 11. Chapter 10 measures the rungs that lead from rung 11 to this speed, and adds a few
+# more rules for timing.
 #
 # ## Recap
 #
-# - A program is a thread block. It knows only its number, so addresses and masks are up to you. `X + 1` is the next
-#   element.
+# - A program is a thread block. It knows only its own number, so you must compute the addresses and the masks. `X + 1`
+#   is the next element.
 # - A load fetches whole sectors of 32 bytes, so neighbouring threads should read neighbouring numbers.
-# - `num_warps` divides every block among more threads, so it changes the registers per thread and the arrangement of
-#   the warps.
-# - The loop over row blocks becomes the launch, while $o$, ℓ and m stay in registers, in fp32.
-# - Exponentials are computed with `exp2`, and $\log_2 e$ is part of the scale. L is stored as a natural logarithm.
-# - Each row block has two bounds, `full` and `last`.
+# - A larger `num_warps` divides every block among more threads, so it changes the number of registers per thread and
+#   the arrangement of the warps.
+# - The launch replaces the loop over row blocks. $o$, ℓ and m stay in registers, in fp32.
+# - Exponentials are computed with `exp2`, and the scale includes the factor $\log_2 e$. L is stored as a natural
+#   logarithm.
+# - Two bounds, `full` and `last`, tell which tiles of a row block need the mask and which are skipped.
 # - You can recognise three mistakes by their numbers, namely two doubled numbers past the end, 0.625 instead of 1, and
 #   an L that is too large by a factor of 1 / ln 2 = 1.44.
-# - Timing needs events, a warm-up, an L2 filled with other data, and the median.
+# - To time a kernel, use events, a warm-up, an L2 filled with other data, and the median.
 
 # %% [markdown]
 # ## Checks
 #
-# The cell below compares the functions of this notebook with rung 11, and the rung with the dense result in float64.
+# The cell below compares this notebook's functions with those of rung 11, and the rung's result with the dense result
+# in float64.
 
 # %% tags=["hide-input"]
 for mine in (load_rows, keys_seen, visit):
