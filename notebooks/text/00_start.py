@@ -6,20 +6,21 @@
 #
 # **What will we build, and what is a GPU?**
 #
-# Attention is four lines of NumPy. FlashAttention-2 computes the same numbers on a GPU, but it is faster and needs
-# little memory. This book goes from those four lines to the finished *kernel*, which is the word for a program that
-# runs on a GPU. It changes one thing at a time, and it runs and checks the code at every step.
+# Attention is four lines of NumPy. FlashAttention-2 computes the same result on a GPU, but faster and with little
+# memory. This book takes you from those four lines to a finished *kernel*, which is the word for a program that runs on
+# a GPU. We change one thing at a time, and run and check the code at every step.
 #
 # After this notebook you can
 #
-# - write down attention, and point to the two matrices that cause all the trouble,
-# - name the places where a GPU keeps numbers, and estimate what each kind of work costs,
-# - decide whether it is cheaper to store a number or to compute it a second time.
+# - write down the formula for attention, and point to the two matrices that cause all the trouble,
+# - name the places where a GPU stores data, and estimate what each kind of work costs,
+# - decide whether it is cheaper to store a value or to recompute it.
 #
-# *Time: 35 minutes with the exercise. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy
-# arrays.*
+# *Time: 35 minutes, including the exercise. Hardware: any laptop with NumPy. Before this: matrix multiplication and
+# NumPy arrays.*
 #
-# Each question marked **Predict** is followed by a folded answer. Choose one of the options before you open it.
+# Each question marked **Predict** is followed by a folded answer. Choose one of the options before you unfold the
+# answer.
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -49,23 +50,23 @@ from fa2_studio.book.verdicts import close, verdict
 show("time_and_memory")
 
 # %% [markdown]
-# At N = 16,384, our kernel is 5.8 times as fast as standard attention. The upper chart's version of standard attention
-# consists of simple kernels, and all four programs work with numbers in *bf16*, a format of two bytes.
+# At N = 16,384, our kernel is 5.8 times as fast as standard attention. In the upper chart, standard attention is a
+# sequence of simple kernels, and all four programs use *bf16*, a two-byte number format.
 #
-# Our kernel also needs far less memory. Whenever N doubles, standard attention's memory grows about fourfold until the
-# GPU is full, while the memory of FA2 and of our kernel only doubles. In the lower chart, however, standard attention
-# is PyTorch's own, which computes in float32 with four bytes per number. The number format therefore explains part of
-# the gap between the curves, but not the steeper slope. The lower chart has no curve for FA1, because we did not
-# measure its memory, and chapter 04 explains what *causal* means.
+# Our kernel also needs far less memory. Whenever N doubles, standard attention needs about four times as much memory,
+# until the GPU is full, whereas FA2 and our kernel need only twice as much. Note that the lower chart shows PyTorch's
+# own standard attention, which computes in float32, at four bytes per number. The number format therefore explains part
+# of the gap between the curves, but not the steeper slope of standard attention's curve. The lower chart has no curve
+# for FA1, because we did not measure its memory. Chapter 04 explains the *causal mask* that the caption mentions.
 #
 # But why is FA1 the slowest of the four? A model runs attention many times side by side, and each of these runs is
-# called a *head*. Taken literally, FA1's algorithm computes a whole head on one of the GPU's 132 processors. Every
-# problem in the upper chart has 16,384 tokens in total and 16 heads per text. At N = 4,096, this makes 4 texts with 64
-# heads together, so 68 of the 132 processors have no work. At N = 16,384, there is only one text, and only 16
-# processors are busy. Because of the idle processors alone, FA1 can therefore take 2 times as long at N = 4,096, and 8
-# times as long at N = 16,384. They don't explain why FA1 is also slow for short texts, however, because at N = 512
-# there are 512 heads. Chapter 03 explains the other causes, and also why the FA1 authors' own kernel was two to four
-# times as fast as standard attention.
+# called a *head*. Taken literally, FA1's algorithm computes each head on just one of the GPU's 132 processors. Every
+# problem in the upper chart has 16,384 tokens in total and 16 heads per text. At N = 4,096, there are 4 texts with 64
+# heads in all, so 68 of the 132 processors are idle. At N = 16,384, there is only one text, so only 16 processors are
+# busy. The idle processors alone can therefore make FA1 take 2 times as long at N = 4,096, and 8 times as long at N =
+# 16,384. They don't explain, however, why FA1 is also slow for short texts, because at N = 512 there are 512 heads,
+# which is enough for all processors. Chapter 03 explains the other causes, and also why the FA1 authors' own kernel was
+# two to four times as fast as standard attention.
 
 # %% [markdown]
 # ## What does attention compute?
@@ -80,7 +81,7 @@ def attention(Q, K, V):  # (N, d) each: one row per token
     S = Q @ K.T / np.sqrt(Q.shape[1])  # (N, N) scores: how well query i matches key j
     E = np.exp(S)  # (N, N) every score made positive
     P = E / E.sum(axis=1, keepdims=True)  # (N, N) weights: each row sums to 1
-    return P @ V  # (N, d) for each query, the mean of all values with these weights
+    return P @ V  # (N, d) for each query, the mean of all values, weighted by P
 
 
 # %% [markdown]
@@ -93,16 +94,17 @@ def attention(Q, K, V):  # (N, d) each: one row per token
 #
 # <details><summary>Answer</summary>
 #
-# **(3, 3).** All scores of this query are 0, so all its weights are 1/4. Because the weights of a softmax always sum to
-# 1, a query that finds nothing gets the plain mean of all values.
+# **(3, 3).** All scores of this query are 0, so all its weights are 1/4. Because the weights always sum to 1, a query
+# that matches nothing in particular gets the plain mean of all values.
 # </details>
 
 # %% [markdown]
-# In formulas, $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and the output is $O = PV$. The matrices
-# Q, K, V and O have N · d numbers each, but S and P have N², which is 128 times as many at N = 8,192 and d = 64. At
-# four bytes per number, a single head's S takes 256 MiB. This is the trouble with attention: its two largest matrices
-# are only intermediate results, yet each of a model's many heads needs them. We call all memory beyond Q, K, V and O
-# *extra memory*, although the chart at the top counts O as well.
+# In formulas, the scores are $S = QK^\top / \sqrt{d}$, the weights are $P = \mathrm{softmax}(S)$, computed row by row,
+# and the output is $O = PV$. The matrices Q, K, V and O have N · d elements each, but S and P have N² each, which is
+# 128 times as many at N = 8,192 and d = 64. At four bytes per element, a single head's S takes 256 MiB. This is the
+# trouble with attention: its two largest matrices are only intermediate results, yet each of a model's many heads
+# produces both of them. By *extra memory*, we mean all memory beyond Q, K, V and O. The memory chart above counts O as
+# well.
 #
 # KiB, MiB and GiB are 2¹⁰, 2²⁰ and 2³⁰ bytes. Speeds are given in GB/s and TB/s, which are 10⁹ and 10¹² bytes per
 # second.
@@ -110,11 +112,11 @@ def attention(Q, K, V):  # (N, d) each: one row per token
 # %% [markdown]
 # ## Where can a number be on a GPU?
 #
-# Unless we name another one, the GPU in this book is NVIDIA's H200, whose parts are nested:
+# Unless we say otherwise, the GPU in this book is NVIDIA's H200. Its parts are nested:
 #
-# - The GPU has 132 processors, which are called *SMs*.
-# - An SM runs a few *thread blocks* at a time, and each thread block stays on its SM until it is done. Thread blocks
-#   are the *workers* in this book.
+# - The GPU has 132 processors, which are called *streaming multiprocessors* (*SMs*).
+# - An SM runs a few *thread blocks* at a time, and each thread block stays on its SM until it is done. In this book, a
+#   *worker* is a thread block.
 # - A thread block consists of several *warps*, and a warp consists of 32 *threads*, which execute the same instruction
 #   together.
 # - An SM has several kinds of units that carry out these instructions. *Tensor cores* multiply small matrices, *FP32
@@ -124,31 +126,31 @@ def attention(Q, K, V):  # (N, d) each: one row per token
 show("nested")
 
 # %% [markdown]
-# A number can be in any of five places:
+# A number can be stored in any of five places:
 #
-# | place | what it is | room on an H200 |
+# | place | what it is | capacity on an H200 |
 # | --- | --- | --- |
 # | registers | numbers that one thread is working with | 256 KiB in each SM |
 # | shared memory | shared by all warps of a thread block (the papers call it SRAM) | 228 KiB in each SM |
-# | L1 | a *cache*: copies of what this SM loaded recently, in the part of the same memory that shared memory leaves free | 28 KiB or more in each SM |
-# | L2 | also a cache, between all SMs and HBM: copies of what was recently loaded or stored | 60 MiB |
+# | L1 | a *cache*: copies of what this SM recently loaded, held in the same hardware as shared memory, in the part that is left free | 28 KiB or more in each SM |
+# | L2 | another cache, between all SMs and HBM: copies of what was recently loaded or stored | 60 MiB |
 # | HBM | the large memory next to the chip, which holds the tensors (arrays); also called *DRAM*, after its kind of memory | 141 GiB (the data sheet says 141 GB) |
 #
-# *On chip* means in registers or in shared memory. The 256 MiB of S do not fit there, because the registers of all SMs
-# together hold 33 MiB and their shared memory holds 29 MiB. But a piece of 128 × 128 scores takes only 64 KiB at four
-# bytes each, so it fits into a single SM.
+# *On chip* means in registers or in shared memory. S, at 256 MiB, does not fit there, because the registers of all SMs
+# together hold only 33 MiB, and their shared memory only 29 MiB. But a piece of 128 × 128 scores takes only 64 KiB at
+# four bytes each, so it fits into a single SM.
 #
 # Everything that an SM loads from HBM or stores there passes through L2. A number that an SM has just stored therefore
-# stays in L2 for a while, where this SM and all others can find it without a trip to HBM.
+# stays in L2 for a while, and any SM can load it from there without a trip to HBM.
 #
-# Two numbers describe the path from one place to another. *Bandwidth* is the number of bytes that arrive per second.
-# From HBM, that is at most 4.8 TB/s, and all other places in the table are faster. *Latency* is the time that one byte
-# takes, from the request to its arrival. An SM can hide latency if it has other warps to run in the meantime, so in the
-# first chapters only bandwidth counts.
+# Two quantities describe the path from one place to another. *Bandwidth* is the number of bytes that arrive per second.
+# From HBM, it is at most 4.8 TB/s, and all other places in the table are faster. *Latency* is the time between the
+# request for a byte and its arrival. An SM can hide latency if it has other warps to run in the meantime, so the first
+# chapters consider only bandwidth.
 #
-# In the map below, the area of each square shows the size of a memory. The inset enlarges the small squares 14 times in
-# each direction. L1 has no square of its own, because it uses what shared memory leaves free. You can ignore the link
-# until chapter 15.
+# In the map below, the area of each square shows the size of a memory. The inset magnifies the small squares 14 times
+# in each direction. L1 has no square of its own, because it uses the memory that shared memory leaves free. You can
+# ignore the link to other GPUs until chapter 15.
 
 # %% tags=["hide-input"]
 show("gpu_map")
@@ -156,14 +158,14 @@ show("gpu_map")
 # %% [markdown]
 # ## What does each kind of work cost?
 #
-# A *multiply-add*, a · b + c, is a single instruction (FMA), but it counts as two *FLOPs*, one multiplication and one
-# addition, as it does in all data sheets. One TFLOP/s is 10¹² FLOPs per second.
+# A *multiply-add*, a · b + c, is a single instruction (FMA). We count it as two *FLOPs*, one multiplication and one
+# addition, as all data sheets do. One TFLOP/s is 10¹² FLOPs per second.
 #
-# The tensor cores do 989 TFLOP/s with numbers of two bytes. Since they are the fastest unit, we measure the cost of all
-# other work in their FLOPs. For example, a byte from DRAM costs 206, because the tensor cores could do 206 FLOPs in the
-# time in which HBM delivers that byte, if both run at full speed.
+# The tensor cores reach 989 TFLOP/s on two-byte numbers. Since they are the fastest unit, we measure the cost of all
+# other work in their FLOPs. For example, a byte from DRAM costs 206 FLOPs, because at full speed the tensor cores could
+# do 206 FLOPs in the time that HBM, also at full speed, takes to deliver one byte.
 #
-# All units can work at the same time, so a method takes at least as long as its busiest unit.
+# All units can work at the same time, so a method takes at least as long as its busiest unit does.
 
 # %%
 chip = chips.H200
@@ -171,13 +173,13 @@ for name, price in prices(chip).in_flops().items():
     print(f"{name:6} {price:4.0f}")
 
 # %% [markdown]
-# - `fp32` is one instruction of an FP32 unit (an addition, a multiplication, or a multiply-add), and `exp` is one
+# - `fp32` is one instruction on an FP32 unit (an addition, a multiplication, or a multiply-add), and `exp` is one
 #   exponential.
-# - `shared`, `l2` and `dram` are one byte from shared memory, from L2, and from HBM. The speed of L2 is measured,
-#   because NVIDIA does not publish it.
+# - `shared`, `l2` and `dram` are one byte from shared memory, from L2, and from HBM. For L2, we use a measured
+#   bandwidth, because NVIDIA does not publish one.
 #
-# These few numbers decide most of what follows in this book: matrix products are cheap, whereas bytes and exponentials
-# are expensive.
+# These few numbers decide most of what follows in this book: matrix products are cheap, whereas moving bytes and
+# computing exponentials is expensive.
 
 # %% [markdown]
 # **Predict.** A score is needed twice, first for its weight and later again for the gradients. For d = 64, computing
@@ -196,16 +198,16 @@ for name, price in prices(chip).in_flops().items():
 # %% [markdown]
 # ## Can it be done without S?
 #
-# We can cut S into *tiles*, each of which holds the scores of a few queries and a few keys. FA1 and FA2 compute one
-# tile, use it, and throw it away. All steps run in a single kernel, so the numbers that pass from one step to the next
-# stay on the chip. This technique is called *fusion*.
+# We can cut S into *tiles*, each of which holds the scores of a few queries with a few keys. FA1 and FA2 compute one
+# tile at a time, use it, and throw it away. All steps run in a single kernel, so intermediate results stay on the chip.
+# This technique is called *fusion*.
 #
 # ![Standard attention fills a square of scores and keeps all of it, whereas FlashAttention-2 keeps only one tile, and
 # both give the same output](../figures/hero.svg)
 #
 # Is the result still the same? To find out, we take 8 queries and 8 keys. The first line of the output comes from the
-# four lines above. The other three come from the standard attention, the FA1 and the FA2 of `fa2_lab`, the Python
-# package that belongs to this book.
+# four lines of `attention` above. The other three come from the implementations of standard attention, FA1 and FA2 in
+# `fa2_lab`, the Python package that accompanies this book.
 
 # %% tags=["hide-input"]
 Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
@@ -215,8 +217,8 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
     print(f"first number of O: {O[0, 0]:.12f}")
 
 # %% [markdown]
-# FlashAttention is not an approximation: it computes the same sum in another order. Approximate attention, such as
-# sparse, low-rank or linear attention, leaves out scores, merges keys or replaces the softmax, so it gives a different
+# FlashAttention is not an approximation: it computes the same sums in a different order. Approximate methods, such as
+# sparse, low-rank or linear attention, leave out scores, merge keys or replace the softmax, so they give a different
 # answer.
 
 # %% [markdown]
@@ -225,9 +227,9 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # The next chapters work this out in detail. Chapter 01 shows what the four lines cost, and chapter 02 computes a
 # softmax piece by piece. Building on that, chapters 03 and 04 develop FA1 and FA2, and chapter 05 adds the gradients.
 #
-# You don't need a GPU for any chapter. Chapters 01 to 07, A and B use NumPy. The others either run Triton, a Python
-# dialect for kernels, in its interpreter, or use a model of the GPU. All GPU measurements were made beforehand, and the
-# book shows the recorded numbers.
+# You don't need a GPU for any chapter. Chapters 01 to 07, A and B use only NumPy. The others either run Triton, a
+# Python dialect for writing kernels, in its interpreter, or use a model of the GPU. We made all GPU measurements
+# beforehand, and the book shows the recorded results.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 rows = [f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |" for chapter in CHAPTERS]
@@ -236,41 +238,42 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
 # %% [markdown]
 # <details><summary>What each change saves (best read after chapter 07, which explains the last of these terms)</summary>
 #
-# The numbers are for N = 8,192, d = 64, 32 heads and tiles of 128 × 128:
+# The factors below are for N = 8,192, d = 64, 32 heads and tiles of 128 × 128:
 #
-# | | change | reduces | times |
+# | | change | reduces | by a factor of |
 # | --- | --- | --- | ---: |
-# | 02 | a row of softmax is finished block by block | numbers kept per row | 124 |
+# | 02 | the softmax of a row is computed block by block | numbers kept per row | 124 |
 # | 03 | with tiles, S and P never leave the chip | bytes that reach DRAM | 2.3 |
 # | 04 | o, ℓ and m stay on the chip until they are final | bytes that reach DRAM | 82 |
-# | | the division comes after the last tile instead of in every tile | FP32 instructions per tile | 1.2 |
+# | | the division happens once, after the last tile, instead of in every tile | FP32 instructions per tile | 1.2 |
 # | | L = m + log ℓ is stored instead of m and ℓ | numbers stored per row | 2.0 |
 # | | causal tiles above the diagonal are skipped | tiles visited | 2.0 |
-# | 05 | P is computed again instead of being kept | numbers kept for the backward pass | 126 |
-# | 06 | each row block gets its own thread block, instead of each head | SMs without work, of 132, with 32 heads | 25 |
+# | 05 | P is recomputed instead of kept | numbers kept for the backward pass | 126 |
+# | 06 | each row block, rather than each head, gets its own thread block | idle SMs, of 132, with 32 heads | 25 |
 # | 07 | each of four warps takes rows instead of keys | bytes through shared memory | 2.3 |
 #
 # </details>
 
 # %% [markdown]
-# A tag such as FA2.A1.L12 names a paper, an algorithm and a line. The package provides the command `fa2-lab`, which you
-# run in a terminal. If the package is not installed, type `python -m fa2_lab` in the book's folder instead. For
-# example, `fa2-lab where FA2.A1.L12` prints the line that this tag names and the code that implements it, and `fa2-lab
-# glossary` explains terms. Appendix C describes more of these commands.
+# In the book's code, a tag such as FA2.A1.L12 names a paper, an algorithm and a line. The package provides the command
+# `fa2-lab`, which you run in a terminal. If the package is not installed, type `python -m fa2_lab` in the book's folder
+# instead. For example, `fa2-lab where FA2.A1.L12` prints the line that this tag refers to and the code that implements
+# it, and `fa2-lab glossary` explains terms. Appendix C describes more of these commands.
 
 # %% [markdown]
 # ## Recap
 #
-# - Attention is a weighted mean of values. S and P have N² numbers, although they are only intermediate results.
-# - Products of matrices (*matmuls*) are cheap, while moving numbers and computing exponentials is expensive.
-# - All units can work at the same time, so a method takes at least as long as its busiest unit.
-# - FA1 and FA2 compute the same numbers in tiles, in a single kernel that never holds all of S.
+# - Attention is a weighted mean of values. S and P have N² elements each, although they are only intermediate results.
+# - Matrix products (*matmuls*) are cheap, whereas moving data and computing exponentials is expensive.
+# - All units can work at the same time, so a method takes at least as long as its busiest unit does.
+# - FA1 and FA2 compute the same result tile by tile, in a single kernel that never holds all of S.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Find the bug.** Suppose that the four lines used `E.sum(axis=0, keepdims=True)`. All shapes would still be right.
-# Write a test of P that finds the mistake, so that it returns True for the right weights and False for the wrong ones.
+# **Find the bug.** Suppose that the four lines used `E.sum(axis=0, keepdims=True)` instead. All shapes would still be
+# right. Write a test of P that catches the mistake. It must return True for the right weights and False for the wrong
+# ones.
 #
 # <details><summary>Solution</summary>
 #
@@ -297,7 +300,7 @@ check(
 # %% [markdown]
 # ## Checks
 #
-# The cells below compare the code with the package, and the text with the recorded measurements.
+# The cell below checks this chapter's code against the package, and its text against the recorded measurements.
 
 # %% tags=["hide-input"]
 rng = np.random.default_rng(1)

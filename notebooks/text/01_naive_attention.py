@@ -6,18 +6,18 @@
 #
 # **What does attention compute, and what does it cost?**
 #
-# In this chapter, we compute attention as it is defined, forward and backward, and count the bytes it moves. Taken
-# literally, the definition fails in two ways. We fix the first failure here and find out what the second one costs, and
-# the next three chapters lower that cost.
+# In this chapter, we compute attention directly from its definition, forward and backward, and count the bytes that
+# move. Taken literally, the definition fails in two ways. We fix the first failure here and work out what the second
+# one costs. The next three chapters then lower that cost.
 #
 # After this notebook you can
 #
-# - read a map of weights, derive the gradients of attention, and check them,
+# - read a map of attention weights, derive the gradients of attention, and check them,
 # - use the meter, and explain why standard attention can reach only a fraction of a GPU's speed,
 # - turn a score into its probability with a single number per row.
 #
-# *Time: 55 minutes with the function to write and the exercise. Hardware: any laptop, NumPy alone. Before this: [00 ·
-# The map](00_start.ipynb), and the chain rule.*
+# *Time: 55 minutes, including the function to write and the exercise. Hardware: any laptop with NumPy. Before this: [00
+# · The map](00_start.ipynb), and the chain rule.*
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -39,7 +39,7 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What goes wrong?
 #
-# Take the four lines from chapter 00 in float32, with random queries, keys and values, and make the queries larger and
+# We run the four lines from chapter 00 in float32 on random queries, keys and values, and make the queries larger and
 # larger:
 
 
@@ -59,9 +59,9 @@ with np.errstate(over="ignore", invalid="ignore"):
         print(f"queries {size:2} times as large: {lost:3} of 256 outputs are not a number")
 
 # %% [markdown]
-# The formula is right, but the program fails for large queries, and that is the first failure. The second one is the
-# use of memory. The table shows how much memory PyTorch's own standard attention needed on an H200 beyond its inputs,
-# so O is included. This version of attention computes in float32, and the text has N tokens, 16 heads and d = 128:
+# The formula is right, but the program fails for large queries. That is the first failure. The second one is memory
+# use. The table below shows how much memory PyTorch's own standard attention needed on an H200 in addition to its
+# inputs, so O is included. This version computes in float32, here for one text with N tokens, 16 heads and d = 128:
 
 # %% tags=["hide-input"]
 held = dict(time_and_memory.data()["memory"]["standard"])
@@ -74,18 +74,19 @@ lines = [f"| {N:,} | {MiB / 1024:.1f} GiB |" for N, MiB in held.items()]
 Markdown("\n".join(["| tokens N | memory beyond the inputs |", "| ---: | ---: |", *lines, f"| {refused:,} | out of memory |"]))
 
 # %% [markdown]
-# Twice the tokens take four times the memory. At 32,768 tokens, a GPU with 141 GiB is no longer enough, although such a
-# text's Q, K, V and O take only half a GiB in bf16. Nearly all of this memory holds N × N matrices, which are only
-# intermediate results. PyTorch calls this backend *math*, and uses it only if no faster one can serve a call. [A
-# profile shows which one ran](../QUESTIONS.md#which-of-pytorchs-backends-computed-my-attention).
+# Twice as many tokens take four times as much memory. At 32,768 tokens, the GPU's 141 GiB are no longer enough,
+# although Q, K, V and O take only half a GiB in bf16 for such a text. Nearly all of the memory in the table holds N × N
+# matrices, which are only intermediate results. PyTorch calls this version the *math* backend, and uses it only if no
+# faster backend supports a call. [A profile shows which backend
+# ran](../QUESTIONS.md#which-of-pytorchs-backends-computed-my-attention).
 #
-# Before we fix anything, we look at what the four lines compute.
+# Before we fix anything, we look more closely at what the four lines compute.
 
 # %% [markdown]
 # ## Three queries, three keys
 #
-# All exponentials in this example are 1, 2 or 3, so that you can check it by hand. The scores are not divided by
-# $\sqrt{d}$ yet.
+# In this example, all exponentials are 1, 2 or 3, so you can check it by hand. We don't divide the scores by $\sqrt{d}$
+# yet.
 
 # %%
 Q = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # (N, d): one query per row
@@ -108,26 +109,27 @@ print("exp(S), first row:", E[0].round(6), " P:", P[0].round(6), " O:", O[0].rou
 show("attention_map")
 
 # %% [markdown]
-# Each row belongs to one word, and each square in it is the weight of one key. A word sees only itself and the words
-# before it. In the row of the second "a", nearly all of the weight is on the first "woodchuck", which came right after
-# the first "a".
+# Each row belongs to one word, and each square in the row shows the weight of one key. A word sees only itself and the
+# words before it. In the row of the second "a", nearly all of the weight is on the first "woodchuck", which comes right
+# after the first "a".
 #
-# To draw this picture, the [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word. It uses
-# the formulas of this chapter, and random texts in which each word usually has the same successor. In this small head,
-# every word has its predecessor's key. The predecessor of the first "woodchuck" is the first "a", so its key means "I
-# come after an a", which is just what the query of the second "a" looks for. The head has never seen this sentence.
-# After the second "woodchuck", it bets on "chuck", which is wrong.
+# The [code](../fa2_lab/plots/attention_map.py) for this figure trains one head to guess the next word, using the
+# formulas of this chapter. The training texts are random, but within a text, each word is usually followed by the same
+# word. In this small head, a word's key is computed from the word before it. The word before the first "woodchuck" is
+# the first "a", so the key of "woodchuck" means "I come after an a", which is exactly what the query of the second "a"
+# looks for. The head never saw this sentence during training. After the second "woodchuck", it bets on "chuck", which
+# is wrong.
 
 # %% [markdown]
 # ## How large may a score be?
 #
-# The first failure concerns large scores. A score is a sum of d products. If their factors are about 1 in size and have
-# either sign, the products partly cancel, and the sum grows like $\sqrt{d}$. Large scores are bad for learning, because
-# one key then gets nearly all the weight, and a small change in the scores changes almost nothing. The scores are
-# therefore multiplied by a scale $\tau$, usually $1 / \sqrt{d}$, which gives $S = \tau QK^\top$. Single scores can
-# still be large, however, and above about 88.7, $e^s$ is too large for float32 and becomes infinite.
+# The first failure concerns large scores. A score is a sum of d products. If the factors have magnitudes of about 1 and
+# random signs, the products partly cancel, and the sum grows like $\sqrt{d}$. Large scores are bad for learning,
+# because one key then gets nearly all the weight, and a small change in the scores has almost no effect. The scores are
+# therefore multiplied by a scale $\tau$, usually $1 / \sqrt{d}$, which gives $S = \tau QK^\top$. Individual scores can
+# still be large, however. If a score $s$ is above about 88.7, $e^s$ is too large for float32 and becomes infinite.
 #
-# **Predict.** A float32 row has the scores 90, 89 and 0. What does `np.exp(s) / np.exp(s).sum()` give for its first
+# **Predict.** A row has the float32 scores 90, 89 and 0. What does `np.exp(s) / np.exp(s).sum()` give for the first
 # weight?
 #
 # - ☐ infinite
@@ -136,8 +138,8 @@ show("attention_map")
 #
 # <details><summary>Answer</summary>
 #
-# **not a number.** $e^{90}$ and the sum are both infinite, and ∞/∞ is NaN, although the right weight is 0.731. Very
-# negative scores fail as well, because all exponentials are then 0, and 0/0 is also NaN.
+# **not a number.** $e^{90}$ and the sum are both infinite, and ∞/∞ is NaN, although the right weight is 0.731. A row of
+# very negative scores fails as well, because all of its exponentials are then 0, and 0/0 is also NaN.
 # </details>
 #
 # The fix is to subtract the row's maximum first. This divides the numerator and the denominator by the same number, so
@@ -155,10 +157,10 @@ def safe_softmax(S):
 # ## How do we count what moves?
 #
 # *Standard attention* runs the definition step by step, as three kernels. Each kernel loads its inputs from HBM and
-# stores its result there. To count this traffic, we use a convention and a tool. By convention, capital letters are
-# arrays in HBM. When such an array appears with brackets on the right of an equals sign, its elements are *loaded* onto
-# the chip. When it appears with brackets on the left, elements are *stored*. The tool is a *meter*, which watches these
-# arrays and counts:
+# stores its result there. To count this traffic, we use a convention and a tool. By convention, capital letters denote
+# arrays in HBM. When such an array appears with brackets to the right of an equals sign, its elements are *loaded* onto
+# the chip. When it appears with brackets to the left, elements are *stored*. The tool is a *meter*, which watches these
+# arrays and counts the loads and stores:
 
 
 # %%
@@ -180,64 +182,68 @@ for tensor in "QKSPVO":
 print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
-# S goes out and comes back, and so does P, which makes 4 · 64 elements. Q, K and V come in and O goes out, which adds 4
-# · 32.
+# S is stored and loaded back, and so is P, which makes 4 · 64 elements. Loading Q, K and V and storing O adds 4 · 32.
 #
-# Does a load from HBM reach the memory itself? L2 is on the way, and it may still hold the requested bytes. For loads
-# and stores that go all the way we write *DRAM*, which is the kind of memory that HBM is made of. In a long text, all
-# of the elements above reach DRAM. S and P do so because they are too large for L2. Q, K and V are small, and a kernel
-# on a GPU loads them in pieces, some of them many times. But L2 answers every time except the first, so each of the
-# three still comes from DRAM once. Chapter 04 also counts what passes through L2.
+# Does every load from HBM reach the memory itself? L2 is on the way, and it may still hold the requested bytes. If a
+# load or store goes all the way, we say that it reaches *DRAM*, which is the kind of memory that HBM is made of. For a
+# long text, all of the elements above reach DRAM. S and P do so because they are too large for L2. Q, K and V are
+# small, and a GPU kernel loads them in pieces, some of them many times. But L2 serves all of these loads except the
+# first one of each piece, so each of the three matrices still comes from DRAM once. Chapter 04 also counts what passes
+# through L2.
 #
-# Without a meter, the default `UNWATCHED` lets the same lines run on plain arrays. From a meter, you only need
-# `meter.loads("Q")`, `meter.stores("Q")` and `meter.hbm_elements`.
+# If you pass no meter, the default `UNWATCHED` makes the same lines run on plain arrays. The only parts of a meter that
+# you need are `meter.loads("Q")`, `meter.stores("Q")` and `meter.hbm_elements`.
 
 # %% [markdown]
-# ## Is that much?
+# ## Is that a lot?
 #
-# Whether that is much depends on how much is computed with each byte. The *arithmetic intensity* is the number of FLOPs
-# per byte that moves.
+# The answer depends on how much is computed with each byte. *Arithmetic intensity* is the number of FLOPs per byte
+# moved.
 #
 # - FLOPs: $QK^\top$ takes d multiply-adds per score, and $PV$ takes d per weight, so together they take $4N^2 d$ FLOPs.
-# - Bytes: S has four bytes per number, because an error of 0.1 in a score makes the weight wrong by a tenth. P has two
-#   bytes, the format of the tensor cores, because a weight is between 0 and 1 and tolerates the rounding. Both are
-#   stored once and loaded once, so every entry costs 12 bytes.
+# - Bytes: S takes four bytes per score, because an error of 0.1 in a score changes its weight by a tenth. P takes only
+#   two bytes per weight, in the tensor cores' format, because a weight is between 0 and 1 and tolerates the rounding.
+#   Both are stored once and loaded once, so a score and its weight together cost 12 bytes.
 #
-# **Predict.** For a product of two large matrices, a larger N means more FLOPs per byte. Is it the same here?
+# **Predict.** For a product of two large N × N matrices, a larger N means more FLOPs per byte. Is the same true of
+# attention?
 #
-# - ☐ no, the intensity stays
+# - ☐ no, the intensity stays the same
 # - ☐ yes, the intensity grows with N
 # - ☐ no, the intensity falls
 #
 # <details><summary>Answer</summary>
 #
-# **no, the intensity stays.** FLOPs and bytes both grow with $N^2$. A product of two N × N matrices does $2N^3$ FLOPs
-# on $3N^2$ numbers, so a larger N helps there. In attention, the inner dimension is d, which does not grow with N.
+# **no, the intensity stays the same.** FLOPs and bytes both grow with $N^2$. A product of two N × N matrices takes
+# $2N^3$ FLOPs and moves $3N^2$ numbers, so a larger N helps there. In attention, the inner dimension is d, which does
+# not grow with N.
 # </details>
 
 # %% [markdown]
-# The intensity is thus $4N^2 d / 12N^2 = d/3$. Q, K, V and O make it slightly lower, for example 42 for d = 128 and N =
-# 4,096. By the list in chapter 00, however, an H200 could do 206 FLOPs while HBM delivers one byte, so standard
-# attention can reach at most about a fifth of the GPU's speed. It is called *memory-bound*, because its time is set by
-# bytes and not by FLOPs. A method limited by FLOPs is called *compute-bound*.
+# The intensity is thus $4N^2 d / 12N^2 = d/3$. The bytes of Q, K, V and O make it slightly lower, for example 42 for d
+# = 128 and N = 4,096. According to the list in chapter 00, however, an H200 could do 206 FLOPs while HBM delivers one
+# byte, so standard attention can reach at most about a fifth of the GPU's speed. We call it *memory-bound*, because the
+# bytes that it moves, and not its FLOPs, determine its time. A method that is limited by FLOPs is called
+# *compute-bound*.
 #
-# When we measured it with simple kernels on an H200, standard attention reached 14%. These kernels are rung 00 of the
-# *ladder* in chapter 10, a series of kernels in which each *rung* changes one thing.
+# When we measured standard attention with simple kernels on an H200, it reached 14% of that speed. These kernels are
+# rung 00 of the *ladder* in chapter 10, a series of kernels in which each *rung* changes one thing.
 
 # %% [markdown]
 # ## Backwards through a product
 #
 # For training, we need to know how a loss $\varphi$ changes when Q, K and V change. We write dX for the gradient of
-# $\varphi$ with respect to X, which has the same shape as X. dO is given, because it comes from the later parts of the
-# model. We begin with $O = PV$.
+# $\varphi$ with respect to X, which has the same shape as X. We take dO as given, because it comes from the later parts
+# of the model. We begin with $O = PV$.
 #
-# Take the three queries again, and let the loss be a single entry, $\varphi = O_{00} = P_{00} V_{00} + P_{01} V_{10} +
-# P_{02} V_{20}$. The gradients with respect to these entries of V are the weights $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2,
-# 1/4. The gradients with respect to the weights are $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
+# Take the three queries from above again, and let the loss be a single entry, $\varphi = O_{00} = P_{00} V_{00} +
+# P_{01} V_{10} + P_{02} V_{20}$. The gradients with respect to these entries of V are the weights $P_{00}, P_{01},
+# P_{02}$ = 1/4, 1/2, 1/4. The gradients with respect to the weights are $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
 #
-# In general, $V_{jc}$ enters every row i with the weight $P_{ij}$, so $dV_{jc} = \sum_i P_{ij}\, dO_{ic}$, or in matrix
-# form $dV = P^\top dO$. In the same way, $P_{ij}$ enters every column c with the factor $V_{jc}$, so $dP = dO\,
-# V^\top$. The gradients of a product are thus products again, each with the other factor.
+# In general, $V_{jc}$ contributes to $O_{ic}$ in every row i, with the weight $P_{ij}$, so $dV_{jc} = \sum_i P_{ij}\,
+# dO_{ic}$, or in matrix form $dV = P^\top dO$. In the same way, $P_{ij}$ contributes to $O_{ic}$ in every column c,
+# with the factor $V_{jc}$, so $dP = dO\, V^\top$. The gradient with respect to one factor of a product is thus another
+# product, which contains the other factor.
 
 # %% [markdown]
 # ## Backwards through softmax
@@ -257,17 +263,17 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
 # To make this exact, write a weight as $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. We raise one score
-# $s_k$ and ask how each weight changes. In any case $\partial \Sigma / \partial s_k = e^{s_k}$, because only one term
-# of the sum contains $s_k$.
+# $s_k$ and ask how each weight changes. In both of the following cases, $\partial \Sigma / \partial s_k = e^{s_k}$,
+# because only one term of the sum contains $s_k$.
 #
 # - For *another* key, $j \ne k$, only the denominator changes, so $\partial p_j / \partial s_k = -e^{s_j} e^{s_k} /
-#   \Sigma^2 = -p_j p_k$. This is the answer above, a loss in proportion to $p_j$.
+#   \Sigma^2 = -p_j p_k$. As the answer above says, the weight falls in proportion to $p_j$.
 # - For the *same* key, $j = k$, the numerator changes as well, which adds $e^{s_k} / \Sigma = p_k$. So $\partial p_k /
 #   \partial s_k = p_k - p_k p_k$.
 #
 # For this one row, let $dp_j$ and $ds_k$ be the gradients of $\varphi$ with respect to $p_j$ and $s_k$. The score $s_k$
-# changes every weight, so by the chain rule its gradient is a sum over all of them. Every weight contributes a term
-# with $-p_j p_k$, and the same key adds one with $p_k$:
+# changes every weight, so by the chain rule, its gradient is a sum over all weights. Every weight contributes a term
+# with $-p_j p_k$, and the weight of key k itself adds a term with $p_k$:
 #
 # $$\begin{aligned} ds_k &= \sum_j dp_j\, \frac{\partial p_j}{\partial s_k} = p_k\, dp_k - p_k \sum_j p_j\, dp_j \\
 # &= p_k\,(dp_k - D), \quad D = \sum_j p_j\, dp_j . \end{aligned}$$
@@ -281,7 +287,7 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
 #
 # For all rows together we write $dS = P \circ (dP - D)$, where ∘ multiplies entry by entry, and $D_i$ is subtracted
-# from every entry in row i of dP. Since $S = \tau QK^\top$ is a product again, $dQ = \tau\, dS\, K$ and $dK = \tau\,
+# from every entry in row i of dP. Since $S = \tau QK^\top$ is again a product, $dQ = \tau\, dS\, K$ and $dK = \tau\,
 # dS^\top Q$.
 
 # %% [markdown]
@@ -302,10 +308,10 @@ def backward(Q, K, V, P, dO, tau):
 
 
 # %% [markdown]
-# You can check them with *finite differences*, which need no formula. Change one entry by +h and by −h, subtract the
-# two losses, and divide by 2h. We use the sum of $dO \circ O$ with a fixed dO as the loss, because its gradient with
-# respect to O is dO. The next cell compares three versions of dK for $\tau$ = 0.5: the right one, one without $\tau$,
-# and one without the transpose.
+# You can check these gradients with *finite differences*, which need no formula for the gradient. Change one entry by
+# +h and by −h, subtract the two losses, and divide by 2h. We use the sum of $dO \circ O$ with a fixed dO as the loss,
+# because its gradient with respect to O is dO. The next cell compares finite differences with three versions of dK for
+# $\tau$ = 0.5: the right one, one without $\tau$, and one without the transpose.
 
 # %% tags=["hide-input"]
 tau = 0.5
@@ -323,25 +329,25 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
     print(f"dK = {name:8} first entry {guess[0, 0]:7.4f}, finite differences {truth:7.4f}")
 
 # %% [markdown]
-# All three versions have the right shape, even the last one, because there are as many queries as keys. Without $\tau$,
-# the gradient is too large by a factor of $1/\tau$ = 2. If you test with unequal lengths and $\tau$ ≠ 1, neither
-# mistake can hide.
+# All three versions have the right shape, and even the last one does, because there are as many queries as keys.
+# Without $\tau$, the gradient is too large by a factor of $1/\tau$ = 2. If you test with different numbers of queries
+# and keys, and with $\tau$ ≠ 1, neither mistake can hide.
 
 # %% [markdown]
 # ## Can we do without S and P?
 #
-# The second failure was the memory for S and P. In fact, one number per row is enough to turn any score in that row
-# into its probability. This number is the *logsumexp* $L_i = \log \sum_j e^{S_{ij}}$:
+# The second failure was the memory that S and P take. In fact, one number per row is enough to turn any score in that
+# row into its probability. This number is the *logsumexp* $L_i = \log \sum_j e^{S_{ij}}$:
 #
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
-# So it would be enough to keep only L. For one query after another, we can load all keys to get L, and then load the
-# keys again, together with the values, for p and o. We then never hold more than one row of S and P. Appendix B.1 of
-# the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this, but its $L_i$ is the plain sum $\sum_j
-# e^{S_{ij}}$, without the logarithm.
+# It would therefore be enough to keep only L. For one query at a time, we can load all keys to compute L, and then load
+# the keys again, this time together with the values, to compute p and o. That way, we never hold more than one row of S
+# and P. Appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this, but its $L_i$ is the
+# plain sum $\sum_j e^{S_{ij}}$, without the logarithm.
 #
-# **Build.** `by_rows(Q, K, V, tau)` computes O and L for one query at a time, and holds nothing of size N × N. To keep
-# large scores from overflowing, let $m$ be the row's maximum and compute $L = m + \log \sum_j e^{s_j - m}$.
+# **Build.** `by_rows(Q, K, V, tau)` computes O and L one query at a time, and never holds anything of size N × N. To
+# keep large scores from overflowing, let $m$ be the row's maximum and compute $L = m + \log \sum_j e^{s_j - m}$.
 
 
 # %%
@@ -382,8 +388,8 @@ check(
 # ```
 # </details>
 #
-# **Predict.** For N = 512, `by_rows` holds 512 numbers, whereas S and P have half a million. How many elements does it
-# move, with d = 64, compared with standard attention?
+# **Predict.** For N = 512, `by_rows` holds a row of 512 numbers, whereas S and P have half a million. With d = 64, how
+# many elements does `by_rows` move, compared with standard attention?
 #
 # - ☐ about as many
 # - ☐ about a fortieth
@@ -391,9 +397,9 @@ check(
 #
 # <details><summary>Answer</summary>
 #
-# **about 40 times as many.** For each query it loads all keys twice and all values once, which makes $3dN^2 = 192N^2$
-# elements. By the meter, standard attention moves only $4N^2 + 4Nd = 4.5N^2$. The memory that a method holds and the
-# elements that it moves are thus two different costs.
+# **about 40 times as many.** For each query, `by_rows` loads all keys twice and all values once, which makes $3dN^2 =
+# 192N^2$ elements. According to the meter's formula, standard attention moves only $4N^2 + 4Nd = 4.5N^2$. How much
+# memory a method needs and how many elements it moves are thus two different costs.
 # </details>
 #
 # What if a whole block of queries shared each load of the keys? Their scores with all keys would not fit on the chip,
@@ -405,12 +411,13 @@ check(
 #
 # - The definition is $S = \tau QK^\top$, $P = \mathrm{softmax}(S)$ and $O = PV$. The softmax subtracts the row's
 #   maximum first, which leaves the weights unchanged.
-# - In standard attention, $4N^2 + 4Nd$ elements reach DRAM. That makes d/3 FLOPs per byte, which is too few for a GPU.
+# - In standard attention, $4N^2 + 4Nd$ elements reach DRAM. That makes about d/3 FLOPs per byte, which is too few to
+#   keep a GPU's tensor cores busy.
 # - The gradients are $dV = P^\top dO$, $dP = dO\,V^\top$, $dS = P \circ (dP - D)$, $dQ = \tau\,dS\,K$ and $dK =
 #   \tau\,dS^\top Q$, with $D_i = do_i \cdot o_i$.
-# - Since $P_{ij} = e^{S_{ij} - L_i}$, one number per row brings back any entry of P. With it, you can also [look at the
-#   weights of a few rows](../QUESTIONS.md#how-do-i-get-the-attention-weights-of-a-few-rows) when a fast kernel returns
-#   only O and L.
+# - Since $P_{ij} = e^{S_{ij} - L_i}$, one number per row is enough to turn any score back into its entry of P. With
+#   this number, you can also [look at the weights of a few
+#   rows](../QUESTIONS.md#how-do-i-get-the-attention-weights-of-a-few-rows) when a fast kernel returns only O and L.
 
 # %% [markdown]
 # ## Exercises
@@ -421,7 +428,8 @@ check(
 # <details><summary>Solution</summary>
 #
 # $D = 8/5 + 2/5 = 2$, which is $O_{10}$, and ds = (6/5, 0, −6/5). The sum is 0, because adding a number to all scores
-# of a row does not change any weight. You can therefore test an implementation by the row sums of its dS.
+# of a row does not change any weight. You can therefore test an implementation by checking that every row of its dS
+# sums to 0.
 # </details>
 
 # %% [markdown]
