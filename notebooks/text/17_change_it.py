@@ -1,6 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks
-# →](A_lanes.ipynb)
+# [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks →](A_lanes.ipynb)
 
 # %% [markdown]
 # # 17 · Change it
@@ -974,5 +973,4 @@ verdict("a cubic adds less than 0.015 ulp and rounds fewer than 1 in 100 differe
 verdict("linear states can be merged in any grouping", all(close(query @ S, whole, 1e-10) for S, _ in states.values()))
 
 # %% [markdown] tags=["navigation"]
-# [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks
-# →](A_lanes.ipynb)
+# [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks →](A_lanes.ipynb)

@@ -1,6 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands
-# →](C_package.ipynb)
+# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands →](C_package.ipynb)
 
 # %% [markdown]
 # # B · Errata
@@ -305,5 +304,4 @@ apart = [judge(e).told_apart for e in ERRATA.values()]
 verdict(f"the checks tell the wrong version from the right one in all {len(apart)} errata", all(apart) and len(apart) == 35)
 
 # %% [markdown] tags=["navigation"]
-# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands
-# →](C_package.ipynb)
+# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands →](C_package.ipynb)
