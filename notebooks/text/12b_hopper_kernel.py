@@ -8,15 +8,15 @@
 #
 # `fa2_lab/kernels/hopper/forward` is the kernel that `attention()` runs on an H100 or H200. It is built from the rungs
 # of [chapter 12a](12a_hopper_rungs.ipynb), but it also accepts sequences of any length, grouped-query attention,
-# windows and packed sequences, which the rungs do not. In this chapter, you read the core of that kernel, namely the
-# producer and the consumer's work on a tile, and you find out why each wait is needed.
+# windows and packed sequences, which the rungs do not support. In this chapter, you read the core of that kernel, which
+# consists of the producer and a consumer's work on one tile, and you find out why each wait is needed.
 #
 # After this notebook you can
 #
 # - name, for each barrier of the kernel, the warps that arrive and the warps that wait, and explain why,
 # - decide which waits can be left out because another wait already implies them,
-# - compare the kernel's speed with that of other implementations, and explain why the same idea can gain a lot in one
-#   kernel and little in another.
+# - compare the kernel's speed with that of other implementations, and explain why the same idea can help one kernel a
+#   lot and another one only a little.
 #
 # *Time: 90 minutes, in five parts. Before this: [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a
 # Hopper GPU, the checks run the real kernel. All speeds and times were measured on an NVIDIA H200 in bf16.*
@@ -100,8 +100,8 @@ show("pipes_forward")
 #
 # The order of the row blocks depends on the mask. Without a mask, the programs work through one head after another, so
 # that they all read the same K and V from L2. Under a causal mask, some row blocks take longer than others, and the
-# load is easier to balance if the programs can choose from several heads. The kernel therefore runs several heads side
-# by side, but only as many as fit into a certain part of L2.
+# load is easier to balance if the programs can choose from several heads. The kernel therefore works on several heads
+# side by side, but only on as many as fit into a certain part of L2 with their K and V.
 #
 # `sizes.choose` picks one of a few sets of sizes, by rules that were fitted to times measured on an H200:
 
@@ -129,7 +129,7 @@ display(Markdown("\n".join(lines)))
 # %% [markdown]
 # With *ping-pong*, the consumers take turns starting their matmuls (part 4). If O does not have its own buffer, the
 # consumer puts O into Q's buffer, as on the last rung, and TMA copies it out from there. Some calls do not use this
-# kernel at all. Calls with dropout, a softcap, sinks or a bias run the portable kernel, and so do calls with a window
+# kernel at all. Calls with dropout, a softcap, sinks or a bias use the portable kernel, and so do calls with a window
 # if the sequences are packed or d is above 128.
 
 # %% [markdown]
@@ -157,11 +157,11 @@ show("room")
 # <details><summary>Answer</summary>
 #
 # **the kernel takes about 1.5 times as long.** Program p begins with block p, and right at the start, every program
-# also fetches its second block. That fixes each program's share, just as if the blocks had been assigned in advance.
-# Counted from the heaviest, block b has 256 − b tiles. Program 0 gets blocks 0 and 132, which together have 256 + 124 =
-# 380 tiles, whereas the average program has only 249. The model below shows this for one head, and the times recorded
-# on the H200 agree with it. With many heads, fetching early does less harm, because each program then works through
-# many blocks, and only one of them has been fetched too early.
+# also fetches the number of its second block. This fixes each program's share, just as if the blocks had been assigned
+# in advance. Counted from the heaviest, block b has 256 − b tiles. Program 0 gets blocks 0 and 132, which together have
+# 256 + 124 = 380 tiles, whereas the average program has only 249. The model below shows this for one head, and the
+# times recorded on the H200 agree with it. With many heads, fetching early does less harm, because each program then
+# works through many blocks, and only one of them has been fetched too early.
 #
 # ```python
 # long = Tiling(32768, 32768, 128, 128, CAUSAL)
@@ -189,7 +189,7 @@ show("room")
 
 # %% [markdown]
 # The producer passes the number on through the mailbox, which has two slots. In the picture, both slots are empty most
-# of the time. The producer puts a row block's number into its slot when it begins to copy tiles for that row block. The
+# of the time. The producer puts a row block's number into a slot when it begins to copy tiles for that row block. The
 # number stays there until both consumers have finished the previous row block.
 
 # %% tags=["hide-input"]
@@ -210,13 +210,13 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 # `new_ring` creates the ring from chapter 12a. `ForwardPipes` bundles everything in shared memory under one name. It is
 # an *aggregate*, which is what Gluon calls a class with typed fields.
 #
-# Some of these names only matter for special calls. For example, `NEXT_PACKED` and `cu_seqlens_q` are for packed
-# sequences ([chapter 16](16_masks.ipynb)), and `left` is for windows. If a call has *key lengths*, each sequence of the
-# batch has its own number of real keys.
+# Some of the names in the listing only matter for special calls. For example, `NEXT_PACKED` and `cu_seqlens_q` are for
+# packed sequences ([chapter 16](16_masks.ipynb)), and `left` is for windows. If a call has *key lengths*, each sequence
+# of the batch has its own number of real keys.
 #
-# The roles are started in the same way as on the rungs. Consumer 0 runs on the warps of the launch itself, while the
-# other consumers get 160 or 240 registers per thread and the producer gets 24. If the consumers need more registers
-# than that, the setting `low_reg_schedule`, which is part of the set of sizes, makes the compiler order the
+# The roles are started in the same way as on the rungs. Consumer 0 runs on the warps that the launch itself starts,
+# while the other consumers get 160 or 240 registers per thread and the producer gets 24. If that is not enough for the
+# consumers, the setting `low_reg_schedule`, which is part of the set of sizes, makes the compiler order the
 # instructions differently.
 #
 # The next table shows how the shared memory is used. It is computed from the sizes that the kernel uses for a causal
@@ -254,12 +254,12 @@ display(Markdown("\n".join(lines)))
 # | K's tile n | K's tile n − stages | that same tile of K | yes, for this copy |
 # | V's tile n − 1 | V's tile n − 1 − stages | K's tile n − stages | yes, one line earlier |
 #
-# By the time the producer wants to copy V's tile, it already knows that the stage is free.
+# By the time the producer wants to copy V's tile, it already knows that the tile's stage is free.
 #
 # We can try this out in the model from chapter 12a. `RingModel(2, 2)` has two stages and two consumers. `room` waits
 # for an empty stage and `copy` fills it, while `take` and `release` work as in 12a. The consumers only release K.
-# `careful` lists the tiles of V before whose copies the producer waits, and it counts the tiles from 0 in each row
-# block.
+# `careful` lists the tiles of V that the producer copies only after an extra wait. In this list, the tiles of each row
+# block are counted from 0.
 
 # %%
 def copies(K, V, T, blocks, careful):  # the producer, for `blocks` row blocks of T tiles each
@@ -311,11 +311,11 @@ def wrong(careful, orders=500):
 #
 # <details><summary>Answer</summary>
 #
-# **before the last one of a row block.** Every other copy of V comes right after a copy of K, and the wait before that
-# copy of K has covered both stages. The last copy of V, however, has no copy of K just before it. The stage that it
-# needs becomes free with the release that K's *next* copy will wait for, but that copy belongs to the next row block.
-# So the producer waits for that stage of K a little early, which costs nothing, since it would have to wait for the
-# stage anyway.
+# **before the last one of a row block.** Each of the other copies of V comes right after a copy of K, and the wait
+# before that copy of K has covered both stages. The last copy of V, however, has no copy of K just before it. The stage
+# that it needs becomes free with the release that K's *next* copy will wait for, but that copy belongs to the next row
+# block. So the producer waits for that release a little early, which costs nothing, since it would have to wait for the
+# release anyway.
 #
 # ```python
 # for careful in ((), (0,), (3,)):
@@ -372,7 +372,8 @@ read(KERNEL, "consumer", begin="# Two intervals", end="q = pipes")
 
 # %% [markdown]
 # The producer copies every tile that at least one consumer needs, from `begin` up to `last`. This consumer's 64 rows
-# only need the tiles from `first` up to `end`. The consumer visits these and drains the others, from right to left:
+# only need the tiles from `first` up to `end`. It visits these tiles and *drains* the others, which means that it takes
+# and releases them without using them. It goes through all of them from right to left:
 #
 # ```text
 # begin            first                    end             last
@@ -403,17 +404,19 @@ read(KERNEL, "drain_tile")
 #
 # **because a barrier remembers only one bit, so a consumer must not miss a phase.** The next tile of V that uses this
 # stage is tile n + stages. Suppose that a consumer skips tile n without waiting for it, and that it then waits for tile
-# n + stages while tile n is still being copied. The last phase to have ended then belongs to tile n − stages. It has
-# the same parity as the phase that the consumer is waiting for. The wait therefore ends too early.
+# n + stages while tile n is still being copied. At that moment, the last phase that has ended is the one of tile n −
+# stages, which has the same parity as the phase that the consumer is waiting for. The wait therefore ends too early.
 #
-# Usually, this cannot happen. Before the consumer waits for V's tile n + stages, it takes K's tile n + stages + 1. That
-# tile uses the stage of K's tile n + 1, so all consumers must have released K's tile n + 1 by then. Those consumers
-# that need V's tile n have used it before this release, so V's tile n has certainly arrived. If V's tile n + stages is
-# the last tile of a row block, however, the consumer takes no further tile of K before it.
+# Usually, a wait for K prevents this. Before the consumer waits for V's tile n + stages, it takes K's tile n + stages +
+# 1, which uses the same stage as K's tile n + 1. The producer could only copy the later tile after all consumers had
+# released the earlier one. Those consumers that need V's tile n use it before they release K's tile n + 1, so by then,
+# V's tile n has certainly arrived. The exception is the last tile of a row block. If this is V's tile n + stages, the
+# consumer does not take another tile of K before it, so no wait for K protects it.
 #
-# The first answer is wrong because `take` does not count tiles itself but is given their number, n. The second is wrong
-# because this tile of V is only freed when K's *next* tile is released, and a consumer that needs V's tile makes that
-# release after its P V. The model above cannot show this mistake, because its copies finish one after another.
+# The first answer is wrong because `take` does not count tiles itself. The consumer passes it the tile's number, n. The
+# second is wrong because this tile of V is only freed when K's *next* tile is released, and a consumer that needs V's
+# tile releases K's next tile only after its P V. The model above cannot show what goes wrong without this `take`,
+# because the model's copies finish one after another.
 # </details>
 
 # %% [markdown]
@@ -434,11 +437,11 @@ read(KERNEL, "step", begin="s = start_scores")
 # | `softmax_step`, `rounded` | P V, for as long as `ptxas` lets it (see below) | – |
 # | `warpgroup_mma_wait(0)` | none of this consumer's | P V |
 #
-# In the source, the whole softmax is between the two waits, so all of it could run during P V. However, `ptxas`,
-# NVIDIA's assembler, moves the second wait up. To see what still runs during P V, we can look at the machine code, and
-# we do not need a GPU for that. A wait appears there as `WARPGROUP.DEPBAR`, and the wait for S ends in `0x1`, because
-# one matmul may still be running. For each of the three consumers, the next cell counts the instructions between the
-# wait for S and the next wait:
+# In the source, the whole softmax is between the two waits, so all of it could run during P V. However, NVIDIA's
+# assembler, `ptxas`, moves the second wait to an earlier place. To see what still runs during P V, we can look at the
+# machine code, and we do not need a GPU for that. A wait appears there as `WARPGROUP.DEPBAR`, and the wait for S ends
+# in `0x1`, because one matmul may still be running. For each of the three consumers, the next cell counts the
+# instructions between the wait for S and the next wait:
 
 # %% tags=["nbval-ignore-output"]
 for causal in (False, True):
@@ -450,14 +453,14 @@ for causal in (False, True):
 
 # %% [markdown]
 # In each tile, every thread of a consumer has 64 scores, so together with α it computes more than 64 exponentials.
-# Without a mask, the maxima and a few of the exponentials run during P V. Under the causal mask, almost nothing does,
-# so the exponentials have to hide behind the matmuls of the *other* consumers. Ping-pong makes that possible. To read
-# the machine code that the cell has searched, run `fa2-lab xray hopper.forward --d 64 --sass`, and add `--full` to
-# leave out the mask.
+# Without a mask, the maxima and a few of the exponentials run during P V. Under the causal mask, almost none of the
+# softmax does, so the exponentials have to hide behind the matmuls of the *other* consumers. Ping-pong makes that
+# possible. To read the machine code that the cell has searched, run `fa2-lab xray hopper.forward --d 64 --sass`, and
+# add `--full` to leave out the mask.
 #
-# The function around this loop, `visit`, handles the two ends. Before the loop, it masks the first, rightmost tile if
-# the last key is not at the end of that tile, and after the loop it computes the last P V. Inside the loop, therefore,
-# no tile can extend past the last key.
+# The function around this loop, `visit`, handles the first and the last tile. Before the loop, it masks the first,
+# rightmost tile if the last key is not at the end of that tile, and after the loop it computes the last P V. Inside the
+# loop, therefore, no tile can extend past the last key.
 #
 # ## Part 4 · Inside a tile, and how to find a hang (22 minutes)
 #
@@ -472,12 +475,12 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 
 # %% [markdown]
 # Consumer 0's barrier gets one arrival in advance, since otherwise no consumer could ever begin. A consumer that skips
-# a tile must still pass the turn on, as `drain_tile` does. Ping-pong costs one wait per tile, and whether it gains more
-# than that depends on d. At d = 64, where the exponentials take as long as both matmuls, ping-pong made the kernel 0.99
-# to 1.07 times as fast. At d = 128, where the exponentials take only half as long, the kernel was 0.99 times as fast
-# with ping-pong, so it lost a little. Even so, the kernel also uses ping-pong at d = 128 under the mask if there are
-# many more keys than rows. For that case, the table of ideas in part 5 shows a gain. The picture shows a model in which
-# both consumers begin at the same time, so that the turns matter most:
+# a tile must still pass the turn on, as `drain_tile` does. Ping-pong costs one wait per tile, and whether it saves more
+# time than this wait takes depends on d. At d = 64, where the exponentials take as long as both matmuls, ping-pong made
+# the kernel 0.99 to 1.07 times as fast. At d = 128, where the exponentials take only half as long, the kernel was only
+# 0.99 times as fast with ping-pong, so it became slightly slower. Even so, the kernel also uses ping-pong at d = 128
+# under the mask if there are many more keys than rows. For that case, the table of ideas in part 5 shows a speedup. The
+# picture shows a model in which both consumers begin at the same time, so that the turns matter most:
 
 # %% tags=["hide-input"]
 show("ping_pong")
@@ -486,7 +489,7 @@ show("ping_pong")
 # ## The softmax step
 #
 # The softmax is the one from rung 22, with one addition. Each row keeps its own copy of `scale_log2`, which is
-# $\tau \log_2 e$, under the name `scale`. Only rows with huge scores ever change their copy, because at that size,
+# $\tau \log_2 e$, under the name `scale`. A row's copy changes only if the row has huge scores. At that size,
 # neighbouring fp32 numbers are so far apart that p could otherwise exceed the range of fp16, as the comment at the top
 # of the file explains. Since four lanes share a row, m, `scale` and ℓ are stored once for each of these lanes, in the
 # shape (64, 4):
@@ -506,9 +509,9 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # ## How to update m in assembly
 #
 # In Gluon, all warps of a consumer take the same branch of an `if`. Here, however, one warp should be able to jump
-# while another does not. This has to be written in PTX, NVIDIA's portable assembly language. Each lane has two rows.
-# `$0` and `$1` are m for these two rows, `$2` and `$3` are their scale, `$4` and `$5` are their α, and `$10` and `$11`
-# are the largest score that the lane holds in each row. The test, the vote and the jump look like this:
+# while another does not, and such a jump has to be written in PTX, NVIDIA's portable assembly language. Each lane has
+# two rows. `$0` and `$1` are m for these two rows, `$2` and `$3` are their scale, `$4` and `$5` are their α, and `$10`
+# and `$11` are the largest score that the lane holds in each row. The test, the vote and the jump look like this:
 
 # %% tags=["nbval-ignore-output"]
 raised = "\n".join(lines_of("hopper/forward/softmax.py", "RAISED"))
@@ -596,11 +599,11 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 # 2. Attach `cuda-gdb -p` to the process. `info cuda warps` lists where each warp is, and `x/i $pc` prints the
 #    instruction it is at. A waiting warp is in a loop around `SYNCS.PHASECHK`, and `fa2-lab xray FILE --sass` helps you
 #    find the source line of that loop.
-# 3. Find out which warp should have arrived at this barrier, and look for a path on which that warp misses its
-#    `release`. Often the cause is a tile that is skipped, or an empty row block.
-# 4. Count the releases. Each time a stage is filled, every consumer must release it exactly once. You can
-#    check this without a GPU by running the roles one after another in Python, with counters in place of the barriers.
-#    This package's tests run the kernel in that way, and they notice when a release is taken out.
+# 3. Find out which warp should have arrived at this barrier, and look for a path through the code on which that warp
+#    does not reach its `release`. Often, the cause is a skipped tile or an empty row block.
+# 4. Count the releases. Each time a stage is filled, every consumer must release it exactly once. You can check this
+#    without a GPU by running the roles one after another in Python, with counters in place of the barriers. This
+#    package's tests run the kernel in that way, and they fail if a release is taken out.
 #
 # ## What about clusters and multicast?
 #
@@ -609,8 +612,8 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 # two row blocks of the same head ran as a cluster, K and V would have to be read from L2 only once instead of twice. In
 # exchange, the two blocks would have to run in step, and there would be one more wait, because a stage could be
 # refilled only after the consumers of *both* blocks had released it. Our kernel uses neither clusters nor multicast.
-# With 192 rows per block, it already requests few bytes of K and V from L2. We have not measured what clusters would
-# gain.
+# With 192 rows per block, it already requests few bytes of K and V from L2. We have not measured how much clusters
+# would help.
 #
 # ## The last copy
 
@@ -618,14 +621,14 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 read(KERNEL, "store", begin="LANES")
 
 # %% [markdown]
-# These are lines 12 to 15 of Algorithm 1. Only here does the kernel add up the four lanes' shares of ℓ. It also finds
-# out here which rows see no key, because their ℓ is 0. For these rows it replaces ℓ by 1, so that O becomes 0, and it
+# These are lines 12 to 15 of Algorithm 1. Only here does the kernel add up the four lanes' shares of ℓ. Here, it also
+# finds out which rows see no key, because their ℓ is 0. For these rows it replaces ℓ by 1, so that O becomes 0, and it
 # sets L to −∞. The store of O follows the rules from chapter 12a. First, `store_wait` makes sure that TMA has read the
 # buffer's previous contents. Then come the store, the fence and the copy. If O has its own buffer, no warp has to wait
-# for this copy now, because the next row block is already under way.
+# for this copy now, so the work on the next row block can overlap with it.
 #
 # There is another fence in `zero_oob_rows` ([pipeline.py](../fa2_lab/kernels/hopper/shared/pipeline.py)). With key
-# lengths or a window, a tile of V contains rows that no query sees. Their p is 0, but since 0 · ∞ is not a number,
+# lengths or a window, a tile of V can contain rows that no query sees. Their p is 0, but since 0 · ∞ is not a number,
 # these rows of V have to be set to zero. Threads store the zeros and the tensor cores read them, so a fence is needed
 # in between.
 
@@ -661,11 +664,11 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # The kernel is faster than cuDNN, and about as fast as FlashAttention-3 or faster. At its best, it is nearly as fast as
 # a plain matmul.
 #
-# ## What did each idea gain?
+# ## How much did each idea help?
 #
-# There are two ways to measure what an idea gains. One is to add the idea to what was there before, as a rung does
-# (chapter 12a, d = 128, no mask). The other is to take the idea out of the finished kernel. For that, we measured
-# copies of an earlier version of the kernel under Triton 3.6, at several shapes:
+# There are two ways to measure how much an idea speeds up a kernel. One is to add the idea to a kernel without it, as
+# each rung does (chapter 12a, d = 128, no mask). The other is to take the idea out of the finished kernel. For that, we
+# timed modified copies of an earlier version of the kernel with Triton 3.6, at several shapes:
 
 # %% tags=["hide-input"]
 IDEAS = {
@@ -684,23 +687,24 @@ for idea, rung in IDEAS.items():
     print(f"{idea:48}{added:>12}   {min(worth):.2f} to {max(worth):.2f}")
 
 # %% [markdown]
-# How much an idea gains depends on what else the program is waiting for. That is why the two columns differ, and why
-# you cannot multiply the gains of single ideas to get the gain of all of them together. The last three ideas appear
-# only in this chapter, and they gain little.
+# How much an idea helps depends on what else the program is waiting for. That is why the two columns differ, and why
+# you cannot multiply the individual speedups to get the speedup from all ideas together. The last three ideas appear
+# only in this chapter, and they make little difference.
 #
-# We tried further ideas on today's kernel, with Triton 3.9, and wrote down a prediction for each. *Measured* shows how
-# many times as fast the kernel became, on average and, in parentheses, on the worst and the best problem. In the
-# *without pauses* column, the calls follow each other directly, so the clock frequency falls. *Kept* shows for how many
-# of the problems we kept the idea. Where an idea's description says that bytes *have none*, there was no register for
-# them, so they were spilled.
+# We also tried further ideas on the current kernel, with Triton 3.9, and the next table compares what we predicted for
+# each of them with what we measured. The *measured* column shows the speedup on average and, in parentheses, on the
+# worst and on the best problem. For the *without pauses* column, the calls followed one another directly, so the clock
+# frequency fell. The *kept* column shows whether we kept the idea, for all problems or only for some of them. Two
+# descriptions end with a number of bytes that *have none*, which means that the compiler had no registers left for
+# these bytes and spilled them.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 display(Markdown("\n".join(ideas.table("forward"))))
 
 # %% [markdown]
-# Most predictions were too optimistic, because saving an instruction or a barrier gains nothing if the program is
+# Most predictions were too optimistic, because removing an instruction or a barrier saves no time if the program is
 # waiting for something else. *In a CUDA graph* means that the calls are recorded once and then replayed. New sizes
-# helped where the old ones had been chosen for other shapes. Finally, we compare the kernel with the last rung:
+# helped on problems for which the old sizes had not been chosen. Finally, we compare the kernel with the last rung:
 
 # %% tags=["hide-input"]
 over = {shape: climb.factor("fa2_lab", *shape, old=ladder.RUNGS[-1]) for shape in climb.shapes}
@@ -708,8 +712,9 @@ for (d, causal), ratio in over.items():
     print(f"d = {d:3}, {'causal' if causal else 'no mask':8}: {ratio:.2f} times the last rung's speed")
 
 # %% [markdown]
-# At d = 64, the kernel uses ping-pong, which no rung does. At d = 128, it also works through the heads in a different
-# order. The recorded numbers do not tell us which of these differences made the kernel faster.
+# At d = 64, the kernel uses ping-pong, which no rung does. At d = 128, it differs from the last rung as well, because
+# it works through the heads in a different order. The recorded numbers do not tell us which differences made the kernel
+# faster.
 
 # %% [markdown]
 # ## The same in 150 lines, and what they cannot express
@@ -723,7 +728,7 @@ for (d, causal), ratio in over.items():
 # | rings, phases, releases | follow from `T.Pipelined(…, num_stages=2)` |
 # | producer warp, registers for each role, layouts | chosen by the compiler |
 # | S of one tile alongside P V of the previous tile | `order` and `stage`, two lists of six numbers |
-# | lazy rescaling, by a vote of the warp | not there; it would take PTX, as here |
+# | lazy rescaling, by a vote of the warp | not there; it would need PTX, as it does here |
 # | programs that stay and fetch row blocks | one program for each row block |
 #
 # If your kernel is not attention, start with TileLang. Come back here once you know which wait you want to get rid of.
@@ -733,7 +738,7 @@ for (d, causal), ratio in over.items():
 #
 # - If one wait implies another, you can leave the other one out. Check the last tile of a row block separately, though.
 # - A consumer must take even the tiles that it does not use, because a barrier remembers only one bit.
-# - What an idea gains depends on the kernel in which it is measured.
+# - How much an idea helps depends on the kernel in which you measure it.
 
 # %% [markdown]
 # ## Exercises
