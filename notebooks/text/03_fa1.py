@@ -7,17 +7,17 @@
 # **What if the score matrix never leaves the chip?**
 #
 # Standard attention writes S and P to HBM and reads them back (chapter 01). This is unnecessary, because a softmax can
-# take its keys one block at a time (chapter 02). FlashAttention, which was published in 2022 and which we call *FA1*,
-# therefore computes a small tile of S on the chip, uses it at once, and throws it away. A single kernel performs all of
-# these steps.
+# process its keys one block at a time (chapter 02). FlashAttention, which was published in 2022 and which we call
+# *FA1*, therefore computes a small tile of S on the chip, uses it at once, and throws it away. A single kernel performs
+# all of these steps.
 #
 # After this notebook you can
 #
 # - write FA1's step, and explain why its two loops send unfinished outputs to HBM and back,
-# - count what FA1 loads and stores, and decide from the block size whether that is less than in standard attention,
+# - count what FA1 loads and stores, and decide from the block size whether that is less than standard attention moves,
 # - explain how the backward pass recovers P.
 #
-# *Time: 50 minutes with the function to write. Hardware: any laptop, NumPy alone. Before this: [02 · Online
+# *Time: 50 minutes, including the function to write. Hardware: any laptop with NumPy. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb).*
 
 # %% tags=["hide-input"]
@@ -40,9 +40,10 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What goes wrong?
 #
-# Most of the traffic of standard attention was S and P. Because FA1 sends neither of them to HBM, it should move fewer
-# bytes and be faster. To find out, we compare two simple kernels on an H200: standard attention, and FA1 exactly as its
-# Algorithm 1 is printed. Both run 64 heads with N = 4,096 and d = 128, and FA1 uses 64 keys per block.
+# Most of standard attention's traffic is S and P. Because FA1 sends neither of them to HBM, it should move fewer bytes
+# and be faster. To find out whether it does, we compare two simple kernels on an H200: standard attention, and FA1
+# exactly as printed in its Algorithm 1. Both process 64 heads with N = 4,096 and d = 128, and FA1 uses 64 keys per
+# block.
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard attention": "r00_standard", "FA1 as printed": "r01_fa1"}
@@ -53,34 +54,36 @@ lines = [
 Markdown("\n".join(["| | bytes that reached DRAM, counted | time |", "| --- | ---: | ---: |", *lines]))
 
 # %% [markdown]
-# FA1 moves 1.7 times as many bytes, and it takes four times as long. Something else now travels in place of S and P,
-# namely the output itself, which leaves the chip unfinished and comes back once for every 64 keys. In this chapter, we
-# write the loop that does this, count its bytes, and find out when it is nevertheless the better choice. The FA1
-# authors' own kernel was in fact much faster than standard attention, and the end of the chapter explains how.
+# FA1 moves 1.7 times as many bytes, and it takes four times as long. S and P no longer travel, but the output now does:
+# it leaves the chip unfinished and comes back once for every 64 keys. In this chapter, we write the loop that does
+# this, count its bytes, and find out when FA1 is nevertheless the better choice. The FA1 authors' own kernel was in
+# fact much faster than standard attention, and the end of the chapter explains why.
 
 # %% [markdown]
 # ## A finished row and one more tile
 #
-# Cut the queries into $T_r$ *row blocks* of $B_r$ queries, and the keys into $T_c$ *column blocks* of $B_c$ keys. A row
-# block and a column block meet in one tile of S, which has $B_r \times B_c$ scores.
+# Cut the queries into $T_r$ *row blocks* of $B_r$ queries each, and the keys into $T_c$ *column blocks* of $B_c$ keys
+# each. A row block and a column block meet in one tile of S, which has $B_r \times B_c$ scores.
 #
-# FA1 keeps a promise: after every tile, $o$ is the right output for the keys seen so far. Therefore $o$ is always
-# stored divided by $\ell$. As an example, take the 1-3-4-8 row from chapter 02 after its first two keys, and a tile
-# with the other two keys. The tile's values are 4 and 2, and its weights $p = e^{s - m_{tile}}$ are 1/2 and 1.
+# FA1 keeps a promise: after every tile, $o$ is the right output for the keys seen so far. To keep this promise, FA1
+# always stores $o$ already divided by $\ell$. As an example, take the 1-3-4-8 row from chapter 02 after its first two
+# keys, and add a tile with the other two keys. The tile's values are 4 and 2, and its weights $p = e^{s - m_{tile}}$
+# are 1/2 and 1.
 #
 # | | maximum | sum of exponentials | weighted sum of values |
 # | --- | --- | --- | --- |
 # | the row so far | $m = \log 3$ | $\ell = 4/3$ | $o = 2$, divided by $\ell$ |
 # | the tile, scores $\log 4$ and $\log 8$ | $m_{tile} = \log 8$ | $\ell_{tile} = 3/2$ | $p\,v = 4$, not divided |
 #
-# Each side has its own maximum. Two factors bring both sides to the larger one, namely $\alpha = e^{m - m_{new}}$ for
-# the row and $\beta = e^{m_{tile} - m_{new}}$ for the tile. After that, we can add the two $\ell$. The two outputs,
-# however, can only be added as raw sums, so the old $o$ is first multiplied by the $\ell$ that it was divided by:
+# The row and the tile each have their own maximum. To bring both to the larger one, we multiply the row's sums by
+# $\alpha = e^{m - m_{new}}$ and the tile's sums by $\beta = e^{m_{tile} - m_{new}}$. After that, we can simply add the
+# two values of $\ell$. The two outputs, however, can only be added as raw sums, so the old $o$ must first be multiplied
+# by the $\ell$ that it was divided by:
 #
 # $$\ell_{new} = \alpha\,\ell + \beta\,\ell_{tile} \qquad o_{new} = \frac{\alpha\,\ell\,o + \beta\,p\,v}{\ell_{new}}$$
 #
 # Here $\alpha = 3/8$ and $\beta = 1$, so $\ell_{new} = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$, and $o_{new} =
-# (\frac{3}{8} \cdot \frac{4}{3} \cdot 2 + 4) / 2 = 5/2$, which is the answer that chapter 02 gave.
+# (\frac{3}{8} \cdot \frac{4}{3} \cdot 2 + 4) / 2 = 5/2$, which is the same answer as in chapter 02.
 
 # %% [markdown]
 # ## Write FA1's step
@@ -133,23 +136,23 @@ check(
 # </details>
 #
 # In chapter 02, `update` kept $o$ as a raw sum, so it had no division to undo. It also computed p relative to $m_{new}$
-# at once, which made $\beta$ equal to 1. You can do the same here.
+# from the start, which made $\beta$ equal to 1. You can do the same here.
 
 # %% [markdown]
 # ## Which loop goes outside?
 #
-# FA1 makes the loop over the column blocks j the outer one. It loads a block of keys and values once, and matches every
-# row block with it. Then it loads the next block of keys and matches every row block with that one. Chapter 04 asks
-# whether this is the better order.
+# In FA1, the outer loop runs over the column blocks j. It loads a block of keys and values once, and the inner loop
+# processes every row block with it. Then the outer loop loads the next block of keys and values, and the inner loop
+# goes through all row blocks again. Chapter 04 asks whether this is the better order.
 #
-# A single worker does this for a whole head. Between two visits to the same rows, it handles all other rows of the
-# head, and their states do not all fit into its SM. With N = 4,096 and d = 128, the o of all queries takes 2 MiB, but
-# the SM has only 228 KiB of shared memory. The worker therefore stores a row block's state in HBM after each tile, and
-# loads it again before the next tile of these rows. Find the two lines that do this in the code below, which calls the
-# solution above `fa1_step`.
+# A single worker does this for a whole head. Between two visits to the same rows, the worker handles all other rows of
+# the head, and the states of all these rows do not fit into its SM. With N = 4,096 and d = 128, o takes 2 MiB for all
+# queries together, but the SM has only 228 KiB of shared memory. The worker therefore stores a row block's state in HBM
+# after each tile, and loads it again before the next tile of these rows. Find the two lines that load and store the
+# state in the code below, where the solution above is called `fa1_step`.
 #
-# The tags name lines of Algorithm 2 in the FA1 paper's appendix. It extends Algorithm 1 with a scale, a mask and
-# *dropout*, which chapter 05 explains, but we only need the scale.
+# The tags name lines of Algorithm 2 in the FA1 paper's appendix. Algorithm 2 extends Algorithm 1 with a scale, a mask
+# and *dropout*. We need only the scale here, and chapter 05 explains dropout.
 
 # %%
 def fa1_forward(Q, K, V, O, l, m, B_r, B_c, tau):
@@ -175,16 +178,16 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
     print(f"after {n} keys: O[0, 0] = {O[0, 0]:9.6f}, attention over these {answer[0, 0]:9.6f}")
 
 # %% [markdown]
-# After each column block, O is the attention over the keys seen so far, as FA1 promised.
+# After each column block, O is the right output for the keys seen so far, as FA1 promised.
 
 # %% [markdown]
-# ## Watch it travel
+# ## Watch the output travel
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("algorithm1", ask="order=fa1", names=["FA1"])
 
 # %% [markdown]
-# There are $T_c = \lceil N / B_c \rceil$ column blocks, where the brackets mean rounding up. The forward pass of FA1
+# There are $T_c = \lceil N / B_c \rceil$ column blocks, where the brackets mean rounding up. FA1's forward pass
 # therefore moves
 #
 # - $Nd + 2N$ elements to initialize O, ℓ and m,
@@ -202,7 +205,7 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # %% [markdown]
 # ## When is that less than standard attention?
 #
-# **Predict.** FA1 never sends S or P to HBM. When do fewer of its bytes reach DRAM than in standard attention?
+# **Predict.** FA1 never sends S or P to HBM. When do fewer bytes reach DRAM in FA1 than in standard attention?
 #
 # - ☐ if the sequence is long enough
 # - ☐ if a block has enough keys
@@ -211,13 +214,14 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # <details><summary>Answer</summary>
 #
 # **if a block has enough keys.** For one query and one block of keys, FA1 loads q and o and stores o, and the size of
-# these vectors does not depend on the block size. Standard attention, however, moves 12 bytes for each key in the
-# block. N does not matter, because both amounts grow with $N^2$.
+# these vectors does not depend on the block size. Standard attention, by contrast, moves 12 bytes for each key in the
+# block. N does not matter, because the traffic of both methods grows with $N^2$.
 # </details>
 
 # %% [markdown]
-# The following table counts bytes for one query and one block of $B_c$ keys. An element of q has two bytes. An element
-# of an unfinished o has four, since two bytes would mean rounding o at every tile, and each $\ell$ and m also has four.
+# The following table counts bytes for one query and one block of $B_c$ keys. Each element of q takes two bytes. Each
+# element of an unfinished o takes four, because storing it in two bytes would round o after every tile. $\ell$ and m
+# also take four bytes each.
 #
 # | | loaded | stored | in total |
 # | --- | ---: | ---: | ---: |
@@ -228,9 +232,9 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # | standard attention (S and P) | | | 12 $B_c$ |
 #
 # About four fifths of FA1's bytes are thus unfinished outputs. FA1 moves fewer bytes than standard attention if a block
-# has more than (10d + 16)/12 keys, which means at least 55 keys for d = 64, and 108 for d = 128. The kernel at the top
-# of this chapter uses 64 keys per block at d = 128, so it moves more. As a percentage of standard attention's bytes,
-# FA1 moves:
+# has more than (10d + 16)/12 keys, which means at least 55 keys for d = 64, and at least 108 for d = 128. The FA1
+# kernel at the top of this chapter uses only 64 keys per block at d = 128, so it moves more. The next table shows what
+# FA1 moves, as a percentage of the bytes that standard attention moves:
 
 # %% tags=["hide-input"]
 lines = []
@@ -241,75 +245,75 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 
 # %% [markdown]
 # L2 also holds what was recently stored (chapter 00), so could the unfinished outputs simply stay in L2 until they are
-# needed again? In this case they cannot. With one worker per head, all 64 heads are in progress at the same time. At d
+# needed again? In this case, they cannot. With one worker per head, all 64 heads are in progress at the same time. At d
 # = 128, each head's Q takes 1 MiB and its unfinished O takes 2 MiB, which makes 192 MiB for all heads together. That is
 # far too much for the 60 MiB of L2, so nearly everything that FA1 loads and stores reaches DRAM.
 #
-# In memory use, on the other hand, FA1 always wins, because it needs only 2N numbers beyond its inputs and output,
-# namely $\ell$ and m.
+# When it comes to memory use, on the other hand, FA1 always wins. Beyond its inputs and output, it needs only the 2N
+# numbers of $\ell$ and m.
 
 # %% [markdown]
 # ## How large can a block be?
 #
-# The blocks must fit on the chip. If there is room for M elements (228 KiB hold 116,736 elements of two bytes), the
-# paper takes $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries, which gives 228 keys for d = 128. This
-# rule is right only up to a constant factor. The blocks k and v fill half of the room, the scores fill the other half
-# because they take four bytes each, and q and o need another 42% of the room.
+# The blocks must fit on the chip. If there is room for M elements (228 KiB hold 116,736 two-byte elements), the paper
+# chooses $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries, which gives 228 keys for d = 128. This
+# rule is right only up to a constant factor, because such blocks need more room than there is. The blocks of k and v
+# alone fill half of the room. The scores, at four bytes each, fill the other half, and q and o would need another 42%.
 #
 # With this rule, $T_c = 4Nd / M$, so FA1 loads and stores about $T_c \cdot 3Nd = 12\,N^2 d^2 / M$ elements. The paper
-# calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$. In other words, twice as much room on the chip halves the
-# traffic, and a sequence that is twice as long quadruples it.
+# calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$. In other words, doubling the room on the chip halves the
+# traffic, and doubling the sequence length quadruples it.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("hbm_traffic")
 
 # %% [markdown]
-# The chart counts everything that the SMs load and store for a fixed N, no matter where it is found. With little room
-# on the chip, FA1 moves more than standard attention. Each step to the right doubles the room, which at first halves
-# what FA1 moves. Later it gains less, because the curve approaches the least traffic possible, which is to move each of
-# Q, K, V and O once. For standard attention, the chart counts the tiles of its matrix products, which chapter 04
-# explains.
+# The chart counts everything that the SMs load and store for a fixed N, whether or not it reaches DRAM. With little
+# room on the chip, FA1 moves more than standard attention. Each step to the right doubles the room, which at first
+# halves what FA1 moves. Later steps gain less, because the curve approaches the least possible traffic, in which each
+# of Q, K, V and O moves once. For standard attention, the chart includes what its matrix products load repeatedly, tile
+# by tile, as chapter 04 explains.
 #
-# The vertical lines mark the room on two older NVIDIA GPUs: the A100, which the papers use, and the H100, which has the
-# same room per SM as the H200. In practice, larger blocks stop helping earlier. The paper tried blocks of 64 to 512
-# keys, and beyond 256 keys the time did not decrease any further.
+# The vertical lines mark the room in one SM of two older NVIDIA GPUs: the A100, which the papers use, and the H100,
+# which has the same room per SM as the H200. In practice, larger blocks stop helping sooner than the chart suggests.
+# The paper's authors tried blocks of 64 to 512 keys, and beyond 256 keys, the time did not decrease any further.
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
 #
-# In chapter 00 and in the table at the top of this one, FA1 is slower than standard attention. The FA1 authors' own
+# In chapter 00 and in the table at the top of this chapter, FA1 is slower than standard attention. The FA1 authors' own
 # kernel, however, was usually 2 to 4 times as fast as standard attention. In figure 2 of [their
 # paper](https://arxiv.org/abs/2205.14135), which measures the forward and backward pass of GPT-2 medium on an A100, it
-# was even 5.7 times as fast. In this measurement, N = 1,024, d = 64, and there are 64 sequences of 16 heads each.
+# was even 5.7 times as fast. In that measurement, N = 1,024, d = 64, and there are 64 sequences with 16 heads each.
 #
 # | | standard attention | FA1, the authors' kernel |
 # | --- | ---: | ---: |
 # | HBM reads and writes | 40.3 GB | 4.4 GB |
 # | time | 41.7 ms | 7.3 ms |
 #
-# Their kernel also uses one thread block for each head, but two things are different.
+# Like ours, their kernel uses one thread block per head, but two things are different.
 #
-# - **Heads.** Their 64 sequences with 16 heads make 1,024 workers for the 108 SMs of an A100. The problem in our table
-#   has 4 sequences with 16 heads, which make 64 workers for 132 SMs.
-# - **Blocks and code.** Their kernel is handwritten CUDA with large blocks. With 256 keys per block, an output over
-#   1,024 keys is stored only four times. Ours is the simplest possible Triton code, which has 64 keys per block, and
-#   which follows Algorithm 1's loops and divides in every tile.
+# - **Heads.** Their 64 sequences with 16 heads each give 1,024 workers to the A100's 108 SMs. The problem in our table
+#   has 4 sequences with 16 heads each, which give only 64 workers to the H200's 132 SMs.
+# - **Blocks and code.** Their kernel is handwritten CUDA with large blocks. With 256 keys per block and 1,024 keys in
+#   all, each output is stored only four times. Ours is the simplest possible Triton code. It uses 64 keys per block,
+#   follows Algorithm 1's loops, and divides in every tile.
 #
 # There are three reasons why our kernel takes four times as long as standard attention at N = 4,096. The first is that
 # 1.7 times as many bytes reach DRAM. They also move more slowly, at 1.4 TB/s, whereas standard attention reaches 3.2
-# TB/s. Since DRAM could deliver 4.8 TB/s, its speed is not what limits our FA1 kernel. With 8 heads instead of 64, the
-# kernel does an eighth of the work, but it still takes 11.7 ms instead of 16.3 ms. Most of the kernel's time is
-# therefore what one worker needs to go through all tiles of a head alone.
+# TB/s. Since DRAM could deliver 4.8 TB/s, DRAM bandwidth is not what limits our FA1 kernel. With 8 heads instead of 64,
+# the kernel does only an eighth of the work, but its time drops only from 16.3 ms to 11.7 ms. Most of the kernel's time
+# is therefore what a single worker needs to go through all tiles of its head.
 #
 # So the second reason is that half of the SMs are idle. If they had workers, they could do the same amount of work
-# again in about the same time, provided that DRAM keeps up, so the idle SMs cost up to a factor of 2. The third reason
-# is the simple code, which makes each worker so slow. In short, FA1 needs many heads and large blocks.
+# again in about the same time, provided that DRAM could keep up. The idle SMs therefore cost up to a factor of 2. The
+# third reason is the simple code, which makes each worker slow. In short, FA1 needs many heads and large blocks.
 
 # %% [markdown]
 # ## How does the backward pass get P back?
 #
-# **Predict.** The gradients need P, but P was thrown away. The backward pass can compute the scores of a tile again
-# from q and k. What turns them into probabilities?
+# **Predict.** The gradients need P, but P was thrown away. The backward pass can recompute a tile's scores from q and
+# k. What turns these scores into probabilities?
 #
 # - ☐ the online softmax again, over all tiles of the row
 # - ☐ one exponential and one division
@@ -318,29 +322,32 @@ show("hbm_traffic")
 # <details><summary>Answer</summary>
 #
 # **one exponential and one division.** The forward pass left the final $m$ and $\ell$ of each row in HBM, so $p =
-# e^{s - m} / \ell$ is already the final probability. A softmax over one tile is wrong, because only whole rows sum to 1.
+# e^{s-m} / \ell$ is already the final probability. A softmax over one tile would be wrong, because only the
+# probabilities of a whole row sum to 1.
 # </details>
 #
-# The backward pass thus computes one more product, $QK^\top$, and stores nothing of size $N^2$. Is that cheaper? By the
-# list in chapter 00, a score takes 2d FLOPs, an exponential (256) and a subtraction (32), which is 416 for d = 64 and
-# 544 for d = 128. To store P in two bytes and load it again takes 824, which is 2.0 and 1.5 times as much. If all units
-# work at the same time, only the slowest one counts, and the comparison is 256 against 824.
+# The backward pass thus computes one more product, $QK^\top$, and stores nothing of size $N^2$. Is that cheaper than
+# storing P? According to the list in chapter 00, recomputing one entry of P costs 2d FLOPs for the score, 256 for an
+# exponential and 32 for a subtraction. That is 416 for d = 64 and 544 for d = 128. Storing the entry in two bytes and
+# loading it again costs 824, which is 2.0 and 1.5 times as much, respectively. If all units work at the same time, only
+# the slowest one counts, so the comparison is 256 against 824.
 #
 # <details><summary>If you train with dropout: how do we avoid storing its mask?</summary>
 #
 # *Dropout* sets entries of P to 0 at random, and the backward pass must drop the same ones. Storing $N^2$ bits would
-# take only a sixteenth of P's memory, but that still grows with $N^2$. The backward pass therefore computes each random
-# number again. Chapter 05 shows what it must be computed from.
+# take only a sixteenth of P's memory, but that still grows with $N^2$. The backward pass therefore generates each
+# random number a second time. Chapter 05 shows what it must be generated from.
 # </details>
 
 # %% [markdown]
 # ## Recap
 #
 # - FA1 computes one tile of S at a time, uses it and throws it away, so nothing of size $N^2$ reaches HBM.
-# - The loop over keys is outside, and the loop over queries is inside. $o$ is divided by $\ell$ at every step, and it
-#   travels to HBM and back with $\ell$ and $m$ for each column block.
+# - The outer loop runs over keys, and the inner loop over queries. $o$ is divided by $\ell$ at every step, and travels
+#   to HBM and back, together with $\ell$ and $m$, for each column block.
 # - FA1 loads and stores about $N^2 (3d + 4) / B_c$ elements, or $N^2 (10d + 16) / B_c$ bytes. With many heads, nearly
-#   all of these bytes reach DRAM. That is less than in standard attention if a block has more than (10d + 16)/12 keys.
+#   all of these bytes reach DRAM. Fewer bytes reach DRAM than in standard attention if a block has more than (10d +
+#   16)/12 keys.
 # - The backward pass recovers $p = e^{s - m} / \ell$ tile by tile.
 #
 # After the next chapter, [assignment 2](assignments/2_forward.ipynb) takes you from FA1 to FA2.

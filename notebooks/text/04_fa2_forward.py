@@ -18,8 +18,8 @@
 # - compute, for any N, d and $B_r$, what reaches DRAM, what L2 serves, and which unit finishes last,
 # - read a roofline, the chart in which this book compares costs.
 #
-# *Time: 80 minutes with two functions to write, 50 for the forward pass and 30 for its cost. Hardware: any laptop,
-# NumPy alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
+# *Time: 80 minutes, including two functions to write: 50 for the forward pass and 30 for its cost. Hardware: any laptop
+# with NumPy. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -41,9 +41,9 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What goes wrong with a mask?
 #
-# A language model guesses the next token, so a query must not see later keys. This restriction is the *causal mask*, in
-# which row r sees only the columns c ≤ r. The next cell takes four queries that all have the scores of the 1-3-4-8 row.
-# It applies the right mask to them, and then a mask that is off by one:
+# A language model guesses the next token, so a query must not see the keys of later tokens. This restriction is the
+# *causal mask*, under which row r sees only the columns c ≤ r. The next cell takes four queries that all have the
+# scores of the 1-3-4-8 row. It applies the right mask to them, and then a mask that is off by one:
 
 # %%
 scores, values = np.tile(np.log([1.0, 3.0, 4.0, 8.0]), (4, 1)), np.array([8.0, 0.0, 4.0, 2.0])
@@ -60,11 +60,11 @@ for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 
 
 # %% [markdown]
 # With the right mask, only the last row depends on the last token. With the wrong one, each row except the last sees
-# one token too many, and it is the very token that the model has to guess. No shape is wrong and nothing overflows. In
-# training, the loss even falls faster than it should, and only the finished model turns out to be useless. Every causal
-# kernel therefore needs a test that changes one token and checks that no earlier row changes. Tiles offer more places
-# for this mistake, and you will meet it in your own `forward` below. First, however, we build the loop that the mask
-# goes into.
+# one token too many, which is exactly the token that the model has to guess. No shape is wrong, and nothing overflows.
+# In training, the loss even falls faster than it should, and only later does the finished model turn out to be useless.
+# Every causal kernel therefore needs a test that changes one token and checks that no earlier row changes. Tiles offer
+# more opportunities for this mistake, and you will have to avoid it in your own `forward` below. First, however, we
+# build the loop that the mask goes into.
 
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
@@ -74,13 +74,13 @@ show("visiting_order")
 
 # %% [markdown]
 # The upper half shows FA1, as in chapter 03. It goes down the columns, so k and v stay on the chip, while everything
-# that belongs to a query comes and goes. In the lower half, the loops are swapped, which P. Tillet first did in Triton,
-# as the paper reports in section 3.2. Now a row block's $m$, $\ell$ and $o$ begin on the chip, stay there for all
-# tiles, and leave only once.
+# that belongs to a query is loaded and stored again for each tile. In the lower half, the loops are swapped. According
+# to section 3.2 of the paper, P. Tillet was the first to do this, in Triton. Now a row block's $m$, $\ell$ and $o$
+# start on the chip, stay there for all tiles, and leave it only once.
 #
 # The code below swaps the loops in the same way, and a comment marks each line that moved. `tiling.rows(i)` and
-# `tiling.cols(j)` are the rows and columns of a block. A loop over `trace.serial` runs its iterations one after
-# another, whereas the iterations of a loop over `trace.parallel` can run at the same time.
+# `tiling.cols(j)` return the rows of row block i and the columns of column block j. A loop over `trace.serial` runs its
+# iterations one after another, whereas the iterations of a loop over `trace.parallel` can run at the same time.
 
 # %%
 def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
@@ -100,10 +100,10 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # %% [markdown]
 # ## How much does the swap save?
 #
-# In the picture, the swap saves more than half, but the tiles there are small and not square.
+# In the figure above, the swap saves more than half of the traffic, but the tiles there are small and not square.
 #
-# **Predict.** Take square tiles and a long sequence. How many of the elements that FA1 loads and stores does the swap
-# save?
+# **Predict.** Take square tiles and a long sequence. What fraction of the elements that FA1 loads and stores does the
+# swap save?
 #
 # - ☐ two thirds, because unfinished outputs no longer travel
 # - ☐ nearly all, because what is left grows with N, not N²
@@ -120,24 +120,24 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # ## Who has to wait for whom?
 #
 # A third is not much, but there is a better reason for the swap. In FA1, each column block continues from the $o$,
-# $\ell$ and $m$ that the previous one stored, so a worker that owned one column block would have to wait for its
-# predecessor. Row blocks, by contrast, need nothing from each other. After the swap they form the outer loop, which is
-# therefore a `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a head. If there are few
-# heads, that is worth far more than loading and storing a third fewer elements (chapter 06). In addition, the workers
-# of a head load the same keys, so L2 can serve nearly all of these loads. This will turn out to be the largest gain of
-# all.
+# $\ell$ and $m$ that the previous one stored, so if each column block had its own worker, that worker would have to
+# wait for the previous one. Row blocks, by contrast, need nothing from each other. After the swap, the outer loop runs
+# over row blocks, so it can use `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a head. If
+# there are few heads, this is worth far more than loading and storing a third fewer elements (chapter 06). In addition,
+# the workers of a head load the same keys, so L2 can serve nearly all of these loads. This will turn out to be the
+# largest gain of all.
 
 # %% [markdown]
 # ## Why can the division wait?
 #
-# FA1 divides $o$ by $\ell$ in every tile, but the next step never uses that ratio. It takes the old $m$, $\ell$ and
-# $o$, and multiplies both sums by the same $\alpha$. A single division after the last tile therefore gives the same
-# result as a division in every tile.
+# FA1 divides $o$ by $\ell$ in every tile, but the next step does not need this ratio. It needs the old $m$ and the raw
+# sums $\ell$ and $o$, and multiplies both sums by the same $\alpha$. A single division after the last tile therefore
+# gives the same result as a division in every tile.
 #
 # Take the 1-3-4-8 row in two tiles. After the first tile, $\ell = 4/3$ and $o = 8/3$. FA1 stores (8/3) / (4/3) = 2, and
-# has to multiply by 4/3 again before the second tile, whereas FA2 simply keeps 8/3. The second tile shrinks both sums
-# by $\alpha = 3/8$ and adds its terms, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$ and $o = \frac{3}{8}
-# \cdot \frac{8}{3} + 4 = 5$. Then comes the only division, 5/2 = 2.5.
+# has to multiply it by 4/3 again before the second tile, whereas FA2 simply keeps 8/3. In the second tile, both sums
+# are multiplied by $\alpha = 3/8$ and the new terms are added, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} =
+# 2$ and $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$. Then comes the only division, 5/2 = 2.5.
 #
 # In general, write $\bar o$ for FA1's divided output, so that $o = \ell\,\bar o$. The left side of the following
 # equation is FA1's step (with $\beta = 1$), which undoes the old division, adds the new terms, and divides again. On
@@ -145,10 +145,10 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #
 # $$\frac{\alpha\,\ell\,\bar o + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
 #
-# This is the first of the paper's two tweaks, *tweak 1*. Could the subtraction of m wait as well? It could not, because
-# without it $e^s$ might already overflow in this tile.
+# This is the first of the paper's two tweaks, *tweak 1*. Could the subtraction of m wait as well? No, because without
+# it, $e^s$ might overflow in this very tile.
 #
-# FA2's step is therefore `update` from chapter 02, with one more line for rows that have not seen a key yet:
+# FA2's step is therefore `update` from chapter 02, with one additional line for rows that have not seen a key yet:
 
 # %%
 def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
@@ -169,19 +169,19 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 # ## What did it save?
 #
 # A GPU works in short steps of equal length, which are called *clocks*. An A100, the GPU in the FA2 paper, runs at 1.41
-# billion clocks per second. The figure shows one tile in clocks of one of its SMs:
+# billion clocks per second. The figure shows how many clocks one tile takes on one of its SMs:
 
 # %% tags=["hide-input"]
 show("deferred_normalisation")
 
 # %% [markdown]
-# The tile has 128 queries, 64 keys and d = 128, so $o$ and $p\,v$ are both blocks of 128 × 128. We fold FA1's division
-# into its two factors, which become $\alpha \ell / \ell_{new}$ for $o$ and $\beta / \ell_{new}$ for $p\,v$, so the
-# division has no box of its own. FA1 then scales two blocks, whereas FA2 scales only $o$, by $\alpha$.
+# The tile has 128 queries, 64 keys and d = 128, so $o$ and $p\,v$ are both blocks of 128 × 128 elements. We fold FA1's
+# division into its two factors, which become $\alpha \ell / \ell_{new}$ for $o$ and $\beta / \ell_{new}$ for $p\,v$, so
+# the division has no box of its own. FA1 then scales two blocks, whereas FA2 scales only $o$, by $\alpha$.
 #
 # The dashed boxes are the work that FA2 no longer does. They contain only 0.4% of the operations, but these operations
-# run on slow units. If the units take turns, as drawn, the dashed boxes account for 8% of the time. FA1's tile adds up
-# as follows:
+# run on slow units. If the units take turns, as drawn, the dashed boxes account for 8% of the time. The clocks of FA1's
+# tile add up as follows:
 #
 # | work | count | per clock | clocks |
 # | --- | ---: | ---: | ---: |
@@ -190,36 +190,39 @@ show("deferred_normalisation")
 # | exponentials, on special function units: 1 per score, 2 per row | 8,448 | 16 | 528 |
 #
 # The three instructions per score are one FMA for $\tau s - m$, one comparison for the maximum and one addition for the
-# sum, which makes 3 · 8,192 = 24,576. Scaling the two blocks takes 2 · 16,384 = 32,768, and FA2 saves one of the two
-# scalings. The remaining 8 · 128 = 1,024 instructions update m, $\ell$ and the factors.
+# sum, which makes 3 · 8,192 = 24,576 instructions. Scaling the two blocks takes 2 · 16,384 = 32,768, and FA2 avoids one
+# of the two scalings. The remaining 8 · 128 = 1,024 instructions update m, $\ell$ and the factors.
 #
 # If all units work at once, however, the tweak saves nothing, because the tensor cores finish last with or without it.
 # In this model, then, it saves between 0 and 8%.
 #
-# A compiled kernel can behave differently. The thread blocks on an SM share its registers, so the fewer registers a
-# thread block needs, the more of them run at once. On an H200, the tweak freed enough registers for a third thread
-# block on each SM, which made the kernel more than a fifth faster without a mask. With a causal mask, it gained nothing
-# (chapter 10).
+# A compiled kernel can behave differently. The thread blocks on an SM share its registers, so the fewer registers each
+# of them needs, the more thread blocks can run at once. On an H200, the tweak freed enough registers for a third thread
+# block on each SM, which made the kernel more than 20% faster without a mask. With a causal mask, the tweak gained
+# nothing (chapter 10).
 
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
 #
-# The left grid shows the mask from the beginning of this chapter. A tile is *SKIP* if none of its queries sees any of
-# its keys. It is *FULL* if each query sees every key, and *DIAGONAL* if the mask cuts through it. SKIP tiles are never
-# loaded, so of T × T square tiles, only T(T + 1)/2 are visited, which saves nearly half of the work in a long sequence.
-# FULL tiles are computed as if there were no mask, so only DIAGONAL tiles need to look at single scores.
+# In the figure below, the left grid shows the mask from the beginning of this chapter. A tile is *SKIP* if none of its
+# queries sees any of its keys. It is *FULL* if each query sees every key, and *DIAGONAL* if the mask cuts through it.
+# SKIP tiles are never loaded, so of T × T square tiles, only T(T + 1)/2 are visited, which saves nearly half of the
+# work for a long sequence. FULL tiles are computed as if there were no mask, so only in DIAGONAL tiles does the kernel
+# have to mask individual scores.
 
 # %% tags=["hide-input"]
 show("causal_tiles")
 
 # %% [markdown]
-# In the right grid, a model reads the last 256 tokens of a text, and it has the keys of all 512. The last query still
-# sees all keys, so row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.
+# In the right grid, there are queries for only the last 256 tokens of a text, but keys for all 512. The last query must
+# still see all keys, so row r sees the columns $c \le r + N_k - N_q$. If there are fewer keys than queries, the first
+# rows see no key at all.
 #
-# FA1 as printed computes and masks all tiles. For FA2, `tiling.visited_cols(i)` lists the column blocks of row block i
-# that are not SKIP. `tiling.hide(s, i, j)` returns the scores of a tile with −∞ wherever the mask hides a score, and it
-# leaves a FULL tile unchanged. The hidden scores must be −∞ because a score of 0 would still get a weight, $e^{0 - m}$.
-# Two corners of a tile decide its kind before anything is loaded:
+# FA1 as printed computes and masks all tiles. For FA2, `tiling.visited_cols(i)` lists the column blocks that row block
+# i has to visit, because their tiles are not SKIP. `tiling.hide(s, i, j)` returns the scores of a tile with −∞ wherever
+# the mask hides a score, and it leaves a FULL tile unchanged. A masked score must be −∞, because a score of 0 would
+# still get a weight, $e^{0 - m}$. To find out a tile's kind before loading anything, it is enough to look at two of its
+# corners:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -232,8 +235,8 @@ def kind(tiling, i, j):  # for as many queries as keys
 
 
 # %% [markdown]
-# **Predict.** Tiles have 128 queries and 64 keys, blocks are counted from 0, and the mask is causal. What kinds are the
-# tiles (i, j) = (1, 1) and (1, 3)?
+# **Predict.** Tiles have 128 queries and 64 keys, blocks are counted from 0, and the mask is causal. What kinds of
+# tiles are (i, j) = (1, 1) and (1, 3)?
 #
 # - ☐ FULL and DIAGONAL
 # - ☐ DIAGONAL and SKIP
@@ -243,13 +246,14 @@ def kind(tiling, i, j):  # for as many queries as keys
 #
 # **FULL and DIAGONAL.** Row block 1 consists of rows 128 to 255. Even row 128 sees all of columns 64 to 127, so tile
 # (1, 1) is FULL. Row 128 sees none of columns 192 to 255, but row 255 sees them all, so tile (1, 3) is DIAGONAL. This
-# is why you can compare the numbers i and j only if tiles are square. With tiles of 128 × 64, a kernel that masks only
-# the tile with i = j lets later keys through.
+# is why comparing the block numbers i and j works only if tiles are square. With tiles of 128 × 64, a kernel that masks
+# only the tile with i = j lets later keys through.
 # </details>
 
 # %% [markdown]
-# The next figure shows both algorithms at work on one causal square. FA1 goes down the columns, and it also computes
-# and masks the SKIP tiles. FA2 goes along the rows and skips them, so it finishes while FA1 is still working.
+# The next figure shows both algorithms at work on the same scores, with a causal mask. FA1 goes down the columns, and
+# also computes and masks the SKIP tiles. FA2 goes along the rows and skips them, so it finishes while FA1 is still
+# working.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("algorithm1", ask="order=both&causal", names=["FA2"])
@@ -257,14 +261,15 @@ live("algorithm1", ask="order=both&causal", names=["FA2"])
 # %% [markdown]
 # ## Write FA2's Algorithm 1
 #
-# FA1 keeps m and $\ell$ of each row for the backward pass. FA2 keeps only $L = m + \log \ell$ from chapter 02, which is
+# FA1 keeps each row's m and $\ell$ for the backward pass. FA2 keeps only $L = m + \log \ell$ from chapter 02. This is
 # the paper's *tweak 2*. One number is enough, since $p = e^{s - m} / \ell = e^{s - L}$. In this chapter's first
 # picture, FA2 already stores L, although the code below that picture stores $\ell$ and m.
 #
 # **Build.** `forward(Q, K, V, tiling)` returns O and L. It needs the scale $\tau = 1/\sqrt{d}$, two loops, `update`
-# from above, one division, and L. `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and `hide(s, i, j)`. The
-# paper's Algorithm 1 has neither the scale nor a mask, so $\tau$, `visited_cols` and `hide` are our additions. The
-# check includes an N that is not a multiple of the block, a causal mask, and rows that see no key.
+# from above, one division, and the formula for L. `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and
+# `hide(s, i, j)`. The paper's Algorithm 1 has neither the scale nor a mask, so $\tau$, `visited_cols` and `hide` are
+# our additions. The check includes an N that is not a multiple of the block size, a causal mask, and rows that see no
+# key.
 
 # %%
 def forward(Q, K, V, tiling):  # (N_q, d), (N_k, d), (N_k, d) -> (N_q, d), (N_q,)
@@ -315,17 +320,17 @@ check(
 # ```
 # </details>
 #
-# [The poster](../figures/poster_forward.pdf) shows these lines next to the lines of the paper.
+# [The poster](../figures/poster_forward.pdf) shows these lines next to the paper's own.
 
 # %% [markdown]
 # ## What does all this cost?
 #
-# So far, the meter has counted what a loop loads and stores, no matter where the GPU finds it. We call these elements
-# *requests*. Between the SMs and HBM, however, there is L2 (chapter 00). If L2 still holds the bytes of a load because
-# they were loaded or stored recently, it answers the load itself, and only the other requests *reach DRAM*. A requested
-# byte costs about as much as 102 FLOPs of the tensor cores, because it passes through L2. If it also reaches DRAM, it
-# costs about 206 there. We therefore need two numbers for each method, requests and DRAM traffic, before we can compare
-# times.
+# So far, the meter has counted what a loop loads and stores, no matter where the GPU finds it. We call these loads and
+# stores *requests*. Between the SMs and HBM, however, there is L2 (chapter 00). If L2 still holds the requested bytes
+# because they were recently loaded or stored, it serves the load itself. Only the other requests *reach DRAM*. A
+# requested byte passes through L2, which costs as much time as about 102 FLOPs on the tensor cores. If the byte also
+# reaches DRAM, its cost there is about 206 FLOPs. We therefore need two numbers for each method, requests and DRAM
+# traffic, before we can compare times.
 #
 # **What is requested?** For one head with N queries and N keys, without a mask, the three methods request the following
 # numbers of elements:
@@ -336,24 +341,24 @@ check(
 # | FA1 | $T_c\,(3Nd + 4N) + 3Nd + 2N$ | $(3d + 4)/B_c$ |
 # | FA2 | $T_r \cdot 2Nd + 2Nd + N$ | $2d/B_r$ |
 #
-# The term with 128 is new. Chapter 01 loaded Q, K and V once, as if a whole product took place on the chip. A real
-# *GEMM* (general matrix multiplication, a kernel for one product) cuts its result into tiles, usually of 128 × 128. For
-# each tile, it loads the matching rows of the left operand and the matching columns of the right one, 128 · d elements
-# each. It loads Q and K in this way for the tiles of S, and V for the tiles of O, so each of the three costs d/128
-# elements per score. P is still loaded only once, provided that d is at most 128, because a tile of O is then as wide
-# as O.
+# The term with 128 is new. In chapter 01, we loaded Q, K and V only once, as if each whole product could be computed on
+# the chip at once. A real *GEMM* (general matrix multiplication, a kernel for one product) cuts its result into tiles,
+# usually of 128 × 128 elements. For each tile, it loads the matching rows of the left operand and the matching columns
+# of the right one. A tile of S needs 128 · d elements of Q and as many of K, and 128 rows of O need all of V, so each
+# of the three costs d/128 elements per score. P is still loaded only once, provided that d is at most 128, because a
+# tile of O is then as wide as O.
 #
-# To convert elements to bytes, note that S, L and everything that FA1 carries through HBM unfinished (o, $\ell$ and m)
-# have four bytes per element, and all others have two. That makes $12 + 6d/128$ bytes per score for standard attention,
-# $(10d + 16)/B_c$ for FA1, and $4d/B_r$ for FA2.
+# To convert elements to bytes, note that S, L and FA1's unfinished o, $\ell$ and m take four bytes per element, and
+# everything else takes two. That makes $12 + 6d/128$ bytes per score for standard attention, $(10d + 16)/B_c$ for FA1,
+# and $4d/B_r$ for FA2.
 
 # %% [markdown]
-# **What does L2 answer?** It answers a repeated load if all the data that the running workers keep reloading fits into
-# it. On an H200, L2 has 60 MiB.
+# **What does L2 serve?** L2 can serve a repeated load if it has room for all the data that the running workers keep
+# reloading. On an H200, L2 holds 60 MiB.
 #
-# **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries, it loads them
-# again. A head's K and V take 2 MiB together (N = 4,096, d = 128, two bytes per number). Where does FA2 find them the
-# second time?
+# **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries, it loads all
+# keys and values again. A head's K and V take 2 MiB together (N = 4,096, d = 128, two bytes per number). Where does FA2
+# find K and V the second time?
 #
 # - ☐ in L2
 # - ☐ in HBM
@@ -363,32 +368,33 @@ check(
 #
 # **in L2.** Shared memory has room for only one block of keys and values at a time, but the K and V of many heads fit
 # into L2. A head has 4,096 / 64 = 64 row blocks, so FA2 requests K and V 64 times, and Q and O (2 MiB) once, which
-# makes 130 MiB per head. Only 4 MiB of them reach DRAM, which is 3%, because each of the four tensors is loaded from
-# DRAM or stored there just once.
+# makes 130 MiB per head. Only 4 MiB of these, or 3%, reach DRAM, because each of the four tensors is loaded from DRAM
+# or stored there just once.
 # </details>
 #
-# The three methods differ in what they load again, and in how many heads they work on at the same time. The following
-# table assumes 64 heads, N = 4,096 and d = 128:
+# The three methods differ in what they load repeatedly, and in how many heads they work on at the same time. The
+# following table assumes 64 heads, N = 4,096 and d = 128:
 #
-# | | loaded repeatedly | in progress at a time, and does it fit? | reaches DRAM |
+# | | loaded repeatedly | in progress at once, and does it fit? | reaches DRAM |
 # | --- | --- | --- | --- |
-# | standard | Q, K and V, 3 MiB per head | tiles of a few heads: fits | each of Q, K, V and O once, but S and P (96 MiB per head) out and in: 12 bytes per score |
+# | standard | Q, K and V, 3 MiB per head | tiles of a few heads: fits | each of Q, K, V and O once, but S and P (96 MiB per head) are both stored and loaded: 12 bytes per score |
 # | FA1 | Q and unfinished O, 3 MiB per head | all 64 heads, one worker each: 192 MiB, does not fit | all requests |
-# | FA2 | K and V, 2 MiB per head | 132 workers (one per SM) are three heads, 396 (three per SM) are seven: at most 14 MiB, fits | each of Q, K, V and O once: 8 bytes per element of Q |
+# | FA2 | K and V, 2 MiB per head | 132 workers (one per SM) cover three heads, and 396 (three per SM) cover seven: at most 14 MiB, fits | each of Q, K, V and O once: 8 bytes per element of Q |
 #
-# The numbers of workers in the last row follow from the SMs. A head has 64 workers, and an SM runs one of them at a
-# time, or a few, depending on the kernel. Therefore only a few heads are in progress at once.
+# The numbers of workers in the last row follow from the number of SMs. Each head has 64 workers, and each SM runs one
+# worker or a few at a time, depending on the kernel. Therefore, only a few heads are in progress at once.
 #
-# What if the sequence is so long that K and V of a single head no longer fit? At d = 128, that happens beyond N =
-# 122,880. Even then, the workers of a head load the same keys at about the same time, and L2 answers all of these loads
-# except the first. K and V thus come from DRAM once for each group of workers that run together, rather than once for
-# each worker.
+# What if the sequence is so long that K and V of a single head no longer fit into L2? At d = 128, that happens beyond N
+# = 122,880. Even then, the workers of a head load the same keys at about the same time, and L2 serves all of these
+# loads except the first. K and V thus come from DRAM once for each group of workers that run together, rather than once
+# for each worker.
 
 # %% [markdown]
-# **Which unit finishes last?** Each time below is what one unit of an H200 needs at full speed. All units can work at
-# the same time, so a method takes *at least* as long as the unit that finishes last. The last two rows were measured.
-# They use simple kernels from this book with tiles of 64 × 64, namely rungs 00, 01 and 03 of the ladder in chapter 10.
-# With such tiles, the matrix products of standard attention request even more than the table shows.
+# **Which unit finishes last?** Each time in the table below is how long one kind of unit on an H200 needs at full
+# speed. All units can work at the same time, so a method takes *at least* as long as the unit that finishes last. We
+# measured the last two rows with simple kernels from this book that use tiles of 64 × 64. They are rungs 00, 01 and 03
+# of the ladder in chapter 10. With such small tiles, the matrix products of standard attention request even more than
+# the table shows.
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2, 64 × 64": "r03_row_blocks"}
@@ -414,38 +420,40 @@ lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in table.items()]
 Markdown("\n".join(lines))
 
 # %% [markdown]
-# The swap of the loops saved only a third of FA1's elements, yet it saved nearly all of FA1's DRAM traffic. Because
-# many workers now share a head, only a few heads are in progress at once, and their K and V fit into L2. If a sequence
-# is too long for this, the workers of a head still load the same keys at about the same time, as explained above. The
-# counters of an H200 showed 22.1 GB for FA1 and 0.3 GB for FA2.
+# Swapping the loops saved only a third of the elements that FA1 requests, yet it saved nearly all of FA1's DRAM
+# traffic. Because many workers now share a head, only a few heads are in progress at once, and their K and V fit into
+# L2. If a sequence is too long for this, the workers of a head still load the same keys at about the same time, as
+# explained above. The hardware counters of an H200 showed 22.1 GB of DRAM traffic for FA1 and 0.3 GB for FA2.
 #
 # FA1 keeps only 64 of the 132 SMs busy, so the table counts twice as much time for its tensor cores, special function
-# units and FP32 units. L2 and DRAM serve all SMs, so the table counts them at full speed, however few SMs use them. But
-# FA1's kernel stays far below that speed, and moves its 22.1 GB at 1.4 TB/s, which is 28% of what DRAM can deliver,
-# because its time is mostly what a single worker needs for a whole head (chapter 03). For FA1, then, 4.56 ms is a valid
-# bound, but not a tight one.
+# units and FP32 units. L2 and DRAM serve all SMs, so the table assumes that they run at full speed, no matter how few
+# SMs use them. But FA1's kernel stays far below that speed. It moves its 22.1 GB at 1.4 TB/s, which is only 28% of what
+# DRAM can deliver, because its time is mostly what a single worker needs for a whole head (chapter 03). For FA1, then,
+# DRAM's 4.56 ms is a valid lower bound, but not a tight one.
 
 # %% tags=["hide-input"]
 show("limits_forward")
 
 # %% [markdown]
-# A ring counts requested bytes and belongs to L2's line. A dot counts bytes that reach DRAM and belongs to DRAM's line.
-# The lower of its two lines limits the speed of a method.
+# In this roofline, each method has a ring and a dot at the same height, which is the highest speed that the method can
+# reach. The ring shows its FLOPs per requested byte, so it cannot be above the L2 line. The dot shows its FLOPs per
+# byte that reaches DRAM, so it cannot be above the DRAM line. The line that gives the lower limit therefore decides the
+# height of both.
 #
-# For example, FA2 with 64 rows does $4 B_r B_c d$ FLOPs per tile and requests $4 B_c d$ bytes for it, which is $B_r$
-# FLOPs per byte. Q and O reduce this slightly, to 63. L2 delivers 9.66 TB/s, so it allows 9.66 · 63 = 609 TFLOP/s. From
-# DRAM, the same FA2 takes one byte per 2,040 FLOPs, so DRAM would allow 9,800. An H200's counters showed about 2,100
-# FLOPs per byte, because L2 can still hold the part of O that was stored last. The lower of the two limits is 609
-# TFLOP/s, so L2 finishes last. With 128 rows per block, only half as much is requested from L2, and the tensor cores
-# finish last.
+# For example, FA2 with 64 rows per block does $4 B_r B_c d$ FLOPs per tile and requests $4 B_c d$ bytes for it, which
+# is $B_r$ FLOPs per byte. Q and O reduce this slightly, to 63. L2 delivers 9.66 TB/s, so it allows 9.66 · 63 = 609
+# TFLOP/s. The same version of FA2 moves one byte to or from DRAM per 2,040 FLOPs, so DRAM would allow 9,800 TFLOP/s.
+# The counters of an H200 showed about 2,100 FLOPs per byte, because the part of O that was stored last can still be in
+# L2 instead of DRAM. The lower of the two limits is 609 TFLOP/s, so L2 finishes last. With 128 rows per block, FA2
+# requests only about half as many bytes from L2, so the tensor cores finish last.
 #
-# A roofline is only a bound. The measured FA2 kernel above takes twice as long as its slowest unit, because its units
-# wait for each other (chapters 07 and 10). On the other hand, an SM's L1 answers a few of the requests before they get
-# to L2.
+# A roofline is only a bound. The FA2 kernel measured above takes twice as long as its slowest unit needs, because the
+# units wait for each other (chapters 07 and 10). On the other hand, an SM's L1 serves a few of the requests before they
+# get to L2.
 #
-# **Build.** Now you can compute these times for any size. `seconds(N, d, B_r)` returns three times for the forward pass
-# of FA2, for one head and without a mask: the time of the tensor cores, of L2 and of DRAM. Q, K, V and O have two bytes
-# per number, and L has four. L2 has room for K and V.
+# **Build.** Now you can compute these times for any size. `seconds(N, d, B_r)` returns three times for FA2's forward
+# pass on one head without a mask: the time that the tensor cores need, then L2's, then DRAM's. Q, K, V and O have two
+# bytes per number, and L has four. Assume that L2 has room for K and V.
 
 # %%
 TENSOR, L2, DRAM = 989.4e12, 9.6576e12, 4.8e12  # an H200: FLOPs and bytes per second
@@ -482,7 +490,7 @@ check(
 # </details>
 #
 # **Predict.** With blocks of 128 rows, the tensor cores finish last at d = 128. Which unit finishes last at d = 64,
-# where a score takes only half of the FLOPs and half of the bytes?
+# where each score takes only half as many FLOPs and half as many bytes?
 #
 # - ☐ L2
 # - ☐ the special function units
@@ -490,31 +498,32 @@ check(
 #
 # <details><summary>Answer</summary>
 #
-# **the special function units.** FLOPs and bytes per score shrink with d, but a score still takes one exponential. At d
-# = 64, the products take 4 · 64 = 256 FLOPs per score, and an exponential also costs 256. The two units therefore need
-# almost exactly the same time, and the few exponentials for α tip the balance. This is why kernels for d = 64 care
-# about exponentials, and kernels for d = 128 about matrix products.
+# **the special function units.** The FLOPs and bytes per score shrink with d, but each score still takes one
+# exponential. At d = 64, the products take 4 · 64 = 256 FLOPs per score, and an exponential also costs 256. The two
+# units therefore need almost exactly the same time, and the few additional exponentials for α tip the balance. This is
+# why exponentials matter most in kernels for d = 64, and matrix products in kernels for d = 128.
 # </details>
 
 # %% [markdown]
 # ## Recap
 #
-# - With the queries outside, q, $m$, $\ell$ and $o$ stay on the chip while k and v come by. FA2 requests a third fewer
-#   elements, and row blocks need nothing from each other.
+# - With the loop over queries outside, q, $m$, $\ell$ and $o$ stay on the chip while the blocks of k and v come and go.
+#   FA2 requests a third fewer elements, and row blocks need nothing from each other.
 # - Tweak 1 moves the division out of the loop. One of the two scalings of the output block disappears, but the scaling
 #   by $\alpha$ stays.
 # - Tweak 2 replaces both m and $\ell$ with $L = m + \log \ell$.
 # - Under a causal mask, two corners decide whether a tile is SKIP, DIAGONAL or FULL.
-# - Every request takes L2 time, and a request that L2 cannot answer takes DRAM time as well. FA2 requests $2d/B_r$
-#   elements per score, and only Q, K, V and O reach DRAM. At d = 128, L2 finishes last with 64 rows per block, and the
-#   tensor cores finish last with 128 rows.
+# - Every request takes L2 time, and a request that L2 cannot serve takes DRAM time as well. FA2 requests $2d/B_r$
+#   elements per score, but each of Q, K, V and O reaches DRAM only once. At d = 128, L2 finishes last with 64 rows per
+#   block, and the tensor cores finish last with 128 rows.
 #
-# [Assignment 2](assignments/2_forward.ipynb) goes through this whole chapter again, with the meter on.
+# [Assignment 2](assignments/2_forward.ipynb) covers this whole chapter again, with the meter on.
 
 # %% [markdown]
 # ## Checks
 #
-# The cells below compare this notebook's functions with the package, and the text with the models and the record.
+# The cell below checks this notebook's functions against the package, and the text against the models and the recorded
+# measurements.
 
 # %% tags=["hide-input"]
 theirs = fa2.forward(Q, K, V, B_r=4, B_c=2)
