@@ -14,7 +14,7 @@
 #
 # After this notebook you can
 #
-# - estimate the cost of one token on any GPU from two numbers, bytes and FLOPs,
+# - estimate the cost of one token on any GPU from the number of bytes and FLOPs,
 # - read a decode kernel whose programs share a head, and the kernel that merges their results,
 # - read a cache through a block table, and name the memory that the kernel must not touch.
 #
@@ -67,7 +67,7 @@ print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 #
 # - ☐ one with longer sequences, because it has more scores
 # - ☐ one with more query heads for each K/V head
-# - ☐ one with a larger d, because it has longer products
+# - ☐ one with a larger d, because it has longer dot products
 #
 # <details><summary>Answer</summary>
 #
@@ -80,11 +80,11 @@ print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 show("limits_decode")
 
 # %% [markdown]
-# Decode is far down the DRAM slope of the roofline, but grouping the queries helps. Its four queries are consecutive
-# in memory, so they can form four rows of *one* tile, and each key is read once for all of them. If each query head
-# had its own program, as on the ladder, every key would be requested four times. The tile of the kernel below has 16
-# rows, because the tensor cores multiply at least 16 rows at a time, so twelve of its rows are zeros. These zeros
-# cost nothing here, because the tensor cores are idle most of the time anyway.
+# Decode is far down the DRAM slope of the roofline, but grouping the queries helps. The four queries of a group are
+# consecutive in memory, so they can form four rows of *one* tile, and each key is read once for all of them. If each
+# query head had its own program, as on the ladder, every key would be requested four times. The tile of the kernel
+# below has 16 rows, because the tensor cores multiply at least 16 rows at a time, so twelve of its rows are zeros.
+# These zeros cost nothing here, because the tensor cores are idle most of the time anyway.
 
 # %% [markdown]
 # ## Are eight heads enough?
@@ -102,7 +102,7 @@ for n in (1, 16, 17, 33):
 
 # %% [markdown]
 # Time is counted in tiles, and each program needs the time of one extra tile to start. With 16 splits, the 128
-# programs just fit on the 132 SMs. With 17 splits there are 136 programs, so the last four start a second wave. 33
+# programs just fit on the 132 SMs. With 17 splits, there are 136 programs, so the last four start a second wave. 33
 # splits fill two whole waves, but they finish no earlier than 16 splits do. This model assumes that a program reads
 # at the same speed, no matter how many other programs are reading. The section *How near is the limit?* shows what we
 # measured.
@@ -272,7 +272,7 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
 # **Predict.** We decode a sequence with `attention()`, first alone and then in a batch with three others of the same
 # length. No row reads the keys of another sequence. What happens to O of this sequence?
 #
-# - ☐ nothing, because its numbers are the same
+# - ☐ nothing, because its inputs are the same
 # - ☐ some of its last bits change
 # - ☐ it changes visibly, because the parts are merged in a different order
 #
@@ -415,12 +415,12 @@ show("shares")
 # %% [markdown]
 # In a batch, every sequence has its own length. If each head gets the same number of splits, short heads get programs
 # that have nothing to do. For unequal lengths, the package therefore hands out *equal shares*, a technique that Lean
-# Attention uses and that is also called *stream-K*. It lays the work of all heads end to end and cuts it into equal
-# pieces, so a program can finish one head and begin the next.
+# Attention uses and that is also called *stream-K*. This technique lays the work of all heads end to end and cuts it
+# into equal pieces, so a program can finish one head and begin the next.
 #
 # In the figure, five heads have 10, 3, 0, 12 and 2 tiles, and the number in each tile is that of the program which
 # reads it. To share the work, we count each tile as one unit and add one unit per head. Even the empty head counts,
-# because some program must write its O. In total there are 27 + 5 = 32 units, so each of the four programs gets 8.
+# because some program must write its O. In total, there are 27 + 5 = 32 units, so each of the four programs gets 8.
 # Programs 1 and 3 continue a head that another program began. We add no unit for this, whereas the table of splits
 # above charged one unit to every program. Only heads 0 and 3 are read by two programs, so only these two heads need a
 # merge.

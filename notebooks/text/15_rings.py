@@ -16,7 +16,7 @@
 # - cut a causal sequence so that all GPUs have equal work,
 # - predict from two speeds and the length of a piece whether the transfers cost time.
 #
-# *Time: 45 minutes. Hardware: any laptop with torch; its processes play the GPUs. Before this: [02 · Online
+# *Time: 45 minutes. Hardware: any laptop with torch; its processes stand in for the GPUs. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb), [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [05 · The backward
 # pass](05_backward.ipynb).*
 
@@ -307,10 +307,10 @@ for name, (flops, link) in speeds.items():
 show("ring_speed")
 
 # %% [markdown]
-# From 32,768 tokens on, the ring is faster than one GPU. The rest of the factor of 4 is probably lost to merges and
-# to transfers, which occupy some SMs. The cross marks four GPUs with contiguous shards. At 131,072 tokens, each of
-# the four GPUs needs 2.0 GiB. This is more than a quarter of the 5.1 GiB that a single GPU needs, because each rank
-# also needs buffers for the blocks in transit.
+# From 32,768 tokens on, the ring is faster than one GPU, but it does not reach a speedup of 4. The difference is
+# probably lost to merges and to transfers, which occupy some SMs. The cross marks four GPUs with contiguous shards.
+# At 131,072 tokens, each of the four GPUs needs 2.0 GiB. This is more than a quarter of the 5.1 GiB that a single GPU
+# needs, because each rank also needs buffers for the blocks in transit.
 #
 # `fa2_lab.distributed` runs this ring with torch, using NCCL between GPUs and gloo between the processes of a laptop.
 # To use it, write these lines and start them with `torchrun --nproc-per-node 4`:

@@ -13,7 +13,7 @@
 #
 # After this notebook you can
 #
-# - write these masks as one interval of keys per row, and find the tiles that it visits,
+# - write these masks as one interval of keys per row, and find the tiles that a row block visits,
 # - explain what a softcap and a sink change in the forward and in the backward pass,
 # - recognise masks that are not intervals, and describe how FlexAttention handles them,
 # - list the masks that a model can get from this package.
@@ -140,12 +140,12 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # %% [markdown]
 # ## Many documents in one row
 #
-# Documents have different lengths. A batch pads all of them to the longest, so with 100, 30 and 70 tokens, 100 of 300
-# tokens are padding. *Packed* sequences are stored one after another instead, together with a list of their starts.
-# Many libraries call this list the *cumulative sequence lengths*, `cu_seqlens`, because each start is the sum of all
-# previous lengths. No token may attend to another document, so the documents in the figure above are triangles along
-# the diagonal. Each document is a small problem with its own intervals and tiles. Only the addresses change, because
-# row $r$ of a document is stored at `start + r`.
+# Documents have different lengths. A batch pads all of them to the length of the longest, so with 100, 30 and 70
+# tokens, 100 of 300 tokens are padding. *Packed* sequences are stored one after another instead, together with a list
+# of their starts. Many libraries call this list the *cumulative sequence lengths*, `cu_seqlens`, because each start
+# is the sum of all previous lengths. No token may attend to another document, so the documents in the figure above
+# are triangles along the diagonal. Each document is a small problem with its own intervals and tiles. Only the
+# addresses change, because row $r$ of a document is stored at `start + r`.
 
 # %%
 def packed(Q, K, V, starts, mask):
@@ -296,7 +296,7 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 # </details>
 #
 # For masks that are not intervals, two numbers per row are not enough to find the tiles to visit. But for any mask,
-# each row block can get a list of the column blocks that it has to visit.
+# you can give each row block a list of the column blocks that it has to visit.
 # [FlexAttention](https://pytorch.org/blog/flexattention/) takes this approach. You write a function
 # `mask_mod(b, h, q, kv)`, which is evaluated for all $N^2$ pairs before the kernel runs. From the results, each row
 # block gets two lists, one of its FULL blocks and one of the blocks that need a mask. Since the lists only name the
@@ -306,7 +306,7 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 # ## How does a model get all this?
 #
 # `attention(…, window=(5, 0), softcap=3.0, sinks=…)` supports this chapter's windows, caps and sinks, and
-# `attention_packed` takes documents by their starts. A model of Hugging Face's *transformers* ([appendix
+# `attention_packed` takes packed documents and their starts. A model of Hugging Face's *transformers* ([appendix
 # C](C_package.ipynb)) can ask for causal and bidirectional masks, windows, padding and packed sequences. Any other
 # mask raises an error that names the mask. The prefix is among these masks, although it is an interval.
 #

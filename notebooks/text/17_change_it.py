@@ -176,8 +176,8 @@ O = attention(*here(q, k, v), causal=True, bias=alibi_jit)
 print(f"largest difference {np.abs(host(O)[0] - plain(q, k, v, alibi)).max():.6f}")
 
 # %% [markdown]
-# The forward kernel calls the function between the product and the softmax step. Here are the kernel's lines from the
-# product to the softmax step (`capped` is the softcap of chapter 16):
+# The forward kernel calls the function between the first matmul and the softmax step. Here are the kernel's lines
+# from that matmul to the softmax step (`capped` is the softcap of chapter 16):
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 lines = getsource(portable.visit_tiles.fn).splitlines()
@@ -188,11 +188,11 @@ print(listing.replace(" * (LOG2E", " \\\n        * (LOG2E"))  # one line in the 
 print(lines[end].strip().split("(")[0] + "(…)")
 
 # %% [markdown]
-# The product is not scaled yet, because the kernel applies the scale together with the exponential (chapter 08). That
-# is why the bias is divided by the scale here, and `softmax_step` then multiplies it by the scale again. The backward
-# kernels recompute P, so they call the same function. In the kernel for dK and dV, the rows of a tile are keys, so
-# `row` has shape (1, B_r) and `column` has shape (B_c, 1) there. A function that treats each score independently
-# works with either layout.
+# The result of the matmul is not scaled yet, because the kernel applies the scale together with the exponential
+# (chapter 08). That is why the bias is divided by the scale here, and `softmax_step` then multiplies it by the scale
+# again. The backward kernels recompute P, so they call the same function. In the kernel for dK and dV, the rows of a
+# tile are keys, so `row` has shape (1, B_r) and `column` has shape (B_c, 1) there. A function that treats each score
+# independently works with either layout.
 #
 # **Predict.** Another implementation adds slope · column instead of slope · (column − row), as
 # [llm-foundry](https://github.com/mosaicml/llm-foundry/issues/186) does. What changes?
@@ -314,7 +314,7 @@ judge_bias(window_and_first, right_window, {
 #
 # **Predict.** A window of 1,024 keys is off by one, so a row sees 1,025 keys. A test compares O under this mask with
 # O under the right mask. It uses random inputs with N = 2,048 and d = 64 and tolerates differences of 0.01, as tests
-# in 16 bits often do. Which test catches the mistake?
+# in 16 bits often do. Which kind of test catches the mistake?
 #
 # - ☐ this one, because the extra key changes O
 # - ☐ only one that looks for weights that should be 0
@@ -478,9 +478,9 @@ judge_bias(buckets, lambda head, row, column: -0.5 * bucket_of(row - column), {
 # %% [markdown]
 # ## What would skipping tiles save?
 #
-# A mask in this line gives the right result, but it saves nothing. The kernel does not know what your function
-# returns, so it visits every tile that `causal` and `window` leave and computes both products, even if every weight
-# in the tile is 0.
+# A mask in this line gives the right result, but it saves no work. The kernel does not know what your function
+# returns, so it visits every tile that `causal` and `window` leave and computes both matmuls, even if every weight in
+# the tile is 0.
 #
 # **Predict.** Take N = 16,384, tiles of 128 × 128, a window of 1,024 keys, and the first 4 keys. The kernel is called
 # with `causal=True`. Of the tiles that it visits, what share contains at least one visible score?
@@ -579,9 +579,9 @@ print(f"head 1, bucket 8: {found[1, 8]:.6f}, by finite differences {by_differenc
 # <details><summary>Answer</summary>
 #
 # **0.** Softmax does not change when all scores of a row grow by the same amount, so the loss does not change either.
-# You can also see it in the formula: each row of dS sums to 0, because $\sum_j P_{ij} dP_{ij} = D_i$ and $\sum_j
-# P_{ij} = 1$. It follows that the gradients of one head's numbers in T5's table sum to 0 as well, which gives you a
-# test for free.
+# You can also see it in the formula: each row of dS sums to 0, because $\sum_j P_{ij} dP_{ij} = D_i$ and
+# $\sum_j P_{ij} = 1$. It follows that the gradients of one head's numbers in T5's table also sum to 0, and this gives
+# you a test for free.
 #
 # ```python
 # print("sums over the buckets, head 0 and 1:", found.sum(axis=1).round(12) + 0.0)
@@ -635,7 +635,7 @@ for finding in report.findings:
 #
 # On a Hopper GPU, a call with `bias` runs the portable kernels, because the Hopper kernel of chapter 12b has no such
 # line. We have not added one, but you know that kernel well enough to name what it would take. These are the lines of
-# its step from the product to the softmax:
+# its step from the matmul to the softmax:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 lines = (PACKAGE / "kernels" / "hopper" / "forward" / "kernel.py").read_text(encoding="utf-8").splitlines()
@@ -654,7 +654,7 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 #   the mask in any other tile. A bias has to be computed in every tile.
 # - **Registers.** At d = 128, S and O take 64 registers each per thread, and P takes 32. The columns, the rows and
 #   the slope need additional registers. If ptxas runs out of registers, it either spills some of them or makes the
-#   kernel wait for each product.
+#   kernel wait for each matmul.
 #
 # What would the scale and the lost fast path cost? Each thread holds 64 of the scores in a tile of 64 × 128. With two
 # more instructions per score, a warp needs 128 more issue slots per tile:
@@ -676,9 +676,9 @@ for d in (64, 128):
 # ## Part 2 · What comes after Hopper (35 minutes)
 #
 # So far, you have changed the function, but about every two years NVIDIA changes the GPU. The generation after Hopper
-# is Blackwell, and its large GPU is the *B200*. We have not run anything on a B200. Instead, we take what has been
-# published about it and ask the models of this book. A paragraph that begins with **Prediction** is a model's answer,
-# so it may one day turn out to be wrong.
+# is Blackwell, and its large GPU is the *B200*. We have not run anything on a B200. Instead, we feed what has been
+# published about it into the models of this book. A paragraph that begins with **Prediction** is a model's answer, so
+# it may one day turn out to be wrong.
 #
 # ## Which unit finishes last?
 #
@@ -710,7 +710,8 @@ for d in (64, 128):
 #
 # For three generations, the table lists the clocks that one SM needs for a tile of 128 × 128 scores. The rates come
 # from `fa2_lab/machine/chips.py`, which lists their sources. One Blackwell instruction multiplies 128 rows, so K and
-# V are read from shared memory once per tile, whereas a Hopper instruction multiplies only 64 rows.
+# V are read from shared memory once per tile. A Hopper instruction multiplies only 64 rows, so K and V are read
+# twice.
 
 # %%
 names = "tensor cores", "exponentials", "FP32 units", "shared memory"
@@ -734,8 +735,8 @@ for d in (64, 128):
 # From one generation to the next, the tensor cores need half as many clocks, but the exponentials need just as many
 # as before. In the time of one exponential, an A100 does 128 FLOPs on its tensor cores, an H200 does 256, and a B200
 # does 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128. At this d, a B200 therefore needs as
-# much time for the exponentials as for the products. Shared memory takes even longer. However, two row blocks on the
-# same SM can share each copy of K and V, which halves the clocks that a tile needs for copies:
+# much time for the exponentials as for the matmuls. Shared memory takes even longer. However, two row blocks on the
+# same SM can share each copy of K and V, which halves the number of clocks that a tile needs for copies:
 
 # %%
 units = clocks(chips.B200, 128, 1)
@@ -744,7 +745,7 @@ units["shared memory"] -= copied / 2
 print(", ".join(f"{name} {n:.0f}" for name, n in units.items()))
 
 # %% [markdown]
-# Once the copies are shared, the exponentials are the bottleneck. At d = 64, they take twice as long as the products.
+# Once the copies are shared, the exponentials are the bottleneck. At d = 64, they take twice as long as the matmuls.
 # The authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451), a kernel for Blackwell, also found that
 # exponentials limit the forward pass, and that shared memory limits the backward pass. Their kernel reaches up to
 # 1,613 TFLOP/s, which is 71% of the tensor cores' peak.
@@ -787,7 +788,7 @@ for degree in range(1, 6):
 
 # %% [markdown]
 # An *ulp* is the distance between two neighbouring floating-point numbers. P is rounded to bf16 before the second
-# product, and this rounding alone introduces errors of up to half an ulp. A cubic adds less than 0.015 ulp, so fewer
+# matmul, and this rounding alone introduces errors of up to half an ulp. A cubic adds less than 0.015 ulp, so fewer
 # than one weight in a hundred is rounded to the other neighbour. FlashAttention-4 also uses a cubic, and its authors
 # report a relative error of $8.8 \cdot 10^{-5}$.
 #
@@ -822,11 +823,11 @@ for d in (64, 128):
 #
 # ## Where are S and O?
 #
-# On Hopper, the result of a product is in registers, and this shaped much of chapters 12b and 13. O and S take 64
+# On Hopper, the result of a matmul is in registers, and this fact shaped much of chapters 12b and 13. O and S take 64
 # registers each per thread, and the steps have to be ordered so that nothing spills. On Blackwell, each SM has an
 # additional memory for results, the *tensor memory* of 256 KiB. It has 128 rows, called lanes, and 512 columns of
-# four bytes. The instruction for a product, `tcgen05.mma`, leaves its result there. The operands come from shared
-# memory, except that P can also come from tensor memory.
+# four bytes. The matmul instruction, `tcgen05.mma`, writes its result there. The operands come from shared memory,
+# except that P can also come from tensor memory.
 
 # %% tags=["hide-input"]
 show("tensor_memory")
@@ -834,21 +835,21 @@ show("tensor_memory")
 # %% [markdown]
 # What would change in the kernel of chapter 12b?
 #
-# - **Consumers.** A single thread starts a product, and no warpgroup has to hold the result. So one warp can start
-#   all products while other warps compute the softmax. Each thread of these warps holds a whole row, so a row maximum
-#   needs no shuffle, whereas on Hopper four lanes have to exchange their maxima.
+# - **Consumers.** A single thread starts a matmul, and no warpgroup has to hold the result in registers. So one warp
+#   can start all matmuls while other warps compute the softmax. Each thread of these warps holds a whole row, so a
+#   row maximum needs no shuffle, whereas on Hopper four lanes have to exchange their maxima.
 # - **Rescaling.** The threads that know α no longer hold O in their registers, so O has to be loaded, multiplied and
 #   stored. The lagging maximum of chapter 12a skips nearly all of these steps, so it gains more than on Hopper.
 #   FlashAttention-4 has separate warps for the rescaling that remains.
 # - **Ping-pong** stays. While the tensor cores work on one row block, the softmax of the other one runs. Now both row
 #   blocks keep S and O in the same tensor memory, and at d = 128 they fill it completely.
-# - **Pairs.** Two SMs can compute one product of 256 rows together. Each SM has its own rows of Q and copies only
-#   half of the keys, so it also reads only half of the keys from its own shared memory. This helps if shared memory
-#   is the bottleneck. FlashAttention-4 uses pairs in the backward pass, where they also reduce the number of
-#   additions to dQ.
+# - **Pairs.** Two SMs can compute one matmul of 256 rows together. Each SM has its own rows of Q and copies only half
+#   of the keys, so it also reads only half of the keys from its own shared memory. This helps if shared memory is the
+#   bottleneck. FlashAttention-4 uses pairs in the backward pass, where they also reduce the number of additions to
+#   dQ.
 #
 # A bias would be easier to add on Blackwell. A thread has one row and consecutive columns, so its coordinates are
-# just one number and a counter.
+# just a row number and a counter for the column.
 #
 # ## Which parts of the loop do hybrids keep?
 #
@@ -910,7 +911,8 @@ for N in (4096, 131072, 1048576):
 #
 # - A bias or a mask is a function of head, row and column, where the row is a position among the keys. It is added
 #   after the scale, in one line of the loop, and costs instructions instead of N × N values.
-# - If Q = 0 and V is the identity matrix, O shows the weights. A mask is right if exactly the right weights are 0.
+# - If Q = 0 and V is the identity matrix, O shows the weights. A mask is right if exactly the weights of masked keys
+#   are 0.
 # - A mask that the kernel does not know skips no tiles. But you can split the keys between two calls and merge their
 #   results.
 # - The gradient of a bias is dS, summed over all scores that share a parameter.
@@ -931,8 +933,8 @@ for N in (4096, 131072, 1048576):
 #
 # <details><summary>Answer</summary>
 #
-# **both take the same time**, apart from the exponentials for α. The GPU does 1,024 FLOPs per exponential, and
-# attention does $4 \cdot 256$.
+# **both take the same time**, apart from the exponentials for α. The GPU can do 1,024 FLOPs in the time of one
+# exponential, and attention needs $4 \cdot 256$ FLOPs per exponential.
 # </details>
 
 # %% [markdown]

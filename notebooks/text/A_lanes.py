@@ -7,7 +7,7 @@
 # **Where exactly are the numbers of a tile?**
 #
 # Chapter 07 stopped at the warp, and this appendix looks inside it. Read it before chapters 12a to 13, or whenever
-# you want to understand what a compiler has made of a kernel.
+# you want to understand what the compiler has turned a kernel into.
 #
 # After this notebook you can
 #
@@ -55,7 +55,7 @@ for row in (0, 5, 13):
 
 # %% [markdown]
 # So four neighbouring lanes of one warp share a row of scores. Row 13 has the same lanes as row 5, because each lane
-# holds two elements in one row and two more in the row eight rows below.
+# holds two elements in one row and two more in the row that is eight rows further down.
 
 # %% [markdown]
 # ## How do four lanes find a row's maximum?
@@ -81,10 +81,10 @@ for row in (0, 5, 13):
 show("row_reduction")
 
 # %% [markdown]
-# The figure follows a row of an *accumulator*, which is the set of registers in which four warps sum up a matmul.
-# This accumulator holds 64 rows of S for 64 keys. Each lane shown holds 16 columns of row 21, while its registers 2
-# and 3 hold elements of row 29. XOR determines which lane to read from. It compares two numbers bit by bit and gives
-# 1 where they differ, so 20 XOR 1 is 21, and 20 XOR 2 is 22.
+# The figure follows a row of an *accumulator*, which is the set of registers in which four warps accumulate the
+# result of a matmul. This accumulator holds 64 rows of S for 64 keys. Each lane shown holds 16 columns of row 21,
+# while its registers 2 and 3 hold elements of row 29. XOR determines which lane to read from. It compares two numbers
+# bit by bit and gives 1 where they differ, so 20 XOR 1 is 21, and 20 XOR 2 is 22.
 
 # %% [markdown]
 # ## Which warp holds which row?

@@ -36,7 +36,7 @@ from fa2_studio.book.verdicts import close, verdict
 # exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, and cut it in the middle. The largest exponential in block 1 is 3.
 # Relative to it, the sum of exponentials is $\ell_1 = (1 + 3) / 3 = 4/3$, and the raw sum is
 # $o_1 = (1 \cdot 8 + 3 \cdot 0) / 3 = 8/3$, so the finished output of block 1 is $O_1 = o_1 / \ell_1 = 2$. Block 2
-# raises the largest exponential to 8, so the rescaling factor is $\alpha = 3/8$. It adds
+# raises the largest exponential to 8, so the rescaling factor is $\alpha = 3/8$. Block 2 adds
 # $b_2 = (4 \cdot 4 + 8 \cdot 2) / 8 = 4$ to the output, and the sum of exponentials is now $\ell_2 = 16/8 = 2$. The
 # right answer is therefore $(\alpha\, o_1 + b_2) / \ell_2 = (1 + 4) / 2 = 5/2$.
 #
@@ -110,7 +110,7 @@ for name, version in VERSIONS.items():
 #
 # Even with the FA2 paper in hand, you can get the backward pass wrong in at least three ways. First, the paper leaves
 # the softmax scale out on purpose, so a dQ copied from it lacks a factor of $\tau$. Second, section 2.2 of the arXiv
-# version has $dK = Q\,dS^\top$ in place of $dS^\top Q$. The code below adds $\tau$ to the wrong formula as well.
+# version has $dK = Q\,dS^\top$ in place of $dS^\top Q$. The code below adds the missing $\tau$ to this formula.
 # Third, line 4 of Algorithm 2 prints $D \in \mathbb{R}^d$, although each of the $N$ rows has its own D. If you take
 # $d$ literally, you sum each column, which gives d values. The code below repeats these values until there are $N$.
 #
@@ -254,7 +254,7 @@ Markdown(
 #
 # ## Recap
 #
-# - A wrong factor is invisible when it is 1. This happens to α in rows whose maximum comes first, to $\ell_1$ in
+# - A wrong factor is invisible when it equals 1. This happens to α in rows whose maximum comes first, to $\ell_1$ in
 #   blocks with one key, and to τ if a test sets τ = 1.
 # - A wrong shape is invisible if N = d, and a leaking mask is invisible next to large positive scores.
 

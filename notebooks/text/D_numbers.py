@@ -7,8 +7,9 @@
 # **Which digits of a result can I trust?**
 #
 # Two correct kernels rarely return the same bits, while a wrong kernel can agree with a correct one to three digits.
-# This appendix collects what decides the digits of attention, namely rounding, masks, scales and the order of sums.
-# Every number here is computed in NumPy, where we round exactly what we want to round and keep everything else exact.
+# This appendix collects what determines the digits of attention, namely rounding, masks, scales and the order of
+# sums. Every number here is computed in NumPy, where we round exactly what we want to round and keep everything else
+# exact.
 #
 # After this notebook you can
 #
@@ -116,10 +117,10 @@ def errors(O):
 # A result that is not identical to standard attention's is therefore no sign of a bug, although such differences are
 # the first thing that people report ([#145](https://github.com/Dao-AILab/flash-attention/issues/145),
 # [#410](https://github.com/Dao-AILab/flash-attention/issues/410)). Tri Dao's answer in these threads became the rule
-# in FlashAttention's tests. They compute the truth in fp32 or float64 from the same 16-bit inputs. Then they allow
-# the kernel at most twice the largest error that standard attention makes in 16 bits. The factor of 2 leaves room for
-# a different order of sums. Because standard attention sets the limit, you need not choose a tolerance for each shape
-# and dtype.
+# in FlashAttention's tests. These tests compute the truth in fp32 or float64 from the same 16-bit inputs. Then they
+# allow the kernel at most twice the largest error that standard attention makes in 16 bits. The factor of 2 leaves
+# room for a different order of sums. Because standard attention sets the limit, you need not choose a tolerance for
+# each shape and dtype.
 
 # %% [markdown]
 # ## What does it cost to round P to bf16?
@@ -135,11 +136,11 @@ def errors(O):
 #
 # <details><summary>Answer</summary>
 #
-# **by less than one and a half.** Each weight is off by at most one part in 256, upwards as often as downwards. Over
-# a row, these errors cancel to the same degree as the values themselves, so relative to O they are about as large as
-# the rounding of O itself, for every N. Two independent errors of the same size add like the legs of a right
-# triangle, which gives a factor of √2 = 1.41. With larger scores, a few keys have most of the weight, and the largest
-# weight is exactly 1, so rounding P costs less.
+# **by less than one and a half.** Each weight is off by at most one part in 256, upwards as often as downwards. In
+# the sum over a row, these errors cancel to the same degree as the weighted values themselves, so relative to O they
+# are about as large as the rounding of O itself, for every N. Two independent errors of the same size add like the
+# legs of a right triangle, which gives a factor of √2 = 1.41. With larger scores, a few keys have most of the weight,
+# and the largest weight is exactly 1, so rounding P costs less.
 #
 # ```python
 # for N in (64, 512, 4096):
@@ -303,14 +304,14 @@ ROWS["no visible key, −16 added"] = [], -16
 # </details>
 #
 # Each of these columns has caused bugs in practice. In lattice, which used −10,000, a key with a score of −20,000
-# lost against a masked one ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, where
-# −10,000 came from BERT, the prediction of a T5 model changed with a token that it should not have seen
+# lost to a masked key ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, where −10,000
+# came from BERT, the prediction of a T5 model changed with a token that it should not have seen
 # ([#10484](https://github.com/huggingface/transformers/issues/10484)). The library replaced this value by the lowest
 # number of each dtype. In fp16, however, adding another −16 turned that number into −∞, so rows without a visible key
 # became NaN ([#17306](https://github.com/huggingface/transformers/pull/17306)).
 #
 # The loop over tiles adds one more case, because m also needs an initial value. FlashInfer started with −50,000. A
-# row whose scores were all lower kept this m, so all its exponentials were 0, and O was 0 as well
+# row whose scores were all below −50,000 kept this m, so all its exponentials were 0, and O was 0 as well
 # ([#4267](https://github.com/flashinfer-ai/flashinfer/issues/4267)). When −∞ replaced −50,000, rows without a visible
 # key became NaN ([#4451](https://github.com/flashinfer-ai/flashinfer/issues/4451)), because −∞ − (−∞) is NaN. The
 # kernels of this book start with −∞, and subtract 0 instead of m as long as m is still −∞:
@@ -438,20 +439,20 @@ of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in W
 # As in FlashAttention-3's paper, we draw all numbers from N(0, 1) and add a number from N(0, 100) to one in a
 # thousand.
 #
-# **Predict.** Which of the two techniques lowers the error of O, without outliers and with them?
+# **Predict.** Which of the two techniques lowers the error of O, and does this depend on outliers?
 #
-# - ☐ blocks in both cases, and the rotation only with outliers
+# - ☐ scales for blocks always do, and the rotation does only with outliers
 # - ☐ only the rotation makes much difference, and only with outliers
-# - ☐ both techniques in both cases
+# - ☐ both techniques do, with and without outliers
 #
 # <details><summary>Answer</summary>
 #
 # **only the rotation makes much difference, and only with outliers.** FP8 is a floating-point format, so a number
 # that is a hundred times smaller than the largest one still has its 4 bits, and a single scale for the whole tensor
-# does little harm. An outlier, however, can be wrong by up to a sixteenth of itself. This makes some scores that
-# contain the outlier wrong by 1 or more, and the exponential turns such an error into a wrong factor of the weight.
-# Once the outlier is spread over 64 columns, its rounding makes 64 small errors that partly cancel. Table 3 of the
-# paper agrees: the error rises from 9.1e-3 to 9.3e-3 without blocks, and to 2.4e-2 without the rotation.
+# does little harm. An outlier, however, can be wrong by up to a sixteenth of itself. This makes some of the scores
+# that are computed from it wrong by 1 or more, so the weights, which are exponentials, are wrong by a factor of e or
+# more. Once the outlier is spread over 64 columns, its rounding makes 64 small errors that partly cancel. Table 3 of
+# the paper agrees: the error rises from 9.1e-3 to 9.3e-3 without blocks, and to 2.4e-2 without the rotation.
 #
 # ```python
 # for name, (normal, outliers) in of_fp8.items():
@@ -492,7 +493,8 @@ p, v = np.exp(-3 * draw.random((256, 4096))), draw.standard_normal((256, 4096))
 products = (p * v).astype(np.float32)
 
 # %% [markdown]
-# **Predict.** How often do 1, 2, 4, … 128 parts give the same result, and how many parts give the most exact one?
+# **Predict.** We split each row into 1, 2, 4, … or 128 parts. How often are the results the same, and how many parts
+# give the most exact result?
 #
 # - ☐ always, since fp32 has enough bits for 4,096 products
 # - ☐ hardly ever, and one part is the most exact, because nothing is merged
