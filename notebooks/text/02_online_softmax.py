@@ -6,18 +6,18 @@
 #
 # **Can softmax be finished before all scores are known?**
 #
-# Softmax divides by a sum over the whole row, and before that it subtracts the maximum of the whole row. It seems to
-# need all scores first, but in fact it does not. A row only has to remember d + 2 numbers, however many keys it has
-# seen. The method is called *online softmax*, because you can ask for the result at any time while keys are still
-# arriving.
+# Softmax subtracts the maximum of a whole row, and then divides by a sum over the whole row. It seems to need all
+# scores before it can begin, but in fact it does not. It is enough to remember d + 2 numbers per row, no matter how
+# many keys have arrived. The method is called *online softmax*, because you can ask for the result at any time while
+# keys are still arriving.
 #
 # After this notebook you can
 #
 # - process a row's keys one block after another, and still get the exact result,
-# - decide by which factor old sums must shrink when a larger score arrives, and explain why one factor is enough,
-# - merge two half-finished results.
+# - find the factor by which old sums must shrink when a larger score arrives, and explain why one factor is enough,
+# - merge two partial results.
 #
-# *Time: 45 minutes with the function to write. Hardware: any laptop, NumPy alone. Before this: [01 · Naive
+# *Time: 45 minutes, including the function to write. Hardware: any laptop with NumPy. Before this: [01 · Naive
 # attention](01_naive_attention.ipynb).*
 
 # %% tags=["hide-input"]
@@ -41,7 +41,7 @@ from fa2_studio.book.verdicts import close, verdict
 # the values of the four keys are 8, 0, 4 and 2. The output is therefore (1 · 8 + 3 · 0 + 4 · 4 + 8 · 2) / 16 = 2.5. We
 # call this query the *1-3-4-8 row*, and we will use it until chapter 05.
 #
-# Now let the keys arrive two at a time, and try the obvious ways first:
+# Now suppose that the keys arrive two at a time. We try the obvious ways to combine them first:
 
 # %%
 s, v = np.log([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
@@ -63,16 +63,17 @@ with np.errstate(over="ignore", invalid="ignore"):
     print(f"the first half's maximum for all keys:  {e @ v / e.sum():.4f}, if the last score is 800")
 
 # %% [markdown]
-# None of the three is right. The mean gives both halves the same weight, although the second half has most of it. The
-# sums cannot be added, because each half has subtracted its own maximum, log 3 in the first half and log 8 in the
-# second. And if we use the first half's maximum for all keys, a larger score that comes late overflows. This chapter is
-# about the one multiplication that is missing.
+# None of these three attempts is right. The mean of the two outputs gives both halves the same weight, although most of
+# the weight belongs to the second half. The sums cannot be added, because each half has subtracted its own maximum, log
+# 3 in the first half and log 8 in the second. And if we subtract the first half's maximum from all scores, the
+# exponential of a much larger score that arrives late overflows. This chapter is about the one multiplication that is
+# missing.
 
 # %% [markdown]
-# ## Four keys, of which two have arrived
+# ## Four keys, two of which have arrived
 #
-# Suppose that only the first two keys are known. Their maximum is $m = \log 3$, and relative to it, the exponentials
-# are $e^{\log 1 - \log 3} = 1/3$ and 1. From these, we compute two sums:
+# Suppose that only the first two keys are known. The maximum of their scores is $m = \log 3$, and relative to this
+# maximum, the exponentials are $e^{\log 1 - \log 3} = 1/3$ and 1. From these, we compute two sums:
 #
 # - $\ell$ (written `l` in code) is the sum of these exponentials, which is 4/3.
 # - $o$ is the sum of the values, each multiplied by its exponential, which is $\frac{1}{3} \cdot 8 + 1 \cdot 0 = 8/3$.
@@ -158,27 +159,28 @@ check(
 #
 # In the package, this function is `SoftmaxState.update`. [Assignment 1](assignments/1_online_softmax.ipynb) covers all
 # of this chapter, and asks you to write a test yourself. Use many rows in that test. If a row's largest score comes in
-# the first block, $\alpha$ is 1 from then on, so the row does not reveal a forgotten $\alpha$.
+# the first block, $\alpha$ is 1 from then on, so that row cannot reveal a forgotten $\alpha$.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("softmax")
 
 # %% [markdown]
-# Every exponential is between 0 and 1, because m is subtracted in every block, so nothing overflows. After every block,
-# $o / \ell$ is the exact output for the keys so far.
+# Because m is subtracted in every block, every exponential is between 0 and 1, and nothing overflows. After every
+# block, $o / \ell$ is the exact output for the keys seen so far.
 #
 # The rescaling costs hardly any accuracy. On an H200, six kernels with online softmax had a relative error of 0.0023 in
-# bf16 (random inputs, N = 2,048, d = 128), while rounding exact numbers to bf16 already costs 0.0017.
+# bf16 (random inputs, N = 2,048, d = 128), whereas merely rounding exact numbers to bf16 already causes an error of
+# 0.0017.
 
 # %% [markdown]
 # ## A row that has seen no key
 #
-# In chapter 04, a *mask* hides some keys from a query, because, for example, a word must not see the words after it. A
-# masked key gets the score $-\infty$, so that its exponential is $e^{-\infty} = 0$. Sometimes a mask hides all keys in
-# a block from a row.
+# In chapter 04, a *mask* will hide some keys from a query, because, for example, a word must not see the words after
+# it. A masked key gets a score of $-\infty$, so its exponential is $e^{-\infty} = 0$. Sometimes a mask hides all keys
+# of a block from a row.
 #
-# **Predict.** A row's m is still $-\infty$ when a block arrives in which all of its scores are $-\infty$. What does
-# `update`, as the solution has it, add to $\ell$?
+# **Predict.** A row's m is still $-\infty$ when a block arrives in which all of its scores are $-\infty$. What does the
+# solution's `update` add to $\ell$?
 #
 # - ☐ 0, as it should
 # - ☐ 1 for each key
@@ -192,28 +194,31 @@ live("softmax")
 #
 # The package therefore uses 0 in place of $m_{new}$ whenever $m_{new}$ is $-\infty$, both in p and in $\alpha$. Then
 # $e^{-\infty - 0} = 0$, as it should be. If $\ell$ is still 0 at the end, the package uses 1 in its place, both in $O =
-# o / \ell$ and in chapter 01's logsumexp, $L = m + \log \ell$. A row without keys thus has O = 0 and L = $-\infty$.
+# o / \ell$ and in chapter 01's logsumexp, $L = m + \log \ell$. A row that has seen no key thus has O = 0 and L =
+# $-\infty$.
 
 # %% [markdown]
 # ## Can two workers share a row?
 #
-# Suppose that two workers each take half of the keys, so that each ends with its own $(m, \ell, o)$. To merge the two
-# states, bring both to the larger maximum $m = \max(m_a, m_b)$ and add them:
+# Suppose that two workers, a and b, each take half of the keys, so that each ends up with its own $(m, \ell, o)$. To
+# merge the two states, bring both to the larger maximum $m = \max(m_a, m_b)$, and then add them:
 #
 # $$\begin{aligned} \ell &= e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b \\ o &= e^{m_a - m}\, o_a + e^{m_b - m}\, o_b \end{aligned}$$
 #
-# For the 1-3-4-8 row, the second half alone has $m_b = \log 8$, $\ell_b = 3/2$ and $o_b = 4$. The first half shrinks by
-# 3/8, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$ and $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$, as
-# before.
+# In the 1-3-4-8 row, the second half alone has $m_b = \log 8$, $\ell_b = 3/2$ and $o_b = 4$. Multiplying the first
+# half's sums by 3/8 gives $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$ and $o = \frac{3}{8} \cdot
+# \frac{8}{3} + 4 = 5$, as before.
 #
 # Does it matter in which order the parts are merged, or which part is merged with which? To see that it does not, we
-# multiply the first equation by $e^m$, which turns it into $e^m \ell = e^{m_a} \ell_a + e^{m_b} \ell_b$. Here $e^m
-# \ell$ is the plain sum $\sum e^s$ over a part's keys, without any maximum. A merge thus adds plain sums, and the same
-# is true for o. Except for rounding, the result of an addition does not depend on order and grouping.
+# multiply the first equation by $e^m$, which turns it into $e^m \ell = e^{m_a} \ell_a + e^{m_b} \ell_b$. For any part,
+# $e^m \ell$ is the plain sum $\sum e^s$ over the part's keys, from which no maximum has been subtracted. A merge thus
+# adds plain sums, and the same is true for o. Except for rounding, the result of an addition does not depend on order
+# and grouping.
 #
 # The next cell merges three parts of different lengths, using the random S (4 × 12) and V (12 × 2) from the check
 # above. `SoftmaxState.merge` implements the formula above. For two parts that are both empty, that formula would give
-# NaN, so `merge`, like `update`, uses 0 in place of m in that case. `finalize` returns $O = o / \ell$ and L.
+# NaN, so in that case `merge` uses 0 in place of m, as the package's `update` does. `finalize` returns $O = o / \ell$
+# and L.
 
 # %%
 empty = SoftmaxState.reset(4, 2)  # 4 rows, no key seen, d = 2: each part starts from it
@@ -227,17 +232,17 @@ print("row 0, merged:", O[0].round(9), " plain softmax:", plain[0].round(9))
 show("merge_orders")
 
 # %% [markdown]
-# In this figure, a loop, a tree and two workers merge the same eight blocks. In a loop, one worker keeps one state, and
-# each `update` is a merge with the state of one block. In a tree, each leaf keeps a state, which takes more room, but
-# many workers can compute the leaves at the same time. We need all three: the loop in FA2 (chapter 04), the tree when
-# warps share a row (chapter 07), and the two workers when a model reads a long text for a single new token (*decoding*,
-# chapter 14).
+# In this figure, a loop, a tree and two workers merge the same eight blocks. In the loop, one worker keeps one state,
+# and each `update` is a merge with the state of one block. In the tree, each leaf keeps a state, which takes more room,
+# but many workers can compute the leaves at the same time. This book needs all three: the loop in FA2 (chapter 04), the
+# tree when warps share a row (chapter 07), and the two workers when a model reads a long text for a single new token
+# (*decoding*, chapter 14).
 
 # %% [markdown]
 # ## Is (O, L) enough?
 #
 # **Predict.** A worker has processed all of its keys. It kept the output $O = o / \ell$ and $L = m + \log \ell$, but
-# threw away $m$, $\ell$ and $o$. Can its result still be merged with another?
+# threw away $m$, $\ell$ and $o$. Can its result still be merged with another worker's?
 #
 # - ☐ yes, exactly
 # - ☐ no, the division cannot be undone without $\ell$
@@ -256,8 +261,8 @@ show("merge_orders")
 # - The state of a row consists of the largest score $m$ and the sums $\ell = \sum e^{s - m}$ and $o = \sum e^{s - m}\,
 #   v$.
 # - When new keys arrive, multiply $\ell$ and $o$ by $\alpha = e^{m_{old} - m_{new}}$, and then add the new terms.
-# - To merge two states, shrink the one with the smaller maximum, and then add them. Order and grouping do not matter,
-#   except for rounding.
+# - To merge two states, rescale the one with the smaller maximum, and then add the two. Order and grouping do not
+#   matter, except for rounding.
 # - At the end, $O = o / \ell$ and $L = m + \log \ell$. The pair (O, L) is itself a state.
 # - A row without keys has O = 0 and L = $-\infty$.
 
