@@ -6,9 +6,9 @@
 #
 # **One pass over the columns: who adds up dQ?**
 #
-# Chapter 09 ended with two passes. One kernel owns columns and accumulates dK and dV, while another owns rows and
-# accumulates dQ. Both of them compute S and P, so some of the work is done twice. On Hopper, a single pass is enough,
-# because TMA can *add* to memory while the program goes on with something else.
+# Chapter 09 ended with two passes. In one kernel, each program owns columns and accumulates dK and dV, while in another
+# kernel, each program owns rows and accumulates dQ. Both kernels compute S and P, so some of the work is done twice. On
+# Hopper, a single pass is enough, because TMA can *add* to memory while the program goes on with something else.
 #
 # After this notebook you can
 #
@@ -99,9 +99,10 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); t
 #
 # ## What fits into the registers?
 #
-# Two consumer warpgroups share a column block. Each of them owns 64 of its keys, and has 128 threads with up to 240
-# registers each. dK and dV stay in registers for the whole column block. For a row block of $B_r$ rows, a consumer also
-# needs $S$ and $dP$, which are 64 × $B_r$ each, and half of dQ. The other consumer computes the other half.
+# Two consumer warpgroups share a column block. Each warpgroup owns 64 of the block's keys, and has 128 threads with up
+# to 240 registers each. dK and dV stay in registers for the whole column block. For a row block of $B_r$ rows, a
+# consumer also needs $S$ and $dP$, which are 64 × $B_r$ each, and half of dQ, while the other consumer computes the
+# other half of dQ.
 #
 # How many registers does this take? As long as everything is in fp32, each value takes one register, and a consumer's
 # 128 threads share the values evenly. So each thread needs 64 · d / 128 registers for dK and the same number for dV,
@@ -187,10 +188,10 @@ for way in (one_by_one, kernel_order):
     print(f"{way.__name__:12}: {took:5,.0f} clocks per step, {busy}")
 
 # %% [markdown]
-# As in chapter 12a, the two consumers share the tensor cores equally. In a step, each consumer has five matmuls, so the
-# tensor cores need 10 · 256 = 2,560 clocks. If each job waits for the previous one, both consumers wait for
+# As in chapter 12a, the two consumers share the tensor cores equally. In a step, each consumer runs five matmuls, so
+# the tensor cores need 10 · 256 = 2,560 clocks. If each job waits for the previous one, both consumers wait for
 # exponentials, dS and additions at the same time, and meanwhile the tensor cores are idle. In the kernel's order, the
-# matmul for dQ hides the exponentials, and the matmuls that follow hide the addition:
+# exponentials hide behind the matmul for dQ, and the addition hides behind the matmuls that follow:
 
 # %%
 show("waits")
@@ -202,8 +203,8 @@ show("waits")
 show("backward_step")
 
 # %% [markdown]
-# **Predict.** In each step, a consumer hands over one part of dQ. How long can one addition take before it slows the
-# consumers down?
+# **Predict.** In each step, a consumer hands one part of dQ over to TMA, which adds it to memory. How long can one such
+# addition take before it slows the consumers down?
 #
 # - ☐ as long as one matmul, 256 clocks
 # - ☐ about as long as a step, 2,500 clocks
@@ -214,7 +215,7 @@ show("backward_step")
 # **about as long as a step, 2,500 clocks.** No consumer waits for the sum. What a consumer does wait for, at
 # `yield added.done()`, is the *buffer* in shared memory, because TMA may still be reading the consumer's previous part
 # from it. With 5,000 clocks per addition, the additions set the pace. A step then takes slightly less than 5,000 clocks
-# on average, because the first and the last step are different.
+# on average, because no dQ is added in the first step and no step waits for the last addition.
 #
 # ```python
 # for add in (0, 600, 2500, 5000):
@@ -273,9 +274,9 @@ show("pipes_backward")
 # ## Three copies, one barrier
 #
 # `Rows` is a ring with two stages. Three copies fill a stage: one brings Q, one brings dO, and one brings the *starts*,
-# which are a row of $-L/\tau$ and a row of $-D$. All three share one barrier, so a single arrival announces the bytes
-# of all of them. The method `start` reads $-L/\tau$ or $-D$. In Sᵀ, the queries are columns, and each thread reads the
-# values for its own queries:
+# which are a row of $-L/\tau$ and a row of $-D$. All three share one barrier, so the producer announces the bytes of
+# all three with a single arrival. The method `start` reads $-L/\tau$ or $-D$. In Sᵀ, the queries are columns, and each
+# thread reads the values for its own queries:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/rows.py", "Rows.start")
@@ -287,8 +288,8 @@ read("hopper/backward/rows.py", "Rows.start")
 # ## A consumer's column block
 #
 # Both consumers run the code below. `c` is a compile-time constant, 0 or 1, so the code is compiled once for each of
-# them. The listing leaves out the lines for `dk_late`, an option that moves matmul 4 into the next step. It is off,
-# because it gains nothing with Triton 3.9.
+# them. The listing leaves out the lines for `dk_late`, an option that moves matmul 4 into the next step. The option is
+# off, because with Triton 3.9, it does not make the kernel faster.
 
 # %% tags=["nbval-ignore-output"]
 KERNEL, LATE = "hopper/backward/kernel.py", "pipes.sizes.dk_late"
@@ -302,9 +303,9 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 # that held dQ. `dq_semaphore.wait_for_room` belongs to the *turns* of part 4, and it does nothing if there are no
 # turns.
 #
-# `interval` returns the first row that sees each key, and also `CUT`, which is true if there is any
-# mask at all. At d = 128 without a mask, `hold` keeps half of V in 16 registers, because this half is the same for all
-# row blocks. Matmul 3 then takes that half of its left operand from registers instead of shared memory.
+# `interval` returns the first row that sees each key, and also `CUT`, which is true if there is any mask at all. At d =
+# 128 without a mask, `hold` keeps half of V in 16 registers, because this half is the same for all row blocks. Matmul 3
+# then takes that half of its left operand from registers instead of shared memory.
 #
 # ## The step
 #
@@ -325,15 +326,16 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | `add_dq` | dV, unless it starts late | TMA, until the buffer is free |
 #
 # Why does dV's matmul start late? The step needs P in fp32 until it has computed dS. If dV's matmul started early, the
-# thread would also have to hold a 16-bit copy of P while dP runs. This copy has 64 · $B_r$ values of half a register
-# each, so it takes $B_r$ / 4 registers per thread. At d = 64, where $B_r$ is 128, this adds 32 registers to the 192
-# from the table in part 1, so the thread would need 224 of its 240. At d = 128, it adds only 16, but without a mask,
-# `hold` takes another 16 for half of V, so the thread would again need 224. Too few registers would be left for the
-# rest of the code, so dV waits. Under the mask at d = 128, however, the thread needs only 208 in all, and dV starts
-# early.
+# thread would also have to hold a 16-bit copy of P while dP's matmul runs. This copy has 64 · $B_r$ values of half a
+# register each, so it takes $B_r$ / 4 registers per thread. At d = 64, where $B_r$ is 128, this adds 32 registers to
+# the 192 from the table in part 1, so the thread would need 224 of its 240. At d = 128, it adds only 16, but without a
+# mask, `hold` takes another 16 for half of V, so the thread would again need 224. Too few registers would be left for
+# the rest of the code, so dV's matmul starts late. Under the mask at d = 128, however, the thread needs only 208
+# registers in all, so dV's matmul can start early.
 #
-# If dV waits, nothing needs P before dS, so `ptxas`, NVIDIA's assembler, is free to move exponentials down, past the
-# wait for dQ. The next table shows where one step's exponentials run, per thread, as compiled with Triton 3.9:
+# If dV's matmul starts late, nothing needs P before dS. NVIDIA's assembler, `ptxas`, is then free to delay exponentials
+# until after the wait for dQ. The next table shows how many of a thread's exponentials run in each part of a step, as
+# compiled with Triton 3.9:
 #
 # | | dV's matmul starts | alongside dQ | between dQ and dP | alongside dP | after dP |
 # | --- | --- | ---: | ---: | ---: | ---: |
@@ -361,7 +363,7 @@ read(KERNEL, "exchange")
 # **Predict.** The last wait has `deps=[dv, p_half, dk, ds]`. `p_half` is P in 16 bits, and no later line uses it. Why
 # is it in this list?
 #
-# - ☐ because the wait would otherwise only be for dK's matmul
+# - ☐ because the wait would otherwise cover only dK's matmul
 # - ☐ because its registers could otherwise be overwritten too early
 # - ☐ because it would otherwise not reach shared memory in time
 #
@@ -369,8 +371,8 @@ read(KERNEL, "exchange")
 #
 # **because its registers could otherwise be overwritten too early.** `p_half` is the left operand of dV's matmul, and
 # the tensor cores read it from its registers until that matmul ends. The compiler does not know this, and without
-# `deps` it would see no later use of these registers. The first answer is wrong because the wait's argument, 0, means
-# that no matmul may still be running. The third is wrong because P never goes through shared memory.
+# `deps` it would see no later use of these registers. The first answer is wrong because the wait's argument is 0, so
+# when the wait ends, no matmul is still running. The third is wrong because P never goes through shared memory.
 # </details>
 
 # %% [markdown]
@@ -404,7 +406,7 @@ show("dq_path")
 # wrote. So a kernel's setup overlaps with its predecessor, but its real work does not.
 #
 # A row that sees no key has $L = -\infty$, so $-L/\tau$ would be $+\infty$. For such a row, `bwd_preprocess` writes
-# $-\infty$ instead, so that S begins there and p becomes 0.
+# $-\infty$ instead, so that S begins at $-\infty$ and p becomes 0.
 
 # %% tags=["hide-input"]
 show("launches")
@@ -412,11 +414,11 @@ show("launches")
 # %% [markdown]
 # ## Part 4 · Cost and determinism (18 minutes)
 #
-# ## What does the order gain?
+# ## How much does the order help?
 #
 # For each idea, the next cell divides the speed with the idea by the speed without it, at N = 4,096. To get the speed
 # without an idea, we took it out of an earlier version of the kernel, under Triton 3.6. A star marks an idea that this
-# version did not have, so we added it instead:
+# version did not contain. To measure such an idea, we added it instead:
 
 # %% tags=["hide-input"]
 tried = [x for x in ideas.worths() if x["part"] == "backward" and x["N_q"] == 4096]
@@ -434,28 +436,29 @@ for idea in (
     print(f"{idea:40}" + "".join(f"{cell:<6}".rjust(10) for cell in cells))
 
 # %% [markdown]
-# Starting dV's matmul after dS gains most at d = 64, where the kernel would otherwise run short of registers. Starting
-# the accumulators at $-L/\tau$ and $-D$ brings the second-largest gain. In *S and dP started together*, both matmuls
-# run alongside the previous step's dQ, so a thread needs 224 registers, as the last column of the table in part 1
-# shows. If a kernel already uses every register, an overlap that needs still more registers makes the kernel slower. We
-# tried further ideas on today's kernel, and wrote down a prediction for each:
+# The largest speedup comes from starting dV's matmul after dS at d = 64, where the kernel would otherwise run short of
+# registers. The second-largest comes from starting the accumulators at $-L/\tau$ and $-D$. In *S and dP started
+# together*, both matmuls run alongside the previous step's dQ, so a thread needs 224 registers, as the last column of
+# the table in part 1 shows. If a kernel already uses every register, an overlap that needs still more registers makes
+# the kernel slower. We also tried further ideas on the current kernel. As in chapter 12b, the table compares what we
+# predicted for each of them with the speedup that we measured:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 display(Markdown("\n".join(ideas.table("backward"))))
 
 # %% [markdown]
 # We kept three of them. The programmatic dependent launch from part 3 helps if there are few rows. Running fewer heads
-# at the same time helps if there are many rows and no pauses between calls. The third idea reorders the instructions
-# for calls that ask for *the same bits* in every run, as explained below. It makes these calls faster, although up to
-# 48 bytes per thread no longer fit into registers and *spill* into slower memory. *Heads of 8 MiB* means that Q and dO
-# of all heads running side by side take 8 MiB together.
+# at the same time helps if there are many rows and no pauses between calls. The third idea is another order of the
+# instructions for calls that ask for *the same bits* in every run, as explained below. It makes these calls faster,
+# although up to 48 bytes per thread no longer fit into registers and *spill* into slower memory. *Heads of 8 MiB* means
+# that Q and dO of all heads running side by side take 8 MiB together.
 #
 # ## Too few column blocks
 #
 # With grouped-query attention, a column block belongs to a K/V head and works through the rows of all query heads that
-# share it. With batch 2, one K/V head and N = 4,096, there are only 64 column blocks for 132 SMs. In such a case, each
-# column block is *divided*, which means that several programs each take a part of its row blocks. dK and dV then have
-# more than one owner, so TMA has to accumulate them as well.
+# share this K/V head. With batch 2, one K/V head and N = 4,096, there are only 64 column blocks for 132 SMs. In such a
+# case, each column block is *divided*, which means that several programs each take a part of its row blocks. dK and dV
+# then have more than one owner, so TMA has to accumulate them as well.
 
 # %% tags=["hide-input"]
 show("waves_divided")
@@ -490,38 +493,40 @@ show("waves_divided")
 # ```
 # </details>
 #
-# As long as column blocks are not divided, dK and dV each have one owner, which adds in a fixed order. dQ has no single
-# owner and no fixed order, so a few of its values differ from run to run, even in bf16.
+# As long as column blocks are not divided, each block of dK and dV has a single owner, which adds up all contributions
+# to it in a fixed order. The contributions to dQ come from many column blocks and in no fixed order, so a few values of
+# dQ differ from run to run, even in bf16.
 #
 # ## What does a deterministic dQ cost?
 #
 # If you need to repeat a training run bit for bit, call `torch.use_deterministic_algorithms(True)`. A kernel can be
 # made deterministic in two ways:
 #
-# | way | what adds to a value of dQ | cost |
+# | method | what adds to a value of dQ | cost |
 # | --- | --- | --- |
 # | two passes (b01, the portable kernels) | one owner, in one order | seven matmuls instead of five |
 # | turns (FlashAttention-3, this kernel) | all column blocks, in a fixed order | waiting |
 #
-# A **turn** is the right to add next, which is why this way is also called *ordered accumulation*. For each part of dQ,
-# a counter in HBM, the *semaphore*, records how many column blocks have added to that part so far. A column block adds
-# its own contribution once the counter shows that all the column blocks before it have added theirs. When that addition
-# has reached memory, the counter goes up by one. Since a warp that waits for its turn can do nothing else, each
-# consumer has a *writer*. This is a separate warp that waits for the turn, adds, and increments the counter on the
-# consumer's behalf:
+# A **turn** is the right to add next. Since the column blocks take their turns in a fixed order, this method is also
+# called *ordered accumulation*. For each part of dQ, a counter in HBM, the *semaphore*, records how many column blocks
+# have added to that part so far. A column block adds its own contribution once the counter shows that all the column
+# blocks before it have added theirs. When that contribution has reached memory, the counter goes up by one. Since a
+# warp that waits for its turn can do nothing else, each consumer has a *writer*. This is a separate warp that waits for
+# the turn, adds the consumer's part to dQ, and increments the counter on the consumer's behalf:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 
 # %% [markdown]
-# - The consumer stores its part, arrives at `handed` and continues. One step later, while matmuls are running, it calls
-#   `wait_for_room`, which returns once the writer's addition has read that part.
-# - `wait` reads the counter again and again, in PTX, until the right number of column blocks have added. `ld.acquire`
-#   is a load that completes before any later memory access begins. TMA accesses memory through a different path,
-#   however, so a fence is needed to keep the addition from beginning before that load is complete.
-# - `store_wait` returns when the part has been *read*, so the consumer may then overwrite it. `pass_on` waits longer,
-#   until the sum has *arrived*, and then increments the counter. Because this increment is a `release`, a warp that
-#   reads the new count is guaranteed to see the sum as well.
+# - The consumer stores its part in shared memory, arrives at the barrier `handed` and continues. One step later, while
+#   matmuls are running, it calls `wait_for_room`, which returns once the writer's addition has read that part.
+# - `wait` reads the counter again and again, in PTX, until the right number of column blocks have added their
+#   contributions. `ld.acquire` is a load that completes before any later memory access begins. TMA accesses memory
+#   through a different path, however, so a fence is needed to keep the addition from beginning before that load is
+#   complete.
+# - `store_wait` returns when the part has been *read*, so the consumer can then overwrite it. `pass_on` waits longer,
+#   until the sum has *arrived* in memory, and then increments the counter. Because this increment is a `release`, a
+#   warp that reads the new count is guaranteed to see the sum as well.
 #
 # **Predict.** Under the causal mask, a column block begins with the row block on its diagonal. The turns can go from
 # the last column block to the first, or from the first to the last. Which order is better?
@@ -537,22 +542,24 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # the other order, column block i would have to wait at row block i until column blocks 0 to i − 1 had all passed it.
 # </details>
 #
-# Without a mask, all column blocks begin at row block 0, where the last column block adds first. The others follow,
-# each one addition later than the one before, and they keep this distance from then on.
+# Without a mask, all column blocks begin at row block 0, where the last column block adds first. The others follow in
+# turn, each of them one addition after the previous one, and they keep this distance from then on.
 #
 # **Can this deadlock?** It cannot, with or without a mask, provided that every column block that another one waits for
-# is really handed out. The last column block of each head is handed out first, and at each row block, the turns also go
-# from the last column block to the first. So a column block only ever waits for one that was handed out earlier. That
-# earlier block is either running or done, because a column block is only handed out to a program that is running.
+# is really handed out to a program. The last column block of each head is handed out first, and at each row block, the
+# turns also go from the last column block to the first. So a column block only ever waits for one that was handed out
+# earlier. That earlier block is either running or done, because a column block is only handed out to a program that is
+# running.
 #
 # For packed sequences, this condition depends on data in HBM. The kernel computes the number of a sequence's column
-# blocks from its length. A program, however, finds its sequence by bisecting the cumulative sequence lengths, which
-# works only if they never decrease. With cumulative lengths such as 0, 700, 300, 1000, some blocks of the first
-# sequence are never found by any program, and a writer that waited for one of them would wait forever. For this reason,
-# `bwd_preprocess` checks the cumulative lengths and, if they decrease anywhere, initializes all counters with the bits
-# of a NaN. Read as integers, these bits exceed every turn, so no writer waits, and dQ comes out as NaN.
+# blocks from its length. A program, however, finds the sequence that a column block belongs to by bisecting the
+# cumulative sequence lengths, which works only if they never decrease. With cumulative lengths such as 0, 700, 300,
+# 1000, some blocks of the first sequence are never found by any program, and a writer that waited for one of them would
+# wait forever. For this reason, `bwd_preprocess` checks the cumulative lengths and, if they decrease anywhere,
+# initializes all counters with the bits of a NaN. Read as an integer, these bits are larger than any count that a
+# writer waits for, so no writer waits, and dQ comes out as NaN.
 #
-# The recorded times show what the two ways cost:
+# The recorded times show what the two methods cost:
 
 # %% tags=["hide-input"]
 paper = load("paper")
@@ -570,23 +577,23 @@ for row in repeated:
     print(shape + "{:14.2f} {:14.2f} {:14.2f}".format(*costs[-1]))
 
 # %% [markdown]
-# Turns are the cheaper way. At d = 64 under the mask, they cost FlashAttention-3 less than they cost this kernel, but
-# in all other cases, they cost FlashAttention-3 more. The measurements do not show why, since both kernels use a writer
-# warp, barriers and counters in HBM. Two passes cost more, and the second pass is not the only reason, because the
-# portable kernels also lack producers and rings.
+# Turns are the cheaper method. At d = 64 under the mask, they cost FlashAttention-3 less than they cost this kernel,
+# but in all other cases, they cost FlashAttention-3 more. The measurements do not tell us why, since both kernels use a
+# writer warp, barriers and counters in HBM. Two passes cost more, and the second pass is not the only reason, because
+# the portable kernels also lack producers and rings.
 #
 # **What you will get.** `torch.use_deterministic_algorithms(True)` does one more thing. Unless you set
 # `torch.utils.deterministic.fill_uninitialized_memory = False`, PyTorch fills every new tensor with NaN before a kernel
-# can write to it. We measured the table with this filling switched off, so it shows the cost of the turns alone. With
-# the filling on, the gradients and the fp32 buffers are written one extra time in each call.
+# can write to it. We recorded the table's times with this filling switched off, so they show the cost of the turns
+# alone. With the filling on, the gradients and the fp32 buffers are written one extra time in each call.
 #
 # ## Part 5 · Results, and an exercise (19 minutes)
 #
 # ## How fast is it?
 #
-# The next cell shows the FA2 paper's grid, with 16,384 tokens and a hidden size of 2,048, from one run on an H200 and
-# one on an H100. It also includes problems with one long sequence, for which FlashAttention-4 was measured as well. The
-# lines below the speeds give our speed divided by theirs.
+# The next cell shows speeds in the FA2 paper's settings, with 16,384 tokens and a hidden size of 2,048, from one run on
+# an H200 and one on an H100. It also includes problems with one long sequence, for which FlashAttention-4 was measured
+# as well. The lines below the speeds give our speed divided by that of each other implementation.
 
 # %% tags=["hide-input"]
 def mean_ratio(asked, peer):
@@ -623,9 +630,9 @@ show("limits_one_pass")
 # %% [markdown]
 # With the order used under the causal mask, the model in part 2 keeps the tensor cores busy all the time. Without a
 # mask, as in the picture, the exponentials come later, and the kernel reaches 641 of 989 TFLOP/s. But even a large
-# matmul reaches only 797 TFLOP/s on this GPU, because the power limit lowers its clock. Moreover, the model only has
-# three units. It leaves out rounding, the path of dS and dQ through shared memory, and the beginning and end of each
-# column block.
+# matmul reaches only 797 TFLOP/s on this GPU, because the power limit lowers the GPU's clock. Moreover, the model only
+# has three units. It leaves out rounding, the path of dS and dQ through shared memory, and the beginning and end of
+# each column block.
 
 # %% [markdown]
 # ## Recap
@@ -636,17 +643,17 @@ show("limits_one_pass")
 #   transposed.
 # - At d = 128 under the mask, a step computes S, then the exponentials alongside the previous step's dQ, and then dV,
 #   dP and dK. In all other cases, dV comes after dS, because registers are scarce.
-# - The terms of dQ are added in no fixed order, so its last bits differ from run to run. A deterministic dQ takes
+# - The terms of dQ are added in no fixed order, so its last bits differ from run to run. A deterministic dQ requires
 #   either a second pass or turns, and turns are cheaper.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Build.** S and dP do not need each other. Write `my_order`, which starts both at once and then lets the exponentials
-# run alongside dP. dQ stays in its own step, and only its addition continues into the next. Keep the labels from
-# `kernel_order`, because the check uses them to reject work that starts before its operands are ready. Is your order as
-# fast as `kernel_order`? The model has no registers, so count them as in part 1. How many does a thread need at once at
-# d = 128, and how many would it need if the previous step's dQ ran alongside S and dP?
+# **Build.** S and dP do not depend on each other. Write `my_order`, which starts both at once and then lets the
+# exponentials run alongside dP. dQ stays in its own step, and only its addition continues into the next. Keep the
+# labels from `kernel_order`, because the check uses them to reject work that starts before its operands are ready. Is
+# your order as fast as `kernel_order`? The model has no registers, so count them as in part 1. How many registers does
+# a thread need at once at d = 128, and how many would it need if the previous step's dQ ran alongside S and dP?
 
 # %%
 def my_order(block, ds_filled, T, add=600):
@@ -681,8 +688,8 @@ judge_step(my_order)
 # A step takes 2,572 clocks, so in the model this order is as good as the kernel's own. Like the kernel's own order, it
 # needs 192 registers, because a thread holds S and dP together with dK and dV. By the time dQ begins, P and dS are in
 # 16 bits. If the previous step's dQ ran alongside S and dP, these values alone would take 224 of a thread's 240
-# registers. That is what the table of ideas calls *S and dP started together*, and it was slow. We have not tried your
-# order in the kernel.
+# registers. The list of ideas in part 4 calls this *S and dP started together*, and it made the kernel much slower. We
+# have not tried your order in the kernel.
 # </details>
 
 # %% [markdown]
