@@ -85,7 +85,7 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 # **Predict.** We raise the score of the last key slightly. Its weight is the largest, and its value is 2. In which
 # direction does the output move?
 #
-# - ☐ it stays, because the weights still sum to 1
+# - ☐ it stays the same, because the weights still sum to 1
 # - ☐ up, because more of a positive value is added
 # - ☐ down
 #
@@ -433,9 +433,9 @@ for method in (one_generator, by_position):
 # **Predict.** A kernel does not compute D before the loops. Instead, each tile computes D from its own entries alone,
 # as $\mathrm{rowsum}(p \circ dp)$. If there are 8 keys, for which block sizes does the test of dQ pass?
 #
-# - ☐ with all, because D is a mean of dP
+# - ☐ for all, because D is a mean of dP
 # - ☐ only if one block holds all keys
-# - ☐ with none
+# - ☐ for none
 #
 # <details><summary>Answer</summary>
 #

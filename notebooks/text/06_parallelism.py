@@ -12,9 +12,10 @@
 #
 # After this notebook you can
 #
-# - decide whether the iterations of a loop can run at the same time,
-# - compute how many thread blocks a launch has, how many waves they take, and what share of the chip is idle,
-# - choose among four fixes for idle processors, namely another loop, smaller row blocks, split keys, and another order.
+# - decide whether a loop's iterations can run at the same time,
+# - compute how many thread blocks a launch has, how many waves they take, and what fraction of the chip is idle,
+# - choose among four fixes for idle processors, namely a different outer loop, smaller row blocks, split keys, and a
+#   different launch order.
 #
 # *Time: 40 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [05 · The
 # backward pass](05_backward.ipynb).*
@@ -52,15 +53,15 @@ for row in load("ladder").rows:
             print(f"    one worker per {words:9} {row.values[name][0]:5.2f} ms, SMs with work {busy:4.0%}")
 
 # %% [markdown]
-# These two kernels come from chapter 10, and we measured them on an H200 with tiles of 64 × 64. Both have FA2's loops,
-# and they differ only in the number of workers. With 8 heads, the first one gives work to 8 of the GPU's 132 SMs, and
-# the others are idle. With 64 heads, nearly half of the SMs have work, so the difference is smaller. It is still larger
-# than a factor of 2, for reasons that chapter 10 examines.
+# These two kernels come from chapter 10, and we measured them on an H200 with tiles of 64 × 64. Both use FA2's loops,
+# and they differ only in the number of workers. With 8 heads, the first kernel keeps only 8 of the GPU's 132 SMs busy,
+# and the others are idle. With 64 heads, nearly half of the SMs have work, so the difference is smaller. It is still
+# larger than a factor of 2, for reasons that chapter 10 examines.
 #
-# A small example shows what the SMs do. In the picture, six SMs compute four heads of 4 × 4 tiles. In the upper half,
-# one worker computes a whole head, as FA1's Algorithm 1 does if you take it as printed. In the lower half, each row
-# block has its own worker, as in FA2. Each row of the picture is an SM, time runs to the right, and each box is the
-# time that one worker spends on its SM:
+# A small example shows what the SMs do. In the picture below, six SMs compute four heads of 4 × 4 tiles. In the upper
+# half, one worker computes a whole head, as in FA1's Algorithm 1 if you implement it as printed. In the lower half,
+# each row block has its own worker, as in FA2. Each row of the picture is an SM, and time runs to the right. Each box
+# is the time that one worker spends on its SM:
 
 # %% tags=["hide-input"]
 show("waves_heads")
@@ -71,41 +72,41 @@ show("waves_heads")
 # ## Which iterations may run at the same time?
 #
 # In the next picture, the number in each tile is the worker that computes it. The small squares next to each grid show
-# which workers write a block of the result. A block of O has one writer, whereas a block of dQ has up to four.
+# which workers write each block of the result. A block of O has one writer, whereas a block of dQ has up to four.
 
 # %% tags=["hide-input"]
 show("workers")
 
 # %% [markdown]
 # Starting a kernel is called a *launch*. A launch runs many thread blocks (chapter 00), each of which is a worker, and
-# all thread blocks of a launch together are its *grid*. The GPU puts each thread block on one of its SMs, where it
-# stays until it is done. The GPU does not guarantee any order, so no thread block can rely on another one having run
-# before it.
+# all thread blocks of a launch together form its *grid*. The GPU assigns each thread block to one of its SMs, where the
+# block stays until it is done. The GPU does not guarantee any order, so no thread block can rely on another one having
+# run before it.
 #
-# The iterations of a loop can therefore run at the same time if each one writes to its own addresses, and none reads
-# what another one writes. The loops that we know differ in this respect:
+# A loop's iterations can therefore run at the same time if each one writes to its own addresses and none reads what
+# another one writes. The loops that we have seen so far differ in this respect:
 #
 # - The iterations of FA2's outer loop in the forward pass can run at the same time, because row block i reads its own
 #   queries and writes its own rows of O (chapter 04).
-# - Those of FA1's outer loop cannot, because each column block loads, changes and stores the same O, ℓ and m. This is
-#   why Algorithm 1 as printed gives a whole head to one thread block.
-# - In FA2's backward pass, the outer loop is almost as good as in the forward pass. Each column block has its own dK
-#   and dV, but all of them add into dQ (chapter 05).
+# - The iterations of FA1's outer loop cannot do so, because every column block loads, updates and stores the same O, ℓ
+#   and m. This is why Algorithm 1 as printed assigns a whole head to one thread block.
+# - The iterations of the outer loop in FA2's backward pass are almost as independent as in the forward pass. Each
+#   column block has its own dK and dV, but all column blocks add into dQ (chapter 05).
 #
-# A model computes several sequences at once, which are called its *batch*. In both algorithms, sequences and heads are
+# A model processes several sequences at once, which form a *batch*. In both algorithms, sequences and heads are
 # independent of each other, so FA1 as printed launches batch · heads thread blocks. FA2 launches batch · heads · $T_r$
-# of them in the forward pass, and batch · heads · $T_c$ in the backward pass.
+# thread blocks in the forward pass, and batch · heads · $T_c$ in the backward pass.
 
 # %% [markdown]
 # ## Which SM gets the next thread block?
 #
-# In practice, the thread blocks wait in a queue, in the order of their numbers, and the SM that becomes free first
-# takes the next one. We can rely on this order for speed, but never for the result. In this chapter, we measure time in
-# tiles.
+# In practice, the thread blocks wait in a queue in the order of their numbers, and whichever SM becomes free first
+# takes the next one. We can rely on this order for speed, but never for the result. In this chapter, the unit of time
+# is the time that an SM takes for one tile.
 #
-# **Build.** `costs` holds the time that each thread block takes, in launch order. Return the time at which each one
-# ends, in the same order. All SMs are free at time 0. If several SMs are free, it does not matter which one takes the
-# next thread block.
+# **Build.** `costs` holds the time that each thread block takes, in launch order. Return the times at which the thread
+# blocks end, in the same order. All SMs are free at time 0. If several SMs are free, it does not matter which one takes
+# the next thread block.
 
 # %%
 def schedule(SMs, costs):
@@ -138,35 +139,36 @@ check(
 # ```
 # </details>
 #
-# [Assignment 6](assignments/6_read_the_machine.ipynb) goes further, with waves, traffic and what fits, for any chip.
+# [Assignment 6](assignments/6_read_the_machine.ipynb) goes further. There, you compute waves, traffic and what fits on
+# the chip, for any chip.
 
 # %% [markdown]
 # ## How long does a launch take?
 #
 # Look at the first picture again. FA1 as printed has 4 thread blocks of 16 tiles, so its launch ends at time 16. FA2
 # has 16 thread blocks of 4 tiles on six SMs, so they run in three rounds, which are called *waves*. The third wave has
-# only four thread blocks, and the launch ends at 3 · 4 = 12. With perfect sharing, it would end at 64 / 6 = 10⅔, but a
-# thread block cannot be split.
+# only four thread blocks, and the launch ends at 3 · 4 = 12. If the work could be shared evenly, the launch would end
+# at 64 / 6 = 10⅔, but a thread block cannot be split.
 #
-# If an SM runs one thread block at a time, equal thread blocks take ⌈thread blocks / SMs⌉ times as long as a single
-# one. On 132 SMs, 133 of them therefore take twice as long as 132, because the second wave is a single thread block,
-# and 131 SMs wait for it. This loss is called *wave quantization*.
+# If an SM runs one thread block at a time, a launch of equal thread blocks takes ⌈thread blocks / SMs⌉ times as long as
+# a single thread block. On 132 SMs, 133 thread blocks therefore take twice as long as 132, because the second wave is a
+# single thread block, and 131 SMs wait for it. This loss is called *wave quantization*.
 #
-# With many waves, however, a poorly filled last one matters little. Take batch 1, 32 heads, 8,192 tokens and row blocks
-# of 128. FA2 has 32 · 64 = 2,048 thread blocks, which take 16 waves and keep 2,048 / (16 · 132) = 97% of the SMs busy.
-# FA1 as printed has only 32 thread blocks, which is enough for a quarter of the SMs.
+# With many waves, however, a poorly filled last wave matters little. As an example, take batch 1, 32 heads, 8,192
+# tokens and row blocks of 128. FA2 has 32 · 64 = 2,048 thread blocks, which take 16 waves and keep 2,048 / (16 · 132) =
+# 97% of the SMs busy on average. FA1 as printed has only 32 thread blocks, which is enough for a quarter of the SMs.
 
 # %% [markdown]
 # ## Why not make row blocks much smaller?
 #
 # A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more
-# workers, but each worker loads all of K and V, so halving the row blocks doubles the requests (chapter 04).
+# workers. But each worker loads all of K and V, so halving the row blocks doubles the requests (chapter 04).
 #
-# For each $B_r$, the next cell prints the times of the two slowest units of an H200 at d = 128. As in chapter 04, these
-# are the least times that a unit needs. The tensor cores of an idle SM do nothing, so the time of the tensor cores is
-# divided by the share of busy SMs. L2 serves all SMs, so the cell prints its time at full speed, although a few SMs
-# might not be able to use all of that speed. If some SMs are idle, the cell therefore also prints a second time for L2,
-# under the opposite assumption that each busy SM gets only its share of L2's speed.
+# For each $B_r$, the next cell prints the times of the two slowest units of an H200 at d = 128. As in chapter 04, each
+# time is the least that the unit needs. The tensor cores of an idle SM do nothing, so the cell divides the tensor-core
+# time by the fraction of busy SMs. L2 serves all SMs, so the cell prints L2's time at full bandwidth, although a few
+# SMs might not be able to use all of that bandwidth. If some SMs are idle, the cell therefore also prints a second L2
+# time, under the opposite assumption that each busy SM gets only 1/132 of the L2 bandwidth.
 
 # %% tags=["hide-input"]
 costs = {f"B_r = {B_r}": prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
@@ -180,13 +182,14 @@ for name, cost in costs.items():
 show("limits_row_blocks")
 
 # %% [markdown]
-# At $B_r = 128$, half of the SMs are idle, and the tensor cores finish last, whichever of L2's two times we use. In the
-# roofline, the ring for $B_r = 128$ is therefore below the L2 slope, and also below the flat ceiling of the tensor
-# cores, because only half of them work. The DRAM slope does not matter here, since it counts for dots only.
+# At $B_r = 128$, half of the SMs are idle, and the tensor cores are the slowest unit, whichever of the two L2 times we
+# use. In the roofline, the ring for $B_r = 128$ is therefore below the L2 slope. It is also below the flat ceiling of
+# the tensor cores, because only half of the tensor cores are busy. The DRAM slope does not matter here, since it
+# applies only to the dots, not to the rings.
 #
 # $B_r = 64$ keeps nearly all SMs busy, but it doubles the requests. L2 is now the limit, and yet the launch is faster.
-# Below 64, there are hardly any idle SMs left to put to use, so the time doubles with the requests. The best choice is
-# therefore the largest row blocks that keep the SMs busy.
+# Below 64, hardly any idle SMs are left, so the time doubles with the requests. The best choice is therefore the
+# largest row blocks that keep the SMs busy.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("tiles")
@@ -194,32 +197,34 @@ live("tiles")
 # %% [markdown]
 # ## What if several thread blocks share an SM?
 #
-# Two, three or four thread blocks often fit on an SM at the same time. The limits are the registers and the shared
-# memory of the SM. Sharing an SM hides latency (chapter 00), because one thread block can compute while another one
-# waits for data. A wave then has more *slots*. On 132 SMs, it has 264 with two thread blocks per SM, and 396 with
-# three. A launch takes ⌈thread blocks / slots⌉ waves.
+# Two, three or four thread blocks often fit on an SM at the same time. How many fit depends on the SM's registers and
+# shared memory. Sharing an SM hides latency (chapter 00), because one thread block can compute while another one waits
+# for data. It also gives each wave more *slots*. On 132 SMs, a wave has 264 slots with two thread blocks per SM, and
+# 396 with three. A launch takes ⌈thread blocks / slots⌉ waves.
 #
 # **Predict.** A change frees registers, so that three thread blocks fit on an SM instead of two. With 64 heads of 64
-# row blocks each, it makes the kernel 1.2 times as fast. A thread block that has its SM to itself takes nine tenths of
-# the time that it takes next to one other. How does the kernel's speed change with 8 heads?
+# row blocks each, the change makes the kernel 1.2 times as fast. A thread block that has its SM to itself takes nine
+# tenths of the time that it takes when it shares the SM with one other. How does the change affect the kernel's speed
+# with 8 heads?
 #
-# - ☐ it gains nothing, or loses
-# - ☐ it also gets 1.2 times as fast
+# - ☐ it gains nothing, or gets slower
+# - ☐ it also becomes 1.2 times as fast
 # - ☐ it gets faster, but by less
 #
 # <details><summary>Answer</summary>
 #
-# **it gains nothing, or loses.** Let $T_1$, $T_2$ and $T_3$ be the times of a wave with one, two and three thread
+# **it gains nothing, or gets slower.** Let $T_1$, $T_2$ and $T_3$ be the times of a wave with one, two and three thread
 # blocks per SM. With 64 heads, there are 4,096 thread blocks, which take 16 waves of 264 or 11 waves of 396. The kernel
-# becomes 1.2 times as fast, so $16\,T_2 = 1.2 \cdot 11\,T_3$, and therefore $T_3 = 1.2\,T_2$. A wave of three takes
-# longer than a wave of two, because thread blocks that share an SM slow each other down.
+# becomes 1.2 times as fast, so $16\,T_2 = 1.2 \cdot 11\,T_3$, and therefore $T_3 = 1.2\,T_2$. A wave with three thread
+# blocks per SM takes longer than a wave with two, because thread blocks that share an SM slow each other down.
 #
 # With 8 heads, there are 512 thread blocks, which take two waves either way. With two slots per SM, they end after
-# $2\,T_2$. With three, the first wave has 396 of them and takes $1.2\,T_2$. The other 116 thread blocks are alone on
-# their SMs, where nothing hides their waits, and take $T_1 = 0.9\,T_2$. The launch thus ends after $2.1\,T_2$. It would
-# gain only if $T_1$ were less than $0.8\,T_2$, that is, if one neighbour slowed a thread block by more than a quarter.
+# $2\,T_2$. With three slots, the first wave has 396 thread blocks and takes $1.2\,T_2$. Each of the other 116 thread
+# blocks has an SM to itself. Nothing hides its latency, and it takes $T_1 = 0.9\,T_2$, so the launch ends after
+# $2.1\,T_2$. Three slots would be faster only if $T_1$ were less than $0.8\,T_2$, that is, if a neighbour on the SM
+# made a thread block take more than a quarter longer.
 #
-# Two kernels of chapter 10 are such a pair, r03 with two slots per SM and r05 with three. On an H200, they take the
+# Chapter 10 has such a pair of kernels, r03 with two slots per SM and r05 with three. On an H200, they take the
 # following times in milliseconds:
 #
 # ```python
@@ -238,31 +243,32 @@ live("tiles")
 # %% [markdown]
 # ## One query, many keys
 #
-# A model that generates text computes one new query at a time, against all keys so far. This is called *decoding*, and
-# because one query makes only one row block, FA2 is back at one worker per head. However, the states of different keys
-# can be merged (chapter 02), so we cut the keys of each head into ranges, and give each range to one worker. Each
-# worker writes its O, already divided by $\ell$, and its L, and a second, small kernel merges the results. This is
-# called *split-KV*, and chapter 14 builds it.
+# A model that generates text computes one new query at a time, against all keys so far. This is called *decoding*.
+# Because one query makes only one row block, FA2 is back to one worker per head. However, the states of different
+# ranges of keys can be merged (chapter 02), so we cut each head's keys into ranges and assign each range to one worker.
+# Each worker writes its O, already divided by $\ell$, and its L. A second, small kernel then merges the results. This
+# method is called *split-KV*, and chapter 14 builds it.
 
 # %% [markdown]
 # ## What if thread blocks are not equal?
 #
 # Under the causal mask, with as many queries as keys and square tiles, row block i has i tiles if we count row blocks
-# from 1. Two heads of 12 row blocks have 2 · 78 = 156 tiles. On 8 SMs, no order can end before 20, because 156 / 8 =
-# 19.5.
+# from 1. Two heads of 12 row blocks have 2 · 78 = 156 tiles. On 8 SMs, no launch order can end before time 20, because
+# 156 / 8 = 19.5.
 #
 # **Predict.** Which launch order ends first?
 #
-# - ☐ as they come, row by row and head by head
+# - ☐ the natural order, row by row and head by head
 # - ☐ heavy and light alternately, 12, 1, 12, 1, 11, 2, …
 # - ☐ the lightest first
 # - ☐ the heaviest first
 #
 # <details><summary>Answer</summary>
 #
-# **the heaviest first.** This order ends at 21. Alternating heavy and light blocks ends at 22, the lightest first ends
-# at 24, and the blocks as they come end at 26. A heavy thread block that starts late ends late, and the other SMs wait
-# for it. If it starts first, light ones fill the gaps at the end. Your `schedule` computes all four numbers.
+# **the heaviest first.** This order ends at 21. If heavy and light blocks alternate, the launch ends at 22. With the
+# lightest first, it ends at 24, and in the natural order, it ends at 26. A heavy thread block that starts late ends
+# late, and the other SMs wait for it. If the heavy ones start first, light ones fill the gaps at the end. Your
+# `schedule` computes all four numbers.
 # </details>
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -271,12 +277,12 @@ live("timetable")
 # %% [markdown]
 # ## Recap
 #
-# - The iterations of a loop can run at the same time if they write to different addresses, and none reads what another
-#   one writes.
-# - FA1 as printed has batch · heads workers. FA2 has $T_r$ times as many in the forward pass (rows), and $T_c$ times as
-#   many in the backward pass (columns).
+# - A loop's iterations can run at the same time if they write to different addresses and none reads what another one
+#   writes.
+# - FA1 as printed has batch · heads workers. FA2 has $T_r$ times as many workers in the forward pass (one per row
+#   block), and $T_c$ times as many in the backward pass (one per column block).
 # - Equal thread blocks take ⌈thread blocks / slots⌉ waves. In the last wave, some SMs are often idle.
-# - The best row blocks are the largest ones that keep the SMs busy.
+# - The best choice is the largest row blocks that keep the SMs busy.
 # - If there are few rows and many keys, split the keys and merge the results. If thread blocks are unequal, launch the
 #   heaviest first.
 

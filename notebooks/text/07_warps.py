@@ -8,17 +8,17 @@
 #
 # In chapter 06, each row block got its own thread block, and thread blocks exchange nothing. But a thread block itself
 # has several workers, which are its *warps*. A warp is a group of 32 threads that execute their instructions together,
-# and a thread block often has four or eight warps. They run on one SM, so they can exchange results. The FlashAttention
-# kernel of 2022 makes them do so in every tile, whereas FA2 avoids it.
+# and a thread block often has four or eight warps. All warps of a thread block run on the same SM, so they can exchange
+# results. The FlashAttention kernel of 2022 makes them do so in every tile, whereas FA2 avoids this exchange.
 #
 # After this notebook you can
 #
-# - divide a tile among warps by queries or by keys, and name the results that then have to cross from warp to warp,
+# - divide a tile among warps by queries or by keys, and name the results that the warps then have to exchange,
 # - count the bytes that a tile moves through shared memory,
 # - explain what each barrier protects.
 #
 # *Time: 40 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [06 ·
-# Parallelism](06_parallelism.ipynb). [Appendix A](A_lanes.ipynb) explains how threads hold the numbers of a tile, and
+# Parallelism](06_parallelism.ipynb). [Appendix A](A_lanes.ipynb) explains how threads hold the elements of a tile, and
 # how large a tile can be.*
 
 # %% tags=["hide-input"]
@@ -35,19 +35,19 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## Four warps, one tile: cut the keys
 #
-# A warp computes with numbers in its registers, which no other warp can read. All warps of a thread block can, however,
-# read and write its shared memory. If other warps need a result, the warp *publishes* it, which means that it writes
-# the result to shared memory. Then every warp waits until all of them have written, and such a waiting point is called
-# a *barrier*.
+# A warp computes with values in its registers, which no other warp can read. However, all warps of a thread block can
+# read and write the block's shared memory. If other warps need a result, a warp *publishes* it, which means that it
+# writes the result to shared memory. Then every warp waits until all of them have written their results. Such a waiting
+# point is called a *barrier*.
 #
 # Take one tile with 8 queries, 8 keys and d = 4, and four warps. An obvious way to share the tile is to give each warp
-# all queries, but only some of the keys, in this case two. Each key and each value is then read by only one warp. This
-# is what the FlashAttention kernel of 2022 did, and the FA2 paper calls it *split-K*, where K means the keys. Chapter
-# 06's split-KV is the same idea, but it divides the keys among thread blocks.
+# all of the queries, but only some of the keys, in this case two. Each key and each value is then read by only one
+# warp. This is what the FlashAttention kernel of 2022 did, and the FA2 paper calls it *split-K*, where K means the
+# keys. Chapter 06's split-KV is the same idea, but it divides the keys among thread blocks.
 #
 # The drawback is that a warp has only two of the eight columns of S, which is not enough for a softmax. Each warp needs
-# the maxima of the others before it computes exponentials, and afterwards the sums and the partial results of $PV$ have
-# to be added:
+# the maxima of the other warps before it can compute exponentials. Afterwards, the sums and the partial results of $PV$
+# have to be added:
 
 # %%
 def split_k_tile(q, k, v, W):  # (B_r, d), (B_c, d), (B_c, d)
@@ -78,9 +78,10 @@ slow, fast = row.values["s00_split_keys"][0], row.values["s01_split_queries"][0]
 print(f"two kernels on an H200: keys cut {slow:.1f} ms, queries cut {fast:.1f} ms, {slow / fast:.1f} times as fast")
 
 # %% [markdown]
-# The result is right, but the warps publish three numbers for each score of the tile, most of them for $PV$. Each tile
-# has W partial results of $PV$, and each of these is as large as the tile's whole output. The two small kernels s00 and
-# s01 show what this can cost, because they differ only in how they divide the tile. A later section gives their sizes.
+# The result is right, but the warps publish three numbers for each score of the tile, and most of these belong to $PV$.
+# Each tile has W partial results of $PV$, and each of them is as large as the tile's whole output. The two small
+# kernels s00 and s01 show what this exchange can cost, because they differ only in how they divide the tile. A later
+# section gives their sizes.
 #
 # ## The other way: cut the queries
 #
@@ -98,18 +99,19 @@ def split_q_tile(q, k, v, W):
 print(f"error of o: {np.abs(split_q_tile(q, k, v, 4) - dense).max():.3f}")
 
 # %% [markdown]
-# Softmax works row by row, and each row belongs to one warp throughout, so no result crosses to another warp. FA2
-# divides its tiles this way, and the paper calls it *split-Q*.
+# Softmax works row by row, and each row belongs to the same warp throughout, so the warps exchange no results. FA2
+# divides its tiles this way, and the paper calls this method *split-Q*.
 #
 # ## Can split-K do with one exchange?
 #
-# Maxima and sums are small, but the maxima make all warps wait in the middle of the softmax. You can save that barrier
-# by letting each warp use the maximum of its own keys, $m_w$. The warp publishes this maximum together with its sums
-# $\ell_w$ and its undivided partial result $o_w$, and a single exchange combines them.
+# Maxima and sums are small, but the exchange of maxima makes all warps wait in the middle of the softmax. You can avoid
+# that barrier if each warp uses the maximum over its own keys, $m_w$. The warp publishes this maximum together with its
+# sums $\ell_w$ and its undivided partial result $o_w$, and a single exchange combines them.
 #
-# **Build.** `m`, `l` and `o` have one entry per warp, namely its maxima, its sums and its partial result, all computed
-# with the warp's own maxima. Return the finished rows, as if this tile held all keys. A row that sees no key gets
-# zeros. If a row has no visible key in a warp, the warp publishes $m_w = -\infty$, $\ell_w = 0$ and $o_w = 0$ for it.
+# **Build.** `m`, `l` and `o` have one entry per warp. They hold the warps' maxima, sums and partial results, all
+# computed with each warp's own maxima. Return the finished rows, as if this tile held all keys. A row that sees no key
+# gets zeros. If a row sees none of a warp's keys, the warp publishes $m_w = -\infty$, $\ell_w = 0$ and $o_w = 0$ for
+# that row.
 
 # %%
 def exchange(m, l, o):  # (W, B_r), (W, B_r), (W, B_r, d)
@@ -155,17 +157,18 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 #     return o / np.where(l == 0, 1, l)[:, None]
 # ```
 #
-# This is the merge of chapter 02. The partial results of $PV$ still cross from warp to warp.
+# This function is the merge of chapter 02. The warps still have to exchange the partial results of $PV$.
 # </details>
 #
-# [Assignment 6](assignments/6_read_the_machine.ipynb) goes further, to what fits into shared memory and registers.
+# [Assignment 6](assignments/6_read_the_machine.ipynb) goes further. There, you compute what fits into shared memory and
+# registers.
 
 # %% [markdown]
 # ## Count what passes through shared memory
 #
-# Q, K and V are copied from HBM into shared memory, and each warp reads from there what it needs. Because Q is copied
-# only once for the whole row block, we count only the reads of Q for a tile. Take a tile of 128 × 64 with d = 128. Q, K
-# and V have 2 bytes per element, and the maxima, the sums and $PV$ have 4.
+# Q, K and V are copied from HBM into shared memory, from which each warp reads what it needs. Q is written to shared
+# memory only once for the whole row block, so for each tile we count only the reads of Q. Take a tile of 128 × 64 with
+# d = 128. Elements of Q, K and V take 2 bytes each, and the maxima, the sums and the elements of $PV$ take 4.
 #
 # **Predict.** With four warps, split-Q reads K and V four times instead of once. How many bytes does it move in total?
 #
@@ -175,14 +178,14 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 #
 # <details><summary>Answer</summary>
 #
-# **fewer than split-K.** It moves about a quarter, as the table shows. A block of K or V has 64 · 128 · 2 bytes, which
-# are 16 KiB, and Q has 32 KiB. Each warp's partial result of $PV$ has 128 × 128 numbers of 4 bytes, which are 64 KiB.
+# **fewer than split-K.** It moves about a quarter as many bytes, as the table shows. A block of K or V takes 64 · 128 ·
+# 2 bytes, or 16 KiB, and Q takes 32 KiB. Each warp's partial result of $PV$ has 128 × 128 four-byte values, or 64 KiB.
 #
 # | KiB per tile, four warps | split-K | split-Q |
 # | --- | ---: | ---: |
-# | K and V are written once | 2 · 16 | 2 · 16 |
-# | they are read by one warp each, or by all four | 2 · 16 | 4 · 2 · 16 |
-# | Q is read by all four warps, or each row by one | 4 · 32 | 32 |
+# | K and V are each written once | 2 · 16 | 2 · 16 |
+# | each part of K and V is read by one warp, or by all four | 2 · 16 | 4 · 2 · 16 |
+# | each row of Q is read by all four warps, or by one | 4 · 32 | 32 |
 # | four partial results of $PV$ are written and read | 2 · 4 · 64 | |
 # | maxima are written (2) and read by all four warps (8), sums are written and read (4) | 14 | |
 # | in total | 718 | 192 |
@@ -191,7 +194,7 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # is 2.3.
 # </details>
 #
-# The picture corresponds to figure 3 of the paper:
+# The picture below corresponds to figure 3 of the FA2 paper:
 
 # %% tags=["hide-input"]
 show("warp_split")
@@ -200,11 +203,11 @@ show("warp_split")
 # ## Could split-K merge once, at the end?
 #
 # Each warp could keep its own state $(m, \ell, o)$ through all tiles, so that `exchange` runs only once, after the last
-# tile. The bytes would then hardly matter, but where would the warps keep their states? Within one tile, a warp can
-# compute its partial result a few rows at a time, publish them, and reuse the registers. A state that is kept through
-# the loop, however, needs all 128 rows at once. An $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers in each of a
-# warp's 32 threads, but a thread has at most 255 registers, with one fp32 number in each. Under split-Q, the four warps
-# share the rows, so each thread needs only 128 registers for $o$.
+# tile. The bytes that cross shared memory would then hardly matter, but where would the warps keep their states? Within
+# one tile, a warp can compute its partial result a few rows at a time, publish these rows, and reuse the registers. A
+# state that is kept through the loop, however, needs registers for all 128 rows at once. A register holds one fp32
+# value, so an $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers in each of a warp's 32 threads. But a thread has at
+# most 255 registers. Under split-Q, the four warps share the rows, so each thread needs only 128 registers for $o$.
 
 # %% [markdown]
 # ## What do the barriers protect?
@@ -212,47 +215,48 @@ show("warp_split")
 # Although split-Q exchanges no results, it still needs two barriers per tile, because all warps read the same blocks of
 # K and V:
 #
-# - "The tile is there" keeps every warp from reading before the copy is complete.
-# - "The tile is free" makes the next copy into the same buffer wait until all warps have read.
+# - "The tile is there" keeps every warp from reading the tile before its copy is complete.
+# - "The tile is free" makes the next copy into the same buffer wait until all warps have read the old tile.
 #
 # Split-K, as listed above, needs three barriers, namely "the tile is there", one for the maxima, and one for the sums
-# and $PV$. With `exchange`, the second one is not needed. Since a warp publishes its partial result only after it has
-# read its keys and values, the third one also shows that all warps have read K and V.
+# and $PV$. With `exchange`, the barrier for the maxima is not needed. A separate "the tile is free" is not needed
+# either. A warp publishes its partial result only after it has read its keys and values, so when a warp passes the last
+# barrier, all warps have read K and V.
 #
 # The partial results of $PV$ need no fourth barrier. A warp reaches the next tile's "the tile is there" only after it
-# has read the old partial results, and new ones are written only after that barrier. If a barrier is missing, a GPU
-# computes with whatever is in memory at that moment, and reports no error.
+# has read the old partial results, and the warps write new ones only after that barrier. If a barrier is missing, the
+# GPU computes with whatever is in memory at that moment, and reports no error.
 #
-# **Predict.** All keys fit in one tile. Which barrier can split-Q leave out in this case, and which one can split-K
-# leave out?
+# **Predict.** All keys fit in one tile. Which barrier can split-Q omit in this case, and which one can split-K omit?
 #
-# - ☐ split-Q its second one, split-K none
-# - ☐ none, because the warps still share K and V
-# - ☐ each its last one, as nothing is copied afterwards
+# - ☐ split-Q can omit its second one, and split-K none
+# - ☐ neither can omit one, because the warps still share K and V
+# - ☐ each can omit its last one, because nothing is copied afterwards
 #
 # <details><summary>Answer</summary>
 #
-# **split-Q its second one, split-K none.** "The tile is free" protects keys from the next copy, and in this case there
-# is none. But split-K's last barrier also protects sums and partial results that other warps have yet to read.
+# **split-Q can omit its second one, and split-K none.** "The tile is free" protects the keys and values from the next
+# copy, and in this case there is no next copy. But split-K's last barrier also ensures that all sums and partial
+# results are written before the warps read them.
 # </details>
 #
-# Real kernels have room in shared memory for two or more tiles, which are called *stages*. The next copy goes to
+# In real kernels, shared memory has buffers for two or more tiles, which are called *stages*. The next copy goes to
 # another stage while this tile is in use, so warps seldom wait. With several stages, one barrier per tile can be
-# enough. A warp that has passed "tile n is there" has already read tile n − 1, and so has every other warp. If the next
-# copy starts only after this barrier, and goes into the stage of tile n − 1, it overwrites nothing that is still being
-# read. "The tile is free" then needs no barrier of its own.
+# enough. When a warp has passed "tile n is there", every warp has reached this barrier, so all of them have finished
+# reading tile n − 1. If the next copy starts only after this barrier, it can go into the stage of tile n − 1 without
+# overwriting anything that is still being read. "The tile is free" then needs no barrier of its own.
 #
-# Handwritten loops often do this, whereas the loops that Triton pipelines have two barriers. You can see them without a
-# GPU: `fa2-lab xray 10 --full --d 64 --chip sm_80 --sass` prints the machine code of a Triton kernel for an A100, with
-# two `BAR.SYNC` in each loop.
+# Handwritten loops often use this scheme, whereas the loops that Triton pipelines have two barriers per tile. You can
+# see these barriers without a GPU. The command `fa2-lab xray 10 --full --d 64 --chip sm_80 --sass` prints the machine
+# code of a Triton kernel for an A100, with two `BAR.SYNC` instructions in each loop.
 
 # %% [markdown]
 # ## What is it worth?
 #
 # Saving bytes saves time only if some unit has been waiting for them. We therefore count how many clocks one tile keeps
-# each unit of an SM busy, as in chapter 04 after tweak 1. The column for shared memory is new, and it assumes 128 bytes
-# per clock, as in each SM of an A100. Under split-K, the FP32 units also add the four partial results, which takes 3 ·
-# 128 · 128 additions. The tile has 128 × 64 scores with d = 128:
+# each unit of an SM busy, as in chapter 04 after tweak 1. The column for shared memory is new. It assumes a bandwidth
+# of 128 bytes per clock, as in each SM of an A100. Under split-K, the FP32 units also add the four partial results,
+# which takes 3 · 128 · 128 additions. The tile has 128 × 64 scores, with d = 128:
 
 # %% tags=["hide-input"]
 def both(chip, *sizes, W=4):  # a tile's clocks under split-K and under split-Q, and how far they are apart
@@ -268,16 +272,16 @@ print(f"split-Q is {one:.1f} times as fast if the units take turns, {all_:.1f} t
 
 # %% [markdown]
 # Under split-K, shared memory is the busiest unit, because 718 KiB take 718 · 1,024 / 128 = 5,744 clocks. The tensor
-# cores would be done after 2,048 clocks, so they wait. Under split-Q, shared memory needs 1,536 clocks, which makes the
-# tensor cores the busiest unit. A roofline shows the same if it counts FLOPs per byte of shared memory instead of FLOPs
-# per byte of DRAM:
+# cores need only 2,048 clocks, so they have to wait. Under split-Q, shared memory needs 1,536 clocks, so the tensor
+# cores are the busiest unit. A roofline shows the same result if it counts FLOPs per byte of shared memory instead of
+# FLOPs per byte of DRAM:
 
 # %% tags=["hide-input"]
 show("limits_split")
 
 # %% [markdown]
-# How much does a real GPU gain? The kernels s00 and s01 ran on an H200, with two warps and tiles of 32 × 32. The next
-# cell asks the model for that tile:
+# How much does a real GPU gain? We ran the kernels s00 and s01 on an H200, with two warps and tiles of 32 × 32. The
+# next cell evaluates the model for the same tile:
 
 # %% tags=["hide-input"]
 *_, low, high = both(chips.H200, 32, 32, row.problem["d"], W=2)
@@ -286,17 +290,17 @@ print(f"{shape}: split-K {slow:.1f} ms, split-Q {fast:.1f} ms")
 print(f"measured: {slow / fast:.1f} times as fast; by the model {low:.1f} to {high:.1f} times")
 
 # %% [markdown]
-# The two kernels are farther apart than the model predicts, and two costs that are not in the model could be the
-# reason. One of them is *bank conflicts*, which occur because shared memory has 32 banks. If two threads of a warp want
-# different addresses in the same bank, they are served one after the other (appendix A). The other cost is data
-# exchanges that the compiler adds by itself.
+# The speeds of the two kernels are farther apart than the model predicts. Two costs that the model leaves out could be
+# the reason. One of them is *bank conflicts*. Shared memory has 32 banks, and if two threads of a warp access different
+# addresses in the same bank, they are served one after the other (appendix A). The other cost is additional data
+# exchanges that the compiler inserts.
 
 # %% [markdown]
 # ## Is there such a cut for the backward pass?
 #
-# Both cuts follow a common rule. If the warps own rows or columns of a matmul's result, each warp finishes its share
-# alone. If they own what the matmul sums over, each warp has only a partial result, and the partial results must be
-# added. In $O = PV$, for example, the queries are rows of the result, while the keys are summed over.
+# One rule covers both cuts. If the warps divide the rows or columns of a matmul's result, each warp finishes its share
+# alone. If they divide the dimension that the matmul sums over, each warp has only a partial result, and the partial
+# results must be added. In $O = PV$, for example, the queries are rows of the result, while the keys are summed over.
 #
 # **Predict.** The backward pass has five matmuls: $S = QK^\top$, $dP = dO\,V^\top$, $dV = P^\top dO$, $dQ = dS\,K$ and
 # $dK = dS^\top Q$ (without $\tau$). Which cut avoids all additions?
@@ -307,26 +311,27 @@ print(f"measured: {slow / fast:.1f} times as fast; by the model {low:.1f} to {hi
 #
 # <details><summary>Answer</summary>
 #
-# **neither.** dV and dK sum over the queries, and dQ sums over the keys. If the warps own keys, one sum remains, and if
-# they own queries, two remain. That is also why the thread blocks of chapter 06 own keys in the backward pass.
+# **neither.** dV and dK sum over the queries, and dQ sums over the keys. If the warps own keys, one result (dQ) must be
+# added across warps, and if they own queries, two must be added (dV and dK). That is also why the thread blocks of
+# chapter 06 own keys in the backward pass.
 # </details>
 
 # %% [markdown]
 # ## Recap
 #
-# - Under split-K, a warp owns keys, so maxima cross from warp to warp before the exponentials, and sums and partial
-#   results of $PV$ cross after them.
-# - Under split-Q, a warp owns rows of Q, S and O, and reads all of K and V, so no results cross.
+# - Under split-K, a warp owns keys, so the warps exchange maxima before the exponentials, and sums and partial results
+#   of $PV$ after them.
+# - Under split-Q, a warp owns rows of Q, S and O, and reads all of K and V, so the warps exchange no results.
 # - Although split-Q reads K and V more often, it moves fewer bytes in total. It has two barriers per tile, and split-K
 #   has two or three.
-# - For each barrier, ask which block is written before it and read after it, or read before it and overwritten after
-#   it.
-# - In the backward pass, every cut leaves something to be added.
+# - To see what a barrier protects, ask which block is written before the barrier and read after it, or read before the
+#   barrier and overwritten after it.
+# - In the backward pass, every cut leaves partial results that the warps must add.
 
 # %% [markdown]
 # ## Checks
 #
-# The cell below compares the functions of this notebook, and some numbers in its text, with the package.
+# The cell below compares this notebook's functions, and some numbers in its text, with the package.
 
 # %% tags=["hide-input"]
 one_tile = Tiling(N_q=8, N_k=8, B_r=8, B_c=8)

@@ -120,9 +120,9 @@ double_kernel[grid](memory, B=4)
 print([int(x) for x in memory])
 
 # %% [markdown]
-# `X + at` is a block of addresses. In this arithmetic, `X + 1` is the address of the *next element*, whatever the type
-# of X is, and not of the next byte. `tl.load` fetches what is stored at these addresses into registers. The size of a
-# block must be a power of two that is known when the kernel is compiled, so it is a `tl.constexpr`.
+# `X + at` is a block of addresses. In this arithmetic, `X + 1` is the address of the *next element*, whatever X's type
+# is, and not of the next byte. `tl.load` fetches what is stored at these addresses into registers. The size of a block
+# must be a power of two that is known when the kernel is compiled, so it is a `tl.constexpr`.
 #
 # The launch shows the first mistake of this chapter. The last program handles positions 8 to 11, so it doubled two
 # numbers past the end. They belong to something else, and yet no error was raised. For this reason, loads and stores
@@ -280,7 +280,7 @@ if timed.exists():
 # **Predict.** X is a 4096 × 4096 matrix in fp32 with contiguous rows. Neighbouring threads of a warp read neighbouring
 # *rows* of one column. What fraction of the fetched bytes does this load use?
 #
-# - ☐ all of it, because the 32 numbers are neighbours in the column
+# - ☐ all of them, because the 32 numbers are neighbours in the column
 # - ☐ an eighth
 # - ☐ a thirty-second, because each thread reads one of 32 rows
 #
@@ -502,11 +502,11 @@ show("ragged_edge")
 # $\tau$, we multiply them by $\tau \log_2 e$, which is called `tau_log2`, and use `exp2`. As a result, m is $\log_2 e$
 # times as large as before, but it still belongs to the same score.
 #
-# The function `visit` adds one tile to the state of a row block. The tags on its lines refer to the paper's
-# Algorithm 1. With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The
-# scale is not applied to `s_ij` separately. It is part of the subtraction, tau_log2 · s − m, which takes one FMA per
-# score. A Python global like `NEG_INF` must be a `tl.constexpr`. The interpreter also accepts an ordinary global, but
-# the GPU compiler rejects it.
+# The function `visit` adds one tile to a row block's state. The tags on its lines refer to the paper's Algorithm 1.
+# With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The scale is not
+# applied to `s_ij` separately. It is part of the subtraction, tau_log2 · s − m, which takes one FMA per score. A Python
+# global like `NEG_INF` must be a `tl.constexpr`. The interpreter also accepts an ordinary global, but the GPU compiler
+# rejects it.
 
 # %%
 NEG_INF, LOWEST = tl.constexpr(float("-inf")), tl.constexpr(-1.0e30)

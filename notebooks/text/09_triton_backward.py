@@ -6,21 +6,21 @@
 #
 # **How do many blocks add into one dQ?**
 #
-# A training run fails after three days. To find out why, you start it again, with the same seed, the same data and the
-# same GPU. This time it does not fail, because it does not compute the same numbers. How can that be, although nothing
-# has changed?
+# A training run fails after three days. To find out why, you start it again with the same seed, the same data and the
+# same GPU. This time it does not fail, because it does not compute the same numbers. How can the numbers differ
+# although nothing has changed?
 #
-# Chapter 05 ended with two ways to sum up dQ, and the choice between them is what matters here. In this chapter, both
-# become kernels that extend the ladder of chapter 08. Rung `b00` (b for backward) uses atomic additions, and rung `b01`
-# uses two passes. At the end, we hand the forward and the backward kernels to PyTorch, and train a small model with
-# them.
+# Chapter 05 showed two ways to sum up dQ, and whether two runs agree depends on the choice between them. In this
+# chapter, both become kernels that extend the ladder of chapter 08. Rung `b00` (b for backward) uses atomic additions,
+# and rung `b01` uses two passes. At the end, we hand the forward and the backward kernels to PyTorch, and train a small
+# model with them.
 #
 # After this notebook you can
 #
-# - write the backward pass as three small kernels, and name what each keeps on chip,
+# - write the backward pass as three small kernels, and name what each one keeps on the chip,
 # - explain why two runs of the same kernel can differ, and compare two fixes and what they cost,
-# - count the registers that a program's blocks take,
-# - put your own forward and backward kernels into PyTorch, check them, and train with them.
+# - count the registers that a program's blocks need,
+# - use your own forward and backward kernels in PyTorch, check them, and train with them.
 #
 # *Time: 55 minutes with the questions and the kernel. Hardware: any machine with Linux; without an NVIDIA GPU the
 # kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb) and [08 · The Triton
@@ -81,8 +81,8 @@ def inputs_of(N_q, N_k, causal):
 #
 # A block of dQ is a sum to which each column block contributes one part. With 4,096 keys in blocks of 64, it has 64
 # parts. Suppose that the programs add their parts to the same memory as soon as they have computed them. The parts are
-# then added in the order in which the programs get there, and this order differs from run to run. The cell below adds
-# the same 64 parts in float32 three times, each time in a different order:
+# then added in the order in which they arrive, and this order differs from run to run. The cell below adds the same 64
+# parts in float32 three times, each time in a different order:
 
 # %%
 parts = np.random.default_rng(0).standard_normal((64, 64, 128)).astype(np.float32)
@@ -96,19 +96,20 @@ for run in range(3):
     print(f"run {run}: second number {dq[0, 1]:.9f}, different from run 0: {other:.0%} of all numbers")
 
 # %% [markdown]
-# Although no run is wrong, each sum was rounded in a different order, so more than three quarters of the numbers differ
-# in their last bits. In a single training step, this does no harm. Over thousands of steps, however, such differences
-# grow until the result is a different model, and you cannot find a mistake that depends on them by running the training
-# again. We therefore want to know where the order is decided, and what it costs to fix it. We begin with the parts of
-# the backward pass where nothing can go wrong.
+# Although no run is wrong, each run adds and rounds in a different order, so more than three quarters of the numbers
+# differ in their last bits. In a single training step, this does no harm. Over thousands of steps, however, such
+# differences grow until the result is a different model. If a bug depends on them, you cannot reproduce it by running
+# the training again. We therefore want to know what decides the order, and what a fixed order costs. We begin with the
+# parts of the backward pass where nothing can go wrong.
 #
 # ## What is the same in all tiles of a row?
 #
 # The line numbers in this chapter refer to Algorithm 2 of the FA2 paper, and [the
-# poster](../figures/poster_backward.pdf) shows all of it on one sheet. The forward pass has already computed L, so only
-# $D_i = do_i \cdot o_i$ is missing (line 4), which every tile of the row subtracts (line 14). The smallest kernel in
-# this chapter computes D once. `load_rows` is the function from chapter 08 without `RAGGED`, because it always masks.
-# We take it from rung b01, together with `store_rows` and `of_rows`.
+# poster](../figures/poster_backward.pdf) shows the whole algorithm on one sheet. Each tile of a row uses the row's L
+# and its $D_i = do_i \cdot o_i$ (line 4), which is subtracted in line 14. The forward pass has already computed L, so
+# only D is missing. The smallest kernel in this chapter computes D once. `load_rows` is the function from chapter 08
+# without the `RAGGED` option, because it always masks. We take it from rung b01, together with `store_rows` and
+# `of_rows`.
 
 # %%
 b00, b01 = load("b00"), load("b01")
@@ -135,17 +136,17 @@ print("D by the kernel, and the row sums of P ∘ (dO Vᵀ):")
 compare("D", [D], [(P * (host(dO) @ host(V).T)).sum(1)])
 
 # %% [markdown]
-# The two agree, because D is the weighted mean of the row's dP (chapter 05). The kernel computes the product in fp32,
+# The two results agree, because D is the weighted mean of the row's dP (chapter 05). The kernel computes D in fp32,
 # since a rounding error in D would affect the whole row.
 
 # %% [markdown]
 # ## Does P still need a maximum?
 #
-# P is recomputed in one step, as $e^{S - L}$. For each key that a row sees, L is at least as large as the row's score,
-# so the exponent is never positive and nothing overflows.
+# P is recomputed in one step, as $e^{S - L}$. L is at least as large as the score of every key that the row sees, so
+# the exponent is never positive and nothing overflows.
 #
-# `tile` computes S, P, dP and dS of one tile, in this order. In the code, `seen` is true if the row exists, the key
-# exists, and, under a causal mask, the row sees the key. L is a natural logarithm, so it is subtracted first, and only
+# `tile` computes S, P, dP and dS of one tile, in this order. In the code, `seen` is true if the row and the key both
+# exist and, under a causal mask, the row sees the key. L is a natural logarithm, so it is subtracted first, and only
 # the difference is multiplied by $\log_2 e$.
 
 # %%
@@ -167,7 +168,7 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 
 # %% [markdown]
 # **Predict.** All 8 keys have the score −200, so L is about −198. A missing key is loaded as zeros, so its score is 0.
-# What would its P be in fp32, if `tile` did not check whether the key exists?
+# What would the missing key's P be in fp32 if `tile` did not check whether the key exists?
 #
 # - ☐ 0, as there is no key
 # - ☐ ∞
@@ -175,9 +176,9 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 #
 # <details><summary>Answer</summary>
 #
-# **∞.** $e^{198}$ is more than fp32 can hold, because its numbers end near $e^{88.7}$. For dQ, this P is multiplied by
-# a k of zeros, and since ∞ · 0 is NaN, the whole row of dQ is lost. A finite P would do no harm, as long as its dS is
-# below 65,504, where fp16 ends.
+# **∞.** $e^{198}$ is more than fp32 can hold, because the largest fp32 number is about $e^{88.7}$. This P gives an
+# infinite dS, which is multiplied by a k of zeros for dQ. Since ∞ · 0 is NaN, the whole row of dQ is lost. A finite P
+# would do no harm, as long as its dS does not exceed 65,504, the largest fp16 number.
 # </details>
 #
 # An early version of FlashAttention-2 produced such NaNs ([flash-attention
@@ -186,14 +187,15 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 # %% [markdown]
 # ## What does a column block keep on chip?
 #
-# A column kernel runs as one program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the
-# row blocks. After `tile`, it adds $p^\top do$ to dV and $ds^\top q$ to dK, while dQ comes later. `tl.dot(a, b, acc)`
-# adds the product to the block `acc`. Under a causal mask, rows before $j + N_q - N_k$ do not see key j, so blocks that
-# have only such rows are skipped. Skipping them only saves time, so the check does not require it.
+# A column kernel runs one program for each column block. The program loads $k_j$ and $v_j$ once, and then loops over
+# the row blocks. For each row block, it calls `tile` and then adds $p^\top do$ to dV and $ds^\top q$ to dK. We will add
+# dQ later. `tl.dot(a, b, acc)` adds the product to the block `acc`. Under a causal mask, rows before $j + N_q - N_k$ do
+# not see key j, so row blocks that contain only such rows are skipped. Skipping them only saves time, so the check does
+# not require it.
 #
-# **Build.** Write dK and dV for one head, which are lines 6 to 14, 16 and 18 of Algorithm 2. You can use `tile`,
-# `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which is (B, 1), and `store_rows(X, x, first, N, B, d)`.
-# The accumulators are fp32. The multiplication of dK by τ can wait until the end of the loop.
+# **Build.** Write a kernel that computes dK and dV for one head, which are lines 6 to 14, 16 and 18 of Algorithm 2. You
+# can use `tile`, `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which returns a (B, 1) block, and
+# `store_rows(X, x, first, N, B, d)`. The accumulators are fp32. You can multiply dK by τ after the loop.
 
 # %%
 @triton.jit
@@ -265,14 +267,15 @@ check(my_gradients, *tried, tolerance=3e-3, names=("dK", "dV"))
 # In rung b01, this kernel is called `bwd_dkdv`, and it has a second program number for the head.
 # </details>
 #
-# [Assignment 7](assignments/7_triton_backward.ipynb) goes further, to both loop orders and the one pass.
+# [Assignment 7](assignments/7_triton_backward.ipynb) goes further. There, you write both loop orders and the single
+# pass.
 
 # %% [markdown]
 # ## How can all programs add into dQ?
 #
-# Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and this happens in every column block. With a plain addition, this is
-# the race of [chapter 05](05_backward.ipynb), in which parts of the sum get lost. `add_rows` uses the first fix, the
-# atomic add:
+# In line 15, every column block adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$. With plain additions, the programs run into the
+# race of [chapter 05](05_backward.ipynb), in which parts of the sum get lost. `add_rows` uses the first fix, the atomic
+# add:
 
 # %%
 @triton.jit
@@ -285,8 +288,9 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 # %% [markdown]
 # Rung b00 is the column kernel with line 15 in its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. No part is
 # lost in this version. On a GPU, however, the order in which the parts are added can differ from run to run, and so can
-# the last bits of dQ. This is why two runs of this kernel can give different results. In the interpreter, one program
-# ends before the next begins, so a test there cannot find a race, and you can only find it by reading the code.
+# the last bits of dQ. This is why two runs of this kernel can give different results. In the interpreter, each program
+# ends before the next one begins, so a test there cannot reveal a race. There, you can find a race only by reading the
+# code.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 dQ, dK, dV = truth(Q, K, V, O, L, dO)
@@ -296,16 +300,16 @@ compare("dQ dK dV", (x[0, 0] for x in b00.backward(*six, False)), (dQ, dK, dV))
 # %% [markdown]
 # ## Who could own dQ?
 #
-# The interactive figure from chapter 05 shows the race again, and how each block of dQ has only one writer with two
-# passes.
+# The interactive figure from chapter 05 shows the race again, and also shows that each block of dQ has only one writer
+# in the two-pass version.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("race")
 
 # %% [markdown]
-# With two passes, each block of dQ has one owner, which is a program with row block i, as in chapter 08. Per tile, a
-# column program computes five matmuls, or four without line 15, and a row program computes three. `bwd_dq` is this
-# second pass.
+# With two passes, each block of dQ has one owner, namely the program for row block i, as in chapter 08. Per tile, a
+# column program computes five matmuls with line 15, or four without it, and a row program computes three. `bwd_dq` is
+# the kernel for the second pass.
 
 # %%
 @triton.jit
@@ -335,21 +339,21 @@ bwd_dq[(triton.cdiv(N_q, B), 1)](Q, K, V, dO, L, D, mine, N_q, N_k, d**-0.5, **s
 compare("dQ", [mine], [dQ])
 
 # %% [markdown]
-# One program adds all parts of a number, in the order of the keys, so on one machine all runs agree bit for bit. Such a
-# kernel is called *deterministic*. In chapter 08, `o_i` was rescaled by α, but nothing rescales `dq_i` here, because
-# every p is final at once.
+# For each element of dQ, a single program adds all parts in the order of the keys, so on one machine, all runs agree
+# bit for bit. Such a kernel is called *deterministic*. In chapter 08, `o_i` was rescaled by α. Here, `dq_i` needs no
+# rescaling, because every p is final as soon as it is computed.
 
 # %% [markdown]
 # ## What do the two ways cost?
 #
 # The second pass computes S and dP once more, so two passes take seven matmuls per tile, and one pass takes five. If
-# only matmuls counted, one pass would take 5/7 of the time. What does it pay in exchange?
+# only matmuls counted, one pass would take 5/7 of the time. What does the single pass cost instead?
 #
-# Both ways make the same requests, namely 8 bytes per tile for each of a block's B · d elements (chapter 05). But an
-# atomic addition is more than a store, because L2 reads the old sum, adds, and writes the new one. No data sheet tells
-# how long that takes, so we assume that it costs L2 as much as a load and a store. For one pass, we therefore count 12
-# bytes instead of 8. For each way, the lines below print two lower bounds, one from the tensor cores and one from L2,
-# and the time that an H200 needed:
+# Both versions request the same number of bytes, namely 8 bytes per tile for each of a block's B · d elements (chapter
+# 05). But an atomic addition is more than a store, because L2 reads the old sum, adds to it, and writes the new one. No
+# data sheet specifies how long that takes, so we assume that an atomic addition costs L2 as much as a load and a store.
+# For one pass, we therefore count 12 bytes instead of 8. For each version, the next cell prints two lower bounds, one
+# from the tensor cores and one from L2, and the time that an H200 took:
 
 # %% tags=["hide-input"]
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
@@ -366,36 +370,37 @@ for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "
 print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 
 # %% [markdown]
-# If only the tensor cores counted, one pass would win. But if an atomic addition costs what we assume, L2 finishes last
-# in one pass. Its bound is 1.41 times the larger bound of two passes, and the measured times have about that ratio.
-# That could be chance, since both kernels take much longer than their bounds. With 8 bytes instead of 12, the bounds
-# would put one pass first. In any case, on this GPU and at this size, two passes are faster, and they are
-# deterministic.
+# If only the tensor cores counted, one pass would win. But if an atomic addition costs what we assume, L2 is the
+# slowest unit in the single pass. Its bound is 1.41 times the larger bound for two passes, and the ratio of the
+# measured times is about the same. That could be chance, since both kernels take much longer than their bounds. If we
+# counted 8 bytes instead of 12, the larger bound would be smaller for one pass than for two passes. In any case, on
+# this GPU and at this size, two passes are faster, and they are deterministic.
 #
-# This is not the last word on one pass. Rung b02 is written in Gluon (chapter 12a) for Hopper (H100 and H200). Because
-# its tiles are larger, it adds less often (chapter 13), so its one pass is the fastest of the three, but the last bits
-# of its dQ vary. The package uses two passes in Triton and one pass on Hopper. There,
-# `torch.use_deterministic_algorithms(True)` makes the additions keep their order.
+# The single pass can be made faster. Rung b02 is written in Gluon (chapter 12a) for Hopper (H100 and H200). Because its
+# tiles are larger, it adds to dQ less often (chapter 13). Its single pass is the fastest of the three kernels, but the
+# last bits of its dQ vary. The package uses two passes in Triton and one pass on Hopper. On Hopper,
+# `torch.use_deterministic_algorithms(True)` makes the additions happen in a fixed order.
 
 # %% [markdown]
 # ## Does a column program's work fit in registers?
 #
-# A thread has at most 255 registers. A column program of 4 warps, with tiles of 64 × 64 and d = 128, keeps four blocks
-# in them, all in fp32. dk and dv stay through the loop, and take 2 · 64 · 128 / 128 threads = 128 registers. S and dP
-# are needed only for a short time, and take 2 · 64 · 64 / 128 = 64. k and v stay in shared memory.
+# A thread has at most 255 registers. A column program with 4 warps, tiles of 64 × 64 and d = 128 keeps four fp32 blocks
+# in registers. dk and dv stay there through the whole loop, and take 2 · 64 · 128 / 128 threads = 128 registers per
+# thread. S and dP are needed only for a short time, and take 2 · 64 · 64 / 128 = 64 registers. k and v stay in shared
+# memory.
 #
-# **Predict.** Rung 11's forward kernel has the same tile. It keeps one block of 64 × 128 through its loop, $o$, and
-# needs 168 registers. How many does a column program need?
+# **Predict.** Rung 11's forward kernel has the same tile size. It keeps only one 64 × 128 block, $o$, through its loop
+# and needs 168 registers per thread. How many registers does a column program need?
 #
-# - ☐ it does not fit: some values find no register
-# - ☐ about as many, as it has as many warps
+# - ☐ it does not fit, so some values get no register
+# - ☐ about as many, because it has the same number of warps
 # - ☐ more, but it fits
 #
 # <details><summary>Answer</summary>
 #
-# **it does not fit: some values find no register.** In rung 11, $o$ and S take 64 + 32 = 96 registers, and the rest
-# takes 168 − 96 = 72. With the same 72 for the rest, a column program would need 192 + 72 = 264. Values that find no
-# register are kept in memory, which is called *spilling*.
+# **it does not fit, so some values get no register.** In rung 11, $o$ and S take 64 + 32 = 96 registers, and the rest
+# takes 168 − 96 = 72. If the rest also takes 72 registers in a column program, the program needs 128 + 64 + 72 = 264.
+# Values for which no register is left are kept in memory, which is called *spilling*.
 #
 # ```python
 # for row in recorded("rungs")["rungs"]:
@@ -411,10 +416,10 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 # ```
 # </details>
 #
-# In this output, a spill is an instruction in the code that stores such a value or loads it again. Both rungs were
-# measured with 4 warps and with these spills, and they take 2.7 and 2.6 times as long as their bounds. Are the spills
-# the reason? With 8 warps, each thread keeps half as many numbers. We can compile that version without a GPU, and count
-# its spills before we time anything:
+# In this output, a spill is an instruction that stores such a value or loads it again. The times above were measured
+# with 4 warps, so both rungs had these spills. They took 2.7 and 2.6 times as long as their bounds. Are the spills the
+# reason? With 8 warps, each thread holds half as many values. We can compile that version without a GPU, and count its
+# spills before we time anything:
 
 # %% tags=["nbval-ignore-output"]
 launches = xray_launches("b01", [dict(num_warps=W) for W in (4, 8)], "sm_90", causal=False)
@@ -423,23 +428,23 @@ for W, (_, columns, _) in zip((4, 8), launches, strict=True):  # three kernels; 
     print(f"bwd_dkdv with {W} warps: {n['spills']} spills; instructions for exponentials: {32 * W * n['exponential']:,} in all threads")
 
 # %% [markdown]
-# Although nothing is spilled with 8 warps, rung b01 was slower with 8 warps than with 4 on an H200. The second number
-# in each line suggests a reason. On Hopper, four warps start a matmul together, and this matmul has 64 rows, 16 for
-# each of them (chapter 08). Since the tile has only 64 rows, the other four warps compute S, P and dP once more, and
-# the program computes twice as many exponentials. The launch with 8 warps thus also changes the work, so it does not
-# tell us what the spills cost.
+# Although nothing is spilled with 8 warps, rung b01 was slower on an H200 with 8 warps than with 4. The second number
+# in each line suggests a reason. On Hopper, four warps issue a matmul together, and this matmul has 64 rows, 16 for
+# each warp (chapter 08). Since the tile has only 64 rows, the other four warps compute the same S, P and dP again, so
+# the program computes twice as many exponentials. The launch with 8 warps thus also changes the amount of work, so it
+# does not tell us what the spills cost.
 #
-# On Hopper, the package's column kernel uses 8 warps at d = 128. It avoids the double work, because its tiles are
-# transposed and have 128 keys, which makes 16 rows for each warp. All these numbers are from Triton 3.9. To see the
-# numbers on your machine for both rungs, run `fa2-lab xray b01 --full` and `fa2-lab xray b00 --full`.
+# On Hopper, the package's column kernel uses 8 warps at d = 128. This kernel avoids the duplicate work, because its
+# tiles are transposed and have 128 keys, so each warp gets 16 rows. All these numbers are from Triton 3.9. To see the
+# numbers for both rungs on your machine, run `fa2-lab xray b01 --full` and `fa2-lab xray b00 --full`.
 
 # %% [markdown]
 # ## How does PyTorch use the kernels?
 #
-# PyTorch records which operations produced a tensor, and a call of `backward()` runs their backward functions. It
-# cannot look inside a Triton kernel, so we tell it which kernels belong together, in a class with two functions.
-# `forward` saves in `ctx` what the backward pass needs, and `backward` gets dO and returns one gradient for each
-# argument of `forward`. An argument that has no gradient, such as `causal`, gets `None`.
+# PyTorch records which operations produced a tensor, and a call to `backward()` runs their backward functions. PyTorch
+# cannot look inside a Triton kernel, so we write a class with two functions that tells PyTorch which kernels belong
+# together. `forward` saves in `ctx` what the backward pass needs, and `backward` receives dO and returns one gradient
+# for each argument of `forward`. An argument that has no gradient, such as `causal`, gets `None`.
 
 # %%
 forward = load("r11").forward  # O and L
@@ -459,10 +464,10 @@ class Attention(torch.autograd.Function):
         return dQ, dK, dV, None
 
 # %% [markdown]
-# Are the gradients right? `torch.autograd.gradcheck` compares each number in the gradients with a difference of two
-# forward calls, $(f(x + h) - f(x - h)) / 2h$. It needs no second implementation to compare with, so it belongs in every
-# test of a backward pass. It is made for float64, so in fp32 we choose a larger h and a larger tolerance. On a GPU,
-# `tl.dot` rounds fp32 further, which chapter 11 explains, so we increase both again there. For comparison, we also
+# Are the gradients right? `torch.autograd.gradcheck` compares each element of the gradients with a finite difference
+# from two forward calls, $(f(x + h) - f(x - h)) / 2h$. It needs no second implementation of the backward pass, so it
+# belongs in every test of one. It is designed for float64, so in fp32, we choose a larger h and a larger tolerance. On
+# a GPU, `tl.dot` rounds fp32 inputs, as chapter 11 explains, so we make both even larger there. For comparison, we also
 # check a backward pass that forgets to scale dK by τ:
 
 # %% tags=["nbval-ignore-output"]
@@ -484,12 +489,12 @@ for function in (Attention, Forgetful):
         print(f"{function.__name__}: {str(wrong).splitlines()[0]}")
 
 # %% [markdown]
-# gradcheck finds the mistake and names the input, which is number 1, K.
+# `gradcheck` finds the mistake and names the input, number 1, which is K.
 #
-# With correct gradients, a model can learn. The smallest task that needs attention is to reverse a text, which means
-# that row i of the output should be the token at position N − 1 − i. The values are the tokens, and each row has to
-# find the right one. For this reason, only Q and K are learned, with one row of each for every position. At the
-# beginning, each row spreads its weight over several tokens, but after some steps it looks at only one of them.
+# With correct gradients, a model can learn. A tiny task that needs attention is to reverse a text, which means that row
+# i of the output should be the token at position N − 1 − i. The values are the tokens themselves, so each row only has
+# to find the right one. For this reason, the model learns only Q and K, which have one row for every position. At the
+# beginning, each row spreads its weight over several tokens, but after some steps, it attends to only one of them.
 
 # %% tags=["nbval-ignore-output"]
 N = 16
@@ -516,25 +521,25 @@ print("text   ", *text.tolist())
 print("reads  ", *read(text).argmax(1).tolist())
 
 # %% [markdown]
-# The loss falls to nearly zero, and the last line is the text backwards. All gradients came through `bwd_dkdv`, the
-# counterpart of your column kernel, and through `bwd_dq`.
+# The loss falls to nearly zero, and the last line is the text backwards. All gradients came from `bwd_dkdv`, which is
+# rung b01's version of your column kernel, and from `bwd_dq`.
 
 # %% [markdown]
 # ## Recap
 #
 # - The backward pass consists of three kernels, which compute D by rows, dK and dV by columns, and dQ by rows. The
-#   package has only two, because its row kernel runs first, computes D and dQ, and stores D for the column kernel.
-# - $P = e^{S-L}$ is final at once. It needs a mask for keys that do not exist and for keys that are hidden.
-# - Line 15 loses parts as a plain addition. Atomic additions keep all parts but not their order, so runs differ. A
-#   second pass keeps both, and costs two more matmuls per tile.
-# - dk and dv alone take half of a thread's registers.
-# - `autograd.Function` joins a forward and a backward kernel, and `gradcheck` tests them against differences.
+#   package has only two kernels. Its row kernel runs first, computes D and dQ, and stores D for the column kernel.
+# - $P = e^{S-L}$ needs no later rescaling. It does need a mask for keys that do not exist and for keys that are hidden.
+# - With plain additions, line 15 can lose parts of the sum. Atomic additions keep all parts but not their order, so
+#   runs differ. A second pass keeps both, but costs two more matmuls per tile.
+# - dk and dv alone take about half of a thread's registers.
+# - `autograd.Function` joins a forward and a backward kernel, and `gradcheck` tests them against finite differences.
 
 # %% [markdown]
 # ## Checks
 #
-# The cell below compares the functions of this notebook with rungs b00 and b01, and the rungs with the dense result in
-# float64.
+# The cell below compares this notebook's functions with those of rungs b00 and b01, and the rungs' results with the
+# dense result in float64.
 
 # %% tags=["hide-input"]
 verdict("the runs differ in more than three quarters of the numbers", min((x != runs[0]).mean() for x in runs[1:]) > 0.75)
