@@ -22,7 +22,8 @@
 #
 # *Time: 115 minutes with three functions to write, in two parts. Hardware: any machine with Linux; without a GPU, the
 # kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb), [08 · The Triton
-# forward kernel](08_triton_forward.ipynb) and [16 · The same loop, other masks](16_masks.ipynb).*
+# forward kernel](08_triton_forward.ipynb) and [16 · The same loop, other masks](16_masks.ipynb). What is said about
+# Hopper and Blackwell builds on [12b · Hopper, the kernel](12b_hopper_kernel.ipynb).*
 
 # %% tags=["hide-input"]
 import ast
@@ -206,7 +207,7 @@ print(lines[end].strip().split("(")[0] + "(…)")
 # **L, but not O.** The two biases differ by slope · row, which is the same for all scores of a row. Softmax subtracts
 # the maximum of the row, so this constant cancels in the weights, but it is added to L. In fp32, there is one more
 # difference. With a slope of 1/2, the bias at column 16,384 is about 8,192. Neighbouring fp32 numbers of this size
-# are 0.001 apart, so the scores lose digits. With column − row, the bias is small wherever a weight is large.
+# are 0.001 apart, so the scores lose precision. With column − row, the bias is small wherever a weight is large.
 #
 # ```python
 # def by_column(head, row, column):
