@@ -41,8 +41,8 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## How much is there to gain?
 #
-# A text is a sequence of N tokens, which are words or pieces of words, and attention compares every token with every
-# other. The charts below compare four programs that do this on the same GPU. *Standard* stores the result of each step
+# A text is a sequence of N tokens, which are words or pieces of words. Attention compares every token with every other
+# token. The charts below compare four programs that do this on the same GPU. *Standard* stores the result of each step
 # in the GPU's memory. *FA1* is a literal implementation of the algorithm in the 2022 FlashAttention paper, and *FA2* is
 # FlashAttention-2 from 2023. *Ours* is the kernel that you will have at the end of this book.
 
@@ -144,9 +144,9 @@ show("nested")
 # stays in L2 for a while, and any SM can load it from there without a trip to HBM.
 #
 # Two quantities describe the path from one place to another. *Bandwidth* is the number of bytes that arrive per second.
-# From HBM, it is at most 4.8 TB/s, and all other places in the table are faster. *Latency* is the time between the
-# request for a byte and its arrival. An SM can hide latency if it has other warps to run in the meantime, so the first
-# chapters consider only bandwidth.
+# HBM has a bandwidth of at most 4.8 TB/s, and all other places in the table are faster. *Latency* is the time between
+# the request for a byte and its arrival. An SM can hide latency if it has other warps to run in the meantime, so the
+# first chapters consider only bandwidth.
 #
 # In the map below, the area of each square shows the size of a memory. The inset magnifies the small squares 14 times
 # in each direction. L1 has no square of its own, because it uses the memory that shared memory leaves free. You can
@@ -173,9 +173,9 @@ for name, price in prices(chip).in_flops().items():
     print(f"{name:6} {price:4.0f}")
 
 # %% [markdown]
-# - `fp32` is one instruction on an FP32 unit (an addition, a multiplication, or a multiply-add), and `exp` is one
-#   exponential.
-# - `shared`, `l2` and `dram` are one byte from shared memory, from L2, and from HBM. For L2, we use a measured
+# - `fp32` stands for one instruction on an FP32 unit (an addition, a multiplication, or a multiply-add), and `exp` for
+#   one exponential.
+# - `shared`, `l2` and `dram` stand for one byte from shared memory, L2 and HBM, respectively. For L2, we use a measured
 #   bandwidth, because NVIDIA does not publish one.
 #
 # These few numbers decide most of what follows in this book: matrix products are cheap, whereas moving bytes and

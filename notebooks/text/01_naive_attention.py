@@ -74,10 +74,10 @@ lines = [f"| {N:,} | {MiB / 1024:.1f} GiB |" for N, MiB in held.items()]
 Markdown("\n".join(["| tokens N | memory beyond the inputs |", "| ---: | ---: |", *lines, f"| {refused:,} | out of memory |"]))
 
 # %% [markdown]
-# Twice as many tokens take four times as much memory. At 32,768 tokens, the GPU's 141 GiB are no longer enough,
-# although Q, K, V and O take only half a GiB in bf16 for such a text. Nearly all of the memory in the table holds N × N
-# matrices, which are only intermediate results. PyTorch calls this version the *math* backend, and uses it only if no
-# faster backend supports a call. [A profile shows which backend
+# With twice as many tokens, standard attention takes four times as much memory. At 32,768 tokens, the GPU's 141 GiB are
+# no longer enough, although Q, K, V and O take only half a GiB in bf16 for such a text. Nearly all of the memory in the
+# table holds N × N matrices, which are only intermediate results. PyTorch calls this version the *math* backend, and
+# uses it only if no faster backend supports a call. [A profile shows which backend
 # ran](../QUESTIONS.md#which-of-pytorchs-backends-computed-my-attention).
 #
 # Before we fix anything, we look more closely at what the four lines compute.
@@ -182,7 +182,8 @@ for tensor in "QKSPVO":
 print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
-# S is stored and loaded back, and so is P, which makes 4 · 64 elements. Loading Q, K and V and storing O adds 4 · 32.
+# S is stored and loaded back, and so is P, which makes 4 · 64 elements. Loading Q, K and V and storing O adds another 4
+# · 32.
 #
 # Does every load from HBM reach the memory itself? L2 is on the way, and it may still hold the requested bytes. If a
 # load or store goes all the way, we say that it reaches *DRAM*, which is the kind of memory that HBM is made of. For a
@@ -415,8 +416,8 @@ check(
 #   keep a GPU's tensor cores busy.
 # - The gradients are $dV = P^\top dO$, $dP = dO\,V^\top$, $dS = P \circ (dP - D)$, $dQ = \tau\,dS\,K$ and $dK =
 #   \tau\,dS^\top Q$, with $D_i = do_i \cdot o_i$.
-# - Since $P_{ij} = e^{S_{ij} - L_i}$, one number per row is enough to turn any score back into its entry of P. With
-#   this number, you can also [look at the weights of a few
+# - Since $P_{ij} = e^{S_{ij} - L_i}$, one number per row is enough to turn any score into the corresponding entry of P.
+#   With this number, you can also [look at the weights of a few
 #   rows](../QUESTIONS.md#how-do-i-get-the-attention-weights-of-a-few-rows) when a fast kernel returns only O and L.
 
 # %% [markdown]

@@ -212,8 +212,8 @@ live("softmax")
 # Does it matter in which order the parts are merged, or which part is merged with which? To see that it does not, we
 # multiply the first equation by $e^m$, which turns it into $e^m \ell = e^{m_a} \ell_a + e^{m_b} \ell_b$. For any part,
 # $e^m \ell$ is the plain sum $\sum e^s$ over the part's keys, from which no maximum has been subtracted. A merge thus
-# adds plain sums, and the same is true for o. Except for rounding, the result of an addition does not depend on order
-# and grouping.
+# adds plain sums, and the same is true for o. Except for rounding, a sum does not depend on the order and grouping of
+# its terms.
 #
 # The next cell merges three parts of different lengths, using the random S (4 × 12) and V (12 × 2) from the check
 # above. `SoftmaxState.merge` implements the formula above. For two parts that are both empty, that formula would give
@@ -261,8 +261,8 @@ show("merge_orders")
 # - The state of a row consists of the largest score $m$ and the sums $\ell = \sum e^{s - m}$ and $o = \sum e^{s - m}\,
 #   v$.
 # - When new keys arrive, multiply $\ell$ and $o$ by $\alpha = e^{m_{old} - m_{new}}$, and then add the new terms.
-# - To merge two states, rescale the one with the smaller maximum, and then add the two. Order and grouping do not
-#   matter, except for rounding.
+# - To merge two states, rescale the one with the smaller maximum, and then add the two. Except for rounding, order and
+#   grouping do not matter.
 # - At the end, $O = o / \ell$ and $L = m + \log \ell$. The pair (O, L) is itself a state.
 # - A row without keys has O = 0 and L = $-\infty$.
 

@@ -7,9 +7,9 @@
 # **What if the score matrix never leaves the chip?**
 #
 # Standard attention writes S and P to HBM and reads them back (chapter 01). This is unnecessary, because a softmax can
-# process its keys one block at a time (chapter 02). FlashAttention, which was published in 2022 and which we call
-# *FA1*, therefore computes a small tile of S on the chip, uses it at once, and throws it away. A single kernel performs
-# all of these steps.
+# process its keys one block at a time (chapter 02). FlashAttention, which was published in 2022, therefore computes a
+# small tile of S on the chip, uses it at once, and throws it away. A single kernel performs all of these steps. We call
+# this algorithm *FA1*.
 #
 # After this notebook you can
 #
@@ -321,9 +321,9 @@ show("hbm_traffic")
 #
 # <details><summary>Answer</summary>
 #
-# **one exponential and one division.** The forward pass left the final $m$ and $\ell$ of each row in HBM, so $p =
-# e^{s-m} / \ell$ is already the final probability. A softmax over one tile would be wrong, because only the
-# probabilities of a whole row sum to 1.
+# **one exponential and one division.** The forward pass stored each row's final $m$ and $\ell$ in HBM, so $p = e^{s-m}
+# / \ell$ is already the final probability. A softmax over one tile would be wrong, because only the probabilities of a
+# whole row sum to 1.
 # </details>
 #
 # The backward pass thus computes one more product, $QK^\top$, and stores nothing of size $N^2$. Is that cheaper than

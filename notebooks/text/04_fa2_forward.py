@@ -124,8 +124,8 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # wait for the previous one. Row blocks, by contrast, need nothing from each other. After the swap, the outer loop runs
 # over row blocks, so it can use `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a head. If
 # there are few heads, this is worth far more than loading and storing a third fewer elements (chapter 06). In addition,
-# the workers of a head load the same keys, so L2 can serve nearly all of these loads. This will turn out to be the
-# largest gain of all.
+# the workers of a head load the same keys, so L2 can serve nearly all of these loads. This second effect will turn out
+# to be the largest gain of all.
 
 # %% [markdown]
 # ## Why can the division wait?
@@ -176,8 +176,9 @@ show("deferred_normalisation")
 
 # %% [markdown]
 # The tile has 128 queries, 64 keys and d = 128, so $o$ and $p\,v$ are both blocks of 128 × 128 elements. We fold FA1's
-# division into its two factors, which become $\alpha \ell / \ell_{new}$ for $o$ and $\beta / \ell_{new}$ for $p\,v$, so
-# the division has no box of its own. FA1 then scales two blocks, whereas FA2 scales only $o$, by $\alpha$.
+# division into the factors that scale these two blocks. They become $\alpha \ell / \ell_{new}$ for $o$ and $\beta /
+# \ell_{new}$ for $p\,v$, so the division has no box of its own. FA1 then scales both blocks, whereas FA2 scales only
+# $o$, by $\alpha$.
 #
 # The dashed boxes are the work that FA2 no longer does. They contain only 0.4% of the operations, but these operations
 # run on slow units. If the units take turns, as drawn, the dashed boxes account for 8% of the time. The clocks of FA1's
@@ -194,7 +195,7 @@ show("deferred_normalisation")
 # of the two scalings. The remaining 8 · 128 = 1,024 instructions update m, $\ell$ and the factors.
 #
 # If all units work at once, however, the tweak saves nothing, because the tensor cores finish last with or without it.
-# In this model, then, it saves between 0 and 8%.
+# In this model, then, the tweak saves between 0 and 8% of the time.
 #
 # A compiled kernel can behave differently. The thread blocks on an SM share its registers, so the fewer registers each
 # of them needs, the more thread blocks can run at once. On an H200, the tweak freed enough registers for a third thread
@@ -425,11 +426,11 @@ Markdown("\n".join(lines))
 # L2. If a sequence is too long for this, the workers of a head still load the same keys at about the same time, as
 # explained above. The hardware counters of an H200 showed 22.1 GB of DRAM traffic for FA1 and 0.3 GB for FA2.
 #
-# FA1 keeps only 64 of the 132 SMs busy, so the table counts twice as much time for its tensor cores, special function
-# units and FP32 units. L2 and DRAM serve all SMs, so the table assumes that they run at full speed, no matter how few
-# SMs use them. But FA1's kernel stays far below that speed. It moves its 22.1 GB at 1.4 TB/s, which is only 28% of what
-# DRAM can deliver, because its time is mostly what a single worker needs for a whole head (chapter 03). For FA1, then,
-# DRAM's 4.56 ms is a valid lower bound, but not a tight one.
+# FA1 keeps only 64 of the 132 SMs busy, so the table charges FA1 twice as much time on the tensor cores, special
+# function units and FP32 units. L2 and DRAM serve all SMs, so the table assumes that they run at full speed, no matter
+# how few SMs use them. But FA1's kernel stays far below that speed. It moves its 22.1 GB at 1.4 TB/s, which is only 28%
+# of what DRAM can deliver, because its time is mostly what a single worker needs for a whole head (chapter 03). For
+# FA1, then, DRAM's 4.56 ms is a valid lower bound, but not a tight one.
 
 # %% tags=["hide-input"]
 show("limits_forward")
