@@ -287,7 +287,7 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 #
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
 #
-# For all rows together we write $dS = P \circ (dP - D)$, where ∘ multiplies entry by entry, and $D_i$ is subtracted
+# For all rows together, we write $dS = P \circ (dP - D)$, where ∘ multiplies entry by entry, and $D_i$ is subtracted
 # from every entry in row i of dP. Since $S = \tau QK^\top$ is again a product, $dQ = \tau\, dS\, K$ and $dK = \tau\,
 # dS^\top Q$.
 

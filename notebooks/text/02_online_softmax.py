@@ -189,7 +189,7 @@ live("softmax")
 # <details><summary>Answer</summary>
 #
 # **not a number.** The solution computes $e^{s - m_{new}}$, and $-\infty - (-\infty)$ is NaN. The same happens in
-# $\alpha = e^{m - m_{new}}$, which spoils every later block of the row.
+# $\alpha = e^{m - m_{new}}$, so $\ell$ and $o$ become NaN, and they stay NaN after every later block.
 # </details>
 #
 # The package therefore uses 0 in place of $m_{new}$ whenever $m_{new}$ is $-\infty$, both in p and in $\alpha$. Then

@@ -141,9 +141,9 @@ check(
 # %% [markdown]
 # ## Which loop goes outside?
 #
-# In FA1, the outer loop runs over the column blocks j. It loads a block of keys and values once, and the inner loop
-# processes every row block with it. Then the outer loop loads the next block of keys and values, and the inner loop
-# goes through all row blocks again. Chapter 04 asks whether this is the better order.
+# In FA1, the outer loop runs over the column blocks j. For each column block, FA1 loads the keys and values once, and
+# the inner loop processes every row block with them. Then the outer loop moves on to the next column block, and the
+# inner loop goes through all row blocks again. Chapter 04 asks whether this is the better order.
 #
 # A single worker does this for a whole head. Between two visits to the same rows, the worker handles all other rows of
 # the head, and the states of all these rows do not fit into its SM. With N = 4,096 and d = 128, o takes 2 MiB for all
@@ -302,8 +302,8 @@ show("hbm_traffic")
 # There are three reasons why our kernel takes four times as long as standard attention at N = 4,096. The first is that
 # 1.7 times as many bytes reach DRAM. They also move more slowly, at 1.4 TB/s, whereas standard attention reaches 3.2
 # TB/s. Since DRAM could deliver 4.8 TB/s, DRAM bandwidth is not what limits our FA1 kernel. With 8 heads instead of 64,
-# the kernel does only an eighth of the work, but its time drops only from 16.3 ms to 11.7 ms. Most of the kernel's time
-# is therefore what a single worker needs to go through all tiles of its head.
+# the kernel does an eighth of the work, but its time drops only from 16.3 ms to 11.7 ms. Most of the kernel's time is
+# therefore what a single worker needs to go through all tiles of its head.
 #
 # So the second reason is that half of the SMs are idle. If they had workers, they could do the same amount of work
 # again in about the same time, provided that DRAM could keep up. The idle SMs therefore cost up to a factor of 2. The

@@ -62,9 +62,9 @@ for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 
 # With the right mask, only the last row depends on the last token. With the wrong one, each row except the last sees
 # one token too many, which is exactly the token that the model has to guess. No shape is wrong, and nothing overflows.
 # In training, the loss even falls faster than it should, and only later does the finished model turn out to be useless.
-# Every causal kernel therefore needs a test that changes one token and checks that no earlier row changes. Tiles offer
-# more opportunities for this mistake, and you will have to avoid it in your own `forward` below. First, however, we
-# build the loop that the mask goes into.
+# Every causal kernel therefore needs a test that changes one token and checks that no row before this token changes.
+# Tiles offer more opportunities for this mistake, and you will have to avoid it in your own `forward` below. First,
+# however, we build the loop that the mask goes into.
 
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
@@ -121,11 +121,11 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #
 # A third is not much, but there is a better reason for the swap. In FA1, each column block continues from the $o$,
 # $\ell$ and $m$ that the previous one stored, so if each column block had its own worker, that worker would have to
-# wait for the previous one. Row blocks, by contrast, need nothing from each other. After the swap, the outer loop runs
-# over row blocks, so it can use `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a head. If
-# there are few heads, this is worth far more than loading and storing a third fewer elements (chapter 06). In addition,
-# the workers of a head load the same keys, so L2 can serve nearly all of these loads. This second effect will turn out
-# to be the largest gain of all.
+# wait for the previous worker. Row blocks, by contrast, need nothing from each other. After the swap, the outer loop
+# runs over row blocks, so it can use `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a
+# head. If there are few heads, this is worth far more than loading and storing a third fewer elements (chapter 06). In
+# addition, the workers of a head load the same keys, so L2 can serve nearly all of these loads. This second effect will
+# turn out to be the largest gain of all.
 
 # %% [markdown]
 # ## Why can the division wait?
@@ -166,10 +166,10 @@ exact, _ = naive.forward(Q, K, V)
 print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:.6f}")
 
 # %% [markdown]
-# ## What did it save?
+# ## What does tweak 1 save?
 #
 # A GPU works in short steps of equal length, which are called *clocks*. An A100, the GPU in the FA2 paper, runs at 1.41
-# billion clocks per second. The figure shows how many clocks one tile takes on one of its SMs:
+# billion clocks per second. The figure shows how many clocks one tile takes on a single SM of an A100:
 
 # %% tags=["hide-input"]
 show("deferred_normalisation")
@@ -392,10 +392,10 @@ check(
 
 # %% [markdown]
 # **Which unit finishes last?** Each time in the table below is how long one kind of unit on an H200 needs at full
-# speed. All units can work at the same time, so a method takes *at least* as long as the unit that finishes last. We
-# measured the last two rows with simple kernels from this book that use tiles of 64 × 64. They are rungs 00, 01 and 03
-# of the ladder in chapter 10. With such small tiles, the matrix products of standard attention request even more than
-# the table shows.
+# speed. All units can work at the same time, so a method takes *at least* as long as the unit that finishes last. The
+# values in the last two rows were measured with simple kernels from this book that use tiles of 64 × 64, namely rungs
+# 00, 01 and 03 of the ladder in chapter 10. With such small tiles, the matrix products of standard attention request
+# even more than the table shows.
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2, 64 × 64": "r03_row_blocks"}
@@ -438,8 +438,8 @@ show("limits_forward")
 # %% [markdown]
 # In this roofline, each method has a ring and a dot at the same height, which is the highest speed that the method can
 # reach. The ring shows its FLOPs per requested byte, so it cannot be above the L2 line. The dot shows its FLOPs per
-# byte that reaches DRAM, so it cannot be above the DRAM line. The line that gives the lower limit therefore decides the
-# height of both.
+# byte that reaches DRAM, so it cannot be above the DRAM line. Whichever limit is lowest, that of L2, of DRAM or of the
+# tensor cores, decides the height of both.
 #
 # For example, FA2 with 64 rows per block does $4 B_r B_c d$ FLOPs per tile and requests $4 B_c d$ bytes for it, which
 # is $B_r$ FLOPs per byte. Q and O reduce this slightly, to 63. L2 delivers 9.66 TB/s, so it allows 9.66 · 63 = 609
