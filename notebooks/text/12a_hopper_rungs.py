@@ -116,7 +116,7 @@ show("row_reduction")
 #
 # The clocks printed above show what such an overlap can hide. At d = 128, the two matmuls of a tile with 64 rows and
 # 128 keys take 1,024 clocks together, or 512 each. The exponentials of this tile also take 512, so one matmul is just
-# long enough to cover them. At d = 64, however, a matmul takes only 256 clocks, which is too short to cover the
+# long enough to cover them. At d = 64, however, a matmul takes only 256 clocks, which is not long enough to cover the
 # exponentials, so a second warpgroup will have to fill the gap.
 
 # %%
@@ -209,7 +209,7 @@ read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpg
 # *inline assembly*, a single line of PTX, NVIDIA's portable assembly language. That line rounds two values with one
 # instruction, which is called `F2FP` in the machine code (`fa2-lab xray 15 --sass` prints it). Triton 3.9 would choose
 # the same instruction here by itself. At rung 23, however, Triton would pack some pairs in the wrong order and swap
-# them afterwards, so the rungs spell the line out.
+# them afterwards, so the rungs contain this line themselves.
 #
 # The next lines compare rung 15 with rung 14. *Limit before* names what limited the previous rung, and *taken away*
 # names what the new rung removes. The numbers in the table are TFLOP/s at 16,384 tokens and N = 4,096, each followed by
@@ -223,12 +223,13 @@ climb.step("15", "registers", "programs")
 
 # %% [markdown]
 # Rung 15 is slower than rung 14 for two reasons. Each tile now takes more instructions, and the warpgroup waits for its
-# matmuls twice per tile, while Triton's code waits only once. In exchange, we can now move every wait ourselves.
+# matmuls twice per tile, while Triton's code waits only once. In exchange, we can now decide ourselves where each wait
+# is.
 #
 # The picture shows what an SM does on rungs 14 and 15, with one strip over time for each of its units. Each later rung
 # has such a picture as well. The strips come from a model, in which copies run back to back at L2 bandwidth and a
-# matmul takes the number of clocks that the tensor cores need for it. A softmax takes one clock for each instruction
-# that a thread executes, because an SM has four schedulers, one for each of the four warps.
+# matmul takes the number of clocks that the tensor cores need for it. In the model, a softmax takes one clock for each
+# instruction that a thread executes, because an SM has four schedulers, one for each of the four warps.
 
 # %% tags=["hide-input"]
 show("strips_15")
@@ -343,11 +344,11 @@ print(f"right in {sum(end == right for end in ends)} of 500 orders")
 #
 # <details><summary>Answer</summary>
 #
-# **the early release.** With two stages, as here, `forgetful` hangs in every order, which is called a *deadlock*.
-# `hasty` always finishes, and its result is sometimes right. Either mistake shows only if a later tile needs the same
-# stage. With four stages, for example, tile 6 would be the next to need tile 2's stage, but the last of the six tiles
-# is tile 5. This is why tests of such kernels use long sequences, repeat a call a thousand times, and compare the
-# results bit for bit.
+# **the early release.** With two stages, as here, `forgetful` hangs in every order, and such a hang is called a
+# *deadlock*. `hasty` always finishes, and its result is sometimes right. Either mistake shows only if a later tile
+# needs the same stage. With four stages, for example, tile 6 would be the next to need tile 2's stage, but the last of
+# the six tiles is tile 5. This is why tests of such kernels use long sequences, repeat a call a thousand times, and
+# compare the results bit for bit.
 #
 # ```python
 # for stages in (2, 4, 6):
@@ -436,9 +437,9 @@ show("strips_16")
 #
 # <details><summary>Answer</summary>
 #
-# **no, it must take and release them.** *Emptied* now expects an arrival from every consumer, and if one of them is
-# missing, the producer waits forever. The rung therefore has an additional loop, in which a consumer takes and releases
-# the tiles that it does not see.
+# **no, it must take and release them.** *Emptied* now expects an arrival from every consumer, and if one arrival is
+# missing, the producer waits forever. The rung therefore has an additional loop, in which a consumer takes each tile
+# that its rows do not see and releases it without using it.
 #
 # Nor may a consumer release a tile without first waiting for it. Suppose that consumer A does not wait. Consumer A can
 # then release stage 0 for this round, and once more for the next round, before consumer B has released it even once.
@@ -455,7 +456,7 @@ show("strips_17")
 # Only half as many bytes come through L2 now, yet the rung is not faster, for two reasons. First, only one program fits
 # onto an SM instead of two, so at d = 128 an SM still has just two warpgroups that compute. Second, no warp was waiting
 # for L2 in the first place, because the ring delivers tiles early enough. Without pauses between calls, however, rung
-# 17 gains 4%, because its clock stays higher (chapter 10).
+# 17 is 4% faster than rung 16, because its clock stays higher (chapter 10).
 #
 # ## Rung 18: long tiles
 #
@@ -503,10 +504,10 @@ show("strips_19")
 show("timeline")
 
 # %% [markdown]
-# NVIDIA does not document how the hardware divides the tensor cores between two warpgroups, so the model tries two
-# extremes. In addition, a warpgroup can *look ahead*. It then starts the next S before P V of the current tile, so that
-# P V runs during the next exponentials. The general name for this is *software pipelining*, and FlashAttention-3 calls
-# it intra-warpgroup overlap.
+# NVIDIA does not document how the hardware divides the tensor cores between two warpgroups, so the model behind the
+# picture tries two extremes. In addition, a warpgroup can *look ahead*. It then starts the next S before P V of the
+# current tile, so that P V runs during the next exponentials. The general name for this is *software pipelining*, and
+# FlashAttention-3 calls it intra-warpgroup overlap.
 #
 # | the tensor cores serve the warpgroups | in equal shares | first come, first served |
 # | --- | --- | --- |
@@ -540,12 +541,12 @@ read("ladder/r20_overlap.py", "consumer", begin="for n in range(begin + 1", end=
 climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# Starting S early gains 16%. In the source, the wait for P V comes late. However, NVIDIA's assembler, `ptxas`, places
-# this second wait *before* nearly all exponentials, so a consumer of rung 20 hides most of its row maxima behind its
-# own P V, but hardly any exponentials. At d = 128 without a mask, it hides 1 or 2 of the 66 that a thread computes per
-# tile (64 for p and two for α). The gain must therefore come from the *other* consumer, whose matmuls run in the
-# meantime, as in *Between*. This is only our inference, because no tool shows it. The recorded numbers do not explain
-# why rung 19 does not already behave in this way.
+# Starting S early makes the kernel 16% faster. In the source, the wait for P V comes late. However, NVIDIA's assembler,
+# `ptxas`, places this second wait *before* nearly all exponentials, so a consumer of rung 20 hides most of its row
+# maxima behind its own P V, but hardly any exponentials. At d = 128 without a mask, it hides 1 or 2 of the 66
+# exponentials that a thread computes per tile (64 for p and two for α). The speedup must therefore come from the
+# *other* consumer, whose matmuls run in the meantime, as in *Between*. This is only our inference, because no tool
+# shows it. The recorded numbers do not explain why rung 19 does not already behave in this way.
 #
 # To see the machine code, run `fa2-lab xray 20 --full --sass`, and look for `MUFU.EX2` after the second
 # `WARPGROUP.DEPBAR` of the loop. At d = 64, some registers spill, as `fa2-lab xray 20 --d 64 --full` shows.
@@ -608,7 +609,7 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 #   number sets the counter back to 0.
 # - `first` counts tiles across all row blocks, because the ring continues from one row block to the next.
 # - Q has two stages per consumer, so that the next Q can arrive early. O has its own buffer, so that its copy can run
-#   while the next block is being computed. Together, Q's second stages and O's buffers take up the room that a third
+#   while the next block is being computed. Together, Q's second stages and O's buffers take up the space that a third
 #   stage of K and V would need.
 
 # %% tags=["hide-input"]
@@ -619,7 +620,8 @@ show("strips_21")
 
 # %% [markdown]
 # ## Part 5 · Fewer instructions, and power (17 minutes)
-# Two things are left to save: instructions that exchange values between lanes, and bytes whose transfer costs power.
+# Two kinds of work are left to remove. Some instructions only exchange values between lanes, and moving bytes costs
+# power.
 #
 # ## Must m be the maximum?
 #
@@ -721,19 +723,19 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 show("strips_23")
 
 # %% [markdown]
-# Sharing the buffer has a cost, because the next row block's Q cannot arrive before O has left. Besides, large blocks
-# fill the SMs less evenly, so `FEW` keeps the sizes of rung 22 if there are fewer than 4 such blocks per SM. `APART`
-# means that O has its own buffer, as in rung 22.
+# Sharing the buffer has a cost, because the next row block's Q cannot arrive before O has been copied out of it.
+# Besides, large blocks fill the SMs less evenly, so `FEW` keeps the sizes of rung 22 if there are fewer than 4 such
+# blocks per SM. `APART` means that O has its own buffer, as in rung 22.
 #
 # In rung 22, the copies already ran far enough ahead, so rung 23 saves only a few cycles. But all these rungs run at
-# the power limit (chapter 10), where busier tensor cores lower the clock. Rung 20, for example, lost nearly a third of
-# its gain in cycles in this way. In rung 23, the tensor cores are busier still, and yet the clock stays the same or
-# nearly the same, because the bytes that no longer have to be moved leave more power for the matmuls.
+# the power limit (chapter 10), where busier tensor cores lower the clock. In rung 20, for example, the lower clock cost
+# nearly a third of the speedup that the rung had gained in cycles. In rung 23, the tensor cores are busier still, and
+# yet the clock stays the same or nearly the same, because moving fewer bytes leaves more power for the matmuls.
 #
 # ## Where is a fence needed?
 #
-# The tensor cores read shared memory through the same path as TMA, so they need the same care. This table lists all
-# cases, including some that occur only in chapter 13:
+# The tensor cores read shared memory through the same path as TMA, so the same rules apply to both. This table lists
+# all cases, including some that occur only in chapter 13:
 #
 # | before | after, in the same buffer | what is needed between them |
 # | --- | --- | --- |
@@ -746,12 +748,13 @@ show("strips_23")
 # | TMA has read (O in Q's buffer) | TMA writes | `store_wait`, then a release |
 # | a thread stores | another thread loads | `gl.barrier()` within a warpgroup; an mbarrier's `arrive` and `wait` between two (rung 21's mailbox) |
 #
-# The rule in the second line is easy to forget, because the thread has not written anything that must become visible.
-# The rule follows from PTX's memory model. Threads and TMA access shared memory through two different *proxies*, and a
+# The rule in the second row is easy to forget, because the thread has not written anything that must become visible.
+# This rule follows from PTX's memory model. Threads and TMA access shared memory through two different *proxies*, and a
 # barrier only orders accesses made through the same proxy. Only a proxy fence orders accesses made through different
-# proxies, even if the first access is a load and the second a write (chapter 13). If a thread starts a copy or a matmul
-# after other threads have stored, the compiler adds the threads' barrier from the first line. In the PTX, which
-# `fa2-lab xray 20 --ptx` prints, this barrier is `bar.sync`.
+# proxies, even if the first access is a load and the second a write (chapter 13). You need not write the barrier in the
+# table's first row yourself. If one thread starts a copy or a matmul that reads what other threads have stored, the
+# compiler adds a barrier for all of these threads. In the PTX, which `fa2-lab xray 20 --ptx` prints, it is called
+# `bar.sync`.
 #
 # **Takeaway.** You need a fence if a thread accesses a buffer first and TMA or a matmul accesses it next. In all other
 # cases, a wait is enough.
@@ -762,12 +765,12 @@ show("strips_23")
 #
 # - Matmuls and copies are asynchronous, so nothing that they use may be overwritten until the program has waited for
 #   them.
-# - A barrier counts arrivals, and flips one bit when all of them have been made. Each stage has two barriers, *filled*
-#   and *emptied*.
-# - Consumers that share tiles leave room for longer tiles, and longer tiles make the kernel faster. Exponentials hide
-#   behind matmuls, here probably those of the other warpgroup.
-# - A persistent program fetches the number of its next row block when it needs one. Since m is allowed to lag behind
-#   the maximum, lanes seldom have to exchange values. Near the top of the ladder, power is the limit.
+# - A barrier counts arrivals, and it flips one bit when all arrivals that it expects have been made and all announced
+#   bytes have landed. Each stage has two barriers, *filled* and *emptied*.
+# - If several consumers share each tile of K and V, shared memory has space for longer tiles, and these make the kernel
+#   faster. In our kernel, exponentials hide behind matmuls, probably those of the other warpgroup.
+# - A persistent program fetches the number of its next row block only when it needs it. Since m is allowed to lag
+#   behind the maximum, lanes seldom have to exchange values. Near the top of the ladder, power limits the speed.
 #
 # ## Exercises
 #
