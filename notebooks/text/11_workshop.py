@@ -7,17 +7,19 @@
 # **What does a GPU programmer do all day?**
 #
 # Chapter 10 got from rung 09 to rung 11 in two rounds. Each round consisted of a hypothesis, three numbers from `ncu`,
-# the instructions behind the largest stall, one change, and the new time. This chapter continues with a third round on
-# the same kernel, because the last change turns out to make the kernel slower at another shape. The rest of the chapter
-# introduces the tools that you can use on your own file. They show you what the compiler has made of it and when its
-# warps wait. You also learn how to search for the fastest launch, and what to do if the result is wrong.
+# the instructions behind the longest stall, one change, and a new measurement. This chapter continues with a third
+# round on the same kernel, because the last change turns out to make the kernel slower at another shape. The rest of
+# the chapter introduces the tools that you can use on your own file. They show you what the compiler has made of your
+# kernel and when its warps wait. You also learn how to search for the fastest launch options, and what to do if the
+# result is wrong.
 #
 # After this notebook you can
 #
-# - compute how many programs fit onto an SM, and predict from this number what a launch option gains or loses,
+# - compute how many programs fit onto an SM, and use this number to predict whether a launch option makes the kernel
+#   faster or slower,
 # - compile your own file for a GPU that you do not have, and read what the compiler made of it,
 # - decide which tool answers which question about a slow kernel,
-# - search for the fastest launch without fooling yourself,
+# - search for the fastest launch options without fooling yourself,
 # - track down a wrong result, or an access outside a tensor.
 #
 # *Time: 60 minutes. Hardware: any laptop with Linux; whatever needs a GPU is marked. Before this: [07 ·
@@ -60,15 +62,15 @@ import triton.language as tl
 # %% [markdown]
 # ## Why is rung 11 slower at d = 64?
 #
-# Rung 11 is rung 10 with its two loops exchanged. In chapter 10, this change removed all waits but one from each loop
-# and made the kernel about a quarter faster. Those results, however, are for d = 128.
+# Rung 11 is rung 10 with its two loops in the opposite order. In chapter 10, this change removed all waits but one from
+# each loop and made the kernel about a quarter faster. Those results, however, are for d = 128.
 #
 # **Predict.** If the heads have d = 64, each matmul of Q and K takes half as many tensor-core instructions, and rung 10
-# again waits after every one of them. What does the same exchange do at d = 64, without a mask?
+# again waits after every one of them. What is the effect of the same change at d = 64, without a mask?
 #
 # - ☐ it makes the kernel slower
-# - ☐ it gains about as much as at d = 128
-# - ☐ it gains less, because there are fewer waits to remove
+# - ☐ it makes the kernel faster by about as much as at d = 128
+# - ☐ it makes the kernel faster, but by less, because there are fewer waits to remove
 #
 # <details><summary>Answer</summary>
 #
@@ -101,12 +103,12 @@ for number, kernel in rungs.items():
     print(f"rung {number}{waits:18}{n['registers']:23}{n['spills']:9}{n['shared'] / 1024:21.0f}")
 
 # %% [markdown]
-# The exchange did what it was supposed to do, because at d = 64, too, only one wait is left in the loop. The only other
-# difference in the table is two registers. Can two registers cost so much?
+# The new loop order did what it was supposed to do, because at d = 64, too, only one wait is left in the loop. The only
+# other difference in the table is that rung 11 needs two more registers. Can two registers cost so much time?
 #
 # **Build.** Return the number of programs that fit onto an SM at the same time. An SM of an H200 has 65,536 registers,
 # 228 KiB of shared memory and slots for 64 warps, and it runs at most 32 programs. Threads get their registers in steps
-# of 8. In addition to the shared memory that the kernel asks for, the system takes 1 KiB for each program.
+# of 8. In addition to the shared memory that the kernel asks for, the system reserves 1 KiB for each program.
 
 # %%
 def programs(registers, shared, warps):  # registers of one thread, bytes and warps of one program
@@ -138,15 +140,15 @@ check(programs, *(Case(words, case, blocks_per_sm(H200, case[1], case[0], case[2
 # ```
 # </details>
 #
-# With 128 registers per thread, four programs of 128 threads take 4 · 128 · 128 registers, which are exactly the 65,536
+# With 128 registers per thread, four programs of 128 threads take 4 · 128 · 128 registers, which is exactly the 65,536
 # that an SM has. For rung 11, 130 registers are rounded up to 136, so only three programs fit. Rung 11 therefore has
-# fewer waits, but each SM also has one program fewer that could work during the remaining waits. With 8 heads, the
+# fewer waits, but each SM also holds one program fewer that could work during the remaining waits. With 8 heads, the
 # waves from chapter 06 make this worse. There are 512 programs, which can all run at once if each SM holds four,
 # because 132 SMs then have 528 slots. With three per SM, there are only 396 slots, so a second wave is needed.
 #
 # **Hypothesis.** If the fourth program fits again, rung 11 is no longer slower than rung 10. The launch option
-# `maxnreg` limits the number of registers. This can have a cost, because values that no longer fit into registers are
-# *spilled* to memory, so we look at the spills before we time anything:
+# `maxnreg` limits the number of registers per thread. Such a limit can cost time, because values that no longer fit
+# into registers are *spilled* to memory. We therefore look at the spills before we time anything:
 
 # %%
 limits = {}
@@ -162,20 +164,20 @@ for number in ("11", "13"):
         print(f"measured at d = 64 on an H200: rung {number} with maxnreg=128 is {gain:.2f} times as fast as without")
 
 # %% [markdown]
-# In rung 11, the compiler saves the two registers without a single spill. Rung 13 is rung 11 with the heads in groups,
-# and with 134 registers it has the same problem. There, the limit costs a few spills, but the kernel still becomes
-# faster. This supports the hypothesis, although rung 11 itself has not been timed with the limit.
+# In rung 11, the compiler manages with two registers fewer without a single spill. Rung 13 is rung 11 with the heads in
+# groups, and since it needs 134 registers, it has the same problem. There, the limit costs a few spills, but the kernel
+# still becomes faster. This supports the hypothesis, although rung 11 itself has not been timed with the limit.
 #
-# Two lessons from this round are worth keeping. First, a measurement is only valid for its shape, so repeat it for
-# every shape that you care about. Second, the number of programs changes in steps, so a small change in the number of
+# Two lessons from this round are worth keeping. First, a measurement is only valid for the shape at which it was made,
+# so repeat it for every shape that you care about. Second, the number of programs changes in steps, so using a few more
 # registers can have no effect at all, or a large one.
 #
 # ## Which tools work on your own file?
 #
 # From here on, we only work with one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and its last lines
 # call that function, so that a profiler has something to observe. If there is no `mine.py` next to this notebook, the
-# next cell creates one from rung 11 by replacing that rung's own last lines. This kernel has tiles of 64 × 64, 4 warps
-# and 3 stages. You can also use your own kernel from [assignment 4](assignments/4_triton_forward.ipynb).
+# next cell creates one from rung 11 by replacing that rung's own last lines. That kernel has 64 × 64 tiles, 4 warps and
+# 3 stages. You can also use your own kernel from [assignment 4](assignments/4_triton_forward.ipynb).
 
 # %%
 CALL = """
@@ -194,23 +196,23 @@ if not mine.exists():
 # | you want to know | the command | GPU |
 # | --- | --- | --- |
 # | registers, spills, shared memory, layouts | `fa2-lab xray mine.py --full` | no |
-# | its instructions | `fa2-lab xray mine.py --full --sass` | no |
+# | the kernel's instructions | `fa2-lab xray mine.py --full --sass` | no |
 # | how long each kernel takes | `nsys profile -o mine python mine.py; nsys stats -r cuda_gpu_kern_sum mine.nsys-rep` | yes |
-# | what limits it, what its warps wait for | `ncu -k regex:forward -s 2 -c 1 --set full python mine.py` | yes |
-# | how long it takes, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` | yes |
-# | whether it accesses anything outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` | yes |
-# | whether it has a race in shared memory (not with the barriers of chapter 12a) | `compute-sanitizer --tool racecheck python mine.py` | yes |
-# | a value | `TRITON_INTERPRET=1 python mine.py`, with a `breakpoint()`, q, k, v on the CPU, no `synchronize`, a small N and one head | no |
+# | what limits the kernel, and what its warps wait for | `ncu -k regex:forward -s 2 -c 1 --set full python mine.py` | yes |
+# | how long each kernel takes, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` | yes |
+# | whether the kernel accesses anything outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` | yes |
+# | whether the kernel has a race in shared memory (not for kernels with the barriers of chapter 12a) | `compute-sanitizer --tool racecheck python mine.py` | yes |
+# | the value of a variable | `TRITON_INTERPRET=1 python mine.py`, with a `breakpoint()`, q, k, v on the CPU, no `synchronize`, a small N and one head | no |
 #
 # If the kernel is slow, begin with `xray`. Continue with `nsys`, which times whole kernels, and then with `ncu`, whose
 # output you read as in chapter 10. If `ncu` reports `ERR_NVGPUCTRPERM`, the machine's owner has to allow access to the
-# counters. Proton is Triton's own profiler. If the kernel's result is wrong, begin with the last line of the table.
+# counters. Proton is Triton's own profiler. If the kernel's result is wrong, begin with the last row of the table.
 # `xray` compiles for an H200 and the causal mask unless you set `--chip` or `--full`.
 #
 # ## What does the compiler make of a launch option?
 #
-# The next cell compiles `mine.py` at d = 128 with four different launches. Before you read the last column of the
-# table, compute it with your `programs`.
+# The next cell compiles `mine.py` at d = 128 with four different sets of launch options. Before you read the last
+# column of the table, compute it with your `programs`.
 
 # %%
 LAUNCHES = {
@@ -236,30 +238,31 @@ for launch, kernel in kernels.items():
 # - **maxnreg.** With at most 128 registers, some of a thread's values do not fit. The *spills* column counts the
 #   instructions that store these values to memory and load them back.
 # - **Programs.** With the default options, the registers would allow 3 programs, but shared memory has room for only 2.
-#   `maxnreg=128` frees enough registers for 4 programs. At d = 64, this made room for the fourth program, but here it
-#   gains nothing, because shared memory is still the limit.
+#   `maxnreg=128` frees enough registers for 4 programs. At d = 64, the same option made room for the fourth program,
+#   but here it has no effect, because shared memory is still the limit.
 #
-# So before you change an option, find out which of the limits is the lowest, because that is the only one worth
+# So before you change an option, find out which of the limits is the lowest, because that limit is the only one worth
 # raising.
 #
 # ## What do eight warps do?
 #
-# On Hopper (H100, H200), four warps start a tensor-core matmul together. This matmul has 64 rows, 16 for each warp,
-# which is just right for a tile of 64 × 64 scores in `mine.py`.
+# On Hopper (H100, H200), four warps start a tensor-core matmul together. Such a matmul has 64 rows, 16 for each warp,
+# which is just right for the 64 × 64 scores of a tile in `mine.py`.
 #
 # **Predict.** How do eight warps share $S = QK^\top$?
 #
 # - ☐ each takes half as many rows
-# - ☐ four of them repeat what the other four compute
-# - ☐ four of them take the left half of the keys, and four take the right half
+# - ☐ four of the warps repeat what the other four compute
+# - ☐ four of the warps take the left half of the keys, and four take the right half
 #
 # <details><summary>Answer</summary>
 #
-# **four of them repeat what the other four compute.** The layout of S is `warpsPerCTA = [8, 1]`, where CTA is NVIDIA's
-# word for a thread block. This layout stacks all eight warps on top of each other, which would take 128 rows. Since the
-# tile has only 64, each row is computed twice, and so is each exponential. For $PV$, the compiler chose `[4, 2]`, in
-# which four warps take half of d. The table above gave us a clue, because with twice the number of warps, a thread
-# still has 138 registers, rather than half of 168.
+# **four of the warps repeat what the other four compute.** The layout of S is `warpsPerCTA = [8, 1]`, where CTA is
+# NVIDIA's word for a thread block. This layout stacks all eight warps on top of each other, which would take 128 rows.
+# Since the tile has only 64 rows, each row is computed twice, and so is each exponential. For $PV$, the compiler chose
+# `[4, 2]`, in which one group of four warps computes one half of O's d columns, and the other group computes the other
+# half. The table above already contained a clue. With twice the number of warps, each thread should need about half of
+# the 168 registers, but it still needs 138.
 #
 # ```python
 # rows = {name: kernels[name] for name in ("as it is", "num_warps=8")}
@@ -278,16 +281,17 @@ for launch, kernel in kernels.items():
 # </details>
 
 # %% [markdown]
-# A Triton kernel does not specify its layouts, but the size of its tile decides which ones the compiler chooses. Here,
-# it helps to make the tile large enough for all warps. With 128 rows, `[8, 1]` is simply split-Q, as in chapter 07.
+# A Triton kernel does not specify its layouts, but the size of its tiles decides which layouts the compiler chooses.
+# Here, it helps to make the tiles large enough for all warps. With 128 rows, `[8, 1]` is simply split-Q, as in
+# chapter 07.
 #
 # <details><summary>On an A100 or an RTX 4090, the tile decides even whether four warps share S by rows</summary>
 #
 # On these chips, each warp runs its own matmuls, so the warps of a program can also be placed side by side. The
 # compiler looks at the *last* matmul of the loop. Here, that is $PV$, whose result has B_r rows and d columns (d
 # rounded up to a power of two). If B_r ≥ d, all matmuls of the loop get `[4, 1]`, and each row of S stays within one
-# warp. Otherwise, they get `[1, 4]`, and each warp has some keys of every row, so maxima, sums and P have to go through
-# shared memory.
+# warp. Otherwise, they get `[1, 4]`, and each warp has some keys of every row, so the warps have to exchange maxima,
+# sums and P through shared memory.
 #
 # At d = 128, rungs 03, 08 and 11, whose tiles have 64 rows, get `[1, 4]` on these chips, and so does rung b01 of the
 # backward pass. You can see this with `fa2-lab xray 11 --chip sm_80`. For this reason, the package's own forward kernel
@@ -295,8 +299,8 @@ for launch, kernel in kernels.items():
 # columns.
 # </details>
 #
-# **Takeaway.** More warps need more rows, at least 16 for each warp. Read `warpsPerCTA` before you believe that you
-# have saved registers.
+# **Takeaway.** If you use more warps, you need more rows, at least 16 for each warp. Read `warpsPerCTA` before you
+# believe that you have saved registers.
 #
 # ## Which line does an instruction come from?
 #
@@ -316,14 +320,14 @@ for launch in ("as it is", "num_stages=1"):
 
 # %% [markdown]
 # One instruction, `HGMMA.64x64x16`, multiplies a 64 × 16 matrix by a 16 × 64 matrix. The line multiplies a 64 × 128
-# matrix by a 128 × 64 matrix, so it takes 8 of these instructions, and it occurs in both of the kernel's loops. With
-# one stage, the line also has to write K's 16 KiB to shared memory, which takes 8 `STS` of 16 bytes per thread in each
-# loop. The `BAR.SYNC` before them and the one after them are the two barriers from chapter 07, "the tile is free" and
-# "the tile is there". If the copies run ahead, all of this moves out of the line.
+# matrix by a 128 × 64 matrix, so it takes 8 of these instructions. Since it occurs in both of the kernel's loops, the
+# count is 16. With one stage, the line also has to write K's 16 KiB to shared memory, which takes 8 `STS` of 16 bytes
+# per thread in each loop. The `BAR.SYNC` before them and the one after them are the two barriers from chapter 07, "the
+# tile is free" and "the tile is there". If the copies run ahead, the line no longer contains any of these instructions.
 #
 # ## When do the warps wait?
 #
-# A stall in `ncu` is an average over the whole kernel, whereas a *timeline* shows when the waits happen. The timeline
+# In `ncu`, a stall is an average over the whole kernel, whereas a *timeline* shows when each wait happens. The timeline
 # below does not come from `mine.py`, but from a small loop that copies nothing ahead. `python -m fa2_studio.inside`
 # recorded it on an H200.
 
@@ -338,8 +342,8 @@ for lane in ("copies", "products"):
 
 # %% [markdown]
 # The tensor cores are idle during each copy, just as in chapter 10's timeline for one stage. `nsys` and `proton` show
-# when each *kernel* ran, but Proton can also look inside a kernel, as it did here. To try this yourself, add the
-# following lines to `mine.py`. Reading the clock takes time itself, so you can trust the order of the spans but not
+# when each *kernel* ran, but Proton can also look inside a kernel, as it did here. To try this yourself, add the lines
+# below to `mine.py`. Reading the clock takes time itself, so you can trust the order of the recorded spans but not
 # their lengths:
 #
 # ```python
@@ -355,19 +359,20 @@ for lane in ("copies", "products"):
 # proton.finalize()  # after synchronize(): writes mine.chrome_trace, for ui.perfetto.dev
 # ```
 #
-# ## Can you find the fastest launch by trying?
+# ## Can you find the fastest launch options by trying?
 #
-# An *autotuner* times each launch and keeps the fastest. `triton.autotune` does this at the first call, and
-# `fa2-lab tune` does it for this package's kernels. However, four things can go wrong:
+# An *autotuner* times the kernel with each set of launch options and keeps the fastest set. `triton.autotune` does this
+# at the first call, and `fa2-lab tune` does it for this package's kernels. However, four things can go wrong:
 #
-# - **Luck.** If many launches are equally fast, the one that wins looks faster than it is, as the next cell shows.
-#   Taking medians makes this difference smaller. If the winner is ahead by less than the difference, use the simpler
-#   launch.
-# - **The clock.** A GPU lowers its clock when it draws a lot of power (*throttling*), so let the launches alternate.
+# - **Luck.** If many sets of options are equally fast, the one that wins looks faster than it is, as the next cell
+#   shows. Taking medians makes this error smaller. If the winner is ahead by less than the error, use the simpler
+#   options.
+# - **The clock.** A GPU lowers its clock when it draws a lot of power (*throttling*), so make the candidates take
+#   turns.
 # - **The shape.** The winner at one shape can lose at another, as rung 11 did at d = 64, so test it at all the shapes
 #   that you care about.
-# - **The result.** A launch that wrongly skips tiles is fast, so compare the results as well. A kernel that *adds* to
-#   its output does so in every trial, so the autotuner has an option, `reset_to_zero`, that clears the output before
+# - **The result.** A kernel that wrongly skips tiles is fast, so compare the results as well. A kernel that *adds* to
+#   its output adds again in every trial, so the autotuner has an option, `reset_to_zero`, that clears the output before
 #   each trial.
 
 # %%
@@ -381,8 +386,8 @@ for repeats in (1, 9):
 #
 # We now turn to kernels whose result is wrong, and we start with a mistake that the interpreter hides. In NumPy and in
 # Triton's interpreter, an fp32 number has 23 bits after the point. On a GPU, however, `tl.dot` of two fp32 tiles runs
-# on the tensor cores, which have their own format, *TF32*. They only read the first 10 bits after the point and ignore
-# the other 13.
+# on the tensor cores, which use a format of their own, *TF32*. They read only the first 10 bits after the point and
+# ignore the other 13.
 
 
 # %%
@@ -397,7 +402,7 @@ def error(rounded):  # of Q Kᵀ, if the operands are rounded
     return np.linalg.norm(S - exact) / np.linalg.norm(exact)
 
 # %% [markdown]
-# **Predict.** A kernel in fp32 writes just `tl.dot(q, k.T)`. How exact are its scores on a GPU?
+# **Predict.** A kernel for fp32 inputs simply calls `tl.dot(q, k.T)`. How exact are its scores on a GPU?
 #
 # - ☐ as exact as in the interpreter
 # - ☐ between fp32 and fp16
@@ -406,7 +411,8 @@ def error(rounded):  # of Q Kᵀ, if the operands are rounded
 # <details><summary>Answer</summary>
 #
 # **no better than fp16.** fp16 also has 10 bits after the point, but the conversion to fp16 rounds, whereas TF32 simply
-# cuts off the remaining bits. TF32's only advantage is its larger range. No test in the interpreter shows the loss.
+# cuts off the remaining bits. TF32's only advantage is its larger range. No test in the interpreter shows this loss of
+# precision.
 #
 # ```python
 # for name, rounded in (("fp32", np.float32), ("fp16", np.float16), ("TF32", tf32)):
@@ -427,14 +433,14 @@ def error(rounded):  # of Q Kᵀ, if the operands are rounded
 # cores. It is the right choice for a test, or if exact gradients matter. `"tf32x3"` is a compromise, with three matmuls
 # instead of one.
 #
-# **Takeaway.** A matmul of fp32 inputs does not have fp32 precision. Write `input_precision="ieee"`, or expect only
-# three correct digits.
+# **Takeaway.** By default, a matmul of fp32 inputs does not have fp32 precision. Write `input_precision="ieee"`, or
+# expect only three correct digits.
 #
 # ## How do you look inside a kernel?
 #
 # In Triton's interpreter, a kernel is plain Python, so `breakpoint()` stops it, and Python's debugger can show every
-# tile. For each row of 10 numbers, the kernel below computes $L = \log \sum_j e^{s_j}$, using a block of 16 elements.
-# The rows follow one another in memory.
+# tile. For each row of 10 values, the kernel below computes $L = \log \sum_j e^{s_j}$, using a block of 16 elements. In
+# memory, each row directly follows the previous one.
 
 # %%
 @triton.jit
@@ -459,7 +465,7 @@ sys.breakpointhook = sys.__breakpointhook__
 print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item(), 6))
 
 # %% [markdown]
-# The mask stops the load from reading the last six positions, so these hold −∞.
+# The mask keeps the load from reading the last six positions, so the block holds −∞ there.
 #
 # You cannot stop a compiled kernel like this, but `tl.device_print("m", m)` prints a value on a GPU. The value is
 # printed once for *each thread*, so let only one program print. `compute-sanitizer` reports every access outside an
@@ -478,7 +484,7 @@ print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*
 # ## Why is the result slightly wrong?
 #
 # Above, `log_sum_kernel` gave the right result, and if the rows have 16 columns, its results are right for any number
-# of rows. But with three rows of 10 numbers, some of the results are wrong in the first few digits.
+# of rows. But with three rows of 10 values, some of the results are wrong in the first few digits.
 
 # %% tags=["hide-input"]
 def errors(S, N):
@@ -499,9 +505,9 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 #
 # <details><summary>Answer</summary>
 #
-# **all but the last.** The tensor ends after the last row, so there the mask works. Every other row is followed by the
-# next row, whose first six numbers are included in the sum by mistake. The mask tests whether an element is in the
-# *tensor*, but it should test whether it is in the row.
+# **all but the last.** The tensor ends after the last row, so the mask works for that row. After each earlier row,
+# however, the next row begins, and its first six values are included in the sum by mistake. The mask tests whether an
+# element is in the *tensor*, but it should test whether it is in the row.
 #
 # ```python
 # print("errors of L:", errors(S, 10))
@@ -514,41 +520,44 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # ```
 # </details>
 #
-# One defence against such mistakes is *NaN padding*, also called guard rows. If you place the rows further apart and
-# fill the gaps with NaN, the result becomes NaN for every row whose load reads too far. Here, the fix is
+# One defence against such mistakes is *NaN padding*, also called guard rows. If you leave gaps between the rows and
+# fill these gaps with NaN, the result becomes NaN for every row whose load reads too far. Here, the fix is
 # `mask=tl.arange(0, B) < N`.
 #
-# **Takeaway.** Test with ragged sizes, and put NaN past every end. A wrong number can look plausible, but NaN cannot.
+# **Takeaway.** Test with ragged sizes, and put NaN past every end. A wrong number can look plausible, but a NaN cannot.
 #
-# If you have no idea what is wrong, `fa2-lab examine mine.py:forward` compares your function with the known mistakes
-# (appendix [C](C_package.ipynb)). [Assignment 9](assignments/9_up_the_ladder.ipynb) uses these tools to climb further,
-# from rung 03 up. [Assignment 8](assignments/8_detective.ipynb), which comes after chapter 12b, has programs that hang,
-# that race, or whose results are slightly wrong. Read [appendix A](A_lanes.ipynb) before chapter 12a.
+# If you have no idea what is wrong, `fa2-lab examine mine.py:forward` compares your function with a list of known
+# mistakes (appendix [C](C_package.ipynb)). [Assignment 9](assignments/9_up_the_ladder.ipynb) uses these tools to climb
+# further, from rung 03 up. [Assignment 8](assignments/8_detective.ipynb), which comes after chapter 12b, contains
+# programs that hang, that have a race, or that give slightly wrong results. Read [appendix A](A_lanes.ipynb) before
+# chapter 12a.
 #
 # ## Recap
 #
-# - A GPU programmer finds out what a kernel waits for, changes that one thing, checks the result, looks again, and
-#   tries another shape.
+# - A GPU programmer finds out what a kernel waits for, makes one change that removes this wait, checks the result,
+#   measures again, and tries another shape.
 # - Registers, shared memory and slots for warps limit the number of programs on an SM. This number changes in steps,
 #   and only the lowest limit is worth raising.
-# - More warps need more rows, so read the layout.
+# - If you use more warps, you need more rows, so read the layout.
 # - `xray` needs no GPU, so use it first. `ncu` names the wait, and a timeline shows when it happens.
-# - A search for the fastest launch needs medians, alternating launches, several shapes and a check of the result.
-# - NaN past the end of every row reveals a read that goes too far. `compute-sanitizer` reveals an access that leaves
-#   the tensor.
+# - To search for the fastest launch options, take medians, make the candidates take turns, test several shapes, and
+#   check the result.
+# - NaN past the end of every row reveals a read that goes too far. `compute-sanitizer` reveals an access outside the
+#   tensor.
 #
 # ## Exercises
 #
 # Which launch options let *three* programs of `mine.py` fit onto an SM at d = 128? Add yours to `LAUNCHES` above and
-# run the two cells there again. The last column shows whether you are right. What do the options cost?
+# run the two cells there again. The last column shows whether you are right. What do these options cost?
 #
 # <details><summary>Solution</summary>
 #
 # If three programs of 128 threads share an SM, there are 65,536 / 384 = 170 registers per thread, or 168 in steps of 8.
-# Each program has 228 / 3 = 76 KiB of shared memory, and the system takes 1 KiB of this. Two stages take 80 KiB and one
-# takes 48 KiB, so the answer is `dict(num_stages=1, maxnreg=168)`. The cost is 14 spills and the loss of all copying
-# ahead, which is too much. In chapter 10, a third program gains only 16% (rung 09 at 168 registers), whereas copying
-# ahead, with the loops in the right order, gains 57% (rungs 10 and 11).
+# Each program can have 228 / 3 = 76 KiB of shared memory, and the system reserves 1 KiB of this. Two stages take 80 KiB
+# and one stage takes 48 KiB, so the answer is `dict(num_stages=1, maxnreg=168)`. These options cost 14 spills, and no
+# copy runs ahead any longer, which is too high a price. In chapter 10, a third program makes the kernel only 16% faster
+# (rung 09 at 168 registers), whereas copying ahead, with the loops in the right order, makes it 57% faster (rungs 10
+# and 11).
 # </details>
 
 # %% [markdown]
