@@ -6,8 +6,8 @@
 #
 # **How do gradients come back without the score matrix?**
 #
-# Chapter 01 derived the gradients, and chapter 03 recovered P tile by tile. Now many workers share the job, and all of
-# them add to one of the three results, dQ.
+# Chapter 01 derived the gradients, and chapter 03 recovered P tile by tile. In this chapter, many workers share the
+# job, and all of them add to one of the three results, dQ.
 #
 # After this notebook you can
 #
@@ -45,8 +45,8 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # Suppose that two workers of the backward pass have computed their contributions to the same row of dQ, for example 3
 # and 4. Each worker then runs `dQ[row] = dQ[row] + dq`. On a chip, this line takes three steps, namely a load, an
-# addition and a store. Between any two steps of one worker, the other worker can take a step. The next cell defines the
-# three steps and shows two timelines that begin with dQ = 0:
+# addition and a store. Between any two steps of one worker, the other worker can execute some of its own steps. The
+# next cell defines the three steps and shows two timelines that begin with dQ = 0:
 
 
 # %%
@@ -181,9 +181,9 @@ check(
 #
 # As an example, split the 1-3-4-8 row into two tiles of two keys each. The first tile has p = (1/16, 3/16) and ds =
 # (5.5, −7.5)/16, and the second has p = (4/16, 8/16) and ds = (6, −4)/16. Neither pair of weights sums to 1, and only
-# the four ds together sum to 0. The first tile adds $\tau\,(5.5\,k_0 - 7.5\,k_1)/16$ to the row's dq, and the second
-# tile adds $\tau\,(6\,k_2 - 4\,k_3)/16$. Both tiles contribute to the same row of dQ, just as the two workers did in
-# the race above.
+# all four ds values together sum to 0. The first tile adds $\tau\,(5.5\,k_0 - 7.5\,k_1)/16$ to the row's dq, and the
+# second tile adds $\tau\,(6\,k_2 - 4\,k_3)/16$. Both tiles contribute to the same row of dQ, just as the two workers
+# did in the race above.
 #
 # [Assignment 3](assignments/3_backward.ipynb) goes further. There, you handle all tiles, shared heads and dropout, with
 # the meter on.
@@ -296,7 +296,7 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 #
 # The second pass costs additional matmuls, because the first pass computes S, dP, dV and dK, and the second one
 # computes S and dP again before it computes dQ. That makes seven matmuls per tile instead of five, or 40% more FLOPs.
-# Does it save bytes in exchange? We count in the same unit as above:
+# Does it save bytes in exchange? As above, we count a tile's bytes and divide them by B · d:
 #
 # - **One pass as listed** moves 12 bytes.
 # - **One pass with atomic adds** sends dq to L2, which does the addition, so the old sums need not be loaded. That
@@ -326,10 +326,10 @@ live("backward")
 # %% [markdown]
 # The next figure shows both versions on the same time axis. With atomic adds, four workers add to the same block of dQ
 # at once, and the order in which their contributions arrive differs from run to run. With two passes, each block has
-# one writer. The axis counts only matmuls. A tile takes five of them in the single pass, and four and three in the two
-# passes. An atomic add therefore takes no time on this axis, and the two passes finish later. On the H200, however, the
-# two passes were faster, so the single pass must have lost time to something that this axis does not count. The first
-# suspects are the additions in L2, and chapter 09 estimates their cost.
+# one writer. The axis counts only matmuls. In the single pass, a tile takes five matmuls. With two passes, it takes
+# four in the first pass and three in the second. An atomic add therefore takes no time on this axis, and the two passes
+# finish later. On the H200, however, the two passes were faster, so the single pass must have lost time to something
+# that this axis does not count. The first suspects are the additions in L2, and chapter 09 estimates their cost.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("race")
@@ -397,9 +397,9 @@ for method in (one_generator, by_position):
 # attention* (MQA), all query heads share the same K/V head. This sharing shrinks a model's *KV cache*, which holds the
 # keys and values of all tokens so far (chapter 14).
 #
-# In the forward pass, only an address changes. If `group` query heads share a K/V head, then query head h reads the K/V
-# head `h // group`, rounded down. With a group of four, query heads 0 to 3 read K/V head 0, and query heads 4 to 7 read
-# K/V head 1.
+# In the forward pass, GQA changes only the addresses of K and V. If `group` query heads share a K/V head, then query
+# head h reads the K/V head `h // group`, rounded down. With a group of four, query heads 0 to 3 read K/V head 0, and
+# query heads 4 to 7 read K/V head 1.
 #
 # In the backward pass, dQ still has one head per query head. But all query heads of a group add to the same dK and dV,
 # just as all rows of one head do. The worker that owns a column block of dK and dV therefore loops over the rows of all
@@ -449,8 +449,8 @@ for method in (one_generator, by_position):
 # 1. P is recomputed in the backward pass, tile by tile. Why is that cheaper than keeping P?
 # 2. A row has m = 1, ℓ = 2 and o = 6, where o is not yet divided by ℓ. Then a score of 1 + log 2 with a value of 5
 #    arrives. What is o/ℓ?
-# 3. When N doubles, by what factor do FA2's extra memory, its requests, and its DRAM traffic (while K and V fit in L2)
-#    grow?
+# 3. By what factors do FA2's extra memory, its requests and its DRAM traffic grow when N doubles? For the DRAM traffic,
+#    assume that K and V fit in L2.
 # 4. Why was the FA1 authors' own kernel fast, although chapter 00's version of FA1 is slow?
 #
 # <details><summary>Four answers</summary>

@@ -199,8 +199,8 @@ live("tiles")
 #
 # Two, three or four thread blocks often fit on an SM at the same time. How many fit depends on the SM's registers and
 # shared memory. Sharing an SM hides latency (chapter 00), because one thread block can compute while another one waits
-# for data. It also gives each wave more *slots*. On 132 SMs, a wave has 264 slots with two thread blocks per SM, and
-# 396 with three. A launch takes ⌈thread blocks / slots⌉ waves.
+# for data. A wave then also has more *slots*, which are places for thread blocks. On 132 SMs, a wave has 264 slots with
+# two thread blocks per SM, and 396 with three. A launch takes ⌈thread blocks / slots⌉ waves.
 #
 # **Predict.** A change frees registers, so that three thread blocks fit on an SM instead of two. With 64 heads of 64
 # row blocks each, the change makes the kernel 1.2 times as fast. A thread block that has its SM to itself takes nine

@@ -209,7 +209,7 @@ for name, view in (("matrix", matrix), ("matrix[:, :2]", matrix[:, :2]), ("matri
 # Since a kernel gets only the address, the launch has to pass the strides as well. To address a two-dimensional block,
 # you combine a column of row indices with a row of column indices. As in NumPy, `row[:, None]` is (B, 1), `column[None,
 # :]` is (1, B), and their sum is (B, B). A grid can also have two dimensions, in which case `tl.program_id(1)` is the
-# program's index in the second one.
+# program's index along the second dimension.
 #
 # **Build.** Write a kernel that copies a matrix with any strides to Y, whose rows are contiguous. Each program copies
 # one B × B block.
@@ -494,7 +494,7 @@ show("ragged_edge")
 # Models often compute Q as (N, heads, d) and pass on a transposed view, (heads, N, d). In this view's memory, rows of
 # other heads come between two rows of head 0. `load_rows` would read such a row as head 0's next row without raising an
 # error, and a test with one head would pass. Our rungs therefore make a contiguous copy of such a view (`contiguous()`)
-# before they launch a kernel. The package's own kernel takes strides, as your `copy` does.
+# before they launch a kernel. The package's own kernel accepts strides, as your `copy` does.
 #
 # ## Which exponential does a GPU have?
 #
@@ -502,11 +502,11 @@ show("ragged_edge")
 # $\tau$, we multiply them by $\tau \log_2 e$, which is called `tau_log2`, and use `exp2`. As a result, m is $\log_2 e$
 # times as large as before, but it still belongs to the same score.
 #
-# The function `visit` adds one tile to a row block's state. The tags on its lines refer to the paper's Algorithm 1.
-# With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The scale is not
-# applied to `s_ij` separately. It is part of the subtraction, tau_log2 · s − m, which takes one FMA per score. A Python
-# global like `NEG_INF` must be a `tl.constexpr`. The interpreter also accepts an ordinary global, but the GPU compiler
-# rejects it.
+# The function `visit` adds one tile to a row block's state. The tags on its lines refer to Algorithm 1 of the FA2
+# paper. With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The scale is
+# not applied to `s_ij` separately. It is part of the subtraction, tau_log2 · s − m, which takes one FMA per score. A
+# Python global like `NEG_INF` must be a `tl.constexpr`. The interpreter also accepts an ordinary global, but the GPU
+# compiler rejects it.
 
 # %%
 NEG_INF, LOWEST = tl.constexpr(float("-inf")), tl.constexpr(-1.0e30)
@@ -676,8 +676,8 @@ check(my_attention, *tried, tolerance=2e-3, names=("O", "L"))
 # Your kernel masks every tile. In chapter 04, the tiles of a row block were first FULL, then DIAGONAL, and then SKIP.
 # Two bounds, both counted in keys, are enough to tell these three kinds apart. Every row sees all keys before `full`,
 # and no row sees a key from `last` on. The first row of a block sees the fewest keys, so it decides `full`, and the
-# last row sees the most, so it decides `last`. `full` is rounded down to whole tiles. Without a causal mask, at most
-# one tile is therefore between the two bounds, namely the ragged tile at the end.
+# last row sees the most, so it decides `last`. `full` is rounded down to a whole number of tiles. Without a causal
+# mask, at most one tile is therefore between the two bounds, namely the ragged tile at the end.
 
 # %%
 seen = np.minimum(np.arange(600) + 1, 600)  # 600 queries and keys, tiles of 128 × 64
@@ -776,7 +776,7 @@ else:
 # ## Recap
 #
 # - A program is a thread block. It knows only its own number, so you must compute the addresses and the masks. `X + 1`
-#   is the next element.
+#   is the address of the next element.
 # - A load fetches whole sectors of 32 bytes, so neighbouring threads should read neighbouring numbers.
 # - A larger `num_warps` divides every block among more threads, so it changes the number of registers per thread and
 #   the arrangement of the warps.

@@ -286,11 +286,11 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
     tl.atomic_add(at, x, mask=first + row < N, sem="relaxed")
 
 # %% [markdown]
-# Rung b00 is the column kernel with line 15 in its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. No part is
-# lost in this version. On a GPU, however, the order in which the parts are added can differ from run to run, and so can
-# the last bits of dQ. This is why two runs of this kernel can give different results. In the interpreter, each program
-# ends before the next one begins, so a test there cannot reveal a race. There, you can find a race only by reading the
-# code.
+# Rung b00 is the column kernel with line 15 added to its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. No part
+# is lost in this version. On a GPU, however, the order in which the parts are added can differ from run to run, and so
+# can the last bits of dQ. This is why two runs of this kernel can give different results. In the interpreter, each
+# program ends before the next one begins, so a test there cannot reveal a race. There, you can find a race only by
+# reading the code.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 dQ, dK, dV = truth(Q, K, V, O, L, dO)
