@@ -53,8 +53,8 @@ def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
     caption = f"FA2 divides once per row instead of once per tile, which saves {saved:.0%} of a tile's clocks."
     figure, ax = style.new_figure(
         2.7,
-        f"{caption} It saves them only if the operations run one after another, and nothing if all units work at once."
-        f" {setting}.",
+        f"{caption} These clocks are saved only if the operations run one after another. If all units work at once,"
+        f" nothing is saved. {setting}.",
     )
     for y, (name, steps) in enumerate(loops.items()):
         stop = _boxes(ax, y, steps)

@@ -21,7 +21,7 @@ def forward() -> dict:
     """Standard attention, FA1 and FA2 in two sizes of tiles (chapter 04)."""
     blocks = {B: cost("FA2", B_r=B, B_c=B) for B in (64, 128)}
     small, large = (asked.limit(chips.H200)[0] for asked in blocks.values())
-    message = f"The limit of FA2 is {small} with 64 rows per block, and with 128 rows it is the {large}."
+    message = f"With 64 rows per block, {small} limits FA2, and with 128 rows, the {large} do."
     return roofline.data("standard", "FA1", *((f"FA2, {B} × {B}", c) for B, c in blocks.items()), message=message)
 
 

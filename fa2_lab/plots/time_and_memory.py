@@ -51,8 +51,8 @@ def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -
     faster, less = slow / dict(time["ours"])[N], full / dict(memory["ours"])[most]
     caption = (
         f"At N = {N:,}, our kernel is {faster:.1f} times as fast as standard attention. It also needs only 1/{less:.0f}"
-        f" of the memory at N = {most:,}. The times are those of simple kernels in bf16, and the memory of standard"
-        " attention is that of PyTorch's own in float32."
+        f" of the memory at N = {most:,}. Standard attention's times are those of simple kernels in bf16, and"
+        " its memory is that of PyTorch's own version in float32."
     )
     figure, (above, below) = style.new_figure(5.6, f"{caption} {setting}.", nrows=2, sharex=True)
     for ax, curves in ((above, time), (below, memory)):
