@@ -188,8 +188,8 @@ listing("09")
 # %% [markdown]
 # `LDG` loads from L2 or DRAM into registers, and `STS` stores from registers into shared memory. `HGMMA` is an
 # instruction for the tensor cores, and `MUFU` is one for the special function units, in this case an exponential.
-# `BAR.SYNC` is a barrier for the program's warps. The two `WARPGROUP` instructions belong to the matmuls, and we will
-# need them in the second round.
+# `BAR.SYNC` is a barrier for the program's warps. The two `WARPGROUP` instructions are part of the matmuls, and they
+# become important in the second round.
 #
 # A warp does not wait at an `LDG` itself. The hardware marks the destination register as *not there yet* in a table,
 # the *scoreboard*, and the warp goes on. It has to stop at the first instruction that reads such a register, and here
@@ -320,7 +320,7 @@ for stages in (1, 3):
 # </details>
 
 # %% [markdown]
-# ## Why does rung 10 gain less than predicted?
+# ## Why does rung 10 speed up less than predicted?
 
 # %% tags=["hide-input"]
 predicted = reasons.predicted(*pair("10"), causal=False, d=128)
@@ -400,7 +400,7 @@ for number in ("10", "11"):
 # and we do not know why.
 #
 # On a machine with a GPU, `fa2-lab ladder 11 --run` checks rung 11 and then compares its time with that of rung 10.
-# Without a GPU, `fa2-lab ladder 10 11` prints the change in the code together with everything that was recorded about
+# Without a GPU, `fa2-lab ladder 10 11` prints the change in the code, together with everything that we recorded about
 # it.
 #
 # **Predict.** In rung 11, the tensor cores are busy 54% of the time. If the kernel keeps all its matmuls, how many
@@ -471,7 +471,7 @@ moved = climbed.several(record, r05=cores, r06=issued, r07="", r08=cores, r09=is
 Markdown(f"<details><summary>One counter for each change, before and after</summary>\n\n{moved}\n\n</details>")
 
 # %% [markdown]
-# ## What did FA2's own ideas gain?
+# ## How much did FA2's own ideas help?
 #
 # Rungs 00 to 05 follow the two papers. Rung 01 has the loops of FA1's *Algorithm 1 as printed, one worker per head*,
 # and its tiles are 64 × 64, as on all rungs up to 17. S and P never reach DRAM, and yet this rung is much slower than
@@ -522,7 +522,7 @@ for heads, row in ((64, full), (8, few)):
 # directly to o, which saves 50 registers. An SM has 65,536 registers. If a program has 128 threads with r registers
 # each (rounded up to a multiple of 8), then 65,536 / (128 r) programs fit, which is three if r is at most 168. Rung 05
 # needs exactly 168. Under the mask, however, the kernel still needs 174 registers after the same change. That is a few
-# too many for a third program, so under the mask, rung 05 is hardly faster.
+# too many for a third program, so under the mask, rung 05 is no faster than rung 04.
 #
 # ## What is a third program worth?
 #
@@ -694,9 +694,9 @@ show("roofline")
 #
 # <details><summary>Answer</summary>
 #
-# **rung 17 is faster, because moving bytes costs power.** Rung 17 takes more cycles than rung 16 but is faster all the
-# same. At the power limit, every byte that a kernel does not move leaves more power for the computation, so the clock
-# can be higher.
+# **rung 17 is faster, because moving bytes costs power.** Rung 17 takes more cycles than rung 16 but is still faster.
+# At the power limit, every byte that a kernel does not move leaves more power for the computation, so the clock can be
+# higher.
 #
 # ```python
 # old, new = pair("17")

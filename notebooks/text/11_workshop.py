@@ -142,7 +142,7 @@ check(programs, *(Case(words, case, blocks_per_sm(H200, case[1], case[0], case[2
 #
 # With 128 registers per thread, four programs of 128 threads take 4 · 128 · 128 registers, which is exactly the 65,536
 # that an SM has. For rung 11, 130 registers are rounded up to 136, so only three programs fit. Rung 11 therefore has
-# fewer waits, but each SM also holds one program fewer that could work during the remaining waits. With 8 heads, the
+# fewer waits, but each SM also holds one fewer program that could work during the remaining waits. With 8 heads, the
 # waves from chapter 06 make this worse. There are 512 programs, which can all run at once if each SM holds four,
 # because 132 SMs then have 528 slots. With three per SM, there are only 396 slots, so a second wave is needed.
 #
@@ -164,9 +164,10 @@ for number in ("11", "13"):
         print(f"measured at d = 64 on an H200: rung {number} with maxnreg=128 is {gain:.2f} times as fast as without")
 
 # %% [markdown]
-# In rung 11, the compiler manages with two registers fewer without a single spill. Rung 13 is rung 11 with the heads in
-# groups, and since it needs 134 registers, it has the same problem. There, the limit costs a few spills, but the kernel
-# still becomes faster. This supports the hypothesis, although rung 11 itself has not been timed with the limit.
+# In rung 11, the compiler gets by with two fewer registers and without a single spill. Rung 13 is rung 11 with the
+# heads in groups, and since it needs 134 registers, it has the same problem. There, the limit costs a few spills, but
+# the kernel still becomes faster. This supports the hypothesis, although rung 11 itself has not been timed with the
+# limit.
 #
 # Two lessons from this round are worth keeping. First, a measurement is only valid for the shape at which it was made,
 # so repeat it for every shape that you care about. Second, the number of programs changes in steps, so using a few more
@@ -328,7 +329,7 @@ for launch in ("as it is", "num_stages=1"):
 # ## When do the warps wait?
 #
 # In `ncu`, a stall is an average over the whole kernel, whereas a *timeline* shows when each wait happens. The timeline
-# below does not come from `mine.py`, but from a small loop that copies nothing ahead. `python -m fa2_studio.inside`
+# below does not come from `mine.py`, but from a small loop in which no copy runs ahead. `python -m fa2_studio.inside`
 # recorded it on an H200.
 
 # %% tags=["hide-input"]

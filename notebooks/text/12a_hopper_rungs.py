@@ -728,9 +728,9 @@ show("strips_23")
 # blocks per SM. `APART` means that O has its own buffer, as in rung 22.
 #
 # In rung 22, the copies already ran far enough ahead, so rung 23 saves only a few cycles. But all these rungs run at
-# the power limit (chapter 10), where busier tensor cores lower the clock. In rung 20, for example, the lower clock cost
-# nearly a third of the speedup that the rung had gained in cycles. In rung 23, the tensor cores are busier still, and
-# yet the clock stays the same or nearly the same, because moving fewer bytes leaves more power for the matmuls.
+# the power limit (chapter 10), where busier tensor cores lower the clock. In rung 20, for example, the lower clock took
+# away nearly a third of the speedup in cycles. In rung 23, the tensor cores are busier still, and yet the clock stays
+# the same or nearly the same, because moving fewer bytes leaves more power for the matmuls.
 #
 # ## Where is a fence needed?
 #

@@ -437,7 +437,7 @@ for idea in (
 
 # %% [markdown]
 # The largest speedup comes from starting dV's matmul after dS at d = 64, where the kernel would otherwise run short of
-# registers. The second-largest comes from starting the accumulators at $-L/\tau$ and $-D$. In *S and dP started
+# registers. The second-largest one comes from starting the accumulators at $-L/\tau$ and $-D$. In *S and dP started
 # together*, both matmuls run alongside the previous step's dQ, so a thread needs 224 registers, as the last column of
 # the table in part 1 shows. If a kernel already uses every register, an overlap that needs still more registers makes
 # the kernel slower. We also tried further ideas on the current kernel. As in chapter 12b, the table compares what we
