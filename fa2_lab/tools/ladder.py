@@ -111,11 +111,11 @@ def setting(results: Record) -> str:
     peer = compared_with(row.values)
     shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}, d = {D}"
     text = (
-        f"{shape}. The share is that of {peer}'s speed without a mask. Predicted (by fa2_lab.machine.ladder) and "
-        "measured are factors over the rung before, and ≤ marks what busy tensor cores allow at most. Per SM counts "
-        "programs at the same time, and registers are those of a thread that runs matmuls. a/b stands for no "
-        "mask/causal. GHz is the SM clock in a run without pauses, or else cycles divided by time. A - was not "
-        "measured here."
+        f"{shape}. The share is the rung's speed divided by {peer}'s, without a mask. Predicted (by "
+        "fa2_lab.machine.ladder) and measured are the rung's speed divided by that of the previous rung. A ≤ marks the "
+        "largest speedup that the share of busy tensor cores allows. Per SM is the number of programs that fit at the "
+        "same time, and registers are those of a thread that runs matmuls. In a/b, a is without a mask and b is "
+        "causal. GHz is the SM clock in a run without pauses, or else cycles divided by time. A - was not measured here."
     )
     if newer := [name[1:3] for name in ladder.RUNGS if name not in row.values and name not in row.failed]:
         text += f" Measured before rung {', '.join(newer)} was added, with fa2_lab as it was then."

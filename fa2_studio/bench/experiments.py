@@ -40,29 +40,40 @@ SHAPES = {
 # name | what changes | the rung or experiment to compare with, else its own rung | what is expected where | question
 TABLE = """
 # A third program on an SM, or the arithmetic?
-03 at 168 registers | maxnreg=168 | | full 1.21 | Is a third program worth 20% without deferring anything?
+03 at 168 registers | maxnreg=168 | | full 1.21 |
+    Does a third program bring 20% even if the division is not deferred?
 05 at 168 registers | maxnreg=168 | | causal 1.21 |
-    Tweak 1 gains nothing under the mask, where 174 registers are two programs. And with three?
-05 at 128 registers | maxnreg=128 | r03 | causal 64 1.07 | The same at d = 64, where rung 05 lost a fourth program
+    Under the mask, tweak 1 does not help, because at 174 registers only two programs fit. Does it help with three?
+05 at 128 registers | maxnreg=128 | r03 | causal 64 1.07 |
+    The same at d = 64, where a fourth program no longer fits on rung 05
 06 held to two programs | shared=TWO | r05 | causal 1.06 |
-    How much of rung 06 under the mask are instructions, without the third program?
-07 at 168 registers | maxnreg=168 | | causal 1.2 | Under the mask skipping costs the third program
-09 at 168 registers | maxnreg=168 | | full 1.19, causal 1.19 | Is it for the third program that two loops lose?
-11 at 128 registers | maxnreg=128 | | full 64 ? | At d = 64 the order of the loops costs the fourth program
-13 at 128 registers | maxnreg=128 | | full 64 ? | At d = 64 groups cost the fourth program
+    How much do rung 06's fewer instructions help under the mask, without the third program?
+07 at 168 registers | maxnreg=168 | | causal 1.2 |
+    Under the mask, skipping tiles costs the third program. How much does it help to get it back?
+09 at 168 registers | maxnreg=168 | | full 1.19, causal 1.19 |
+    Are two loops slower because the third program no longer fits?
+11 at 128 registers | maxnreg=128 | | full 64 ? |
+    At d = 64, the order of the loops costs the fourth program. How much does it help to get it back?
+13 at 128 registers | maxnreg=128 | | full 64 ? |
+    At d = 64, the groups of heads cost the fourth program. How much does it help to get it back?
 # Copies ahead, and the order of the loops
 11 with one stage | num_stages=1 | r09 | full 1.0, causal 1.0 | Without copies ahead, does the loops' order matter?
-14 with one stage | num_stages=1 | | full ?, causal ? | What are copies ahead worth, if four programs may hide them?
+14 with one stage | num_stages=1 | | full ?, causal ? |
+    How much does copying ahead help if four programs can hide the copies?
 15 with one stage | STAGES=1 | 14 with one stage | full 1.0, causal 1.0 |
-    Triton and Gluon, the same work in the same order: is the language worth anything?
-15 with one stage, 8 heads | STAGES=1 | | few causal 0.66 | Four programs hide the copies. With few heads as well?
+    If Triton and Gluon do the same work in the same order, does the language make a difference?
+15 with one stage, 8 heads | STAGES=1 | | few causal 0.66 |
+    Do four programs also hide the copies if there are few heads?
 15 with one stage, two programs | STAGES=1, shared=TWO | 15 with one stage, 8 heads | few causal 1.1 |
-    Do fewer programs help where all row blocks start at once?
-14 with two stages | num_stages=2 | | full 64 ?, causal 64 ? | At d = 64 barriers cost the fourth program
-18 with two stages | STAGES=2 | | full 1.0, causal 1.0 | What is the third stage worth, which rung 21 gives away?
-20 with two stages | STAGES=2 | | full 1.0, causal 1.0 | The same where products overlap
+    Do fewer programs per SM help if all row blocks start at once?
+14 with two stages | num_stages=2 | | full 64 ?, causal 64 ? |
+    At d = 64, the barriers cost the fourth program. How much does it help to get it back?
+18 with two stages | STAGES=2 | | full 1.0, causal 1.0 |
+    How much does the third stage help, which rung 21 gives up?
+20 with two stages | STAGES=2 | | full 1.0, causal 1.0 | How much does it help if matmuls overlap?
 # Order, and the L2 cache
-13, heavy first in each head | l2_group=1 | r12 | few causal 0.68 | Is heavy first inside each head enough?
+13, heavy first in each head | l2_group=1 | r12 | few causal 0.68 |
+    Is it enough to launch the heavy row blocks first within each head?
 13 at_once=1 | l2_group=1 | | full ?, causal ? | How many heads fit in L2 side by side?
 13 at_once=2 | l2_group=2 | | full ?, causal ? | How many heads fit in L2 side by side?
 13 at_once=4 | l2_group=4 | | full ?, causal ? | How many heads fit in L2 side by side?
@@ -73,11 +84,11 @@ TABLE = """
 23 at_once=16 | l2_group=16 | | full ?, causal ? | How many heads fit in L2 side by side?
 # The last rungs
 20 for fewer registers | sched4reg=True | | full 64 1.01 |
-    With Triton 3.9 it spills at d = 64 without a mask. What does that cost?
+    With Triton 3.9, it spills at d = 64 without a mask. What does that cost?
 22 that always raises m | LAG=-1e30 | r21 | full 1.02, causal 1.02 |
-    Is part of rung 22 the order of its instructions?
+    Is part of rung 22's speedup due to the order of its instructions?
 23 with software exponentials | rung='x23' | | full 64 1.0, causal 64 1.0 |
-    One exponential in eight by the FMA units. 3% if all units overlap perfectly; they do not
+    If the FMA units compute one exponential in eight, is the kernel 3% faster, as if all units overlapped perfectly?
 """
 
 
