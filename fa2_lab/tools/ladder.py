@@ -115,7 +115,7 @@ def setting(results: Record) -> str:
         "fa2_lab.machine.ladder) and measured are the rung's speed divided by that of the previous rung. A ≤ marks the "
         "largest speedup that the share of busy tensor cores allows. Per SM is the number of programs that fit at the "
         "same time, and registers are those of a thread that runs matmuls. In a/b, a is without a mask and b is "
-        "causal. GHz is the SM clock in a run without pauses, or else cycles divided by time. A - was not measured here."
+        "causal. GHz is the SM clock in a run without pauses, or else cycles divided by time. A - was not measured."
     )
     if newer := [name[1:3] for name in ladder.RUNGS if name not in row.values and name not in row.failed]:
         text += f" Measured before rung {', '.join(newer)} was added, with fa2_lab as it was then."
