@@ -329,9 +329,9 @@ page("09", "10")
 
 # %% [markdown]
 # The wait for data has nearly disappeared, as the hypothesis predicted. But the speedup is far smaller than the model
-# predicted, because the warps now wait for something else instead. The reason is `barrier`, the wait for the program's
-# other warps. Yet the loop has exactly as many barriers as before. So what are the warps waiting for at these barriers?
-# We look at the machine code again (`fa2-lab xray 10 --full --sass`):
+# predicted, because the warps now wait for something else instead. The longest stall is now `barrier`, the wait for the
+# program's other warps. Yet the loop has exactly as many barriers as before. So what are the warps waiting for at these
+# barriers? We look at the machine code again (`fa2-lab xray 10 --full --sass`):
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 listing("10")

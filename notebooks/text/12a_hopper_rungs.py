@@ -626,10 +626,10 @@ show("strips_21")
 # ## Must m be the maximum?
 #
 # For every tile, the lanes of a row exchange values to find the row's maximum, and whenever the maximum grows, o has to
-# be rescaled. But m cancels out of O and L, so it need not be the exact maximum. It only has to be large enough to keep
-# the exponentials from overflowing, but not so far above the maximum that all of them vanish, because that would make
-# ℓ zero. The next cell gives the 16 rows of a warp normally distributed scores, and counts the tiles in which m grows in
-# at least one of these rows:
+# be rescaled. But m cancels out of O and L, so it need not be the exact maximum. It has to be large enough to keep the
+# exponentials from overflowing, and it must not be so far above the maximum that all of them become 0, because that
+# would make ℓ zero. The next cell gives the 16 rows of a warp normally distributed scores, and counts the tiles in
+# which m grows in at least one of these rows:
 
 # %%
 def growths(s, lag):  # s (tiles, rows, columns), as exponents of 2

@@ -235,9 +235,9 @@ show("backward_step")
 # ## Where do two consumers meet?
 #
 # dQ needs dS for all 128 keys, but each consumer computes dS for only 64 of them. Each consumer therefore writes its dS
-# into shared memory and arrives at a barrier. Once both have arrived, each of them computes its half of dQ, in the next
-# step. With 64 rows, a half covers half of the d columns, and with 128 rows, it covers 64 of the rows. Either way, this
-# half of dQ is a sum over all 128 keys, so it needs dS from both consumers.
+# into shared memory and arrives at a barrier. Once both have arrived, each consumer computes its half of dQ in the next
+# step. If a row block has 64 rows, each half covers half of the d columns. If it has 128 rows, each half covers 64 of
+# them. Either way, this half of dQ is a sum over all 128 keys, so it needs dS from both consumers.
 #
 # No second barrier has to announce that a consumer has finished reading, because there are two buffers for dS. Steps
 # n − 1 and n + 1 use the same buffer. Before a consumer writes its dS for step n + 1 into that buffer, it has waited
