@@ -28,7 +28,7 @@ def attention(
 @cache
 def changed(mistakes: tuple[str, ...]) -> Callable:
     """`right` with mistakes in it. A ValueError, if one changes what another has taken away."""
-    source = inspect.getsource(right)
+    source = text_of_right()
     for name in mistakes:
         for old, new in CATALOGUE[name].changes:
             if old not in source:
@@ -37,6 +37,11 @@ def changed(mistakes: tuple[str, ...]) -> Callable:
     space = globals().copy()
     exec(source, space)
     return space["right"]
+
+
+@cache
+def text_of_right() -> str:
+    return inspect.getsource(right)
 
 
 def combine(mistakes: tuple[str, ...]) -> bool:

@@ -225,11 +225,15 @@ def pairs(
 
     single = [s for s in candidates(state, part, tiles) if CATALOGUE[s.names[-1]].part == "reads" or changes(s)]
     single = [s for s in single if fits_all(s, settled, outputs)]
+    tried = set()  # in one order or the other
     for first in [s for s in single if s.B == state.B and s.bits == state.bits]:
         for second in single:
-            if second.names[-1].split("-")[0] != first.names[-1].split("-")[0] or part == "gradients":
-                both = Variant((*first.names, second.names[-1]), second.B, second.bits)
-                if combine(both.names) and fits_all(both, mine + settled, outputs):
+            both = Variant((*first.names, second.names[-1]), second.B, second.bits)
+            alike = second.names[-1].split("-")[0] == first.names[-1].split("-")[0] and part != "gradients"
+            asked = frozenset(both.names), both.B, both.bits
+            if not alike and asked not in tried and combine(both.names):
+                tried.add(asked)
+                if fits_all(both, mine + settled, outputs):
                     yield both
 
 

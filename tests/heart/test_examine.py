@@ -37,9 +37,11 @@ def answers(name: str, B: int = 16, quick: bool = False) -> list[Answer]:
     return found
 
 
-CANNOT_DIFFER = {  # (mistake, tile): what it is there. Where a tile is one number, no tile is cut by the diagonal
+CANNOT_DIFFER = {  # (mistake, tile): what it is there
+    # If a tile is one number, the diagonal cuts no tile. If it is 4, each case has a whole tile.
     ("tiles-past", 1): "causal-ignored",
     ("tile-past", 1): "causal-late",
+    ("keys-rest-dropped", 4): "keys-tail-dropped",
 }
 
 
