@@ -266,10 +266,10 @@ SLIPS = [
     ("3", {"p * (do_i @ v_j.T - D_i[:, None])": "p * (do_i @ v_j.T)"}, "D is missing"),
     ("3", {"p.T @ do_i\n": "ds.T @ do_i\n"}, "dV is dSᵀ dO"),
     ("3", {"dQ[rows] = dQ[rows] + dq": "dQ[rows] = dq"}, "dQ holds the last column block's part alone"),
-    ("3", {"dk_j + dk, dv_j + dv": "dk, dv"}, "dK and dV hold the last row block's part alone"),
+    ("3", {"dk_j + dk, dv_j + dv": "dk, dv"}, "dK and dV hold only the last row block's part"),
     ("3", {"[:, None] + N_k - N_q": "[:, None]"}, "The backward pass has its mask at the other corner"),
     ("3", {"            if causal:\n                seen": "            if False:\n                seen"},
-     "The backward pass has no mask"),
+     "it does not mask those that the diagonal cuts"),
 ]  # fmt: skip
 
 # Ways to points that are not deserved: (assignment, what is replaced, the most that is left)
