@@ -180,7 +180,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (NINTH, EMPTY, f"    np.exp(l)\n{EMPTY}", {"right": 0.0}, ["climbed uses the name 'np'"]),
     (NINTH, EXP2, POLYNOMIAL, {"compiled": 0.0}, ["two products and an exponential for each score in each loop"]),
     ("2_forward", "    N_q = len(Q)\n", DENSE, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
-    ("2_forward", "    N_q = len(Q)\n", OFF_THE_METER, NOTHING | {"traffic": 1.0, "memory": 0.0},
+    ("2_forward", "    N_q = len(Q)\n", OFF_THE_METER, NOTHING | {"traffic": 0.67, "memory": 0.0},
      ["were", "as in q_i = Q[rows]"]),
     ("2_forward", "    N_q = len(Q)\n", COPIED, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
     ("2_forward", "k_j, v_j = K[col:end], V[col:end]", "k_j, v_j = np.asarray(K)[col:end], np.array(V[col:end])",
