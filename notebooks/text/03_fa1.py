@@ -256,9 +256,9 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 # ## How large can a block be?
 #
 # The blocks must fit on the chip. If there is room for M elements (228 KiB hold 116,736 two-byte elements), the paper
-# chooses $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries, which gives 228 keys for d = 128. This
-# rule is right only up to a constant factor, because such blocks need more room than there is. The blocks of k and v
-# alone fill half of the room. The scores, at four bytes each, fill the other half, and q and o would need another 42%.
+# chooses $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries, which gives 228 keys for d = 128. The rule
+# holds only up to a constant factor, because blocks of this size do not actually fit. The blocks of k and v alone fill
+# half of the on-chip memory. The scores, at four bytes each, fill the other half, and q and o would need another 42%.
 #
 # With this rule, $T_c = 4Nd / M$, so FA1 loads and stores about $T_c \cdot 3Nd = 12\,N^2 d^2 / M$ elements. The paper
 # calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$. In other words, doubling the room on the chip halves the
@@ -274,8 +274,8 @@ show("hbm_traffic")
 # of Q, K, V and O moves once. For standard attention, the chart includes what its matrix products load repeatedly, tile
 # by tile, as chapter 04 explains.
 #
-# The vertical lines mark the room in one SM of two older NVIDIA GPUs: the A100, which the papers use, and the H100,
-# which has the same room per SM as the H200. In practice, larger blocks stop helping sooner than the chart suggests.
+# The vertical lines mark the on-chip memory per SM of two older NVIDIA GPUs: the A100, which the papers use, and the
+# H100, which has as much per SM as the H200. In practice, larger blocks stop helping sooner than the chart suggests.
 # The paper's authors tried blocks of 64 to 512 keys, and beyond 256 keys, the time did not decrease any further.
 
 # %% [markdown]

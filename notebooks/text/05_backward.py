@@ -43,10 +43,10 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## What goes wrong with two workers?
 #
-# Suppose that two workers of the backward pass have computed their contributions to the same row of dQ, for example 3
-# and 4. Each worker then runs `dQ[row] = dQ[row] + dq`. On a chip, this line takes three steps, namely a load, an
-# addition and a store. Between any two steps of one worker, the other worker can execute some of its own steps. The
-# next cell defines the three steps and shows two timelines that begin with dQ = 0:
+# Suppose that two workers in the backward pass have computed their contributions to the same row of dQ, say the values
+# 3 and 4. Each worker then runs `dQ[row] = dQ[row] + dq`. In hardware, this line takes three steps: a load, an addition
+# and a store. Between any two steps of one worker, the other worker can execute some of its own steps. The next cell
+# defines the three steps and shows two timelines that begin with dQ = 0:
 
 
 # %%
@@ -72,8 +72,8 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 
 # %% [markdown]
 # The first timeline ends with 7, but the second one ends with 4, because worker B loads 0 before A has stored its 3,
-# and then overwrites it. Both timelines run the same program, and no error is reported. Such a *race* is what makes the
-# backward pass harder than the forward pass. But first we need to know what the workers compute.
+# and then overwrites it. Both timelines come from the same program, and neither reports an error. Such a *race* is what
+# makes the backward pass harder than the forward pass. But first we need to know what the workers compute.
 
 # %% [markdown]
 # ## What does dS tell us about a score?
@@ -413,8 +413,9 @@ for method in (one_generator, by_position):
 # - P is recomputed as $e^{S - L}$, so there are five matmuls instead of four, but nothing of size N × N is kept.
 # - With the columns as the outer loop, dK and dV stay on the chip, while every tile sends its contribution to dQ off
 #   the chip.
-# - Since many workers add into the same dQ, there is a race. One fix is atomic adds, although their order varies. The
-#   other fix is a second pass, which is deterministic but brings the total to seven matmuls.
+# - Since many workers add into the same dQ, there is a race. One fix is to use atomic adds, but their order varies from
+#   run to run, and so does the rounding. The other fix is a second pass, which is deterministic but brings the total to
+#   seven matmuls.
 # - A row without keys has dQ = 0. Each dropout number is computed from its entry's position, because the two passes
 #   visit the tiles in different orders.
 # - In grouped-query attention, query head h reads the K/V head `h // group`, and the owner of dK and dV sums over the
@@ -455,8 +456,9 @@ for method in (one_generator, by_position):
 #
 # <details><summary>Four answers</summary>
 #
-# 1. Recomputing an entry of P takes 2d FLOPs, an exponential (256) and a subtraction, which is 416 at d = 64 and 544 at
-#    d = 128. Storing it in two bytes and loading it again keeps HBM busy for as long as 824 FLOPs take (chapter 03).
+# 1. Recomputing an entry of P takes 2d FLOPs, an exponential and a subtraction. The exponential takes as long as 256
+#    FLOPs and the subtraction as long as 32, so the total is worth 416 FLOPs at d = 64 and 544 at d = 128. Storing it
+#    in two bytes and loading it again keeps HBM busy for as long as 824 FLOPs take (chapter 03).
 # 2. $\alpha = 1/2$, so $\ell = 1 + 1 = 2$ and $o = 3 + 5 = 8$, and the answer is 4.
 # 3. The memory doubles, because there is one L per row. The requests grow by a factor of nearly four, because the
 #    requests for K and V grow by four and the others (Q, O and L) by two. The DRAM traffic doubles, because each of Q,

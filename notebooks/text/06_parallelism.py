@@ -203,9 +203,9 @@ live("tiles")
 # two thread blocks per SM, and 396 with three. A launch takes ⌈thread blocks / slots⌉ waves.
 #
 # **Predict.** A change frees registers, so that three thread blocks fit on an SM instead of two. With 64 heads of 64
-# row blocks each, the change makes the kernel 1.2 times as fast. A thread block that has its SM to itself takes nine
-# tenths of the time that it takes when it shares the SM with one other. How does the change affect the kernel's speed
-# with 8 heads?
+# row blocks each, the change makes the kernel 1.2 times as fast. A thread block with an SM to itself needs only nine
+# tenths of the time that it needs when it shares the SM with another block. How does the change affect the kernel's
+# speed with 8 heads?
 #
 # - ☐ it gains nothing, or gets slower
 # - ☐ it also becomes 1.2 times as fast

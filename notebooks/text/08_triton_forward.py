@@ -499,8 +499,8 @@ show("ragged_edge")
 # ## Which exponential does a GPU have?
 #
 # A GPU's special function units compute $2^x$, and $e^x = 2^{x \log_2 e}$. So instead of multiplying the scores by
-# $\tau$, we multiply them by $\tau \log_2 e$, which is called `tau_log2`, and use `exp2`. As a result, m is $\log_2 e$
-# times as large as before, but it still belongs to the same score.
+# $\tau$, we multiply them by $\tau \log_2 e$, which is called `tau_log2`, and use `exp2`. As a result, m is scaled by
+# $\log_2 e$ as well, but the same score is still the largest.
 #
 # The function `visit` adds one tile to a row block's state. The tags on its lines refer to Algorithm 1 of the FA2
 # paper. With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The scale is
@@ -696,20 +696,20 @@ for i in range(0, 600, 128):
 # %% [markdown]
 # ## Which numbers may have 16 bits?
 #
-# The operands of a matmul can have 16 bits, but sums need 32. Q, K, V and O have 16 bits, and p is converted to 16 bits
-# for the second matmul, but `o_i` and `l_i` stay in fp32. Since $o$ is divided by ℓ only at the end, it grows. For
-# example, over 2,048 keys with equal scores and a value of 40, it reaches 81,920. The largest finite fp16 number is
-# 65,504, so in fp16, `o_i` would become ∞. For fp32 inputs, `tl.dot` has an exact setting, `input_precision="ieee"`,
-# which chapter 11 explains.
+# The operands of a matmul can be 16-bit, but sums need 32 bits. Q, K, V and O are stored in 16 bits, and p is converted
+# to 16 bits for the second matmul, but `o_i` and `l_i` stay in fp32. Since $o$ is divided by ℓ only at the end, it
+# grows. For example, over 2,048 keys with equal scores and a value of 40, it reaches 81,920. The largest finite fp16
+# number is 65,504, so in fp16, `o_i` would become ∞. For fp32 inputs, `tl.dot` has an exact setting,
+# `input_precision="ieee"`, which chapter 11 explains.
 
 # %% [markdown]
 # ## All lines together
 #
-# The next cell prints the kernel of rung 11 and the lines that launch it. A second program number, `head`, is new,
-# because a launch has $T_r$ programs for each head of each sequence. `O.dtype.element_ty` is the type of O's elements.
-# With `num_stages=3`, the GPU copies later tiles while it computes, and `enable_fp_fusion` lets the compiler fuse a
-# multiplication and the following addition into one instruction. The masked loop comes first, for a reason that chapter
-# 10 explains. Find the two loops, the two bounds, and the line that initializes m.
+# The next cell prints the kernel of rung 11 and the lines that launch it. The kernel now also has a second program
+# number, `head`, because a launch has $T_r$ programs for each head of each sequence. `O.dtype.element_ty` is the type
+# of O's elements. With `num_stages=3`, the GPU copies later tiles while it computes, and `enable_fp_fusion` lets the
+# compiler fuse a multiplication and the following addition into one instruction. The masked loop comes first, for a
+# reason that chapter 10 explains. Find the two loops, the two bounds, and the line that initializes m.
 
 # %% tags=["nbval-ignore-output"]
 rung = load("11")

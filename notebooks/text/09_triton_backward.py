@@ -176,9 +176,10 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 #
 # <details><summary>Answer</summary>
 #
-# **∞.** $e^{198}$ is more than fp32 can hold, because the largest fp32 number is about $e^{88.7}$. This P gives an
-# infinite dS, which is multiplied by a k of zeros for dQ. Since ∞ · 0 is NaN, the whole row of dQ is lost. A finite P
-# would do no harm, as long as its dS does not exceed 65,504, the largest fp16 number.
+# **∞.** $e^{198}$ is more than fp32 can hold, because the largest fp32 number is about $e^{88.7}$. This P makes dS
+# infinite, and computing dQ then multiplies dS by the missing key's k, which is all zeros. Since ∞ · 0 is NaN, the
+# whole row of dQ is lost. A finite P would do no harm, as long as its dS does not exceed 65,504, the largest fp16
+# number.
 # </details>
 #
 # An early version of FlashAttention-2 produced such NaNs ([flash-attention

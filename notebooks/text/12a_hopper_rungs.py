@@ -209,7 +209,7 @@ read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpg
 # *inline assembly*, a single line of PTX, NVIDIA's portable assembly language. That line rounds two values with one
 # instruction, which is called `F2FP` in the machine code (`fa2-lab xray 15 --sass` prints it). Triton 3.9 would choose
 # the same instruction here by itself. At rung 23, however, Triton would pack some pairs in the wrong order and swap
-# them afterwards, so the rungs contain this line themselves.
+# them afterwards, so all the rungs spell out this instruction.
 #
 # The next lines compare rung 15 with rung 14. *Limit before* names what limited the previous rung, and *taken away*
 # names what the new rung removes. The numbers in the table are TFLOP/s at 16,384 tokens and N = 4,096, each followed by
@@ -712,8 +712,8 @@ show("strips_22")
 # | three consumers, tiles of 64 keys | 3 · 3 | 5 | 2 | 128 |
 # | rung 23: the same, with O in Q's buffer | 3 · 1 | 11 | 5 | 320 |
 #
-# Q and O can share a buffer, because O is stored only after the last S of the row block has read Q. However, the buffer
-# is not free again until TMA has read O from it, so the consumer calls `store_wait(0)` before `release`.
+# Q and O can share a buffer, because O is stored only after the row block's last matmul Q Kᵀ has read Q. However, the
+# buffer is not free again until TMA has read O from it, so the consumer calls `store_wait(0)` before `release`.
 
 # %% tags=["nbval-ignore-output"]
 change("22", "23", "SIZES", "FEW", "consumer")
@@ -723,9 +723,9 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 show("strips_23")
 
 # %% [markdown]
-# Sharing the buffer has a cost, because the next row block's Q cannot arrive before O has been copied out of it.
-# Besides, large blocks fill the SMs less evenly, so `FEW` keeps the sizes of rung 22 if there are fewer than 4 such
-# blocks per SM. `APART` means that O has its own buffer, as in rung 22.
+# Sharing the buffer has a cost, because the next row block's Q cannot arrive before O has been copied out of it. Large
+# blocks also spread less evenly over the SMs. If there are fewer than 4 of them per SM, `FEW` therefore falls back to
+# rung 22's sizes. `APART` means that O has its own buffer, as in rung 22.
 #
 # In rung 22, the copies already ran far enough ahead, so rung 23 saves only a few cycles. But all these rungs run at
 # the power limit (chapter 10), where busier tensor cores lower the clock. In rung 20, for example, the lower clock took

@@ -408,15 +408,16 @@ read(KERNEL, "drain_tile")
 # stages, which has the same parity as the phase that the consumer is waiting for. The wait therefore ends too early.
 #
 # Usually, a wait for K prevents this. Before the consumer waits for V's tile n + stages, it takes K's tile n + stages +
-# 1, which uses the same stage as K's tile n + 1. The producer could only copy the later tile after all consumers had
-# released the earlier one. Those consumers that need V's tile n use it before they release K's tile n + 1, so by then,
-# V's tile n has certainly arrived. The exception is the last tile of a row block. If this is V's tile n + stages, the
-# consumer does not take another tile of K before it, so no wait for K protects it.
+# 1, which uses the same stage as K's tile n + 1. The producer could copy the later tile only after all consumers had
+# released the earlier one. A consumer that needs V's tile n uses it before it releases K's tile n + 1. So once K's tile
+# n + stages + 1 is there, V's tile n must have arrived. The exception is the last tile of a row block. If V's tile n +
+# stages is that last tile, the consumer takes no further tile of K before it, so no wait for K guarantees that V's tile
+# n has arrived.
 #
 # The first answer is wrong because `take` does not count tiles itself. The consumer passes it the tile's number, n. The
-# second is wrong because this tile of V is only freed when K's *next* tile is released, and a consumer that needs V's
-# tile releases K's next tile only after its P V. The model above cannot show what goes wrong without this `take`,
-# because the model's copies finish one after another.
+# second is wrong because this tile of V is freed only when K's *next* tile is released, and a consumer that needs V
+# does not release that tile of K until its matmul P V is done. The model above cannot show what goes wrong without this
+# `take`, because the model's copies finish one after another.
 # </details>
 
 # %% [markdown]

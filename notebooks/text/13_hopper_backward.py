@@ -298,14 +298,14 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 # %% [markdown]
 # `steps` is the number of row blocks that see this column block, and `take` waits for K and V. The first step, the
 # *prologue*, comes before the loop. The argument `ds=None` means that there was no previous row block, so this step has
-# no dQ to compute. The *epilogue* after the loop computes dQ for the last row block. Because dQ = dS K needs K, K is
-# released after the epilogue, whereas V is released before it. `finish` writes dK and dV by TMA copies from the buffer
-# that held dQ. `dq_semaphore.wait_for_room` belongs to the *turns* of part 4, and it does nothing if there are no
-# turns.
+# no dQ to compute. The *epilogue* after the loop computes dQ for the last row block. K is released only after the
+# epilogue, which still needs it for dQ = dS K, whereas V is released before it. `finish` writes dK and dV with TMA
+# copies from the buffer that held dQ. `dq_semaphore.wait_for_room` belongs to the *turns* of part 4, and it does
+# nothing if there are no turns.
 #
-# `interval` returns the first row that sees each key, and also `CUT`, which is true if there is any mask at all. At d =
-# 128 without a mask, `hold` keeps half of V in 16 registers, because this half is the same for all row blocks. Matmul 3
-# then takes that half of its left operand from registers instead of shared memory.
+# `interval` returns the first row that sees each key, and also `CUT`, which is true if there is any mask at all. V is
+# the same for all row blocks. At d = 128 without a mask, `hold` therefore keeps half of it in registers, 16 per thread.
+# Matmul 3 then takes that half of its left operand from registers instead of shared memory.
 #
 # ## The step
 #

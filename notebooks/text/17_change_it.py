@@ -581,8 +581,8 @@ print(f"head 1, bucket 8: {found[1, 8]:.6f}, by finite differences {by_differenc
 #
 # **0.** Softmax does not change when all scores of a row grow by the same amount, so the loss does not change either.
 # You can also see it in the formula: each row of dS sums to 0, because $\sum_j P_{ij} dP_{ij} = D_i$ and
-# $\sum_j P_{ij} = 1$. It follows that the gradients of one head's numbers in T5's table also sum to 0, and this gives
-# you a test for free.
+# $\sum_j P_{ij} = 1$. It follows that the gradients of T5's table entries for any one head also sum to 0, which gives
+# you a free test.
 #
 # ```python
 # print("sums over the buckets, head 0 and 1:", found.sum(axis=1).round(12) + 0.0)

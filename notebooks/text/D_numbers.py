@@ -303,12 +303,12 @@ ROWS["no visible key, −16 added"] = [], -16
 # ```
 # </details>
 #
-# Each of these columns has caused bugs in practice. In lattice, which used −10,000, a key with a score of −20,000
-# lost to a masked key ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, where −10,000
-# came from BERT, the prediction of a T5 model changed with a token that it should not have seen
-# ([#10484](https://github.com/huggingface/transformers/issues/10484)). The library replaced this value by the lowest
-# number of each dtype. In fp16, however, adding another −16 turned that number into −∞, so rows without a visible key
-# became NaN ([#17306](https://github.com/huggingface/transformers/pull/17306)).
+# Each of these columns has caused bugs in practice. In lattice, which used −10,000, a key with a score of −20,000 lost
+# to a masked key ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, which had inherited
+# −10,000 from BERT, a T5 model's prediction depended on a token that it should not have seen
+# ([#10484](https://github.com/huggingface/transformers/issues/10484)). The library replaced this value with the lowest
+# number of each dtype. In fp16, however, that number is so close to the limit that adding a score of −16 turned it into
+# −∞, so rows without a visible key became NaN ([#17306](https://github.com/huggingface/transformers/pull/17306)).
 #
 # The loop over tiles adds one more case, because m also needs an initial value. FlashInfer started with −50,000. A
 # row whose scores were all below −50,000 kept this m, so all its exponentials were 0, and O was 0 as well
