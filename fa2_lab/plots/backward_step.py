@@ -58,37 +58,48 @@ def consumer(
 
 @style.picture
 def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, setting: str) -> style.Drawn:
-    """Three lanes for each consumer; what belongs to step n has a strong edge."""
-    caption = "While a step computes its exponentials, the tensor cores run the dQ matmul of the step before."
-    figure, ax = style.new_figure(3.3, f"{caption} Strong edges mark step {n} ({setting}).")
+    """Three lanes of one consumer; a frame is round the exponentials of step n and what hides them."""
+    caption = (
+        f"While step {n} computes its exponentials, the tensor cores run step {n - 1}'s dQ. One consumer; the other"
+        f" does the same at the same time. The number on a job is its step ({setting})."
+    )
+    figure, ax = style.new_figure(1.9, caption)
     start, end = window
-    lanes = [(c, unit) for c in (0, 1) for unit in UNITS]
-    places = {lane: row + 0.35 * lane[0] for row, lane in enumerate(lanes)}
+    places = {unit: row for row, unit in enumerate(UNITS)}
     for c, unit, what, number, begun, ended in jobs:
-        if ended > start and begun < end:
+        if c == 0 and ended > start and begun < end:
             span = (max(begun, start) - start, min(ended, end) - start)
-            _job(ax, places[c, unit], span, unit, what, number, strong=number == n)
-    for (c, unit), row in places.items():
-        style.note(ax, -60, row + 0.5, f"{UNITS[unit]}, {c}", ha="right")
+            _job(ax, places[unit], span, what, number)
+            if (unit, number) == ("exp", n):
+                _frame(ax, span)
+    for unit, row in places.items():
+        style.note(ax, -60, row + 0.5, UNITS[unit], ha="right")
     ticks = dict(xticks=range(0, int(end - start) + 1, 1000), xlabel="clocks →")
     style.bare(
-        ax, (-(0.35 if style.narrow() else 0.23) * (end - start), end - start), (-0.1, len(lanes) + 0.45), **ticks
+        ax, (-(0.35 if style.narrow() else 0.2) * (end - start), end - start), (-0.15, len(places) + 0.1), **ticks
     )
     mine = [f"{unit}: {what} {number}" for c, unit, what, number, begun, _ in sorted(jobs, key=lambda job: job[4])
             if c == 0 and start <= begun < end]  # fmt: skip
     alt = (
-        f"Two consumers over time, each with a lane for its matmuls on the tensor cores, one for its exponentials and"
-        f" one for its additions to dQ. Consumer 0 in order of time: {'; '.join(mine)}. Consumer 1 does the same at"
-        f" the same time. The tensor cores are busy {busy:.0%} of the time."
+        f"One consumer over time, with a lane for its matmuls on the tensor cores, one for its exponentials and one for"
+        f" its additions to dQ. In order of time: {'; '.join(mine)}. The other consumer does the same at the same time."
+        f" The tensor cores are busy {busy:.0%} of the time."
     )
     return figure, alt
 
 
-def _job(
-    ax: style.Axes, row: float, span: tuple[float, float], unit: str, what: str, number: int, strong: bool
-) -> None:
-    """One job as a box in its tensor's colour; "dQ 2" is the addition of a part of dQ."""
+def _job(ax: style.Axes, row: float, span: tuple[float, float], what: str, number: int) -> None:
+    """One job as a box in its tensor's colour, with its step; "dQ 2" below is the addition of a part of dQ."""
     begun, ended = span
-    label = f"{what} {number}" if unit == "copy" else what
-    look = dict(linewidth=2.2, edgecolor=style.INK, linestyle="-") if strong else dict(linewidth=0.8)
-    style.tensor_box(ax, begun, row + 0.1, ended - begun, 0.8, what, label if ended - begun > 200 else "", **look)
+    label = f"{what}\n{number}" if style.narrow() else f"{what} {number}"
+    style.tensor_box(
+        ax, begun, row + 0.1, ended - begun, 0.8, what, label if ended - begun > 200 else "", linewidth=0.8
+    )
+
+
+def _frame(ax: style.Axes, span: tuple[float, float]) -> None:
+    """A strong edge round both upper lanes, for as long as the exponentials take."""
+    begun, ended = span
+    ax.add_patch(
+        style.Rectangle((begun, 0), ended - begun, 2, fill=False, edgecolor=style.INK, linewidth=2.2, zorder=3)
+    )

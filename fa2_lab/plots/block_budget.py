@@ -1,5 +1,7 @@
 """Which block sizes fit: shared memory, registers, and on which chips."""
 
+from collections.abc import Iterable
+
 from fa2_lab.machine import budget, chips
 from fa2_lab.plots import style
 from fa2_lab.records import recorded
@@ -65,33 +67,57 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
         for d, table in cells.items()
     }
     fit = {d: sum(words not in ("spills", "too large") for words in found.values()) for d, found in verdicts.items()}
-    ends = ", and ".join(f"at d = {d}, {n} of {len(sizes) ** 2} do" for d, n in fit.items())
-    caption = (
-        f"Not all block sizes run without spilling: {ends}. A cell has the estimated registers per thread (at most"
-        f" 255), the KiB of shared memory (at most {room}), and the verdict. A hatched one spills when compiled for"
-        f" {list(limits)[-1]}, or has no room on any of these GPUs. Forward, 16 bits, 4 warps (8 if 4 do not fit), with"
-        f" room for {stages} tiles of K and {stages} of V (num_stages = {stages} on an H100, {stages + 1} on the"
-        " others)."
+    (d, most), *others = fit.items()
+    ends = f"{most} of {len(sizes) ** 2} block sizes run without spilling at d = {d}" + "".join(
+        f", but only {n} at d = {d}" for d, n in others
     )
-    figure, axes = style.stacked(4.0 if style.narrow() else 3.1, caption, ncols=len(cells))
-    for ax, (d, table) in zip(axes[0], cells.items(), strict=True):
+    caption = (
+        f"{ends}. In each cell are the estimated registers per thread (at most 255) and the KiB of shared memory (at"
+        f" most {room}). A cell that spills does so when compiled for {list(limits)[-1]}. Forward, 16 bits, 4 warps (8"
+        f" if 4 do not fit), with room for {stages} tiles of K and {stages} of V (num_stages = {stages} on an H100,"
+        f" {stages + 1} on the others)."
+    )
+    figure, axes = style.stacked(4.1 if style.narrow() else 3.3, caption, ncols=len(cells))
+    for ax, (d, table) in zip(axes.flat, cells.items(), strict=True):
         _square(ax, sizes, table, verdicts[d])
-        ax.set_title(f"d = {d}: registers, KiB, and where it fits")
+        ax.set_title(f"d = {d}: registers, KiB")
+    _legend(axes.flat, verdicts)
     alt = (
         f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"
-        f" cell registers of a thread, KiB of shared memory, and where it fits. Without spilling: {ends}."
+        f" cell registers of a thread, KiB of shared memory, and where it fits. {ends}."
     )
     return figure, alt
+
+
+ORDER = ("fits all", "spills", "too large")  # each darker than the one before; a fit on some GPUs has a dashed edge
+SAYS = {"fits all": "fits", "spills": "spills", "too large": "no room"}
+
+
+def _cell(ax: style.Axes, place: tuple[float, float, float, float], words: str, found: str) -> None:
+    fills = {"spills": style.worker(3), "too large": style.worker(1)}
+    partly = found not in ORDER
+    look = dict(linestyle=style.DASHED, edgecolor=style.INK, linewidth=1.6) if partly else dict(linewidth=0.8)
+    style.box(ax, *place, words, fills.get(found, style.PAPER), **look)
 
 
 def _square(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> None:
     for (B_r, B_c), cell in table.items():
         y, x = sizes.index(B_r), sizes.index(B_c)
-        words = f"{cell['registers']}, {cell['shared'] // 1024}\n{verdicts[B_r, B_c]}"
-        if verdicts[B_r, B_c] in ("spills", "too large"):
-            style.masked(ax, x, y, label=words)
-        else:
-            style.box(ax, x, y, 1, 1, words, style.tint(style.INK, 0.03))
+        words = f"{cell['registers']}\n{cell['shared'] // 1024} KiB"
+        _cell(ax, (x + 0.03, y + 0.03, 0.94, 0.94), words, verdicts[B_r, B_c])
     ticks = [n + 0.5 for n in range(len(sizes))]
-    style.bare(ax, (-0.03, len(sizes) + 0.03), (-0.03, len(sizes) + 0.03), xticks=ticks, yticks=ticks)
+    style.bare(ax, (-0.03, len(sizes) + 0.03), (-0.78, len(sizes) + 0.03), xticks=ticks, yticks=ticks)
     ax.set(xticklabels=sizes, yticklabels=sizes, xlabel="B_c →", ylabel="← B_r")
+
+
+def _legend(axes: Iterable[style.Axes], verdicts: dict) -> None:
+    """What each look says, above the grid in which it is."""
+    for ax, found in zip(axes, verdicts.values(), strict=True):
+        present = [words for words in ORDER if words in found.values()]
+        present += sorted(set(found.values()) - set(ORDER))
+        x = 0.03
+        for words in present:
+            said = SAYS.get(words, words.replace("not ", "not on a "))
+            wide = 0.115 * len(said) + 0.25
+            _cell(ax, (x, -0.6, wide, 0.42), said, words)
+            x += wide + 0.1

@@ -3,7 +3,7 @@
 from fa2_lab.plots import strips, style
 
 
-def data(rung: str = "21", tiles: int = 4, row_blocks: int = 5) -> dict:
+def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
     """(row, row block, from, to) on an SM in clocks: the producer's copies, both slots, and each consumer."""
     size = strips.sizes(rung)
     block, program = strips.ran(size, tiles, row_blocks)
@@ -14,7 +14,8 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 5) -> dict:
         spans.append((f"mailbox slot {r % 2}", r, program.sent[r], max(program.read[r])))
         for c in range(size.consumers):
             ends = sorted(job.begun for job in block.jobs if job.label == "O" and job.actor == str(c))
-            spans.append((f"consumer {c}", r, sorted(program.read[r])[0], ends[r]))
+            begun = max(program.sent[r], ends[r - 1]) if r else program.sent[r]
+            spans.append((f"consumer {c}", r, begun, ends[r]))
     return dict(spans=spans, rung=rung, clocks=block.clock)
 
 
@@ -22,18 +23,32 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 5) -> dict:
 def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
     """spans: (row, row block, from, to)."""
     caption = (
-        "The producer is a row block ahead, and the mailbox tells the consumers which one is next. A slot of the"
-        f" mailbox holds the number of a row block until both consumers have read it. Model of rung {rung}, with four"
-        " tiles per row block."
+        "The producer starts a row block first and leaves its number in the mailbox. A slot holds the number until both"
+        f" consumers have read it (arrows: the first of them reads). Model of rung {rung}, with four tiles per row"
+        " block."
     )
-    figure, ax = style.new_figure(1.9, caption)
+    figure, ax = style.new_figure(2.3, caption)
     order = ("producer", "mailbox", "consumer")
     names = sorted({span[0] for span in spans}, key=lambda name: (order.index(name.split()[0]), name))
-    rows = {name: [(f"row block {r}", begun, ended) for row, r, begun, ended in spans if row == name] for name in names}
-    strips.lanes(ax, rows, clocks)
-    ax.set(xticks=range(0, int(strips.span(clocks)), 10000), xlabel="clocks →")
+    names.insert(3, "")  # room for the arrows
+    window = 1.005 * clocks
+    strips.lanes(ax, {name: [] for name in names}, window * window / strips.span(window))
+    first = min(y for y, name in enumerate(names) if name.startswith("consumer"))
+    for name, r, begun, ended in spans:
+        y, wide = names.index(name), min(ended, window) - begun
+        if wide < 0.005 * window:
+            continue
+        words = f"{r}" if "slot" in name else f"row block {r}"
+        if style.narrow():
+            words = words.removeprefix("row ")
+        style.box(ax, begun, y + 0.06, wide, 0.88, words, style.worker(3 - r % 4), linewidth=0.8)
+        if "slot" in name:
+            read = min(b for other, block, b, _ in spans if block == r and other.startswith("consumer"))
+            style.arrow(ax, (read, y + 0.94), (read, first + 0.04), linewidth=1.6)
+    ax.set(xticks=range(0, int(window), 10000), xlabel="clocks →")
     alt = (
         "Lines over time show the producer, two slots of the mailbox and two consumers. The producer begins to copy"
-        " a row block while the consumers work on the one before. Its number stays in a slot until both have read it."
+        " a row block while the consumers work on the one before. Its number stays in a slot until both have read it,"
+        " and an arrow leads from the slot to the consumer that reads it first."
     )
     return figure, alt

@@ -27,11 +27,11 @@ BETWEEN = {
     "forward": "each waits until the other's matmuls have started (ping-pong)",
     "backward": "each waits for the other's half of dS, and adds its part of dQ to HBM",
 }
-GIVEN = {"forward": "turns", "backward": "half of dS"}  # to the other consumer
 SAYS = {
     "forward": "The producer waits until a stage is empty, and the consumers wait until it is full.",
     "backward": "In the backward pass, each consumer also waits for the other's half of dS.",
 }
+SAME = {"forward": "", "backward": " What is grey works as in the forward pass."}
 
 
 @style.picture
@@ -39,7 +39,7 @@ def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
     """One thread block. way: forward or backward. rings: {ring: (stages, releases that empty one)}."""
     caption = (
         f"{SAYS[way]} A solid arrow means that all bytes are there. A dashed arrow means that the given number of"
-        " consumers has released the stage."
+        f" consumers has released the stage.{SAME[way]}"
     )
     figure, ax = style.new_figure(0.2 + LANE * (len(rings) + 1), caption)
     _block(ax, way, rings)
@@ -61,24 +61,39 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
     style.box(ax, 0.02, 0, producer - 0.02, bottom, "producer\n\n1 warp\ncopies", style.worker(3))
     style.box(ax, consumers, 0, end - consumers, bottom, fill=style.tint(style.worker(3)))
     space = "\n" if style.narrow() else " "
-    high, wide = 0.36 * bottom, end - consumers - 0.1
+    high, wide = (0.36 if way == "forward" else 0.31) * bottom, end - consumers - 0.1
+    gap = "\n" if way == "backward" and style.narrow() else "\n\n"
     for c, y in enumerate((0.05, bottom - high - 0.05)):
-        style.box(ax, consumers + 0.05, y, wide, high, f"consumer{space}{c}\n\n4 warps\ncompute", style.worker(3))
+        style.box(ax, consumers + 0.05, y, wide, high, f"consumer{space}{c}{gap}4 warps\ncompute", style.worker(3))
     middle, low, top = (consumers + end) / 2, 0.08 + high, bottom - high - 0.08
-    style.arrow(ax, (middle - 0.2, low), (middle - 0.2, top), linewidth=2)
-    style.arrow(ax, (middle + 0.2, top), (middle + 0.2, low), linewidth=2)
-    ground = style.CLEAR | dict(facecolor=style.tint(style.worker(3)))
-    style.note(ax, middle, bottom / 2, GIVEN[way], ha="center", bbox=ground)
+    for c, x in enumerate((middle - 0.2, middle + 0.2)):
+        start, stop = (top, low) if c else (low, top)
+        if way == "forward":
+            style.arrow(ax, (x, start), (x, stop), linewidth=2)
+        else:
+            half = 0.2 if start < stop else -0.2
+            style.arrow(ax, (x, start), (x, bottom / 2 - half), linewidth=2)
+            style.arrow(ax, (x, bottom / 2 + half), (x, stop), linewidth=2)
+            label = f"dS\n{c}" if style.narrow() else f"dS {c}"
+            style.tensor_box(ax, x - 0.18, bottom / 2 - 0.2, 0.36, 0.4, "dS", label, linewidth=1.8)
+    if way == "forward":
+        ground = style.CLEAR | dict(facecolor=style.tint(style.worker(3)))
+        style.note(ax, middle, bottom / 2, "turns", ha="center", bbox=ground)
     for lane, (ring, (number, releases)) in enumerate(rings.items()):
         y, wide = LANE * (lane + 0.5) + 0.05, (right - left) / number
         tensor, name = LOOKS.get(ring, (ring, ring))
         for stage in range(number):
             label = name if style.narrow() and len(name) > 1 else f"{name} {stage}"
-            style.tensor_box(ax, left + stage * wide, y - HIGH / 2, wide - 0.05, HIGH, tensor, label)
+            place = (left + stage * wide, y - HIGH / 2, wide - 0.05, HIGH)
+            if way == "forward":
+                style.tensor_box(ax, *place, tensor, label)
+            else:
+                style.box(ax, *place, label, style.MASKED, edgecolor=style.QUIET)
+        color = style.INK if way == "forward" else style.QUIET
         for start, stop in ((producer, left), (right, consumers)):
-            style.arrow(ax, (start + 0.03, y - 0.08), (stop - 0.05, y - 0.08))
+            style.arrow(ax, (start + 0.03, y - 0.08), (stop - 0.05, y - 0.08), color)
             if releases:
-                style.arrow(ax, (stop - 0.05, y + 0.1), (start + 0.03, y + 0.1), linestyle=(0, (3, 2)))
+                style.arrow(ax, (stop - 0.05, y + 0.1), (start + 0.03, y + 0.1), color, linestyle=(0, (3, 2)))
         words = "with K" if not releases else f"{releases} ×" if style.narrow() else style.counted(releases, "release")
         style.note(ax, (right + consumers) / 2, y + 0.21, words, ha="center")
     style.note(

@@ -21,7 +21,7 @@ from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
 SHOWN = ("00", "01", "02", "03", "06", "11")  # rungs; the others would lie on top of these
-PRINTED = {"FA1": "Algorithm 1 as printed,\none worker per head"}  # not the kernel of FA1's authors
+PRINTED = {"FA1": "FA1 as printed"}  # not the kernel of FA1's authors
 
 
 class Roof(NamedTuple):
@@ -40,8 +40,9 @@ class Roof(NamedTuple):
 def data(
     *methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chips.H200, message: str = "", **sizes: Any
 ) -> dict:
-    """The places of some methods under the roofs of L2 and of DRAM; without a method, the measured ladder.
+    """Some methods, each at the limit that counts for it; without a method, the measured ladder.
 
+    A method that DRAM limits is placed by the FLOPs per byte that reaches DRAM, any other by those per byte requested.
     message: the headline, a sentence.
     """
     if not methods:
@@ -49,25 +50,27 @@ def data(
     costs = dict(m if isinstance(m, tuple) else (m, cost(m, d=d, chip=chip, **sizes)) for m in methods)
     price = prices(chip)
     top, flat = price.tensor / 1e12, f"tensor cores {price.tensor / 1e12:.0f} TFLOP/s"
-    roofs = [
-        Roof(top, price.l2 / 1e12, f"L2 {price.l2 / 1e12:.1f} TB/s", flat),
-        Roof(top, price.dram / 1e12, f"DRAM {price.dram / 1e12:.1f} TB/s"),
-    ]
     points, words = {}, []
     for name, asked in costs.items():
         unit, seconds = asked.limit(chip)
         height = asked.flops / seconds / 1e12
-        points[PRINTED.get(name, name)] = (asked.intensity("crossed"), height, asked.intensity("requested"))
+        bytes_of = "crossed" if unit == "DRAM" else "requested"
+        points[PRINTED.get(name, name)] = (asked.intensity(bytes_of), height, unit)
         words.append(f"{height:.0f} TFLOP/s for {name} ({unit})")
-    apart = any(requested < 0.95 * crossed for crossed, _, requested in points.values())
+    slow = {unit for *_, unit in points.values()}
+    roofs = [Roof(top, price.l2 / 1e12, f"L2 {price.l2 / 1e12:.1f} TB/s", flat)] if slow != {"DRAM"} else []
+    if "DRAM" in slow:
+        roofs.append(Roof(top, price.dram / 1e12, f"DRAM {price.dram / 1e12:.1f} TB/s", "" if roofs else flat))
     bounds = f"On an {chip.name}, the upper bound is {words[0]}."
     if len(words) > 1:
         bounds = f"On an {chip.name}, the upper bounds are {listed(words)}."
-    dots = "A dot counts FLOPs per byte that reaches DRAM" + (
-        ", and a ring FLOPs per requested byte." if apart else "."
-    )
+    dots, xlabel = "A dot counts FLOPs per requested byte.", "FLOPs per byte requested"
+    if slow == {"DRAM"}:
+        dots, xlabel = "A dot counts FLOPs per byte that reaches DRAM.", "FLOPs per byte from DRAM"
+    elif "DRAM" in slow:
+        dots = "A dot counts FLOPs per byte that reaches DRAM if DRAM limits it, and per requested byte otherwise."
+        xlabel = "FLOPs per byte"
     caption = " ".join(filter(None, [message, bounds, dots]))
-    xlabel = "FLOPs per byte (ring: requested, dot: DRAM)" if apart else "FLOPs per byte from DRAM"
     return dict(points=points, roofs=roofs, caption=caption, xlabel=xlabel)
 
 
@@ -112,32 +115,51 @@ def named(rung: str) -> str:
 
 # The picture ----------------------------------------------------------------------------------------------------
 
-Point = list[float]  # FLOPs per byte that reaches DRAM, TFLOP/s; of a method also FLOPs per byte requested
+Point = tuple[float, float] | tuple[float, float, str]  # FLOPs per byte, TFLOP/s; of a method also its limit
 LINE = 0.2  # inches from one line of words to the next
 
 
 @style.picture
-def draw(points: dict[str, Point], roofs: list[Roof], caption: str, xlabel: str, height: float = 2.6) -> style.Drawn:
+def draw(
+    points: dict[str, Point],
+    roofs: list[Roof],
+    caption: str,
+    xlabel: str,
+    height: float = 2.6,
+    shelf: tuple[float, str] | None = None,
+) -> style.Drawn:
     """TFLOP/s over FLOPs per byte, on logarithmic axes.
 
-    points: {name: (FLOPs per byte that reaches DRAM, TFLOP/s)}, a dot; a third number, FLOPs per byte requested, is
-    a ring at the same height.
+    points: {name: (FLOPs per byte, TFLOP/s)}; behind them may be the unit that limits it, which is printed. shelf: a
+    lower limit of the tensor cores, in TFLOP/s, and its words.
     """
     figure, ax = style.new_figure(height, caption)
     top = max(roof.flops for roof in roofs)
-    across = [x for place in points.values() for x in place[::2]]
+    across = [place[0] for place in points.values()]
     crowded = any(roof.dashed for roof in roofs)
     left, column, right = reach(min(across), max(across), crowded)
-    if max(map(len, points.values())) == 2 and not crowded and max(across) < column / 60:
+    limited = any(len(place) > 2 for place in points.values())  # by a unit that is printed
+    if limited:
+        left, column, right = min(4, 0.12 * min(across)), inf, 2500
+    elif not crowded and max(across) < column / 60:
         right = max(300, 30 * max(across))  # all names are beside their places
-    low = min(50, 0.5 * min(place[1] for place in points.values()))
-    ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, 1.9 * top))
+    least = min(place[1] for place in points.values())
+    low = 0.4 * least if limited else min(50, 0.5 * least)
+    high = (2.6 if limited and style.narrow() else 1.9) * top
+    ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, high))
     last = max(2 * max(across), 1000)  # to the right of it are names
     style.log_ticks(ax.xaxis, [x for x in (1, 10, 100, 1000, 10000) if left <= x <= min(last, right)])
-    style.log_ticks(ax.yaxis, [y for y in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if low <= y <= 1.9 * top])
+    style.log_ticks(ax.yaxis, [y for y in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if low <= y <= high])
     for number, roof in enumerate(roofs):
-        _roof(ax, roof, left, right, left_of_it=number == 0, under_it=crowded)
-    _points(ax, points, column, min(roof.flops for roof in roofs))
+        _roof(ax, roof, left, right, left_of_it=number == 0, under_it=crowded, limited=limited)
+        if limited:
+            free = max(place[1] for place in points.values()) < 0.9 * top
+            _named(ax, roof, right, left_of_it=number == 0, free=free, shelf=shelf is not None)
+    if shelf:
+        flops, words = shelf
+        ax.plot([flops / roofs[0].bytes, right], [flops, flops], color=style.QUIET, linewidth=1, linestyle="--")
+        style.note(ax, right / 1.05, 0.97 * flops, words, ha="right", va="top", color=style.QUIET)
+    _points(ax, points, column, min(roof.flops for roof in roofs), shelf[0] if shelf else 0)
     reached = "; ".join(f"{_read(name, place)}" for name, place in points.items())
     walls = "; ".join(f"{roof.bytes:.2f} TB/s up to {roof.flops:.0f} TFLOP/s" for roof in roofs)
     alt = f"Log-log roofline, TFLOP/s over FLOPs per byte. Roofs: {walls}. Points, in TFLOP/s: {reached}."
@@ -152,17 +174,32 @@ def reach(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
 
 
 def _read(name: str, point: Point) -> str:
-    x, y, *requested = point
-    ring = f", {requested[0]:,.0f} requested" if requested else ""
-    return f"{' '.join(named(name).split())} {y:.0f} at {x:,.0f} FLOPs per byte{ring}"
+    x, y, *unit = point
+    limited = f", limited by {unit[0]}" if unit else ""
+    return f"{' '.join(named(name).split())} {y:.0f} at {x:,.0f} FLOPs per byte{limited}"
 
 
-def _roof(ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool) -> None:
+def _named(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: bool, shelf: bool) -> None:
+    """The words of a roof below and left of where the methods are; free: none is on the flat part."""
+    low = ax.get_ylim()[0]
+    y = max(0.25 * roof.flops, 1.25 * low) if left_of_it else 1.2 * low
+    style.note(ax, (0.85 if left_of_it else 1.15) * y / roof.bytes, y, roof.slope, ha="right" if left_of_it else "left")
+    flat = roof.flat if free or not style.narrow() else re.sub(r" (?=\d)", "\n", roof.flat, count=1)
+    flat = "" if shelf and style.narrow() and not free else flat  # no room beside the shelf
+    place = (1.08, "bottom") if free else (0.92, "top")
+    style.note(ax, right / 1.05, place[0] * roof.flops, flat, ha="right", va=place[1])
+
+
+def _roof(
+    ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool, limited: bool
+) -> None:
     """A slope and a flat roof with their words; a dashed one lies above a solid one and is named there."""
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
     begin = max(left, ax.get_ylim()[0] / roof.bytes)
     ax.plot([begin, ridge, right], [begin * roof.bytes, roof.flops, roof.flops], **look)
+    if limited:
+        return
     if left_of_it:
         words = re.sub(r":? (?=\d)", "\n", roof.slope, count=1) if style.narrow() else roof.slope
         style.note(ax, 0.4 * ridge, 0.5 * roof.flops, words, ha="right", va="bottom")
@@ -178,26 +215,35 @@ def _roof(ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: 
         style.note(ax, 1.05 * ridge, 1.12 * roof.flops, roof.flat, va="bottom")
 
 
-def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float) -> None:
+def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float, shelf: float) -> None:
     """The places of each name, and the name in a column to the right of all; far from it, beside its place."""
-    crowd = {name: place for name, place in points.items() if place[0] >= column / 60 or len(place) > 2}
+    crowd = {name: place for name, place in points.items() if place[0] >= column / 60}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()
     gap = LINE * decades * max(name.count("\n") + 1 for name in points)
     heights = apart([log10(place[1]) for place in crowd.values()], gap, top=log10(roof) - 0.75 * gap)
-    for name, (x, y, *requested) in points.items():
+    units = {place[2] for place in points.values() if len(place) > 2}
+    for name, (x, y, *unit) in points.items():
         color = style.OURS if name == "fa2_lab" else style.INK
         words = f"{named(name)}: {y:.0f}"
-        for ring in requested:
-            ax.plot([ring, x], [y, y], color=color, linewidth=0.8)
-            ax.plot(ring, y, "o", color=color, markersize=5, markerfacecolor=style.PAPER)
-        ax.plot(x, y, "o", color=color, markersize=5)
+        if unit and not (style.narrow() and y == shelf):
+            words += f" ({unit[0]})" if style.narrow() else f", limited by {unit[0]}"
+        ax.plot(x, y, "o", color=color, markersize=6 if unit else 5)
         if name in crowd:
             height = 10 ** heights[list(crowd).index(name)]
             ax.plot([x, 0.95 * column], [y, height], color=style.QUIET, linewidth=0.6, zorder=0)
             style.note(ax, column, height, words, color=color)
+        elif y > 0.9 * roof and unit:  # above the roof's line
+            style.beside(ax, words.replace(" (", "\n("), (x, y), (0, 6), va="bottom", color=color)
+        elif len(units) > 1 and unit == ["L2"] and "DRAM" in units:  # to the right, the slope of DRAM would cross it
+            style.beside(ax, words.replace(": ", ":\n"), (x, y), (-8, 4), ha="right", color=color)
         else:
-            below = -10 if y > 0.9 * roof else -2  # not on the roof's line
-            style.beside(ax, words, (x, y), (8, below), color=color)
+            near = any(0.75 * y < other < y for _, other, *_ in points.values())  # a name just below it
+            shift = (8, -4)
+            if y > 0.9 * roof or 0.75 * shelf < y <= shelf:  # not on a line
+                shift = (8, -10)
+            elif near and unit and (style.narrow() or not shelf):
+                shift = (16, 4)
+            style.beside(ax, words, (x, y), shift, color=color)
 
 
 def apart(values: list[float], gap: float, top: float = inf) -> list[float]:

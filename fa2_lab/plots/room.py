@@ -20,6 +20,7 @@ def data() -> dict:
     return dict(shared=shared, registers=registers, limit=chips.H200.shared_per_block / 1024, file=65536)
 
 
+BEYOND = 1.3  # times the limit: where the picture ends
 PRODUCER = 32  # registers of its threads, at most: see ForwardSizes.registers
 
 
@@ -30,9 +31,9 @@ def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float,
     shared: {set: {tensor: KiB}}. registers: {set: of each consumer's threads}. limit, file: of an SM.
     """
     caption = (
-        "One program fills an SM, because shared memory or the registers are used up. The upper bars are the KiB of"
-        f" the buffers of Q, K and V, and of O if it has its own buffer. An SM has {limit:.0f} KiB. The lower bars"
-        f" are the registers of all threads, 128 threads per consumer. An SM has {file:,} registers."
+        "An SM has no room for a second program (dashed) beside the first. The upper bars are the KiB of the buffers of"
+        f" Q, K and V, and of O if it has its own buffer. An SM has {limit:.0f} KiB. The lower bars are the registers"
+        f" of all threads, 128 threads per consumer. An SM has {file:,} registers. The dashed boxes are cut off."
     )
     figure, (above, below) = style.new_figure(3.7, caption, nrows=2)
     for y, parts in enumerate(shared.values()):
@@ -41,22 +42,39 @@ def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float,
             words = tensor if style.narrow() and size < 0.15 * limit else f"{tensor} {size:.0f}"
             style.tensor_box(above, x, y + 0.1, size, 0.8, tensor, words, linewidth=0.9)
             x += size
+        _second(above, x, y, limit)
     for y, each in enumerate(registers.values()):
         for c, n in enumerate(each):
             words = f"{n} per thread" if not style.narrow() else f"{n}"
             style.box(below, 128 * c * n, y + 0.1, 128 * n, 0.8, words, style.worker(3), linewidth=0.9)
         style.box(below, 128 * sum(each), y + 0.1, 128 * PRODUCER, 0.8, "", hatch=style.MASK_HATCH, linewidth=0.9)
-    for ax, most, title in (
-        (above, limit, "Shared memory, KiB"),
-        (below, file, "Registers (hatched: of the producer)"),
+        _second(below, 128 * (sum(each) + PRODUCER), y, file)
+    for ax, most, limits, title in (
+        (above, limit, f"limit: {limit:.0f} KiB", "Shared memory, KiB"),
+        (below, file, f"limit: {file:,}", "Registers (hatched: of the producer)"),
     ):
-        ax.plot([most, most], [0, len(shared)], color=style.INK, linewidth=1.6)
+        ax.plot([most, most], [0, len(shared)], color=style.INK, linewidth=2.4)
         left = (0.62 if style.narrow() else 0.24) * most
         for y, name in enumerate(shared):
             style.note(ax, -0.015 * most, y + 0.5, name, ha="right")
-        style.note(ax, most, -0.25, "limit", ha="right", color=style.QUIET)
-        style.bare(ax, (-left, 1.02 * most), (-0.5, len(shared)))
+        style.note(ax, most, -0.25, limits, ha="center")
+        style.bare(ax, (-left, BEYOND * most), (-0.5, len(shared)))
         ax.set_title(title)
     used = "; ".join(f"{name} {sum(parts.values()):.0f} KiB, {128 * (sum(registers[name]) + PRODUCER):,} registers"
                      for name, parts in shared.items())  # fmt: skip
     return figure, f"Stacked bars of what a program takes of an SM with {limit:.0f} KiB and {file:,} registers: {used}."
+
+
+def _second(ax: style.Axes, start: float, y: float, most: float) -> None:
+    """Where a second program would lie: a dashed box that goes on beyond the picture's edge."""
+    end = BEYOND * most
+    ax.plot(
+        [end, start, start, end],
+        [y + 0.1, y + 0.1, y + 0.9, y + 0.9],
+        color=style.QUIET,
+        linestyle=style.DASHED,
+        linewidth=1,
+    )
+    style.note(
+        ax, (most + end) / 2, y + 0.5, "2nd" if style.narrow() else "2nd program", ha="center", color=style.QUIET
+    )

@@ -18,30 +18,50 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 
 
 @style.picture
-def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 8000) -> style.Drawn:
-    """spans: (stage, tile, copy from, copy to, last release). jobs: (actor, label, from, to)."""
-    caption = "A stage is filled once both consumers have released the tile before. A hatched box is a copy under way,"
-    caption += (
-        f" and a filled box is a tile that is there. Without a box, the stage is empty. Model of rung {rung}, d = 128."
+def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 4500) -> style.Drawn:
+    """V alone: its producer waits for nothing else, whereas a K must also wait for its turn.
+
+    spans: (stage, tile, copy from, copy to, last release). jobs: (actor, label, from, to).
+    """
+    caption = (
+        "A stage is filled again as soon as both consumers have released it. An arrow is a release, at the end of the"
+        f" matmul that reads the tile. Model of rung {rung}, d = 128. The stages of K work in the same way."
     )
+    spans = [span for span in spans if span[1][0] == "V"]
     stages = list(dict.fromkeys(span[0] for span in spans))
-    figure, ax = style.new_figure(0.3 * (len(stages) + consumers) + 0.5, caption)
-    rows = {stage: [] for stage in stages}
-    rows |= {f"consumer {c}": [job[1:] for job in jobs if job[0] == str(c)] for c in range(consumers)}
+    order = ["consumer 0", *stages, *(f"consumer {c}" for c in range(1, consumers))]
+    figure, ax = style.new_figure(0.42 * len(order) + 0.5, caption)
+    rows: dict[str, list[tuple]] = {name: [] for name in order}
+    ends: dict[str, list[tuple[str, float]]] = {}
+    for c in range(consumers):
+        mine = sorted((job for job in jobs if job[0] == str(c)), key=lambda job: job[2])
+        products = [job for job in mine if job[1] == "PV"]
+        for job in mine:
+            tile = f"V{products.index(job)}" if job in products else ""
+            words = f"P {tile}" if tile else job[1].split()[0]
+            rows[f"consumer {c}"].append((words, *job[2:]))
+            if tile:
+                ends.setdefault(tile, []).append((f"consumer {c}", job[3]))
     strips.lanes(ax, rows, window)
-    window = strips.span(window)
+    window, letter = strips.span(window), 0.0135 * window
     for stage, tile, begun, ended, released in spans:
-        y = stages.index(stage)
+        y = order.index(stage)
         for start, stop, copying in ((begun, ended, True), (ended, released, False)):
             start, stop = max(start, 0), min(stop, window)
-            if stop > start:
-                look = dict(hatch=style.MASK_HATCH, linewidth=0.8) if copying else dict(linewidth=0.8)
-                words = "" if copying or stop - start < 0.06 * window else tile
-                style.tensor_box(ax, start, y + 0.06, stop - start, 0.88, tile[0], words, **look)
+            if stop - start > 0.01 * window:
+                look = dict(hatch=style.MASK_HATCH) if copying else {}
+                words = f"copy {tile}" if copying else tile if style.narrow() else f"{tile} is there"
+                words = words if stop - start > letter * (len(words) + 0.6) else ""
+                style.tensor_box(ax, start, y + 0.06, stop - start, 0.88, tile[0], words, linewidth=0.8, **look)
+        for consumer, end in ends.get(tile, ()):
+            if 0.02 * window < end < window:
+                above = order.index(consumer) < y
+                start, stop = order.index(consumer) + (0.94 if above else 0.06), y + (0.2 if above else 0.8)
+                style.arrow(ax, (end, start), (end, stop), linewidth=1.6)
     ax.set_xlabel("clocks →")
     alt = (
-        f"Lines for {len(stages)} stages of K and V over time, with a hatched box while a copy is under way and a"
-        f" filled one until the last of {consumers} consumers has released the tile. The lines beneath show what the"
-        " consumers do."
+        f"Lines for {len(stages)} stages of V over time, with a hatched box while a copy is under way and a filled one"
+        f" until the last of {consumers} consumers has released the tile. The lines above and below show what the"
+        " consumers do, and an arrow leads from each matmul with a tile of V to the stage that it releases."
     )
     return figure, alt

@@ -175,6 +175,7 @@ LOOKS = {
     "O": "O",
     "S": "S",
     "PV": "O",
+    "P V": "O",
     "softmax": "P",
     "row block": "m",
 }  # label: whose hue

@@ -436,10 +436,10 @@ Markdown("\n".join(lines))
 show("limits_forward")
 
 # %% [markdown]
-# In this roofline, each method has a ring and a dot at the same height, which is the highest speed that the method can
-# reach. The ring shows its FLOPs per requested byte, so it cannot be above the L2 line. The dot shows its FLOPs per
-# byte that reaches DRAM, so it cannot be above the DRAM line. Whichever limit is lowest, that of L2, of DRAM or of the
-# tensor cores, decides the height of both.
+# In this roofline, the height of each dot is the highest speed that the method can reach. Whichever limit is lowest,
+# that of L2, of DRAM or of the tensor cores, decides this height. If DRAM is the limit, the dot is on the DRAM line, at
+# the method's FLOPs per byte that reaches DRAM. Otherwise, the dot is at the FLOPs per requested byte. It is on the L2
+# line if L2 is the limit.
 #
 # For example, FA2 with 64 rows per block does $4 B_r B_c d$ FLOPs per tile and requests $4 B_c d$ bytes for it, which
 # is $B_r$ FLOPs per byte. Q and O reduce this slightly, to 63. L2 delivers 9.66 TB/s, so it allows 9.66 · 63 = 609

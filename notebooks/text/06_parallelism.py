@@ -183,9 +183,8 @@ show("limits_row_blocks")
 
 # %% [markdown]
 # At $B_r = 128$, half of the SMs are idle, and the tensor cores are the slowest unit, whichever of the two L2 times we
-# use. In the roofline, the ring for $B_r = 128$ is therefore below the L2 slope. It is also below the flat ceiling of
-# the tensor cores, because only half of the tensor cores are busy. The DRAM slope does not matter here, since it
-# applies only to the dots, not to the rings.
+# use. In the roofline, the dot for $B_r = 128$ is therefore below the L2 slope. It is also below the flat ceiling of
+# the tensor cores, because only half of the tensor cores are busy. The dashed line is the ceiling of this half.
 #
 # $B_r = 64$ keeps nearly all SMs busy, but it doubles the requests. L2 is now the limit, and yet the launch is faster.
 # Below 64, hardly any idle SMs are left, so the time doubles with the requests. The best choice is therefore the

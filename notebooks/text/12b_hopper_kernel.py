@@ -358,8 +358,8 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # therefore uses slot `n & 1`, in phase `n >> 1 & 1`.
 
 # %% [markdown]
-# The next picture shows four stages over time. Both consumers read every tile, so a stage is free only after the slower
-# of the two has released it.
+# The next picture shows the two stages of V over time. Both consumers read every tile, so a stage is free only after
+# the slower of the two has released it.
 
 # %% tags=["hide-input"]
 show("stages")

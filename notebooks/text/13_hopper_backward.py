@@ -197,7 +197,7 @@ for way in (one_by_one, kernel_order):
 show("waits")
 
 # %% [markdown]
-# The next picture shows both consumers in the kernel's order. Strong edges mark the jobs that belong to one step.
+# The next picture shows one consumer in the kernel's order. The number on each job is its step.
 
 # %%
 show("backward_step")

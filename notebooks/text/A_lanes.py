@@ -181,7 +181,7 @@ show("block_budget")
 
 # %% [markdown]
 # If the registers run out, the kernel still runs, but it *spills*, which means that it moves values to slow memory
-# and back. In each cell of the figure, the first number is the sum above, whereas the word *spills* shows what the
+# and back. In each cell of the figure, the first number is the sum above, whereas the shade for *spills* shows what the
 # compiler did. The two can disagree, because the sum is usually too low. Each cell uses four warps, or eight if four
 # are not enough. In the right grid, at d = 128, the block size 128 × 128 has eight warps. It then needs 200 registers
 # instead of 360, but it still spills. The block size 128 × 64 also has eight warps, but it does not spill. The block

@@ -215,9 +215,15 @@ def test_speeds_are_flops_over_the_recorded_time():
     for rung in climbed["rungs"]:
         assert rung.full == next(rate for name, rate in rates.items() if name.startswith(f"r{rung.number}_"))
     assert climbed["peer"][:2] == (climbed["peer"][0], rates[climbed["peer"][0]])
+
+    def rate(asked):
+        return asked.flops / asked.limit(chips.H200)[1] / 1e12
+
     seen, asked = roofline.data("FA2"), prices.cost("FA2")
-    assert seen["points"]["FA2"][::2] == (asked.intensity("crossed"), asked.intensity("requested"))
-    assert seen["roofs"][1].bytes == chips.H200.hbm_per_second / 1e12
+    assert seen["points"]["FA2"] == (asked.intensity("requested"), pytest.approx(rate(asked)), "L2")
+    seen, asked = roofline.data("standard"), prices.cost("standard")
+    assert seen["points"]["standard"] == (asked.intensity("crossed"), pytest.approx(rate(asked)), "DRAM")
+    assert seen["roofs"][0].bytes == chips.H200.hbm_per_second / 1e12
     assert all(data("roofline")["points"][name][1] == rates[name] for name in data("roofline")["points"])
 
 
