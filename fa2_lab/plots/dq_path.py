@@ -11,7 +11,7 @@ def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128, consumers
 
 
 PAGE = ((0, 1.45), (2.7, 1.3), (4.72, 0.95))  # where the column blocks, L2 and HBM begin, and how wide they are
-PHONE = ((0, 1.05), (1.68, 1.2), (3.3, 0.75))
+PHONE = ((0, 1.05), (1.5, 1.1), (3.1, 0.95))
 PITCH, THIN = 0.56, 5  # of the column blocks, and how many arrows are drawn for each
 
 

@@ -94,7 +94,7 @@ def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     first, last = (int(start + end) for end in tiling.interval(row - start))
     style.box(ax, first, row, last - first, 1, "", style.INK, linewidth=0)
-    ax.set_xlabel(f"keys →   row {row}: [{first}, {last})", fontsize=style.SMALL)
+    ax.set_xlabel(f"keys → · row {row}: [{first}, {last})", fontsize=style.SMALL)
 
 
 def _legend(ax: style.Axes) -> None:
