@@ -23,7 +23,8 @@ def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
         "a tree of drafts": np.where(tree, 0, -np.inf),
         "buckets of distance": np.where(hidden, -np.inf, -np.minimum(bucket(distance), 4 + 2)),
     }
-    return dict(surfaces=surfaces, parents=PARENTS, context=context)
+    functions = tuple(f.format(left=left, first=first) for f in FUNCTIONS)
+    return dict(surfaces=surfaces, parents=PARENTS, context=context, functions=functions)
 
 
 def line_of(node: int) -> list[int]:
@@ -36,27 +37,34 @@ def bucket(distance: np.ndarray) -> np.ndarray:
     return np.minimum(distance, 4) + (distance >= 8) + (distance >= 16)
 
 
+FUNCTIONS = ("−slope · (row − column)", "row − column ≤ {left}\nor column < {first}")
+FUNCTIONS += ("column is row\nor its ancestor", "bucket(row − column),\nlooked up in a table")
+
+
 @style.picture
-def draw(surfaces: dict[str, np.ndarray], parents: tuple[int, ...], context: int) -> style.Drawn:
+def draw(
+    surfaces: dict[str, np.ndarray], parents: tuple[int, ...], context: int, functions: tuple[str, ...]
+) -> style.Drawn:
     """Each surface as a square of queries and keys: the weaker the fill, the more is taken from the score."""
     caption = (
-        "Four masks and biases, each a function of a row and a column. The weaker the fill, the more is taken from a"
-        f" score; hatched scores get −∞. The drafts come after {context} tokens that all of them see, and each"
-        " draft also sees its own ancestors."
+        "One small function of row and column gives any mask or bias. The weaker the fill, the more is taken from a"
+        f" score; hatched scores get −∞, as all keys after the query do. The drafts come after {context} tokens that"
+        " all of them see, and each draft also sees its own ancestors."
     )
     rows = 2 if style.narrow() else 1
     figure, axes = style.new_figure(4.9 if style.narrow() else 2.2, caption, nrows=rows, ncols=4 // rows)
-    for ax, (name, surface) in zip(np.ravel(axes), surfaces.items(), strict=True):
+    for ax, (name, surface), function in zip(np.ravel(axes), surfaces.items(), functions, strict=True):
         ax.set_title(name)
         _surface(ax, surface, cell=len(surface) < 20)
-        if len(surface) < 20:
-            _tree(ax, parents, surface.shape)
-        N = max(surface.shape)
-        style.bare(ax, (-0.6, N + 0.6), (-0.6, N + 0.6), aspect="equal", ylabel="← queries")
-        ax.set_xlabel("the tree" if "tree" in name else "keys →")
+        height, width = surface.shape
+        look = dict(ylabel="← queries", xlabel=f"keys →\n\n{function}", aspect=width / height)  # a square
+        style.bare(ax, (-0.02 * width, 1.02 * width), (-0.02 * height, 1.02 * height), **look)
+        ax.xaxis.label.set_fontsize(style.SMALL)
     tree = "; ".join(f"{n} after {p}" for n, p in enumerate(parents) if p >= 0)
+    written = "; ".join(f"{name}: {' '.join(f.split())}" for name, f in zip(surfaces, functions, strict=True))
     alt = (
-        "Four squares of scores, queries down and keys right, hatched where −∞ is added. ALiBi takes more from a key"
+        "Four squares of scores, queries down and keys right, hatched where −∞ is added, each with its function below"
+        f" ({written}). ALiBi takes more from a key"
         " the farther it is behind the query. A window leaves a band below the diagonal, and the first keys a column at"
         f" the left. The tree of drafts has rows of gaps: each draft sees the context and its own ancestors ({tree})."
         " The buckets fall in steps that become wider with the distance."
@@ -83,18 +91,3 @@ def _surface(ax: style.Axes, surface: np.ndarray, cell: bool) -> None:
     if cell:
         for n in range(1, height):
             ax.plot([0, width], [n, n], color=style.PAPER, linewidth=0.6)
-
-
-def _tree(ax: style.Axes, parents: tuple[int, ...], shape: tuple[int, int]) -> None:
-    """The drafts as a tree, in the room below their square."""
-    depth = [0]
-    for parent in parents[1:]:
-        depth.append(depth[parent] + 1)
-    rows, columns = shape
-    across, down = (columns - 1) / (len(parents) - 1), (columns - rows) / (max(depth) + 1)
-    at = [(0.5 + across * n, rows + down * (d + 0.6)) for n, d in enumerate(depth)]
-    for n, parent in enumerate(parents):
-        if parent >= 0:
-            style.arrow(ax, at[parent], at[n], style="-", linewidth=0.8)
-    for n, (x, y) in enumerate(at):
-        style.note(ax, x, y, str(n), ha="center", bbox=style.CLEAR)

@@ -1,44 +1,56 @@
-"""The path of dQ in the Hopper backward: from a consumer's registers to accumulators in L2, and then to HBM."""
-
-import textwrap
+"""The path of dQ in the Hopper backward: many additions to accumulators in L2, and one copy of dQ to HBM."""
 
 from fa2_lab.plots import style
 
 
-def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128) -> dict:
-    """Bytes of a head at each station, and how often they pass it."""
+def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128, consumers: int = 2) -> dict:
+    """Of a head: its column blocks, the parts that their consumers add, and the bytes of a part, the sums and dQ."""
     columns = N // keys
-    stations = {
-        "registers of a consumer": ("half of a tile, fp32", B_r * d // 2 * 4, 2 * columns * N // B_r),
-        "its buffer in shared memory": (
-            "one buffer per consumer, free again once it was read",
-            B_r * d // 2 * 4,
-            2 * columns * N // B_r,
-        ),
-        "accumulators in L2": ("TMA sends the tile, and L2 adds it", N * d * 4, columns),
-        "dQ in HBM": ("the last kernel multiplies by τ and rounds to 16 bits", N * d * 2, 1),
-    }
-    return dict(stations=stations, N=N, d=d)
+    sizes = dict(part=B_r * d // consumers * 4, sums=N * d * 4, dQ=N * d * 2)
+    return dict(columns=columns, additions=consumers * columns * N // B_r, sizes=sizes, N=N, d=d)
+
+
+PAGE = ((0, 1.45), (2.7, 1.3), (4.72, 0.95))  # where the column blocks, L2 and HBM begin, and how wide they are
+PHONE = ((0, 1.05), (1.5, 1.1), (3.1, 0.95))
+PITCH, THIN = 0.56, 5  # of the column blocks, and how many arrows are drawn for each
 
 
 @style.picture
-def draw(stations: dict[str, tuple[str, int, int]], N: int, d: int) -> style.Drawn:
-    """stations: {name: (what happens, bytes, how often)}, from the first to the last."""
-    caption = "TMA adds dQ tile by tile to accumulators that stay in L2, and the last kernel writes dQ once."
-    figure, ax = style.new_figure(
-        3.1 if not style.narrow() else 4.3, f"{caption} This is one head with N = {N:,}, d = {d}."
+def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) -> style.Drawn:
+    """From left to right: column blocks with many arrows into L2, and one arrow out of it."""
+    caption = (
+        "The parts of dQ are added up in L2, and dQ goes to HBM only once. A part goes from the registers of a consumer"
+        " through its buffer in shared memory, and TMA adds it in L2. The last kernel multiplies the sums by τ and"
+        f" rounds them to 16 bits. This is one head with N = {N:,}, d = {d}."
     )
-    wide = 2.1 if not style.narrow() else 2.0
-    for y, (name, (what, size, times)) in enumerate(stations.items()):
-        style.tensor_box(ax, 0, y, wide, 0.62, "dQ", textwrap.fill(name, 16 if style.narrow() else 40))
-        if y:
-            style.arrow(ax, (wide / 2, y - 0.38), (wide / 2, y), linewidth=1.3)
-        words = f"{amount(size)}{f', {times:,} times' if times > 1 else ', once'}"
-        style.note(ax, wide + 0.12, y + 0.18, words, weight="bold")
-        style.note(ax, wide + 0.12, y + 0.3, textwrap.fill(what, 23 if style.narrow() else 60), va="top")
-    style.bare(ax, (-0.02, style.width() - 0.1), (-0.05, len(stations) - 0.2))
-    steps = "; ".join(f"{name}: {amount(size)}, {times:,} times" for name, (_, size, times) in stations.items())
-    return figure, f"Four places of dQ from top to bottom, with arrows between them: {steps}."
+    figure, ax = style.new_figure(3.3, caption)
+    (left, wide), (L2, across), (HBM, last) = PHONE if style.narrow() else PAGE
+    names = ["0", "1", "2", "…", f"{columns - 1}"]
+    block = "block" if style.narrow() else "column block"
+    for k, name in enumerate(names):
+        if name == "…":
+            style.note(ax, left + wide / 2, k * PITCH + 0.23, "⋮", ha="center")
+        else:
+            style.tensor_box(ax, left, k * PITCH, wide, 0.46, "dQ", f"{block} {name}")
+        for n in range(THIN):
+            y = k * PITCH + 0.07 + 0.08 * n
+            style.arrow(ax, (left + wide + 0.05, y), (L2 - 0.04, y), linewidth=0.6, mutation_scale=5)
+    high = (len(names) - 1) * PITCH + 0.46
+    sums = f"+\n\nsums\nin fp32,\n{amount(sizes['sums'])}"
+    style.tensor_box(ax, L2, 0, across, high, "dQ", sums, linewidth=2)
+    style.arrow(ax, (L2 + across + 0.05, high / 2), (HBM - 0.04, high / 2), linewidth=3, mutation_scale=16)
+    style.tensor_box(ax, HBM, high / 2 - 0.55, last, 1.1, "dQ", f"dQ\nin 16 bits,\n{amount(sizes['dQ'])}")
+    style.note(ax, L2 + across + (HBM - L2 - across) / 2, high / 2 - 0.2, "once", ha="center", weight="bold")
+    for x, name in ((left, "SMs"), (L2, "L2"), (HBM, "HBM")):
+        style.note(ax, x, -0.16, name, weight="bold")
+    style.note(ax, left, high + 0.2, f"{additions:,} additions of {amount(sizes['part'])} each", weight="bold")
+    style.bare(ax, (-0.03, style.width() - 0.1), (-0.3, high + 0.35))
+    alt = (
+        f"From left to right: {columns} column blocks in the SMs send many thin arrows into one box, the sums in L2"
+        f" ({amount(sizes['sums'])} in fp32). These are {additions:,} additions of {amount(sizes['part'])} each. One"
+        f" thick arrow leads from L2 to dQ in HBM ({amount(sizes['dQ'])} in 16 bits), once."
+    )
+    return figure, alt
 
 
 def amount(size: int) -> str:

@@ -39,8 +39,8 @@ MEANING = {
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
     """Each mask's tiles by kind, the lines where intervals begin and end, and one row's interval in numbers."""
-    caption = "Under each of these masks, a row sees one interval of keys, so whole tiles can be skipped."
-    caption += f" The bar shows the interval of row {row}."
+    caption = "A row sees one interval of keys, so whole tiles can be skipped."
+    caption += f" These six masks are all of this kind. The bar shows the interval of row {row}."
     rows, columns, last = (3, 2, 0.3) if style.narrow() else (2, 3, 0.12)
     figure, axes = style.new_figure(
         7.2 if style.narrow() else 4.5, caption, nrows=rows + 1, ncols=columns, height_ratios=[1] * rows + [last]
@@ -54,10 +54,9 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
             style.box(ax, SINK, 0, 3, N, "", style.fill("m"), edgecolor=style.hue("m"))
             style.note(ax, SINK + 1.5, N / 2, "sink: a score, no value", rotation=90, ha="center")
         _row(ax, parts, row)
+    figure.get_layout_engine().set(hspace=0.06)
     for ax in axes[:rows, 0]:
         ax.set_ylabel("← queries")
-    for ax in axes[rows - 1]:
-        ax.set_xlabel("keys →")
     for ax in axes[rows]:
         ax.remove()
     _legend(figure.add_subplot(axes[rows][0].get_gridspec()[rows, :]))
@@ -91,17 +90,16 @@ def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
 
 
 def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
-    """One row's interval as a bar, with its numbers beside it."""
+    """One row's interval as a bar, with its numbers below the matrix."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     first, last = (int(start + end) for end in tiling.interval(row - start))
     style.box(ax, first, row, last - first, 1, "", style.INK, linewidth=0)
-    at = dict(x=last + 0.6, ha="left") if first < 8 else dict(x=first - 0.6, ha="right")  # where there is room
-    style.note(ax, y=row + 0.5, words=f"[{first}, {last})", bbox=style.CLEAR, **at)
+    ax.set_xlabel(f"keys → · row {row}: [{first}, {last})", fontsize=style.SMALL)
 
 
 def _legend(ax: style.Axes) -> None:
-    across, down = (0, 1.3) if style.narrow() else (1.1, 0)
+    places, down = ((0, 0, 0), 1.3) if style.narrow() else ((0, 1.06, 2.34), 0)
     for n, (kind, meaning) in enumerate(MEANING.items()):
-        causal_tiles.tile(ax, n * across, n * down, 0.08, 1, kind)
-        style.note(ax, n * across + 0.11, n * down + 0.5, meaning)
-    style.bare(ax, (-0.03, 1 + 2 * across), (-0.3, 1.3 + 2 * down))
+        causal_tiles.tile(ax, places[n], n * down, 0.08, 1, kind)
+        style.note(ax, places[n] + 0.11, n * down + 0.5, meaning)
+    style.bare(ax, (-0.03, 1 + places[-1]), (-0.3, 1.3 + 2 * down))

@@ -19,8 +19,10 @@ def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
 @style.picture
 def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn:
     """A bar for each phase of a step, a part for each tensor, and a line at what a thread has."""
-    caption = "At d = 128, a step of 128 rows needs more registers than a thread has, so a step has 64 rows."
-    caption += f" The bars count the fp32 values of one thread. The line marks its {limit} registers,"
+    caption = "At d = 128, a step of 128 rows needs more registers than a thread has."
+    caption += (
+        f" So a step has 64 rows. The bars count the fp32 values of one thread. The line marks its {limit} registers,"
+    )
     caption += " which hold all else as well."
     figure, axes = style.new_figure(4.1, caption, nrows=len(tiles), sharex=True)
     most = max(sum(parts.values()) for phases in tiles.values() for parts in phases.values())
@@ -31,11 +33,16 @@ def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn
             for tensor, n in parts.items():
                 style.tensor_box(ax, x, y + 0.08, n, 0.84, tensor, tensor, linewidth=0.8)
                 x += n
-            style.note(ax, 1.02 * most, y + 0.5, f"{x}", weight="bold" if x > limit else "normal", bbox=style.CLEAR)
+            over = x > limit
+            style.note(
+                ax, 1.02 * most, y + 0.5, f"{x} > {limit}" if over else f"{x}", weight="bold" if over else "normal"
+            )
             style.note(ax, -0.012 * most, y + 0.5, phase, ha="right")
             words.append(f"{name}, {phase}: {x}")
-        ax.plot([limit, limit], [0, len(phases)], color=style.INK, linewidth=1.4, zorder=0)
-        style.bare(ax, (-(0.42 if style.narrow() else 0.2) * most, 1.1 * most), (0, len(phases)))
+        ax.plot([limit, limit], [0, len(phases)], color=style.INK, linewidth=2.2, zorder=3)
+        style.note(ax, limit, -0.2, f"{limit}" if style.narrow() else f"limit: {limit}", ha="center", weight="bold")
+        style.bare(
+            ax, (-(0.42 if style.narrow() else 0.2) * most, (1.3 if style.narrow() else 1.18) * most), (0, len(phases))
+        )
         ax.set_title(f"{name} per step")
-    style.note(axes[0], limit, -0.25, f"limit: {limit}", ha="center", color=style.QUIET)
     return figure, f"Stacked bars of registers of a thread, with a line at {limit}. {'; '.join(words)}."

@@ -66,6 +66,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
     figure, ax = style.new_figure(0.7 + (0.225 if style.narrow() else 0.175) * (len(rows) + len(groups)), caption)
+    figure.get_layout_engine().set(w_pad=0.08)
     left = blended_transform_factory(figure.transFigure, ax.transData)
     y, places, labels = 0.0, [], []
     for group in groups:

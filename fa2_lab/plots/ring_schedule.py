@@ -31,7 +31,7 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
 
     cells: [rank][step] of dict(source, rows, cols, diagonal), with rows and cols as shares (from, to) of a shard.
     """
-    caption = "Queries stay, keys and values go round, and the next block travels while this one is computed."
+    caption = "Queries stay, and K and V go round while each rank computes."
     figure, ax = style.new_figure(
         3.9,
         f"{caption} In a cell, a rank's queries run down and the keys that are here run right."
@@ -48,16 +48,44 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
             end = (pitch * step - 0.05, PITCH * rank + 0.5)
             style.arrow(ax, above if rank else corner, end, style.hue("K"), linewidth=1.2)
             if not rank:
-                style.note(ax, pitch * step - 0.06, 0.22, f"from {ranks - 1}", ha="right")
+                style.note(
+                    ax,
+                    pitch * step - 0.06,
+                    0.22,
+                    f"from {ranks - 1}" if style.narrow() else f"from rank {ranks - 1}",
+                    ha="right",
+                )
     for step in range(ranks):
         style.note(ax, pitch * step + 0.5, -0.22, f"step {step}", ha="center")
-    style.bare(ax, (-1.0, pitch * (ranks - 1) + 1.1), (-0.45, PITCH * ranks - 0.2), aspect="equal")
+    foot = PITCH * ranks + 0.1
+    _legend(ax, foot, pitch)
+    below = 2.2 if style.narrow() else 0.8
+    style.bare(ax, (-1.0, pitch * (ranks - 1) + 1.1), (-0.45, foot + below), aspect="equal")
     alt = (
         f"{ranks} ranks in {ranks} steps. Each cell is the square of a rank's queries (down) and the keys that are here"
         " (right); what is computed has the number of the keys' owner, and the rest is hatched. At step 0 each rank"
         " has its own keys. Then each block comes from the rank above."
     )
     return figure, alt
+
+
+def _legend(ax: style.Axes, y: float, pitch: float) -> None:
+    """What a filled part, a hatched part and an arrow mean."""
+    down, across = (0.8, 0) if style.narrow() else (0, 3.3)
+    meanings = (
+        "scores computed with\nthe keys of rank 2",
+        "masked by causal:\nno work",
+        "K and V move to\nthe next rank",
+    )
+    for n, meaning in enumerate(meanings):
+        x, top = -0.9 + n * across, y + n * down
+        if n == 0:
+            style.box(ax, x, top, 0.6, 0.6, "2", style.worker(2))
+        elif n == 1:
+            style.masked(ax, x, top, 0.6, 0.6)
+        else:
+            style.arrow(ax, (x, top + 0.05), (x + 0.6, top + 0.55), style.hue("K"), linewidth=1.2)
+        style.note(ax, x + 0.75, top + 0.3, meaning.replace("\n", " ") if style.narrow() else meaning)
 
 
 def _cell(ax: style.Axes, x: float, y: float, cell: dict) -> None:

@@ -64,6 +64,7 @@ def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting
     N, best = curves[most][-1]
     caption = f"On long sequences, {most} GPUs reach {best / most:.1%} of linear speed ({short(N)} tokens)."
     figure, (above, below) = style.new_figure(4.6, f"{caption} {setting}.", nrows=2, height_ratios=[2.6, 1])
+    figure.get_layout_engine().set(w_pad=0.08)
     lengths = sorted({n for curve in curves.values() for n, _ in curve})
     for n, curve in curves.items():
         above.plot(*zip(*curve, strict=True), color=style.OURS, marker=MARKERS.get(n, "o"), markersize=4)

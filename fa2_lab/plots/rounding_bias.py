@@ -30,7 +30,8 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     """Two histograms over the error of one rounding, and a line for each way to compute O."""
     ends = {name: line[-1] for name, line in sums.items()}
     caption = (
-        "If two scores share the maximum, rounding errors do not cancel. On the left, the"
+        "If two scores share the maximum, rounding errors do not cancel. The usual softmax computes exp(s − m). With 2m"
+        " instead of m, O is mathematically the same, but its largest p differs from row to row. On the left, the"
         " error of rounding o to bf16, in steps of bf16, over all rows. On the right, the sum of the errors of D over"
         " the rows. All numbers are simulated in NumPy."
     )
@@ -42,10 +43,10 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     errors.set(xlabel="error of o, in steps of bf16", ylabel="share of the rows", xlim=(-0.55, 0.55))
     errors.set_xticks([-0.5, -0.25, 0, 0.25, 0.5], labels=["−½", "−¼", "0", "¼", "½"])
     near = [shares["m"][abs(middles + x) < 0.06].sum() for x in (0.5, 0)]
-    errors.set_title(f"each error of o: −½ or 0 in {sum(near):.0%} of the rows")
-    lines.set_title("their sums in D: in bf16 they grow")
-    style.note(errors, 0.07, 0.9 * shares["m"].max(), "bars: exp(s − m)")
-    style.note(errors, 0.07, 0.75 * shares["m"].max(), "line: exp(s − 2m)", color=style.OURS)
+    errors.set_title(f"one error: with m, −½ or 0 ({sum(near):.0%})")
+    lines.set_title("their sum in D: with m, it grows")
+    style.note(errors, 0.07, 0.99 * shares["m"].max(), "bars: the usual\nexp(s − m)", va="top")
+    style.note(errors, 0.07, 0.8 * shares["m"].max(), "line: for comparison,\nexp(s − 2m)", va="top", color=style.OURS)
     looks = zip(sums.items(), ((style.INK, "-"), (style.OURS, "-"), (style.QUIET, style.DASHED)), strict=True)
     rows = len(next(iter(sums.values())))
     for (_, line), (color, dashes) in looks:
@@ -54,9 +55,9 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     lines.set_xticks(range(0, rows, 1000), labels=[f"{n:,}" for n in range(0, rows, 1000)])
     biased, fixed, exact = sums
     top = ends[biased]
-    style.note(lines, 0.5 * rows, 0.68 * top, biased, ha="right")
-    style.note(lines, rows, 0.1 * top, exact, ha="right", color=style.QUIET)
-    style.note(lines, 0.5 * rows, min(sums[fixed]) - 0.07 * top, fixed, ha="right", color=style.OURS)
+    style.note(lines, 0.5 * rows, 0.68 * top, f"exp(s − m),\n{biased}", ha="right")
+    style.note(lines, rows, 0.15 * top, f"exp(s − m), {exact}", ha="right", color=style.QUIET)
+    style.note(lines, 0.5 * rows, min(sums[fixed]) - 0.07 * top, "exp(s − 2m), in bf16", ha="right", color=style.OURS)
     lines.set_ylim(min(sums[fixed]) - 0.14 * top, 1.05 * top)
     alt = (
         "On the left, the errors of one rounding: relative to m, they are piled up at −½ of a step"

@@ -7,6 +7,7 @@ in `producer` and `consumer`.
 
 from collections import defaultdict
 from collections.abc import Generator, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fa2_lab.kernels import ladder
@@ -57,37 +58,64 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
 
 SAYS = {  # what the strips of a rung show beside those of the rung before
     14: "In rung 14, TMA makes the copies, so a tile takes {now} instructions instead of {then}",
-    15: "Rung 15 is written in Gluon, and a tile takes {now} instructions instead of {then}",
+    15: "Rung 15, in Gluon, is slower at first, but from now on we can place each wait",
     16: "Rung 16 has a warp that only copies, so a tile takes {now} instructions instead of {then}",
-    17: "In rung 17, two consumers share each tile, so there are half as many copies",
+    17: "Rung 17 halves the copies and so makes room for the long tiles of rung 18",
     18: "Rung 18 has tiles of 128 keys, which take {now} instructions instead of twice {then}",
     19: "Rung 19 computes the first tile before the loop, so a tile takes {now} instructions instead of {then}",
     20: "Rung 20 starts S early, so one consumer runs matmuls while the other computes its softmax",
     21: "Programs of rung 21 stay, so the next row block's copies arrive while this one ends",
-    22: "In rung 22, m may lag, so the loop skips the rescaling of o, and a tile takes {now} instructions, not {then}",
+    22: "In rung 22, m may lag behind, so most tiles skip the rescaling of o",
     23: "Rung 23 has a third consumer, so the tensor cores seldom wait",
 }
+WHY = {  # what a caption adds
+    15: "A tile takes {now} instructions instead of {then}.",
+    17: "Two consumers share each tile and one ring of buffers. The rung alone is not faster.",
+    21: "The boxes with a thick edge belong to the next row block.",
+    22: "A tile takes {now} instructions instead of {then}.",
+}
+CHANGED = {15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # the unit whose boxes are marked as new
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
     """What an SM does on a rung and the one before, in the middle of a row block or, on rung 21, between two.
 
-    tiles: keys of a row. Jobs: (unit, warpgroup, label, from, to), in clocks.
+    tiles: keys of a row. Jobs: (unit, warpgroup, label, from, to), in clocks. Marked: for each job, whether it is what
+    the rung changes, or on rung 21 and before it, whether it belongs to the next row block.
     """
     before = f"{int(after) - 1}"
     pair, panels = [sizes(before), sizes(after)], []
-    says = SAYS[pair[1].number].format(then=int(pair[0].softmax), now=int(pair[1].softmax))
+    number, took = pair[1].number, dict(then=int(pair[0].softmax), now=int(pair[1].softmax))
+    says, why = SAYS[number].format(**took), WHY.get(number, "").format(**took)
+    fewer = f"−{took['then'] - took['now']}"
+    words = {n: f"{fewer} instructions" for n in (16, 19)} | {17: "half as many", 22: f"{fewer}: no rescaling"}
+    words[15] = f"+{took['now'] - took['then']} instructions"
     for rung, size in zip((before, after), pair, strict=True):
         block, *_ = ran(size, tiles // size.keys, row_blocks)
         stores = [job.begun for job in block.jobs if job.label == "O"]
         start = min(stores) - 1500 if pair[1].number == PERSISTENT else 9000
+        if number == PERSISTENT:
+            marked = [block_of > 0 for block_of in row_blocks_of(block.jobs, size, tiles // size.keys)]
+        else:
+            marked = [size.number == number and job.unit == CHANGED.get(number) for job in block.jobs]
         jobs = [(job.unit, job.actor, job.label, job.begun - start, job.ended - start) for job in block.jobs]
         name = ladder.find(rung)
         counted = reasons.counters(load("ladder"), name).get("tensor cores at work, %")
         groups = size.consumers * size.programs
-        took = dict(groups=groups, instructions=int(size.softmax), counted=counted)
-        panels.append(dict(number=size.number, name=name[4:], jobs=jobs) | took)
-    return dict(says=says, panels=panels)
+        panel = dict(number=size.number, name=name[4:], jobs=jobs, marked=marked, groups=groups)
+        panels.append(panel | dict(instructions=int(size.softmax), counted=counted))
+    return dict(says=says, why=why, change=words.get(number, ""), panels=panels)
+
+
+def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
+    """The row block of each job of a program that goes through row blocks of so many tiles."""
+    before: dict[tuple[str, str], int] = defaultdict(int)
+    found = []
+    for job in jobs:
+        kind = job.label.rstrip("0123456789 ")
+        found.append(before[job.actor, kind] // {"Q": size.consumers, "O": 1}.get(kind, tiles))
+        before[job.actor, kind] += 1
+    return found
 
 
 def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
@@ -183,12 +211,15 @@ UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 
 @style.picture
-def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
-    """A panel for each rung, a strip for each unit, and in it a line for each warpgroup."""
+def draw(says: str, why: str, change: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
+    """A panel for each rung, a strip for each unit, and in it a line for each warpgroup.
+
+    change: words behind a marked box of the last panel.
+    """
     caption = (
-        f"{says}. Model of an SM of an H200, d = 128, no mask. The number on a softmax counts all instructions per"
-        " thread and tile except the matmuls. The percentage is the share of the time in which a profiler saw the"
-        " tensor cores at work."
+        f"{says}. {why}{' ' * bool(why)}Model of an SM of an H200, d = 128, no mask. The number on a softmax counts all"
+        " instructions per thread and tile except the matmuls. The percentage is the share of the time in which a"
+        " profiler saw the tensor cores at work."
     )
     heights = [0.4 + 0.26 * (1 + 2 * panel["groups"]) for panel in panels]
     timelines = {}
@@ -196,7 +227,8 @@ def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
         rows = {}
         for unit, name in UNITS.items():
             for k in range(1 if unit == "copy" else panel["groups"]):
-                mine = [job[2:] for job in panel["jobs"] if job[0] == unit and (unit == "copy" or job[1] == str(k))]
+                both = zip(panel["jobs"], panel["marked"], strict=True)
+                mine = [(*job[2:], new) for job, new in both if job[0] == unit and (unit == "copy" or job[1] == str(k))]
                 rows[name if unit == "copy" else f"{name}, {k}"] = mine
         name = f"rung {panel['number']}, {panel['name'].replace('_', ' ')}"
         timelines[f"{name}: tensor cores at work {panel['counted']:.0f}%" if panel["counted"] else name] = rows
@@ -205,7 +237,25 @@ def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
         f" {'; '.join(timelines).capitalize()}."
     )
     titled = {name.capitalize(): rows for name, rows in timelines.items()}
-    return stacked(sum(heights) + 0.3, caption, titled, window, height_ratios=heights), alt
+    figure = stacked(sum(heights) + 0.3, caption, titled, window, height_ratios=heights)
+    last = figure.axes[-1]
+    clocks = f"clocks → (1,000 clocks = {1e9 / chips.H200.clock_hz:.1f} µs)"
+    if panels[-1]["number"] == PERSISTENT:
+        last.set_xlabel(f"{clocks}\nthick edge: the next row block")
+    else:
+        last.set_xlabel(clocks)
+        _say(last, list(list(titled.values())[-1].values()), change, window)
+    return figure, alt
+
+
+def _say(ax: style.Axes, rows: list[list[tuple]], words: str, window: float) -> None:
+    """Words behind the first marked box that has room for them."""
+    need = (0.03 if style.narrow() else 0.0135) * span(window) * len(words)
+    for y, jobs in enumerate(rows):
+        for (_, _, ended, new), (_, after, *_) in pairwise(sorted(jobs, key=lambda job: job[1])):
+            if words and new and ended > 0 and min(after, span(window)) - ended > need:
+                style.note(ax, ended + 0.008 * span(window), y + 0.5, words, weight="bold")
+                return
 
 
 def stacked(height: float, caption: str, timelines: Mapping[str, dict], window: float, **subplots: Any) -> style.Figure:
@@ -219,17 +269,21 @@ def stacked(height: float, caption: str, timelines: Mapping[str, dict], window: 
 
 
 def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
-    """A line for each row with its name; a box for each (label, from, to), with as much of its label as has room."""
+    """A line for each row with its name; a box for each (label, from, to), with as much of its label as has room.
+
+    A fourth member that is true gives the box a thick edge.
+    """
     window, letter = span(window), 0.0135 * window
     for y, (name, jobs) in enumerate(rows.items()):
         style.note(ax, -0.012 * window, y + 0.5, name, ha="right")
-        for label, begun, ended in jobs:
+        for label, begun, ended, *marked in jobs:
             begun, ended = max(begun, 0), min(ended, window)
             if ended > begun:
                 words = (label, label.split()[-1], label.rstrip("0123456789 "), "")
                 fits = next(w for w in words if ended - begun > letter * (len(w) + 0.6) or not w)
                 name = label.rstrip("0123456789 ")
-                style.tensor_box(ax, begun, y + 0.06, ended - begun, 0.88, LOOKS.get(name, name), fits, linewidth=0.8)
+                edge = dict(edgecolor=style.INK, linewidth=2, zorder=2) if any(marked) else dict(linewidth=0.8)
+                style.tensor_box(ax, begun, y + 0.06, ended - begun, 0.88, LOOKS.get(name, name), fits, **edge)
     names = (0.034 if style.narrow() else 0.0155) * window * max(map(len, rows))
     step = 2000 if style.narrow() and window > 6000 else 1000
     style.bare(ax, (-names, window), (-0.05, len(rows) + 0.05), xticks=range(0, int(window) + 1, step))

@@ -1,4 +1,4 @@
-"""Where S, P and O are on Hopper and on Blackwell, in registers or in tensor memory; and one product of two SMs."""
+"""Where S, P and O are on Hopper and on Blackwell, in registers or in tensor memory."""
 
 from fa2_lab.plots import style
 
@@ -14,25 +14,22 @@ def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> di
 
 @style.picture
 def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: int, B: int) -> style.Drawn:
-    """An SM of each kind from shared memory down to the exponentials, and the product that two SMs share."""
+    """An SM of each kind from shared memory down to the exponentials."""
     caption = (
-        "Blackwell keeps S and O in tensor memory, and two SMs can share a product. On Hopper, a consumer keeps"
+        "Hopper keeps S and O in registers, and Blackwell has a tensor memory for them. On Hopper, a consumer keeps"
         f" 64 rows of S, P and O in its registers. On Blackwell, two row blocks of {B} fill the tensor memory of an SM:"
-        f" {' + '.join(str(n) for n in words.values())} = {columns} columns, {room} KiB. P overwrites S. In a pair,"
-        " each SM copies its own rows of Q and half of the keys, and reads the other half from its partner."
+        f" {' + '.join(str(n) for n in words.values())} = {columns} columns, {room} KiB. P overwrites S."
     )
-    figure, axes = style.stacked(2.7, caption, ncols=3)
-    hopper, blackwell, pair = axes[0]
+    figure, axes = style.stacked(2.7, caption, ncols=2)
+    hopper, blackwell = axes[0]
     _hopper(hopper, registers)
     _blackwell(blackwell, words, room)
-    _pair(pair, B)
     sizes = ", ".join(f"{name} {n} KiB" for name, n in registers.items())
     alt = (
-        "Three drawings. On Hopper, shared memory with Q, K and V feeds the tensor cores, and these leave S and O in"
+        "Two drawings. On Hopper, shared memory with Q, K and V feeds the tensor cores, and these leave S and O in"
         f" the registers of a consumer ({sizes}), which takes the exponentials there. On Blackwell, the tensor cores"
         f" leave S and O in tensor memory, which {', '.join(words)} fill. Warps load S from there into registers, take"
-        " the exponentials, and store P back. In a pair of SMs, the upper rows of S belong to SM 0 and the lower rows"
-        " to SM 1, and each of the two SMs holds half of the keys."
+        " the exponentials, and store P back."
     )
     return figure, alt
 
@@ -50,18 +47,18 @@ def _operands(ax: style.Axes, top: float = 0) -> None:
 
 def _hopper(ax: style.Axes, registers: dict[str, int]) -> None:
     _operands(ax)
-    style.box(ax, 0, 4.45, 10, 3.3, edgecolor=style.QUIET)
-    style.note(ax, 0.3, 4.95, "registers of a consumer, 64 rows")
+    style.box(ax, 0, 4.45, 10, 5.35, edgecolor=style.INK, linewidth=1.8)
+    style.note(ax, 0.3, 4.95, "registers of a consumer, 64 rows", weight="bold")
     for n, (tensor, size) in enumerate(registers.items()):
         style.tensor_box(ax, 0.3 + 3.2 * n, 5.4, 3, 0.95, tensor, f"{tensor}, {size} KiB")
-    style.note(ax, 5, 7.05, "S → maximum, $2^x$ → P", ha="center")
+    style.note(ax, 5, 8.1, "S → maximum, $2^x$ → P", ha="center")
     style.bare(ax, (-0.2, 10.2), (-0.2, 10.2), title="Hopper, an SM")
 
 
 def _blackwell(ax: style.Axes, words: dict[str, int], room: int) -> None:
     _operands(ax)
-    style.box(ax, 0, 4.45, 10, 2.4, edgecolor=style.QUIET)
-    style.note(ax, 0.3, 4.95, f"tensor memory, {room} KiB")
+    style.box(ax, 0, 4.45, 10, 2.4, edgecolor=style.INK, linewidth=1.8)
+    style.note(ax, 0.3, 4.95, f"tensor memory, {room} KiB", weight="bold")
     x, wide = 0.3, 9.4 / sum(words.values())
     for name, n in words.items():
         style.tensor_box(ax, x, 5.4, wide * n, 1.2, name[0], name)
@@ -74,14 +71,3 @@ def _blackwell(ax: style.Axes, words: dict[str, int], room: int) -> None:
     style.note(ax, 0.3, 8.1, "registers, one row per thread")
     style.note(ax, 5, 9.1, "S → maximum, $2^x$ → P", ha="center")
     style.bare(ax, (-0.2, 10.2), (-0.2, 10.2), title="Blackwell, an SM")
-
-
-def _pair(ax: style.Axes, B: int) -> None:
-    """S of two row blocks as a product of what two SMs hold."""
-    left, top = 3.2, 3.2
-    for n in (0, 1):
-        style.tensor_box(ax, 0, top + 3.3 * n, 2.6, 3.1, "Q", f"Q\n{B} rows")
-        style.tensor_box(ax, left + 3.4 * n, 0.6, 3.2, 2.2, "K", f"K, {B // 2}\nkeys")
-        style.note(ax, left + 3.4 * n + 1.6, 0.1, f"SM {n}", ha="center", weight="bold")
-        style.tensor_box(ax, left, top + 3.3 * n, 6.6, 3.1, "S", f"S {n}, in tensor\nmemory of SM {n}")
-    style.bare(ax, (-0.2, 10.2), (-0.4, 10.2), title="Blackwell, two SMs")

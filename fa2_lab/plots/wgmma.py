@@ -28,14 +28,17 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
     caption = (
         "In both matmuls of a tile, the right operand comes from shared memory, and the result stays in registers."
     )
-    caption += f" The frame marks the operands of one wgmma instruction, with {len(warps)} rows and a depth of {deep}."
-    figure, ax = style.new_figure(3.9, caption)
+    caption += f" A frame marks what one wgmma instruction reads, with {len(warps)} rows and a depth of {deep}."
+    figure, ax = style.new_figure(4.1, caption)
     lines = []
     for k, (left, right, result) in enumerate(products):
         _product(ax, k * HIGH, (left, right, result), deep, warps)
         (_, a, shape, place), (_, b, _, _), (_, c, _, _) = left, right, result
         lines.append(f"{c} = {a} {b} has {a} in {place} and takes {shape[1] // deep} instructions")
-    style.bare(ax, (0, style.width() - 0.1), (-0.25, 2 * HIGH - 0.2), aspect="equal")
+    foot, times = 2 * HIGH - 0.1, products[0][0][2][1] // deep
+    style.box(ax, 0.05, foot - 0.08, 0.16, 0.16, fill="none", linewidth=1.8)
+    style.note(ax, 0.3, foot, f"what one of a matmul's {times} instructions reads")
+    style.bare(ax, (0, style.width() - 0.1), (-0.25, foot + 0.15), aspect="equal")
     alt = (
         f"Two matmuls of a warpgroup, drawn as left operand times right operand = result. {', and '.join(lines)}. The"
         f" right operand is in shared memory both times, and the result is in registers, with {warps.count(0)} rows in"

@@ -33,7 +33,7 @@ def draw(
 ) -> style.Drawn:
     """The tiles by kind on a grid; beside it both counts over the length."""
     caption = (
-        "The longer the sequence, the more of a causal loop's tiles hold no visible score. The mask is a window of"
+        "Under a window, a causal loop visits ever more tiles in vain as N grows. The mask is a window of"
         f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a"
         " loop that knows only the causal mask, although the mask hides all of their scores."
     )
@@ -41,7 +41,7 @@ def draw(
     grid, curves = axes[0]
     T = len(kinds)
     _grid(grid, kinds)
-    grid.set_title(f"N = {T * B:,}, {T} × {T} tiles")
+    grid.set_title(f"window and first keys, N = {T * B:,}")
     style.bare(grid, (-0.3, T + 0.3), (-0.3, T + 0.3), aspect="equal", ylabel="← queries", xlabel="keys →")
     _curves(curves, visited, needed)
     ends = "; ".join(f"N = {n:,}: {visited[n]:,} and {needed[n]:,}" for n in visited)
@@ -65,18 +65,20 @@ def _grid(ax: style.Axes, kinds: np.ndarray) -> None:
     empty = np.argwhere(behind & (kinds == Tile.SKIP))
     ax.scatter(empty[:, 1] + 0.5, empty[:, 0] + 0.5, s=1.5, color=style.QUIET, linewidths=0)
     style.note(ax, 0.7 * T, 0.2 * T, "skipped\nby causal", ha="center", bbox=style.CLEAR)
-    style.note(ax, 0.29 * T, 0.76 * T, f"{len(empty)} visited,\nall −∞", ha="center", bbox=style.CLEAR)
+    style.note(
+        ax, 0.31 * T, 0.76 * T, f"{len(empty)} visited in vain:\noutside the window", ha="center", bbox=style.CLEAR
+    )
 
 
 def _curves(ax: style.Axes, visited: dict[int, int], needed: dict[int, int]) -> None:
     lines = {
         "visited by\na causal loop": (visited, style.QUIET, style.DASHED),
-        "needed": (needed, style.hue("S"), "-"),
+        "needed for\nthe window": (needed, style.hue("S"), "-"),
     }
     for name, (counts, color, line) in lines.items():
         ax.plot(list(counts), list(counts.values()), marker="o", markersize=3, color=color, linestyle=line)
         upper = counts is visited
-        n, shift = (8192, (-8, 8)) if upper else (8192, (4, -11))
+        n, shift = (8192, (-8, 8)) if upper else (8192, (6, -18))
         style.beside(ax, name, (n, counts[n]), shift, ha="right" if upper else "left")
         style.beside(ax, f"{counts[16384]:,}", (16384, counts[16384]), (6, -9), ha="left")
     ax.set(xscale="log", yscale="log", xlabel="N", ylabel="tiles per head")

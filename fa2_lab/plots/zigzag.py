@@ -33,6 +33,7 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
     figure, axes = style.new_figure(
         3.3 if style.narrow() else 4.1, f"{caption} Here are {setting}.", nrows=2, ncols=2, height_ratios=[2.5, 1]
     )
+    figure.get_layout_engine().set(w_pad=0.08)
     most = max(max(counts) for counts in tiles.values())
     busy = {layout: sum(counts) / (len(counts) * max(counts)) for layout, counts in tiles.items()}
     for column, (layout, owner) in enumerate(owners.items()):
