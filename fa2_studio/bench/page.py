@@ -67,12 +67,12 @@ def usual(runs: list[Record]) -> dict:
 
 
 SLOWER = (
-    "Each row counts the problems of a suite on which another implementation is faster, and names the worst of them."
+    "Each row counts the problems of a suite on which another implementation is faster, and gives the lowest ratio."
 )
-GPUS = "These are medians over the FA2 paper's grid (kernel only), measured by us and by others."
+GPUS = "These are medians over the FA2 paper's benchmark settings (kernel only), measured by us and by others."
 TESTS = (
-    "We run other projects' own tests on our calls. From large test suites, we take a sample of what applies, with "
-    "shorter parameter lists."
+    "We run other projects' test suites against our implementation. For large suites, we run a sample of the "
+    "applicable tests, with fewer parameter values."
 )
 
 
@@ -153,14 +153,14 @@ def remarks(run: Record) -> list[str]:
     if any(row.direction == "loss" for row in run.rows):
         first, *others = run.curves.values()
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)
-        found.append(f"The loss curves are never further apart than {apart:.2g}.")
+        found.append(f"The loss curves never differ by more than {apart:.2g}.")
     for view in views(run):
         rests = [rest for known in WAYS if (rest := rest_of(view.protocol, known)) is not None]
         found += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
     if run.suite in OTHERS:
         found.append(f"No command writes this record, because {run.made_by}.")
     if run.missing:
-        found.append(f"The last run did not reach {len(run.missing)} of its rows.")
+        found.append(f"The last run was interrupted before {len(run.missing)} of its rows.")
     reasons: dict[str, dict[str, None]] = {}
     for row in run.rows + run.sustained:
         for name, why in row.failed.items():
@@ -215,7 +215,8 @@ def spread(view: Record) -> str:
     if not reach:
         return ""
     typical, most = reach[len(reach) // 2], reach[-1]
-    return f"In {view.suite}, half of a number's repetitions lie within {typical:.1%} of it ({most:.1%} at worst)."
+    within = f"typically within {typical:.1%} of their median ({most:.1%} at worst)"
+    return f"In {view.suite}, half of the repetitions are {within}."
 
 
 def unit_of(row: Measurement) -> str:
@@ -241,7 +242,11 @@ def shapes(rows: list[Measurement]) -> str:
     dtypes = {row.problem["dtype"].replace("bfloat16", "bf16") for row in rows}
     square = all(row.problem["N_q"] == row.problem["N_k"] for row in rows)
     lengths = f"N = {span('N_q')}" if square else f"N_q = {span('N_q')}, N_k = {span('N_k')}"
-    shared = "" if span("heads") == span("kv_heads") else f" that share {span('kv_heads')} K/V heads"
+    shared = (
+        ""
+        if span("heads") == span("kv_heads")
+        else f" that share {span('kv_heads')} K/V head{'s' * (span('kv_heads') != '1')}"
+    )
     heads = f"{span('heads')} {'query ' * bool(shared)}head{'s' * (span('heads') != '1')}{shared}"
     masks = sorted({row.problem["causal"] for row in rows}, reverse=True)
     mask = " and ".join("causal" if causal else "non-causal" for causal in masks)
@@ -384,15 +389,15 @@ def sentence(*runs: Record) -> str:
         [
             *text,
             "",
-            f"[RESULTS.md](RESULTS.md) describes how each implementation is called, and where ours is slower: {slow}.",
+            f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower ({slow}).",
         ]
     )
 
 
 NOTES = (
     "*Kernel only* times the GPU alone. *Sustained* times a second of calls back to back, and *with host* times 20 "
-    "calls in a row. The last two include the time that the host needs, for every implementation. The kernels' sizes "
-    "were tuned on the paper's grid and on random shapes other than these. `torch flash` is FlashAttention-2, which "
+    "calls in a row. The last two include the host's time for every implementation. We tuned our kernels' block sizes "
+    "on the paper's grid and on random shapes other than these. `torch flash` is FlashAttention-2, which "
     "was not written for Hopper."
 )
 
@@ -403,10 +408,14 @@ def by_the_host(run: Record, peer: str) -> str:
     slower = [alone[repr(row.problem), row.direction] for _, row in losses(run.sustained, peer)]
     faster = sum(row.ratio("fa2_lab", peer) > 1 for row in slower)
     if not slower:
-        return f"With the host included, {peer} is faster on none of the random problems."
-    why = ", but the calls are so short that our slower host code decides" if faster > len(slower) / 2 else ""
-    words = f"With the host included, {peer} is faster on {len(slower)} of the random problems. On {faster} of these,"
-    return f"{words} our kernels alone would win{why}."
+        return f"With the host's time included, {peer} is not faster on any of the random problems."
+    why = (
+        ", but these calls are so short that our slower host code decides the result"
+        if faster > len(slower) / 2
+        else ""
+    )
+    words = f"With the host's time included, {peer} is faster on {len(slower)} of the random problems. On {faster} of "
+    return f"{words}these, our kernels alone would win{why}."
 
 
 def listed(parts: list[str]) -> str:
@@ -424,8 +433,8 @@ def verdict() -> str:
         passed = counts.get("passed", 0)
         lines.append([JUDGES[name].title, f"{passed:,} of {passed + counts.get('failed', 0):,}"])
     lead = (
-        f"We also run other projects' own tests on these calls (on an {machines}). From large test suites, we take a "
-        "sample of what applies, with shorter parameter lists."
+        f"We also run other projects' test suites against these calls (on an {machines}). For large suites, we run a "
+        "sample of the applicable tests, with fewer parameter values."
     )
     outcome = f"{failed:,} of them failed:" if failed else "None of them failed:"
     why = "RESULTS.md lists [what was left out, and why](RESULTS.md#third-party-tests)."

@@ -15,12 +15,12 @@ class Suite(NamedTuple):
 PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # of the ladder
 CONTESTS = {
     "paper": "the FA2 paper's grid: 16k tokens, with d = 64 and 128",
-    "nvidia": "one sequence with 64 query heads that share 8 K/V heads, the shape in which NVIDIA publishes cuDNN",
+    "nvidia": "one sequence, 64 query heads that share 8 K/V heads: the shape for which NVIDIA publishes cuDNN's speed",
     "long": "a single sequence of up to 262,144 tokens",
     "heads": "grouped-query attention, with 1 to 32 K/V heads",
     "deterministic": "deterministic gradients, compared with the fast ones",
     "sweep": "200 random shapes, compared with cuDNN and FlashAttention-3",
-    "masks": "a window, a softcap and sinks under the causal mask, with the FLOPs of the keys that rows see",
+    "masks": "a window, a softcap and sinks under the causal mask, counting FLOPs only for the keys that rows see",
     "bias": "ALiBi as a bias, and the same problems without it",
 }
 SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}
@@ -28,9 +28,9 @@ SUITES |= {name: Suite("suites:contests", what, takes=("sustained",)) for name, 
 SUITES |= {
     "packed": Suite("packed:run", "sequences of different lengths, packed or padded"),
     "accuracy": Suite("accuracy:run", "the errors of O, dQ, dK and dV against float64, for every implementation"),
-    "decode": Suite("decode:run", "one query over a long cache, dense and in pages"),
-    "small": Suite("suites:small", "the host time of one call"),
-    "memory": Suite("suites:memory", "peak memory over the sequence length"),
+    "decode": Suite("decode:run", "one query that attends to a long cache, dense or in pages"),
+    "small": Suite("suites:small", "the time that one call takes on the host"),
+    "memory": Suite("suites:memory", "peak memory as a function of the sequence length"),
     "ladder": Suite(
         "ladder:run",
         "one kernel change at a time, compared with the fastest other implementations, with experiments and counters",
@@ -39,13 +39,13 @@ SUITES |= {
     "prices": Suite("prices:run", "bytes per second from shared memory, from L2 and from DRAM"),
     "train": Suite("train:run", "a small GPT with its attention swapped"),
     "models": Suite(
-        "models:run", "a small Llama of transformers with its attention swapped (no GPU needed)", gpu=False
+        "models:run", "a small Llama model from transformers with its attention swapped (no GPU needed)", gpu=False
     ),
     "ring": Suite(
         "ring:run", "one sequence over several GPUs, run by torchrun --nproc-per-node 4 -m fa2_lab bench ring"
     ),
 }
 OTHERS = {  # records that no command writes; each tells how it was made
-    "h100": "the paper's grid on an H100",
-    "ideas": "ideas for the Hopper kernels and for decode, each measured with and without it, on earlier versions",
+    "h100": "the FA2 paper's grid on an H100",
+    "ideas": "measurements with and without each idea for the Hopper kernels and for decoding, on earlier versions",
 }

@@ -178,7 +178,7 @@ def test_medians_are_of_the_problems_for_which_every_implementation_has_a_number
     curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
     train = Record("train", MACHINE, "by hand", rows=[loss], curves=curves)
     assert page.medians(train)[-1] == "| loss, nats | all 1 | 2.68 | 2.5 |"
-    assert any(remark.endswith("further apart than 0.0025.") for remark in page.remarks(train))
+    assert any(remark.endswith("by more than 0.0025.") for remark in page.remarks(train))
 
 
 def test_the_page_is_that_of_the_recorded_runs_and_short(capsys):
