@@ -202,7 +202,7 @@ sink | 16 | intervals | one more score for each head that has no value | 注意�
 
 
 def cells(table: str) -> list[list[str]]:
-    """The rows of a table, cell by cell."""
+    """Return the rows of a table, cell by cell."""
     rows = [line for line in table.strip().replace("\n    ", " ").splitlines() if not line.startswith("#")]
     return [["" if cell == "-" else cell for cell in row.split(" | ")] for row in rows]
 

@@ -75,7 +75,7 @@ def load(suite: str, folder: Path | None = None) -> Record:
 
 
 def loaded(path: Path, how: str = "leave it out") -> Record:
-    """The record in a file, or one sentence that ends with what to do."""
+    """Return the record in a file, or one sentence that ends with what to do."""
     try:
         return from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (TypeError, AttributeError, json.JSONDecodeError) as wrong:

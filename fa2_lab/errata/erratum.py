@@ -24,7 +24,7 @@ class Erratum:
     met: str = ""  # where people met it: "project #number, #number; project #number", threads on GitHub
 
     def check(self, result: object) -> bool:
-        """Whether the result is as close to the truth as it should be. NaN never is."""
+        """Return whether the result is as close to the truth as it should be. NaN never is."""
         return bool(self.error(result) <= self.tolerance)
 
 

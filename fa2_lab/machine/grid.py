@@ -145,7 +145,7 @@ def dealt(costs: Sequence[float], SMs: int) -> Schedule:
 
 
 def owners(tiling: Tiling, direction: str) -> np.ndarray:
-    """The worker of every tile: its row block in the forward, its column block in the backward; −1 where skipped."""
+    """Return the worker of every tile: its row block in the forward, its column block in the backward; −1 where skipped."""
     check_tiling(tiling)
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction: got {direction!r}; it takes forward or backward")

@@ -26,7 +26,7 @@ class TiedRows(NamedTuple):
 
 
 def repeated_maxima(rows: int = 4096, keys: int = 64, d: int = 16, seed: int = 0) -> TiedRows:
-    """Rows with two equal maxima far above all other scores. V and dO are negative in column 0, and mixed elsewhere."""
+    """Return rows with two equal maxima far above all other scores. V and dO are negative in column 0, and mixed elsewhere."""
     rng = np.random.default_rng(seed)
     top = rng.uniform(1, 3, (rows, 1))
     S = top - rng.uniform(11, 16, (rows, keys))
@@ -53,7 +53,7 @@ def truth(S: np.ndarray, V: np.ndarray) -> np.ndarray:
 
 
 def e4m3(x: np.ndarray) -> np.ndarray:
-    """The nearest numbers of E4M3, in steps of at least 2⁻⁹ and up to 448 in size."""
+    """Return the nearest numbers of E4M3, in steps of at least 2⁻⁹ and up to 448 in size."""
     _, exponent = np.frexp(x)
     step = np.exp2(np.maximum(exponent - 4, -9))
     return np.clip(np.round(x / step) * step, -LARGEST, LARGEST)
@@ -67,7 +67,7 @@ def scaled(X: np.ndarray, rows: int) -> np.ndarray:
 
 
 def rotation(d: int, seed: int = 0) -> np.ndarray:
-    """An orthogonal matrix (d, d), d a power of two: random signs, then Hadamard's matrix of ±1/√d."""
+    """Return an orthogonal matrix (d, d), d a power of two: random signs, then Hadamard's matrix of ±1/√d."""
     H = np.ones((1, 1))
     while len(H) < d:
         H = np.block([[H, H], [H, -H]])

@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
     @property
     def misses(self) -> bool:
-        """Whether the prediction misses by more than a tenth."""
+        """Return whether the prediction misses by more than a tenth."""
         if self.predicted is None or self.measured is None:
             return False
         if self.at_most:
@@ -80,7 +80,7 @@ class Step(NamedTuple):
 
 
 def times(factor: float | None) -> str:
-    """A factor as a table shows it."""
+    """Return a factor as a table shows it."""
     return "-" if factor is None else f"{factor:.2f}"
 
 

@@ -27,7 +27,7 @@ def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
 
 
 def line_of(node: int) -> list[int]:
-    """A node and its ancestors."""
+    """Return a node and its ancestors."""
     return [] if node < 0 else [node, *line_of(PARENTS[node])]
 
 

@@ -14,7 +14,7 @@ STEPS, TEXTS, RATE = 150, 16, 0.3
 
 
 def data(sentence: str = SENTENCE) -> dict:
-    """The words of a sentence and the head's P; the head has never seen it, and knows words by number alone."""
+    """Return the words of a sentence and the head's P; the head has never seen it, and knows words by number alone."""
     words = sentence.split()
     known = list(dict.fromkeys(words))
     if len(known) > WORDS:
@@ -34,7 +34,7 @@ def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def text(draw: np.random.Generator) -> np.ndarray:
-    """A text of N + 1 words. What follows a word is drawn anew for every text."""
+    """Return a text of N + 1 words. What follows a word is drawn anew for every text."""
     after, words = draw.permutation(WORDS), [int(draw.integers(WORDS))]
     while len(words) <= N:
         usual = draw.random() < 0.8
@@ -67,7 +67,7 @@ def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.nd
 
 @style.picture
 def draw(words: list[str], P: np.ndarray) -> style.Drawn:
-    """A square for each weight, its area the weight; queries run down, keys run right."""
+    """Return a square for each weight, its area the weight; queries run down, keys run right."""
     caption = "At a word that it has seen before, this head looks at the word that followed it then."
     figure, ax = style.new_figure(4.3, f"{caption} The area of a square is the attention weight.")
     n = len(words)

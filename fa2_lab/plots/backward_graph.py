@@ -31,7 +31,7 @@ HIGH = 0.32
 
 @style.picture
 def draw() -> style.Drawn:
-    """What a tile loads above, what it computes beneath, and its three results at the bottom."""
+    """Return what a tile loads above, what it computes beneath, and its three results at the bottom."""
     caption = "The backward pass runs five matmuls per tile, and one of them recomputes S, which was not kept. Boxes"
     caption += " without a fill are recomputed. L comes from the forward pass, and D is rowsum(dO ∘ O)."
     figure, ax = style.new_figure(5.2 if style.narrow() else 3.75, caption)

@@ -8,7 +8,7 @@ BLOCKS = (32, 64, 128, 256)
 
 
 def data(stages: int = 2) -> dict:
-    """What the forward needs at every block size and on which chips it fits; spills from figures/data/compiled.json.
+    """Return what the forward needs at every block size and on which chips it fits; spills from figures/data/compiled.json.
 
     `stages` tiles of K and as many of V are in shared memory. Triton keeps num_stages of them on Hopper, and one fewer
     on older chips.
@@ -37,7 +37,7 @@ def compiled_spills() -> dict[tuple[int, int, int], int]:
 
 
 def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
-    """Where a block size runs without spilling: as compiled, and by the sum where nobody compiled it."""
+    """Return where a block size runs without spilling: as compiled, and by the sum where nobody compiled it."""
     fits = [name for name, room in limits.items() if cell["shared"] <= room]
     if not fits:
         return "too large"
@@ -54,7 +54,7 @@ def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
 
 @style.picture
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
-    """A grid of block sizes for each d: what the forward needs, and on which chips it has it.
+    """Return a grid of block sizes for each d: what the forward needs, and on which chips it has it.
 
     cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
     smallest first. compiled: {(d, B_r, B_c): spill instructions}, where somebody compiled it.

@@ -7,7 +7,7 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 10, B_c: int = 4, d: int = 64, itemsize: int = 2) -> dict:
-    """The last tile of N keys: the rows that exist, the place of each chunk in its line, and the bytes."""
+    """Return the last tile of N keys: the rows that exist, the place of each chunk in its line, and the bytes."""
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
     first = (N - 1) // B_c * B_c
     offsets = Shared(vec, 1, places).offsets((places, d))[:B_c, ::vec]

@@ -17,7 +17,7 @@ FILLS = {Tile.SKIP: style.MASKED, Tile.DIAGONAL: style.tint(style.hue("S"), 0.35
 
 @style.picture
 def draw(tilings: dict[str, Tiling]) -> style.Drawn:
-    """The tiles of each tiling by kind with their counts, and the mask's edge on them."""
+    """Return the tiles of each tiling by kind with their counts, and the mask's edge on them."""
     caption = "Under a causal mask, tiles above the diagonal are skipped, and only those on it need the mask."
     figure, axes = style.new_figure(3.3, caption, ncols=len(tilings))
     for ax, (name, tiling) in zip(axes, tilings.items(), strict=True):
@@ -31,7 +31,7 @@ def _counts(tiling: Tiling) -> str:
 
 
 def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tuple[float, float]]]:
-    """A box for each tile in the look of its kind, the first at (start, start); gives the middles of each kind."""
+    """Return a box for each tile in the look of its kind, the first at (start, start); gives the middles of each kind."""
     middles: dict[Tile, list] = {kind: [] for kind in FILLS}
     for i in range(tiling.T_r):
         for j in range(tiling.T_c):

@@ -18,7 +18,7 @@ ONLY_FA1 = "p v ×β"
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
-    """One tile of FA1 and of FA2, and FA2's end of a row block, in clocks of one SM.
+    """Return one tile of FA1 and of FA2, and FA2's end of a row block, in clocks of one SM.
 
     × τ is part of the multiply-add of τ s − m, and the sum into o part of the product's.
     """

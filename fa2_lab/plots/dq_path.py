@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128) -> dict:
-    """Bytes of a head at each station, and how often they pass it."""
+    """Return bytes of a head at each station, and how often they pass it."""
     columns = N // keys
     stations = {
         "registers of a consumer": ("half of a tile, fp32", B_r * d // 2 * 4, 2 * columns * N // B_r),
@@ -42,5 +42,5 @@ def draw(stations: dict[str, tuple[str, int, int]], N: int, d: int) -> style.Dra
 
 
 def amount(size: int) -> str:
-    """Bytes as KiB or MiB."""
+    """Return bytes as KiB or MiB."""
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"

@@ -17,13 +17,13 @@ class Memory(NamedTuple):
 
 
 def data(name: str = "H200") -> dict:
-    """The memories of a chip, the nearest to the arithmetic first, and its link to other GPUs."""
+    """Return the memories of a chip, the nearest to the arithmetic first, and its link to other GPUs."""
     chip = chips.named(name)
     return dict(chip=name, places=memories(chip), link=chip.link_per_second)
 
 
 def memories(chip: chips.Chip) -> list[Memory]:
-    """The registers' speed is what the FP32 units can read, three numbers of four bytes a clock; L2's was measured."""
+    """Return the registers' speed is what the FP32 units can read, three numbers of four bytes a clock; L2's was measured."""
     clocks, l2 = chip.SMs * chip.clock_hz, measured(chip).get("L2 TB/s")
     return [
         Memory("registers", 4 * chip.SMs * chip.registers_per_sm, 3 * 4 * chip.fp32_per_clock * clocks),

@@ -16,7 +16,7 @@ def data(N: int = 1024, d: int = 64) -> dict:
 
 
 def elements(name: str, N: int, B_r: int, B_c: int, d: int) -> int:
-    """Elements that a method's forward of one head loads and stores."""
+    """Return elements that a method's forward of one head loads and stores."""
     return io.requests(name, "forward", Tiling(N, N, B_r=B_r, B_c=B_c), d).total
 
 
@@ -65,5 +65,5 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
 
 
 def millions(count: float) -> str:
-    """A count in millions."""
+    """Return a count in millions."""
     return f"{count / 1e6:.2g} M"

@@ -7,7 +7,7 @@ from fa2_lab.records import Measurement, load
 
 
 def worths() -> list[dict]:
-    """Every idea on every problem it was measured on: speed with it over speed without it, in the same run."""
+    """Return every idea on every problem it was measured on: speed with it over speed without it, in the same run."""
     rows = [row for row in load("ideas").rows if {"with it", "without it"} <= row.values.keys()]
     return [row.problem | dict(worth=row.ratio("with it", "without it")) for row in rows]
 
@@ -32,6 +32,6 @@ def table(part: str = "") -> list[str]:
 
 
 def reach(rows: Sequence[Measurement]) -> str:
-    """How many times as fast with an idea: the mean, the lowest and the highest."""
+    """Return how many times as fast with an idea: the mean, the lowest and the highest."""
     worth = [row.ratio("with it", "without it") for row in rows]
     return f"{geometric_mean(worth):.3f} ({min(worth):.2f} to {max(worth):.2f})" if worth else "–"

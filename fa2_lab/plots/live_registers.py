@@ -18,7 +18,7 @@ def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
 
 @style.picture
 def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn:
-    """A bar for each phase of a step, a part for each tensor, and a line at what a thread has."""
+    """Return a bar for each phase of a step, a part for each tensor, and a line at what a thread has."""
     caption = "At d = 128, a step of 128 rows needs more registers than a thread has, so a step has 64 rows."
     caption += f" The bars count the fp32 values of one thread. The line marks its {limit} registers,"
     caption += " which hold all else as well."

@@ -11,7 +11,7 @@ def data() -> dict:
 
 @style.picture
 def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
-    """A row for each way, a box for each matmul; hatched what was computed in an earlier pass."""
+    """Return a row for each way, a box for each matmul; hatched what was computed in an earlier pass."""
     counts = {name: sum(map(len, passes)) for name, passes in ways.items()}
     saved = counts["two passes"] - counts["one pass"]
     caption = f"One pass saves {saved} matmuls of {counts['two passes']}, because S and dP are computed only once."

@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data(way: str = "forward") -> dict:
-    """The rings of a pass: {ring: (stages, how many consumers must release one before it is filled again)}.
+    """Return the rings of a pass: {ring: (stages, how many consumers must release one before it is filled again)}.
 
     The forward's are those of sizes.SHORT. Its V has no releases: K's tell that its stage is empty, too.
     """
@@ -36,7 +36,7 @@ SAYS = {
 
 @style.picture
 def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
-    """One thread block. way: forward or backward. rings: {ring: (stages, releases that empty one)}."""
+    """Return one thread block. way: forward or backward. rings: {ring: (stages, releases that empty one)}."""
     caption = (
         f"{SAYS[way]} A solid arrow means that all bytes are there. A dashed arrow means that the given number of"
         " consumers has released the stage."

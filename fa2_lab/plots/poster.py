@@ -56,7 +56,7 @@ WORK: dict[str, dict[int, dict[str, str]]] = {  # by line: what it moves and com
 
 
 def data(tag: str = "FA2.A1") -> dict:
-    """The loops of an algorithm of FA2 and every line that works, with its words, its code and its work."""
+    """Return the loops of an algorithm of FA2 and every line that works, with its words, its code and its work."""
     algorithm = ALGORITHMS[tag]
     rows = []
     for line in algorithm.lines:
@@ -69,7 +69,7 @@ def data(tag: str = "FA2.A1") -> dict:
 
 
 def code(places: tuple[Place, ...]) -> tuple[str, ...]:
-    """The lines without their comments; of lines that a kernel has twice, for two loops, the first."""
+    """Return the lines without their comments; of lines that a kernel has twice, for two loops, the first."""
     lines = [place.text.split("  #")[0] for place in places]
     once = {re.split(r" = | in ", line)[0]: line for line in reversed(lines)}
     return tuple(line for line in lines if line in once.values())
@@ -86,7 +86,7 @@ MONO = ["DejaVu Sans Mono", "monospace"]
 
 @style.picture
 def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style.Drawn:
-    """A sheet of A3: the tiles and what becomes of one, then a row for each line, the loops as nested grounds."""
+    """Return a sheet of A3: the tiles and what becomes of one, then a row for each line, the loops as nested grounds."""
     figure = Figure(figsize=SHEET)
     title = f"{algorithm.title.replace(', ', ': the ')} pass, line by line"
     figure.set_label(f"{title}. Each line is there in words, in NumPy, in Triton and as work for the machine.")
@@ -233,7 +233,7 @@ def formulas(words: str) -> str:
 
 
 def wrapped(row: Row, column: str) -> list[str]:
-    """A cell's text in lines that fit its column; no formula is cut."""
+    """Return a cell's text in lines that fit its column; no formula is cut."""
     if column == "words":
         return [formulas(line) for line in filled(whole(row.words).split(" "), WRAP["words"] - 2 * row.depth)]
     return [part for line in getattr(row, column) for part in wrap(line, WRAP[column], subsequent_indent=" " * 4)]
@@ -257,7 +257,7 @@ def filled(words: list[str], room: int) -> list[str]:
 
 
 def worked(row: Row) -> list[str]:
-    """The work of a line: each formula with the kinds of work that take so much."""
+    """Return the work of a line: each formula with the kinds of work that take so much."""
     kinds: dict[str, list[str]] = {}
     for lane, name in LANES.items():
         if lane in row.work:
@@ -281,7 +281,7 @@ def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
 
 
 def made_of(lines: tuple[str, ...]) -> list[str]:
-    """The tensors that NumPy lines assign, one of each hue."""
+    """Return the tensors that NumPy lines assign, one of each hue."""
     found: dict[str, str] = {}
     for names in (line.split(" = ")[0] for line in lines if " = " in line):
         for name in re.findall(r"[A-Za-z]\w*(?![\w\]])", names):

@@ -13,7 +13,7 @@ BEGIN = 8e-6  # seconds that a launch of two kernels takes, with nothing to read
 
 
 def data() -> dict:
-    """The recorded sweep over the number of programs on one sequence of 65,536 keys, beside the model."""
+    """Return the recorded sweep over the number of programs on one sequence of 65,536 keys, beside the model."""
     record = load("decode")
     curves = record.curves
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))

@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
-    """What program i computes: its rows, the offsets of its tile's elements, and which of them exist."""
+    """Return what program i computes: its rows, the offsets of its tile's elements, and which of them exist."""
     rows = i * B_r + np.arange(B_r)
     return dict(N=N, i=i, rows=rows, offsets=rows[:, None] * d + np.arange(d), exist=rows < N)
 

@@ -39,7 +39,7 @@ def data() -> dict:
 
 
 def of(rows: list[Measurement], direction: str) -> list[Measurement]:
-    """The measurements of one direction."""
+    """Return the measurements of one direction."""
     return [row for row in rows if row.direction == direction]
 
 
@@ -50,13 +50,13 @@ def against(rows: list[Measurement]) -> dict[str, list[float]]:
 
 
 def by_direction(group: str, rows: list[Measurement]) -> list[Ratios]:
-    """A row for forward and one for backward."""
+    """Return a row for forward and one for backward."""
     return [(group, direction, against(of(rows, direction))) for direction in ("forward", "backward")]
 
 
 @style.picture
 def draw(rows: list[Ratios], setting: str) -> style.Drawn:
-    """A row for each setting: per implementation the median ratio, for the nearest two the range and each loss."""
+    """Return a row for each setting: per implementation the median ratio, for the nearest two the range and each loss."""
     counts = {name: won(rows, name) for name in RIVALS}
     words = " and ".join(f"{name} on {wins:,} of {all_:,}" for name, (wins, all_) in counts.items())
     headline = f"fa2_lab is faster than {words} problems"
@@ -111,7 +111,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 
 
 def spread(rows: list[Ratios], group: str) -> str:
-    """The least and the greatest median of a group's rows, by implementation."""
+    """Return the least and the greatest median of a group's rows, by implementation."""
     every: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
         for name, found in ratios.items():

@@ -9,7 +9,7 @@ from fa2_lab.reference.online_softmax import SoftmaxState
 
 
 def data(exponentials: list[float] = (1, 3, 4, 8), values: list[float] = (8, 0, 4, 2), B_c: int = 2) -> dict:
-    """One row in two blocks of keys: its terms of l and o after the first, rescaled, and after the second."""
+    """Return one row in two blocks of keys: its terms of l and o after the first, rescaled, and after the second."""
     s, v = np.log(np.array(exponentials, dtype=float)), np.array(values, dtype=float)
     first = SoftmaxState.reset(1, 1).update(s[None, :B_c], v[:B_c, None])
     last = first.update(s[None, B_c:], v[B_c:, None])

@@ -10,13 +10,13 @@ from fa2_lab.tiles import Tile
 
 
 def data(ranks: int = 4, rows: int = 8) -> dict:
-    """Every meeting of a causal zigzag ring whose ranks have so many rows each."""
+    """Return every meeting of a causal zigzag ring whose ranks have so many rows each."""
     lengths = [rows] * ranks
     return dict(cells=[[cell(lengths, rank, (rank - step) % ranks) for step in range(ranks)] for rank in range(ranks)])
 
 
 def cell(lengths: list[int], rank: int, source: int) -> dict:
-    """One meeting, its rows and columns as shares of a shard."""
+    """Return one meeting, its rows and columns as shares of a shard."""
     seen = meeting(lengths, rank, source, "zigzag", causal=True)
     rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (seen.queries, seen.keys))
     return dict(source=source, rows=rows, cols=cols, diagonal=seen.kind is Tile.DIAGONAL)

@@ -5,7 +5,7 @@ from fa2_lab.records import Record, load
 
 
 def data() -> dict:
-    """What `fa2-lab bench ring` has measured: forward and backward together."""
+    """Return what `fa2-lab bench ring` has measured: forward and backward together."""
     record = load("ring")
     rows = [r for r in record.rows if "layout" not in r.problem]
     by_length = {r.problem["N_q"]: r.values for r in rows if r.direction == "both"}
@@ -45,7 +45,7 @@ def name_of(n: int) -> str:
 
 
 def ratio(values: dict, n: int) -> float:
-    """How many times as fast as one GPU."""
+    """Return how many times as fast as one GPU."""
     return values[name_of(1)][0] / values[name_of(n)][0]
 
 
@@ -53,7 +53,7 @@ MARKERS = {2: "s", 4: "o", 8: "D"}
 
 
 def short(N: int) -> str:
-    """A length as people say it: 512, 2k, 16k."""
+    """Return a length as people say it: 512, 2k, 16k."""
     return str(N) if N < 1024 else f"{N // 1024}k"
 
 

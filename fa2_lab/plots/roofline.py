@@ -40,7 +40,7 @@ class Roof(NamedTuple):
 def data(
     *methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chips.H200, message: str = "", **sizes: Any
 ) -> dict:
-    """The places of some methods under the roofs of L2 and of DRAM; without a method, the measured ladder.
+    """Return the places of some methods under the roofs of L2 and of DRAM; without a method, the measured ladder.
 
     message: the headline, a sentence.
     """
@@ -77,7 +77,7 @@ def listed(words: list[str]) -> str:
 
 
 def ladder(d: int) -> dict:
-    """Every rung in the training shape without a mask: TFLOP/s, and FLOPs per byte that DRAM moved."""
+    """Return every rung in the training shape without a mask: TFLOP/s, and FLOPs per byte that DRAM moved."""
     record = load("ladder")
     row = reasons.timed(record, causal=False, d=d)
     moved = counted(record, d)
@@ -106,7 +106,7 @@ def counted(record: Record, d: int) -> dict[str, float]:
 
 
 def named(rung: str) -> str:
-    """A rung's number and name, as the ladder has them."""
+    """Return a rung's number and name, as the ladder has them."""
     return rung[1:].replace("_", " ") if re.match(r"r\d\d_", rung) else rung
 
 
@@ -145,7 +145,7 @@ def draw(points: dict[str, Point], roofs: list[Roof], caption: str, xlabel: str,
 
 
 def reach(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
-    """Where the axis begins, where the column of names begins, and where the axis ends."""
+    """Return where the axis begins, where the column of names begins, and where the axis ends."""
     if style.narrow() and not crowded:
         return min(1, 0.1 * low), max(4200, 1.6 * high), max(1.5e6, 700 * high)
     return min(5 if style.narrow() else 8, 0.4 * low), max(5000, 2.3 * high), max(60000, 25 * high)

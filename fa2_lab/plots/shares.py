@@ -15,7 +15,7 @@ H = 0.62  # height of a tile
 
 @style.picture
 def draw(cut: Shares) -> style.Drawn:
-    """Every head a row of tiles in its program's colour, the parts that must be merged, and the output they make."""
+    """Return every head a row of tiles in its program's colour, the parts that must be merged, and the output they make."""
     caption = "Every program gets an equal share of all tiles, and only a head that several programs have read is"
     heads, longest = len(cut.tiles), max(cut.tiles)
     figure, ax = style.new_figure(0.4 + 0.42 * heads, f"{caption} merged. The number on a tile names its program.")

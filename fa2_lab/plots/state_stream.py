@@ -11,7 +11,7 @@ from fa2_lab.tiles import Tiling
 
 
 def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, seed: int = 35) -> dict:
-    """One row block's state after each key block, and α; of o and O the first component."""
+    """Return one row block's state after each key block, and α; of o and O the first component."""
     rng = np.random.default_rng(seed)
     Q, K, V = rng.standard_normal((B_r, d)), *rng.standard_normal((2, T_c * B_c, d))
     V = np.abs(V)  # so that o falls only where it is rescaled

@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
 
 
 def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
-    """A rung's sizes, from what the compiler made of it without a mask."""
+    """Return a rung's sizes, from what the compiler made of it without a mask."""
     name = ladder.find(rung)
     fact = reasons.facts()[name, False, d]
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
@@ -70,7 +70,7 @@ SAYS = {  # what the strips of a rung show beside those of the rung before
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
-    """What an SM does on a rung and the one before, in the middle of a row block or, on rung 21, between two.
+    """Return what an SM does on a rung and the one before, in the middle of a row block or, on rung 21, between two.
 
     tiles: keys of a row. Jobs: (unit, warpgroup, label, from, to), in clocks.
     """
@@ -91,7 +91,7 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
 
 
 def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
-    """An SM after its programs have gone through so many row blocks of so many tiles, and these programs."""
+    """Return an SM after its programs have gone through so many row blocks of so many tiles, and these programs."""
     programs: list[Program] = []
     block, actors = Block(copy=IN_ORDER, tensor=IN_ORDER if size.number >= AHEAD else SHARED), {}
     for n in range(size.programs):
@@ -132,7 +132,7 @@ class Program:
                     yield job.done()
 
     def there(self, tile: str) -> Wait:
-        """A wait for a copy, whether it has been started or not."""
+        """Return a wait for a copy, whether it has been started or not."""
         return Wait(lambda: tile in self.copied and self.copied[tile].ended is not None, tile)
 
     def release(self, tile: str) -> None:
@@ -183,7 +183,7 @@ UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 @style.picture
 def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
-    """A panel for each rung, a strip for each unit, and in it a line for each warpgroup."""
+    """Return a panel for each rung, a strip for each unit, and in it a line for each warpgroup."""
     caption = (
         f"{says}. Model of an SM of an H200, d = 128, no mask. The number on a softmax counts all instructions per"
         " thread and tile except the matmuls. The percentage is the share of the time in which a profiler saw the"
@@ -208,7 +208,7 @@ def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
 
 
 def stacked(height: float, caption: str, timelines: Mapping[str, dict], window: float, **subplots: Any) -> style.Figure:
-    """A figure with a timeline for each title, one below the other on one axis of clocks."""
+    """Return a figure with a timeline for each title, one below the other on one axis of clocks."""
     figure, axes = style.new_figure(height, caption, nrows=len(timelines), sharex=True, **subplots)
     for ax, (title, rows) in zip(axes, timelines.items(), strict=True):
         lanes(ax, rows, window)
@@ -235,5 +235,5 @@ def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> Non
 
 
 def span(window: float) -> float:
-    """How much of these clocks is drawn: half on a phone, so that labels fit."""
+    """Return how much of these clocks is drawn: half on a phone, so that labels fit."""
     return window / 2 if style.narrow() else window

@@ -100,7 +100,7 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
 
 
 def ell(words: str) -> str:
-    """The letter that the code writes l, as the papers write it."""
+    """Return the letter that the code writes l, as the papers write it."""
     return re.sub(r"(?<!\w)l(?![A-Za-z0-9_])", "ℓ", words)
 
 
@@ -108,7 +108,7 @@ def ell(words: str) -> str:
 
 
 def hue(tensor: str) -> str:
-    """The colour of a tensor; a gradient (dQ) and a part (q_i) have their tensor's."""
+    """Return the colour of a tensor; a gradient (dQ) and a part (q_i) have their tensor's."""
     letter = tensor.removeprefix("d").split("_")[0]
     letter = letter if letter in HUES else letter.upper()
     if letter not in HUES:
@@ -119,7 +119,7 @@ def hue(tensor: str) -> str:
 
 
 def worker(k: int) -> str:
-    """The colour of worker k; from the fifth on they repeat, so its name must be printed on it."""
+    """Return the colour of worker k; from the fifth on they repeat, so its name must be printed on it."""
     return WORKERS[k % len(WORKERS)]
 
 
@@ -136,7 +136,7 @@ def contrast(a: str, b: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """The colour of words on this fill; where the fill changes on a dark page, they change with it."""
+    """Return the colour of words on this fill; where the fill changes on a dark page, they change with it."""
     inks = (INK, PAPER) if fill in DARK else (BLACK, WHITE)
     return max(inks, key=lambda ink: contrast(ink, fill))
 
@@ -148,7 +148,7 @@ def mixed(color: str, ground: str, strength: float) -> str:
 
 
 def tint(color: str, strength: float = 0.3) -> str:
-    """The colour mixed with paper: 1 is the colour itself, 0 is paper."""
+    """Return the colour mixed with paper: 1 is the colour itself, 0 is paper."""
     if strength in (0, 1):
         return color if strength else PAPER
     light = mixed(color, PAPER, strength)
@@ -157,7 +157,7 @@ def tint(color: str, strength: float = 0.3) -> str:
 
 
 def fill(tensor: str) -> str:
-    """The ground of a tensor's box: its hue, tinted so that any label reads; S stays stronger than P."""
+    """Return the ground of a tensor's box: its hue, tinted so that any label reads; S stays stronger than P."""
     return tint(hue(tensor), {PINK: 0.7, PALE_PINK: 0.5}.get(hue(tensor), 0.3))
 
 
@@ -170,7 +170,7 @@ def across() -> float:
 
 
 def narrow() -> bool:
-    """Whether the picture that is being drawn is for a phone."""
+    """Return whether the picture that is being drawn is for a phone."""
     return across() < WIDTH
 
 
@@ -180,7 +180,7 @@ def width() -> float:
 
 
 def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Axes | Sequence[Axes]]:
-    """A figure of so many units of height with caption and headline, and its axes (arguments as for plt.subplots)."""
+    """Return a figure of so many units of height with caption and headline, and its axes (arguments as for plt.subplots)."""
     figure = Figure(figsize=(across(), height * across() / width()), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03)
     figure.set_label(caption)
@@ -191,7 +191,7 @@ def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Ax
 
 
 def headline_of(caption: str) -> str:
-    """The first sentence of a caption."""
+    """Return the first sentence of a caption."""
     return re.split(r"(?<=\.) ", caption)[0].removesuffix(".")
 
 
@@ -205,7 +205,7 @@ def fold(text: Text, room: float) -> None:
 
 
 def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any) -> tuple[Figure, np.ndarray]:
-    """The same for axes that stand side by side on a page, and on a phone one below the other."""
+    """Return the same for axes that stand side by side on a page, and on a phone one below the other."""
     if not narrow():
         return new_figure(height, caption, nrows=nrows, ncols=ncols, squeeze=False, **subplots)
     heights = np.repeat(subplots.pop("height_ratios", [1] * nrows), ncols)
@@ -258,7 +258,7 @@ def arrow(ax: Axes, start: tuple, end: tuple, color: str = INK, style: str = "-|
 
 
 def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill: str = PAPER, **look: Any) -> Rectangle:
-    """A filled rectangle with its label in the middle, in an ink that reads on the fill."""
+    """Return a filled rectangle with its label in the middle, in an ink that reads on the fill."""
     size = look.pop("size", SMALL)
     patch = ax.add_patch(Rectangle((x, y), w, h, facecolor=fill, **dict(edgecolor=INK, linewidth=0.8) | look))
     if label:
@@ -270,7 +270,7 @@ def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill:
 
 
 def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str = "", **look: Any) -> Rectangle:
-    """A box of what a mask hides."""
+    """Return a box of what a mask hides."""
     return box(ax, x, y, w, h, label, MASKED, **dict(edgecolor=QUIET, hatch=MASK_HATCH) | look)
 
 
@@ -306,7 +306,7 @@ def owned(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
 def tensor_box(
     ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str = "", **look: Any
 ) -> Rectangle:
-    """A box in its tensor's colours; the edge of a gradient is dashed."""
+    """Return a box in its tensor's colours; the edge of a gradient is dashed."""
     edge = dict(edgecolor=hue(tensor), linewidth=1.4, linestyle=DASHED if tensor.startswith("d") else "-")
     return box(ax, x, y, w, h, label, fill(tensor), **edge | look)
 
@@ -347,7 +347,7 @@ SHORTER = {  # what matplotlib writes: what says the same
 
 
 def svg(figure: Figure, alt: str) -> bytes:
-    """The figure as SVG without a ground: text as text, caption and description inside, for light and dark pages."""
+    """Return the figure as SVG without a ground: text as text, caption and description inside, for light and dark pages."""
     with matplotlib.rc_context(RC):
         out = BytesIO()
         plain = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -367,7 +367,7 @@ def svg(figure: Figure, alt: str) -> bytes:
 
 
 def dark_rules(body: str) -> str:
-    """A style sheet that gives every colour of a drawing its partner on a dark page."""
+    """Return a style sheet that gives every colour of a drawing its partner on a dark page."""
     rules = []
     for light, dark in sorted((light.lower(), dark.lower()) for light, dark in DARK.items()):
         for part in ("fill", "stroke"):

@@ -7,7 +7,7 @@ from fa2_lab.plots import style
 
 
 def data(chunk: int = 2, itemsize: int = 2) -> dict:
-    """The place of every chunk in lines of eight, rows one after the other and swizzled; what a read of each costs."""
+    """Return the place of every chunk in lines of eight, rows one after the other and swizzled; what a read of each costs."""
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
     found, steps = {}, {}
     for name, layout in {"One after the other": Shared(vec, 1, 1), "Swizzled": Shared(vec, 1, places)}.items():

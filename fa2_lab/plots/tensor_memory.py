@@ -14,7 +14,7 @@ def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> di
 
 @style.picture
 def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: int, B: int) -> style.Drawn:
-    """An SM of each kind from shared memory down to the exponentials, and the product that two SMs share."""
+    """Return an SM of each kind from shared memory down to the exponentials, and the product that two SMs share."""
     caption = (
         "Blackwell keeps S and O in tensor memory, and two SMs can share a product. On Hopper, a consumer keeps"
         f" 64 rows of S, P and O in its registers. On Blackwell, two row blocks of {B} fill the tensor memory of an SM:"

@@ -13,7 +13,7 @@ TOKENS, d = 16384, 128
 
 
 def data() -> dict:
-    """Milliseconds of 16,384 tokens in sequences of N, without a mask; MiB that one sequence needs beyond inputs."""
+    """Return milliseconds of 16,384 tokens in sequences of N, without a mask; MiB that one sequence needs beyond inputs."""
     ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}

@@ -5,7 +5,7 @@ from fa2_lab.plots import style
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, W: int = 4) -> dict:
-    """The bytes that one tile moves through shared memory under either scheme."""
+    """Return the bytes that one tile moves through shared memory under either scheme."""
     accesses = {scheme: warps.tile_accesses(scheme, B_r, B_c, d, W) for scheme in NAMES}
     moved = {scheme: {key: n * warps.BYTES[key[1]] for key, n in counts.items()} for scheme, counts in accesses.items()}
     return dict(B_r=B_r, B_c=B_c, d=d, W=W, moved=moved)
@@ -75,7 +75,7 @@ def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float
 
 
 def _part(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, tuple]:
-    """Where warp k's part lies and where its name goes, for each way to cut a matrix."""
+    """Return where warp k's part lies and where its name goes, for each way to cut a matrix."""
     row, column = h / W, w / W
     shift_x, shift_y = x + 0.38 * k, y + 0.2 * k
     return {

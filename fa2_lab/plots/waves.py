@@ -11,7 +11,7 @@ from fa2_lab.tiles import Mask, Tiling
 
 
 def data(which: str = "orders") -> dict:
-    """What `draw` needs for one of PICTURES."""
+    """Return what `draw` needs for one of PICTURES."""
     return PICTURES[which]()
 
 

@@ -25,7 +25,7 @@ def owners_of(ranks: int, layout: str) -> np.ndarray:
 
 @style.picture
 def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: str) -> style.Drawn:
-    """Which rank computes which part of a causal S under two layouts, and how many tiles that makes.
+    """Return which rank computes which part of a causal S under two layouts, and how many tiles that makes.
 
     owners: {layout: rank of each pair of pieces, −1 where nothing is visible}; tiles: {layout: of each rank}.
     """

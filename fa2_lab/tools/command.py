@@ -85,17 +85,17 @@ def import_main(module: str) -> Callable[[], Callable]:
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """Those of all that is installed, also where an older fa2_lab.egg-info lies in the checkout and would hide some."""
+    """Return those of all that is installed, also where an older fa2_lab.egg-info lies in the checkout and would hide some."""
     return [entry for found in distributions() for entry in found.entry_points if entry.group == group]
 
 
 def studio() -> dict[str, EntryPoint]:
-    """The commands that other packages bring, above all fa2_studio, by name. A wheel does not have fa2_studio."""
+    """Return the commands that other packages bring, above all fa2_studio, by name. A wheel does not have fa2_studio."""
     return {entry.name: entry for entry in entry_points(group=GROUP) if find_spec(entry.module.split(".")[0])}
 
 
 def summary(entry: EntryPoint) -> str:
-    """The first line of a command's file, which is read and not run."""
+    """Return the first line of a command's file, which is read and not run."""
     found = find_spec(entry.module)
     assert found and found.origin  # every command is a file
     doc = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
@@ -103,7 +103,7 @@ def summary(entry: EntryPoint) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands and what each takes."""
+    """Return the commands and what each takes."""
     top = argparse.ArgumentParser(prog="fa2-lab", description="FlashAttention-2, from the paper's line to the GPU.")
     top.set_defaults(run=tour)
     commands = top.add_subparsers(title="commands", metavar="command")
@@ -134,7 +134,7 @@ def tour(arguments: argparse.Namespace) -> int:
 
 
 def show_where(arguments: argparse.Namespace) -> int:
-    """A line, an algorithm, or the list of algorithms."""
+    """Return a line, an algorithm, or the list of algorithms."""
     name = (arguments.tag or "").strip().upper()
     if (arguments.all or arguments.sass) and (not name or name in paper.ALGORITHMS):
         option = "--sass" if arguments.sass else "--all"
@@ -155,7 +155,7 @@ def show_where(arguments: argparse.Namespace) -> int:
 
 
 def show_errata(arguments: argparse.Namespace) -> int:
-    """All errata as a table, or one in full; each is run first."""
+    """Return all errata as a table, or one in full; each is run first."""
     from fa2_lab.errata import ERRATA, SOURCES, judge
 
     if arguments.id is None:
@@ -188,7 +188,7 @@ def show_errata(arguments: argparse.Namespace) -> int:
 
 
 def show_glossary(arguments: argparse.Namespace) -> int:
-    """Every term, or one."""
+    """Return every term, or one."""
     if arguments.term is not None and arguments.term not in GLOSSARY:
         raise Refused(f"glossary: there is no {arguments.term!r}{close_to(arguments.term, GLOSSARY)}")
     for term in GLOSSARY.values():
@@ -202,19 +202,19 @@ def show_glossary(arguments: argparse.Namespace) -> int:
 
 
 def explained_in(term: Term) -> str:
-    """Where a reader finds the term explained, in words."""
+    """Return where a reader finds the term explained, in words."""
     if term.explained.startswith("rung"):
         return f"{term.explained} of the ladder: fa2-lab ladder {term.explained[-2:]}"
     return f"{'chapter' if term.explained[:1].isdigit() else 'appendix'} {term.explained}"
 
 
 def close_to(name: str, names: Iterable[str]) -> str:
-    """A hint for a name that was not found."""
+    """Return a hint for a name that was not found."""
     lower = {n.lower(): n for n in names}
     close = [lower[n] for n in get_close_matches(name.lower(), lower, n=4, cutoff=0.4)]
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def paragraph(title: str, text: str) -> str:
-    """A titled paragraph, 78 columns wide."""
+    """Return a titled paragraph, 78 columns wide."""
     return fill(text, 78, initial_indent=f"{title:8}", subsequent_indent=" " * 8, break_on_hyphens=False)

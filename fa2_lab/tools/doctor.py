@@ -83,7 +83,7 @@ def examine() -> Machine:
 
 
 def version(package: str) -> str:
-    """The installed version of a package, without importing it."""
+    """Return the installed version of a package, without importing it."""
     try:
         return metadata.version(package) if find_spec(package) else ""
     except metadata.PackageNotFoundError:
@@ -91,7 +91,7 @@ def version(package: str) -> str:
 
 
 def graphics() -> dict:
-    """The GPU that torch can use, if there is one."""
+    """Return the GPU that torch can use, if there is one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -106,7 +106,7 @@ def graphics() -> dict:
 
 
 def serving(machine: Machine) -> dict[str, str]:
-    """Which kernels serve a causal call in bf16, 16 heads and N = 4,096, for d 64 and 128."""
+    """Return which kernels serve a causal call in bf16, 16 heads and N = 4,096, for d 64 and 128."""
     forbidden = not machine.gpu and machine.asked not in ("", "1")
     if not (machine.torch and machine.triton) or machine.misfit or forbidden:
         return dict.fromkeys(("64", "128"), "the NumPy reference")

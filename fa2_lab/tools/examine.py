@@ -65,7 +65,7 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def load(text: str) -> tuple[str, Callable]:
-    """The module's name and the function of FILE:FUNCTION."""
+    """Return the module's name and the function of FILE:FUNCTION."""
     where, _, name = text.rpartition(":")
     if not where or not name:
         raise ValueError(f"examine: got {text!r}; it takes FILE:FUNCTION, as in mine.py:attention")
@@ -103,7 +103,7 @@ def load(text: str) -> tuple[str, Callable]:
 
 
 def page(report: Report, function: str, module: str) -> str:
-    """What a person reads."""
+    """Return what a person reads."""
     said = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "reads"]
     said += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
@@ -127,7 +127,7 @@ def page(report: Report, function: str, module: str) -> str:
 
 
 def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
-    """One finding: what, where, by how much, the smallest input, what to read."""
+    """Return one finding: what, where, by how much, the smallest input, what to read."""
     lines = [f"{'WRONG ' if finding.is_wrong else 'remark'}  {finding}  [{finding.name}]"]
     if finding.others:
         lines.append(f"        The same numbers would come from {' or from '.join(finding.others)}.")
@@ -143,7 +143,7 @@ def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
 
 
 def as_json(report: Report) -> str:
-    """The same for programs."""
+    """Return the same for programs."""
 
     def of(x: Finding) -> dict[str, Any]:
         known = dict(

@@ -70,7 +70,7 @@ class Shown:
 
 
 def climbs(name: str) -> bool:
-    """Whether it is a rung with another one below it."""
+    """Return whether it is a rung with another one below it."""
     return name in ladder.RUNGS[1:]
 
 
@@ -237,7 +237,7 @@ def numbers(results: Record, old: str, new: str) -> str:
 
 
 def differ(a: float, b: float) -> bool:
-    """Whether a number changed by more than a tenth."""
+    """Return whether a number changed by more than a tenth."""
     return abs(a - b) > 0.1 * max(abs(a), abs(b))
 
 

@@ -50,21 +50,21 @@ class Absent:
 
 
 def report(kernel: Any) -> dict[str, int]:
-    """Registers, stack bytes, instructions that spill or use tensor cores, and shared memory of a compiled kernel."""
+    """Return registers, stack bytes, instructions that spill or use tensor cores, and shared memory of a compiled kernel."""
     found = from_amdgcn(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else from_cubin(kernel.asm["cubin"])
     return found | dict(shared=kernel.metadata.shared)
 
 
 @cache
 def read(cubin: bytes) -> tuple[str, str]:
-    """A binary's use of resources and its instructions, from NVIDIA's tools, which Triton brings along."""
+    """Return a binary's use of resources and its instructions, from NVIDIA's tools, which Triton brings along."""
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         return nvidia_tool("cuobjdump", "-res-usage", file.name), nvidia_tool("nvdisasm", "-c", file.name)
 
 
 def from_cubin(cubin: bytes) -> dict[str, int]:
-    """What a binary for NVIDIA's GPUs says."""
+    """Return what a binary for NVIDIA's GPUs says."""
     usage, code = read(cubin)
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
@@ -73,7 +73,7 @@ def from_cubin(cubin: bytes) -> dict[str, int]:
 
 
 def disassembled(cubin: bytes) -> str:
-    """A binary's machine instructions as text."""
+    """Return a binary's machine instructions as text."""
     return read(cubin)[1]
 
 
@@ -83,7 +83,7 @@ def nvidia_tool(tool: str, *arguments: str) -> str:
 
 
 def from_amdgcn(code: str) -> dict[str, int]:
-    """What AMD's compiler writes into its assembly."""
+    """Return what AMD's compiler writes into its assembly."""
 
     def field(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s*(\d+)", code)[0])
@@ -94,6 +94,6 @@ def from_amdgcn(code: str) -> dict[str, int]:
 
 
 def serialized(kernel: Any) -> bool:
-    """Whether the compiler makes every asynchronous product (Hopper's wgmma) wait for the one before it."""
+    """Return whether the compiler makes every asynchronous product (Hopper's wgmma) wait for the one before it."""
     _, code = read(kernel.asm["cubin"])
     return len(re.findall(r"WARPGROUP\.DEPBAR", code)) > len(re.findall("HGMMA", code)) / 2

@@ -52,7 +52,7 @@ def check(name: str, cases: list[tuple], device: str) -> None:
 
 
 def off(x: Any, truth: Any) -> float:
-    """The largest error beside the largest value; where the truth is infinite, x must be the same."""
+    """Return the largest error beside the largest value; where the truth is infinite, x must be the same."""
     infinite = torch.isinf(truth)
     if not torch.equal(torch.isinf(x), infinite):
         return torch.inf

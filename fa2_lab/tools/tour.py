@@ -131,7 +131,7 @@ def split_keys(trace: Trace) -> Pairs:
 
 
 def closed_forms(trace: Trace) -> Pairs:
-    """The formulas for HBM traffic and matmul FLOPs of the causal forward, and what the meter counts."""
+    """Return the formulas for HBM traffic and matmul FLOPs of the causal forward, and what the meter counts."""
     what = "fa2", "forward", Tiling(N, N, B_R, B_C, CAUSAL), D_HEAD
     fa2.forward(*HALF.head, **BLOCKS, mask=CAUSAL, trace=trace)
     forms = io.traffic(*what).total, io.operations(*what)["matmul"]
@@ -243,7 +243,7 @@ HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds'
 
 
 def line(row: Outcome) -> str:
-    """One row of the table, 80 columns wide; a reason may be longer."""
+    """Return one row of the table, 80 columns wide; a reason may be longer."""
     if row.note:
         return f"{row.name:21}  {row.note}"
     met = row.trace

@@ -46,7 +46,7 @@ class Compiled(NamedTuple):
 
 
 def names() -> list[str]:
-    """What can be compiled by name: every rung of the ladder, and the product's kernels."""
+    """Return what can be compiled by name: every rung of the ladder, and the product's kernels."""
     rungs = sorted(file.stem for file in (PACKAGE / "kernels" / "ladder").glob("[a-z][0-9][0-9]_*.py"))
     return [*rungs, *PRODUCTS]
 
@@ -54,7 +54,7 @@ def names() -> list[str]:
 def xray(
     name: str, chip: str = "sm_90", *, d: int = 128, N: int = 4096, causal: bool = True, dtype: str = "bfloat16"
 ) -> list[Compiled]:
-    """Every kernel that one call of `name` launches, for q, k and v of shape (4, 16, N, d), compiled for `chip`.
+    """Return every kernel that one call of `name` launches, for q, k and v of shape (4, 16, N, d), compiled for `chip`.
 
     `name` is a rung ("r09", "09", "r09_free_loads"), one of the product's ("portable.forward"), or a file of your own
     ("mine.py") with a forward(q, k, v, causal). `chip` is one of CHIPS, or a card such as "A100". No GPU is needed.
@@ -65,7 +65,7 @@ def xray(
 def xray_launches(
     name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes: Any
 ) -> list[list[Compiled]]:
-    """The kernels of `name` once for each launch: {"num_stages": 2} takes the place of what the call asks for."""
+    """Return the kernels of `name` once for each launch: {"num_stages": 2} takes the place of what the call asks for."""
     chip = chip_of(chip)
     for option, value in [item for launch in launches for item in launch.items()]:
         if option not in OPTIONS or type(value) is not int or value < 1:
@@ -95,7 +95,7 @@ def chip_of(name: str) -> str:
 
 
 def reason(complaint: str) -> str:
-    """The line that says why: the assembler's own where it refused, else the last one, or the first cause and where."""
+    """Return the line that says why: the assembler's own where it refused, else the last one, or the first cause and where."""
     lines = complaint.strip().splitlines() or ["no reason was given"]
     if lines[-1].strip() == "^":  # Triton ends with a line of the kernel and no words; the first cause stands above
         words = [line for line in lines if re.match(r"\w+Error[:(]", line)][:1]
@@ -105,7 +105,7 @@ def reason(complaint: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """A name as it stands in names(), where rungs may be called by their number, or the path of a file."""
+    """Return a name as it stands in names(), where rungs may be called by their number, or the path of a file."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"name: got {name!r}, and there is no file {name} here")

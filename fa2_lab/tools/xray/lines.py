@@ -39,7 +39,7 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
 
 
 def sass_of(tag: str, chip: str = "sm_90") -> str:
-    """The machine instructions that a paper's line becomes, through the Triton lines that compute it."""
+    """Return the machine instructions that a paper's line becomes, through the Triton lines that compute it."""
     found = where(tag)
     if not found.first_triton:
         raise ValueError(f"{found.tag} has no Triton line: {found.no_triton}")
@@ -50,7 +50,7 @@ def sass_of(tag: str, chip: str = "sm_90") -> str:
 
 
 def instructions(place: Place, kernels: Any) -> list[str]:
-    """One line of code, and how often each machine instruction stands in what it became."""
+    """Return one line of code, and how often each machine instruction stands in what it became."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0].strip()}"]
     for kernel in kernels:
         became = kernel.lines.get(f"{Path(place.file).name}:{place.number}", [])

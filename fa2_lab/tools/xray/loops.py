@@ -22,16 +22,16 @@ class Loop(NamedTuple):
     waits: int = 0  # for products of the tensor cores
 
     def per_score(self, d: int) -> float:
-        """Instructions of a thread for one score: each score takes part in 2 d multiplications."""
+        """Return instructions of a thread for one score: each score takes part in 2 d multiplications."""
         return 32 * self.instructions / self.scores(d)
 
     def scores(self, d: int) -> float:
-        """A warp's scores in one round."""
+        """Return a warp's scores in one round."""
         return self.multiplications / (2 * d)
 
 
 def loops(sass: str) -> list[Loop]:
-    """Every loop with a product in it, in the order of the program."""
+    """Return every loop with a product in it, in the order of the program."""
     code: list[str] = []
     labels: dict[str, int] = {}
     found: list[Loop] = []
@@ -52,7 +52,7 @@ def loops(sass: str) -> list[Loop]:
 
 
 def multiplications(instruction: str) -> float:
-    """A warp's multiplications in one instruction."""
+    """Return a warp's multiplications in one instruction."""
     for pattern, warps in PRODUCTS:
         if sizes := pattern.search(instruction):
             rows, columns, inner = map(int, sizes.groups())

@@ -53,7 +53,7 @@ def call(name: str, q: torch.Tensor, causal: bool) -> None:
 
 
 def read(name: str, kernel: Any) -> dict:
-    """What is worth knowing of one compiled kernel."""
+    """Return what is worth knowing of one compiled kernel."""
     amd = "amdgcn" in kernel.asm
     code = kernel.asm["amdgcn"] if amd else offline.disassembled(kernel.asm["cubin"])
     stages = {stage: kernel.asm[stage] for stage in ("ttir", "ttgir", "ptx") if stage in kernel.asm} | dict(sass=code)
