@@ -30,7 +30,7 @@ RIGHT = Variant()
 
 @dataclass(eq=False)
 class Answer:
-    """A function's answer to a case: O and, if it returned them, L, dQ, dK and dV, all (batch, heads, N, d) or shorter."""
+    """A function's answer to a case: O and, if returned, L, dQ, dK and dV, all (batch, heads, N, d) or shorter."""
 
     case: Question
     outputs: dict[str, np.ndarray]
@@ -51,7 +51,7 @@ class Answer:
         return error * float(size) * (8 if name in GRADIENTS else 1)
 
     def wrong(self, state: Variant, name: str) -> np.ndarray:
-        """Return True for each number that differs from this variant's. Two numbers that are not finite count as equal."""
+        """Return True for each number that differs from this variant's. Two non-finite numbers count as equal."""
         got, want = self.outputs[name], self.variant(state, name)
         with np.errstate(invalid="ignore"):
             near = (np.abs(got - want) <= self.bound(name, state)) | (~np.isfinite(got) & ~np.isfinite(want))
@@ -191,7 +191,7 @@ def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Fin
 
 
 def forms(mistake: Mistake, state: Variant, tiles: Sequence[int]) -> Iterator[Variant]:
-    """Return a mistake on top of a state, with every tile size and every dtype that it can have."""
+    """Yield a mistake on top of a state, with every tile size and every dtype that it can have."""
     tiles = (tiles if not state.B else (state.B,)) if "B" in mistake.varies else (state.B,)
     for B in tiles:
         for bits in (8, 11) if "bits" in mistake.varies else (state.bits,):
@@ -213,7 +213,7 @@ def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) ->
 def pairs(
     state: Variant, part: str, tiles: Sequence[int], mine: list[Answer], settled: list[Answer], outputs: tuple[str, ...]
 ) -> Iterator[Variant]:
-    """Yield two at once, both compatible with what is settled: conventions, and mistakes the two smallest cases show.
+    """Yield pairs that fit what is settled: conventions, and mistakes that the two smallest cases show.
 
     The first one of a pair does not depend on the tile size.
     """

@@ -35,7 +35,7 @@ def alike(x: Question) -> Question:
 
 
 def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """Return all findings that need further calls. `state` has the conventions that the function was found to follow."""
+    """Return all findings that need further calls. `state` has the conventions that the function follows."""
     plain = [x for x in answers if x.case.group == "plain"]
     base = next((x for x in plain if x.case.q.shape[0] > 1), plain[0])
     lacks = [x for x in GRADIENTS if x not in base.outputs]
@@ -72,7 +72,7 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
 
 
 def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """Check O of rows that see no key, then L, then the gradients: NaN in other rows, or values that O = 0 rules out."""
+    """Check O of rows that see no key, then L, then the gradients, for NaN in other rows or values not due to O = 0."""
     for answer in [x for x in answers if x.case.group.startswith("empty") and x.fits(state, ("O",))]:
         rows, case, found, bound = answer.empty(state), answer.case, answer.outputs, answer.bound("O")
         if not rows.any():

@@ -84,7 +84,7 @@ class Subject:
         return role in self.roles.values()
 
     def tiles(self) -> tuple[int, ...]:
-        """Return candidates for the tile size: numbers in the function's signature, its code and its module's constants."""
+        """Return possible tile sizes: numbers in the function's signature, its code and its module's constants."""
         numbers = [*self.defaults.values(), *self.given.values(), *(self.code.co_consts if self.code else ())]
         numbers += [x for name, x in self.space.items() if name.upper() == name]
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
@@ -122,13 +122,13 @@ class Subject:
                     return
 
     def libraries(self) -> list[str]:
-        """Return the libraries to try: those named in the function's code, then those in its module, then the others."""
+        """Return the libraries to try: those named in the function's code, then in its module, then the others."""
         known = [self.space.get(x) for x in (self.code.co_names if self.code else ())] + list(self.space.values())
         roots = [x.__name__.split(".")[0] for x in known if inspect.ismodule(x)]
         return list(dict.fromkeys([x for x in roots if x in LIBRARIES] + LIBRARIES))
 
     def agreement(self) -> int:
-        """Return how well the function agrees: 4 right, or causal; 3 a known mistake; 2 heads are independent; 1 it runs."""
+        """Return a grade: 4 right, or right if causal; 3 a known mistake; 2 independent heads; 1 it runs."""
         n = 8 if self.multiple == 1 else self.multiple
         asked = self.fitted(case("probe", n, d=self.d, batch=2, heads=3, gradients=self.takes("dO")))
         first, part = self.ask(asked), "gradients" if self.takes("dO") else "O"

@@ -32,13 +32,13 @@ def line_of(node: int) -> list[int]:
 
 
 def bucket(distance: np.ndarray) -> np.ndarray:
-    """0 to 3 by themselves, then one bucket for each doubling."""
+    """Return a distance's bucket: 0 to 3 have one each, and then there is one for each doubling."""
     return np.minimum(distance, 4) + (distance >= 8) + (distance >= 16)
 
 
 @style.picture
 def draw(surfaces: dict[str, np.ndarray], parents: tuple[int, ...], context: int) -> style.Drawn:
-    """Each surface as a square of queries and keys: the weaker the fill, the more is taken from the score."""
+    """Draw each surface as a square of queries and keys: the weaker the fill, the more is taken from the score."""
     caption = (
         "Four masks and biases, each a function of a row and a column. The weaker the fill, the more is taken from a"
         f" score; hatched scores get −∞. The drafts come after {context} tokens that all of them see, and each"
@@ -65,7 +65,7 @@ def draw(surfaces: dict[str, np.ndarray], parents: tuple[int, ...], context: int
 
 
 def _surface(ax: style.Axes, surface: np.ndarray, cell: bool) -> None:
-    """Runs of equal scores in a row as one bar each; the hidden ones are hatched."""
+    """Draw each run of equal scores in a row as one bar, hatched if they are masked."""
     lowest = min(surface[np.isfinite(surface)].min(), -1)
     for value in np.unique(surface):
         runs = [
@@ -86,7 +86,7 @@ def _surface(ax: style.Axes, surface: np.ndarray, cell: bool) -> None:
 
 
 def _tree(ax: style.Axes, parents: tuple[int, ...], shape: tuple[int, int]) -> None:
-    """The drafts as a tree, in the room below their square."""
+    """Draw the drafts as a tree in the space below their square."""
     depth = [0]
     for parent in parents[1:]:
         depth.append(depth[parent] + 1)

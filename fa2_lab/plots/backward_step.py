@@ -10,7 +10,7 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials", "copy": "additions"}
 
 
 def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
-    """Two steps, n and n + 1, of one column block, in a model whose consumers share the tensor cores.
+    """Simulate two steps, n and n + 1, of one column block, in a model whose consumers share the tensor cores.
 
     A job is (consumer, unit, what, of which step, from, to).
     """
@@ -34,7 +34,7 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
 def consumer(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """One consumer in the kernel's order: dQ of a step is computed in the next one, once both have shared their dS."""
+    """Run a consumer in the kernel's order: a step's dQ is computed in the next one, once both have shared dS."""
     added: Job | None = None
     for n in range(steps):
         s = block.start("tensor", product, f"S {n}")
@@ -58,7 +58,7 @@ def consumer(
 
 @style.picture
 def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, setting: str) -> style.Drawn:
-    """Three lanes for each consumer; what belongs to step n has a strong edge."""
+    """Draw three lanes for each consumer. Jobs of step n have a strong edge."""
     caption = "While a step computes its exponentials, the tensor cores run the dQ matmul of the step before."
     figure, ax = style.new_figure(3.3, f"{caption} Strong edges mark step {n} ({setting}).")
     start, end = window
@@ -87,7 +87,7 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
 def _job(
     ax: style.Axes, row: float, span: tuple[float, float], unit: str, what: str, number: int, strong: bool
 ) -> None:
-    """One job as a box in its tensor's colour; "dQ 2" is the addition of a part of dQ."""
+    """Draw one job as a box in its tensor's colour; "dQ 2" is the addition of a part of dQ."""
     begun, ended = span
     label = f"{what} {number}" if unit == "copy" else what
     look = dict(linewidth=2.2, edgecolor=style.INK, linestyle="-") if strong else dict(linewidth=0.8)

@@ -22,7 +22,7 @@ PHONE = (0.8, 1.1, 1.4)
 
 @style.picture
 def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
-    """N keys in HBM. places: for each row of the tile that begins at `first`, where in its line each chunk is."""
+    """Draw N keys in HBM and a tile. places: for each of the tile's rows, from `first` on, its chunks' places."""
     rows, d = len(places), 8 * places.shape[1]  # a chunk has 8 numbers
     caption = "One thread starts the copy of a tile, TMA executes it, and rows that do not exist arrive as zeros."
     figure, ax = style.new_figure(4.1, caption)
@@ -61,7 +61,7 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
 
 
 def _tile(ax: style.Axes, TILE: float, top: float, real: int, places: np.ndarray) -> None:
-    """The tile in shared memory: each box is 16 bytes with its chunk's number, or zeros."""
+    """Draw the tile in shared memory: each box is 16 bytes with its chunk's number, or zeros."""
     style.note(ax, TILE, top - 0.35, "The tile in shared memory", weight="bold")
     style.note(ax, TILE, top - 0.13, "box: 16 bytes; chunk c at c XOR row")
     for row, line in enumerate(places):

@@ -44,7 +44,7 @@ HIGH = 0.62
 
 @style.picture
 def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
-    """FA1's and FA2's steps of a tile on one time axis; what FA2 left out stands dashed at its end.
+    """Draw FA1's and FA2's steps of a tile on one time axis; what FA2 leaves out is dashed at the end.
 
     loops: {"FA1", "FA2": steps of one tile}; end: FA2's steps after the last tile, drawn beneath.
     """

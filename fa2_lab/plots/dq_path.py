@@ -23,7 +23,7 @@ def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128) -> dict:
 
 @style.picture
 def draw(stations: dict[str, tuple[str, int, int]], N: int, d: int) -> style.Drawn:
-    """stations: {name: (what happens, bytes, how often)}, from the first to the last."""
+    """Draw the path. stations: {name: (what happens, bytes, how often)}, from the first to the last."""
     caption = "TMA adds dQ tile by tile to accumulators that stay in L2, and the last kernel writes dQ once."
     figure, ax = style.new_figure(
         3.1 if not style.narrow() else 4.3, f"{caption} This is one head with N = {N:,}, d = {d}."
@@ -42,5 +42,5 @@ def draw(stations: dict[str, tuple[str, int, int]], N: int, d: int) -> style.Dra
 
 
 def amount(size: int) -> str:
-    """Return bytes as KiB or MiB."""
+    """Return a number of bytes as KiB or MiB."""
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"

@@ -13,7 +13,7 @@ def worths() -> list[dict]:
 
 
 def table(part: str = "") -> list[str]:
-    """In Markdown, what was predicted of each idea and what came out: of a part, "forward" or "backward", or of all.
+    """Return in Markdown each idea's prediction and result, for one part, "forward" or "backward", or for all.
 
     An idea is kept where it is faster: on the rows of which a record says so.
     """

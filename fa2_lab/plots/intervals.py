@@ -7,8 +7,8 @@ from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
 
 
 def data(N: int = 32, B: int = 4, left: int = 8, documents: tuple[int, ...] = (14, 6, 12)) -> dict:
-    """Six masks over N queries and N keys. A mask is a list of (where its rows and columns begin, tiling): packed
-    documents are several small problems one after the other, all others are one."""
+    """Return six masks over N queries and N keys. Each is a list of (where its rows and columns begin, tiling). Packed
+    documents are several small problems one after another, and each other mask is one."""
 
     def one(mask: Mask) -> list[tuple[int, Tiling]]:
         return [(0, Tiling(N, N, B, B, mask))]
@@ -38,7 +38,7 @@ MEANING = {
 
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
-    """Each mask's tiles by kind, the lines where intervals begin and end, and one row's interval in numbers."""
+    """Draw each mask's tiles by kind, the lines where intervals begin and end, and one row's interval in numbers."""
     caption = "Under each of these masks, a row sees one interval of keys, so whole tiles can be skipped."
     caption += f" The bar shows the interval of row {row}."
     rows, columns, last = (3, 2, 0.3) if style.narrow() else (2, 3, 0.12)
@@ -72,7 +72,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
 
 
 def visited_tiles(parts: list[tuple[int, Tiling]]) -> int:
-    """Tiles that are computed."""
+    """Return the number of tiles that are computed."""
     counts = [tiling.counts() for _, tiling in parts]
     return sum(n[Tile.FULL] + n[Tile.DIAGONAL] for n in counts)
 
@@ -91,7 +91,7 @@ def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
 
 
 def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
-    """One row's interval as a bar, with its numbers beside it."""
+    """Draw one row's interval as a bar, with its numbers beside it."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     first, last = (int(start + end) for end in tiling.interval(row - start))
     style.box(ax, first, row, last - first, 1, "", style.INK, linewidth=0)

@@ -18,7 +18,7 @@ def data(which: str = "forward") -> dict:
 
 
 def forward() -> dict:
-    """Standard attention, FA1 and FA2 in two sizes of tiles (chapter 04)."""
+    """Return standard attention, FA1 and FA2 in two sizes of tiles (chapter 04)."""
     blocks = {B: cost("FA2", B_r=B, B_c=B) for B in (64, 128)}
     small, large = (asked.limit(chips.H200)[0] for asked in blocks.values())
     message = f"With 64 rows per block, {small} limits FA2, and with 128 rows, the {large} do."
@@ -26,7 +26,7 @@ def forward() -> dict:
 
 
 def backward() -> dict:
-    """Both passes of FA2 in tiles of 64 × 64 (chapter 05)."""
+    """Return both passes of FA2 in tiles of 64 × 64 (chapter 05)."""
     units = {cost(name).limit(chips.H200)[0] for name in ("FA2", "FA2 backward")}
     message = f"With tiles of 64 × 64, the limit of both passes is {' and '.join(units)}."
     return roofline.data("FA2", "FA2 backward", message=message)

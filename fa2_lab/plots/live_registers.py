@@ -7,7 +7,7 @@ LIVE = {"S and dQ": ("S", "dQ"), "then P and dP": ("P", "dP"), "all at once": ("
 
 
 def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
-    """{tile: {phase: {tensor: registers}}}: fp32 numbers of a thread; dQ is shared out among the consumers."""
+    """Return {tile: {phase: {tensor: registers}}}: fp32 numbers of a thread; dQ is shared out among the consumers."""
     found = {}
     for name, (d, B_r) in TILES.items():
         each = {x: keys * B_r // threads for x in ("S", "P", "dP")} | {"dQ": B_r * d // consumers // threads}
@@ -18,7 +18,7 @@ def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
 
 @style.picture
 def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn:
-    """Return a bar for each phase of a step, a part for each tensor, and a line at what a thread has."""
+    """Draw a bar for each phase of a step, a part for each tensor, and a line at what a thread has."""
     caption = "At d = 128, a step of 128 rows needs more registers than a thread has, so a step has 64 rows."
     caption += f" The bars count the fp32 values of one thread. The line marks its {limit} registers,"
     caption += " which hold all else as well."

@@ -4,7 +4,7 @@ from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "21", tiles: int = 4, row_blocks: int = 5) -> dict:
-    """(row, row block, from, to) on an SM in clocks: the producer's copies, both slots, and each consumer."""
+    """Return (row, row block, from, to) on an SM in clocks: the producer's copies, both slots, and each consumer."""
     size = strips.sizes(rung)
     block, program = strips.ran(size, tiles, row_blocks)
     spans = []
@@ -20,7 +20,7 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 5) -> dict:
 
 @style.picture
 def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
-    """spans: (row, row block, from, to)."""
+    """Draw the spans, each (row, row block, from, to)."""
     caption = (
         "The producer is a row block ahead, and the mailbox tells the consumers which one is next. A slot of the"
         f" mailbox holds the number of a row block until both consumers have read it. Model of rung {rung}, with four"

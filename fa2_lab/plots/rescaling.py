@@ -29,7 +29,7 @@ TERMS = {"ℓ": "the sum of e^(s − m)", "o": "the sum of e^(s − m) v"}
 
 @style.picture
 def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[str, list[float]]) -> style.Drawn:
-    """Two panels, l and o: three bars each, a box for each key's term, widths to scale.
+    """Draw two panels, l and o: three bars each, a box for each key's term, widths to scale.
 
     l, o: terms before, rescaled and at the end; m: e to the old and the new maximum; ends: the package's sums.
     """

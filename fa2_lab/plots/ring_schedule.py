@@ -27,7 +27,7 @@ PITCH = 1.3  # from one cell to the next
 
 @style.picture
 def draw(cells: list[list[Mapping]]) -> style.Drawn:
-    """For each rank and step, whose keys are here and which scores they make.
+    """Draw for each rank and step whose keys are there and which scores are computed.
 
     cells: [rank][step] of dict(source, rows, cols, diagonal), with rows and cols as shares (from, to) of a shard.
     """
@@ -61,7 +61,7 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
 
 
 def _cell(ax: style.Axes, x: float, y: float, cell: dict) -> None:
-    """The square of one meeting: what is computed in the colour of the keys' owner, the rest hatched."""
+    """Draw the square of one meeting: what is computed in the colour of the keys' owner, the rest hatched."""
     style.masked(ax, x, y)
     (top, bottom), (left, right) = cell["rows"], cell["cols"]
     fill = style.worker(cell["source"])

@@ -72,7 +72,7 @@ def data(
 
 
 def listed(words: list[str]) -> str:
-    """a, b and c."""
+    """Return words as a list in a sentence: "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
@@ -100,7 +100,7 @@ def ladder(d: int) -> dict:
 
 
 def counted(record: Record, d: int) -> dict[str, float]:
-    """{rung: bytes that DRAM moved in one call}, where the counters could be read."""
+    """Return {rung: bytes that DRAM moved in one call} for rungs whose counters could be read."""
     rows = [r for r in record.rows if r.direction == "counters" and r.problem["d"] == d and set(DRAM) <= set(r.values)]
     return {r.problem["rung"]: sum(r.values[name][0] for name in DRAM) for r in rows}
 
@@ -118,7 +118,7 @@ LINE = 0.2  # inches from one line of words to the next
 
 @style.picture
 def draw(points: dict[str, Point], roofs: list[Roof], caption: str, xlabel: str, height: float = 2.6) -> style.Drawn:
-    """TFLOP/s over FLOPs per byte, on logarithmic axes.
+    """Draw TFLOP/s over FLOPs per byte, on logarithmic axes.
 
     points: {name: (FLOPs per byte that reaches DRAM, TFLOP/s)}, a dot; a third number, FLOPs per byte requested, is
     a ring at the same height.
@@ -158,7 +158,7 @@ def _read(name: str, point: Point) -> str:
 
 
 def _roof(ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool) -> None:
-    """A slope and a flat roof with their words; a dashed one lies above a solid one and is named there."""
+    """Draw a slope and a flat roof with their words; a dashed one lies above a solid one and is named there."""
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
     begin = max(left, ax.get_ylim()[0] / roof.bytes)
@@ -179,7 +179,7 @@ def _roof(ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: 
 
 
 def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float) -> None:
-    """The places of each name, and the name in a column to the right of all; far from it, beside its place."""
+    """Draw the places of each name, and the name in a column to the right of all; far from it, beside its place."""
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60 or len(place) > 2}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()
     gap = LINE * decades * max(name.count("\n") + 1 for name in points)
@@ -201,7 +201,7 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
 
 
 def apart(values: list[float], gap: float, top: float = inf) -> list[float]:
-    """Heights as near to the values as can be, in their order, at least the gap apart, none above the top."""
+    """Return heights as near to the values as possible, in their order, at least `gap` apart, and none above `top`."""
     order = sorted(range(len(values)), key=lambda n: values[n])
     pools: list[list[float]] = []  # neighbours that push each other: the mean of each pool stays
     for place, n in enumerate(order):

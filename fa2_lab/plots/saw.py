@@ -30,7 +30,7 @@ def data(N: int = 4096, d: int = 128) -> dict:
 
 @style.picture
 def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[int], setting: str) -> style.Drawn:
-    """Return the model as a line, the measurements as dots.
+    """Draw the model as a line, the measurements as dots.
 
     model, measured: {heads: factor}. held: programs on an SM before and after the change.
     """

@@ -29,7 +29,7 @@ def find(name: str) -> tuple[ModuleType, dict]:
 
 
 def draw(name: str, narrow: bool = False) -> tuple[Figure, str]:
-    """Return a picture of fa2_lab/plots by its name, as a page or a phone shows it."""
+    """Draw a picture of fa2_lab/plots by its name, as a page or a phone shows it."""
     picture, numbers = find(name)
     return picture.draw(**numbers, narrow=narrow)
 

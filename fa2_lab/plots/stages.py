@@ -4,7 +4,7 @@ from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "21", tiles: int = 12) -> dict:
-    """Spans of each stage of K and V on an SM, in clocks, and the jobs of its consumers."""
+    """Return spans of each stage of K and V on an SM, in clocks, and the jobs of its consumers."""
     size = strips.sizes(rung)
     block, program = strips.ran(size, tiles, row_blocks=1)
     start = program.copied["K4"].begun
@@ -19,7 +19,7 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 
 @style.picture
 def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 8000) -> style.Drawn:
-    """spans: (stage, tile, copy from, copy to, last release). jobs: (actor, label, from, to)."""
+    """Draw spans, each (stage, tile, copy from, copy to, last release), and jobs, each (actor, label, from, to)."""
     caption = "A stage is filled once both consumers have released the tile before. A hatched box is a copy under way,"
     caption += (
         f" and a filled box is a tile that is there. Without a box, the stage is empty. Model of rung {rung}, d = 128."

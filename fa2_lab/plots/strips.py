@@ -114,7 +114,7 @@ class Program:
         self.ended = 0  # consumers, of any row block
 
     def producer(self) -> Generator[Wait]:
-        """Copies tiles as soon as their stages are free; before a rung has such a warp, its warpgroup does the same."""
+        """Copy tiles as soon as their stages are free. In rungs without a producer warp, the warpgroup does this."""
         for r in range(self.row_blocks):
             if self.size.number < PERSISTENT:
                 yield Wait(lambda r=r: self.ended == r * self.size.consumers, "the program before")
@@ -139,7 +139,7 @@ class Program:
         self.released[tile].append(self.block.clock)
 
     def consumer(self, c: int) -> Generator[Wait]:
-        """S, softmax and P V of each tile; from rung 20 on, S of a tile starts before P V of the one before."""
+        """Compute S, softmax and P V of each tile. From rung 20 on, a tile's S starts before the previous P V."""
         size, start = self.size, self.block.start
         for r in range(self.row_blocks):
             yield Wait(lambda r=r: r in self.sent, "the mailbox")
@@ -183,7 +183,7 @@ UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 @style.picture
 def draw(says: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
-    """Return a panel for each rung, a strip for each unit, and in it a line for each warpgroup."""
+    """Draw a panel for each rung, a strip for each unit, and in it a line for each warpgroup."""
     caption = (
         f"{says}. Model of an SM of an H200, d = 128, no mask. The number on a softmax counts all instructions per"
         " thread and tile except the matmuls. The percentage is the share of the time in which a profiler saw the"
@@ -218,7 +218,7 @@ def stacked(height: float, caption: str, timelines: Mapping[str, dict], window: 
 
 
 def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
-    """A line for each row with its name; a box for each (label, from, to), with as much of its label as has room."""
+    """Draw a named line for each row, and a box for each (label, from, to) with as much of its label as fits."""
     window, letter = span(window), 0.0135 * window
     for y, (name, jobs) in enumerate(rows.items()):
         style.note(ax, -0.012 * window, y + 0.5, name, ha="right")

@@ -6,7 +6,7 @@ KiB = 1024
 
 
 def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> dict:
-    """KiB of what a Hopper consumer's 64 rows take in registers, and columns of a Blackwell SM's tensor memory."""
+    """Return KiB of registers for a Hopper consumer's 64 rows, and columns of a Blackwell SM's tensor memory."""
     registers = {"S": 64 * B * 4 // KiB, "P": 64 * B * 2 // KiB, "O": 64 * d * 4 // KiB}
     words = {"S 0": B, "S 1": B, "O 0": d, "O 1": d}  # of 4 bytes, in each of as many lanes as a row block has rows
     return dict(registers=registers, words=words, columns=columns, room=lanes * columns * 4 // KiB, B=B)
@@ -14,7 +14,7 @@ def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> di
 
 @style.picture
 def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: int, B: int) -> style.Drawn:
-    """Return an SM of each kind from shared memory down to the exponentials, and the product that two SMs share."""
+    """Draw an SM of each kind from shared memory down to the exponentials, and the product that two SMs share."""
     caption = (
         "Blackwell keeps S and O in tensor memory, and two SMs can share a product. On Hopper, a consumer keeps"
         f" 64 rows of S, P and O in its registers. On Blackwell, two row blocks of {B} fill the tensor memory of an SM:"
@@ -38,7 +38,7 @@ def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: i
 
 
 def _operands(ax: style.Axes, top: float = 0) -> None:
-    """Shared memory with its tiles, and the tensor cores below it."""
+    """Draw shared memory with its tiles, and the tensor cores below it."""
     style.box(ax, 0, top, 10, 2.1, edgecolor=style.QUIET)
     style.note(ax, 0.3, top + 0.5, "shared memory")
     for n, tensor in enumerate("QKV"):
@@ -77,7 +77,7 @@ def _blackwell(ax: style.Axes, words: dict[str, int], room: int) -> None:
 
 
 def _pair(ax: style.Axes, B: int) -> None:
-    """S of two row blocks as a product of what two SMs hold."""
+    """Draw S of two row blocks as a product of what two SMs hold."""
     left, top = 3.2, 3.2
     for n in (0, 1):
         style.tensor_box(ax, 0, top + 3.3 * n, 2.6, 3.1, "Q", f"Q\n{B} rows")

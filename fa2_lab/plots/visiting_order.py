@@ -25,7 +25,7 @@ def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3, names: Sequence[st
 
 @style.picture
 def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
-    """Return a row for each algorithm: its tile grid with the time of each visit, and its HBM traffic over time.
+    """Draw a row for each algorithm: its tile grid with the time of each visit, and its HBM traffic over time.
 
     events: {"FA1": ..., "FA2": ...} as a Trace recorded them.
     """

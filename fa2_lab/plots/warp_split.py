@@ -17,7 +17,7 @@ GAP = 0.75
 
 @style.picture
 def draw(B_r: int, B_c: int, d: int, W: int, moved: dict) -> style.Drawn:
-    """Q Kᵀ = S and P V = O under both schemes, with the bytes that one tile moves and the barriers that it needs.
+    """Draw Q Kᵀ = S and P V = O under both schemes, with the bytes that one tile moves and the barriers that it needs.
 
     moved: {"split_k": {("read", "Q"): bytes, ...}, "split_q": ...}.
     """
@@ -49,7 +49,7 @@ def _partials(moved: dict[tuple[str, str], int]) -> int:
 
 
 def _operands(ax: style.Axes, scheme: str, W: int) -> None:
-    """Kᵀ above S and Q beside it, V above O: rows are queries for Q, S, O and keys for V."""
+    """Draw Kᵀ above S and Q beside it, V above O: rows are queries for Q, S, O and keys for V."""
     keys = scheme == "split_k"
     d, left, top = W / 2, W / 2 + GAP, W + GAP
     right = left + W + GAP
@@ -63,7 +63,7 @@ def _operands(ax: style.Axes, scheme: str, W: int) -> None:
 
 
 def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int) -> None:
-    """One operand: whole and seen by all warps, or a part with the name of each; layers are parts of full size."""
+    """Draw one operand: whole and seen by all warps, or a part with the name of each; layers are parts of full size."""
     style.note(ax, x + w / 2, y - 0.12, name, ha="center", va="bottom")
     if split == "whole":
         style.tensor_box(ax, x, y, w, h, tensor, "all\nwarps")

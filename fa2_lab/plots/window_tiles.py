@@ -16,7 +16,7 @@ def data(N: int = 4096, B: int = 128, left: int = 1023, first: int = 4) -> dict:
 
 
 def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
-    """SKIP, DIAGONAL or FULL for each tile, from the corners of its window; the first keys lie in column block 0."""
+    """Return SKIP, DIAGONAL or FULL for each tile, from the window's corners. The first keys are in column block 0."""
     begin = B * np.arange(N // B)
     top, bottom, key, last = begin[:, None], begin[:, None] + B - 1, begin[None, :], begin[None, :] + B - 1
     some = (key <= bottom) & (last >= top - left)
@@ -31,7 +31,7 @@ def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
 def draw(
     kinds: np.ndarray, B: int, left: int, first: int, visited: dict[int, int], needed: dict[int, int]
 ) -> style.Drawn:
-    """Return the tiles by kind on a grid; beside it both counts over the length."""
+    """Draw the tiles by kind on a grid; beside it both counts over the length."""
     caption = (
         "The longer the sequence, the more of a causal loop's tiles hold no visible score. The mask is a window of"
         f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a"

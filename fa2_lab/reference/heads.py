@@ -24,7 +24,7 @@ QKV = tuple[np.ndarray, np.ndarray, np.ndarray]
 def forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, stage: str = "fa2", B_r: int = 64, B_c: int = 64, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run any stage's forward: return O (batch, heads, N_q, d) and L. k and v may have fewer heads; each_head() takes the
+    """Run any stage's forward: return O (batch, heads, N_q, d) and L. k and v may have fewer heads. each_head() has the
     options."""
     q, k, v = _check(stage, q, k, v)
     O, L = np.empty_like(q), np.empty(q.shape[:3])

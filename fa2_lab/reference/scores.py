@@ -15,7 +15,7 @@ def cap(s: np.ndarray, softcap: float | None) -> np.ndarray:
 
 
 def cap_backward(ds: np.ndarray, s: np.ndarray, softcap: float | None) -> np.ndarray:
-    """Return the gradient of the scores before the cap. s are the unmasked scores after it; its slope is 1 − (s / c)²."""
+    """Return the gradient of the scores before the cap. s are the unmasked scores after it; the slope is 1−(s/c)²."""
     return ds if softcap is None else ds * (1 - (s / softcap) ** 2)
 
 

@@ -16,14 +16,14 @@ def source(rung: str) -> str:
 
 
 def code(rung: str) -> list[str]:
-    """Return a rung's lines after its docstring, without those that are empty."""
+    """Return a rung's lines after its docstring, without empty ones."""
     text = source(rung)
     docstring = ast.parse(text).body[0]
     return [line for line in text.splitlines()[docstring.end_lineno :] if line.strip()]
 
 
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
-    """(what happens, old lines, new lines) from one rung to another; a line that only moves in or out is the same."""
+    """Return [(what happens, old lines, new lines), …] from one rung to another, ignoring changes of indentation."""
     before, after = code(old), code(new)
     matcher = SequenceMatcher(a=[x.strip() for x in before], b=[x.strip() for x in after], autojunk=False)
     return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]
@@ -44,12 +44,12 @@ def diff(old: str, new: str, colours: bool = False) -> str:
 
 
 def context(lines: list[str], first: bool) -> list[str]:
-    """Return lines that are the same, as far as they help: the last ones before a change, the first ones after."""
+    """Return the unchanged lines worth showing: the last ones before a change and the first ones after one."""
     if first:
         return lines[-AROUND:]
     return lines if len(lines) <= 2 * AROUND + 1 else [*lines[:AROUND], "…", *lines[-AROUND:]]
 
 
 def trailing(lines: list[str]) -> int:
-    """Return how many unchanged lines stand at the end."""
+    """Return the number of unchanged lines at the end."""
     return next((n for n, line in enumerate(reversed(lines)) if not line.startswith("  ")), len(lines))

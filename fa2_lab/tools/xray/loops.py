@@ -22,16 +22,16 @@ class Loop(NamedTuple):
     waits: int = 0  # for products of the tensor cores
 
     def per_score(self, d: int) -> float:
-        """Return instructions of a thread for one score: each score takes part in 2 d multiplications."""
+        """Return a thread's instructions per score. Each score takes part in 2 d multiplications."""
         return 32 * self.instructions / self.scores(d)
 
     def scores(self, d: int) -> float:
-        """Return a warp's scores in one round."""
+        """Return a warp's scores in one iteration."""
         return self.multiplications / (2 * d)
 
 
 def loops(sass: str) -> list[Loop]:
-    """Return every loop with a product in it, in the order of the program."""
+    """Return every loop that contains a matmul, in program order."""
     code: list[str] = []
     labels: dict[str, int] = {}
     found: list[Loop] = []
