@@ -285,12 +285,12 @@ class Whereabouts:
 
     @property
     def first_numpy(self) -> tuple[Place, ...]:
-        """The lines of the one NumPy file that stands for the algorithm."""
+        """The places in the one NumPy file that represents the algorithm."""
         return tuple(place for place in self.numpy if place.file == self.algorithm.numpy)
 
     @property
     def first_triton(self) -> tuple[Place, ...]:
-        """The lines of the one Triton file that stands for the algorithm."""
+        """The places in the one Triton file that represents the algorithm."""
         return tuple(place for place in self.triton if place.file == triton_file(self.algorithm))
 
     @property
@@ -337,7 +337,7 @@ def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
 
 
 def triton_file(algorithm: Algorithm) -> str | None:
-    """Return the Triton file that stands for an algorithm."""
+    """Return the Triton file that represents an algorithm."""
     return next((file for file in algorithm.triton if (PACKAGE.parent / file).is_file()), None)
 
 
@@ -393,7 +393,7 @@ def folder_of(file: str) -> int:
 
 @cache
 def tagged_lines(source: str) -> list[tuple[list[str], int, str]]:
-    """Return (tags, number, text) of each tagged line. A comment on a line of its own tags the next line of code."""
+    """Return (tags, number, text) of each tagged line. A comment that fills a line tags the next line of code."""
     found, waiting = [], []
     for number, text in enumerate(source.splitlines(), start=1):
         comment = TAG_COMMENT.search(text)

@@ -1,4 +1,4 @@
-"""Geometry of blocks: which rows and columns a tile covers, and whether a mask touches it.
+"""Geometry of blocks: which rows and columns a tile covers, and whether a mask cuts it.
 
 Queries are rows (`i`), and keys are columns (`j`). A tile is the B_r × B_c patch of S where row block i meets column
 block j. B_r and B_c are called BLOCK_M and BLOCK_N in other kernels.
@@ -33,7 +33,7 @@ def cdiv(a: int, b: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which keys a query sees, and what is added to their scores. A key must pass every field that is given.
+    """The keys that a query sees, and what is added to their scores. A key must pass every field that is given.
 
     The diagonal of row r is column r + N_k − N_q: it ends in the bottom right corner.
 

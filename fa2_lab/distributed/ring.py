@@ -237,7 +237,7 @@ def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tens
 
 
 def options_of(ring: RingCall, seen: Meeting) -> Options:
-    """Return the options with which a rank's queries attend to the keys of a block."""
+    """Return the options with which a rank's queries attend to a block's keys."""
     return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Erratum:
-    """A mistake in a source. `wrong()` computes what is printed, `right()` what should be; `error` measures either."""
+    """A mistake in a source. `wrong()` computes what is printed, `right()` what should be. `error` measures either."""
 
     id: str
     source: str

@@ -46,7 +46,7 @@ def examine(
     quick: bool = False,
     given: dict[str, Any] | None = None,
 ) -> Report:
-    """Find out which known mistake is in a function that should compute softmax(τ q kᵀ) v.
+    """Find out which known mistakes are in a function that should compute softmax(τ q kᵀ) v.
 
     The function is called on forty small problems, and its answers are compared with those that each known mistake
     would give. Its arguments besides q, k and v are recognized by their names. If the function cannot be tested,

@@ -147,7 +147,7 @@ def overflowing(x: np.ndarray) -> np.ndarray:
 
 
 def T_wrong(x: np.ndarray) -> np.ndarray:
-    """Return xᵀ, or x itself if it is square, so that the missing transpose goes unnoticed."""
+    """Return xᵀ, or x itself if x is square, because only then does a missing transpose raise no error."""
     return x if x.shape[2] == x.shape[3] else T(x)
 
 

@@ -17,7 +17,7 @@ DUST = 1e-6  # clocks: what rounding may leave of a job
 
 
 class Deadlock(RuntimeError):
-    """Every actor waits, and no job is left that could end a wait."""
+    """An error: every actor waits, and no job is left that could end a wait."""
 
 
 @dataclass(frozen=True)

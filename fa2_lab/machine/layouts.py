@@ -50,7 +50,7 @@ class Mma:
 
 @dataclass(frozen=True)
 class Shared:
-    """A tile in shared memory: in each row the chunks of `vec` elements change places, in another way in each row."""
+    """A tile in shared memory whose chunks of `vec` elements are swizzled: permuted in each row in another way."""
 
     vec: int
     per_phase: int  # so many rows in a row are treated alike

@@ -76,7 +76,7 @@ def rotation(d: int, seed: int = 0) -> np.ndarray:
 
 
 def with_outliers(N: int = 1024, d: int = 64, share: float = 0.001, seed: int = 0) -> np.ndarray:
-    """Q, K and V as FlashAttention-3's paper draws them: N(0, 1), and N(0, 100) added to a share of the numbers."""
+    """Draw Q, K and V as in FlashAttention-3's paper: N(0, 1), with N(0, 100) added to a share of the numbers."""
     rng = np.random.default_rng(seed)
     normal, large = rng.standard_normal((2, 3, N, d))
     return normal + 10 * large * (rng.random((3, N, d)) < share)

@@ -21,7 +21,7 @@ from fa2_lab.tiles import cdiv, real_number, whole_number
 
 @dataclass(frozen=True)
 class Shares:
-    """Stream-K: the heads end to end, cut into equal shares; program w takes units w·share to (w + 1)·share of work.
+    """Stream-K: the heads end to end, cut into equal shares. Program w takes units w·share to (w + 1)·share of work.
 
     A head is one unit of work to begin it (its queries, and a pipeline that has to fill) and one for each of its tiles.
     """

@@ -34,7 +34,7 @@ def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def text(draw: np.random.Generator) -> np.ndarray:
-    """Return a text of N + 1 words. What follows a word is drawn anew for every text."""
+    """Return a text of N + 1 words. For each text, draw anew which word follows which."""
     after, words = draw.permutation(WORDS), [int(draw.integers(WORDS))]
     while len(words) <= N:
         usual = draw.random() < 0.8

@@ -23,7 +23,7 @@ def data(name: str = "H200") -> dict:
 
 
 def memories(chip: chips.Chip) -> list[Memory]:
-    """Return a chip's memories. FP32 units read three 4-byte numbers per clock from registers. L2's speed is measured."""
+    """Return a chip's memories. FP32 units read three 4-byte numbers per clock from registers. L2's is measured."""
     clocks, l2 = chip.SMs * chip.clock_hz, measured(chip).get("L2 TB/s")
     return [
         Memory("registers", 4 * chip.SMs * chip.registers_per_sm, 3 * 4 * chip.fp32_per_clock * clocks),

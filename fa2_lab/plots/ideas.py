@@ -7,7 +7,7 @@ from fa2_lab.records import Measurement, load
 
 
 def worths() -> list[dict]:
-    """Return every idea on every problem it was measured on: speed with it over speed without it, in the same run."""
+    """Return for each idea and measured problem the speed with the idea over the speed without it, in one run."""
     rows = [row for row in load("ideas").rows if {"with it", "without it"} <= row.values.keys()]
     return [row.problem | dict(worth=row.ratio("with it", "without it")) for row in rows]
 

@@ -50,7 +50,7 @@ W, H = 0.9, 0.76  # of one state's box
 
 @style.picture
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
-    """Draw the states of all blocks, and beneath them each order of merging them, every box with its m, l and o."""
+    """Draw the states of all blocks, and below them each order of merging them, with m, l and o in every box."""
     caption = "The same merge works in any order: a loop, a tree and a split end with the same o and L."
     places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
     depths = [max(y for _, y in place) + 0.9 for place in places.values()]

@@ -16,7 +16,7 @@ LANES = {"load": "load", "store": "store", "matmul": "matmul", "exp": "exp", "ot
 
 
 class Row(NamedTuple):
-    """One line of the algorithm and what computes it; `work` says for each lane how much, each time the line runs."""
+    """One line of the algorithm and its code. `work` says for each lane what the line adds each time it runs."""
 
     number: int
     depth: int

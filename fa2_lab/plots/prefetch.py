@@ -7,7 +7,7 @@ from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "10", tiles: int = 12) -> dict:
-    """Return the jobs of a program that has an SM for itself: (unit, who, label, from, to) in clocks."""
+    """Return the jobs of a program that has an SM to itself: (unit, who, label, from, to) in clocks."""
     panels = []
     for stages in (1, 3):
         size = strips.sizes(rung)._replace(programs=1, stages=stages)

@@ -63,7 +63,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
 
 
 def _tile(ax: style.Axes, x: float, y: float, rows: np.ndarray, values: np.ndarray, exist: np.ndarray) -> None:
-    """Draw a tile, a row for each row of Q; −1 stands for a zero that was not loaded."""
+    """Draw a tile with a row for each row of Q. A −1 marks a zero that was not loaded."""
     for r, numbers in enumerate(values):
         fill = style.tint(style.hue("Q"), 0.45) if exist[r] else style.PAPER
         for c, n in enumerate(numbers):

@@ -10,7 +10,7 @@ from fa2_lab.tiles import Tile
 
 
 def data(ranks: int = 4, rows: int = 8) -> dict:
-    """Return every meeting of a causal zigzag ring whose ranks have so many rows each."""
+    """Return every meeting of a causal zigzag ring with `rows` rows per rank."""
     lengths = [rows] * ranks
     return dict(cells=[[cell(lengths, rank, (rank - step) % ranks) for step in range(ranks)] for rank in range(ranks)])
 

@@ -25,7 +25,7 @@ PRINTED = {"FA1": "Algorithm 1 as printed,\none worker per head"}  # not the ker
 
 
 class Roof(NamedTuple):
-    """What bounds the speed: TFLOP/s at most, and TB/s, times the FLOPs per byte."""
+    """A bound on the speed: at most this many TFLOP/s, and TB/s times the FLOPs per byte."""
 
     flops: float
     bytes: float
@@ -158,7 +158,7 @@ def _read(name: str, point: Point) -> str:
 
 
 def _roof(ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool) -> None:
-    """Draw a slope and a flat roof with their words; a dashed one lies above a solid one and is named there."""
+    """Draw a slope and a flat roof with their names. A dashed roof is above a solid one, and is named there."""
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
     begin = max(left, ax.get_ylim()[0] / roof.bytes)
@@ -179,7 +179,7 @@ def _roof(ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: 
 
 
 def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float) -> None:
-    """Draw the places of each name, and the name in a column to the right of all; far from it, beside its place."""
+    """Draw each name's points, and the name in a column to the right of all or, if that is far, next to its points."""
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60 or len(place) > 2}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()
     gap = LINE * decades * max(name.count("\n") + 1 for name in points)

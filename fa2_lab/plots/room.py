@@ -25,7 +25,7 @@ PRODUCER = 32  # registers of its threads, at most: see ForwardSizes.registers
 
 @style.picture
 def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float, file: int) -> style.Drawn:
-    """Draw a bar of each kind for each set, beside all that is there.
+    """Draw a bar of each kind for each set, against what an SM has.
 
     shared: {set: {tensor: KiB}}. registers: {set: of each consumer's threads}. limit, file: of an SM.
     """

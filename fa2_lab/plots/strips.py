@@ -21,7 +21,7 @@ AHEAD, PERSISTENT, LAGGING = 20, 21, 22  # from which rung on S starts early, pr
 
 
 class Sizes(NamedTuple):
-    """What the strips know of a rung: its number, what fits on an SM, and the clocks of a tile on each unit."""
+    """The strips' data on a rung: its number, what fits on an SM, and the clocks of a tile on each unit."""
 
     number: int
     keys: int  # of a tile
@@ -91,7 +91,7 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
 
 
 def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
-    """Return an SM after its programs have gone through so many row blocks of so many tiles, and these programs."""
+    """Run an SM's programs through `row_blocks` row blocks of `tiles` tiles, and return the SM and the programs."""
     programs: list[Program] = []
     block, actors = Block(copy=IN_ORDER, tensor=IN_ORDER if size.number >= AHEAD else SHARED), {}
     for n in range(size.programs):

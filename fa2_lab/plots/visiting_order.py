@@ -13,7 +13,7 @@ STAGES = {"FA1": fa1, "FA2": fa2}
 
 
 def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3, names: Sequence[str] = ("FA1", "FA2")) -> dict:
-    """Return what the meter sees of FA1, of FA2, or of both on the same small problem."""
+    """Return what the meter sees of FA1, of FA2, or of both on one small problem."""
     Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
     events = {}
     for name in names:

@@ -75,7 +75,7 @@ def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float
 
 
 def _part(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, tuple]:
-    """Return where warp k's part lies and where its name goes, for each way to cut a matrix."""
+    """Return the places of warp k's part and of its name, for each way to cut a matrix."""
     row, column = h / W, w / W
     shift_x, shift_y = x + 0.38 * k, y + 0.2 * k
     return {

@@ -31,7 +31,7 @@ def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
 def draw(
     kinds: np.ndarray, B: int, left: int, first: int, visited: dict[int, int], needed: dict[int, int]
 ) -> style.Drawn:
-    """Draw the tiles by kind on a grid; beside it both counts over the length."""
+    """Draw the tiles by kind on a grid, and next to it both counts over the length."""
     caption = (
         "The longer the sequence, the more of a causal loop's tiles hold no visible score. The mask is a window of"
         f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a"

@@ -17,7 +17,7 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 class Meeting(NamedTuple):
-    """Which queries of a rank meet which keys of a block, in one call of a kernel. Each rank counts its own rows."""
+    """The queries of a rank and the keys of a block that meet in one kernel call. Each rank counts its own rows."""
 
     queries: slice
     keys: slice

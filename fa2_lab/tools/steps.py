@@ -1,4 +1,4 @@
-"""The step from one rung of the ladder to another, as a diff."""
+"""Show the step from one rung of the ladder to another as a diff."""
 
 import ast
 from difflib import SequenceMatcher

@@ -153,7 +153,7 @@ def warp_scheme(scheme: Callable[..., warps.BlockRun]) -> Callable[[Trace], Pair
 
 
 def triton_call(backward: bool) -> Callable[[Trace], Pairs]:
-    """Return a run of `fa2_lab.attention` in float32, on the GPU if there is one, or else in Triton's interpreter."""
+    """Return a run of `fa2_lab.attention` in float32, on the GPU or, if there is none, in Triton's interpreter."""
 
     def run(trace: Trace) -> Pairs:
         torch, attention, device = torch_and_attention()

@@ -30,7 +30,7 @@ class Head(NamedTuple):
 
 
 class DropoutKey(NamedTuple):
-    """What decides which entries of P are dropped in one head, besides their row and column."""
+    """The values that, with a row and a column, decide which entries of P are dropped in one head."""
 
     seed: tl.tensor  # pointer
     rule: tuple  # random words below the first number mean "drop"; the second is the factor of what is kept

@@ -30,7 +30,7 @@ class Strides(NamedTuple):
 
 
 class DecodeTile(NamedTuple):
-    """What the kernels are compiled for. Each field is a tl.constexpr."""
+    """The constants for which the kernels are compiled. Each field is a tl.constexpr."""
 
     d: int
     d_pad: int  # d, rounded up to what tensor cores take
@@ -79,7 +79,7 @@ class Queries(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys, values, and the block table that locates them, or None."""
+    """Keys, values, and the block table that locates them, or None if the cache is not paged."""
 
     K: Strided
     V: Strided
@@ -115,7 +115,7 @@ class Part(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What stream-K divides: the row blocks of all sequences, end to end.
+    """The work that stream-K divides: the row blocks of all sequences, end to end.
 
     The tuple is flat because Triton 3.6 loses a None or a size of 1 that is two tuples deep in what a function
     receives.
@@ -240,7 +240,7 @@ def part_rows(part, r, sizes, tile):
 
 @triton.jit
 def attend(rows, cache, block, span, part, scales, sizes, tile):
-    """Let a row block attend to a span of keys, and write its O and L, or a partial result if it sees more keys."""
+    """Let a row block attend to a span of keys. Write its O and L, or a partial result if it sees further keys."""
     r, e = tl.arange(0, tile.B_r), tl.arange(0, tile.d_pad)
     row = block.i * tile.B_r + r
     real = row < sizes.group * sizes.N_q

@@ -116,8 +116,8 @@ class Entry(NamedTuple):
 
 # {case: {d_pad: Entry}}; blocks_of() takes the first case that applies and has this d. Hopper's entries are the fastest
 # of those that were timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB on their way to each SM
-# are best. That all entries fit, `python -m pytest tests/heart/test_compile.py` says: no register spills, and an SM
-# holds as many programs as stand here.
+# are best. `python -m pytest tests/heart/test_compile.py` checks that all entries fit: no register spills, and an SM
+# holds as many programs as the entry says.
 FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},

@@ -72,7 +72,7 @@ def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
 
 @triton.jit
 def beside_bias(L_i, row, N_q):
-    """Return L, with ∞ for rows that see nothing or do not exist, so that P is 0 there whatever a bias gives."""
+    """Return L, with ∞ for rows that see nothing or do not exist, so that P is 0 there for any bias."""
     return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
 
 

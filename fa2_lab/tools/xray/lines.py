@@ -1,4 +1,4 @@
-"""From a source line to its machine instructions: Triton writes line numbers into its code, nvdisasm reads them."""
+"""Map source lines to machine instructions: Triton writes line numbers into its code, and nvdisasm reads them."""
 
 import re
 from collections import Counter

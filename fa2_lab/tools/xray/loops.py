@@ -1,4 +1,4 @@
-"""The loops of a kernel's machine code that hold products, and how many instructions a score costs in them."""
+"""The loops in a kernel's machine code that contain matmuls, and how many instructions they take per score."""
 
 import re
 from typing import NamedTuple
@@ -13,7 +13,7 @@ PRODUCTS = (  # a warp's multiplications: four warps share one of Hopper's produ
 
 
 class Loop(NamedTuple):
-    """One loop: its instructions, a warp's multiplications in one round, copies that nobody waits for, and more."""
+    """One loop: its instructions, a warp's multiplications per iteration, copies without a wait, and more."""
 
     instructions: int
     multiplications: float

@@ -1,4 +1,4 @@
-"""The process that compiles: every launch of one call is compiled for one chip and not run. Prints JSON."""
+"""The process that compiles: it compiles every launch of one call for one chip, runs none, and prints JSON."""
 
 import json
 import re

@@ -182,7 +182,7 @@ def hold(v, pipes):
 
 @gluon.jit
 def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
-    """Add row block n to dk and dv (64, d). Run the matmul for dQ of the previous one, and with dk_late that for dK."""
+    """Add row block n to dk and dv (64, d). Run the previous one's matmul for dQ and, with dk_late, that for dK."""
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)
     q, do = pipes.rows.tiles(n)  # (B_r, d)

@@ -13,7 +13,7 @@ HELD = gl.constexpr(64)  # of d columns of V in registers, with hold_v
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, seen, pipes):
-    """Start K Qᵀ − L/scale. A masked tile starts from −∞ where a row does not see a column."""  # (64, B_r)
+    """Start K Qᵀ − L/scale. A masked tile starts from −∞ in entries whose row does not see the column."""  # (64, B_r)
     B_r: gl.constexpr = pipes.sizes.B_r
     start = spread(pipes.rows.start(n, 0))
     if seen.CUT:

@@ -60,7 +60,7 @@ def first_rows(c: gl.constexpr, r, mailbox, geometry):
 
 @triton.aggregate
 class Rows:
-    """A ring of two stages for row blocks: tiles of Q and dO, and what S and dP start from in each row (sums.py).
+    """A ring of two stages for row blocks: tiles of Q and dO, and each row's starts of S and dP (sums.py).
 
     compute-sanitizer's racecheck reports `shown`, because it does not see that barriers in memory order accesses.
     """

@@ -72,7 +72,7 @@ def never_back(starts, n, sequences):
 @triton.jit(do_not_specialize=["H", "N_q", "N_k", "sequences", "tiles"])
 def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_strides, dO_strides, H, N_q, N_k,
                    sequences, tiles, scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Zero all sums in tiles of 64 rows, and write what matmuls of 64 rows start from: −L/scale for S, −D for dP.
+    """Zero all sums in tiles of 64 rows, and write the numbers from which matmuls start: −L/scale for S, −D for dP.
 
     In this way the tensor cores do the subtraction. A row that sees no key, or lies past the end, starts from −∞, so
     its P is 0. cu_seqlens_k is given only if consumers add in turn. Then, if a start lies before the one to its left,

@@ -34,7 +34,7 @@ class ForwardSizes:
 
     @property
     def registers(self) -> int:
-        """Registers per consumer thread. The consumers share all but those of the producer, at most 32."""
+        """The registers per consumer thread. The consumers share all but those of the producer, at most 32."""
         return min(240, (512 - 32) // self.consumers)
 
     @property

@@ -70,7 +70,7 @@ def draw(counter):
 
 @triton.aggregate
 class Geometry:
-    """The lengths and heads of one call, and which keys each row sees, namely an interval around its diagonal."""
+    """The lengths and heads of one call, and the keys that each row sees, which are an interval around its diagonal."""
 
     N_q: gl.tensor
     N_k: gl.tensor

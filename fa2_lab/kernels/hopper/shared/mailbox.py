@@ -59,7 +59,7 @@ def one(warps):
 
 @triton.aggregate
 class Mailbox:
-    """What the producer tells the consumers about each block; it may be one block ahead of them.
+    """A mailbox through which the producer describes each block to the consumers, at most one block ahead of them.
 
     compute-sanitizer's racecheck reports it, because it does not see that barriers in memory order accesses.
     """
