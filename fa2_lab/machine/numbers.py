@@ -53,7 +53,7 @@ def truth(S: np.ndarray, V: np.ndarray) -> np.ndarray:
 
 
 def e4m3(x: np.ndarray) -> np.ndarray:
-    """Return the nearest numbers of E4M3, in steps of at least 2⁻⁹ and up to 448 in size."""
+    """The nearest numbers of E4M3, in steps of at least 2⁻⁹ and up to 448 in size."""
     _, exponent = np.frexp(x)
     step = np.exp2(np.maximum(exponent - 4, -9))
     return np.clip(np.round(x / step) * step, -LARGEST, LARGEST)
