@@ -1,4 +1,4 @@
-"""FlashAttention-2, built step by step. Importing it needs NumPy alone; torch and Triton are loaded by `attention`."""
+"""FlashAttention-2, built step by step. Importing the package needs only NumPy; `attention` loads torch and Triton."""
 
 from importlib import import_module
 from typing import Any
@@ -16,7 +16,7 @@ MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a call when it is first used."""
+    """Import a public function when it is first used."""
     if name == "examine":  # a module that is its own function
         return import_module("fa2_lab.examine")
     if name not in MODULES:

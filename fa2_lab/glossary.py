@@ -1,4 +1,4 @@
-"""The words and symbols of the book: English, Chinese, and where each is explained."""
+"""The book's words and symbols, in English and Chinese, and where each is explained."""
 
 from dataclasses import dataclass
 
@@ -202,7 +202,7 @@ sink | 16 | intervals | one more score for each head that has no value | 注意�
 
 
 def cells(table: str) -> list[list[str]]:
-    """The rows of a table, cell by cell."""
+    """Return the rows of a table as lists of cells."""
     rows = [line for line in table.strip().replace("\n    ", " ").splitlines() if not line.startswith("#")]
     return [["" if cell == "-" else cell for cell in row.split(" | ")] for row in rows]
 

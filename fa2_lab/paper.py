@@ -280,22 +280,22 @@ class Whereabouts:
 
     @property
     def picture(self) -> str | None:
-        """The name of the figure that shows the line."""
+        """The name of the figure that shows this line."""
         return PICTURE_OF.get(self.tag)
 
     @property
     def first_numpy(self) -> tuple[Place, ...]:
-        """The lines of the one NumPy file that stands for the algorithm."""
+        """The places in the one NumPy file that represents the algorithm."""
         return tuple(place for place in self.numpy if place.file == self.algorithm.numpy)
 
     @property
     def first_triton(self) -> tuple[Place, ...]:
-        """The lines of the one Triton file that stands for the algorithm."""
+        """The places in the one Triton file that represents the algorithm."""
         return tuple(place for place in self.triton if place.file == triton_file(self.algorithm))
 
     @property
     def no_triton(self) -> str:
-        """Why the file that stands for the algorithm in Triton has no such line; empty where it has one."""
+        """The reason why the algorithm's Triton file has no such line, or "" if it has one."""
         reason = NO_TRITON.get(self.tag) or NO_TRITON.get(self.algorithm.tag, "no kernel carries this tag yet")
         return "" if self.first_triton else reason
 
@@ -319,7 +319,7 @@ class Whereabouts:
         return "\n".join([*self.words(), *rows, *titled("Triton", triton, f"none: {self.no_triton}"), *ends])
 
     def full(self) -> str:
-        """Return the same with every place, including the notebooks."""
+        """Return the text of str() with every place, including the notebooks."""
         parts = self.words() + [f"  A known slip here: fa2-lab errata {name}" for name in self.line.errata]
         for title, places in (("NumPy", self.numpy), ("Triton", self.triton), ("notebook", self.notebooks)):
             parts += [f"{title:9}{place}" for place in places]
@@ -337,7 +337,7 @@ def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
 
 
 def triton_file(algorithm: Algorithm) -> str | None:
-    """Return the Triton file that stands for an algorithm."""
+    """Return the Triton file that represents an algorithm."""
     return next((file for file in algorithm.triton if (PACKAGE.parent / file).is_file()), None)
 
 
@@ -362,7 +362,7 @@ def where(tag: str) -> Whereabouts:
 
 
 def unknown_tag(tag: str) -> str:
-    """Return what to say about a tag that no line has."""
+    """Return the error message for a tag that no line has."""
     name = tag.rpartition(".L")[0]
     if name in ALGORITHMS:
         return f"tag: {tag} does not exist; {name} has lines 1 to {len(ALGORITHMS[name].lines)}"
@@ -393,7 +393,7 @@ def folder_of(file: str) -> int:
 
 @cache
 def tagged_lines(source: str) -> list[tuple[list[str], int, str]]:
-    """Return (tags, number, text) of each tagged line. A comment on a line of its own tags the next line of code."""
+    """Return (tags, number, text) of each tagged line. A comment that fills a line tags the next line of code."""
     found, waiting = [], []
     for number, text in enumerate(source.splitlines(), start=1):
         comment = TAG_COMMENT.search(text)

@@ -1,7 +1,7 @@
-"""What was measured: figures/data/NAME.json, each with the machine, the versions and the commit behind it.
+"""Recorded measurements, figures/data/NAME.json, each with the machine, the versions and the commit behind it.
 
 `fa2-lab bench SUITE` writes bench_SUITE.json on a GPU, and `python -m fa2_studio.compiled` writes what compiled kernels
-use. Figures, tables and chapters read these files here.
+use. Figures, tables and chapters read these files through this module.
 """
 
 import json
@@ -18,7 +18,7 @@ COMPILE = "python -m fa2_studio.compiled"
 
 @dataclass
 class Measurement:
-    """One problem in one direction: what each contestant needed, or why there is no number."""
+    """One problem in one direction: each implementation's measured number, or the reason why there is none."""
 
     problem: dict
     direction: str
@@ -30,11 +30,11 @@ class Measurement:
     machine: dict = field(default_factory=dict)  # what of the record's machine was another, such as its commit
 
     def rate(self, name: str) -> float:
-        """Return the speed of a contestant in TFLOP/s."""
+        """Return an implementation's speed in TFLOP/s."""
         return self.flops / self.values[name][0] / 1e9
 
     def ratio(self, name: str, baseline: str) -> float:
-        """Return how many times less a contestant needed than the baseline of the same run."""
+        """Return by what factor an implementation needed less than the baseline in the same run."""
         return self.values[baseline][0] / self.values[name][0]
 
 
@@ -54,7 +54,7 @@ class Record:
     made_by: str = ""  # the command that writes this record, or why there is none
 
     def made(self) -> str:
-        """Return the machine and the versions, for a caption."""
+        """Return the machine and the versions as text for a caption."""
         machines = [self.machine | row.machine for row in self.rows + self.sustained] or [self.machine]
         torch, triton = (" or ".join(sorted({machine[name] for machine in machines})) for name in ("torch", "triton"))
         return f"{self.machine['gpu']}, bf16, torch {torch}, triton {triton}"
@@ -75,7 +75,7 @@ def load(suite: str, folder: Path | None = None) -> Record:
 
 
 def loaded(path: Path, how: str = "leave it out") -> Record:
-    """The record in a file, or one sentence that ends with what to do."""
+    """Return the record in a file, or raise an error whose one sentence ends with `how`, what to do."""
     try:
         return from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (TypeError, AttributeError, json.JSONDecodeError) as wrong:
@@ -83,7 +83,7 @@ def loaded(path: Path, how: str = "leave it out") -> Record:
 
 
 def to_dict(record: Record) -> dict:
-    """Return what is written to the file of a record."""
+    """Return the content of a record's file."""
     data = asdict(record)
     for row in data["rows"] + data["sustained"]:
         if not row["machine"]:
@@ -92,18 +92,18 @@ def to_dict(record: Record) -> dict:
 
 
 def from_dict(data: dict) -> Record:
-    """Return a record from what its file holds."""
+    """Return the record that a file's content describes."""
     rows = {name: [Measurement(**row) for row in data.get(name, ())] for name in ("rows", "sustained")}
     return Record(**data | rows)
 
 
 def compared_with(names: Collection[str]) -> str:
-    """Return the name whose speed the ladder's rungs are compared with."""
+    """Return the implementation with whose speed the ladder's rungs are compared."""
     return next(name for name in RIVALS if name in names)
 
 
 def recorded(name: str) -> dict | None:
-    """Return what else is recorded under this name, as it is, or None if there is nothing."""
+    """Return any other recorded data of this name, as it is, or None if there is none."""
     file = FOLDER / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 

@@ -1,4 +1,4 @@
-"""Geometry of blocks: which rows and columns a tile covers, and whether a mask touches it.
+"""Geometry of blocks: which rows and columns a tile covers, and whether a mask cuts it.
 
 Queries are rows (`i`), and keys are columns (`j`). A tile is the B_r × B_c patch of S where row block i meets column
 block j. B_r and B_c are called BLOCK_M and BLOCK_N in other kernels.
@@ -19,7 +19,7 @@ RowNumbers = Any  # the number of a row or of a row block, or an array of such n
 
 
 class Tile(Enum):
-    """What a mask leaves of one tile."""
+    """How much of a tile a mask leaves."""
 
     SKIP = "skip"  # no entry is visible: nothing is loaded, nothing is computed
     DIAGONAL = "diagonal"  # the edge of the mask runs through it: compute, then mask
@@ -33,7 +33,7 @@ def cdiv(a: int, b: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which keys a query sees, and what is added to their scores. A key must pass every field that is given.
+    """The keys that a query sees, and what is added to their scores. A key must pass every field that is given.
 
     The diagonal of row r is column r + N_k − N_q: it ends in the bottom right corner.
 
@@ -54,7 +54,7 @@ class Mask:
     bias: Callable[[np.ndarray, np.ndarray], ArrayLike] | None = None
 
     def check(self, N_q: int, N_k: int) -> None:
-        """Refuse a mask that does not fit N_q queries and N_k keys."""
+        """Raise an error if the mask does not fit N_q queries and N_k keys."""
         if not isinstance(self.causal, (bool, np.bool_)):
             raise TypeError(f"causal: got {self.causal!r}; it takes True or False")
         if self.key_length is not None:
@@ -175,7 +175,7 @@ class Tiling:
 
 
 def check_window(window: object) -> tuple[int | None, int | None]:
-    """Refuse a window that is not (left, right), each None or at least 0; return its two sizes."""
+    """Return a window's two sizes. Raise an error unless it is (left, right), each None or at least 0."""
     takes = "(left, right), each a whole number of at least 0, or None for unbounded"
     if not isinstance(window, tuple | list):
         raise TypeError(f"window: got {window!r}; it takes {takes}")

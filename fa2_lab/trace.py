@@ -47,7 +47,7 @@ class Trace:
         return watched if len(watched) > 1 else watched[0]
 
     def parallel(self, name: str, indices: Iterable[int]) -> Iterator[int]:
-        """Loop over indices whose iterations need nothing from each other. Each is one worker (thread block)."""
+        """Loop over indices whose iterations are independent. Each iteration is one worker (thread block)."""
         self._parallel.append(name)
         yield from self.serial(name, indices)
         self._parallel.remove(name)
@@ -100,7 +100,7 @@ class Trace:
         return sum(n for kind, n in self.flops.items() if kind not in ("matmul", "exp"))
 
     def by_tile(self) -> dict[tuple, Counter]:
-        """Return {(i, j): counts}, with i or j None for what happens outside that loop."""
+        """Return {(i, j): counts}, where i or j is None for work outside that loop."""
         return self._grouped(lambda worker, i, j: (i, j))
 
     def by_worker(self) -> dict[tuple, Counter]:
@@ -144,7 +144,7 @@ class Trace:
 
 
 class Unwatched:
-    """A meter that counts nothing: it has the same calls, on plain arrays."""
+    """A meter that counts nothing: it has the methods of Trace, but works on plain arrays."""
 
     def hbm(self, **tensors: np.ndarray) -> Any:
         return list(tensors.values()) if len(tensors) > 1 else next(iter(tensors.values()))

@@ -1,4 +1,4 @@
-"""Hugging Face transformers on the attention of fa2_lab. To import this module is enough: it registers "fa2_lab" there.
+"""Run Hugging Face transformers on fa2_lab's attention. Importing this module is enough: it registers "fa2_lab" there.
 
     import fa2_lab.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
@@ -33,7 +33,7 @@ REFUSED = ("position_bias", "head_mask", "output_attentions")  # options of `eag
 
 @dataclass(eq=False)
 class Interval(masking_utils.BlockMask):
-    """What the rows of a call see. transformers takes back only tensors and BlockMasks of four dimensions."""
+    """The keys that each row of a call sees. transformers accepts only tensors and BlockMasks of four dimensions."""
 
     size: tuple[int, int, int, int]  # batch, 1, rows, columns
     causal: bool
@@ -50,11 +50,11 @@ class Interval(masking_utils.BlockMask):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The size, under the name that a tensor has for it."""
+        """The mask's size, under a tensor's name for it."""
         return self.size
 
     def contiguous(self) -> "Interval":
-        """Return the mask itself, for which `generate` asks."""
+        """Return the mask itself, because `generate` calls this."""
         return self
 
     def to(self, device: torch.device | str, **_: Any) -> "Interval":
@@ -64,7 +64,7 @@ class Interval(masking_utils.BlockMask):
 
 
 def register() -> None:
-    """Make "fa2_lab" an attn_implementation."""
+    """Register "fa2_lab" as an attn_implementation."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, interval)
 
@@ -83,7 +83,7 @@ def interval(
     device: torch.device | None = None,
     **_: Any,
 ) -> Interval:
-    """Return a mask of transformers as an interval. Row r is token q_offset + r, column c token kv_offset + c."""
+    """Return a mask of transformers as an Interval. Row r is token q_offset + r, column c is token kv_offset + c."""
     causal, left, right = False, None, None
     sequences: tuple = ()
     for part in parts_of(mask_function):
@@ -128,7 +128,7 @@ def row_of_a_cache(
 
 
 def parts_of(mask_function: Callable) -> list:
-    """Return the masks whose intersection a mask function is, each as its name and the value it was made with."""
+    """Return the masks that a mask function intersects, each as its name and the value from which it was made."""
     name, _, inner = mask_function.__qualname__.partition(".<locals>.")
     if mask_function.__module__ == masking_utils.__name__:
         if name == "and_masks":
@@ -145,7 +145,7 @@ def parts_of(mask_function: Callable) -> list:
 
 
 def closure(function: Callable) -> dict[str, Any]:
-    """Return the variables that a function keeps from where it was made.
+    """Return the variables in a function's closure.
 
     transformers has no public way to find out what a mask is made of, except to evaluate it for every row and column.
     """
@@ -153,7 +153,7 @@ def closure(function: Callable) -> dict[str, Any]:
 
 
 def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
-    """Return where sequences begin and the last one ends, given the number of each row's sequence, and the longest."""
+    """Return the sequences' starts and the last one's end, and the longest length, given each row's sequence."""
     begins = torch.ones_like(sequence, dtype=torch.bool)
     begins[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
     found = begins.flatten().nonzero().flatten()
@@ -162,7 +162,7 @@ def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
 
 
 def padding(attention_mask: Tensor | None, kv_offset: int, keys: int) -> tuple[list[int] | None, Tensor | None]:
-    """Return where each batch entry's real tokens begin among the keys, and how many they are; None if all are real."""
+    """Return where each batch entry's real tokens begin among the keys, and their number, or None if all are real."""
     if attention_mask is None:
         return None, None
     real = attention_mask[:, kv_offset : kv_offset + keys].bool()
@@ -234,7 +234,7 @@ def attend(
 
 
 def without_mask(causal: bool, sliding_window: int | None, size: tuple[int, int, int, int]) -> Interval:
-    """Return the mask that a model means if it passes none."""
+    """Return the mask that a model implies by passing none."""
     *_, N_q, N_k = size
     if causal and N_q not in (1, N_k):
         raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")

@@ -1,1 +1,1 @@
-"""The public calls: what they refuse, and how torch sees the kernels behind them."""
+"""The public functions: which arguments they reject, and how torch sees the kernels behind them."""

@@ -133,9 +133,9 @@ def attention(
 
 
 def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[tuple | None, Any]:
-    """Return the key of a call's kind, which holds all that checks and choices look at, and what was prepared for it.
+    """Return the key of this kind of call, which holds all that checks and choices depend on, and what was prepared.
 
-    Both are None while torch records, and if something is not what it should be, which the checks will then refuse.
+    Both are None while torch records, or if an argument is invalid, which the checks will then report.
     """
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None, None
@@ -156,7 +156,7 @@ def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[t
 
 
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
-    """Return the seed on the device without a wait. None draws one from torch's generator, also in a CUDA graph."""
+    """Return the seed on the device, without a wait. None draws one from torch's generator, even in a CUDA graph."""
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
     return torch.full((1,), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=device)

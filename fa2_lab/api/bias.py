@@ -1,4 +1,4 @@
-"""A bias, a user's function that is added to the scores: which ones are refused, and when two are the same."""
+"""A bias is a user's function whose value is added to the scores: which ones are rejected, and when two are equal."""
 
 from inspect import signature
 from typing import Any
@@ -15,7 +15,7 @@ READ: WeakKeyDictionary = WeakKeyDictionary()  # {a jitted function: the values 
 
 
 def check_bias(bias: Any, reference: bool) -> None:
-    """Refuse a bias that is not a function of (head, row, column) for the kernels, or for NumPy if `reference`."""
+    """Raise an error unless the bias is a function of (head, row, column), jitted or, if `reference`, in NumPy."""
     if bias is None:
         return
     takes = "a @triton.jit function of (head, row, column)"
@@ -40,17 +40,17 @@ def check_bias(bias: Any, reference: bool) -> None:
 
 
 def is_jitted(bias: Any) -> bool:
-    """Whether a function was decorated in the same way as the kernels, for Triton's compiler or for its interpreter."""
+    """Return whether a function is decorated with @triton.jit, for Triton's compiler or for its interpreter."""
     from fa2_lab.kernels.common.tile import tile_coord
 
     return type(bias) is type(tile_coord)
 
 
 def kind_of(bias: Any) -> Any:
-    """Return the key by which a bias is known: Triton's key of its source and its constants, or the function itself.
+    """Return a key that identifies a bias: Triton's key of its source and its constants, or the function itself.
 
-    Triton looks at a jitted function only once. If a name that the function reads has another value by now, the bias
-    is refused, because Triton would still run what it compiled before.
+    Triton reads a jitted function only once. If a name that the function uses has a different value by now, the bias
+    is rejected, because Triton would still run what it compiled before.
     """
     if torch.compiler.is_compiling():
         raise ValueError(RECORDED)
@@ -68,7 +68,7 @@ def kind_of(bias: Any) -> Any:
 
 
 def read_by(jitted: Any) -> dict[str, Any]:
-    """Return the values that a jitted function, and each one that it calls, finds under names defined elsewhere."""
+    """Return the values of all names from outside that a jitted function, or any function that it calls, uses."""
     function = jitted.fn
     found = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]

@@ -1,6 +1,6 @@
-"""What the public calls refuse before anything is launched, and whether the kernels or the reference compute.
+"""Check the arguments of the public calls before any launch, and decide whether the kernels or the reference compute.
 
-Every refusal names the argument, what it got and what it takes. Values on a GPU are read only if they are worth the
+Every error names the argument, what it got and what it takes. Values on a GPU are read only if they are worth the
 wait, and then once for each tensor and version. The kernels clamp values that are not read.
 """
 
@@ -35,7 +35,7 @@ SMALLEST_SCALE = 1e-10  # by which sinks and biases are divided; a smaller scale
 
 
 def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | None = None) -> None:
-    """Refuse anything but a tensor of floats with these dimensions and, if q is given, its dtype and device."""
+    """Raise an error unless x is a tensor of floats with these dimensions and, if q is given, its dtype and device."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes a torch.Tensor")
     if x.dtype not in DTYPES:
@@ -49,7 +49,7 @@ def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | 
 
 
 def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = INTEGERS) -> None:
-    """Refuse anything but a tensor of integers on the device of q."""
+    """Raise an error unless x is a tensor of integers on q's device."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes {takes}")
     if x.dtype not in dtypes:
@@ -58,13 +58,13 @@ def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = 
 
 
 def check_device(name: str, x: Tensor, q: Tensor) -> None:
-    """Refuse a tensor that is not on the device of q."""
+    """Raise an error unless x is on q's device."""
     if x.device != q.device:
         raise ValueError(f"{name}: got a tensor on {x.device}; it takes q's device, {q.device}")
 
 
 def check_heads(name: str, kv_heads: int, heads: int) -> None:
-    """Refuse a number of K/V heads that does not divide the number of heads of q."""
+    """Raise an error unless the number of K/V heads divides q's number of heads."""
     if heads % kv_heads:
         raise ValueError(
             f"{name}: got {kv_heads} heads; with {heads} heads of q it takes a number that divides {heads}"
@@ -72,14 +72,14 @@ def check_heads(name: str, kv_heads: int, heads: int) -> None:
 
 
 def described(x: Tensor) -> str:
-    """Return the shape of a tensor in words, or its layout if it is not an ordinary tensor."""
+    """Describe a tensor for an error message, by its shape, or by its layout if it is not an ordinary tensor."""
     if x.is_nested:
         return "a nested tensor"
     return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"
 
 
 def check_q(q: Tensor) -> None:
-    """Refuse anything but a q (batch, heads, N, d) with at least one head and d from 1 to 256."""
+    """Raise an error unless q is (batch, heads, N, d) with at least one head and d from 1 to 256."""
     takes = "(batch, heads, N, d), at least one head and d from 1 to 256"
     check_floats("q", q, 4, takes)
     if q.shape[1] < 1 or not 1 <= q.shape[3] <= 256:
@@ -87,7 +87,7 @@ def check_q(q: Tensor) -> None:
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse q, k and v of attention() if one is of the wrong kind or they do not fit together."""
+    """Raise an error unless q, k and v are valid and fit together in attention()."""
     check_q(q)
     (batch, heads, _, d), takes = q.shape, f"({q.shape[0]}, kv heads, N_k, {q.shape[3]})"
     check_floats("k", k, 4, takes, q)
@@ -100,7 +100,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse q, k and v of attention_packed() if one is of the wrong kind or they do not fit together."""
+    """Raise an error unless q, k and v are valid and fit together in attention_packed()."""
     takes = "(tokens, heads, d), at least one head and d from 1 to 256"
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_floats(name, x, 3, takes, q=None if name == "q" else q)
@@ -114,7 +114,7 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
-    """Refuse starts of the wrong kind or shape."""
+    """Raise an error if cu_seqlens_q or cu_seqlens_k has the wrong dtype, device or shape."""
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         check_integers(name, starts, q, "an int32 tensor (batch + 1,)", (torch.int32,))
         if starts.dim() != 1 or starts.shape[0] < 2:
@@ -126,7 +126,7 @@ def check_starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
 
 
 def check_order(name: str, starts: Tensor, total: int) -> None:
-    """Refuse starts that do not begin at 0, run backwards, or do not end with the last row.
+    """Raise an error if starts do not begin at 0, run backwards, or do not end with the last row.
 
     The values are read only if that does not wait for a GPU.
     """
@@ -143,7 +143,7 @@ def check_order(name: str, starts: Tensor, total: int) -> None:
 
 
 def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
-    """Refuse lengths of the wrong kind, shape or range."""
+    """Raise an error if key_lengths has the wrong dtype, device or shape, or a length out of range."""
     check_integers("key_lengths", key_lengths, q, "an integer tensor (batch,)")
     if key_lengths.shape != q.shape[:1]:
         raise ValueError(f"key_lengths: got {described(key_lengths)}; it takes (batch,) = ({q.shape[0]},)")
@@ -151,7 +151,7 @@ def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
 
 
 def check_range(key_lengths: Tensor, N_k: int) -> None:
-    """Refuse lengths out of range, if their values can be known before the launch."""
+    """Raise an error if a length is out of range and the values can be read before the launch."""
     if not may_wait_for(key_lengths) or was_seen(key_lengths, (N_k,)):
         return
     low, high = torch.stack(torch.aminmax(key_lengths)).tolist()
@@ -161,7 +161,7 @@ def check_range(key_lengths: Tensor, N_k: int) -> None:
 
 
 def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
-    """Refuse queries and pages of attention_paged() if one is of the wrong kind or they do not fit together."""
+    """Raise an error unless the queries and the pages are valid and fit together in attention_paged()."""
     takes = f"(pages, page_size, kv heads, d) with d = {q.shape[3]}"
     for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
         check_floats(name, x, 4, takes, q)
@@ -175,14 +175,14 @@ def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
 
 
 def check_no_gradient(**tensors: Tensor | None) -> None:
-    """Refuse tensors that require a gradient, in a call that has none."""
+    """Raise an error if a tensor requires a gradient, for calls that do not compute gradients."""
     for name, x in tensors.items():
         if x is not None and x.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: got a tensor that requires a gradient; it takes one without, or torch.no_grad()")
 
 
 def check_table(block_table: Tensor, q: Tensor) -> None:
-    """Refuse a block table of the wrong kind or shape."""
+    """Raise an error if the block table has the wrong dtype, device or shape."""
     takes = "an integer tensor (batch, width)"
     check_integers("block_table", block_table, q, takes)
     if block_table.dim() != 2 or block_table.shape[0] != q.shape[0]:
@@ -190,9 +190,9 @@ def check_table(block_table: Tensor, q: Tensor) -> None:
 
 
 def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ...], N_q: int, left: int | None) -> None:
-    """Refuse a block table that names a missing page for real keys, if this can be known before the launch.
+    """Raise an error if the block table puts real keys on a missing page and its values can be read before the launch.
 
-    `pages` is the number of pages and the number of keys per page.
+    `pages` is (the number of pages, the number of keys per page).
     """
     limits = *pages, N_q, left
     if not may_wait_for(block_table) or was_seen(block_table, limits, key_lengths):
@@ -209,7 +209,7 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ..
 
 
 def may_wait_for(x: Tensor) -> bool:
-    """Whether the values of a tensor can be read now, so not while torch records or in a CUDA graph."""
+    """Return whether a tensor's values can be read now, which is impossible while torch records or in a CUDA graph."""
     return x.numel() > 0 and not traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -217,7 +217,7 @@ def may_wait_for(x: Tensor) -> bool:
 
 
 def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> float:
-    """Refuse switches that are not bool and a scale that is not a finite number; return the scale to use."""
+    """Return the scale to use. Raise an error if a switch is not a bool, or the scale is not a finite number."""
     for name, x in (("causal", causal), ("return_lse", return_lse)):
         if not isinstance(x, bool):
             raise TypeError(f"{name}: got {x!r}; it takes True or False")
@@ -227,7 +227,7 @@ def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> 
 
 
 def splits_asked(num_splits: object) -> int:
-    """Refuse a number of splits out of range; return it as Python's own number, with 0 for None."""
+    """Return the number of splits as a Python int, with 0 for None. Raise an error if it is out of range."""
     return 0 if num_splits is None else whole_number("num_splits", num_splits, low=0, high=MOST_SPLITS)
 
 
@@ -239,9 +239,9 @@ def check_masks(
     q: Tensor,
     sizes: tuple[int, int, int],
 ) -> Options:
-    """Refuse a window, a softcap or sinks of the wrong kind or size; return the options that the mask needs.
+    """Return the options that describe the mask. Raise an error if the window, the softcap or the sinks are invalid.
 
-    A bound that no row reaches is dropped, and right = 0 is the causal mask. `sizes` are query heads, N_q and N_k.
+    A bound that no row reaches is dropped, and right = 0 is the causal mask. `sizes` is (query heads, N_q, N_k).
     """
     heads, N_q, N_k = sizes
     left, right = (None, None) if window is None else check_window(window)
@@ -262,7 +262,7 @@ def check_masks(
 
 
 def check_sinks(sinks: Tensor | None, options: Options) -> None:
-    """Refuse a sink of +∞, which leaves no share to any key, and sinks that would be infinite as the kernels hold them.
+    """Raise an error if a sink is +∞, which leaves no share to any key, or would become infinite in the kernels' fp32.
 
     The values are read only if that does not wait for a GPU.
     """
@@ -284,7 +284,7 @@ def check_sinks(sinks: Tensor | None, options: Options) -> None:
 
 
 def check_scale(scale: float) -> None:
-    """Refuse a scale that would make ordinary scores infinite in fp32, in which the kernels compute."""
+    """Raise an error if the scale would make ordinary scores infinite in fp32, in which the kernels compute."""
     if abs(scale) > LARGEST_SCALE:
         raise ValueError(f"scale: got {scale:g}; it takes at most 1e30 in size; backend='reference' takes every float")
 
@@ -310,7 +310,7 @@ def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tens
 
 
 def check_transforms(*gradients: Tensor | None) -> None:
-    """Refuse calls inside torch.vmap or torch.func, and batched gradients, whose tensors have no memory."""
+    """Raise an error inside torch.vmap or torch.func, or for batched gradients, because such tensors have no memory."""
     if peek_interpreter_stack() is not None:
         raise NotImplementedError(IN_A_TRANSFORM)
     for x in gradients:
@@ -319,7 +319,7 @@ def check_transforms(*gradients: Tensor | None) -> None:
 
 
 def check_recording() -> None:
-    """Refuse calls inside torch.jit.trace, where sizes are tensors."""
+    """Raise an error inside torch.jit.trace, where sizes are tensors."""
     if torch.jit.is_tracing():
         raise NotImplementedError(
             "fa2_lab.attention: torch.jit.trace is not supported; use torch.compile or torch.export"
@@ -330,7 +330,7 @@ def check_recording() -> None:
 
 
 def runs_on_triton(backend: str, device: str) -> bool:
-    """Whether the Triton kernels compute for tensors on this device. Refuse a backend that cannot."""
+    """Return whether the Triton kernels compute for tensors on this device. Raise an error if the backend cannot."""
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}; it takes one of {', '.join(BACKENDS)}")
     if backend == "reference" or (device in ("cuda", "meta") and interpreter.installed()):
@@ -355,7 +355,7 @@ runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def traced(*tensors: Tensor | None) -> bool:
-    """Whether torch records instead of computing, so that it must be given an operator."""
+    """Return whether torch records calls instead of computing, so that it needs an operator."""
     for x in tensors:
         if x is not None and (type(x) not in PLAIN or x.is_meta):
             return True

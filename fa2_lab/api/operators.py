@@ -1,7 +1,7 @@
 """How torch sees the kernels: as an autograd function when it computes at once, as an operator when it records.
 
-A call's tensors travel as one record, Tensors, and everything else as another, Options. An operator lists the fields of
-both one by one. The NumPy ladder is one more kernel, which Options.reference chooses.
+A call's tensors are passed in one record, Tensors, and all else in another, Options. An operator lists the fields of
+both one by one. The NumPy ladder counts as one more kernel, which Options.reference selects.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, keep, like, rows_contiguo
 
 @cache
 def kernels() -> ModuleType:
-    """Return the module that chooses among the kernels. It is imported only here, because it needs Triton."""
+    """Import and return the module that chooses the kernels. It is imported only here, because it needs Triton."""
     from fa2_lab.kernels import choice
 
     return choice
@@ -46,7 +46,7 @@ def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors
 
 
 def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
-    """Return O, or (O, L), of a call that has passed all checks. If it has a key, keep what was prepared."""
+    """Return O, or (O, L), for a call that has passed all checks. If it has a key, keep what was prepared under it."""
     q, options = as_computed(tensors.q, tensors.sinks, options)
     as_it_comes = q is tensors.q
     tensors = tensors._replace(q=q)
@@ -60,7 +60,7 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
 
 
 class Call(NamedTuple):
-    """The calls of one kind, which have passed their checks and whose kernels are prepared."""
+    """All calls of one kind, which have passed their checks and whose kernels are prepared."""
 
     forward: Callable
     options: Options
@@ -76,7 +76,7 @@ class Call(NamedTuple):
 
 
 class Attention(torch.autograd.Function):
-    """A call with gradients. A Python function costs a third of an operator, and each of its arguments counts."""
+    """A call with gradients. A Python function takes a third of an operator's time, and every argument adds to it."""
 
     @staticmethod
     def forward(
@@ -97,14 +97,14 @@ class Attention(torch.autograd.Function):
 
 
 def save(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> None:
-    """Keep what the backward needs, which is the inputs, O and L, and nothing of size N²."""
+    """Save what the backward needs: the inputs, O and L, and nothing of size N²."""
     ctx.options = options
     ctx.save_for_backward(O, L, *tensors)
     ctx.set_materialize_grads(value=False)
 
 
 def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor | None]:
-    """Return (dQ, dK, dV, dsinks). While torch records, an operator does, and refuses a second derivative."""
+    """Return (dQ, dK, dV, dsinks). While torch records, an operator computes them and rejects second derivatives."""
     check_transforms(dO, dL)
     if dO is None and dL is None:
         return (None,) * 4
@@ -129,14 +129,14 @@ OPTIONS = (
 
 
 def recorded(options: Options) -> Sequence:
-    """Return the options as an operator takes them, one by one. No operator takes a function: refuse a bias."""
+    """Return the options one by one, as an operator takes them. Raise an error for a bias, which is a function."""
     if options.bias is not None:
         raise ValueError(bias.RECORDED)
     return options._replace(traced=True)[:-1]
 
 
 def records(given: Sequence) -> tuple[Tensors, Options]:
-    """Return the two records that an operator's arguments stand for."""
+    """Return an operator's arguments as the two records, Tensors and Options."""
     many = len(Tensors._fields)
     return Tensors(*given[:many]), Options(*given[many:])
 
@@ -170,12 +170,12 @@ def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, 
 
 
 def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    """Keep what the backward of the operator needs."""
+    """Save what the operator's backward needs."""
     save(ctx, *output, *records(inputs))
 
 
 def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
-    """Return the gradients of every input of the operator."""
+    """Return the gradient of each of the operator's inputs."""
     dQ, dK, dV, dsinks = cast(tuple[Tensor, ...], gradients(ctx, dO, dL))
     return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * (len(Options._fields) - 1)
 
@@ -192,7 +192,7 @@ backward_op.register_autograd(no_second_derivative)
 
 
 def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return (O, L) by the last rung of the NumPy ladder, head by head in float64."""
+    """Compute (O, L) by the last rung of the NumPy ladder, head by head in float64."""
     from fa2_lab.reference import heads
 
     if not tensors.q.numel():
@@ -208,7 +208,7 @@ def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tenso
 def reference_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
 ) -> tuple[Tensor, ...]:
-    """Return (dQ, dK, dV) by the ladder's own backward, and dsinks if there are sinks."""
+    """Compute (dQ, dK, dV), and dsinks if there are sinks, by the NumPy ladder's own backward."""
     from fa2_lab.reference import heads
 
     inputs = tensors.q, tensors.k, tensors.v
@@ -229,7 +229,7 @@ def reference_backward(
 
 
 def gathered(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return (O, L) over pages, sequence by sequence, with the sequence's pages side by side as one tensor."""
+    """Compute (O, L) for a paged cache one sequence at a time, gathering each sequence's pages into one tensor."""
     q, table, lengths = tensors.q, cast(Tensor, tensors.block_table), cast(Tensor, tensors.key_lengths)
     O, L = like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
     for b, n in enumerate(lengths.tolist()):
@@ -241,7 +241,7 @@ def gathered(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def with_a_key(tensors: Tensors) -> Tensors:
-    """Add one key that no row sees if there is none at all, because the ladder takes at least one."""
+    """Add one key that no row sees if there are no keys, because the ladder needs at least one."""
     if tensors.k.shape[2]:
         return tensors
     k, v = (pad(x, (0, 0, 0, 1)) for x in (tensors.k, tensors.v))
@@ -250,7 +250,7 @@ def with_a_key(tensors: Tensors) -> Tensors:
 
 
 def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
-    """Return what the ladder takes besides arrays of four dimensions."""
+    """Return the ladder's other arguments, besides its arrays of four dimensions."""
     given: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
     given["dropout_p"] = options.dropout_p
     if options.windowed:
@@ -267,7 +267,7 @@ def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
 
 
 def real_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return k and v with zeros for keys that no row sees, because the ladder multiplies even NaN by P = 0."""
+    """Return k and v with zeros for keys that no row sees, because the ladder would multiply a NaN by P = 0."""
     q, k, v, key_lengths = tensors.q, tensors.k, tensors.v, tensors.key_lengths
     if key_lengths is None and options.left is None:
         return k, v
@@ -284,5 +284,5 @@ def to_numpy(x: Tensor) -> np.ndarray:
 
 
 def to_torch(x: np.ndarray, given: Tensor) -> Tensor:
-    """Return x with the dtype, device and order of dimensions of a tensor, as the kernels leave their results."""
+    """Return x with the dtype, device and memory order of `given`, as the kernels would return it."""
     return like(rows_contiguous(given)).copy_(torch.from_numpy(x))

@@ -1,4 +1,4 @@
-"""Attention over packed sequences, which have different lengths and follow one another without padding.
+"""Attention over packed sequences, which can have different lengths and follow one another without padding.
 
 q             (total_q, heads, d): the rows of all sequences
 k, v          (total_k, kv heads, d)
@@ -96,9 +96,9 @@ def attention_packed(
 
 
 def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
-    """Whether the longest sequence takes more work than all others together, if those have equal lengths.
+    """Return whether the longest sequence takes more work than all others together, assuming those have equal lengths.
 
-    The choice of kernels learns nothing else from max_seqlen_q, so batches of other lengths are of the same kind.
+    The choice of kernels uses max_seqlen_q for nothing else, so batches of other lengths share what was prepared.
     """
     longest = whole_number("max_seqlen_q", max_seqlen_q, low=0)
     if not isinstance(q, Tensor) or not isinstance(cu_seqlens_q, Tensor) or q.dim() != 3:
@@ -112,7 +112,7 @@ def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
 
 
 def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return (O, L), computed sequence by sequence by attention()'s reference, through which gradients flow."""
+    """Compute (O, L) one sequence at a time by attention()'s reference, through which gradients flow."""
     asked: dict[str, Any] = dict(window=options.window, softcap=options.softcap, scale=options.scale)
     asked |= dict(sinks=tensors.sinks, bias=options.bias, return_lse=True, backend="reference")
     Os, Ls = [], []

@@ -1,4 +1,4 @@
-"""Attention over a paged cache, as serving engines keep it: keys and values in pages, and a table that orders them.
+"""Attention over a paged cache, as serving engines keep it: keys and values are in pages, which a table puts in order.
 
 k_pages, v_pages  (pages, page_size, kv heads, d) with any strides that leave d contiguous
 block_table       integers (batch, width): entry i of a row is the page with keys i·page_size … of its sequence

@@ -1,8 +1,8 @@
 """Exact attention over a sequence that is cut among ranks, on torch.distributed. Start it with torchrun.
 
-group   who takes part, and how the ranks make sure that they agree before anything large moves
+group   which ranks take part, and how they check that they agree before any large transfer
 ring    ring_attention: K and V travel round the ring, (O, L) are merged, and in the backward dK and dV travel with them
-state   what is known of a rank's rows so far: m, l and o
+state   the softmax state of a rank's rows so far: m, l and o
 shard   cutting a tensor among the ranks, and joining it again
 """
 

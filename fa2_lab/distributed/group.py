@@ -1,8 +1,8 @@
-"""Who takes part, and how the ranks make sure that they agree before anything large moves.
+"""Which ranks take part, and how they check that they agree before any large transfer.
 
-Before its transfers, every call sends one small header to each rank and gets one from each: what is called, shapes,
-dtype and options. The headers travel over a gloo group of their own, through the CPUs, so they wait for no GPU. They
-take 0.1 to 0.3 ms while a forward already computes. They carry the length of every shard. If a rank disagrees, has died
+Before its transfers, every call exchanges a small header with each other rank: the function called, shapes,
+dtype and options. The headers travel over a separate gloo group, through the CPUs, so they wait for no GPU. They
+take 0.1 to 0.3 ms, while a forward already computes, and carry each shard's length. If a rank disagrees, has died
 or never comes, every rank finds out here within `timeout` seconds. (Among three or more ranks, one that comes at the
 last moment may find that some have given up and others have not. If a kernel fails while headers travel, the other
 ranks wait in the first transfer.) Nothing is kept from call to call, because a rank that trusted an earlier agreement
@@ -29,7 +29,7 @@ OWN = ("length",)  # what may differ from rank to rank
 
 
 class Disagreement(ValueError):
-    """An error for ranks whose calls do not fit together, or of which one refused what it got."""
+    """An error for ranks whose calls do not fit together, or one of which rejected its arguments."""
 
 
 def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -50,7 +50,7 @@ def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGr
 
 
 def check_timeout(timeout: float) -> float:
-    """Refuse anything but a positive number of seconds."""
+    """Raise an error unless the timeout is a positive number of seconds."""
     return real_number("timeout", timeout, "seconds, a number above 0 and below a million", lambda s: 0 < s < 1e6)
 
 
@@ -61,7 +61,7 @@ AGREED: dict[dist.ProcessGroup, int] = defaultdict(int)  # how often; the same n
 
 
 class Exchange:
-    """Headers under way: those of this rank to all others, and theirs to this one. Whoever starts an exchange waits for
+    """Headers under way, from this rank to all others and from them to this one. A caller that starts one must wait for
     it, whatever happens meanwhile, because otherwise the next call would take old headers for new ones."""
 
     def __init__(self, group: dist.ProcessGroup, header: dict, timeout: float) -> None:
@@ -97,13 +97,13 @@ class Exchange:
 
 
 def listed(said: Sequence) -> str:
-    """Return who says what, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
+    """Return the ranks grouped by what they say, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
     values = [x for n, x in enumerate(said) if x not in said[:n]]
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(said) if y == x)}: {x!r}" for x in values)
 
 
 def encoded(header: dict) -> torch.Tensor:
-    """Return a header as it travels, which always has the same length."""
+    """Return a header in the form in which it is sent, which has a fixed length."""
     text = json.dumps(header).encode()
     if len(text) > HEADER:
         text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER // 8])).encode()
@@ -112,7 +112,7 @@ def encoded(header: dict) -> torch.Tensor:
 
 @contextmanager
 def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """Explain gloo's error in words, for a time limit as for a closed connection. The group stays lost."""
+    """Explain gloo's error in words, for a time limit or a closed connection. The group cannot be used afterwards."""
     try:
         yield
     except RuntimeError as failure:
@@ -124,7 +124,7 @@ def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
 
 
 def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
-    """Return the gloo group of the same ranks, which the first call makes. No other rank has to take part in this."""
+    """Return the gloo group of the ranks of `group`, created by the first call. Ranks outside `group` need not help."""
     if (group, timeout) not in SIDE:
         store = dist.PrefixStore(f"fa2_lab/{group.group_name}/{timeout}", _get_default_store())
         size, limit = dist.get_world_size(group), timedelta(seconds=timeout)

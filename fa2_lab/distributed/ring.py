@@ -108,7 +108,7 @@ def ring_attention(
 def signature(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, layout: str, return_lse: bool, backend: str
 ) -> dict:
-    """Return what all ranks must agree on, after the checks of attention(). Only the length may differ."""
+    """Check the arguments as attention() does, and return what all ranks must agree on. Only the length may differ."""
     check_tensors(q, k, v)
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"k: got shape {tuple(k.shape)}; a shard has as many keys as queries, {q.shape[2]}")
@@ -127,7 +127,7 @@ def signature(
 
 @dataclass(frozen=True)
 class RingCall:
-    """One call on which its ranks have agreed. Before that, `lengths` is empty and `call` is 0."""
+    """One call. Until its ranks have agreed on it, `lengths` is empty and `call` is 0."""
 
     group: dist.ProcessGroup
     rank: int
@@ -144,14 +144,14 @@ class RingCall:
         return len(self.lengths)
 
     def source(self, step: int) -> int:
-        """Return the rank whose keys are here at a step. In each step, a block moves on to the right by one rank."""
+        """Return the rank whose keys this rank holds at a step. In each step, blocks move to the right by one rank."""
         return (self.rank - step) % self.size
 
     def meeting(self, source: int) -> Meeting:
         return shards.meeting(self.lengths, self.rank, source, self.layout, self.causal)
 
     def pass_on(self, block: list[Tensor], what: str, source: int) -> "Passing":
-        """Start sending the tensors of a block to the right, and receiving those of `source` from the left."""
+        """Start sending a block's tensors to the right, and receiving those of rank `source` from the left."""
         incoming = [x.new_empty((*x.shape[:2], self.lengths[source], x.shape[3])) for x in block]
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         plan = [(dist.isend, x, right) for x in block] + [(dist.irecv, x, left) for x in incoming]
@@ -163,14 +163,14 @@ class RingCall:
 
 @dataclass
 class Passing:
-    """A transfer under way, which keeps what is sent and what is received until both are done."""
+    """A transfer under way. It keeps references to the tensors sent and received until both transfers are done."""
 
     incoming: list[Tensor]
     outgoing: list[Tensor]
     works: list
 
     def wait(self) -> list[Tensor]:
-        """Return what came from the left. On a GPU, the current stream waits and the host does not."""
+        """Return the tensors received from the left. On a GPU, the current stream waits and the host does not."""
         for work in self.works:
             work.wait()
         return self.incoming
@@ -182,7 +182,7 @@ Partial = tuple[slice, Tensor, Tensor]  # rows, their O and their L over some of
 
 @contextmanager
 def counting() -> Iterator[Counter]:
-    """Count the bytes that this rank sends meanwhile, by what they hold: {"K V": …, "dK dV": …}."""
+    """Count the bytes that this rank sends inside the block, by their content: {"K V": …, "dK dV": …}."""
     COUNTERS.append(Counter())
     try:
         yield COUNTERS[-1]
@@ -194,7 +194,7 @@ def counting() -> Iterator[Counter]:
 
 
 def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield (rank, its K and V), beginning with this rank's own. While a block is used, the next one travels."""
+    """Yield (rank, that rank's K and V), starting with this rank. While a block is used, the next one travels."""
     kv = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):
         coming = ring.pass_on(kv, "K V", ring.source(step + 1)) if step + 1 < ring.size else None
@@ -204,12 +204,12 @@ def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list
 
 
 def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """Return what this rank's upper queries get from its own keys, in all heads, without any other rank."""
+    """Return the part of this rank's upper queries over its own keys, in all heads, which needs no other rank."""
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 
 
 def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part: Partial | None) -> None:
-    """Write O and L of this rank's queries over all keys. `part` is first_half() of these heads.
+    """Compute O and L of this rank's queries over all keys, in place. `part` is first_half() of these heads.
 
     A part is merged after the next transfer has begun, because the transfer gets its SMs while such small kernels run
     between two large ones. (If it began right before a kernel that takes all SMs, it often waited until that kernel
@@ -237,7 +237,7 @@ def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tens
 
 
 def options_of(ring: RingCall, seen: Meeting) -> Options:
-    """Return the options with which a rank's queries attend to the keys of a block."""
+    """Return the options with which a rank's queries attend to a block's keys."""
     return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
 
@@ -270,7 +270,7 @@ def backward(
 def partial_backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return what these queries and these keys add to their dQ, dK and dV, or None if there are none."""
+    """Return what these queries and keys contribute to dQ, dK and dV, or None if there are no queries."""
     if seen.kind is Tile.SKIP:
         return None
     dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
@@ -291,7 +291,7 @@ def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, d
 
 
 class RingAttention(torch.autograd.Function):
-    """Forward and backward for torch. What needs other ranks begins when all of them have agreed on it."""
+    """Forward and backward for torch. Work that needs other ranks begins when all of them have agreed on the call."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingCall, header: dict) -> tuple[Tensor, Tensor]:
@@ -315,7 +315,7 @@ class RingAttention(torch.autograd.Function):
 
 
 def all_heads_forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, begun: Partial | None) -> tuple[Tensor, Tensor]:
-    """Return (O, L), computed for some heads at a time. `begun` is first_half() of all heads."""
+    """Compute (O, L) a few heads at a time. `begun` is first_half() of all heads."""
     O, L = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
     for heads, kv_heads in turns(ring, q, k):
         part = begun and (begun[0], begun[1][:, heads], begun[2][:, heads])
@@ -326,7 +326,7 @@ def all_heads_forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, begun: Pa
 def all_heads_backward(
     ring: RingCall, dO: Tensor | None, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
 ) -> list[Tensor]:
-    """Return dQ, dK and dV in the dtype of q, computed for some heads at a time."""
+    """Compute dQ, dK and dV a few heads at a time, and return them in the dtype of q."""
     found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
     dO = torch.zeros_like(O) if dO is None else dO
     for heads, kv_heads in turns(ring, q, k):
@@ -339,7 +339,7 @@ def all_heads_backward(
 
 
 def turns(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
-    """Return the heads of q, and of k and v, that a message has room for at a time. They are the same on all ranks."""
+    """Return slices of q's heads, and of k's and v's, that each fit into one message. All ranks get equal slices."""
     batch, kv_heads, _, d = k.shape
     bytes_per_head = 2 * batch * max(ring.lengths) * d * k.element_size()
     count = -(-kv_heads // max(1, MESSAGE // max(1, bytes_per_head)))

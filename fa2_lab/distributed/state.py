@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class State:
-    """What is known of a rank's rows, at first nothing: m and l (batch, heads, N), and o (batch, heads, N, d)."""
+    """The softmax state of a rank's rows, at first empty: m and l (batch, heads, N), and o (batch, heads, N, d)."""
 
     def __init__(self, q: Tensor, on_triton: bool) -> None:
         options: dict[str, Any] = dict(dtype=torch.float32, device=q.device)

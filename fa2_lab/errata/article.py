@@ -85,7 +85,7 @@ SNIPPET = Erratum(
 
 
 def full_scalings(stage: str, tiles: int) -> int:
-    """Return how often a B_r × d block is multiplied or divided by a factor per row while the loop runs."""
+    """Return how often the loop multiplies or divides a B_r × d block by one factor per row."""
     count = 0
 
     def scaled(block: np.ndarray, factor: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ EXP_COST = Erratum(
 
 
 def scores_of_warps(join: Callable) -> np.ndarray:
-    """Return the scores of four warps, each for all queries and a quarter of the keys, put together by `join`."""
+    """Return four warps' scores, each for all queries and a quarter of the keys, combined by `join`."""
     return join([CASE.tau * CASE.Q @ K_w.T for K_w in np.split(CASE.K, 4)])
 
 
@@ -162,7 +162,7 @@ SPLIT_K = Erratum(
 
 
 def warps_and_keys(split: str, warps: int = 4) -> list[set]:
-    """Return for each warp the elements of the K and V tile that it works with."""
+    """Return for each warp the set of elements of the K and V tiles that it uses."""
     keys = np.split(np.arange(CASE.N), warps) if split == "K" else [np.arange(CASE.N)] * warps
     return [{(tensor, int(j), c) for tensor in "KV" for j in js for c in range(CASE.d)} for js in keys]
 

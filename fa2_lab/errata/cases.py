@@ -1,4 +1,4 @@
-"""The small attentions on which errata are judged, with the truth from dense float64 and central differences."""
+"""Small attention problems on which errata are judged, with the truth from dense float64 and central differences."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -41,7 +41,7 @@ class Small:
         return safe_softmax(np.where(self.visible, self.tau * Q @ K.T, -np.inf)) @ V
 
     def computed(self, *mistakes: str, B: int = 2, output: str = "O") -> np.ndarray:
-        """Return O or a gradient, computed in tiles of B × B with mistakes of the examiner's catalogue in it."""
+        """Return O or a gradient, computed in tiles of B × B with mistakes from the examiner's catalogue."""
         asked = one_head(self.Q, self.K, self.V, self.dO, scale=self.tau, causal=not self.visible.all())
         return attention(asked, mistakes, B, gradients=output != "O")[output][0, 0]
 
@@ -73,7 +73,7 @@ class Small:
 
 
 class TwoBlocks:
-    """A case whose keys are cut in two, with the statistics after each half, as in the papers' two-block example."""
+    """A case whose keys are cut in two halves, with the statistics after each, as in the papers' two-block example."""
 
     def __init__(self, case: Small, cut: int) -> None:
         self.O = case.O

@@ -1,4 +1,4 @@
-"""What an erratum is: a claim, the right version, and a measurement that tells them apart."""
+"""The definition of an erratum: a claim, the right version, and a measurement that tells them apart."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Erratum:
-    """A mistake in a source. `wrong()` computes what is printed, `right()` what should be; `error` measures either."""
+    """A mistake in a source. `wrong()` computes what is printed, `right()` what should be. `error` measures either."""
 
     id: str
     source: str
@@ -24,12 +24,12 @@ class Erratum:
     met: str = ""  # where people met it: "project #number, #number; project #number", threads on GitHub
 
     def check(self, result: object) -> bool:
-        """Whether the result is as close to the truth as it should be. NaN never is."""
+        """Return whether the result is close enough to the truth. NaN never is."""
         return bool(self.error(result) <= self.tolerance)
 
 
 class Verdict(NamedTuple):
-    """An erratum after running both versions."""
+    """The outcome of running both versions of an erratum."""
 
     wrong_error: float
     right_error: float
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
 
 def judge(erratum: Erratum) -> Verdict:
-    """Run both versions. The check has to refuse the wrong one and accept the right one."""
+    """Run both versions. The check must reject the wrong one and accept the right one."""
     if not isinstance(erratum, Erratum):
         raise TypeError(f"erratum: got {erratum!r}; it takes an Erratum")
     with np.errstate(all="ignore"):  # wrong versions may overflow or divide by zero

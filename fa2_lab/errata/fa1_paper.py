@@ -62,7 +62,7 @@ def largest_block(backward: bool) -> int:
 
 
 def misfit(B: int, backward: bool) -> float:
-    """Return by how much a step overflows M, or by how much the next larger one would still fit."""
+    """Return by how much a step overflows M, or how much room a step with the next larger B would leave."""
     over, under = needed_on_chip(B, backward) - M_ON_CHIP, M_ON_CHIP - needed_on_chip(B + 1, backward)
     return max(0, over, under) / M_ON_CHIP
 

@@ -30,7 +30,7 @@ DK = Erratum(
 
 
 def loss(O: np.ndarray) -> float:
-    """Return a scalar loss of the output; any would do."""
+    """Return a scalar loss of the output. Any loss would do."""
     return float((CASE.dO * O).sum())
 
 
@@ -223,7 +223,7 @@ def inner_step(
 
 
 def used_elements() -> int:
-    """Return how many elements per row matter: those of the tensors whose NaN would show in the results."""
+    """Return how many elements per row are used: those of tensors in which a NaN would reach the results."""
     D = (CASE.dO * CASE.O).sum(axis=1, keepdims=True)
     loaded = dict(Q=CASE.Q, O=CASE.O, dO=CASE.dO, dQ=np.zeros_like(CASE.Q), L=TWO.L, D=D)
     poisoned = {name: loaded | {name: np.full_like(loaded[name], np.nan)} for name in loaded}

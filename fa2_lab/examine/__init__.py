@@ -1,4 +1,4 @@
-"""Which known mistake is this? `examine(function)` asks an attention function and names what is wrong with it."""
+"""Which known mistake is this? `examine(function)` tests an attention function and names what is wrong with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = {False: 60.0, True: 10.0}
 
 
 class Report(NamedTuple):
-    """What was found out about a function."""
+    """The result of examining a function."""
 
     name: str
     how: str  # the library, the dtype and the layout that it was asked in
@@ -46,21 +46,21 @@ def examine(
     quick: bool = False,
     given: dict[str, Any] | None = None,
 ) -> Report:
-    """Find out which known mistake a function makes that should compute softmax(τ q kᵀ) v.
+    """Find out which known mistakes are in a function that should compute softmax(τ q kᵀ) v.
 
-    The function is asked about forty small problems, and its answers are compared with those that each known mistake
-    would give. What it takes besides q, k and v is learned from the names of its arguments. If it cannot be asked,
+    The function is called on forty small problems, and its answers are compared with those that each known mistake
+    would give. Its arguments besides q, k and v are recognized by their names. If the function cannot be tested,
     NotExamined says why.
 
-    layout   bhnd (batch, heads, N, d), bnhd, hnd, nd, or thd for packed sequences; found out if it is not given
-    library  numpy, torch or jax, whose arrays the function takes; found out
-    dtype    such as float16; the first that the function takes
-    device   such as cuda; torch's CPU, or a GPU if the function refuses what lies on the CPU
-    quick    leaves out the long problems, so that it takes ten seconds at most
-    given    arguments that are passed in every call
+    layout   bhnd (batch, heads, N, d), bnhd, hnd, nd, or thd for packed sequences; detected if it is not given
+    library  numpy, torch or jax, whose arrays the function takes; detected if it is not given
+    dtype    such as float16; by default the first one that the function takes
+    device   such as cuda; by default the CPU, or a GPU if the function rejects tensors on the CPU
+    quick    leave out the long problems, so that the examination takes ten seconds at most
+    given    extra arguments, passed in every call
 
-    The report has `is_right` and `findings`. Each finding has a name, a sentence, where the numbers are wrong and by
-    how much, and what to read. A finding is wrong, or it is a convention or a remark.
+    The report has `is_right` and `findings`. Each finding has a name, a sentence, where the output is wrong and by
+    how much, and what to read. A finding is a mistake, a convention or a remark.
     """
     begun = time.monotonic()
     subject = Subject(function, given, device)
@@ -90,7 +90,7 @@ def examine(
 def asked(
     subject: Subject, cases: list[Question], seconds: float
 ) -> tuple[list[Answer], list[Finding], dict[str, str]]:
-    """The answers, the shortest problems first; what was found on the way; and what was not answered, and why."""
+    """Return the answers, shortest problems first, the findings made on the way, and why other cases failed."""
     answers: list[Answer] = []
     found: list[Finding] = []
     refused: dict[str, str] = {}
@@ -112,7 +112,7 @@ def asked(
 
 
 class Callable_(ModuleType):
-    """This module, which is its own function: fa2_lab.examine(f)."""
+    """This module's class, which makes the module callable: fa2_lab.examine(f)."""
 
     def __call__(self, function: Callable, **options: Any) -> Report:
         return examine(function, **options)

@@ -1,7 +1,7 @@
-"""One right attention in NumPy float64, and the same with known mistakes in it.
+"""A correct attention in NumPy float64, and versions of it with known mistakes.
 
-A mistake of the catalogue is a change of the text of `right`: it says which expression stands there instead of which.
-B is the width and the height of a tile, for mistakes that depend on it; a case may have tiles of its own.
+A mistake of the catalogue is an edit of the source of `right`: it replaces one expression by another.
+B is the width and height of a tile, for mistakes that depend on it. A case can set its own tile size.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fa2_lab.reference.online_softmax import finite, nonzero
 def attention(
     case: Question, mistakes: Iterable[str] = (), B: int = 0, bits: int = 8, *, gradients: bool = False
 ) -> dict[str, np.ndarray]:
-    """O and L of a case with these mistakes in it, and its largest score; dQ, dK and dV as well, if asked for."""
+    """Return a case's O and L with these mistakes, its largest score and, if asked for, dQ, dK and dV."""
     with np.errstate(all="ignore"):
         return changed(tuple(mistakes))(case, B or case.tile[0], B or case.tile[1], bits, gradients)
 
 
 @cache
 def changed(mistakes: tuple[str, ...]) -> Callable:
-    """`right` with mistakes in it. A ValueError, if one changes what another has taken away."""
+    """Return `right` with mistakes. Raise a ValueError if one changes code that another has removed."""
     source = text_of_right()
     for name in mistakes:
         for old, new in CATALOGUE[name].changes:
@@ -45,7 +45,7 @@ def text_of_right() -> str:
 
 
 def combine(mistakes: tuple[str, ...]) -> bool:
-    """Whether a function can make all these mistakes at once."""
+    """Return whether one function can make all these mistakes at once."""
     try:
         return bool(changed(mistakes))
     except ValueError:
@@ -53,7 +53,7 @@ def combine(mistakes: tuple[str, ...]) -> bool:
 
 
 def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dict[str, np.ndarray]:
-    """O, L and the gradients by FlashAttention-2's steps. Arrays are (batch, heads, rows, keys or features)."""
+    """Return O, L and the gradients by FlashAttention-2's steps. Arrays are (batch, heads, rows, keys or features)."""
     (batch, H, N_q, d), (H_k, N_k) = case.q.shape, case.k.shape[1:3]
     B_r, B_c, options, exp = B_r or N_q, B_c or N_k, case.options, overflowing if case.single else np.exp
     causal, (scale, window, softcap) = options.get("causal", False), map(options.get, ("scale", "window", "softcap"))
@@ -127,7 +127,7 @@ def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dic
 
 
 def visits(seen: np.ndarray, B_r: int, B_c: int) -> Iterator[tuple[slice, np.ndarray]]:
-    """The tiles of keys, and the rows that visit each: those of a block of which some row sees some key of it."""
+    """Yield each tile of keys and the rows that visit it: those of each block in which a row sees one of its keys."""
     first, block = np.arange(0, seen.shape[2], B_r), np.arange(seen.shape[2]) // B_r
     for j in range(0, seen.shape[3], B_c):
         sees = seen[..., j : j + B_c].any(axis=3)
@@ -139,7 +139,7 @@ def T(x: np.ndarray) -> np.ndarray:
 
 
 def overflowing(x: np.ndarray) -> np.ndarray:
-    """eˣ, which overflows as early as in the dtype that is examined."""
+    """Return eˣ, which overflows as early as it would in the dtype that is examined."""
     return np.exp(x.astype(np.float32)).astype(float)
 
 
@@ -147,24 +147,24 @@ def overflowing(x: np.ndarray) -> np.ndarray:
 
 
 def T_wrong(x: np.ndarray) -> np.ndarray:
-    """Not transposed where that would not be noticed."""
+    """Return xᵀ, or x itself if x is square, because only then does a missing transpose raise no error."""
     return x if x.shape[2] == x.shape[3] else T(x)
 
 
 def weights(S: np.ndarray, of_maximum: int = 3, of_sum: int = 3) -> np.ndarray:
-    """exp(S) / Σ exp(S), with the maximum or the sum along another axis than the keys."""
+    """Return exp(S) / Σ exp(S), with the maximum or the sum taken along an axis other than the keys."""
     e = np.exp(S - finite(S.max(axis=of_maximum, keepdims=True)))
     return e / nonzero(e.sum(axis=of_sum, keepdims=True))
 
 
 def by_tiles(S: np.ndarray, v: np.ndarray, B: int) -> np.ndarray:
-    """The sum of what each tile's own softmax gives."""
+    """Return the sum of each tile's output with its own softmax."""
     tiles = [slice(j, j + B) for j in range(0, S.shape[3], B)]
     return np.sum([weights(S[..., x]) @ v[:, :, x] for x in tiles], axis=0)
 
 
 def last_tile(dS: np.ndarray, seen: np.ndarray, B_r: int, B_c: int) -> np.ndarray:
-    """dS of the last tile that each row visits."""
+    """Return dS, with zeros outside the last tile that each row visits."""
     kept = np.zeros(dS.shape, dtype=bool)
     for tile, visited in visits(seen, B_r, B_c):
         of_tile = np.isin(np.arange(dS.shape[3]), np.arange(tile.start, tile.stop))
@@ -173,7 +173,7 @@ def last_tile(dS: np.ndarray, seen: np.ndarray, B_r: int, B_c: int) -> np.ndarra
 
 
 def late(starts: np.ndarray) -> np.ndarray:
-    """Borders one token late, but not the first and the last."""
+    """Return the sequences' starts one token late, except the first and the last."""
     return starts + (starts > 0) * (starts < starts[-1])
 
 
@@ -186,7 +186,7 @@ def padded(k: np.ndarray, B: int) -> np.ndarray:
 
 
 def reshaped(x: np.ndarray, form: str) -> np.ndarray:
-    """(batch, heads, N, d) that lies in memory as `form`, read as if it lay in the other order."""
+    """Return x (batch, heads, N, d), stored in memory as `form` but read as if it had the other order."""
     b, h, n, d = x.shape
     if form == "bnhd":
         return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(b, h, n, d)
@@ -194,13 +194,13 @@ def reshaped(x: np.ndarray, form: str) -> np.ndarray:
 
 
 def tiles_reshaped(k: np.ndarray, B: int) -> np.ndarray:
-    """(…, N, d) to (…, d, N), each tile of B rows by itself."""
+    """Reshape (…, N, d) to (…, d, N) without a transpose, each tile of B rows by itself."""
     tiles = [k[:, :, j : j + B] for j in range(0, k.shape[2], B)]
     return np.concatenate([x.reshape(*x.shape[:2], k.shape[3], -1) for x in tiles], axis=3)
 
 
 def at_strides(k: np.ndarray, batch: int, head: int, row: int = 1) -> np.ndarray:
-    """k, whose rows are looked for as many rows apart in memory as is said here."""
+    """Return k as read with these strides (in rows) between batch entries, heads and rows."""
     (b, h, n, d), flat = k.shape, k if row == 1 else k.swapaxes(1, 2)
     of_batch, of_head, of_row = np.ix_(batch * np.arange(b), head * np.arange(h), row * np.arange(n))
     at = of_batch + of_head + of_row

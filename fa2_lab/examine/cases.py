@@ -1,4 +1,4 @@
-"""The problems that an attention function is asked, small and different enough to tell the known mistakes apart."""
+"""The problems for an attention function: small, and different enough to tell the known mistakes apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCALE_UP = 100.0  # the last feature of q and k where all scores are moved up or
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One problem in float64, (batch, heads, N, d): what is asked, what it shows, and what dO and dL are."""
+    """One problem in float64, (batch, heads, N, d): its inputs and options, what it shows, and its dO and dL."""
 
     group: str  # what it is about; the groups are judged in the order in which they are asked
     q: np.ndarray
@@ -39,11 +39,11 @@ class Question:
         return self.q.shape[2] * self.k.shape[2] > 5000
 
     def rounded(self, to: Callable[[np.ndarray], np.ndarray]) -> Question:
-        """The same case with the numbers that a dtype can hold."""
+        """Return this case with its numbers rounded to what a dtype can hold."""
         return replace(self, q=to(self.q), k=to(self.k), v=to(self.v), dO=to(self.dO), single=True)
 
     def part(self, batch: slice = slice(None), heads: slice = slice(None)) -> Question:
-        """The same case for some entries of the batch and for some heads."""
+        """Return this case cut to some entries of the batch and some heads."""
         cut = {name: getattr(self, name)[batch, heads] for name in ("q", "k", "v", "dO")}
         of_option = dict(mask=(batch, heads), key_lengths=batch, sinks=heads)
         options = {name: x[of_option[name]] if name in of_option else x for name, x in self.options.items()}
@@ -59,7 +59,7 @@ def one_head(
     tile: tuple[int, int] = (0, 0),
     **options: Any,
 ) -> Question:
-    """One head's problem, (N, d), with its options, such as `scale` and `causal`."""
+    """Return a case from one head's arrays (N, d) and its options, such as `scale` and `causal`."""
     q, k, v, of_O = (x[None, None] for x in (Q, K, V, np.zeros_like(Q) if dO is None else dO))
     return Question("", q, k, v, of_O, options, tile=tile)
 
@@ -71,7 +71,7 @@ def short(value: Any) -> str:
 def case(
     group: str, N_q: int, N_k: int = 0, d: int = 16, batch: int = 1, heads: int = 2, kv_heads: int = 0, **more: Any
 ) -> Question:
-    """Draw a case. `more` has its options, `gradients` and `dL` if they are asked for, and `size` and `shift`.
+    """Draw a random case. `more` has its options, `gradients` and `dL` if they are wanted, and `size` and `shift`.
 
     `size` multiplies all scores. `shift` is added to each before the scale, so it changes no weight.
     """
@@ -87,7 +87,7 @@ def case(
 
 
 def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Question]:
-    """Every case, for a head dimension and for lengths that are a multiple of something where a function needs it."""
+    """Return every case, with head dimension d and, if a function needs that, with lengths divisible by `multiple`."""
     draw = np.random.default_rng(7)
 
     def make(group: str, N_q: int, N_k: int = 0, **more: Any) -> Question:
@@ -149,7 +149,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
 
 
 def rounded(x: np.ndarray, bits: int) -> np.ndarray:
-    """The nearest numbers with so many bits of mantissa: 8 for bf16, 11 for fp16 and TF32, 24 for fp32."""
+    """Return x rounded to `bits` bits of mantissa: 8 for bf16, 11 for fp16 and TF32, 24 for fp32."""
     with np.errstate(invalid="ignore"):
         fraction, exponent = np.frexp(x)
         return np.ldexp(np.round(fraction * 2.0**bits) / 2.0**bits, exponent)

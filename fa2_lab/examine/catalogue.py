@@ -8,7 +8,7 @@ PARTS = ("reads", "O", "L", "gradients", "memory", "remarks")  # the sections of
 
 
 class Mistake(NamedTuple):
-    """One line of the catalogue. `part` is where it is seen; those of "reads" are conventions, and not wrong."""
+    """One line of the catalogue. `part` is the output that shows it. Those in "reads" are conventions, not mistakes."""
 
     name: str
     varies: str  # "B" if it depends on the tile, "bits" if on a dtype
@@ -19,7 +19,7 @@ class Mistake(NamedTuple):
 
 
 def tables() -> list[list[list[str]]]:
-    """The rows of each section's table, as cells."""
+    """Return the rows of each section's table, split into cells."""
     sections = Path(__file__).with_name("catalogue.md").read_text(encoding="utf-8").split("\n## ")[1:]
     return [[[x.strip() for x in y[1:-1].split("|")] for y in z.splitlines()[4:] if y] for z in sections]
 

@@ -1,4 +1,4 @@
-"""From what a function answered to the mistakes that explain it. Cases and answers are arrays; no function is run."""
+"""Find the mistakes that explain a function's answers. Cases and answers are arrays, and no function is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAIRED = ("plain", "scale", "causal", "corner", "window", "softcap", "mask", "bi
 
 
 class Variant(NamedTuple):
-    """What is taken to be wrong so far: names of the catalogue, the tile, and a dtype's bits."""
+    """A hypothesis about what is wrong: the mistakes' names in the catalogue, the tile size, and a dtype's bits."""
 
     names: tuple[str, ...] = ()
     B: int = 0
@@ -30,7 +30,7 @@ RIGHT = Variant()
 
 @dataclass(eq=False)
 class Answer:
-    """What a function made of a case: O, and if it has them L, dQ, dK and dV, all (batch, heads, N, d) or shorter."""
+    """A function's answer to a case: O and, if returned, L, dQ, dK and dV, all (batch, heads, N, d) or shorter."""
 
     case: Question
     outputs: dict[str, np.ndarray]
@@ -44,14 +44,14 @@ class Answer:
         return self.variants[key][name]
 
     def bound(self, name: str, state: Variant = RIGHT) -> float:
-        """How far rounding alone may move a number: scores are off by their dtype's error, and so is a sum of N."""
+        """Return how far rounding alone can move a number, given the dtype's error in scores and in sums of N terms."""
         error = self.eps * (4 + 2 * float(self.variant(state, "largest")) + self.case.k.shape[2] ** 0.5)
         x = np.abs(self.variant(state, name))
         size = max(np.abs(self.case.v).max() if name == "O" else 1.0, x[np.isfinite(x)].max(initial=0.0))
         return error * float(size) * (8 if name in GRADIENTS else 1)
 
     def wrong(self, state: Variant, name: str) -> np.ndarray:
-        """True where a number differs from this variant's. Two numbers that are not finite are alike."""
+        """Return True for each number that differs from this variant's. Two non-finite numbers count as equal."""
         got, want = self.outputs[name], self.variant(state, name)
         with np.errstate(invalid="ignore"):
             near = (np.abs(got - want) <= self.bound(name, state)) | (~np.isfinite(got) & ~np.isfinite(want))
@@ -64,12 +64,12 @@ class Answer:
         return ~near
 
     def mean(self) -> np.ndarray:
-        """The mean of V for each row."""
+        """Return the mean of V, repeated for each row."""
         v = np.repeat(self.case.v, self.case.q.shape[1] // self.case.v.shape[1], axis=1)
         return np.broadcast_to(v.mean(axis=2, keepdims=True), self.case.q.shape)
 
     def empty(self, state: Variant) -> np.ndarray:
-        """The rows that see no key by the function's own conventions."""
+        """Return the rows that see no key under the function's own conventions."""
         return np.isneginf(self.variant(conventions(state), "L"))
 
     def fits(self, state: Variant, names: Iterable[str]) -> bool:
@@ -81,7 +81,7 @@ def conventions(state: Variant) -> Variant:
 
 
 class Finding(NamedTuple):
-    """One thing that was found out. `others` are names that would explain the same numbers."""
+    """One finding about a function. `others` are names of other mistakes that would explain the numbers."""
 
     name: str
     where: str
@@ -109,14 +109,14 @@ class Finding(NamedTuple):
 
 
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
-    """The mistakes that give this output of all answers, in the tiles of their cases."""
+    """Return the mistakes that reproduce this output in all answers, with the tile sizes of the cases."""
     parts = {"O": ("reads", "O"), "L": ("reads", "O", "L")}.get(output, ("gradients",))
     some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.varies]
     return [x for x in some if all(answer.fits(Variant((x.name,)), (output,)) for answer in answers)]
 
 
 def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
-    """Name what is wrong with a function's answers: in O, then in L, then in the gradients where O is right."""
+    """Name what is wrong with a function's answers: first in O, then in L, and if O is right, in the gradients."""
     found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
     usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)
     strange = {x.group for x in found if x.name in ("unknown", "grouped-silent")}
@@ -136,7 +136,7 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Fin
 def explain_part(
     answers: Sequence[Answer], state: Variant, part: str, outputs: tuple[str, ...], tiles: Sequence[int]
 ) -> tuple[list[Finding], Variant]:
-    """The mistakes of one part, group after group; each must fit everything that was explained before."""
+    """Return the mistakes of one part, group after group. Each must fit everything explained so far."""
     found: list[Finding] = []
     settled: list[Answer] = []
     for group in dict.fromkeys(x.case.group for x in answers):
@@ -174,7 +174,7 @@ def explain_part(
 
 
 def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Finding | None:
-    """Which step has too few bits, where all numbers are nearly right. Some numbers may round to the other side."""
+    """Return which step has too few bits if all numbers are nearly right. Some numbers may round the other way."""
 
     def distance(s: Variant) -> float:
         return max(float(np.sqrt(np.mean((x.outputs["O"] - x.variant(s, "O")) ** 2))) for x in answers)
@@ -191,7 +191,7 @@ def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Fin
 
 
 def forms(mistake: Mistake, state: Variant, tiles: Sequence[int]) -> Iterator[Variant]:
-    """A mistake on top of a state, with every tile and every dtype that it may have."""
+    """Yield a mistake on top of a state, with every tile size and every dtype that it can have."""
     tiles = (tiles if not state.B else (state.B,)) if "B" in mistake.varies else (state.B,)
     for B in tiles:
         for bits in (8, 11) if "bits" in mistake.varies else (state.bits,):
@@ -213,9 +213,9 @@ def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) ->
 def pairs(
     state: Variant, part: str, tiles: Sequence[int], mine: list[Answer], settled: list[Answer], outputs: tuple[str, ...]
 ) -> Iterator[Variant]:
-    """Two at once, each of which what is settled allows: conventions, and mistakes that the two smallest cases show.
+    """Yield pairs that fit what is settled: conventions, and mistakes that the two smallest cases show.
 
-    The first depends on no tile.
+    The first one of a pair does not depend on the tile size.
     """
     name = outputs[0]
 
@@ -240,7 +240,7 @@ def pairs(
 def choose(
     fitting: list[Variant], answers: Sequence[Answer], outputs: tuple[str, ...], known: int
 ) -> tuple[Variant, tuple[str, ...]]:
-    """The one that fits most answers of all groups, conventions first; and the names that fit as many."""
+    """Return the variant that fits most answers of all groups, conventions first, and the names that fit as many."""
     score = {s: sum(x.fits(s, outputs) for x in answers) for s in fitting}
     most = [s for s in fitting if score[s] == max(score.values())]
     new = [s for s in most if all(CATALOGUE[name].part == "reads" for name in s.names[known:])]
@@ -250,7 +250,7 @@ def choose(
 
 
 def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tuple[str, float, Question]:
-    """Where the smallest wrong answer is wrong: in which output, heads and rows; and by how much."""
+    """Return where the smallest wrong answer is wrong (output, heads and rows) and by how much."""
     for answer in answers:
         for name in [x for x in outputs if x in answer.outputs]:
             wrong = answer.wrong(state, name)
@@ -263,7 +263,7 @@ def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tu
 
 
 def described(wrong: np.ndarray, got: np.ndarray) -> str:
-    """In words which entries of (batch, heads, N, d) or (batch, heads, N) are wrong."""
+    """Describe in words which entries of (batch, heads, N, d) or (batch, heads, N) are wrong."""
     count = f"{int(wrong.sum())} of {wrong.size} numbers"
     axes = [np.unique(np.nonzero(wrong)[axis]) for axis in range(3)]
     parts = [
@@ -275,7 +275,7 @@ def described(wrong: np.ndarray, got: np.ndarray) -> str:
 
 
 def spans(numbers: np.ndarray) -> str:
-    """0 to 3, 7: runs of whole numbers, the first few."""
+    """Return the first few runs of whole numbers as text, such as "0 to 3, 7"."""
     runs = np.split(numbers, np.nonzero(np.diff(numbers) > 1)[0] + 1)
     words = [f"{x[0]} to {x[-1]}" if len(x) > 1 else str(x[0]) for x in runs[:3]]
     return ", ".join(words) + (", …" if len(runs) > 3 else "")

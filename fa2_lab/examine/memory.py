@@ -1,4 +1,4 @@
-"""What numbers alone do not show: memory past the end, views, repeated calls, rows alone or without keys, dropout."""
+"""Checks that need further calls: memory past the end, views, repeated calls, rows alone or without keys, dropout."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ VIEWS: list[tuple] = [
 
 
 def alike(x: Question) -> Question:
-    """A case whose heads are all the same."""
+    """Return a copy of the case in which all heads are equal."""
     q, k, v = (np.broadcast_to(y[:1, :1], y.shape) for y in (x.q, x.k, x.v))
     return replace(x, q=q, k=k, v=v)
 
 
 def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """All that is found out by asking again. `state` has the conventions that the function was found to follow."""
+    """Return all findings that need further calls. `state` has the conventions that the function follows."""
     plain = [x for x in answers if x.case.group == "plain"]
     base = next((x for x in plain if x.case.q.shape[0] > 1), plain[0])
     lacks = [x for x in GRADIENTS if x not in base.outputs]
@@ -63,7 +63,7 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
 
 
 def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
-    """The first call of all, three times more."""
+    """Repeat the very first call three times, and compare."""
     answers = [subject.ask(first.case).outputs["O"] for _ in range(3)]
     if not all(np.array_equal(x, answers[0], equal_nan=True) for x in answers):
         yield Finding("not-deterministic", "three calls in a row", float(np.ptp(answers, axis=0).max()), first.case)
@@ -72,7 +72,7 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
 
 
 def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """O of rows that see no key, then L, and the gradients: NaN in those of other rows, or what 0 does not give."""
+    """Check O of rows that see no key, then L, then the gradients, for NaN in other rows or values not due to O = 0."""
     for answer in [x for x in answers if x.case.group.startswith("empty") and x.fits(state, ("O",))]:
         rows, case, found, bound = answer.empty(state), answer.case, answer.outputs, answer.bound("O")
         if not rows.any():
@@ -97,7 +97,7 @@ def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding
 
 
 def dropout(subject: Subject) -> Iterator[Finding]:
-    """Its factors Z, read off from equal weights and V = 1 in one feature for each key: O = P ∘ Z."""
+    """Check dropout's factors Z, which can be read from O = P ∘ Z with equal weights and one feature of V per key."""
     if not subject.takes("dropout"):
         return
     n, d, p = max(subject.d, subject.multiple), subject.d, 0.25
@@ -119,7 +119,7 @@ def dropout(subject: Subject) -> Iterator[Finding]:
 
 
 def guarded(subject: Subject, case: Question) -> tuple[Answer, list[Finding]]:
-    """Ask a case surrounded by NaN; if that reaches O, ask it, and all later cases, surrounded by zeros."""
+    """Run a case with NaN around its tensors. If NaN reaches O, run it and all later cases with zeros around them."""
     answer = subject.ask(case)
     O, want = answer.outputs["O"], answer.variant(RIGHT, "O")
     if np.isnan(subject.fill) and case.group in ("plain", "causal", "width") and np.isnan(O[np.isfinite(want)]).any():

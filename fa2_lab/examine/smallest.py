@@ -14,7 +14,7 @@ TURNED = {"bhnd": "", "bnhd": ".swapaxes(1, 2)", "hnd": "[0]", "nd": "[0, 0]", "
 
 
 def program(subject: Subject, finding: Finding, module: str) -> str:
-    """Lines that call the function on the smallest of our cases that shows the finding; empty if none shows it."""
+    """Return a program that calls the function on our smallest case that shows the finding, or "" if none shows it."""
     before = Variant(finding.state.names[: -1 if finding.name in finding.state.names else None], *finding.state[1:])
     for smaller in smaller_cases(finding.case, subject) if finding.case else ():
         try:
@@ -28,7 +28,7 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
 
 
 def smaller_cases(like: Question, subject: Subject) -> Iterator[Question]:
-    """Cases of the same kind, from one row on; one head and one batch entry first."""
+    """Yield smaller cases of this kind, from one row upwards, those with one head and one batch entry first."""
     (batch, heads, N_q, d), (h_k, N_k), (size, shift) = like.q.shape, like.k.shape[1:3], like.made
     counts = [(1, 1, 1)] if heads == h_k and not {"mask", "sinks", "key_lengths"} & set(like.options) else []
     counts += (
@@ -50,7 +50,7 @@ def smaller_cases(like: Question, subject: Subject) -> Iterator[Question]:
 
 
 def written(subject: Subject, answer: Answer, name: str, module: str, before: Variant) -> str:
-    """The program for one case, with what comes out and what should."""
+    """Return the program for one case, with the function's output and the correct one."""
     case, (size, shift), layout = answer.case, answer.case.made, subject.layout
     torch, grad, given = subject.library == "torch", name in GRADIENTS, subject.takes("dO")
     lines = ["import numpy as np", *(["import torch"] if torch else []), f"from {module} import {subject.name}", ""]
@@ -92,7 +92,7 @@ def written(subject: Subject, answer: Answer, name: str, module: str, before: Va
 
 
 def arguments(subject: Subject, case: Question) -> list[str]:
-    """The arguments of the call, as text."""
+    """Return the arguments of the call as text."""
     make = "torch.tensor" if subject.library == "torch" else "np.array"
     axis = -4 if subject.layout in ("bhnd", "hnd") else -3
     stacked = f"{make.split('.')[0]}.stack([q, k, v], {axis})"

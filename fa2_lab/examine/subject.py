@@ -1,4 +1,4 @@
-"""A function that somebody wrote, and how to ask it: its arguments by their names, its layout, library and dtype."""
+"""A function to be examined, and how to call it: its arguments by their names, its layout, library and dtype."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ MAKERS = {"empty", "empty_like", "new_empty", "zeros", "zeros_like", "new_zeros"
 
 
 class NotExamined(Exception):
-    """The function did not take this case; the text says what happened."""
+    """The function could not run this case. The message says what happened."""
 
 
 class Endless(BaseException):
-    """A call did not return. Neither the function nor a check shall go on after this."""
+    """A call did not return in time. Neither the function nor a check may go on after this."""
 
 
 class Subject:
-    """One function, asked in one library, dtype and layout."""
+    """One function, called with one library, dtype and layout."""
 
     def __init__(self, function: Callable, given: dict[str, Any] | None = None, device: str = "") -> None:
         self.function, self.given, self.device = function, given or {}, device
@@ -75,7 +75,7 @@ class Subject:
         self.code, self.space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
 
     def like(self, **how: Any) -> Subject:
-        """The same function, to be asked in another way."""
+        """Return a Subject for this function that is called in another way."""
         other = copy(self)
         vars(other).update(how)
         return other
@@ -84,13 +84,13 @@ class Subject:
         return role in self.roles.values()
 
     def tiles(self) -> tuple[int, ...]:
-        """Tile sizes that may be the function's: numbers in its signature, its code and its module's capitals."""
+        """Return possible tile sizes: numbers in the function's signature, its code and its module's constants."""
         numbers = [*self.defaults.values(), *self.given.values(), *(self.code.co_consts if self.code else ())]
         numbers += [x for name, x in self.space.items() if name.upper() == name]
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
     def settle(self, layout: str = "", library: str = "", dtype: str = "") -> None:
-        """Choose library, dtype, sizes and layout: those that give what attention should give, else those that run."""
+        """Choose the library, dtype, sizes and layout that give correct results, or, if none do, those that run."""
         layouts = [layout] if layout else ["thd"] if self.takes("cu_seqlens") else ["bhnd", "bnhd", "hnd", "nd"]
         libraries = [library] if library else ["torch"] if self.device else self.libraries()
         kinds = [(x, y) for x in libraries for y in dtypes(x) if dtype in ("", y)]
@@ -114,7 +114,7 @@ class Subject:
         raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
 
     def settle_window(self) -> None:
-        """Whether a window is one number or two."""
+        """Find out whether a window is one number or two."""
         if not any(role == "window" and isinstance(self.defaults[name], tuple) for name, role in self.roles.items()):
             for self.window_is_int in (False, True):
                 with suppress(NotExamined):
@@ -122,13 +122,13 @@ class Subject:
                     return
 
     def libraries(self) -> list[str]:
-        """Those that the function's code names, then those of its module, then the others."""
+        """Return the libraries to try: those named in the function's code, then in its module, then the others."""
         known = [self.space.get(x) for x in (self.code.co_names if self.code else ())] + list(self.space.values())
         roots = [x.__name__.split(".")[0] for x in known if inspect.ismodule(x)]
         return list(dict.fromkeys([x for x in roots if x in LIBRARIES] + LIBRARIES))
 
     def agreement(self) -> int:
-        """4: right, or causal. 3: a known mistake. 2: each head answers for itself. 1: it runs."""
+        """Return a grade: 4 right, or right if causal; 3 a known mistake; 2 independent heads; 1 it runs."""
         n = 8 if self.multiple == 1 else self.multiple
         asked = self.fitted(case("probe", n, d=self.d, batch=2, heads=3, gradients=self.takes("dO")))
         first, part = self.ask(asked), "gradients" if self.takes("dO") else "O"
@@ -142,11 +142,11 @@ class Subject:
         return 2 if moved[0, 0] and moved.sum() == 1 else 1
 
     def fitted(self, case: Question) -> Question:
-        """A packed sequence has no batch: of a case with one its first entry."""
+        """Return the case, or for packed sequences, which have no batch, its first batch entry."""
         return case.part(slice(1)) if self.layout == "thd" else case
 
     def lacks(self, case: Question) -> str:
-        """The option of a case that the function does not take; empty if it takes all."""
+        """Return an option of the case that the function does not take, or "" if it takes all of them."""
         masks = ("mask", "bias") if case.group == "bias" else ("mask",)
         if lacks := [x for x in case.options if not any(map(self.takes, masks if x == "mask" else (x,)))]:
             return lacks[0]
@@ -163,7 +163,7 @@ class Subject:
         return "windows with two sides" if self.window_is_int and left != right else ""
 
     def ask(self, case: Question, gradients: bool = True) -> Answer:
-        """The function's answer to a case; NotExamined if it raises or returns something else than numbers."""
+        """Return the function's answer to a case. Raise NotExamined if it fails or returns anything but numbers."""
         case = case.rounded(self.hold) if self.dtype != "float64" else case
         gradients = gradients and case.gradients
         outputs: dict[str, list] = {}
@@ -194,7 +194,7 @@ class Subject:
         return Answer(case, whole, max(EPS[self.dtype], self.eps))
 
     def parts(self, case: Question) -> list[Question]:
-        """One case for each call: a layout without batch or heads takes them one after the other."""
+        """Return one case per call: with a layout without batch or heads, each is passed in a separate call."""
         if self.layout not in ("hnd", "nd"):
             return [case]
         entries = [case.part(slice(b, b + 1)) for b in range(case.q.shape[0])]
@@ -202,12 +202,12 @@ class Subject:
         return entries if self.layout == "hnd" else [x.part(heads=h) for x in entries for h in heads]
 
     def turned(self, x: np.ndarray) -> np.ndarray:
-        """(batch, heads, N, d) in the function's layout."""
+        """Return x (batch, heads, N, d) in the function's layout."""
         x = x.swapaxes(1, 2) if self.layout in ("bnhd", "thd") else x
         return x[(0,) * (4 - len(self.layout))]
 
     def turned_back(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-        """What came back as (batch, heads, N, d) or, of L, (batch, heads, N); None if it has another shape."""
+        """Return a result as (batch, heads, N, d), or (batch, heads, N) for L; None if its shape does not fit."""
         if len(shape) == 4:
             x = x.swapaxes(-2, -3) if self.layout in ("bnhd", "thd") else x
         elif x.ndim == len(self.layout) and x.shape[-1] == 1:
@@ -216,7 +216,7 @@ class Subject:
         return next((y for y in (x, x.swapaxes(-1, -2)) if y.shape == shape), None)
 
     def options(self, case: Question) -> dict[str, Any]:
-        """The options of a case, under the function's names and in its layout."""
+        """Return a case's options under the function's names and in its layout."""
         (batch, heads, N_q, _), N_k = case.q.shape, case.k.shape[2]
         known: dict[str, Any] = dict(causal=False, lse=True, longest=max(N_q, N_k), grouped=case.k.shape[1] != heads)
         known |= dict(window=(-1, -1), scale=self.d**-0.5, dropout=0.0, seed=0)
@@ -241,7 +241,7 @@ class Subject:
         return values
 
     def call(self, tensors: list, case: Question, gradients: bool) -> dict[str, Any]:
-        """What one call gives: O, L if there is one, and the gradients if it returns them or torch can take them."""
+        """Call the function once: return O, L if there is one, and the gradients that it returns or torch computes."""
         is_backward, roles = self.takes("dO"), dict(zip("qkv", tensors, strict=True))
         is_taped = gradients and self.library == "torch" and not is_backward
         for x in tensors if is_taped else ():
@@ -276,7 +276,7 @@ class Subject:
         return dict(zip("OL", got, strict=False)) | (self.backward(got, tensors, case) if is_taped else {})
 
     def backward(self, got: list, tensors: list, case: Question) -> dict[str, Any]:
-        """The gradients that torch's autograd finds; none of a loss with L where L takes none."""
+        """Return the gradients from torch's autograd, or none if the loss contains L and L does not carry gradients."""
         import torch
 
         ones = got[0].new_ones(()).expand(got[0].shape)  # as O.sum().backward() makes it
@@ -291,7 +291,7 @@ class Subject:
         return {name: x for name, x in zip(GRADIENTS, found, strict=True) if x is not None}
 
     def hold(self, x: np.ndarray) -> np.ndarray:
-        """The numbers that the dtype can hold, in float64."""
+        """Return x rounded to what the dtype can hold, in float64."""
         return rounded(x, 8) if self.dtype == "bfloat16" else x.astype(self.dtype).astype(np.float64)
 
     def flat(self, x: np.ndarray, dtype: str = "") -> Any:
@@ -303,7 +303,7 @@ class Subject:
         return import_module("jax.numpy").asarray(array) if self.library == "jax" else array
 
     def array(self, x: np.ndarray, place: str = "", fill: float = np.nan) -> Any:
-        """x as an array of the library, with guard numbers before and after it, or as a view."""
+        """Return x as an array of the library, with guard numbers before and after it, or as a view."""
         if self.library == "jax":
             return self.flat(x)
         a, b = {"turned": (-1, -2), "swapped": (0, 1)}.get(place, (0, 0))
@@ -321,20 +321,20 @@ class Subject:
         return import_module(self.library).broadcast_to(view[:1], x.shape)
 
     def option(self, x: Any) -> Any:
-        """An option's value as the library wants it."""
+        """Return an option's value as the library takes it."""
         if not isinstance(x, np.ndarray):
             return x.item() if isinstance(x, np.generic) else x
         return self.flat(x, {"i": "int32", "b": "bool"}.get(x.dtype.kind, ""))
 
 
 def has_gpu() -> bool:
-    """Whether a function that refuses tensors on the CPU can be asked on a GPU."""
+    """Return whether a function that refuses tensors on the CPU can be asked on a GPU."""
     return "torch" in LIBRARIES and import_module("torch").cuda.is_available()
 
 
 @contextmanager
 def fenced(library: str, unset: float | None) -> Iterator[list]:
-    """What torch allocates meanwhile lies before numbers that must stay: it yields these. `empty` hands out `unset`."""
+    """Place guard numbers after what torch allocates meanwhile, and yield them. torch.empty is filled with `unset`."""
     ends: list = []
     if library != "torch":
         yield ends
@@ -361,12 +361,12 @@ def fenced(library: str, unset: float | None) -> Iterator[list]:
 
 
 def numbers(x: Any) -> np.ndarray:
-    """An array of any library in float64."""
+    """Return an array of any library as float64 in NumPy."""
     return np.array(x.detach().double().cpu().numpy() if hasattr(x, "detach") else x, dtype=np.float64)
 
 
 def signature(function: Callable) -> inspect.Signature:
-    """A function's signature; of a built-in that has none, what its docstring begins with."""
+    """Return a function's signature, or for a built-in that has none, the one its docstring begins with."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):

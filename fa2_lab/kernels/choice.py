@@ -103,7 +103,7 @@ def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: 
 
 
 def with_bias(options: Options) -> str:
-    """Return what the bias adds to a kernel's name: it is the first suspect if the kernel does not compile."""
+    """Return a suffix for a kernel's name that mentions a bias, the first suspect if the kernel does not compile."""
     return "" if options.bias is None else f" with the bias {options.bias.__name__}"
 
 
@@ -111,22 +111,22 @@ def with_bias(options: Options) -> str:
 
 
 def for_hopper(options: Options, sinks: Tensor | None) -> bool:
-    """Whether Hopper's own kernels can compute such calls, which have no dropout, bias, softcap or sinks."""
+    """Return whether Hopper's own kernels can compute the call: it has no dropout, bias, softcap or sinks."""
     return not (options.only_portable or options.portable) and options.softcap is sinks is None
 
 
 def hopper_forward(device: torch.device) -> ModuleType | None:
-    """Return Hopper's forward if the GPU is a Hopper and Triton's Gluon has what it needs, else None."""
+    """Return Hopper's forward, or None if the GPU is not a Hopper or Triton's Gluon lacks what it needs."""
     return prepared(("Hopper's forward", device), hopper, "forward", device)
 
 
 def hopper_backward(device: torch.device) -> ModuleType | None:
-    """Return Hopper's backward if the GPU is a Hopper and Triton's Gluon has what it needs, else None."""
+    """Return Hopper's backward, or None if the GPU is not a Hopper or Triton's Gluon lacks what it needs."""
     return prepared(("Hopper's backward", device), hopper, "backward", device)
 
 
 def hopper(direction: str, device: torch.device) -> ModuleType | None:
-    """Import Hopper's kernels for one direction, or return None on other GPUs, without Gluon, or if interpreted."""
+    """Import and return Hopper's kernels for one direction, or None on other GPUs, without Gluon, or if interpreted."""
     if device.type != "cuda" or torch.version.hip or interpreter.switched_on():
         return None
     if torch.cuda.get_device_capability(device) != (9, 0):
@@ -145,7 +145,7 @@ WARNED: set[str] = set()  # the kernels for which the warning has been given
 
 
 def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None = None) -> Callable:
-    """Return a function that calls `own`, and falls back to what otherwise(*given) prepares the first time.
+    """Return a function that calls `own` and, if that fails, the function that otherwise(*given) prepares once.
 
     It falls back for each call that `own` declines by None, and for all later calls if Triton cannot compile `own`.
     Without `otherwise`, a kernel that cannot be compiled is an error.
@@ -173,7 +173,7 @@ def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None =
 
 
 def is_a_compiler_s(error: Exception) -> bool:
-    """Whether an error means that Triton could not compile a kernel, and not that a call or the GPU failed.
+    """Return whether an error means that Triton could not compile a kernel, and not that a call or the GPU failed.
 
     Most such errors have a type of Triton's own. The others are raised by its compiler, such as a RuntimeError for code
     that its verifier refuses, or by its launcher for an option that it does not know. Because the compiler also loads
@@ -192,7 +192,7 @@ def is_a_compiler_s(error: Exception) -> bool:
 
 
 def refused(name: str, error: Exception) -> str:
-    """Return in one line which kernel Triton cannot compile, and why."""
+    """Return one line that names the kernel that Triton cannot compile, and says why."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
     return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
 

@@ -22,7 +22,7 @@ def decide(gpu: bool | None = None) -> None:
 
 @cache
 def installed() -> bool:
-    """Whether Triton can be imported at all."""
+    """Return whether Triton is installed."""
     try:
         import triton  # noqa: F401
     except ImportError:
@@ -32,7 +32,7 @@ def installed() -> bool:
 
 @cache
 def switched_on() -> bool:
-    """Whether the kernels were defined for the interpreter."""
+    """Return whether the kernels were defined for the interpreter."""
     import triton
 
     from fa2_lab.kernels.common.tile import tile_coord
@@ -42,7 +42,7 @@ def switched_on() -> bool:
 
 @cache
 def misfit() -> str:
-    """Return what to install if the kernels cannot work with what is installed, else an empty string."""
+    """Return what to install if the kernels cannot work with the installed versions, or an empty string."""
     import numpy
     import triton
 

@@ -29,8 +29,8 @@ FUSED = dict(enable_fp_fusion=True)  # a product and a sum become one instructio
 class Launch:
     """A kernel and all its arguments except the tensors, which come first. Calls of one kind share a Launch.
 
-    The first tensors are passed by descriptors, one for each descriptor given, and the others by pointers. All other
-    arguments have names: strides, sizes and what is a constant to the compiler. `options` are those of the compiler.
+    The first tensors are passed as descriptors, one for each descriptor given, and the rest as pointers. All other
+    arguments have names: strides, sizes and the compiler's constants. `options` are the compiler's options.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Launch:
             keep(self.compiled_as(tensors), self.again)
 
     def compiled_as(self, tensors: Any) -> tuple:
-        """Return all that the compiler sees. Launches for which this is equal share one compiled kernel."""
+        """Return all that the compiler sees of a launch. Launches with equal values share one compiled kernel."""
         if interpreter.switched_on():
             return ()
         passed = [None if X is None else (X.dtype, X.device) for X in tensors]
@@ -79,7 +79,7 @@ class Launch:
 
 
 def described_at(descriptor: Any, X: torch.Tensor) -> Any:
-    """Return the descriptor of X, copied from one of the same kind so that the checks of that kind are not repeated."""
+    """Return X's descriptor, made by copying one of equal kind so that its checks are not repeated."""
     found = copy(descriptor)
     found.base = X
     return found
@@ -112,7 +112,7 @@ def strides(X: torch.Tensor) -> tuple[int, ...]:
 
 
 def all_strides(*tensors: torch.Tensor) -> tuple:
-    """Return the strides of some tensors, and whether 8 divides all of them, if the compiler has to be told.
+    """Return the tensors' strides, and whether the compiler has to be told that 8 divides all of them.
 
     The compiler loads eight 16-bit numbers at once only if it knows that 8 divides every stride. By itself it checks
     only whether 16 does, which is true for d = 80 and false for d = 72.
@@ -131,25 +131,25 @@ def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:
 
 
 def sizes(Q: torch.Tensor, K: torch.Tensor, of: torch.Tensor, streamed: torch.Tensor, sequences: int | None) -> dict:
-    """Return the sizes that kernels take as they are. Programs belong to heads `of` one tensor and stream two more."""
+    """Return the sizes passed to a kernel whose programs own blocks of `of` and stream two tensors like `streamed`."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(of)
     found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
     return found | dict(l2_group=min(batch * heads, l2_group(streamed)))
 
 
 def window(options: Any) -> tuple:
-    """Return (left, right) of the diagonal. The compiler knows the causal mask's 0, but not the sizes of a window."""
+    """Return (left, right) around the diagonal. The causal mask's 0 is a constant to the compiler, others are not."""
     return options.left, triton.language.constexpr(0) if options.causal else options.right
 
 
 def l2_group(X: torch.Tensor) -> int:
-    """Return how many heads run side by side, so that the two tensors like X that they stream fit in 8 MiB of L2."""
+    """Return how many heads run side by side so that the two tensors they stream, each like X, fit in 8 MiB of L2."""
     _, _, N, d = shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Return how many SMs the GPU has, or how many an H100 has if there is no GPU."""
+    """Return the GPU's number of SMs, or an H100's if there is no GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 

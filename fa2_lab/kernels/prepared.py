@@ -36,7 +36,7 @@ class Tensors(NamedTuple):
 
     @property
     def sequences(self) -> int | None:
-        """The number of packed sequences, or None if nothing is packed."""
+        """The number of packed sequences, or None if the call is not packed."""
         return None if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
 
 
@@ -58,22 +58,22 @@ class Options(NamedTuple):
 
     @property
     def only_portable(self) -> bool:
-        """Whether only the portable kernels can compute the call."""
+        """Return whether only the portable kernels can compute the call."""
         return self.dropout_p > 0 or self.bias is not None
 
     @property
     def windowed(self) -> bool:
-        """Whether a window limits the rows, and not only the causal mask."""
+        """Return whether a window limits the rows, and not only the causal mask."""
         return self.left is not None or self.right is not None
 
     @property
     def window(self) -> tuple[int | None, int | None]:
-        """Return (left, right) of the diagonal, with right = 0 for the causal mask."""
+        """Return (left, right) around the diagonal, with right = 0 for the causal mask."""
         return self.left, 0 if self.causal else self.right
 
 
 def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
-    """Return what make(*arguments) returned when this key was first requested."""
+    """Return make(*arguments), computed only the first time this key is requested."""
     found = PREPARED.get(key)
     if found is None:
         found = keep(key, make(*arguments))
@@ -95,12 +95,12 @@ def forget() -> None:
 
 
 def keys_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return what checks and choices look at in arguments that are known to be tensors."""
+    """Return the properties of these tensors on which checks and choices depend."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 
 def has_gaps(x: Tensor | None) -> bool:
-    """Whether kernels must copy a tensor because its rows have gaps, or because of a pending negation."""
+    """Return whether kernels must copy a tensor because its rows have gaps, or because of a pending negation."""
     if x is None:
         return False
     gaps = x.stride(-1) != 1 and x.shape[-1] > 1
@@ -113,7 +113,7 @@ def rows_contiguous(x: Any) -> Any:
 
 
 def like(x: Tensor, device: str | None = None) -> Tensor:
-    """Return a new tensor with the shape of x. On the device "meta" it has that shape and strides, and no memory.
+    """Return a new tensor with the shape of x. On the device "meta" it has a shape and strides, but no memory.
 
     Its dimensions have the order in which x has them in memory, as in torch's own results. Its rows are always
     contiguous, and nothing in it repeats or overlaps, as it may in x.
@@ -128,7 +128,7 @@ def like(x: Tensor, device: str | None = None) -> Tensor:
 
 
 def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
-    """Whether this tensor was found within these limits, and neither it nor the one beside it has changed since."""
+    """Return whether x was found within these limits, and neither it nor the tensor `beside` has changed since."""
     found = SEEN.get(id(x))
     if found is None or found[0]() is not x or found[1] != (limits, x._version, x.data_ptr()):
         return False
@@ -136,7 +136,7 @@ def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
 
 
 def remember_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> None:
-    """Make was_seen() true for this tensor until it or the one beside it changes.
+    """Make was_seen() true for x until x or the tensor `beside` changes.
 
     A version counts changes. x.data = y is not counted as a change, but it moves x. Inference tensors have no versions.
     """

@@ -63,7 +63,7 @@ class Relaunch:
                 raise ValueError("descriptors are taken apart in another way")
 
     def resized(self, grid: Any, described: Any, rest: Any) -> "Relaunch":
-        """Return this launch with another grid, and with descriptors and numbers that the same compiled kernel fits."""
+        """Return this launch with another grid, and with other descriptors and numbers that fit the compiled kernel."""
         found = copy.copy(self)
         found.base = [*grid, *self.base[3:]]
         found.encode = [*map(encoder, described, self.meta)]
@@ -95,7 +95,7 @@ class Relaunch:
 
 
 def seen_by_compiler(kernel: Any, arguments: dict[str, Any]) -> tuple:
-    """Return what Triton's compiler sees of the numbers of a launch: constants in full, and of others what it may use.
+    """Return what Triton's compiler sees of a launch's numbers: a constant's value, or the facts that it may use.
 
     It uses the width of an integer and, if the kernel lets it, whether the integer is 1 and whether 16 divides it.
     """
@@ -108,12 +108,12 @@ def seen_by_compiler(kernel: Any, arguments: dict[str, Any]) -> tuple:
 
 @functools.cache
 def last_parameters(kernel: Any, many: int) -> list[tuple[str, bool, bool]]:
-    """Return each parameter's name, whether it is a constant to the compiler, and if not, whether its value counts."""
+    """Return each parameter's name, whether it is a constant, and whether the kernel is specialized on its value."""
     return [(p.name, bool(p.is_constexpr), not p.do_not_specialize) for p in kernel.params[-many:]]
 
 
 def told(x: Any, constant: bool, looked_at: bool) -> Any:
-    """Return what the compiler sees of an argument: of a constant its type and value, of others what it may use."""
+    """Return what the compiler sees of an argument: a constant's type and value, or the facts that it may use."""
     kind: Any = type(x)
     if kind is constexpr:
         return type(x.value), x.value
@@ -128,7 +128,7 @@ def told(x: Any, constant: bool, looked_at: bool) -> Any:
 
 
 def handed_over(compiled: Any, stream: Any, arguments: list) -> list:
-    """Return what Triton would hand to its `launch` for these arguments, by giving a copy of its caller a list instead.
+    """Return what Triton would pass to its `launch` for these arguments, recorded by a copy of `run`.
 
     If the next Triton reaches its driver in another way, this launches no program.
     """
@@ -140,7 +140,7 @@ def handed_over(compiled: Any, stream: Any, arguments: list) -> list:
 
 
 def as_given(handed: Any, arguments: Any) -> bool:
-    """Whether these are the arguments themselves, in the same order."""
+    """Return whether `handed` contains the arguments themselves, in their order."""
     return isinstance(handed, (list, tuple)) and len(handed) == len(arguments) and all(map(is_, handed, arguments))
 
 
@@ -150,7 +150,7 @@ def plain(x: Any) -> Any:
 
 
 def taken_apart(launch: Any, handed: list) -> tuple[Any, list]:
-    """Return the driver's function in C below `launch`, which takes no descriptors, and what it would receive."""
+    """Return the driver's C function below `launch`, which takes no descriptors, and the arguments it would receive."""
     seen: list = []
     cells = dict(zip(launch.__code__.co_freevars, launch.__closure__, strict=True))
     recording = cells | dict(launcher=types.CellType(lambda *everything: seen.extend(everything)))
@@ -160,12 +160,12 @@ def taken_apart(launch: Any, handed: list) -> tuple[Any, list]:
 
 
 def alike(mine: Any, theirs: Any) -> bool:
-    """Whether both are the same number, or both are what the copy engine is told, which cannot be compared."""
+    """Return whether both are equal numbers, or both are TMA descriptors, which cannot be compared."""
     return mine == theirs or (type(mine) is type(theirs) and not isinstance(mine, (int, float, tuple)))
 
 
 def encoder(described: Any, meta: Any) -> Any:
-    """Return the function from an address to what `launch` puts in a descriptor's place, with a cache of 1,024."""
+    """Return a function that encodes an address as the TMA descriptor `launch` needs, with a cache of 1,024 entries."""
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     utils = driver.active.utils

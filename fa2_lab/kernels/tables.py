@@ -115,7 +115,7 @@ def family() -> dict:
 
 
 def in_pieces(Q: torch.Tensor) -> bool:
-    """Whether O is computed in pieces of d that are no wider than B_r.
+    """Return whether O is computed in pieces of d that are no wider than B_r.
 
     The last of several chained matmuls decides how the warps share a tile. If it has at least as many rows as columns,
     each warp gets whole rows of S. Otherwise each warp gets some columns of all rows, and then P and the maximum and
@@ -135,7 +135,7 @@ def power_of_2(n: int) -> int:
 
 
 def upcast(Q: torch.Tensor) -> bool:
-    """Whether tiles are converted to fp32 before a matmul, as bf16 tiles are in the interpreter."""
+    """Return whether tiles are converted to fp32 before a matmul, as bf16 tiles are in the interpreter."""
     return Q.dtype == torch.bfloat16 and interpreter.switched_on()
 
 

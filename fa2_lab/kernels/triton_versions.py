@@ -54,7 +54,7 @@ def by_triton(entries: dict[str, Any]) -> Any:
 
 
 def misfit_of(triton: str, numpy: str, interpreted: bool = True) -> str:
-    """Return what to install if these versions of Triton and NumPy do not work together, else an empty string."""
+    """Return what to install if these versions of Triton and NumPy do not work together, or an empty string."""
     if number(triton) < number(OLDEST):
         return f"Triton {triton} is too old for these kernels: install 'triton>={OLDEST}'"
     if interpreted and number(triton) < (3, 7) and number(numpy) >= (2, 4):
@@ -65,7 +65,7 @@ def misfit_of(triton: str, numpy: str, interpreted: bool = True) -> str:
 
 
 def prepare() -> None:
-    """Refuse a Triton that is too old, and quicken its interpreter. Call this before the first kernel is imported."""
+    """Raise an error if Triton is too old, and speed up its interpreter. Call this before importing a kernel."""
     if number(triton.__version__) < number(OLDEST):
         raise RuntimeError(
             f"fa2_lab: Triton {triton.__version__} is too old for these kernels: install 'triton>={OLDEST}'; "
@@ -79,7 +79,7 @@ def prepare() -> None:
 
 @cache
 def newest_names() -> None:
-    """Give an older Triton the newest names. Call this before the first kernel in Gluon is imported."""
+    """Add the newest names to an older Triton. Call this before the first Gluon kernel is imported."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import tma
 
@@ -99,7 +99,7 @@ def newest_names() -> None:
 
 
 def atomic_add() -> Any:
-    """Return tma.async_atomic_add, which has the copy engine add a tile of shared memory to HBM."""
+    """Return tma.async_atomic_add, with which TMA adds a tile in shared memory to HBM."""
     from triton._C.libtriton import ir
     from triton.experimental.gluon.language._core import builtin
 
@@ -137,7 +137,7 @@ def more_shared(kernel: Any, bytes_asked: int) -> None:
 
 @cache
 def quicken() -> None:
-    """Have the interpreter skip two things that change no result, which makes it almost three times as fast.
+    """Make the interpreter skip two things that change no result, so that it is almost three times as fast.
 
     To run a kernel, it replaces the functions of triton.language by its own and restores them at the end. It does both
     again for every function that the kernel calls, although once is enough. It also computes each sum of integers twice
@@ -156,7 +156,7 @@ def quicken() -> None:
 
         @wraps(replace_all)
         def replace_once(function: Any) -> Any:
-            """What undoes the replacements when `function` ends: nothing, where its caller has made them."""
+            """Return what undoes the replacements when `function` ends, or nothing() if its caller made them."""
             seen = [module for module in modules if any(x is module for x in function.__globals__.values())]
             first = not seen or any(is_builtin(module.load) for module in seen)  # Triton's own `load` is there still
             return replace_all(function) if first else nothing()

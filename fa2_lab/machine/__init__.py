@@ -1,1 +1,1 @@
-"""Models of the machine: what attention moves, computes, holds and waits for, in numbers a reader can redo by hand."""
+"""Models of the machine: what attention moves, computes, stores and waits for, in numbers you can redo by hand."""

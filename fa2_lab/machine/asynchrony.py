@@ -1,4 +1,4 @@
-"""Actors that wait for each other, and units that work meanwhile: a thread block, event by event.
+"""A thread block simulated event by event: actors that wait for each other, and units that work meanwhile.
 
 An actor (a warp, or four that act together) is a generator: it starts jobs, and yields what it waits for. A unit (copy
 engine, tensor cores, exponential lanes) works off what was started. Copies run side by side, each as if alone. Other
@@ -17,19 +17,19 @@ DUST = 1e-6  # clocks: what rounding may leave of a job
 
 
 class Deadlock(RuntimeError):
-    """Every actor waits, and no job is left that could end a wait."""
+    """An error: every actor waits, and no job is left that could end a wait."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """What an actor yields to wait: it resumes as soon as `ready` returns true."""
+    """An actor yields a Wait in order to wait, and resumes as soon as `ready` returns true."""
 
     ready: Callable[[], bool]
     what: str
 
 
 class Barrier:
-    """Ends its phase when all expected arrivals are in: 0, 1, 0, 1, … Whoever waits names the phase that must end."""
+    """A barrier, whose phase (0, 1, 0, …) ends when all expected arrivals are in. A wait names the phase to end."""
 
     def __init__(self, what: str, arrivals: int) -> None:
         self.what, self.expected = what, arrivals
@@ -49,7 +49,7 @@ class Barrier:
 
 @dataclass(eq=False)
 class Job:
-    """Work of a unit: for whom, what, when; `result` is computed at its end, from what its operands are then."""
+    """One job of a unit: its actor, label and times. `result` is computed at its end, from its operands then."""
 
     unit: str
     actor: str
@@ -122,7 +122,7 @@ class Block:
             self.jobs.append(job)
 
     def _served(self) -> list[Job]:
-        """Return the jobs that their units are working on: all jobs, the first job of each actor, or only the first."""
+        """Return the jobs being worked on. A unit serves all its jobs, each actor's first one, or only the first."""
         seen, served = set(), []
         for job in self.running:
             queue = {SIDE_BY_SIDE: id(job), SHARED: job.actor, IN_ORDER: None}[self.manners[job.unit]]

@@ -35,7 +35,7 @@ STATISTIC = 4  # bytes of one L or D
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a thread block fits on an SM, and if it does not, why."""
+    """Whether a thread block fits on an SM and, if not, the reason."""
 
     ok: bool
     limit: str  # "", "shared memory" (cannot run) or "registers" (runs, but spills)
@@ -60,7 +60,7 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
 
 
 def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
-    """Return the registers of one thread, for accumulators and scores in fp32 and the operand of the next matmul."""
+    """Return the registers that one thread needs for fp32 accumulators and scores and the next matmul's operand."""
     scores = B_r * B_c
     held = {
         "forward": B_r * d + scores,  # o; s
@@ -81,7 +81,7 @@ forward_shared_bytes, forward_registers = partial(shared_bytes, "forward"), part
 def fits(
     chip: Chip, B_r: int, B_c: int, d: int, stages: int = 2, warps: int = 4, itemsize: int = 2, kernel: str = "forward"
 ) -> Fit:
-    """Does one thread block of this size fit on the chip without spilling, and how many of them on one SM?"""
+    """Return whether a thread block of this size fits on the chip without spilling, and how many fit on one SM."""
     check_chip(chip)
     for name, value in (("B_r", B_r), ("B_c", B_c), ("d", d), ("stages", stages), ("itemsize", itemsize)):
         whole_number(name, value, low=1)
@@ -99,7 +99,7 @@ def fits(
 def table(
     chip: Chip, d: int, sizes: Sequence[int] = (64, 128), warps: Sequence[int] = (4, 8), **options: Any
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
-    """Return {(B_r, B_c): (warps, Fit)} for all pairs of sizes: the first of `warps` that fits, or else the last."""
+    """Return {(B_r, B_c): (warps, Fit)} for all pairs of sizes, with the first of `warps` that fits, or the last."""
     found = {}
     for B_r, B_c in product(sizes, sizes):
         tried = [(W, fits(chip, B_r, B_c, d, warps=W, **options)) for W in warps]
@@ -108,7 +108,7 @@ def table(
 
 
 def register_limit(chip: Chip, warps: int) -> int:
-    """Return the most registers per thread with which a block of so many warps fits on an SM."""
+    """Return the most registers per thread with which a block of `warps` warps fits on an SM."""
     threads = WARP * whole_number("warps", warps, low=1, high=THREADS_PER_BLOCK // WARP)
     return min(chip.registers_per_thread, chip.registers_per_sm // threads // 8 * 8)
 

@@ -15,7 +15,7 @@ TFLOPS, GB, MHZ = 10**12, 10**9, 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One GPU."""
+    """The limits and rates of one GPU."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -91,13 +91,13 @@ L40S              89   142  2520  362.05   91.6  1024       48   864   96      3
 
 
 def _rows(table: str) -> dict[str, list]:
-    """Return {first column: the numbers of the others}, without the head."""
+    """Return {first column: numbers in the other columns} of a table, without its header."""
     rows = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()[1:]]
     return {name: [float(x) if "." in x else int(x) for x in numbers] for name, *numbers in rows}
 
 
 def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
-    """Return the chip in one row of the table, with the limits of every SM of its kind."""
+    """Return the chip in one row of the table, with the limits of its kind of SM."""
     tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
     lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
     return Chip(
@@ -132,7 +132,7 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def named(name: str) -> Chip:
-    """Return the chip with this name in the table, or with this name in its driver."""
+    """Return the chip with this name in the table, or in its driver."""
     known = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(known)}")
@@ -142,6 +142,6 @@ def named(name: str) -> Chip:
 
 
 def check_chip(chip: Chip) -> None:
-    """Refuse anything but a Chip."""
+    """Raise an error unless `chip` is a Chip."""
     if not isinstance(chip, Chip):
         raise TypeError(f"chip: got {chip!r}; it takes a Chip, as in chips.A100")

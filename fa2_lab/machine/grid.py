@@ -1,4 +1,4 @@
-"""Thread blocks on SMs over time: who gets work, who waits, and which workers add into the same rows of dQ.
+"""Thread blocks on SMs over time: which get work, which wait, and which workers add to the same rows of dQ.
 
 A block occupies one slot of one SM from its start to its end. Blocks start in launch order, each on the slot that is
 free first (list scheduling). Time is counted in tiles of the pass in question (a backward tile is 2.5 forward tiles of
@@ -19,7 +19,7 @@ ORDERS = ("rows", "heaviest first")
 
 @dataclass(frozen=True)
 class BlockWork:
-    """One thread block: which head, which row block (forward) or column block (backward), and its tiles."""
+    """One thread block: its head, its row block (forward) or column block (backward), and its number of tiles."""
 
     head: int
     index: int | None  # None: the block takes the whole head, as in FA1
@@ -28,7 +28,7 @@ class BlockWork:
 
 @dataclass(frozen=True)
 class Placed:
-    """A block's place and time."""
+    """Where and when one block ran."""
 
     SM: int
     slot: int  # which of the SM's resident blocks
@@ -75,7 +75,7 @@ class Schedule:
 
 
 def waves(blocks: int, slots: int) -> int:
-    """Return how many rounds the blocks need if every slot runs one block at a time."""
+    """Return how many waves the blocks need if every slot runs one block at a time."""
     return cdiv(whole_number("blocks", blocks, low=1), whole_number("slots", slots, low=1))
 
 
@@ -116,7 +116,7 @@ def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
 
 
 def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> Schedule:
-    """Run blocks in launch order: each takes the slot that is free first, SMs filled one block each before a second."""
+    """Run blocks in launch order, each in the slot that is free first. Every SM gets one block before any gets two."""
     whole_number("SMs", SMs, low=1)
     whole_number("blocks_per_sm", blocks_per_sm, low=1)
     if not blocks:
@@ -145,7 +145,7 @@ def dealt(costs: Sequence[float], SMs: int) -> Schedule:
 
 
 def owners(tiling: Tiling, direction: str) -> np.ndarray:
-    """The worker of every tile: its row block in the forward, its column block in the backward; −1 where skipped."""
+    """Return every tile's worker: its row block in the forward, its column block in the backward, −1 if skipped."""
     check_tiling(tiling)
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction: got {direction!r}; it takes forward or backward")
@@ -157,6 +157,6 @@ def owners(tiling: Tiling, direction: str) -> np.ndarray:
 
 
 def dq_writers(tiling: Tiling) -> list[list[int]]:
-    """Return for each row block i the backward's workers that add into dQ_i; several need atomics, or two passes."""
+    """Return for each row block i the backward workers that add to dQ_i. Several need atomics or two passes."""
     check_tiling(tiling)
     return [tiling.visited_cols(i) for i in range(tiling.T_r)]

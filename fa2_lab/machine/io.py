@@ -1,4 +1,4 @@
-"""Exact counts of what standard attention, FA1 and FA2 load, store and compute, to the element and not as Θ(…).
+"""Exact counts, to the element, of what standard attention, FA1 and FA2 load, store and compute.
 
 All formulas take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and count one head. The meter in
 `fa2_lab.trace` counts the same while the algorithm runs, and both must agree to the element. `requests` differs from
@@ -27,7 +27,7 @@ class Traffic:
         return sum(self.loads.values()) + sum(self.stores.values())
 
     def each(self, change: Callable[[str, int], int]) -> "Traffic":
-        """Return the same traffic with every number changed, given its tensor and its value."""
+        """Return this traffic with every number replaced by change(its tensor, its value)."""
         parts = ({tensor: change(tensor, n) for tensor, n in part.items()} for part in (self.loads, self.stores))
         return Traffic(*parts)
 
@@ -45,7 +45,7 @@ def tiles_per_row(tiling: Tiling) -> np.ndarray:
 
 
 def keys_per_row(tiling: Tiling) -> np.ndarray:
-    """Return the keys in the column blocks that row block i visits, n_i · B_c if none is ragged."""  # (T_r,)
+    """Return the number of keys in the column blocks that row block i visits: n_i · B_c if none is ragged."""  # (T_r,)
     if tiling.mask.allowed is not None:
         size = [len(range(tiling.N_k)[tiling.cols(j)]) for j in range(tiling.T_c)]
         return np.array([sum(size[j] for j in tiling.visited_cols(i)) for i in range(tiling.T_r)])
@@ -69,7 +69,7 @@ def cols_visited(tiling: Tiling) -> int:
 
 
 def scores_visited(tiling: Tiling) -> int:
-    """Return how many entries of S are computed: all of the visited tiles, also masked ones on the diagonal."""
+    """Return how many entries of S are computed: all those of visited tiles, including masked ones on the diagonal."""
     return int(rows_per_block(tiling) @ keys_per_row(tiling))
 
 
@@ -184,7 +184,7 @@ def sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 
 def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
-    """Return what a cache lets through if it lets each tensor through so many times, and holds it otherwise."""
+    """Return the traffic past a cache if each tensor passes it at most `passes` times."""
     return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
@@ -192,7 +192,7 @@ FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # scores, statistics, and a sum
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
-    """Return the same in bytes: four per number for FLOAT32 and for the O that FA1 carries on, and two otherwise."""
+    """Return `moved` in bytes: four per number for FLOAT32 and for the O that FA1 carries on, and two otherwise."""
     wide = (*FLOAT32, "O") if algorithm == "fa1" else FLOAT32
     return moved.each(lambda tensor, n: n * (4 if tensor in wide else 2))
 
@@ -265,7 +265,7 @@ def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counte
 
 
 def not_matmul(ops: Counter[str]) -> int:
-    """Return how many operations belong neither to a matmul nor to an exponential."""
+    """Return the number of operations that are neither in a matmul nor an exponential."""
     return sum(n for kind, n in ops.items() if kind not in ("matmul", "exp"))
 
 
@@ -289,6 +289,6 @@ def _sizes(tiling: Tiling, d: int) -> tuple[int, int, int]:
 
 
 def check_tiling(tiling: Tiling) -> None:
-    """Refuse anything but a Tiling."""
+    """Raise an error unless `tiling` is a Tiling."""
     if not isinstance(tiling, Tiling):
         raise TypeError(f"tiling: got {type(tiling).__name__}; it takes a fa2_lab.tiles.Tiling")

@@ -27,7 +27,7 @@ ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
 
 
 class Rung(NamedTuple):
-    """What the model knows of a rung: its place in the ladder, and numbers of its compiled loop over tiles."""
+    """The model's data on a rung: its place in the ladder, and numbers of its compiled loop over tiles."""
 
     number: int
     programs: int  # that fit on an SM at the same time
@@ -54,16 +54,16 @@ def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
 
 
 def tile_bytes(rung: Rung) -> int:
-    """Return the bytes that a tile moves: K and V, or else Q, and O, ℓ and m with four bytes per number."""
+    """Return the bytes that a tile moves: K and V, or Q, O, ℓ and m, the last three with four bytes per number."""
     if rung.number < ON_CHIP:
         return ROWS * (2 * rung.d + 4 * 2 * (rung.d + 2))
     return 2 * rung.keys * 2 * rung.d
 
 
 def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
-    """Return the clocks of a warpgroup's tile with so many programs on its SM (if not given, as many as fit).
+    """Return the clocks of a warpgroup's tile with `programs` programs on its SM (if None, as many as fit).
 
-    A warpgroup that comes to a unit finds as many others there as are there on average with one warpgroup less.
+    A warpgroup that reaches a unit finds the average queue of a system with one warpgroup fewer.
     """
     demands = units(rung, chip)
     wait = WAIT if rung.number < COPIED_AHEAD else AHEAD
@@ -135,5 +135,5 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
 
 
 def speedup(before: Rung, after: Rung, heads: int, N: int = 4096, causal: bool = False) -> float:
-    """Return how many times as fast a rung is as the one before, according to the model."""
+    """Return the model's speedup of a rung over the previous one."""
     return launch(before, heads, N, causal) / launch(after, heads, N, causal)

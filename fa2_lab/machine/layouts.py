@@ -1,4 +1,4 @@
-"""Where the elements of a tile are: which warp, lane and register holds an accumulator, which address a tile of K.
+"""Where a tile's elements are: the warp, lane and register of an accumulator, and the addresses of a tile of K.
 
 Triton writes its layouts into its intermediate code (ttgir). `parse` takes that text, so what is computed here is what
 a compiler chose, not what one would choose by hand. Thread blocks only, no clusters.
@@ -33,7 +33,7 @@ class Mma:
     instruction: tuple[int, int]  # rows and columns of one warp's part of one instruction
 
     def owners(self, shape: tuple[int, int]) -> Owners:
-        """Return the owners of a tile of this shape, which must consist of whole instructions."""
+        """Return the owners of a tile's elements. Its shape must be a multiple of what all warps hold."""
         sizes = [w * n for w, n in zip(self.warps, self.instruction, strict=True)]
         if any(length % size for length, size in zip(shape, sizes, strict=True)):
             raise ValueError(
@@ -50,7 +50,7 @@ class Mma:
 
 @dataclass(frozen=True)
 class Shared:
-    """A tile in shared memory: in each row the chunks of `vec` elements change places, in another way in each row."""
+    """A tile in shared memory whose chunks of `vec` elements are swizzled: permuted in each row in another way."""
 
     vec: int
     per_phase: int  # so many rows in a row are treated alike
@@ -95,7 +95,7 @@ def _value(text: str) -> Any:
 
 
 def bank_conflicts(offsets: np.ndarray, itemsize: int = 2) -> int:
-    """Return the largest number of these chunks that share the same banks; 1 means no conflict.
+    """Return the largest number of chunks that share a group of banks; 1 means no conflict.
 
     Each chunk is given by the offset of its first element.
     """

@@ -1,4 +1,4 @@
-"""Number formats in NumPy: what rounding does to attention when all the rest of it is exact.
+"""Number formats in NumPy, which show what rounding does to attention if everything else is exact.
 
 A format has so many bits of mantissa, the leading one included, and `rounded` of examine/cases.py rounds to them. Here
 are E4M3, FP8's format with four bits, the scales and the rotation that FlashAttention-3 gives it, and rows in which
@@ -18,7 +18,7 @@ LARGEST = 448  # of E4M3
 
 
 class TiedRows(NamedTuple):
-    """Rows of scores, each with keys and values of its own, and the gradient of O."""
+    """Rows of scores, each with its own keys and values, and the gradient of O."""
 
     S: np.ndarray  # (rows, keys)
     V: np.ndarray  # (rows, keys, d)
@@ -26,7 +26,7 @@ class TiedRows(NamedTuple):
 
 
 def repeated_maxima(rows: int = 4096, keys: int = 64, d: int = 16, seed: int = 0) -> TiedRows:
-    """Rows with two equal maxima far above all other scores. V and dO are negative in column 0, and mixed elsewhere."""
+    """Draw rows with two equal maxima far above all other scores. V and dO are all negative in column 0."""
     rng = np.random.default_rng(seed)
     top = rng.uniform(1, 3, (rows, 1))
     S = top - rng.uniform(11, 16, (rows, keys))
@@ -44,7 +44,7 @@ def outputs(S: np.ndarray, V: np.ndarray, m: np.ndarray, sum_bits: int) -> np.nd
 
 
 def truth(S: np.ndarray, V: np.ndarray) -> np.ndarray:
-    """O, not rounded anywhere."""
+    """Return O without any rounding."""
     P = np.exp(S - S.max(1, keepdims=True))
     return np.einsum("rk,rkd->rd", P / P.sum(1, keepdims=True), V)
 
@@ -67,7 +67,7 @@ def scaled(X: np.ndarray, rows: int) -> np.ndarray:
 
 
 def rotation(d: int, seed: int = 0) -> np.ndarray:
-    """An orthogonal matrix (d, d), d a power of two: random signs, then Hadamard's matrix of ±1/√d."""
+    """Return an orthogonal matrix (d, d), d a power of two: random signs, then Hadamard's matrix of ±1/√d."""
     H = np.ones((1, 1))
     while len(H) < d:
         H = np.block([[H, H], [H, -H]])
@@ -76,7 +76,7 @@ def rotation(d: int, seed: int = 0) -> np.ndarray:
 
 
 def with_outliers(N: int = 1024, d: int = 64, share: float = 0.001, seed: int = 0) -> np.ndarray:
-    """Q, K and V as FlashAttention-3's paper draws them: N(0, 1), and N(0, 100) added to a share of the numbers."""
+    """Draw Q, K and V as in FlashAttention-3's paper: N(0, 1), with N(0, 100) added to a share of the numbers."""
     rng = np.random.default_rng(seed)
     normal, large = rng.standard_normal((2, 3, N, d))
     return normal + 10 * large * (rng.random((3, N, d)) < share)

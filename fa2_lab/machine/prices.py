@@ -1,4 +1,4 @@
-"""What a method asks of each unit of a chip, and how long each unit takes.
+"""How much work a method gives to each unit of a chip, and how long each unit takes.
 
 There are six prices: for a FLOP of the tensor cores, another instruction, an exponential, and a byte from shared
 memory, from L2 and from DRAM. A multiply-add is one instruction and two FLOPs. Tensor cores, FP32 units, special
@@ -18,7 +18,7 @@ L2_PER_CLOCK = 5120  # bytes, of a whole A100 (NVIDIA A100 whitepaper); of later
 
 @dataclass(frozen=True)
 class Prices:
-    """What one chip does per second: FLOPs of the tensor cores, instructions, exponentials and bytes."""
+    """A chip's rates per second: tensor-core FLOPs, instructions, exponentials and bytes."""
 
     tensor: float
     fp32: float
@@ -28,12 +28,12 @@ class Prices:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return each price as the FLOPs that the tensor cores do in the same time."""
+        """Return each price as the number of FLOPs that the tensor cores do in that time."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
 def prices(chip: Chip) -> Prices:
-    """Return the maker's figures, and for L2 what was measured on this chip, or else the A100's printed figure."""
+    """Return the maker's figures, with L2's rate as measured on this chip or, failing that, printed for the A100."""
     clocks = chip.SMs * chip.clock_hz
     l2 = measured(chip).get("L2 TB/s")
     return Prices(
@@ -47,7 +47,7 @@ def prices(chip: Chip) -> Prices:
 
 
 def measured(chip: Chip) -> dict[str, float]:
-    """Return what `fa2-lab bench prices` reached on this chip, or nothing if it did not run on this chip."""
+    """Return the rates that `fa2-lab bench prices` reached on this chip, or nothing if it was not run there."""
     record = load("prices") if path_of("prices").exists() else None
     return record.ceilings if record and chips.named(record.machine["gpu"]) == chip else {}
 
@@ -57,7 +57,7 @@ def measured(chip: Chip) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What each unit has to do for all heads of one call."""
+    """The work of each unit for all heads of one call."""
 
     flops: int  # of matrix products
     instructions: int  # neither a matrix product nor an exponential
@@ -67,7 +67,7 @@ class Cost:
     workers: int  # thread blocks that can work at the same time
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Return the seconds of each unit at full speed; if there are fewer workers than SMs, the other SMs idle."""
+        """Return the seconds that each unit takes at full speed. With fewer workers than SMs, the other SMs idle."""
         price, at_work = prices(chip), min(1.0, self.workers / chip.SMs)
         return {
             "tensor cores": self.flops / price.tensor / at_work,
@@ -88,7 +88,7 @@ class Cost:
         return slowest, seconds[slowest]
 
     def intensity(self, place: str) -> float:
-        """Return the FLOPs per byte that is "requested", or that has "crossed" to DRAM."""
+        """Return the FLOPs per byte "requested", or per byte that "crossed" to DRAM."""
         return self.flops / getattr(self, place)
 
 

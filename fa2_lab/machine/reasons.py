@@ -1,4 +1,4 @@
-"""Why each rung of the ladder is there: what limited the previous one, what the change removes, and its prediction."""
+"""The reason for each rung of the ladder: what limited the previous one, what the change removes, and a prediction."""
 
 from functools import cache
 from pathlib import Path
@@ -44,7 +44,7 @@ REASONS = read(Path(__file__).with_name("reasons.md").read_text(encoding="utf-8"
 
 
 def reason(rung: str) -> Reason:
-    """Return why a rung is there."""
+    """Return the reason for a rung."""
     number = ladder.find(rung)[1:3]
     return REASONS.get(number, NOTHING if number == "00" else UNWRITTEN)
 
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
     @property
     def misses(self) -> bool:
-        """Whether the prediction misses by more than a tenth."""
+        """Return whether the prediction is off by more than a tenth."""
         if self.predicted is None or self.measured is None:
             return False
         if self.at_most:
@@ -75,12 +75,12 @@ class Step(NamedTuple):
 
     @property
     def prediction(self) -> str:
-        """As a table shows it."""
+        """Format the prediction for a table."""
         return f"{'≤ ' * (self.at_most and self.predicted is not None)}{times(self.predicted)}"
 
 
 def times(factor: float | None) -> str:
-    """A factor as a table shows it."""
+    """Format a factor for a table."""
     return "-" if factor is None else f"{factor:.2f}"
 
 
@@ -112,7 +112,7 @@ def predicted(before: str, after: str, causal: bool, d: int, heads: int | None =
 
 
 def most(record: Record, before: str, d: int) -> float | None:
-    """Return the factor of a change after which the tensor cores never stop, from the previous rung's counter."""
+    """Return the factor of a change that keeps the tensor cores always busy, from the previous rung's counter."""
     for row in record.rows:
         p = row.problem
         if row.direction == "counters" and (p["rung"], p["d"], p["causal"]) == (before, d, False):
@@ -138,7 +138,7 @@ def facts() -> dict[tuple[str, bool, int], dict]:
 
 
 def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
-    """Return what the model knows of a rung, or None if it is not recorded."""
+    """Return the model's data on a rung, or None if they are not recorded."""
     if name == ladder.RUNGS[0]:
         return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels that HBM limits
     row = facts().get((name, causal, d))
@@ -149,7 +149,7 @@ def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
 
 
 def counters(record: Record, name: str) -> dict[str, float]:
-    """Return what the hardware counted for a rung without a mask."""
+    """Return the hardware counters of a rung without a mask."""
     rows = [row for row in record.rows if row.direction == "counters" and row.problem["rung"] == name]
     rows = [row for row in rows if not row.problem["causal"]]
     return {what: x[0] for what, x in max(rows, key=lambda row: row.problem["d"]).values.items()} if rows else {}

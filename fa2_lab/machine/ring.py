@@ -46,6 +46,6 @@ def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c:
 
 
 def balance(tiles: np.ndarray) -> float:
-    """Return the share of time in which the ranks work, if all wait for the rank with the most tiles."""
+    """Return the share of time for which the ranks work if all wait for the one with the most tiles."""
     most = tiles.sum(axis=1).max()
     return float(tiles.sum() / (len(tiles) * most)) if most else 1.0

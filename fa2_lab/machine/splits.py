@@ -21,7 +21,7 @@ from fa2_lab.tiles import cdiv, real_number, whole_number
 
 @dataclass(frozen=True)
 class Shares:
-    """Stream-K: the heads end to end, cut into equal shares; program w takes units w·share to (w + 1)·share of work.
+    """Stream-K: the heads end to end, cut into equal shares. Program w takes units w·share to (w + 1)·share of work.
 
     A head is one unit of work to begin it (its queries, and a pipeline that has to fill) and one for each of its tiles.
     """
@@ -40,7 +40,7 @@ class Shares:
 
     @property
     def work(self) -> int:
-        """The units of work of all heads together."""
+        """The total units of work of all heads."""
         return sum(self.tiles) + len(self.tiles)
 
     @property
@@ -57,7 +57,7 @@ class Shares:
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return what program w reads, in order, as (head, first tile, last tile + 1)."""
+        """Return what program w reads, in order: a list of (head, first tile, last tile + 1)."""
         found = []
         for head, n in enumerate(self.tiles):
             begin = self.begin(head)
@@ -72,7 +72,7 @@ class Shares:
         return range(begin // self.share, (begin + self.tiles[head]) // self.share + 1)
 
     def part(self, w: int, head: int) -> int:
-        """Return the index of the partial result that program w leaves of a head.
+        """Return the index of program w's partial result for a head.
 
         Indices are unique, because from one partial result to the next either w or the head grows.
         """

@@ -29,12 +29,12 @@ class Clocks(NamedTuple):
 
     @property
     def overlapped(self) -> float:
-        """The clocks if all units work at once, so that the busiest decides."""
+        """The time in clocks if all units work at once, so that the busiest one sets the total."""
         return max(self)
 
     @property
     def serial(self) -> float:
-        """The clocks if one unit works after the other."""
+        """The time in clocks if the units work one after another."""
         return sum(self)
 
     @property

@@ -32,11 +32,11 @@ NOBODY, SEVERAL, COPY = -1, -2, -3
 
 
 class RaceError(RuntimeError):
-    """Two warps accessed the same element with no barrier between, and at least one of them wrote."""
+    """An error: two warps accessed one element with no barrier in between, and at least one of them wrote."""
 
 
 class SharedMemory:
-    """The arrays of one thread block. Counts each access, and refuses those that a missing barrier makes a race."""
+    """The arrays of one thread block. Counts each access, and raises RaceError if a missing barrier makes it a race."""
 
     def __init__(self, **shapes: tuple) -> None:
         self.arrays = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
@@ -61,7 +61,7 @@ class SharedMemory:
         return value
 
     def barrier(self, reason: str) -> None:
-        """Make all warps wait for each other, so that what was written before can be read afterwards."""
+        """Make all warps wait for each other, so that they can then read what was written before."""
         self.waits[reason] += 1
         self._forget()
 
@@ -197,7 +197,7 @@ def _gather(state: list[SoftmaxState], shared: SharedMemory) -> BlockRun:
 def _check(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Refuse arrays that are not one head of this tiling, a row block that does not exist, and less than one warp."""
+    """Raise an error unless the arrays are one head of this tiling, row block i exists, and W is at least 1."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
     check_tiling(tiling)
     if (tiling.N_q, tiling.N_k) != (len(Q), len(K)):

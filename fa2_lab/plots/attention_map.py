@@ -14,7 +14,7 @@ STEPS, TEXTS, RATE = 150, 16, 0.3
 
 
 def data(sentence: str = SENTENCE) -> dict:
-    """The words of a sentence and the head's P; the head has never seen it, and knows words by number alone."""
+    """Return the words of a sentence and the head's P; the head has never seen it, and knows words by number alone."""
     words = sentence.split()
     known = list(dict.fromkeys(words))
     if len(known) > WORDS:
@@ -25,7 +25,7 @@ def data(sentence: str = SENTENCE) -> dict:
 
 @cache
 def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """W_Q and W_K after STEPS steps of descent on texts in which each word is mostly followed by the same one."""
+    """Return W_Q and W_K after STEPS steps of descent on texts in which one word mostly follows each word."""
     draw = np.random.default_rng(seed)
     W = 0.1 * draw.standard_normal((2, WORDS, WORDS))
     for _ in range(STEPS):
@@ -34,7 +34,7 @@ def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def text(draw: np.random.Generator) -> np.ndarray:
-    """A text of N + 1 words. What follows a word is drawn anew for every text."""
+    """Return a text of N + 1 words. For each text, draw anew which word follows which."""
     after, words = draw.permutation(WORDS), [int(draw.integers(WORDS))]
     while len(words) <= N:
         usual = draw.random() < 0.8
@@ -43,19 +43,19 @@ def text(draw: np.random.Generator) -> np.ndarray:
 
 
 def one_hot(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each word, and the word before it, as rows with a single 1."""
+    """Return each word, and the word before it, as rows with a single 1."""
     X = np.eye(WORDS)[words]
     return X, np.vstack([np.zeros(WORDS), X[:-1]])
 
 
 def head(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Q, K and V of a text: a key belongs to the word before, its value to the word itself."""
+    """Return Q, K and V of a text. A key encodes the previous word, and its value the word itself."""
     X, before = one_hot(words)
     return X @ W_Q, before @ W_K, X
 
 
 def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the loss −Σ log O[i, word i + 1], with respect to W_Q and W_K, by chapter 01's formulas."""
+    """Return the gradients of −Σ log O[i, word i + 1] with respect to W_Q and W_K, by chapter 01's formulas."""
     Q, K, V = head(words[:-1], W_Q, W_K)
     O, P = naive.forward(Q, K, V, tau=1.0, mask=CAUSAL)  # O: the chance of each word to come next
     dO, rows = np.zeros_like(O), np.arange(len(O))
@@ -67,7 +67,7 @@ def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.nd
 
 @style.picture
 def draw(words: list[str], P: np.ndarray) -> style.Drawn:
-    """A square for each weight, its area the weight; queries run down, keys run right."""
+    """Draw a square for each weight, whose area is the weight. Queries run down, and keys run right."""
     caption = "At a word that it has seen before, this head looks at the word that followed it then."
     figure, ax = style.new_figure(4.3, f"{caption} The area of a square is the attention weight.")
     n = len(words)

@@ -10,7 +10,7 @@ BLOCKS = (32, 64, 128, 256)
 
 
 def data(stages: int = 2) -> dict:
-    """What the forward needs at every block size and on which chips it fits; spills from figures/data/compiled.json.
+    """Return the forward's needs at every block size, the chips on which it fits, and the recorded spills.
 
     `stages` tiles of K and as many of V are in shared memory. Triton keeps num_stages of them on Hopper, and one fewer
     on older chips.
@@ -22,7 +22,7 @@ def data(stages: int = 2) -> dict:
 
 
 def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
-    """For each block size: its needs, and on which chips it fits with 4 or 8 warps (needs: as on the last chip)."""
+    """Return each block size's needs (on the last chip), and the chips on which it fits with 4 or 8 warps."""
     tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in where.items()}
     cells = {}
     for blocks, (W, fit) in list(tables.values())[-1].items():
@@ -33,13 +33,13 @@ def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
 
 
 def compiled_spills() -> dict[tuple[int, int, int], int]:
-    """{(d, B_r, B_c): spill instructions} of the compiled forward, where it has been recorded."""
+    """Return {(d, B_r, B_c): spill instructions} of the compiled forward, as far as it is recorded."""
     rows = (recorded("compiled") or {}).get("forward", ())
     return {(row["d"], row["B_r"], row["B_c"]): row["spills"] for row in rows}
 
 
 def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
-    """Where a block size runs without spilling: as compiled, and by the sum where nobody compiled it."""
+    """Return where a block size runs without spilling: as compiled or, if it was not compiled, by the model."""
     fits = [name for name, room in limits.items() if cell["shared"] <= room]
     if not fits:
         return "too large"
@@ -56,7 +56,7 @@ def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
 
 @style.picture
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
-    """A grid of block sizes for each d: what the forward needs, and on which chips it has it.
+    """Draw a grid of block sizes for each d, with the forward's needs and the chips that meet them.
 
     cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
     smallest first. compiled: {(d, B_r, B_c): spill instructions}, where somebody compiled it.

@@ -32,7 +32,7 @@ NAMED = 1.13  # a factor from which on a jump is strong, and has its factor in i
 
 @style.picture
 def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) -> style.Drawn:
-    """A bar for each rung without a mask and a dot for the causal mask, both as shares of the peer's speed."""
+    """Draw a bar for each rung without a mask and a dot for the causal mask, both as shares of the peer's speed."""
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full
     caption = (

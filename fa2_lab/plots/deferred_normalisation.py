@@ -18,7 +18,7 @@ ONLY_FA1 = "p v ×β"
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
-    """One tile of FA1 and of FA2, and FA2's end of a row block, in clocks of one SM.
+    """Return one tile of FA1 and of FA2, and FA2's end of a row block, in clocks of one SM.
 
     × τ is part of the multiply-add of τ s − m, and the sum into o part of the product's.
     """
@@ -44,7 +44,7 @@ HIGH = 0.62
 
 @style.picture
 def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
-    """FA1's and FA2's steps of a tile on one time axis; what FA2 left out stands dashed at its end.
+    """Draw FA1's and FA2's steps of a tile on one time axis; what FA2 leaves out is dashed at the end.
 
     loops: {"FA1", "FA2": steps of one tile}; end: FA2's steps after the last tile, drawn beneath.
     """

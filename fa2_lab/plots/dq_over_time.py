@@ -29,7 +29,7 @@ def data(T: int = 4) -> dict:
 
 @style.picture
 def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
-    """For each way the SMs over time, tile by tile, and beneath them dQ's blocks with a mark for every write."""
+    """Draw both ways: the SMs over time, tile by tile, and below them dQ's blocks with a mark for every write."""
     caption = (
         "With atomic adds, several writes of dQ meet, and with two passes, each block of dQ has one writer. A box is"
     )
@@ -62,7 +62,7 @@ def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
 
 
 def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:
-    """A mark for every time at which a block is written: its writer's number, or how many write at that time."""
+    """Draw a mark for every time at which a block is written: its writer's number, or how many write at that time."""
     for (i, time), SMs in writes.items():
         several = len(SMs) > 1
         label, width = (f"× {len(SMs)}", 2.6 if style.narrow() else 1.5) if several else (str(SMs[0]), 0.9)

@@ -7,7 +7,7 @@ from fa2_lab.tiles import Tiling
 
 
 def data(N: int = 1024, d: int = 64) -> dict:
-    """Closed forms for one head's forward, over M, the elements of two bytes that the chip has room for."""
+    """Return closed forms for one head's forward over M, the number of two-byte elements that fit on the chip."""
     sizes = [2**k for k in range(12, 19)]
     moved = {M: elements("fa1", N, *fa1.block_sizes(M, d), d) for M in sizes}
     memories = {chip.name.split()[0]: chip.shared_per_block for chip in (chips.A100, chips.H100)}
@@ -16,13 +16,13 @@ def data(N: int = 1024, d: int = 64) -> dict:
 
 
 def elements(name: str, N: int, B_r: int, B_c: int, d: int) -> int:
-    """Elements that a method's forward of one head loads and stores."""
+    """Return elements that a method's forward of one head loads and stores."""
     return io.requests(name, "forward", Tiling(N, N, B_r=B_r, B_c=B_c), d).total
 
 
 @style.picture
 def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memories: dict[str, int]) -> style.Drawn:
-    """moved: {M: elements that FA1 moves}; standard and least: elements, whatever M is; memories: bytes of a chip."""
+    """Draw traffic over M. moved: {M: FA1's elements}; standard, least: elements for any M; memories: bytes."""
     caption = "If the chip has twice the room, FA1 loads and stores half as much."
     figure, ax = style.new_figure(
         3.2,
@@ -65,5 +65,5 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
 
 
 def millions(count: float) -> str:
-    """A count in millions."""
+    """Return a count in millions."""
     return f"{count / 1e6:.2g} M"

@@ -7,13 +7,13 @@ from fa2_lab.records import Measurement, load
 
 
 def worths() -> list[dict]:
-    """Every idea on every problem it was measured on: speed with it over speed without it, in the same run."""
+    """Return for each idea and measured problem the speed with the idea over the speed without it, in one run."""
     rows = [row for row in load("ideas").rows if {"with it", "without it"} <= row.values.keys()]
     return [row.problem | dict(worth=row.ratio("with it", "without it")) for row in rows]
 
 
 def table(part: str = "") -> list[str]:
-    """In Markdown, what was predicted of each idea and what came out: of a part, "forward" or "backward", or of all.
+    """Return in Markdown each idea's prediction and result, for one part, "forward" or "backward", or for all.
 
     An idea is kept where it is faster: on the rows of which a record says so.
     """
@@ -32,6 +32,6 @@ def table(part: str = "") -> list[str]:
 
 
 def reach(rows: Sequence[Measurement]) -> str:
-    """How many times as fast with an idea: the mean, the lowest and the highest."""
+    """Return how many times as fast with an idea: the mean, the lowest and the highest."""
     worth = [row.ratio("with it", "without it") for row in rows]
     return f"{geometric_mean(worth):.3f} ({min(worth):.2f} to {max(worth):.2f})" if worth else "–"

@@ -7,7 +7,7 @@ START = 3.0  # µs of a launch before it works: an assumption
 
 
 def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
-    """µs of each kernel's work, if HBM and the tensor cores reach their data sheet."""
+    """Return µs of each kernel's work, if HBM and the tensor cores reach their data sheet."""
     bytes_us, numbers = chips.H200.hbm_per_second / 1e6, N * d * heads
     work = {
         "before": numbers * (2 + 2 + 4) / bytes_us,  # O and dO are read, the accumulators cleared
@@ -19,7 +19,7 @@ def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
 
 @style.picture
 def draw(work: dict[str, float], setting: str) -> style.Drawn:
-    """work: {kernel: µs}, in order."""
+    """Draw the launches in order. work: {kernel: µs}."""
     caption = "With programmatic dependent launch (PDL), a kernel is launched while the one before it runs."
     figure, axes = style.new_figure(
         2.9,

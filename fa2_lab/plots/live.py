@@ -31,7 +31,7 @@ HEAD = re.compile(
 
 
 def about(name: str) -> tuple[str, str, str]:
-    """A piece's title, what it would show, and what its still shows, from its page; a wheel has no pages."""
+    """Return a piece's title, what it would show, and what its still shows, from its page; a wheel has no pages."""
     page = FOLDER / f"{name}.html"
     if not page.is_file():
         return "", "", ""
@@ -61,14 +61,14 @@ class live:
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}
 
     def frame(self, title: str) -> str:
-        """The piece in a frame; when it has come, it takes the place of the still."""
+        """Return the piece in a frame; when it has come, it takes the place of the still."""
         looks = 'style="width: 100%; height: 640px; border: 0"'
         hide = 'onload="this.previousElementSibling.hidden = true"'
         return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{escape(page(self.name, self.ask))}"></iframe>'
 
 
 def page(name: str, ask: str = "") -> str:
-    """A piece with its styles and scripts inside: one document that asks for no other file."""
+    """Return a piece with its styles and scripts inside: one document that asks for no other file."""
     html = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
     html = html.replace("<html", f'<html data-ask="{escape(ask)}"', 1)
 

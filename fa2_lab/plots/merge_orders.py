@@ -9,7 +9,7 @@ Merge = tuple[int, int, SoftmaxState]  # two states by their numbers, leaves fir
 
 
 def data(blocks: int = 8, B_c: int = 4) -> dict:
-    """The states of one row's key blocks (d = 1), and what becomes of them in three orders."""
+    """Return the states of one row's key blocks (d = 1), and what becomes of them in three orders."""
     s, v = np.random.default_rng(2).standard_normal((2, blocks, B_c)) * [[[2.0]], [[1.0]]]
     leaves = [SoftmaxState.reset(1, 1).update(s[b : b + 1], v[b][:, None]) for b in range(blocks)]
     orders: dict[str, list[Merge]] = {}
@@ -22,7 +22,7 @@ def data(blocks: int = 8, B_c: int = 4) -> dict:
 
 
 def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
-    """Which two nodes each merge joins: leaves are numbered 0 … blocks − 1, merges from there on."""
+    """Return which two nodes each merge joins: leaves are numbered 0 … blocks − 1, merges from there on."""
     half, layer = blocks // 2, range(blocks)
     tree: list[tuple[int, int]] = []
     while len(layer) > 1:
@@ -35,7 +35,7 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _chain(start: int, stop: int, number: int) -> list[tuple[int, int]]:
-    """Leaves start … stop − 1 taken in one after the other by merges that are numbered from `number` on."""
+    """Return the merges, numbered from `number` on, that take in leaves start … stop − 1 one after another."""
     lefts = [start, *range(number, number + stop - start - 2)]
     return list(zip(lefts, range(start + 1, stop), strict=True))
 
@@ -50,7 +50,7 @@ W, H = 0.9, 0.76  # of one state's box
 
 @style.picture
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
-    """The states of all blocks, and beneath them each order of merging them, every box with its m, l and o."""
+    """Draw the states of all blocks, and below them each order of merging them, with m, l and o in every box."""
     caption = "The same merge works in any order: a loop, a tree and a split end with the same o and L."
     places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
     depths = [max(y for _, y in place) + 0.9 for place in places.values()]
@@ -74,13 +74,13 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
 
 
 def _result(merges: list[Merge], digits: int, between: str = ", ") -> str:
-    """What the last merge ends at."""
+    """Return the result of the last merge as text."""
     o, L = (x.item() for x in merges[-1][2].finalize())
     return f"o / l = {o:.{digits}f}{between}L = {L:.{digits}f}"
 
 
 def _places(leaves: int, merges: list[Merge]) -> list[tuple[float, float]]:
-    """Leaves side by side; a merge stands under the block it takes in, or below and between the two it joins."""
+    """Place leaves side by side, and a merge under the block it takes in, or below and between the two it joins."""
     places = [(float(k), 0.0) for k in range(leaves)]
     for left, right, _ in merges:
         (x_left, y_left), (x, y) = places[left], places[right]

@@ -7,7 +7,7 @@ from fa2_lab.plots import style
 
 
 def data(name: str = "H200") -> dict:
-    """(what it is, what it has), from the outside in."""
+    """Return (what it is, what it has), from the outside in."""
     chip = chips.named(name)
     kib = 4 * chip.registers_per_sm // 1024
     levels = [
@@ -25,7 +25,7 @@ STEP = 0.5
 
 @style.picture
 def draw(chip: str, levels: list[tuple[str, str]]) -> style.Drawn:
-    """A box in a box for each level, with its name and what it has in the first line."""
+    """Draw a box in a box for each level, with its name and what it has in the first line."""
     caption = "A GPU has SMs, an SM runs thread blocks, a thread block has warps, and a warp has 32 threads."
     line = 0.62 if style.narrow() else 0.36
     figure, ax = style.new_figure(0.2 + (line + 0.09) * len(levels), f"{caption} The numbers are those of an {chip}.")

@@ -4,14 +4,14 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """{way: the matmuls of each pass in order}."""
+    """Return {way: the matmuls of each pass in order}."""
     one, columns, rows = ["S", "dP", "dV", "dK", "dQ"], ["S", "dP", "dV", "dK"], ["S", "dP", "dQ"]
     return dict(ways={"one pass": [one], "two passes": [columns, rows]})
 
 
 @style.picture
 def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
-    """A row for each way, a box for each matmul; hatched what was computed in an earlier pass."""
+    """Draw a row for each way and a box for each matmul, hatched if an earlier pass has computed it."""
     counts = {name: sum(map(len, passes)) for name, passes in ways.items()}
     saved = counts["two passes"] - counts["one pass"]
     caption = f"One pass saves {saved} matmuls of {counts['two passes']}, because S and dP are computed only once."

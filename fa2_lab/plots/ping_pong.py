@@ -8,7 +8,7 @@ from fa2_lab.plots import strips, style
 
 
 def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
-    """(unit, consumer, label, from, to) of both ways, in clocks."""
+    """Return (unit, consumer, label, from, to) of both ways, in clocks."""
     product, softmax = 2 * 64 * keys * d / chips.H200.tensor_per_clock, 64 * keys / chips.H200.exp_per_clock
     panels = []
     for name, turns in (("Without ping-pong", False), ("Ping-pong", True)):
@@ -22,7 +22,7 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
 
 
 def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
-    """S of a tile and P V of the one before, if it is this consumer's turn; then the softmax."""
+    """Run one consumer: in its turn, S of a tile and P V of the previous one, and then the softmax."""
     late: Job | None = None
     for n in range(T):
         if may:
@@ -38,7 +38,7 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 
 @style.picture
 def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
-    """panels: name, share of the tensor cores' time, jobs as (unit, consumer, label, from, to)."""
+    """Draw the panels: name, share of the tensor cores' time, and jobs as (unit, consumer, label, from, to)."""
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"
     )

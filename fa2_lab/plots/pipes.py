@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data(way: str = "forward") -> dict:
-    """The rings of a pass: {ring: (stages, how many consumers must release one before it is filled again)}.
+    """Return the rings of a pass: {ring: (stages, how many consumers must release one before it is filled again)}.
 
     The forward's are those of sizes.SHORT. Its V has no releases: K's tell that its stage is empty, too.
     """
@@ -36,7 +36,7 @@ SAME = {"forward": "", "backward": " What is grey works as in the forward pass."
 
 @style.picture
 def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
-    """One thread block. way: forward or backward. rings: {ring: (stages, releases that empty one)}."""
+    """Draw one thread block. way: forward or backward. rings: {ring: (stages, releases that empty one)}."""
     caption = (
         f"{SAYS[way]} A solid arrow means that all bytes are there. A dashed arrow means that the given number of"
         f" consumers has released the stage.{SAME[way]}"
@@ -55,7 +55,7 @@ def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
 
 
 def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
-    """The producer, the rings, the consumers and the two arrows at each side of a ring."""
+    """Draw the producer, the rings, the consumers and the two arrows at each side of a ring."""
     producer, left, right, consumers = PHONE if style.narrow() else PAGE
     bottom, end = LANE * len(rings) + 0.1, style.width() - 0.1
     style.box(ax, 0.02, 0, producer - 0.02, bottom, "producer\n\n1 warp\ncopies", style.worker(3))

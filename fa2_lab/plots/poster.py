@@ -16,7 +16,7 @@ LANES = {"load": "load", "store": "store", "matmul": "matmul", "exp": "exp", "ot
 
 
 class Row(NamedTuple):
-    """One line of the algorithm and what computes it; `work` says for each lane how much, each time the line runs."""
+    """One line of the algorithm and its code. `work` says for each lane what the line adds each time it runs."""
 
     number: int
     depth: int
@@ -56,7 +56,7 @@ WORK: dict[str, dict[int, dict[str, str]]] = {  # by line: what it moves and com
 
 
 def data(tag: str = "FA2.A1") -> dict:
-    """The loops of an algorithm of FA2 and every line that works, with its words, its code and its work."""
+    """Return the loops of an algorithm of FA2 and every line that works, with its words, its code and its work."""
     algorithm = ALGORITHMS[tag]
     rows = []
     for line in algorithm.lines:
@@ -69,7 +69,7 @@ def data(tag: str = "FA2.A1") -> dict:
 
 
 def code(places: tuple[Place, ...]) -> tuple[str, ...]:
-    """The lines without their comments; of lines that a kernel has twice, for two loops, the first."""
+    """Return the lines without their comments; of lines that a kernel has twice, for two loops, the first."""
     lines = [place.text.split("  #")[0] for place in places]
     once = {re.split(r" = | in ", line)[0]: line for line in reversed(lines)}
     return tuple(line for line in lines if line in once.values())
@@ -86,7 +86,7 @@ MONO = ["DejaVu Sans Mono", "monospace"]
 
 @style.picture
 def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style.Drawn:
-    """A sheet of A3: the tiles and what becomes of one, then a row for each line, the loops as nested grounds."""
+    """Draw an A3 sheet: the tiles and what becomes of one, then a row for each line, with loops as nested grounds."""
     figure = Figure(figsize=SHEET)
     title = f"{algorithm.title.replace(', ', ': the ')} pass, line by line"
     figure.set_label(f"{title}. Each line is there in words, in NumPy, in Triton and as work for the machine.")
@@ -117,7 +117,7 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style
 
 
 def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
-    """The title, what the letters mean, and the columns' names."""
+    """Draw the title, what the letters mean, and the columns' names."""
     way = algorithm.title.split(", ")[1]
     ax.text(0, 0.35, f"FlashAttention-2:\nthe {way} pass,\nline by line", fontsize=TITLE, weight="bold", va="top")
     under = (
@@ -138,7 +138,7 @@ def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
 
 
 def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
-    """The loops as a picture: S is never stored, only its tile is there; what a worker keeps has a strong edge."""
+    """Draw the loops as a picture: S is never stored, only its tile is there; what a worker keeps has a strong edge."""
     forward, wide, apart, i, j = tag == "FA2.A1", 0.3, 0.38, 2, 3
     cell = side / 5
     outer = (x, y + i * cell, side, cell) if forward else (x + j * cell, y, cell, side)
@@ -201,7 +201,7 @@ WIDE, HIGH, RIGHT, DOWN = 2.12, 0.48, 2.36, 0.88  # of a box, and from one to th
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
-    """What becomes of one tile: a box for each value, with the line that computes it."""
+    """Draw what becomes of one tile: a box for each value, with the line that computes it."""
     boxes, arrows = FLOW[tag]
     ax.text(x, y, "What becomes of one tile", fontsize=13, weight="bold", va="center")
     places = [(x + RIGHT * column, y + 0.35 + DOWN * row) for *_, column, row in boxes]
@@ -218,7 +218,7 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
 
 
 def formulas(words: str) -> str:
-    """Words with their formulas set: q_i, B_r, m_new, p_ijᵀ and e^(m_i − m_new)."""
+    """Return words with their formulas set: q_i, B_r, m_new, p_ijᵀ and e^(m_i − m_new)."""
 
     def name(found: re.Match) -> str:
         letter, below, above = found.groups()
@@ -233,21 +233,21 @@ def formulas(words: str) -> str:
 
 
 def wrapped(row: Row, column: str) -> list[str]:
-    """A cell's text in lines that fit its column; no formula is cut."""
+    """Return a cell's text in lines that fit its column; no formula is cut."""
     if column == "words":
         return [formulas(line) for line in filled(whole(row.words).split(" "), WRAP["words"] - 2 * row.depth)]
     return [part for line in getattr(row, column) for part in wrap(line, WRAP[column], subsequent_indent=" " * 4)]
 
 
 def whole(words: str) -> str:
-    """Words in which no space breaks a formula: around a sign, between two names, and inside parentheses."""
+    """Return the words with unbreakable spaces in formulas: around signs, between names, and inside parentheses."""
     words = re.sub(r" ([=←+−∘×/]) ", "\u00a0\\1\u00a0", words)
     words = re.sub(r"(?<=[τℓ⌉)]) (?=\w)|(?<=_ij) (?=[kv]_)|(?<=_ijᵀ) (?=do_|q_)|(?<=[qo]_i) (?=[kv]_)", "\u00a0", words)
     return re.sub(r"\([^()]*\)", lambda inside: inside[0].replace(" ", "\u00a0"), words)
 
 
 def filled(words: list[str], room: int) -> list[str]:
-    """Words in lines of about so many letters; indices and exponents are small, and count half."""
+    """Return the words in lines of about `room` letters. Indices and exponents are small, and count half."""
     lines = [""]
     for word in words:
         longer = f"{lines[-1]} {word}".strip()
@@ -257,7 +257,7 @@ def filled(words: list[str], room: int) -> list[str]:
 
 
 def worked(row: Row) -> list[str]:
-    """The work of a line: each formula with the kinds of work that take so much."""
+    """Return the work of a line: each formula with the kinds of work that take so much."""
     kinds: dict[str, list[str]] = {}
     for lane, name in LANES.items():
         if lane in row.work:
@@ -266,13 +266,13 @@ def worked(row: Row) -> list[str]:
 
 
 def term_by_term(formula: str) -> str:
-    """2 B_r d + B_r as mathematics."""
+    """Return a formula such as 2 B_r d + B_r as mathematics."""
     spaced = " + ".join(term.replace(" ", r"\,") for term in formula.split(" + "))
     return f"${re.sub('B_(.)', 'B_{' + chr(92) + '1}', spaced)}$"
 
 
 def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
-    """The loops around a line: one ground in the other, each with a bar at its left."""
+    """Draw the loops around a line as nested grounds, each with a bar on its left."""
     for level in range(1, depth + 1):
         x = COLUMNS["words"] - 0.1 + STEP * (level - 1)
         fill = style.tint(style.INK, 0.035 * level)
@@ -281,7 +281,7 @@ def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
 
 
 def made_of(lines: tuple[str, ...]) -> list[str]:
-    """The tensors that NumPy lines assign, one of each hue."""
+    """Return the tensors that NumPy lines assign, one of each hue."""
     found: dict[str, str] = {}
     for names in (line.split(" = ")[0] for line in lines if " = " in line):
         for name in re.findall(r"[A-Za-z]\w*(?![\w\]])", names):
@@ -293,7 +293,7 @@ def made_of(lines: tuple[str, ...]) -> list[str]:
 
 
 def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
-    """One line of the algorithm, across all columns; the ground of its number is that of the tensor that it makes."""
+    """Draw one line of the algorithm across all columns. Its number has the colour of the tensor that it makes."""
     tensors = made_of(row.numpy)
     for k, tensor in enumerate(tensors):
         strip = (0.32 * k / len(tensors), middle - 0.12, 0.32 / len(tensors), 0.24)

@@ -13,7 +13,7 @@ BEGIN = 8e-6  # seconds that a launch of two kernels takes, with nothing to read
 
 
 def data() -> dict:
-    """The recorded sweep over the number of programs on one sequence of 65,536 keys, beside the model."""
+    """Return the recorded sweep over the number of programs on one sequence of 65,536 keys, beside the model."""
     record = load("decode")
     curves = record.curves
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))
@@ -34,7 +34,7 @@ def data() -> dict:
 
 @style.picture
 def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, float], setting: str) -> style.Drawn:
-    """Microseconds over the number of programs that share one cache: measured, by the model, and a pure read."""
+    """Draw microseconds over the number of programs that share one cache: measured, by the model, and a pure read."""
     best = min(curve, key=lambda point: point[1])
     at_usual = dict(curve)[usual]
     caption = f"{usual} programs read the cache in {at_usual / dict(curve)[8]:.0%} of the time that 8 programs need."

@@ -19,7 +19,7 @@ Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation
 
 
 def data() -> dict:
-    """Ratios over every implementation in the suites that compare speed."""
+    """Return ratios over every implementation in the suites that compare speed."""
     paper, sweep = load("paper"), load("sweep")
     rows: list[Ratios] = []
     for direction in ("forward", "backward"):
@@ -39,24 +39,24 @@ def data() -> dict:
 
 
 def of(rows: list[Measurement], direction: str) -> list[Measurement]:
-    """The measurements of one direction."""
+    """Return the measurements of one direction."""
     return [row for row in rows if row.direction == direction]
 
 
 def against(rows: list[Measurement]) -> dict[str, list[float]]:
-    """Our speed over each implementation's, wherever both have a time."""
+    """Return our speed over each implementation's, wherever both have a time."""
     found = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in LOOKS}
     return {name: ratios for name, ratios in found.items() if ratios}
 
 
 def by_direction(group: str, rows: list[Measurement]) -> list[Ratios]:
-    """A row for forward and one for backward."""
+    """Return a row for forward and one for backward."""
     return [(group, direction, against(of(rows, direction))) for direction in ("forward", "backward")]
 
 
 @style.picture
 def draw(rows: list[Ratios], setting: str) -> style.Drawn:
-    """A row for each setting: per implementation the median ratio, for the nearest two the range and each loss."""
+    """Draw a row for each setting: per implementation the median ratio, for the nearest two the range and each loss."""
     counts = {name: won(rows, name) for name in RIVALS}
     words = " and ".join(f"{name} on {wins:,} of {all_:,}" for name, (wins, all_) in counts.items())
     headline = f"fa2_lab is faster than {words} problems"
@@ -112,7 +112,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 
 
 def spread(rows: list[Ratios], group: str) -> str:
-    """The least and the greatest median of a group's rows, by implementation."""
+    """Return the least and the greatest median of a group's rows, by implementation."""
     every: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
         for name, found in ratios.items():
@@ -121,6 +121,6 @@ def spread(rows: list[Ratios], group: str) -> str:
 
 
 def won(rows: list[Ratios], name: str) -> tuple[int, int]:
-    """On how many problems fa2_lab is faster than an implementation, and on how many both were measured."""
+    """Return on how many problems fa2_lab is faster than an implementation, and on how many both were measured."""
     found = [x for _, _, ratios in rows for x in ratios.get(name, ())]
     return sum(x > 1 for x in found), len(found)

@@ -9,7 +9,7 @@ from fa2_lab.reference.online_softmax import SoftmaxState
 
 
 def data(exponentials: list[float] = (1, 3, 4, 8), values: list[float] = (8, 0, 4, 2), B_c: int = 2) -> dict:
-    """One row in two blocks of keys: its terms of l and o after the first, rescaled, and after the second."""
+    """Return one row in two blocks of keys: its terms of l and o after the first, rescaled, and after the second."""
     s, v = np.log(np.array(exponentials, dtype=float)), np.array(values, dtype=float)
     first = SoftmaxState.reset(1, 1).update(s[None, :B_c], v[:B_c, None])
     last = first.update(s[None, B_c:], v[B_c:, None])
@@ -29,7 +29,7 @@ TERMS = {"ℓ": "the sum of e^(s − m)", "o": "the sum of e^(s − m) v"}
 
 @style.picture
 def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[str, list[float]]) -> style.Drawn:
-    """Two panels, l and o: three bars each, a box for each key's term, widths to scale.
+    """Draw two panels, l and o: three bars each, a box for each key's term, widths to scale.
 
     l, o: terms before, rescaled and at the end; m: e to the old and the new maximum; ends: the package's sums.
     """

@@ -10,13 +10,13 @@ from fa2_lab.tiles import Tile
 
 
 def data(ranks: int = 4, rows: int = 8) -> dict:
-    """Every meeting of a causal zigzag ring whose ranks have so many rows each."""
+    """Return every meeting of a causal zigzag ring with `rows` rows per rank."""
     lengths = [rows] * ranks
     return dict(cells=[[cell(lengths, rank, (rank - step) % ranks) for step in range(ranks)] for rank in range(ranks)])
 
 
 def cell(lengths: list[int], rank: int, source: int) -> dict:
-    """One meeting, its rows and columns as shares of a shard."""
+    """Return one meeting, its rows and columns as shares of a shard."""
     seen = meeting(lengths, rank, source, "zigzag", causal=True)
     rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (seen.queries, seen.keys))
     return dict(source=source, rows=rows, cols=cols, diagonal=seen.kind is Tile.DIAGONAL)
@@ -27,7 +27,7 @@ PITCH = 1.3  # from one cell to the next
 
 @style.picture
 def draw(cells: list[list[Mapping]]) -> style.Drawn:
-    """For each rank and step, whose keys are here and which scores they make.
+    """Draw for each rank and step whose keys are there and which scores are computed.
 
     cells: [rank][step] of dict(source, rows, cols, diagonal), with rows and cols as shares (from, to) of a shard.
     """
@@ -89,7 +89,7 @@ def _legend(ax: style.Axes, y: float, pitch: float) -> None:
 
 
 def _cell(ax: style.Axes, x: float, y: float, cell: dict) -> None:
-    """The square of one meeting: what is computed in the colour of the keys' owner, the rest hatched."""
+    """Draw the square of one meeting: what is computed in the colour of the keys' owner, the rest hatched."""
     style.masked(ax, x, y)
     (top, bottom), (left, right) = cell["rows"], cell["cols"]
     fill = style.worker(cell["source"])

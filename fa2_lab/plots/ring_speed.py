@@ -5,7 +5,7 @@ from fa2_lab.records import Record, load
 
 
 def data() -> dict:
-    """What `fa2-lab bench ring` has measured: forward and backward together."""
+    """Return what `fa2-lab bench ring` has measured: forward and backward together."""
     record = load("ring")
     rows = [r for r in record.rows if "layout" not in r.problem]
     by_length = {r.problem["N_q"]: r.values for r in rows if r.direction == "both"}
@@ -22,7 +22,7 @@ def data() -> dict:
 
 
 def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, float]:
-    """FLOP/s of the causal forward on one GPU, and bytes a second that a link carries while K and V go round."""
+    """Return FLOP/s of the causal forward on one GPU, and bytes a second that a link carries while K and V go round."""
     rows = {r.direction: r for r in record.rows if r.problem["N_q"] == N and "layout" not in r.problem}
     one, around, p = rows["forward"], rows["K V once round"].values[name_of(ranks)][0], rows["forward"].problem
     moved = (ranks - 1) * N // ranks * p["kv_heads"] * p["d"] * 2 * 2  # K and V, 2 bytes each
@@ -30,7 +30,7 @@ def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, flo
 
 
 def contiguous(record: Record, by_length: dict) -> tuple[int, int, float]:
-    """(GPUs, N, times faster) of the other layout."""
+    """Return (GPUs, N, speedup) of the contiguous layout."""
     row = next(r for r in record.rows if r.problem.get("layout") == "contiguous" and r.direction == "both")
     (name, (ms, *_)), N = next(iter(row.values.items())), row.problem["N_q"]
     return gpus(name), N, by_length[N][name_of(1)][0] / ms
@@ -45,7 +45,7 @@ def name_of(n: int) -> str:
 
 
 def ratio(values: dict, n: int) -> float:
-    """How many times as fast as one GPU."""
+    """Return the speedup of n GPUs over one."""
     return values[name_of(1)][0] / values[name_of(n)][0]
 
 
@@ -53,13 +53,13 @@ MARKERS = {2: "s", 4: "o", 8: "D"}
 
 
 def short(N: int) -> str:
-    """A length as people say it: 512, 2k, 16k."""
+    """Return a length in short form: 512, 2k, 16k."""
     return str(N) if N < 1024 else f"{N // 1024}k"
 
 
 @style.picture
 def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting: str) -> style.Drawn:
-    """Above, times faster than one GPU over the length; beneath, MiB of each GPU. Both: {number of GPUs: ...}."""
+    """Draw the speedup over one GPU by length, and below it each GPU's MiB. Both are {number of GPUs: …}."""
     most = max(curves)
     N, best = curves[most][-1]
     caption = f"On long sequences, {most} GPUs reach {best / most:.1%} of linear speed ({short(N)} tokens)."

@@ -8,7 +8,7 @@ SETS = {"USUAL": 64, "SHORT": 64, "USUAL ": 128, "WIDE": 128}
 
 
 def data() -> dict:
-    """KiB of each tensor's buffers, and registers of consumers and producer, for four sets of sizes."""
+    """Return KiB of each tensor's buffers, and registers of consumers and producer, for four sets of sizes."""
     shared, registers = {}, {}
     for name, d in SETS.items():
         found = getattr(sizes, name.strip())
@@ -26,7 +26,7 @@ PRODUCER = 32  # registers of its threads, at most: see ForwardSizes.registers
 
 @style.picture
 def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float, file: int) -> style.Drawn:
-    """A bar of each kind for each set, beside all that is there.
+    """Draw a bar of each kind for each set, against what an SM has.
 
     shared: {set: {tensor: KiB}}. registers: {set: of each consumer's threads}. limit, file: of an SM.
     """

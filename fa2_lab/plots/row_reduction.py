@@ -8,7 +8,7 @@ from fa2_lab.records import layouts_record
 
 
 def data(row: int = 21, d: int = 128) -> dict:
-    """Owners of what one wgmma computes, as compiled, and the maximum that each lane of a row knows step by step."""
+    """Return the compiled owners of one wgmma's result, and step by step the maximum that each lane of a row knows."""
     record = layouts_record()
     (kernel,) = [k for k in record["layouts"] if k["target"] == "sm_90" and k["d"] == d]
     shape = (64, kernel["B_c"])
@@ -32,7 +32,7 @@ TONES = (1.0, 0.65, 0.4, 0.2)
 
 @style.picture
 def draw(owners: Owners, row: int, scores: np.ndarray, known: list[np.ndarray], made: str) -> style.Drawn:
-    """From above: a row of the accumulator by lane and register; its maximum.
+    """Draw, from top to bottom, a row of the accumulator by lane and register, and the reduction to its maximum.
 
     scores: the numbers of the row. known: the maximum that each of its lanes knows, at first and after each exchange.
     """
@@ -59,7 +59,7 @@ def _tone(k: int) -> str:
 
 
 def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray) -> None:
-    """The first and the last columns of the row: number, lane and register of each."""
+    """Draw the first and the last columns of the row: number, lane and register of each."""
     cols, lanes = len(scores), np.unique(owners.lane[row]).tolist()
     style.note(ax, 0, y - 0.42, f"Row {row}, column by column", weight="bold")
     for k, name in enumerate(("column", "number", "lane", "register")):
@@ -76,7 +76,7 @@ def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray)
 
 
 def _reduction(ax: style.Axes, y: float, row: int, lanes: np.ndarray, known: list[np.ndarray], each: int) -> None:
-    """What every lane knows, a line for each step; two strokes come from the lanes that were compared."""
+    """Draw what every lane knows, a line for each step; two strokes come from the lanes that were compared."""
     style.note(ax, 0, y - 0.42, f"The maximum of row {row}: what each lane knows", weight="bold")
     steps = [f"of its {each}\nnumbers", "after lane\nXOR 1", "after lane\nXOR 2"]
     left = LEFT + 0.78 * np.arange(len(lanes))

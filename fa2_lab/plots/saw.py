@@ -13,7 +13,7 @@ HEADS = range(2, 25)
 
 
 def data(N: int = 4096, d: int = 128) -> dict:
-    """How many times as fast rung 09 is as rung 07 without a mask: by the model, and as measured."""
+    """Return how many times as fast rung 09 is as rung 07 without a mask: by the model, and as measured."""
     before, after = ladder.find(BEFORE), ladder.find(AFTER)
     model = {n: reasons.predicted(before, after, causal=False, d=d, heads=n) for n in HEADS}
     measured = {}
@@ -36,7 +36,7 @@ def waves(heads: int, held: int, N: int = 4096) -> int:
 
 @style.picture
 def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[int], setting: str) -> style.Drawn:
-    """The model as a line, the measurements as dots.
+    """Draw the model as a line, the measurements as dots.
 
     model, measured: {heads: factor}. held: programs on an SM before and after the change.
     """

@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Five heads of 10, 3, 0, 12 and 2 tiles for four programs."""
+    """Return five heads of 10, 3, 0, 12 and 2 tiles for four programs."""
     return dict(cut=splits.Shares((10, 3, 0, 12, 2), 4))
 
 
@@ -15,7 +15,7 @@ H = 0.62  # height of a tile
 
 @style.picture
 def draw(cut: Shares) -> style.Drawn:
-    """Every head a row of tiles in its program's colour, the parts that must be merged, and the output they make."""
+    """Draw each head as a row of tiles in its programs' colours, the parts to be merged, and the resulting output."""
     caption = "Every program gets an equal share of all tiles, and only a head that several programs have read is"
     heads, longest = len(cut.tiles), max(cut.tiles)
     figure, ax = style.new_figure(0.4 + 0.42 * heads, f"{caption} merged. The number on a tile names its program.")
@@ -41,7 +41,7 @@ def draw(cut: Shares) -> style.Drawn:
 
 
 def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
-    """What is merged, and what comes of it."""
+    """Draw the parts that are merged, and the result."""
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):

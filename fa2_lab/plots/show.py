@@ -16,20 +16,20 @@ MANY = ("limits", "pipes", "strips", "waves")  # files that draw several picture
 
 
 def file_of(name: str) -> tuple[str, str]:
-    """The file of fa2_lab/plots that draws a picture, and which of its pictures it is."""
+    """Return the file of fa2_lab/plots that draws a picture, and which of its pictures it is."""
     file, _, which = name.partition("_")
     return (file, which) if file in MANY else (name, "")
 
 
 def find(name: str) -> tuple[ModuleType, dict]:
-    """The module that draws a picture, and what its data() returns for it."""
+    """Return the module that draws a picture, and what its data() returns for it."""
     file, which = file_of(name)
     picture = import_module(f"fa2_lab.plots.{file}")
     return picture, picture.data(*filter(None, [which]))
 
 
 def draw(name: str, narrow: bool = False) -> tuple[Figure, str]:
-    """A picture of fa2_lab/plots by its name, as a page or a phone shows it."""
+    """Draw a picture of fa2_lab/plots by its name, as a page or a phone shows it."""
     picture, numbers = find(name)
     return picture.draw(**numbers, narrow=narrow)
 
@@ -54,7 +54,7 @@ class show:
         return {"text/html": shown, "text/plain": " ".join(filter(None, ["[figure]", whole, self.alt]))}, {}
 
     def png(self) -> str:
-        """The picture as PNG, in letters."""
+        """Return the picture as PNG, in letters."""
         full, png = BytesIO(), BytesIO()
         self.figure.savefig(full, format="png", dpi=192)
         Image.open(full).convert("RGB").quantize(256).save(png, format="png", optimize=True)  # a third of the bytes

@@ -11,7 +11,7 @@ from fa2_lab.tiles import Tiling
 
 
 def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, seed: int = 35) -> dict:
-    """One row block's state after each key block, and α; of o and O the first component."""
+    """Return one row block's state after each key block, and α; of o and O the first component."""
     rng = np.random.default_rng(seed)
     Q, K, V = rng.standard_normal((B_r, d)), *rng.standard_normal((2, T_c * B_c, d))
     V = np.abs(V)  # so that o falls only where it is rescaled
@@ -33,7 +33,7 @@ def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, se
 def draw(
     row: int, s: np.ndarray, m: np.ndarray, l: np.ndarray, o: np.ndarray, alpha: np.ndarray, O: np.ndarray
 ) -> style.Drawn:
-    """α of every row and key block as a grid, and beneath it the scores, m, l and one component of o of one row.
+    """Draw α of every row and key block as a grid, and below it one row's scores, m, l and one component of o.
 
     s: (T_c, B_r, B_c); m, l, o, alpha: (T_c, B_r), after each key block; O: (B_r,), the same component of the answer.
     """
@@ -85,7 +85,7 @@ def _maximum(ax: style.Axes, s: np.ndarray, m: np.ndarray) -> None:
 
 
 def _sum(ax: style.Axes, name: str, meaning: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
-    """Two levels in each block: after multiplying by α, then after adding."""
+    """Draw two levels in each block: after multiplying by α, then after adding."""
     before = np.concatenate([[0.0], total[:-1]])
     levels = np.stack([alpha * before, total], axis=1).ravel()
     ax.stairs(levels, np.arange(len(levels) + 1) / 2, baseline=None, color=style.hue(name), linewidth=2.2, **look)

@@ -100,7 +100,7 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
 
 
 def ell(words: str) -> str:
-    """The letter that the code writes l, as the papers write it."""
+    """Return the letter that the code writes l, as the papers write it."""
     return re.sub(r"(?<!\w)l(?![A-Za-z0-9_])", "ℓ", words)
 
 
@@ -108,7 +108,7 @@ def ell(words: str) -> str:
 
 
 def hue(tensor: str) -> str:
-    """The colour of a tensor; a gradient (dQ) and a part (q_i) have their tensor's."""
+    """Return the colour of a tensor; a gradient (dQ) and a part (q_i) have their tensor's."""
     letter = tensor.removeprefix("d").split("_")[0]
     letter = letter if letter in HUES else letter.upper()
     if letter not in HUES:
@@ -119,36 +119,36 @@ def hue(tensor: str) -> str:
 
 
 def worker(k: int) -> str:
-    """The colour of worker k; from the fifth on they repeat, so its name must be printed on it."""
+    """Return the colour of worker k; from the fifth on they repeat, so its name must be printed on it."""
     return WORKERS[k % len(WORKERS)]
 
 
 def luminance(color: str) -> float:
-    """Relative luminance as WCAG defines it."""
+    """Return a colour's relative luminance as WCAG defines it."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colors.to_rgb(color)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(a: str, b: str) -> float:
-    """WCAG contrast ratio of two colours, 1 to 21."""
+    """Return the WCAG contrast ratio of two colours, from 1 to 21."""
     light, dark = sorted((luminance(a), luminance(b)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
 def ink_on(fill: str) -> str:
-    """The colour of words on this fill; where the fill changes on a dark page, they change with it."""
+    """Return the colour of words on this fill; where the fill changes on a dark page, they change with it."""
     inks = (INK, PAPER) if fill in DARK else (BLACK, WHITE)
     return max(inks, key=lambda ink: contrast(ink, fill))
 
 
 def mixed(color: str, ground: str, strength: float) -> str:
-    """So much of a colour on a ground."""
+    """Return a mix of a colour and a ground, in which the colour's share is `strength`."""
     parts = zip(colors.to_rgb(color), colors.to_rgb(ground), strict=True)
     return colors.to_hex([strength * c + (1 - strength) * g for c, g in parts])
 
 
 def tint(color: str, strength: float = 0.3) -> str:
-    """The colour mixed with paper: 1 is the colour itself, 0 is paper."""
+    """Return the colour mixed with paper: 1 is the colour itself, 0 is paper."""
     if strength in (0, 1):
         return color if strength else PAPER
     light = mixed(color, PAPER, strength)
@@ -157,7 +157,7 @@ def tint(color: str, strength: float = 0.3) -> str:
 
 
 def fill(tensor: str) -> str:
-    """The ground of a tensor's box: its hue, tinted so that any label reads; S stays stronger than P."""
+    """Return the ground of a tensor's box: its hue, tinted so that any label reads; S stays stronger than P."""
     return tint(hue(tensor), {PINK: 0.7, PALE_PINK: 0.5}.get(hue(tensor), 0.3))
 
 
@@ -165,22 +165,22 @@ def fill(tensor: str) -> str:
 
 
 def across() -> float:
-    """Inches across the picture that is being drawn."""
+    """Return the width in inches of the picture that is being drawn."""
     return matplotlib.rcParams["figure.figsize"][0]
 
 
 def narrow() -> bool:
-    """Whether the picture that is being drawn is for a phone."""
+    """Return whether the picture that is being drawn is for a phone."""
     return across() < WIDTH
 
 
 def width() -> float:
-    """Units across the picture that is being drawn."""
+    """Return the width in units of the picture that is being drawn."""
     return UNITS[across()]
 
 
 def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Axes | Sequence[Axes]]:
-    """A figure of so many units of height with caption and headline, and its axes (arguments as for plt.subplots)."""
+    """Return a figure of this height in units, with caption and headline, and its axes (arguments of plt.subplots)."""
     figure = Figure(figsize=(across(), height * across() / width()), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03)
     figure.set_label(caption)
@@ -191,12 +191,12 @@ def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Ax
 
 
 def headline_of(caption: str) -> str:
-    """The first sentence of a caption."""
+    """Return the first sentence of a caption."""
     return re.split(r"(?<=\.) ", caption)[0].removesuffix(".")
 
 
 def fold(text: Text, room: float) -> None:
-    """Words that are wider than so many pixels go on in a next line."""
+    """Break words into lines no wider than `room` pixels."""
     lines = text.get_text().split("\n")
     letters = max(map(len, lines))
     while text.get_window_extent().width > room and letters > 1:
@@ -205,7 +205,7 @@ def fold(text: Text, room: float) -> None:
 
 
 def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any) -> tuple[Figure, np.ndarray]:
-    """The same for axes that stand side by side on a page, and on a phone one below the other."""
+    """Return new_figure() with axes that are side by side on a page, and one below another on a phone."""
     if not narrow():
         return new_figure(height, caption, nrows=nrows, ncols=ncols, squeeze=False, **subplots)
     heights = np.repeat(subplots.pop("height_ratios", [1] * nrows), ncols)
@@ -214,7 +214,7 @@ def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subpl
 
 
 def fold_titles(figure: Figure) -> None:
-    """A title that would reach into the next axes, or out of the picture, goes on in a second line."""
+    """Break a title into two lines if it would reach into the next axes or out of the picture."""
     for ax in figure.axes:
         title, box = ax.set_title(ax.get_title(loc="left")), ax.get_window_extent()
         beside = [other.x0 for other in (a.get_window_extent() for a in figure.axes) if _right_of(box, other)]
@@ -227,7 +227,7 @@ def _right_of(box: Any, other: Any) -> bool:
 
 
 def trim(figure: Figure) -> None:
-    """Make it as high as what is drawn: axes of a fixed aspect may leave room above and below."""
+    """Shrink the figure to the height of its contents, because axes of fixed aspect can leave room above and below."""
     used = figure.get_tightbbox().height + 0.1
     if used < figure.get_figheight() - 0.2:
         figure.set_figheight(used)
@@ -235,30 +235,30 @@ def trim(figure: Figure) -> None:
 
 
 def bare(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look: Any) -> None:
-    """Axes without ticks and spines; ylim from top to bottom."""
+    """Set limits, with ylim from top to bottom, and remove ticks and spines."""
     ax.set(xlim=xlim, ylim=(max(ylim), min(ylim)), **dict(xticks=[], yticks=[]) | look)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
 
 
 def note(ax: Axes, x: float, y: float, words: str, **look: Any) -> Text:
-    """Words at a place, small, centred on its height."""
+    """Write small words at a place, vertically centred on it."""
     return ax.text(x, y, words, **dict(fontsize=SMALL, va="center") | look)
 
 
 def beside(ax: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> Annotation:
-    """Words so many points to the right of a place, and above it."""
+    """Write words `shift` points to the right of a place and above it."""
     return ax.annotate(words, at, shift, textcoords="offset points", **dict(fontsize=SMALL, va="center") | look)
 
 
 def arrow(ax: Axes, start: tuple, end: tuple, color: str = INK, style: str = "-|>", **look: Any) -> Annotation:
-    """From one place to another."""
+    """Draw an arrow from one place to another."""
     shape = dict(arrowstyle=style, color=color, shrinkA=0, shrinkB=0, linewidth=1, mutation_scale=9) | look
     return ax.annotate("", end, start, arrowprops=shape)
 
 
 def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill: str = PAPER, **look: Any) -> Rectangle:
-    """A filled rectangle with its label in the middle, in an ink that reads on the fill."""
+    """Draw a filled rectangle with its label in the middle, in an ink that reads on the fill."""
     size = look.pop("size", SMALL)
     patch = ax.add_patch(Rectangle((x, y), w, h, facecolor=fill, **dict(edgecolor=INK, linewidth=0.8) | look))
     if label:
@@ -270,12 +270,12 @@ def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill:
 
 
 def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str = "", **look: Any) -> Rectangle:
-    """A box of what a mask hides."""
+    """Draw a hatched box for what a mask hides."""
     return box(ax, x, y, w, h, label, MASKED, **dict(edgecolor=QUIET, hatch=MASK_HATCH) | look)
 
 
 def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look: Any) -> PathPatch:
-    """Many rectangles (x, y, width, height) of one look as one patch: one by one they would make a large file."""
+    """Draw many like rectangles (x, y, width, height) as one patch, because one by one they would make a large file."""
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
     places = np.reshape(rectangles, (-1, 4))[:, None]
     codes = [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY] * len(places)
@@ -284,7 +284,7 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
 
 
 def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: str | Sequence[str]) -> None:
-    """A bar for each name, the first on top: the name before it, and behind it words about its length."""
+    """Draw a bar for each name, the first on top, with the name before it and words about its length after it."""
     drawn = ax.barh(list(lengths), list(lengths.values()), color=fill)
     ax.bar_label(drawn, words, padding=3, fontsize=SMALL)
     ax.invert_yaxis()
@@ -295,7 +295,7 @@ def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: 
 
 
 def owned(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
-    """Tiles in the colours of their workers, the numbers counted from `first`; masked where the worker is −1."""
+    """Draw tiles in their workers' colours, with numbers counted from `first`, and hatched if the worker is −1."""
     for (i, j), k in np.ndenumerate(owner):
         if k < 0:
             masked(ax, j, i)
@@ -306,24 +306,24 @@ def owned(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
 def tensor_box(
     ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str = "", **look: Any
 ) -> Rectangle:
-    """A box in its tensor's colours; the edge of a gradient is dashed."""
+    """Draw a box in its tensor's colours; the edge of a gradient is dashed."""
     edge = dict(edgecolor=hue(tensor), linewidth=1.4, linestyle=DASHED if tensor.startswith("d") else "-")
     return box(ax, x, y, w, h, label, fill(tensor), **edge | look)
 
 
 def tile_axes(ax: Axes, T_r: int, T_c: int) -> None:
-    """Axes for a tile grid: row block 0 on top, queries down, keys right, no ticks."""
+    """Set up axes for a tile grid: row block 0 on top, queries down, keys right, no ticks."""
     bare(ax, (-0.05, T_c + 0.05), (-0.05, T_r + 0.05), aspect="equal", xlabel="keys →", ylabel="← queries")
     ax.xaxis.set_label_position("top")
 
 
 def counted(n: int, thing: str) -> str:
-    """1 step, 2 steps."""
+    """Return a count with its noun, such as "1 step" or "2 steps"."""
     return f"{n:,} {thing}{'s' if n != 1 else ''}"
 
 
 def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None = None) -> None:
-    """Ticks of a logarithmic axis at these places alone."""
+    """Put ticks on a logarithmic axis at these places only."""
     places = list(places)
     axis.set_ticks(places, labels=labels or [f"{x:,g}" for x in places])
     axis.set_ticks([], minor=True)
@@ -347,7 +347,7 @@ SHORTER = {  # what matplotlib writes: what says the same
 
 
 def svg(figure: Figure, alt: str) -> bytes:
-    """The figure as SVG without a ground: text as text, caption and description inside, for light and dark pages."""
+    """Return the figure as SVG for light and dark pages: no ground, text as text, caption and description inside."""
     with matplotlib.rc_context(RC):
         out = BytesIO()
         plain = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -367,7 +367,7 @@ def svg(figure: Figure, alt: str) -> bytes:
 
 
 def dark_rules(body: str) -> str:
-    """A style sheet that gives every colour of a drawing its partner on a dark page."""
+    """Return a style sheet that gives every colour of a drawing its counterpart on a dark page."""
     rules = []
     for light, dark in sorted((light.lower(), dark.lower()) for light, dark in DARK.items()):
         for part in ("fill", "stroke"):

@@ -7,7 +7,7 @@ from fa2_lab.plots import style
 
 
 def data(chunk: int = 2, itemsize: int = 2) -> dict:
-    """The place of every chunk in lines of eight, rows one after the other and swizzled; what a read of each costs."""
+    """Return each chunk's place in lines of eight, with rows in order and swizzled, and what a read of each costs."""
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
     found, steps = {}, {}
     for name, layout in {"One after the other": Shared(vec, 1, 1), "Swizzled": Shared(vec, 1, places)}.items():
@@ -22,7 +22,7 @@ FIRST, SECOND = 7.2, 16.2  # where the two grids begin
 
 @style.picture
 def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
-    """Left: row XOR chunk = place, in bits. Then both layouts in memory, and the reads of each group of banks.
+    """Draw row XOR chunk = place, in bits, then both layouts in memory, and the reads of each group of banks.
 
     places: {layout: place of [row, chunk] in its line}. steps: {layout: steps to read each chunk of all rows}.
     """
@@ -56,7 +56,7 @@ def _steps(steps: list[int]) -> str:
 
 
 def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
-    """For every row: row XOR chunk = place, with three bits each."""
+    """Draw for every row: row XOR chunk = place, with three bits each."""
     style.note(ax, 0, -1.0, "XOR", weight="bold", va="bottom")
     columns = dict(row=0.7, chunk=2.9, place=5.1)
     for name, x in columns.items():
@@ -69,7 +69,7 @@ def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
 
 
 def _memory(ax: style.Axes, x: float, where: np.ndarray, chunk: int) -> None:
-    """Every chunk at its place; above, the groups of banks; beneath, how many of the marked reads each has to serve."""
+    """Draw each chunk at its place, the groups of banks above, and below how many marked reads each must serve."""
     for place in range(where.shape[1]):
         style.note(ax, x + place + 0.5, -0.5, f"{place}", ha="center")
         reads = int((where[:, chunk] == place).sum())

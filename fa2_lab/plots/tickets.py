@@ -6,7 +6,7 @@ from fa2_lab.tiles import CAUSAL, Tiling
 
 
 def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: int = 128) -> dict:
-    """Causal row blocks on 132 SMs, dealt in two orders, or drawn in the second: `at_once` heads abreast."""
+    """Schedule causal row blocks on 132 SMs: static in two orders, dynamic in the second, `at_once` heads abreast."""
     tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # of one head, heavy first
     head_by_head = tiles * heads
     side_by_side = [n for n in tiles for _ in range(at_once)] * (heads // at_once)

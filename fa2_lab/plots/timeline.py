@@ -15,7 +15,7 @@ FOUR_WAYS = {  # whether a warpgroup looks ahead, and how two of them share the 
 
 
 def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
-    """Two warpgroups on T tiles of 64 × 128 each, with and without the two overlaps; copies run ahead of all."""
+    """Simulate two warpgroups on T tiles of 64 × 128 each, with and without the two overlaps. Copies run ahead."""
     product, softmax = 2 * 64 * 128 * d / chips.H200.tensor_per_clock, 64 * 128 / chips.H200.exp_per_clock
     panels = []
     for name, (ahead, tensor) in FOUR_WAYS.items():
@@ -27,7 +27,7 @@ def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
 
 
 def warpgroup(block: Block, T: int, product: float, softmax: float, ahead: bool) -> Generator[Wait]:
-    """One warpgroup's jobs. If it looks ahead, S of a tile and P V of the one before start together."""
+    """Run one warpgroup. If it looks ahead, S of a tile and P V of the previous one start together."""
     before: Job | None = None
     for n in range(T):
         s = block.start("tensor", product, f"S{n}")
@@ -48,7 +48,7 @@ LANES = [(unit, who) for unit in UNITS for who in (0, 1)]
 
 @style.picture
 def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
-    """panels: name, share of the tensor cores' time, jobs as (unit, warpgroup, label, from, to), in clocks."""
+    """Draw the panels: name, share of the tensor cores' time, and jobs (unit, warpgroup, label, from, to) in clocks."""
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += " percentages are those of the tensor cores"
     figure, axes = style.new_figure(5.9, f"{caption} ({setting}).", nrows=len(panels), sharex=True)
@@ -73,7 +73,7 @@ def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
 
 
 def _job(ax: style.Axes, lane: int, label: str, begun: float, ended: float, letter: float) -> None:
-    """One job as a box, with its label where there is room for its letters."""
+    """Draw one job as a box, with its label where there is room for its letters."""
     words = label if ended - begun > letter * len(label) else ""
     tensor = HUE[label.rstrip("0123456789")]
     style.tensor_box(ax, begun, lane + 0.08, ended - begun, 0.84, tensor, words, linewidth=0.8)

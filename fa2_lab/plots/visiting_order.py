@@ -13,7 +13,7 @@ STAGES = {"FA1": fa1, "FA2": fa2}
 
 
 def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3, names: Sequence[str] = ("FA1", "FA2")) -> dict:
-    """What the meter sees of FA1, of FA2, or of both on the same small problem."""
+    """Return what the meter sees of FA1, of FA2, or of both on one small problem."""
     Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
     events = {}
     for name in names:
@@ -25,7 +25,7 @@ def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3, names: Sequence[st
 
 @style.picture
 def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
-    """A row for each algorithm: its tile grid with the time of each visit, and its HBM traffic over time.
+    """Draw a row for each algorithm: its tile grid with the time of each visit, and its HBM traffic over time.
 
     events: {"FA1": ..., "FA2": ...} as a Trace recorded them.
     """
@@ -49,7 +49,7 @@ def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
 
 
 def visits(log: list[Event]) -> list[tuple[int, int]]:
-    """The tiles (i, j) in the order of their first event; events outside both loops belong to no tile."""
+    """Return the tiles (i, j) in the order of their first event; events outside both loops belong to no tile."""
     return list(dict.fromkeys((e.i, e.j) for e in log if e.i is not None and e.j is not None))
 
 

@@ -8,7 +8,7 @@ from fa2_lab.plots import backward_step, strips, style
 
 
 def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
-    """(unit, consumer, label, from, to) of both orders in clocks, and the tensor cores' share of the time."""
+    """Return (unit, consumer, label, from, to) of both orders in clocks, and the tensor cores' share of the time."""
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
     panels = []
     for name, order in (
@@ -28,7 +28,7 @@ def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
 def one_by_one(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """A consumer that starts a job only when the one before has ended."""
+    """Run a consumer that starts a job only when the previous one has ended."""
     for n in range(steps):
         for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dV"), ("tensor", "dP"):
             yield block.start(unit, product if unit == "tensor" else softmax, f"{what} {n}").done()
@@ -41,7 +41,7 @@ def one_by_one(
 
 @style.picture
 def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Drawn:
-    """panels: name, share of the tensor cores' time, jobs as (unit, consumer, label, from, to)."""
+    """Draw the panels: name, share of the tensor cores' time, and jobs as (unit, consumer, label, from, to)."""
     caption = "In the kernel's order, the dQ matmul overlaps with the next exponentials, and other"
     caption += " matmuls with dQ's addition."
     timelines = {}

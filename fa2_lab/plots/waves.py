@@ -11,7 +11,7 @@ from fa2_lab.tiles import Mask, Tiling
 
 
 def data(which: str = "orders") -> dict:
-    """What `draw` needs for one of PICTURES."""
+    """Return what `draw` needs for one of PICTURES."""
     return PICTURES[which]()
 
 
@@ -36,7 +36,7 @@ def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
 
 
 def heads() -> dict:
-    """Four heads of 4 × 4 tiles on six SMs (chapter 06)."""
+    """Return four heads of 4 × 4 tiles on six SMs (chapter 06)."""
     costs = {"FA1, one worker per head": [16] * 4, "FA2, one worker per row block": [4] * 16}
     ran = {
         name: grid.schedule([grid.BlockWork(0, index=None, cost=cost) for cost in each], 6)
@@ -51,7 +51,7 @@ def heads() -> dict:
 
 
 def divided() -> dict:
-    """64 column blocks of the backward pass on an H200, whole and halved (chapter 13)."""
+    """Return 64 column blocks of the backward pass on an H200, whole and halved (chapter 13)."""
     ran = {}
     for name, parts in (("Whole column blocks", 1), ("Divided in two", 2)):
         blocks = [grid.BlockWork(0, n, 64 // parts) for n in range(64 * parts)]
@@ -71,7 +71,7 @@ MANY = 1500  # blocks that no eye can tell apart
 
 @style.picture
 def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
-    """Schedules one above the other on one time scale: each SM a line, each block a bar as long as its tiles.
+    """Draw schedules one above the other on one time scale: each SM a line, each block a bar as long as its tiles.
 
     ran: {panel's name: Schedule}.
     """
@@ -93,7 +93,7 @@ def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
 
 
 def _bars(ax: style.Axes, schedule: Schedule) -> None:
-    """Every block as a bar on the line of its SM, in two fills alternately; where there are many, each SM's work."""
+    """Draw each block as a bar on its SM's line, in two alternating fills or, if there are many, each SM's total."""
     if len(schedule.placed) > MANY:
         whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placed}  # to the end of its last block
         style.bars(ax, list(whole.values()), style.worker(1))

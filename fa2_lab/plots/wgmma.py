@@ -8,7 +8,7 @@ SHARED, REGISTERS = "shared memory", "registers"
 
 
 def data(d: int = 128, B_c: int = 128) -> dict:
-    """Both products of a tile: each operand and the result with its shape and place, and which rows a warp holds."""
+    """Return a tile's two matmuls: each operand and result with its shape and place, and the rows that a warp holds."""
     warps = Mma(3, (4, 1), (16, B_c)).owners((64, B_c)).warp[:, 0].tolist()
     products = [
         [("Q", "q", (64, d), SHARED), ("K", "kᵀ", (d, B_c), SHARED), ("S", "s", (64, B_c), REGISTERS)],
@@ -24,7 +24,7 @@ HIGH = 1.95
 
 @style.picture
 def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Drawn:
-    """products: (tensor, name, shape, place) of the left operand, the right operand and the result."""
+    """Draw the matmuls: (tensor, name, shape, place) of the left operand, the right operand and the result."""
     caption = (
         "In both matmuls of a tile, the right operand comes from shared memory, and the result stays in registers."
     )
@@ -49,7 +49,7 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
 
 
 def _product(ax: style.Axes, top: float, matrices: list[tuple], deep: int, warps: list[int]) -> None:
-    """Left × right = result, side by side, each with its place beneath it."""
+    """Draw left × right = result, side by side, each with its place beneath it."""
     SIZE, LEFTS, before = PHONE if style.narrow() else PAGE
     middle = top + matrices[1][2][0] * SIZE / 2
     for n, ((tensor, name, shape, place), x) in enumerate(zip(matrices, LEFTS, strict=True)):

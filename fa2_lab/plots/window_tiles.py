@@ -9,14 +9,14 @@ LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 
 
 def data(N: int = 4096, B: int = 128, left: int = 1023, first: int = 4) -> dict:
-    """The kind of each tile at N, and how many tiles are visited and needed at several lengths."""
+    """Return the kind of each tile at N, and how many tiles are visited and needed at several lengths."""
     needed = {n: int((kinds(n, B, left, first) != Tile.SKIP).sum()) for n in LENGTHS}
     visited = {n: (n // B) * (n // B + 1) // 2 for n in LENGTHS}
     return dict(kinds=kinds(N, B, left, first), B=B, left=left, first=first, visited=visited, needed=needed)
 
 
 def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
-    """SKIP, DIAGONAL or FULL for each tile, from the corners of its window; the first keys lie in column block 0."""
+    """Return SKIP, DIAGONAL or FULL for each tile, from the window's corners. The first keys are in column block 0."""
     begin = B * np.arange(N // B)
     top, bottom, key, last = begin[:, None], begin[:, None] + B - 1, begin[None, :], begin[None, :] + B - 1
     some = (key <= bottom) & (last >= top - left)
@@ -31,7 +31,7 @@ def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
 def draw(
     kinds: np.ndarray, B: int, left: int, first: int, visited: dict[int, int], needed: dict[int, int]
 ) -> style.Drawn:
-    """The tiles by kind on a grid; beside it both counts over the length."""
+    """Draw the tiles by kind on a grid, and next to it both counts over the length."""
     caption = (
         "Under a window, a causal loop visits ever more tiles in vain as N grows. The mask is a window of"
         f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a"

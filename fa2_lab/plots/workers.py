@@ -8,7 +8,7 @@ from fa2_lab.tiles import Mask, Tiling
 
 
 def data(T: int = 4, B: int = 64) -> dict:
-    """Who owns which tile, and who adds into which dQ, on a square of T × T tiles."""
+    """Return which worker owns each tile, and which ones add to each dQ, on a square of T × T tiles."""
     tilings = {causal: Tiling(T * B, T * B, B, B, Mask(causal=causal)) for causal in (False, True)}
     owners = {(way, c): grid.owners(t, way) for way in ("forward", "backward") for c, t in tilings.items()}
     return dict(owners=owners, dq_writers={causal: grid.dq_writers(tiling) for causal, tiling in tilings.items()})
@@ -19,7 +19,7 @@ WIDER, DEEPER = 2.55, 0.85  # room beside the tiles for O or dQ, below them for 
 
 @style.picture
 def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list[list[int]]]) -> style.Drawn:
-    """Tile grids, forward above and backward below, all tiles on the left and causal on the right.
+    """Draw tile grids, forward above and backward below, all tiles on the left and causal on the right.
 
     owners: {("forward" or "backward", causal): worker of each tile (T_r, T_c), −1 where skipped}.
     dq_writers: {causal: for each row block, the backward's workers that add into its dQ}.
@@ -64,7 +64,7 @@ def _grid(ax: style.Axes, owner: np.ndarray, title: str, deeper: float = 0) -> N
 
 
 def _rows_of(ax: style.Axes, T_c: int, tensor: str, writers: list[list[int]], verb: str) -> None:
-    """The blocks of the result beside their rows, each followed by those who write it."""
+    """Draw the blocks of the result next to their rows, each followed by the workers that write it."""
     left = T_c + 0.2
     style.note(ax, left + 0.72, -0.22, verb)
     for i, who in enumerate(writers):

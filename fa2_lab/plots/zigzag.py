@@ -8,14 +8,14 @@ from fa2_lab.reference.shards import LAYOUTS, even_lengths, pieces
 
 
 def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
-    """Who computes which pair of pieces, and the tiles of each rank, counted for one head of real size."""
+    """Return which rank computes each pair of pieces, and each rank's tiles, counted for one head of real size."""
     owners = {layout: owners_of(ranks, layout) for layout in reversed(LAYOUTS)}
     tiles = {x: ring.work(even_lengths(N, ranks), x, causal=True, B_r=B, B_c=B).sum(axis=1).tolist() for x in owners}
     return dict(owners=owners, tiles=tiles, setting=f"{N:,} tokens on {ranks} ranks, tiles of {B} × {B}, one head")
 
 
 def owners_of(ranks: int, layout: str) -> np.ndarray:
-    """[i, j]: the rank that holds rows i, if they see keys j; two pieces for each rank."""
+    """Return [i, j]: the rank that holds rows i, if they see keys j; two pieces for each rank."""
     rank_of = np.empty(2 * ranks, dtype=int)
     for rank, places in enumerate(pieces([2] * ranks, layout)):
         for place in places:
@@ -25,7 +25,7 @@ def owners_of(ranks: int, layout: str) -> np.ndarray:
 
 @style.picture
 def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: str) -> style.Drawn:
-    """Which rank computes which part of a causal S under two layouts, and how many tiles that makes.
+    """Draw which rank computes which part of a causal S under two layouts, and how many tiles that makes.
 
     owners: {layout: rank of each pair of pieces, −1 where nothing is visible}; tiles: {layout: of each rank}.
     """

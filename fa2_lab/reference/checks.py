@@ -1,4 +1,4 @@
-"""What the reference refuses. Every error names the argument, what it got and what it takes."""
+"""Argument checks of the reference. Every error names the argument, what it got and what it takes."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,7 +21,7 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """Return `x` as float64 of exactly this shape, or raise an error."""
+    """Return `x` as float64, or raise an error if it has another shape."""
     array = real_array(name, x, len(shape))
     if array.shape != shape:
         raise ValueError(f"{name}: got shape {array.shape}; it takes {meaning} = {shape}")
@@ -52,12 +52,12 @@ def inputs(
 
 
 def like(Q: np.ndarray, **tensors: ArrayLike) -> list[np.ndarray]:
-    """Return tensors with the shape of Q, such as O and dO."""
+    """Return the given tensors as float64. Raise an error unless each, such as O or dO, has the shape of Q."""
     return [same_shape(name, x, Q.shape, "the shape of Q") for name, x in tensors.items()]
 
 
 def per_row(Q: np.ndarray, **vectors: ArrayLike) -> list[np.ndarray]:
-    """Return vectors with one number per row of Q, such as l, m and L."""
+    """Return the vectors as float64. Raise an error unless each, such as l, m or L, has one number per row of Q."""
     return [same_shape(name, x, Q.shape[:-1], "one number for each row of Q, shape") for name, x in vectors.items()]
 
 

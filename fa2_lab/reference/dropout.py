@@ -1,7 +1,7 @@
-"""Dropout whose mask is a function of the place of an entry, and not of when the entry is visited.
+"""Dropout whose mask depends on an entry's place, and not on when the entry is visited.
 
 The generator is Philox4x32 with ten rounds, keyed by the seed and counted by (column, row, head, batch): the bits that
-Triton's `tl.philox` draws. The mask is therefore the same in every loop order, forward and backward.
+Triton's `tl.philox` draws. The mask therefore does not depend on the loop order, forward or backward.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
 
 
 def threshold(p: float) -> int:
-    """Return the number below which a word means "drop": the fraction p of all 2³² words."""
+    """Return the bound below which a random word means "drop". A fraction p of all 2³² words lies below it."""
     return int(p * 2.0**32)
 
 
@@ -60,7 +60,7 @@ class Dropout:
             whole_number("seed", self.seed, low=0, high=2**64 - 1)
 
     def z(self, rows: slice, cols: slice) -> np.ndarray | None:
-        """Return the factors Z of one tile: 1/(1−p) if kept, 0 if dropped; None without dropout."""
+        """Return one tile's factors Z, 1/(1−p) for kept entries and 0 for dropped ones, or None without dropout."""
         if self.p == 0 or self.seed is None:
             return None
         row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
@@ -82,7 +82,7 @@ def dropped(x: np.ndarray, z: np.ndarray | None) -> np.ndarray:
 def sequential_mask(tiling: Tiling, p: float, seed: int, order: str) -> np.ndarray:
     """Return the mask that one sequential generator draws, tile after tile, in the loop order of "fa1" or of "fa2".
 
-    It shows why such a generator draws the same mask again only if both passes visit the tiles in the same order.
+    It shows why a sequential generator repeats its mask only if both passes visit the tiles in one order.
     """
     if order not in ("fa1", "fa2"):
         raise ValueError(f"order: got {order!r}; it takes 'fa1' (columns outside) or 'fa2' (rows outside)")

@@ -37,7 +37,7 @@ def forward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute FA1 Algorithm 2 for one head: return O (N_q, d) and the row sums l and row maxima m (N_q,).
 
-    Block sizes come from M, or are given as B_r and B_c. The generator's state R is `dropout`, which the caller keeps.
+    Block sizes follow from M, unless B_r and B_c are given. `dropout` is the generator's state R, kept by the caller.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     drop = dropout.drop  # FA1.A2.L1

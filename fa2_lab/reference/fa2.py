@@ -77,9 +77,9 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute FA2 Algorithm 2 for one head: return dQ, dK and dV. Column blocks share dQ and are else independent.
+    """Compute FA2 Algorithm 2 for one head: return dQ, dK and dV. Column blocks share only dQ.
 
-    No sink is needed, because L already contains it. Its own gradient is scores.sink_backward.
+    No sink is needed, because L already contains it. scores.sink_backward() computes the sink's own gradient.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     O, dO = checks.like(Q, O=O, dO=dO)
@@ -131,7 +131,7 @@ def forward_split_keys(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the decode case: each row block's keys are split among workers, whose (O, L) are merged at the end."""
+    """Compute decode: split each row block's keys among workers, and merge their (O, L) at the end."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     splits = whole_number("splits", splits, low=1)
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)

@@ -24,7 +24,7 @@ QKV = tuple[np.ndarray, np.ndarray, np.ndarray]
 def forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, stage: str = "fa2", B_r: int = 64, B_c: int = 64, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return O (batch, heads, N_q, d) and L of any stage. k and v may have fewer heads; each_head() takes the
+    """Run any stage's forward: return O (batch, heads, N_q, d) and L. k and v may have fewer heads. each_head() has the
     options."""
     q, k, v = _check(stage, q, k, v)
     O, L = np.empty_like(q), np.empty(q.shape[:3])
@@ -54,7 +54,7 @@ def backward(
     B_c: int = 64,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return dQ, dK and dV of any stage from the O and L of its forward. For the sinks see sinks_backward()."""
+    """Run any stage's backward: return dQ, dK and dV, given its forward's O and L. For sinks, see sinks_backward()."""
     q, k, v = _check(stage, q, k, v)
     O, dO = checks.like(q, O=O, dO=dO)
     (L,) = checks.per_row(q, L=L)
@@ -90,9 +90,9 @@ def each_head(
     bias: Callable[[int, np.ndarray, np.ndarray], ArrayLike] | None = None,
     trace: Trace = UNWATCHED,
 ) -> Iterator[tuple[int, int, int, QKV, dict[str, Any]]]:
-    """Yield for each query head its place (b, h), its key head, its q, k and v, and what else a stage takes.
+    """Yield for each query head its place (b, h), its key head, its q, k and v, and a stage's other arguments.
 
-    A bias is a function of (head, row, column): the number of the query head, and the arguments of a bias of Mask.
+    A bias is a function of (head, row, column): the query head's number, and the arguments of Mask's bias.
     """
     lengths, sink_of, group = _check_lengths(key_lengths, k), _check_sinks(sinks, q), q.shape[1] // k.shape[1]
     scale = checks.scale(scale, q.shape[3], "scale")
@@ -117,7 +117,7 @@ def sinks_backward(sinks: np.ndarray, O: np.ndarray, L: np.ndarray, dO: np.ndarr
 
 
 def _check(stage: str, *qkv: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return q, k and v in float64, and refuse a stage that does not exist."""
+    """Return q, k and v in float64. Raise an error if the stage does not exist."""
     if stage not in STAGES:
         raise ValueError(f"stage: got {stage!r}; it takes one of {', '.join(STAGES)}")
     return checks.qkv_heads(*qkv)

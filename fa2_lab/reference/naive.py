@@ -27,17 +27,17 @@ def logsumexp(S: np.ndarray) -> np.ndarray:
 
 
 def softmax_backward(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
-    """Return dS = P ∘ (dP − D): every row of dP times that row's Jacobian, diag(p) − p pᵀ, without building one."""
+    """Return dS = P ∘ (dP − D): each row of dP times its row's Jacobian, diag(p) − p pᵀ, which is never built."""
     return P * (dP - D_from_probabilities(P, dP)[:, None])
 
 
 def D_from_probabilities(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
-    """Return D_i = Σ_j P_ij dP_ij, from two rows of length N_k."""
+    """Return D_i = Σ_j P_ij dP_ij, computed from two rows of length N_k."""
     return (P * dP).sum(axis=1)
 
 
 def D_from_output(dO: np.ndarray, O: np.ndarray) -> np.ndarray:
-    """Return D_i = do_i · o_i, the same number from two rows of length d."""
+    """Return D_i = do_i · o_i, which equals Σ_j P_ij dP_ij but takes only two rows of length d."""
     return (dO * O).sum(axis=1)
 
 
@@ -105,7 +105,7 @@ def forward_linear_memory(
     softcap: float | None = None,
     sink: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute appendix B.1, first L and then O, one row at a time. Nothing larger than a row is ever held."""
+    """Compute appendix B.1: first L and then O, one row at a time, never holding more than a row."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, softcap, sink)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
     L, O = np.empty(len(Q)), np.empty_like(Q)

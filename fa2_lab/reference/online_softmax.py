@@ -1,4 +1,4 @@
-"""Softmax over keys that arrive in blocks: a state of three fields, and what can be done with it.
+"""Softmax over keys that arrive in blocks: a state of three fields, and the operations on it.
 
 The same `merge` serves blocks in a loop, warps in a thread block, splits of the keys on one GPU, and GPUs in a ring.
 """
@@ -30,7 +30,7 @@ def first_state(sink: float | None = None) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxState:
-    """What is known of some rows after some keys. It is enough to go on, and enough to finish."""
+    """The state of some rows after some keys, from which you can continue with more keys or finish."""
 
     m: np.ndarray  # (B_r,)    the largest score so far
     l: np.ndarray  # (B_r,)    Σ exp(s − m)
@@ -44,11 +44,11 @@ class SoftmaxState:
 
     @classmethod
     def from_output(cls, o: np.ndarray, L: np.ndarray) -> SoftmaxState:
-        """Return the state of a finished (O, L), which holds as much as (m, l, o)."""
+        """Return the state that a finished (O, L) stands for: m = L, l = 1 and o = O."""
         return cls(L, np.where(np.isneginf(L), 0.0, 1.0), o)
 
     def update(self, s: np.ndarray, v: np.ndarray, z: np.ndarray | None = None) -> SoftmaxState:
-        """Return the state after a block of scores s (B_r, B_c) and values v (B_c, d). z holds dropout factors, if
+        """Return the state after one more block of scores s (B_r, B_c) and values v (B_c, d). z has dropout factors, if
         any."""
         m = np.maximum(self.m, s.max(axis=1))  # (B_r,)
         p = np.exp(s - finite(m)[:, None])  # (B_r, B_c)
@@ -58,7 +58,7 @@ class SoftmaxState:
         return SoftmaxState(m, l, o)
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
-        """Return the state after the keys of both. Merging is associative and commutative."""
+        """Return the state after both states' keys. Merging is associative and commutative."""
         m = np.maximum(self.m, other.m)
         alpha, beta = np.exp(self.m - finite(m)), np.exp(other.m - finite(m))
         l = alpha * self.l + beta * other.l
@@ -74,7 +74,7 @@ class SoftmaxState:
 
 
 def incremental(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> SoftmaxState:
-    """Return one state that every block updates, as FlashAttention does. A block is (s, v), (B_r, B_c) and (B_c, d)."""
+    """Update one state with every block, as FlashAttention does. A block is (s, v), (B_r, B_c) and (B_c, d)."""
     state = None
     for s, v in blocks:
         state = (state or SoftmaxState.reset(len(s), v.shape[1])).update(s, v)

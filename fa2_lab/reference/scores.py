@@ -1,4 +1,4 @@
-"""What some models do to the scores between Q Kᵀ and the softmax: they cap them, or add a score that belongs to no key.
+"""Changes that some models make to scores before the softmax: a cap, or one more score that belongs to no key.
 
 softcap  a score s becomes c · tanh(s / c), which is close to s if s is small and never exceeds ±c
 sink     one number per head, a score without a value: it takes part in the softmax and adds nothing to O
@@ -15,16 +15,16 @@ def cap(s: np.ndarray, softcap: float | None) -> np.ndarray:
 
 
 def cap_backward(ds: np.ndarray, s: np.ndarray, softcap: float | None) -> np.ndarray:
-    """Return the gradient of the scores before the cap. s are the unmasked scores after it, with slope 1 − (s / c)²."""
+    """Return the gradient of the scores before the cap. s are the unmasked scores after it; the slope is 1−(s/c)²."""
     return ds if softcap is None else ds * (1 - (s / softcap) ** 2)
 
 
 def beside_sink(s: np.ndarray, sink: float | None) -> np.ndarray:
-    """Return rows of scores with the sink as one more column, or s itself without a sink."""
+    """Return the scores with the sink as one more column, or s itself without a sink."""
     return s if sink is None else np.concatenate([s, np.full((*s.shape[:-1], 1), sink)], axis=-1)
 
 
 def sink_backward(sink: float, O: np.ndarray, L: np.ndarray, dO: np.ndarray) -> float:
-    """Return the sink's gradient, −Σ_r P_r,sink D_r. As for any score it is P (dP − D), and dP is 0 without a value."""
+    """Return the sink's gradient, −Σ_r P_r,sink D_r: as for any score, P (dP − D), but dP is 0 without a value."""
     D = (dO * O).sum(axis=-1)
     return float(-(np.exp(sink - finite(L)) * D).sum())

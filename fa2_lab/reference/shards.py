@@ -1,4 +1,4 @@
-"""Geometry of a sequence that is cut among ranks: who holds which rows, and what the rows of one rank see of another's.
+"""Geometry of a sequence that is cut among ranks: which rank holds which rows, and which of another's keys they see.
 
 It is tiles.py one level higher, with the same three cases: a pair of pieces is SKIP, DIAGONAL or FULL.
 
@@ -17,7 +17,7 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 class Meeting(NamedTuple):
-    """Which queries of a rank meet which keys of a block, in one call of a kernel. Each rank counts its own rows."""
+    """The queries of a rank and the keys of a block that meet in one kernel call. Each rank counts its own rows."""
 
     queries: slice
     keys: slice
@@ -25,13 +25,13 @@ class Meeting(NamedTuple):
 
 
 def check_layout(layout: str) -> None:
-    """Refuse a layout that does not exist."""
+    """Raise an error if the layout does not exist."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}; it takes one of {', '.join(LAYOUTS)}")
 
 
 def even_lengths(N: int, ranks: int) -> list[int]:
-    """Return how many of N rows each rank gets: as evenly as possible, with the longer shards first."""
+    """Return how many of N rows each rank gets: as evenly as possible, and one more on the first ranks if need be."""
     N, ranks = whole_number("N", N, low=1), whole_number("ranks", ranks, low=1)
     return [N // ranks + (rank < N % ranks) for rank in range(ranks)]
 
@@ -42,7 +42,7 @@ def front(length: int, layout: str) -> int:
 
 
 def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
-    """Return for each rank where its pieces are in the sequence."""
+    """Return for each rank the positions of its pieces in the sequence."""
     check_layout(layout)
     ranks = range(len(lengths))
     places: list[list[slice]] = [[] for _ in ranks]
@@ -56,7 +56,7 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
 
 
 def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> Meeting:
-    """Return what the queries of `rank` see of the keys of `source`, which is always one call or none.
+    """Return which queries of `rank` meet which keys of `source`. This always takes one kernel call or none.
 
     With a causal mask, a rank sees its own rows as any sequence sees itself. In zigzag, its rows see the whole front
     piece of an earlier rank, and its back piece sees all rows of a later rank.
@@ -73,7 +73,7 @@ def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal:
 
 
 def halves(length: int, causal: bool) -> list[Meeting]:
-    """Return a rank's own meeting as two calls with about the same work. Under the causal mask, the upper three
+    """Split a rank's meeting with itself into two calls of about equal work. Under the causal mask, the upper three
     quarters of its rows are 9/16 of it. Both are aligned, because a causal call aligns the last query with the last
     key."""
     middle = length - length // (4 if causal else 2)

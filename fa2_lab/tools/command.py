@@ -30,11 +30,11 @@ EXTRAS = {"torch": "kernels", "triton": "kernels", "matplotlib": "plots", "trans
 
 
 class Refused(Exception):
-    """The user asked for something that does not exist; one sentence says what does."""
+    """An error for a request for something that does not exist. Its one sentence says what does."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0: all well. 1: a verdict failed. 2: the call makes no sense. 130: Ctrl-C."""
+    """Run the command line. Return 0 if all is well, 1 if a check failed, 2 for invalid arguments, 130 for Ctrl-C."""
     if sys.stdout is None:  # as it is where the output was closed
         sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_command(main: Callable[[], Callable], argv: list[str] | argparse.Namespace) -> int:
-    """Run a command; a ValueError is its way to say that an argument makes no sense."""
+    """Run a command, and report a ValueError from it as an invalid argument."""
     try:
         return main()(argv) or 0
     except ValueError as refusal:
@@ -85,17 +85,17 @@ def import_main(module: str) -> Callable[[], Callable]:
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """Those of all that is installed, also where an older fa2_lab.egg-info lies in the checkout and would hide some."""
+    """Return the entry points of all packages, even if an old fa2_lab.egg-info in the checkout hides some."""
     return [entry for found in distributions() for entry in found.entry_points if entry.group == group]
 
 
 def studio() -> dict[str, EntryPoint]:
-    """The commands that other packages bring, above all fa2_studio, by name. A wheel does not have fa2_studio."""
+    """Return other packages' commands by name, above all those of fa2_studio, which a wheel does not have."""
     return {entry.name: entry for entry in entry_points(group=GROUP) if find_spec(entry.module.split(".")[0])}
 
 
 def summary(entry: EntryPoint) -> str:
-    """The first line of a command's file, which is read and not run."""
+    """Return the first line of a command's file, which is read and not run."""
     found = find_spec(entry.module)
     assert found and found.origin  # every command is a file
     doc = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
@@ -103,7 +103,7 @@ def summary(entry: EntryPoint) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands and what each takes."""
+    """Return the parser for all commands and their arguments."""
     top = argparse.ArgumentParser(prog="fa2-lab", description="FlashAttention-2, from the paper's line to the GPU.")
     top.set_defaults(run=tour)
     commands = top.add_subparsers(title="commands", metavar="command")
@@ -134,7 +134,7 @@ def tour(arguments: argparse.Namespace) -> int:
 
 
 def show_where(arguments: argparse.Namespace) -> int:
-    """A line, an algorithm, or the list of algorithms."""
+    """Print a line, an algorithm, or the list of algorithms."""
     name = (arguments.tag or "").strip().upper()
     if (arguments.all or arguments.sass) and (not name or name in paper.ALGORITHMS):
         option = "--sass" if arguments.sass else "--all"
@@ -155,7 +155,7 @@ def show_where(arguments: argparse.Namespace) -> int:
 
 
 def show_errata(arguments: argparse.Namespace) -> int:
-    """All errata as a table, or one in full; each is run first."""
+    """Run all errata and print them as a table, or run one and print it in full."""
     from fa2_lab.errata import ERRATA, SOURCES, judge
 
     if arguments.id is None:
@@ -188,7 +188,7 @@ def show_errata(arguments: argparse.Namespace) -> int:
 
 
 def show_glossary(arguments: argparse.Namespace) -> int:
-    """Every term, or one."""
+    """Print every term of the glossary, or one."""
     if arguments.term is not None and arguments.term not in GLOSSARY:
         raise Refused(f"glossary: there is no {arguments.term!r}{close_to(arguments.term, GLOSSARY)}")
     for term in GLOSSARY.values():
@@ -202,19 +202,19 @@ def show_glossary(arguments: argparse.Namespace) -> int:
 
 
 def explained_in(term: Term) -> str:
-    """Where a reader finds the term explained, in words."""
+    """Return in words where the term is explained."""
     if term.explained.startswith("rung"):
         return f"{term.explained} of the ladder: fa2-lab ladder {term.explained[-2:]}"
     return f"{'chapter' if term.explained[:1].isdigit() else 'appendix'} {term.explained}"
 
 
 def close_to(name: str, names: Iterable[str]) -> str:
-    """A hint for a name that was not found."""
+    """Return a hint for a name that was not found."""
     lower = {n.lower(): n for n in names}
     close = [lower[n] for n in get_close_matches(name.lower(), lower, n=4, cutoff=0.4)]
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def paragraph(title: str, text: str) -> str:
-    """A titled paragraph, 78 columns wide."""
+    """Return a titled paragraph, 78 columns wide."""
     return fill(text, 78, initial_indent=f"{title:8}", subsequent_indent=" " * 8, break_on_hyphens=False)

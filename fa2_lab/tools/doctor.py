@@ -20,7 +20,7 @@ FINE = "Nothing is wrong"  # the beginning of advice that asks for nothing
 
 @dataclass(frozen=True)
 class Machine:
-    """What was found, as it is printed. An empty string means that it is not here."""
+    """What was found on this machine, as it is printed. An empty string means that it is missing."""
 
     python: str
     system: str
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def examine() -> Machine:
-    """Look at this machine. TRITON_INTERPRET is read first, because importing the kernels may set it."""
+    """Examine this machine. TRITON_INTERPRET is read first, because importing the kernels may set it."""
     asked = os.environ.get("TRITON_INTERPRET", "")
     asked = "1" if asked.lower() in ("true", "on", "yes", "y") else asked  # as Triton reads it
     from fa2_lab.kernels import triton_versions
@@ -83,7 +83,7 @@ def examine() -> Machine:
 
 
 def version(package: str) -> str:
-    """The installed version of a package, without importing it."""
+    """Return the installed version of a package, without importing it."""
     try:
         return metadata.version(package) if find_spec(package) else ""
     except metadata.PackageNotFoundError:
@@ -91,7 +91,7 @@ def version(package: str) -> str:
 
 
 def graphics() -> dict:
-    """The GPU that torch can use, if there is one."""
+    """Return the GPU that torch can use, if there is one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -106,7 +106,7 @@ def graphics() -> dict:
 
 
 def serving(machine: Machine) -> dict[str, str]:
-    """Which kernels serve a causal call in bf16, 16 heads and N = 4,096, for d 64 and 128."""
+    """Return the kernels that serve a causal bf16 call with 16 heads and N = 4,096, for d = 64 and 128."""
     forbidden = not machine.gpu and machine.asked not in ("", "1")
     if not (machine.torch and machine.triton) or machine.misfit or forbidden:
         return dict.fromkeys(("64", "128"), "the NumPy reference")
@@ -132,12 +132,12 @@ def serving(machine: Machine) -> dict[str, str]:
 
 
 def number(version: str) -> tuple[int, ...]:
-    """(2, 15) of 2.15.0+cpu; nothing of what is installed without a version."""
+    """Return (2, 15) for "2.15.0+cpu", and an empty tuple for a package without a version."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Return the versions with which the kernels were not tested."""
+    """Return the installed versions with which the kernels were not tested."""
     unknown = []
     if torch and not number(TORCH[0]) <= number(torch) <= number(TORCH[1]):
         unknown.append(f"torch {torch}")
@@ -147,7 +147,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(machine: Machine) -> str:
-    """Return whether Triton's interpreter runs the kernels, and why."""
+    """Return in words whether Triton's interpreter runs the kernels, and why."""
     if not machine.triton:
         return "off: Triton is not installed"
     if machine.asked:
@@ -180,7 +180,7 @@ def advice(machine: Machine) -> str:
 
 
 def screen(machine: Machine) -> str:
-    """Return all of it, with the advice in the last line."""
+    """Return everything found as text, with the advice in the last line."""
     from fa2_lab.kernels.triton_versions import TESTED
 
     oldest, newest = (version.rpartition(".")[0] for version in (TESTED[0], TESTED[-1]))

@@ -1,4 +1,4 @@
-"""`fa2-lab examine`: ask an attention function, and name its mistake.
+"""`fa2-lab examine`: test an attention function and diagnose its mistake.
 
 fa2-lab examine mine.py:attention           a page: what is wrong, where, by how much, the smallest input, what to read
 fa2-lab examine mine.py:attention --quick   in ten seconds, without the long sequences
@@ -29,7 +29,7 @@ of torch's softmax are. If it is not NaN, they may not."""
 
 
 def main(argv: list[str]) -> int:
-    """0: right. 1: wrong. 2: it cannot be examined."""
+    """Return 0 if the function is right, 1 if it is wrong, and 2 if it cannot be examined."""
     parser = argparse.ArgumentParser(
         prog="fa2-lab examine", description="Which known mistake does a function make?", epilog=VERDICTS
     )
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """NAME=VALUE; a value that is no Python literal is a string."""
+    """Parse NAME=VALUE. A value that is not a Python literal is taken as a string."""
     name, _, value = text.partition("=")
     try:
         return name, literal_eval(value)
@@ -65,7 +65,7 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def load(text: str) -> tuple[str, Callable]:
-    """The module's name and the function of FILE:FUNCTION."""
+    """Return the module's name and the function of FILE:FUNCTION."""
     where, _, name = text.rpartition(":")
     if not where or not name:
         raise ValueError(f"examine: got {text!r}; it takes FILE:FUNCTION, as in mine.py:attention")
@@ -103,7 +103,7 @@ def load(text: str) -> tuple[str, Callable]:
 
 
 def page(report: Report, function: str, module: str) -> str:
-    """What a person reads."""
+    """Return the report as human-readable text."""
     said = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "reads"]
     said += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
@@ -127,7 +127,7 @@ def page(report: Report, function: str, module: str) -> str:
 
 
 def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
-    """One finding: what, where, by how much, the smallest input, what to read."""
+    """Return one finding as text: what, where, by how much, the smallest input, what to read."""
     lines = [f"{'WRONG ' if finding.is_wrong else 'remark'}  {finding}  [{finding.name}]"]
     if finding.others:
         lines.append(f"        The same numbers would come from {' or from '.join(finding.others)}.")
@@ -143,7 +143,7 @@ def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
 
 
 def as_json(report: Report) -> str:
-    """The same for programs."""
+    """Return the report as JSON, for use by other programs."""
 
     def of(x: Finding) -> dict[str, Any]:
         known = dict(

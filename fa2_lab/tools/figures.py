@@ -132,7 +132,7 @@ def chosen(names: list[str] | None) -> list[str]:
 
 
 def caption(file: Path) -> str:
-    """Return the caption in a picture's file."""
+    """Return the caption from a picture's file."""
     return ElementTree.parse(file).findtext("{http://www.w3.org/2000/svg}title", "")
 
 

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def compared(name: str) -> str:
-    """Return the rung with which a rung is compared: the one below, or rung 23 for x23."""
+    """Return the rung to compare a rung with: the one below, or rung 23 for x23."""
     if name in ladder.OTHERS:
         return ladder.find(name[1:3])
     order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if name in order)
@@ -53,7 +53,7 @@ WIDTHS = (8, 7, 6, 11, 7, 10, 7, 8, 11, 6)
 
 
 class Shown:
-    """What a table shows of a rung, or of another implementation, which has no change."""
+    """A row of the table: a rung, or another implementation, which has no change."""
 
     def __init__(self, results: Record, name: str, peer: str) -> None:
         self.change = [reasons.step(results, before(name), name, causal) for causal in MASKS] if climbs(name) else []
@@ -70,7 +70,7 @@ class Shown:
 
 
 def climbs(name: str) -> bool:
-    """Whether it is a rung with another one below it."""
+    """Return whether `name` is a rung that has another one below it."""
     return name in ladder.RUNGS[1:]
 
 
@@ -85,13 +85,13 @@ def label(name: str) -> str:
 
 
 def both(name: str, what: str) -> str:
-    """Return a compiled number without a mask and under it."""
+    """Return a compiled number twice: without a mask and under the causal mask."""
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
 
 def unmasked(results: Record) -> Measurement:
-    """Return the row without a mask in the shape that fills the GPU. Only an interrupted run may lack it."""
+    """Return the unmasked row in the shape that fills the GPU. Only an interrupted run can lack it."""
     row = reasons.timed(results, causal=False, d=D)
     if row is None:
         raise ValueError("the record has no row of the table's shape yet: `fa2-lab bench ladder` measures the rest")
@@ -99,7 +99,7 @@ def unmasked(results: Record) -> Measurement:
 
 
 def lines(results: Record) -> list[Shown]:
-    """Return every rung, then the other implementations."""
+    """Return the table's rows: every rung, then the other implementations."""
     values = unmasked(results).values
     peer = compared_with(values)
     return [Shown(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
@@ -124,7 +124,7 @@ def setting(results: Record) -> str:
 
 
 def table(results: Record) -> str:
-    """Return a line for each rung and each other implementation, and a sentence for each prediction that misses."""
+    """Return the table as text, and one sentence for each prediction that misses."""
     every = lines(results)
     head = "".join(f"{x:>{width}}" for x, width in zip(COLUMNS, WIDTHS, strict=True))
     text = [textwrap.fill(setting(results), 120), "", f"{'rung':22}{head}  limited before → removed"]
@@ -139,7 +139,7 @@ def table(results: Record) -> str:
 
 
 def claim(results: Record) -> str:
-    """Return the whole ladder in one line."""
+    """Return one sentence that sums up the whole ladder."""
     row = unmasked(results)
     peer, climbed = compared_with(row.values), [name for name in ladder.RUNGS if name in row.values]
     first, last = (f"{row.ratio(name, peer):.0%}" for name in (climbed[0], climbed[-1]))
@@ -148,7 +148,7 @@ def claim(results: Record) -> str:
 
 
 def markdown(results: Record) -> list[str]:
-    """Return the same table for a page, in a fold."""
+    """Return the table in Markdown, inside a fold."""
     every = lines(results)
     text = [f"<details><summary>{claim(results)}: every rung</summary>", "", setting(results), ""]
     text += [
@@ -196,7 +196,7 @@ def hypothesis(results: Record, old: str, new: str) -> str:
 
 
 def several(results: Record, **numbers: str) -> str:
-    """Return several changes as a table in Markdown. r05="L2 bytes" is rung 05 with this counter."""
+    """Return several changes as a Markdown table. The argument r05="L2 bytes" shows rung 05 with this counter."""
     heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
     text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
     for name, counter in ((ladder.find(number), counter) for number, counter in numbers.items()):
@@ -210,7 +210,7 @@ def several(results: Record, **numbers: str) -> str:
 
 
 def following(name: str) -> str:
-    """Return what limits this rung, and which rung addresses that."""
+    """Return a sentence on what limits this rung, and which rung removes that limit."""
     if name not in ladder.RUNGS[:-1]:
         return ""
     after = ladder.RUNGS[ladder.RUNGS.index(name) + 1]
@@ -218,7 +218,7 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """Return the speed in every recorded shape, compiled numbers, and counters that changed by more than a tenth."""
+    """Return speeds in every recorded shape, compiled numbers, and the counters that changed by more than a tenth."""
     text = [f"{'recorded, TFLOP/s':48}{old[:3]:>8}{new[:3]:>8}"]
     for row in results.rows:
         if row.flops and {old, new} <= set(row.values):
@@ -237,7 +237,7 @@ def numbers(results: Record, old: str, new: str) -> str:
 
 
 def differ(a: float, b: float) -> bool:
-    """Whether a number changed by more than a tenth."""
+    """Return whether a and b differ by more than a tenth."""
     return abs(a - b) > 0.1 * max(abs(a), abs(b))
 
 

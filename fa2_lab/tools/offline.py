@@ -1,4 +1,4 @@
-"""Compile the kernels for a GPU that is not here, and read what came out: registers, spills, shared memory.
+"""Compile the kernels for a GPU that need not be here, and read the result: registers, spills, shared memory.
 
     compile_for("sm_90")
     kernel = forward_kernel.warmup(..., grid=(1,))
@@ -22,13 +22,13 @@ from fa2_lab.kernels.triton_versions import driver
 
 
 def compile_for(chip: str) -> None:
-    """From now on this process compiles for a chip, such as sm_90 or gfx942, that need not be here."""
+    """Make this process compile for a chip, such as sm_90 or gfx942, that need not be here."""
     target = GPUTarget("hip", chip, 64) if chip.startswith("gfx") else GPUTarget("cuda", int(chip[3:]), 32)
     driver.set_active(Absent(target))
 
 
 class Absent:
-    """Stands in for the driver of a GPU: it names its target and has nothing to launch on."""
+    """A stand-in for a GPU's driver: it names its target but cannot launch."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -50,21 +50,21 @@ class Absent:
 
 
 def report(kernel: Any) -> dict[str, int]:
-    """Registers, stack bytes, instructions that spill or use tensor cores, and shared memory of a compiled kernel."""
+    """Return a compiled kernel's registers, stack bytes, spill and tensor-core instructions, and shared memory."""
     found = from_amdgcn(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else from_cubin(kernel.asm["cubin"])
     return found | dict(shared=kernel.metadata.shared)
 
 
 @cache
 def read(cubin: bytes) -> tuple[str, str]:
-    """A binary's use of resources and its instructions, from NVIDIA's tools, which Triton brings along."""
+    """Return a binary's resource usage and instructions, from NVIDIA's tools, which come with Triton."""
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         return nvidia_tool("cuobjdump", "-res-usage", file.name), nvidia_tool("nvdisasm", "-c", file.name)
 
 
 def from_cubin(cubin: bytes) -> dict[str, int]:
-    """What a binary for NVIDIA's GPUs says."""
+    """Return the numbers of a report from a binary for NVIDIA's GPUs."""
     usage, code = read(cubin)
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
@@ -73,7 +73,7 @@ def from_cubin(cubin: bytes) -> dict[str, int]:
 
 
 def disassembled(cubin: bytes) -> str:
-    """A binary's machine instructions as text."""
+    """Return a binary's machine instructions as text."""
     return read(cubin)[1]
 
 
@@ -83,7 +83,7 @@ def nvidia_tool(tool: str, *arguments: str) -> str:
 
 
 def from_amdgcn(code: str) -> dict[str, int]:
-    """What AMD's compiler writes into its assembly."""
+    """Return the numbers of a report from the assembly that AMD's compiler writes."""
 
     def field(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s*(\d+)", code)[0])
@@ -94,6 +94,6 @@ def from_amdgcn(code: str) -> dict[str, int]:
 
 
 def serialized(kernel: Any) -> bool:
-    """Whether the compiler makes every asynchronous product (Hopper's wgmma) wait for the one before it."""
+    """Return whether the compiler makes each asynchronous matmul (Hopper's wgmma) wait for the previous one."""
     _, code = read(kernel.asm["cubin"])
     return len(re.findall(r"WARPGROUP\.DEPBAR", code)) > len(re.findall("HGMMA", code)) / 2

@@ -52,7 +52,7 @@ def check(name: str, cases: list[tuple], device: str) -> None:
 
 
 def off(x: Any, truth: Any) -> float:
-    """The largest error beside the largest value; where the truth is infinite, x must be the same."""
+    """Return the largest error relative to the largest value. Where the truth is infinite, x must equal it."""
     infinite = torch.isinf(truth)
     if not torch.equal(torch.isinf(x), infinite):
         return torch.inf
@@ -60,7 +60,7 @@ def off(x: Any, truth: Any) -> float:
 
 
 def compare(name: str) -> None:
-    """Print the time of the rung and of the one before it."""
+    """Print the time of the rung and of the previous one."""
     from triton.testing import do_bench
 
     rungs = [name] if name not in ladder.RUNGS[1:] else [ladder.RUNGS[ladder.RUNGS.index(name) - 1], name]

@@ -1,4 +1,4 @@
-"""The step from one rung of the ladder to another, as a diff."""
+"""Show the step from one rung of the ladder to another as a diff."""
 
 import ast
 from difflib import SequenceMatcher
@@ -11,26 +11,26 @@ AROUND = 3  # lines of context around a change
 
 
 def source(rung: str) -> str:
-    """The text of a rung's file."""
+    """Return the text of a rung's file."""
     return Path(ladder.FOLDER, f"{ladder.find(rung)}.py").read_text(encoding="utf-8")
 
 
 def code(rung: str) -> list[str]:
-    """A rung's lines after its docstring, without those that are empty."""
+    """Return a rung's lines after its docstring, without empty ones."""
     text = source(rung)
     docstring = ast.parse(text).body[0]
     return [line for line in text.splitlines()[docstring.end_lineno :] if line.strip()]
 
 
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
-    """(what happens, old lines, new lines) from one rung to another; a line that only moves in or out is the same."""
+    """Return [(what happens, old lines, new lines), …] from one rung to another, ignoring changes of indentation."""
     before, after = code(old), code(new)
     matcher = SequenceMatcher(a=[x.strip() for x in before], b=[x.strip() for x in after], autojunk=False)
     return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]
 
 
 def diff(old: str, new: str, colours: bool = False) -> str:
-    """The step from one rung to another, in the manner of `diff -w`."""
+    """Return the step from one rung to another, in the manner of `diff -w`."""
     red, green, faint, plain = (RED, GREEN, FAINT, PLAIN) if colours else ("",) * 4
     lines: list[str] = []
     for what, gone, come in steps(old, new):
@@ -44,12 +44,12 @@ def diff(old: str, new: str, colours: bool = False) -> str:
 
 
 def context(lines: list[str], first: bool) -> list[str]:
-    """Lines that are the same, as far as they help: the last ones before a change, the first ones after."""
+    """Return the unchanged lines worth showing: the last ones before a change and the first ones after one."""
     if first:
         return lines[-AROUND:]
     return lines if len(lines) <= 2 * AROUND + 1 else [*lines[:AROUND], "…", *lines[-AROUND:]]
 
 
 def trailing(lines: list[str]) -> int:
-    """How many unchanged lines stand at the end."""
+    """Return the number of unchanged lines at the end."""
     return next((n for n, line in enumerate(reversed(lines)) if not line.startswith("  ")), len(lines))

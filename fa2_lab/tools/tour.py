@@ -1,4 +1,4 @@
-"""The tour: every stage runs once on this machine, and is compared with dense attention in float64."""
+"""The tour: run every stage once on this machine, and compare it with dense attention in float64."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ class RandomHeads:
 
     @cached_property
     def truth(self) -> dict[str, np.ndarray]:
-        """O, L, dQ, dK and dV."""
+        """The right O, L, dQ, dK and dV."""
         return attention(Question("", *self.qkv, self.dO, dict(causal=self.mask.causal)), gradients=True)
 
     def right(self, names: str) -> list[np.ndarray]:
@@ -49,7 +49,7 @@ class RandomHeads:
 
     @property
     def head(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Q, K and V of the first head."""
+        """Return Q, K and V of the first head."""
         return self.q[0, 0], self.k[0, 0], self.v[0, 0]
 
 
@@ -64,7 +64,7 @@ Pairs = list[tuple[np.ndarray, np.ndarray]]  # (what the stage computed, what is
 
 
 class Skipped(Exception):
-    """Why a stage cannot run here."""
+    """The reason why a stage cannot run here."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def backward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
 
 
 def grouped_heads(trace: Trace) -> Pairs:
-    """Two query heads share one key head, so dK and dV are sums over both."""
+    """Run two query heads that share one key head, so that dK and dV are sums over both."""
     return forward("fa2", GROUPED)(trace) + backward("fa2", GROUPED)(trace)
 
 
@@ -131,7 +131,7 @@ def split_keys(trace: Trace) -> Pairs:
 
 
 def closed_forms(trace: Trace) -> Pairs:
-    """The formulas for HBM traffic and matmul FLOPs of the causal forward, and what the meter counts."""
+    """Return what the meter counts in the causal forward, HBM traffic and matmul FLOPs, beside the formulas."""
     what = "fa2", "forward", Tiling(N, N, B_R, B_C, CAUSAL), D_HEAD
     fa2.forward(*HALF.head, **BLOCKS, mask=CAUSAL, trace=trace)
     forms = io.traffic(*what).total, io.operations(*what)["matmul"]
@@ -153,7 +153,7 @@ def warp_scheme(scheme: Callable[..., warps.BlockRun]) -> Callable[[Trace], Pair
 
 
 def triton_call(backward: bool) -> Callable[[Trace], Pairs]:
-    """Return a run of `fa2_lab.attention` in float32, on the GPU if there is one, or else in Triton's interpreter."""
+    """Return a run of `fa2_lab.attention` in float32, on the GPU or, if there is none, in Triton's interpreter."""
 
     def run(trace: Trace) -> Pairs:
         torch, attention, device = torch_and_attention()
@@ -169,7 +169,7 @@ def triton_call(backward: bool) -> Callable[[Trace], Pairs]:
 
 
 def torch_and_attention() -> tuple[ModuleType, Callable, str]:
-    """torch, the public call and the device to run on; or the reason why there is none."""
+    """Return torch, the public call and the device to run on, or the reason why a stage cannot run here."""
     for module in ("torch", "triton"):
         if not doctor.version(module):
             raise Skipped(f"{module} is not installed")
@@ -212,7 +212,7 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage did. `note` tells why it did not run, or how it failed. A skipped stage is not wrong."""
+    """A stage's outcome. `note` says why it did not run, or how it failed. A skipped stage does not count as wrong."""
 
     name: str
     error: float = np.nan
@@ -224,7 +224,7 @@ class Outcome:
 
 
 def run(stage: Stage) -> Outcome:
-    """Run one stage under the meter and judge it."""
+    """Run one stage under the meter and check its results."""
     try:
         for _ in range(stage.runs):
             trace, start = Trace(), time.perf_counter()
@@ -243,7 +243,7 @@ HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds'
 
 
 def line(row: Outcome) -> str:
-    """One row of the table, 80 columns wide; a reason may be longer."""
+    """Return one row of the table, 80 columns wide unless a reason is longer."""
     if row.note:
         return f"{row.name:21}  {row.note}"
     met = row.trace
@@ -254,7 +254,7 @@ def line(row: Outcome) -> str:
 
 
 def short(n: int) -> str:
-    """1,234,567 as 1.23M; a dash where nothing was counted."""
+    """Return 1,234,567 as "1.23M", or a dash if nothing was counted."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if n >= 0.9995 * size:
             return f"{n / size:.3g}{unit}"
@@ -262,7 +262,7 @@ def short(n: int) -> str:
 
 
 def tour(stages: tuple[Stage, ...] = STAGES) -> int:
-    """Run all stages, print the table, and say what comes next. 1 if a stage is wrong, else 0."""
+    """Run all stages, print the table, and say what comes next. Return 1 if a stage is wrong, and 0 otherwise."""
     print(f"One head, N {N}, d {D_HEAD}, tiles {B_R} × {B_C}; Triton: N 128. Truth: dense float64.\n")
     for problem in PROBLEMS:
         _ = problem.truth  # computed now, so that no stage's seconds include it

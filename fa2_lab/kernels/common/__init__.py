@@ -1,1 +1,1 @@
-"""What the portable kernels, decode and Hopper's own share: numbers, tiles, and the softmax step."""
+"""Code that the portable, decode and Hopper kernels share: numbers, tiles, and the softmax step."""

@@ -1,4 +1,4 @@
-"""Numbers that more than one kernel needs, as Triton wants them; Gluon's constants are the same ones."""
+"""Numbers that more than one kernel needs, as constants of Triton, which Gluon takes as well."""
 
 import triton.language as tl
 

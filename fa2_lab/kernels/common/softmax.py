@@ -13,7 +13,7 @@ LARGEST = 1e38  # times any score except 0, it is past the values that tanh tell
 
 
 class Scales(NamedTuple):
-    """What scores are multiplied by, so that their exponentials become powers of 2."""
+    """The factors by which scores are multiplied, so that their exponentials become powers of 2."""
 
     scale_log2: float  # τ log₂e
     coarse: float  # the power of two below it, for huge scores
@@ -27,7 +27,7 @@ def base_2(scale: float) -> float:
 
 
 def scales(scale: float, softcap: float | None = None) -> Scales:
-    """Return the numbers for a scale τ. softmax_step() explains what they are for, and capped() what a softcap is."""
+    """Return the Scales of a scale τ. softmax_step() explains how they are used, and capped() what a softcap does."""
     scale_log2 = base_2(scale if softcap is None else softcap)
     inner = None if softcap is None else min(scale / softcap, LARGEST)
     return Scales(scale_log2, 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126), inner)
@@ -35,7 +35,7 @@ def scales(scale: float, softcap: float | None = None) -> Scales:
 
 @triton.jit
 def capped(s_ij, inner):
-    """Return the scores without their scale: s, or tanh(τ s / c) if the softcap c makes them c tanh(τ s / c).
+    """Return the scores before scaling: s, or tanh(τ s / c) if the softcap c makes them c tanh(τ s / c).
 
     In that case c takes the place of τ as the scale. `inner` is τ / c, or None.
     """
@@ -56,7 +56,7 @@ def tanh(x):
 
 @triton.jit
 def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
-    """Return P of a tile of scores s (B_r, B_c), the factor alpha for everything before, and the new m and l (B_r,).
+    """Return P of a tile of scores s (B_r, B_c), the factor alpha for all earlier sums, and the new m and l (B_r,).
 
     With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c), which takes one multiply-add and one power of 2 per score,
     because m c is the same for a whole row. m c is rounded, so all p of a row are wrong by the same factor. O is a

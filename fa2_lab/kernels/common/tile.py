@@ -1,4 +1,4 @@
-"""What every kernel does with a tile: find its place, load it, ask which entries are visible, apply dropout, store it.
+"""What every kernel does with a tile: locate and load it, find its visible entries, apply dropout, and store it.
 
 Capital letters are pointers into HBM, and lower-case letters are on the chip. One tile of S has B_r rows and B_c
 columns (called BLOCK_M and BLOCK_N elsewhere). d_pad is d rounded up to a power of two of at least 16, as the tensor
@@ -12,7 +12,7 @@ import triton.language as tl
 
 
 class PortableTile(NamedTuple):
-    """What a kernel is compiled for."""
+    """The constants for which a portable kernel is compiled."""
 
     B_r: tl.constexpr
     B_c: tl.constexpr
@@ -30,7 +30,7 @@ class Head(NamedTuple):
 
 
 class DropoutKey(NamedTuple):
-    """What decides which entries of P are dropped in one head, besides their row and column."""
+    """The values that, with a row and a column, decide which entries of P are dropped in one head."""
 
     seed: tl.tensor  # pointer
     rule: tuple  # random words below the first number mean "drop"; the second is the factor of what is kept
@@ -59,7 +59,7 @@ def block_of(t, T, heads, l2_group):
 
 @triton.jit
 def known_strides(strides):
-    """Return the strides that launch.all_strides() gives, so that the compiler knows whether 8 divides them."""
+    """Return the strides from launch.all_strides(), in a form that tells the compiler whether 8 divides them."""
     given, IN_EIGHTS = strides
     if IN_EIGHTS:
         given = [[n // 8 * 8 for n in one] for one in given]
@@ -80,13 +80,13 @@ def one_head(X, strides, batch, head):
 
 @triton.jit
 def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load rows from a Head by load_rows(), in the sizes for which the kernel is compiled."""
+    """Load rows of a Head with load_rows(), in the tile sizes for which the kernel is compiled."""
     return load_rows(X.at, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit
 def load_columns(X, c, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load the columns c … c + width of a tile alone."""
+    """Load only the columns c … c + width of a tile."""
     d: tl.constexpr = min(tile.d - c, tile.width)
     return load_rows(X.at + c, first, X.stride, n, B, d, tile.width, RAGGED, tile.upcast, row_begin)
 
@@ -119,7 +119,7 @@ def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.c
 
 @triton.jit
 def store_rows(X, x, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr):
-    """Write x as rows first … first + B of one head, as far as these exist."""
+    """Write x to rows first … first + B of one head, leaving out rows that do not exist."""
     real = (first + tl.arange(0, B) < n)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
     tl.store(row_pointers(X, first, stride, B, d_pad), x.to(X.dtype.element_ty), mask=real)
 
@@ -140,7 +140,7 @@ def sequence_rows(starts, b, n, sequences):
 
 @triton.jit
 def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
-    """Return block t of packed rows: its number in its sequence, and the first row and the rows of that sequence on
+    """Return block t of packed rows: its index in its sequence, and that sequence's first row and number of rows on
     either side.
 
     Sequence b begins with block starts[b] // B + b, which leaves it as many blocks as it needs, or one more. A block
@@ -161,7 +161,7 @@ def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
 
 @triton.jit
 def block_count(n, sequences, B: tl.constexpr):
-    """Return how many blocks of B rows n rows have, or at most have if they are packed sequences."""
+    """Return how many blocks of B rows cover n rows, which is an upper bound for packed sequences."""
     if sequences is None:
         return tl.cdiv(n, B)
     else:
@@ -179,7 +179,7 @@ def length_of(key_lengths, batch, N_k):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
-    """Return how many keys a row sees, from the left. The causal diagonal ends in the bottom right corner."""
+    """Return how many keys a row sees, counted from the left. The causal diagonal ends in the bottom right corner."""
     if CAUSAL:
         return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), length)
     else:
@@ -199,7 +199,7 @@ def columns_seen(row, N_q, N_k, length, window):
 
 @triton.jit
 def sees(begin, end, col, window):
-    """Whether a row, which sees the columns from begin to end, sees one of them."""
+    """Return whether a row, which sees the columns from begin to end, sees column `col`."""
     return col < end if window[0] is None else (begin <= col) & (col < end)
 
 
@@ -213,13 +213,13 @@ def rows_seeing(col, N_q, N_k, length, window):
 
 @triton.jit
 def seen_by(begin, end, row, window):
-    """Whether a column, which the rows from begin to end see, is seen by one of them."""
+    """Return whether a column, which the rows from begin to end see, is seen by row `row`."""
     return row >= begin if window[0] is None else (begin <= row) & (row < end)
 
 
 @triton.jit
 def columns_of(i, N_q, N_k, length, window, tile):
-    """Return the columns that row block i visits: edges to be masked, and between them tiles that every row sees.
+    """Return the columns that row block i visits: the edges, which need a mask, and the tiles that every row sees.
 
     Both are (first column, last column, hole, width of the hole). A loop from first to last leaves out the hole.
     """
@@ -236,7 +236,7 @@ def columns_of(i, N_q, N_k, length, window, tile):
 
 @triton.jit
 def rows_of(col, N_q, N_k, length, window, tile):
-    """Return the rows that the column block at `col` visits: edges to be masked, and between them rows that see it all.
+    """Return the rows that the column block at `col` visits: the edges, which need a mask, and rows that see it all.
 
     Both are (first row, last row, tail, end of the tail), which are two ranges of rows.
     """
@@ -263,8 +263,8 @@ def rows_of(col, N_q, N_k, length, window, tile):
 
 @triton.jit
 def drop(x, row, col, dropout):
-    """Return x with the entries that dropout drops set to zero and the others scaled up. The place of an entry decides,
-    so the mask is the same in any order of the loops."""
+    """Return x with dropped entries set to zero and the others scaled up. Only an entry's place decides whether
+    it is dropped, so any order of the loops gives one mask."""
     threshold, factor = dropout.rule
     zero = 0 * row + 0 * col
     word, _, _, _ = tl.philox(tl.load(dropout.seed), col + zero, row + zero, dropout.head + zero, dropout.batch + zero)
@@ -273,7 +273,7 @@ def drop(x, row, col, dropout):
 
 @triton.jit
 def add_product(acc, a, b):
-    """Return acc + a b. In fp32 a tile is summed by itself first, because small terms get lost in a large sum."""
+    """Return acc + a b. In fp32, each tile is first summed separately, because small terms get lost in a large sum."""
     if a.dtype == tl.float32:
         return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")  # from a plain 0 the compiler would sum into acc
     return tl.dot(a, b, acc)

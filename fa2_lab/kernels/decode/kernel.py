@@ -30,7 +30,7 @@ class Strides(NamedTuple):
 
 
 class DecodeTile(NamedTuple):
-    """What the kernels are compiled for. Each field is a tl.constexpr."""
+    """The constants for which the kernels are compiled. Each field is a tl.constexpr."""
 
     d: int
     d_pad: int  # d, rounded up to what tensor cores take
@@ -44,7 +44,7 @@ class DecodeTile(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Numbers for which the compiler learns whether they are 1, and whether they are multiples of 16."""
+    """Numbers on which the kernels are specialized: the compiler learns whether each is 1 or a multiple of 16."""
 
     H: int  # query heads
     group: int  # query heads that share a K/V head
@@ -63,14 +63,14 @@ UNSPECIALIZED = ["N_k", "batch", "programs", "share", "splits"]
 
 
 class Strided(NamedTuple):
-    """A pointer and the strides of the tensor there."""
+    """A pointer to a tensor, and the tensor's strides."""
 
     at: tl.tensor
     strides: tuple
 
 
 class Queries(NamedTuple):
-    """The queries, and the tensors that are computed for them."""
+    """The queries, and the tensors that receive their results."""
 
     sinks: tl.tensor  # one for each query head, or None
     Q: Strided
@@ -79,7 +79,7 @@ class Queries(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys, values, and the block table that locates them, or None."""
+    """Keys, values, and the block table that locates them, or None if the cache is not paged."""
 
     K: Strided
     V: Strided
@@ -98,7 +98,7 @@ class RowBlock(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The keys that a program reads for a row block: tiles at first, first + step, … before last."""
+    """The keys that a program reads for a row block: the tiles that begin at first, first + step, … before last."""
 
     first: tl.tensor
     last: tl.tensor
@@ -115,7 +115,7 @@ class Part(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What stream-K divides: the row blocks of all sequences, end to end.
+    """The work that stream-K divides: the row blocks of all sequences, end to end.
 
     The tuple is flat because Triton 3.6 loses a None or a size of 1 that is two tuples deep in what a function
     receives.
@@ -136,7 +136,7 @@ class Work(NamedTuple):
 
 @triton.jit
 def place_of(cache, first, length, tile):
-    """Return the pages of keys first … first + B_c and their rows there, or one page that holds the whole tile."""
+    """Return the page and the row in it of each key first … first + B_c, or the one page that holds the whole tile."""
     if tile.page % tile.B_c == 0:
         first = tl.cast(first, tl.int32)  # in Triton's interpreter it is an int of Python's
         page, row = tl.load(cache.table + first // tile.page), first % tile.page
@@ -218,7 +218,7 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
 
 @triton.jit
 def finalize(m, l, scale_log2):
-    """Return what o is divided by, and L, like SoftmaxState.finalize. A row that sees no key gets O = 0 and L = −∞."""
+    """Return the divisor of o, and L, as SoftmaxState.finalize does. A row that sees no key gets O = 0 and L = −∞."""
     divisor = tl.where(l == 0.0, 1.0, l)
     return divisor, (m * scale_log2 + tl.log2(divisor)) * LN2  # FA2.A1.L13
 
@@ -240,7 +240,7 @@ def part_rows(part, r, sizes, tile):
 
 @triton.jit
 def attend(rows, cache, block, span, part, scales, sizes, tile):
-    """Let a row block attend to a span of keys, and write its O and L, or a partial result if it sees more keys."""
+    """Let a row block attend to a span of keys. Write its O and L, or a partial result if it sees further keys."""
     r, e = tl.arange(0, tile.B_r), tl.arange(0, tile.d_pad)
     row = block.i * tile.B_r + r
     real = row < sizes.group * sizes.N_q
@@ -279,7 +279,7 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
 
 @triton.jit
 def row_block(head, key_lengths, table, N_k, sizes):
-    """Return the row block that has this number among the heads of all sequences."""
+    """Return the row block with the number `head` among the K/V heads of all sequences."""
     b, h = head // sizes.heads, head % sizes.heads
     length = length_of(key_lengths, b, N_k)
     return RowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
@@ -300,7 +300,7 @@ def first_tile(N_k, N_q, left, tile):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, tile,
                     WHOLE: tl.constexpr):  # fmt: skip
-    """Read tiles w, w + splits, … of head h, as split w. With WHOLE there is one split, which reads the whole head."""
+    """Let split w read tiles w, w + splits, … of head h. With WHOLE, a single split reads the whole head."""
     w, head = tl.program_id(0) % splits, tl.program_id(0) // splits
     rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
@@ -317,7 +317,7 @@ LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
 
 @triton.jit
 def units_of(length, work, tile):
-    """Return a head's units of work: its tiles, and one that begins it and writes O and L of rows without keys."""
+    """Return a head's units of work: one per tile, and one to begin it and to write O and L of rows without keys."""
     if work.left is None:
         return tl.cdiv(length, tile.B_c) + 1
     else:
@@ -327,7 +327,7 @@ def units_of(length, work, tile):
 
 @triton.jit
 def units_among(work, first, end, tile):
-    """Return the units of work of each of the sequences first … first + LENGTHS that come before `end`."""
+    """Return each sequence's units of work, for the sequences first … first + LENGTHS that come before `end`."""
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
@@ -336,7 +336,7 @@ def units_among(work, first, end, tile):
 
 @triton.jit
 def units_before(b, work, tile):
-    """Return the units of work of all sequences before b. The host does not know them, so every program adds up."""
+    """Return the units of work of all sequences before b. The host does not know them, so every program sums them."""
     if work.key_lengths is None:
         return b * work.heads * units_of(work.N_k, work, tile)
     else:
@@ -365,14 +365,14 @@ def sequence_of(unit, work, tile):
 
 @triton.jit
 def share_of(total, work):
-    """Return how many of all units of work each program takes."""
+    """Return how many units of work each program takes, out of `total`."""
     return work.share if work.key_lengths is None else tl.maximum(tl.cdiv(total, work.programs), work.share)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, batch, share, scales, sizes,
                     tile):  # fmt: skip
-    """Take units w · share … (w + 1) · share as program w: the end of a head, whole heads, the beginning of one.
+    """Let program w take units w · share … (w + 1) · share: the end of a head, whole heads, and the start of another.
 
     Its partial result of head h, counted through the batch, is number w + h. From one result to the next, w or h grows.
     """
@@ -431,7 +431,7 @@ def readers_of(b, h, work, tile, SPLIT_KV: tl.constexpr):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scales, sizes, tile,
                  SPLIT_KV: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Write WIDTH columns of one row of O, and its L, from its partial results, PARTS at a time, in a fixed order."""
+    """Merge a row's partial results, PARTS at a time in a fixed order, and write WIDTH columns of its O, and its L."""
     pid, piece = tl.program_id(0) // (tile.d_pad // WIDTH), tl.program_id(0) % (tile.d_pad // WIDTH)
     b, head, n = pid // (sizes.H * sizes.N_q), pid // sizes.N_q % sizes.H, pid % sizes.N_q
     row = head % sizes.group * sizes.N_q + n

@@ -24,9 +24,9 @@ MERGE_WIDTH = 32  # columns of O that a program of the merge takes
 
 
 def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
-    """Whether decode is the faster kernel for such tensors, which have few rows per K/V head, or more on a long cache.
+    """Return whether decode is the faster kernel: for few rows per K/V head, or for more rows on a long cache.
 
-    With a number of splits, no length may decide this, because N_k is that of the longest sequence of a batch.
+    With num_splits, this must not depend on any length, because N_k is that of the longest sequence in the batch.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
     few = rows <= 16 or (rows <= MOST_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
@@ -34,9 +34,9 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
 
 
 def decode(tensors: Tensors, options: Options, programs: int | None = None) -> Any:
-    """Return O like Q, and L (batch, heads, N_q), of a few queries. The split of the keys does not change them.
+    """Return O, in the shape of Q, and L (batch, heads, N_q) for a few queries, however the keys are split.
 
-    `programs` asks for equal shares for this number of programs.
+    `programs` requests equal shares among this number of programs.
     """
     key = "decode", options, programs, *keys_of(tensors)
     return prepared(key, prepare, tensors, options, programs)(tensors)
@@ -64,7 +64,7 @@ class Decode:
 
 
 def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> Decode:
-    """Return decode() for one kind of call, with sizes, programs, and what the kernels are compiled for."""
+    """Return decode() for one kind of call, with its sizes, its programs and the kernels' constants chosen."""
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
     blocks, at_once = blocks_of(Q, shape)
@@ -116,8 +116,8 @@ class Entry(NamedTuple):
 
 # {case: {d_pad: Entry}}; blocks_of() takes the first case that applies and has this d. Hopper's entries are the fastest
 # of those that were timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB on their way to each SM
-# are best. That all entries fit, `python -m pytest tests/heart/test_compile.py` says: no register spills, and an SM
-# holds as many programs as stand here.
+# are best. `python -m pytest tests/heart/test_compile.py` checks that all entries fit: no register spills, and an SM
+# holds as many programs as the entry says.
 FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
@@ -147,7 +147,7 @@ PAGED = 2  # more stages, if there are more than two: the entry of the block tab
 
 
 def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
-    """Return tile, warps, stages and registers for queries like Q, and how many programs run at once."""
+    """Return the tile, warps, stages and registers for queries like Q, and how many programs run at once."""
     B_r, d_pad = min(MOST_ROWS, max(16, power_of_2(shape.rows))), tables.padded(shape.d)
     if interpreter.switched_on():
         SMs, found, registers = 1, INTERPRETED, None
@@ -187,7 +187,7 @@ def entries() -> dict:
 
 
 def starts_early(device: torch.device) -> bool:
-    """Whether a GPU has programmatic dependent launch, with which a kernel may start before the previous one ends."""
+    """Return whether a GPU has programmatic dependent launch, which starts a kernel before the previous one ends."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -226,7 +226,7 @@ def cut_keys(
 
 
 def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, early_merge: bool) -> DecodeTile:
-    """Return what the kernels are compiled for. A share may end anywhere in a head, so stream-K always masks."""
+    """Return the constants of the kernels. A share may end anywhere in a head, so stream-K always masks."""
     left, right = window
     cut = left is not None or (right is not None and shape.N_q > 1)
     all_seen = shape.one_length and shape.N_k % blocks.B_c == 0 and not cut  # each key of each tile by each row
@@ -237,7 +237,7 @@ def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, 
 
 
 def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> Counts:
-    """Return the numbers of a call that hardly change from call to call."""
+    """Return the numbers that hardly change from call to call."""
     row_blocks, R = cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
     return Counts(shape.H, shape.group, shape.N_q, row_blocks, heads=shape.H_kv * row_blocks, R=R, pages=shape.pages,
                  width=shape.width, left=window[0], right=window[1])  # fmt: skip
@@ -262,12 +262,12 @@ class Shape(NamedTuple):
 
     @property
     def H(self) -> int:
-        """Query heads."""
+        """The number of query heads."""
         return self.H_kv * self.group
 
     @property
     def rows(self) -> int:
-        """Rows per K/V head."""
+        """The number of rows per K/V head."""
         return self.group * self.N_q
 
 

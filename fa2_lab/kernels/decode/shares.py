@@ -20,12 +20,12 @@ STATISTIC = 4  # bytes of a number in a part: m, l and o are kept in fp32
 
 
 def heads_fill(slots: int, heads: int) -> bool:
-    """Whether this number of heads of one length, with a program for each, fills the slots for programs."""
+    """Return whether `heads` heads of one length, with one program each, fill the slots for programs."""
     return heads > 0 and heads / (cdiv(heads, slots) * slots) >= WHOLE_HEADS_FILL
 
 
 def splits_of_head(slots: int, heads: int, tiles: int, least: int = 1) -> int:
-    """Return for split-KV how many programs read each of `heads` heads of `tiles` tiles, or 0 if stream-K is better.
+    """Return how many programs read each of `heads` heads of `tiles` tiles in split-KV, or 0 if stream-K is better.
 
     It is 1 if whole heads fill the slots. Otherwise it is the number of slots per head, provided that few slots stay
     empty and every program gets at least two tiles, each worth `least` units of work, so that its partial result is
@@ -40,7 +40,7 @@ def splits_of_head(slots: int, heads: int, tiles: int, least: int = 1) -> int:
 
 
 def part_bytes(rows: int, d: int) -> int:
-    """Return the bytes that one partial result (m, l, o) of these rows moves: it is written once and read once."""
+    """Return the bytes moved by one partial result (m, l, o) of these rows, which is written once and read once."""
     return 2 * rows * (d + 2) * STATISTIC
 
 
@@ -50,5 +50,5 @@ def tile_bytes(B_c: int, d: int, itemsize: int) -> int:
 
 
 def least_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
-    """Return the fewest tiles worth a partial result: reading them moves at least as many bytes as it does."""
+    """Return the fewest tiles worth a partial result: reading them moves at least as many bytes as the result does."""
     return cdiv(part_bytes(rows, d), tile_bytes(B_c, d, itemsize))

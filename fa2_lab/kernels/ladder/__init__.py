@@ -28,7 +28,7 @@ copies = count()
 
 
 def find(rung: str) -> str:
-    """Return the full name of a rung, given as 7, 07, r07 or r07_skipping, or of a kernel beside the ladder, as s00."""
+    """Return the full name of a rung, given as 7, 07, r07 or r07_skipping, or of another kernel here, such as s00."""
     asked = rung.strip().lower().removeprefix("r")
     found = [name for name in RUNGS if asked in (name[1:], name[1:3], str(int(name[1:3])))]
     found += [name for name in SIDE + BACKWARD + OTHERS if asked in (name, name[:3])]
@@ -45,7 +45,7 @@ def load(rung: str) -> ModuleType:
 
 
 def copied(rung: str) -> ModuleType:
-    """Return the module of a rung once more, with its own kernels, so that changes leave the rung as it is."""
+    """Return a fresh copy of a rung's module with its own kernels, so that changing it leaves the rung as it is."""
     ready()
     spec = spec_from_file_location(f"{__name__}.copy_{next(copies)}_of_{find(rung)}", FOLDER / f"{find(rung)}.py")
     assert spec and spec.loader  # a file that is there has both
@@ -55,7 +55,7 @@ def copied(rung: str) -> ModuleType:
 
 
 def ready() -> None:
-    """Prepare an older Triton for the rungs, before one is imported."""
+    """Prepare an older Triton for the rungs. Call this before importing one."""
     from fa2_lab.kernels import triton_versions
 
     triton_versions.prepare()

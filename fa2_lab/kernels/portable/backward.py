@@ -41,7 +41,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 class RowTensors(NamedTuple):
-    """The tensors that belong to rows, of all heads, and the strides of Q and dO."""
+    """The tensors with one entry per row, for all heads, and the strides of Q and dO."""
 
     Q: tl.tensor
     dO: tl.tensor
@@ -72,13 +72,13 @@ def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
 
 @triton.jit
 def beside_bias(L_i, row, N_q):
-    """Return L, with ∞ for rows that see nothing or do not exist, so that P is 0 there whatever a bias gives."""
+    """Return L, with ∞ for rows that see nothing or do not exist, so that P is 0 there for any bias."""
     return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
 
 
 @triton.jit
 def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
-    """Return P of one tile, computed from L alone, and its scores without their scale and their bias b."""
+    """Return P of one tile, computed from its scores and L, and the scores before scale and bias b."""
     s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
     s_ij = capped(s_ij, scales.inner)
     # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
@@ -260,7 +260,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
 
 
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return dQ, dK, dV in the shapes of their tensors, and dsinks if there are sinks. dL, that of L, may be None."""
+    """Return dQ, dK and dV, shaped as Q, K and V, and dsinks if there are sinks. dL, the gradient of L, may be None."""
     return prepare(dO, O, tensors, options)(dO, dL, O, L, tensors)
 
 
@@ -316,6 +316,6 @@ def prepare_columns(
 
 
 def numbers(options: Options) -> dict:
-    """Return what rows see, and what both passes multiply by."""
+    """Return the window, the factors by which both passes multiply, and the bias."""
     factors = options.scale, scales(options.scale, options.softcap), launch.dropout(options.dropout_p)
     return dict(window=launch.window(options), factors=factors, bias=options.bias)

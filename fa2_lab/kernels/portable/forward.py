@@ -32,7 +32,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 class Position(NamedTuple):
-    """What a bias is called with besides rows and columns."""
+    """The arguments of a bias besides rows and columns."""
 
     head: tl.tensor
     diagonal: tl.tensor  # the column of row 0's diagonal: a bias counts rows among the keys
@@ -128,7 +128,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials."""
+    """Return O, shaped as Q, and L (batch, heads, N_q) in fp32, the natural log of each row's sum of exponentials."""
     return prepare(tensors, options)(tensors)
 
 

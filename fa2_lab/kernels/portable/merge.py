@@ -25,9 +25,9 @@ def finite(m):
 @triton.jit(do_not_specialize=["first", "n", "N", "H"])
 def merge_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: tl.constexpr, d_pad: tl.constexpr,
                  B_r: tl.constexpr):  # fmt: skip
-    """Merge n rows of (O, L) into state rows first … first + n of N, in every head. An output gets all N rows.
+    """Merge n rows of (O, L) into state rows first … first + n of N, in every head. O_out gets all N rows.
 
-    Of a row that has seen no key, only m is read, so before the first (O, L) l and o need not hold anything.
+    For a row that has seen no key, only m is read, so l and o may be uninitialized before the first (O, L).
     """
     begin, end = first, first + n
     if O_out is not None:

@@ -1,4 +1,4 @@
-"""What a kernel becomes: compiled for a chip that need not be here, and read back as numbers and as text.
+"""Compile a kernel for a chip that need not be here, and read the result as numbers and as text.
 
 from fa2_lab.tools.xray import xray
 for kernel in xray("r09", chip="sm_90"):

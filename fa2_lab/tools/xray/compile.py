@@ -38,7 +38,7 @@ class Compiled(NamedTuple):
     lines: dict[str, list[str]]  # "file.py:line": the instructions that this line became
 
     def misfit(self) -> str | None:
-        """Why the chip could not run it, or None."""
+        """The reason why the chip could not run the kernel, or None."""
         shared, room = self.numbers["shared"], 1024 * ROOM[self.chip]
         if shared <= room:
             return None
@@ -46,7 +46,7 @@ class Compiled(NamedTuple):
 
 
 def names() -> list[str]:
-    """What can be compiled by name: every rung of the ladder, and the product's kernels."""
+    """Return the names of what can be compiled: every rung of the ladder, and the package's kernels."""
     rungs = sorted(file.stem for file in (PACKAGE / "kernels" / "ladder").glob("[a-z][0-9][0-9]_*.py"))
     return [*rungs, *PRODUCTS]
 
@@ -54,9 +54,9 @@ def names() -> list[str]:
 def xray(
     name: str, chip: str = "sm_90", *, d: int = 128, N: int = 4096, causal: bool = True, dtype: str = "bfloat16"
 ) -> list[Compiled]:
-    """Every kernel that one call of `name` launches, for q, k and v of shape (4, 16, N, d), compiled for `chip`.
+    """Compile for `chip` every kernel that one call of `name` launches, with q, k and v of shape (4, 16, N, d).
 
-    `name` is a rung ("r09", "09", "r09_free_loads"), one of the product's ("portable.forward"), or a file of your own
+    `name` is a rung ("r09", "09", "r09_free_loads"), a package kernel ("portable.forward"), or a file of your own
     ("mine.py") with a forward(q, k, v, causal). `chip` is one of CHIPS, or a card such as "A100". No GPU is needed.
     """
     return xray_launches(name, [{}], chip, d=d, N=N, causal=causal, dtype=dtype)[0]
@@ -65,7 +65,7 @@ def xray(
 def xray_launches(
     name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes: Any
 ) -> list[list[Compiled]]:
-    """The kernels of `name` once for each launch: {"num_stages": 2} takes the place of what the call asks for."""
+    """Compile the kernels of `name` once per entry of `launches`; {"num_stages": 2} overrides the call's own."""
     chip = chip_of(chip)
     for option, value in [item for launch in launches for item in launch.items()]:
         if option not in OPTIONS or type(value) is not int or value < 1:
@@ -95,7 +95,7 @@ def chip_of(name: str) -> str:
 
 
 def reason(complaint: str) -> str:
-    """The line that says why: the assembler's own where it refused, else the last one, or the first cause and where."""
+    """Return the line of a complaint that says why: the assembler's, the last one, or the first cause and its place."""
     lines = complaint.strip().splitlines() or ["no reason was given"]
     if lines[-1].strip() == "^":  # Triton ends with a line of the kernel and no words; the first cause stands above
         words = [line for line in lines if re.match(r"\w+Error[:(]", line)][:1]
@@ -105,7 +105,7 @@ def reason(complaint: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """A name as it stands in names(), where rungs may be called by their number, or the path of a file."""
+    """Return the name as listed in names(), given a name, a rung's number, or the path of a file."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"name: got {name!r}, and there is no file {name} here")

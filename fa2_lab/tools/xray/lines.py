@@ -1,4 +1,4 @@
-"""From a source line to its machine instructions: Triton writes line numbers into its code, nvdisasm reads them."""
+"""Map source lines to machine instructions: Triton writes line numbers into its code, and nvdisasm reads them."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);?\s*(?:/\*.*)?$")
 
 
 def by_line(cubin: bytes) -> dict[str, list[str]]:
-    """{"file.py:line": its instructions, in the order of the program}, of a kernel compiled for an NVIDIA GPU.
+    """Return {"file.py:line": its instructions in program order} for a kernel compiled for an NVIDIA GPU.
 
     NVIDIA's assembler marks only the first instruction of Hopper's products. All of them belong to the line of the
     WARPGROUP.ARRIVE that opens the product.
@@ -39,7 +39,7 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
 
 
 def sass_of(tag: str, chip: str = "sm_90") -> str:
-    """The machine instructions that a paper's line becomes, through the Triton lines that compute it."""
+    """Return the machine instructions of a paper's line, by way of the Triton lines that compute it."""
     found = where(tag)
     if not found.first_triton:
         raise ValueError(f"{found.tag} has no Triton line: {found.no_triton}")
@@ -50,7 +50,7 @@ def sass_of(tag: str, chip: str = "sm_90") -> str:
 
 
 def instructions(place: Place, kernels: Any) -> list[str]:
-    """One line of code, and how often each machine instruction stands in what it became."""
+    """Return one line of code, and how often each machine instruction occurs in its compiled form."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0].strip()}"]
     for kernel in kernels:
         became = kernel.lines.get(f"{Path(place.file).name}:{place.number}", [])

@@ -1,4 +1,4 @@
-"""The loops of a kernel's machine code that hold products, and how many instructions a score costs in them."""
+"""The loops in a kernel's machine code that contain matmuls, and how many instructions they take per score."""
 
 import re
 from typing import NamedTuple
@@ -13,7 +13,7 @@ PRODUCTS = (  # a warp's multiplications: four warps share one of Hopper's produ
 
 
 class Loop(NamedTuple):
-    """One loop: its instructions, a warp's multiplications in one round, copies that nobody waits for, and more."""
+    """One loop: its instructions, a warp's multiplications per iteration, copies without a wait, and more."""
 
     instructions: int
     multiplications: float
@@ -22,16 +22,16 @@ class Loop(NamedTuple):
     waits: int = 0  # for products of the tensor cores
 
     def per_score(self, d: int) -> float:
-        """Instructions of a thread for one score: each score takes part in 2 d multiplications."""
+        """Return a thread's instructions per score. Each score takes part in 2 d multiplications."""
         return 32 * self.instructions / self.scores(d)
 
     def scores(self, d: int) -> float:
-        """A warp's scores in one round."""
+        """Return a warp's scores in one iteration."""
         return self.multiplications / (2 * d)
 
 
 def loops(sass: str) -> list[Loop]:
-    """Every loop with a product in it, in the order of the program."""
+    """Return every loop that contains a matmul, in program order."""
     code: list[str] = []
     labels: dict[str, int] = {}
     found: list[Loop] = []
@@ -52,7 +52,7 @@ def loops(sass: str) -> list[Loop]:
 
 
 def multiplications(instruction: str) -> float:
-    """A warp's multiplications in one instruction."""
+    """Return a warp's multiplications in one instruction."""
     for pattern, warps in PRODUCTS:
         if sizes := pattern.search(instruction):
             rows, columns, inner = map(int, sizes.groups())

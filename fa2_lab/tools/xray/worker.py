@@ -1,4 +1,4 @@
-"""The process that compiles: every launch of one call is compiled for one chip and not run. Prints JSON."""
+"""The process that compiles: it compiles every launch of one call for one chip, runs none, and prints JSON."""
 
 import json
 import re
@@ -22,7 +22,7 @@ launched, asked = dict[str, Any](), dict[str, Any]()  # the kernels of a call, a
 
 
 def compile_only(run: Callable) -> Callable:
-    """Triton's own way to launch a kernel, as far as the compiled kernel, which is kept and not handed back."""
+    """Return Triton's way to launch a kernel, cut short after compiling: the compiled kernel is kept and not run."""
 
     def compiled(self: Any, *arguments: Any, grid: Any, warmup: Any, **options: Any) -> None:
         launched[self.fn.__name__] = run(self, *arguments, grid=grid, warmup=True, **options | asked)
@@ -31,7 +31,7 @@ def compile_only(run: Callable) -> Callable:
 
 
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
-    """One call of a rung, of a product's kernels, or of a file's forward."""
+    """Call a rung, a kernel of the package, or a file's forward."""
     L, dL = torch.empty(q.shape[:3], device=q.device), None
     tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, traced=True)
     if name == "portable.forward":
@@ -53,7 +53,7 @@ def call(name: str, q: torch.Tensor, causal: bool) -> None:
 
 
 def read(name: str, kernel: Any) -> dict:
-    """What is worth knowing of one compiled kernel."""
+    """Return the numbers and texts to report about one compiled kernel."""
     amd = "amdgcn" in kernel.asm
     code = kernel.asm["amdgcn"] if amd else offline.disassembled(kernel.asm["cubin"])
     stages = {stage: kernel.asm[stage] for stage in ("ttir", "ttgir", "ptx") if stage in kernel.asm} | dict(sass=code)
@@ -74,7 +74,7 @@ def read(name: str, kernel: Any) -> dict:
 
 
 def main(job: dict) -> list[list[dict]]:
-    """For each launch, the kernels of one call, in the order of their launches, each once."""
+    """Return for each launch option the kernels of one call, in launch order, each once."""
     chip = job["chip"]
     offline.compile_for(chip)
     triton_versions.newest_names()  # a file of one's own may use them, too

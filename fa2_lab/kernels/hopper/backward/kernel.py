@@ -174,7 +174,7 @@ def take(c: gl.constexpr, r, pipes, geometry):
 
 @gluon.jit
 def hold(v, pipes):
-    """Return half of V in registers with hold_v, else V as it is."""  # (64, HELD)
+    """Return half of V in registers if hold_v is set, and V as it is otherwise."""  # (64, HELD)
     if pipes.sizes.hold_v:
         v = v.slice(0, HELD, 1).load(gl.DotOperandLayout(0, accumulator(pipes.sizes.B_r), 2))
     return v
@@ -182,7 +182,7 @@ def hold(v, pipes):
 
 @gluon.jit
 def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
-    """Add row block n to dk and dv (64, d). Run the matmul for dQ of the previous one, and with dk_late that for dK."""
+    """Add row block n to dk and dv (64, d). Run the previous one's matmul for dQ and, with dk_late, that for dK."""
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)
     q, do = pipes.rows.tiles(n)  # (B_r, d)
@@ -236,7 +236,7 @@ def exchange(c: gl.constexpr, n, ds, pipes):
 
 @gluon.jit
 def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
-    """Wait for the matmul of dK, while `others` that were started later go on. Then Q and dO are free."""
+    """Wait for the matmul for dK, while `others` matmuls started later go on. Then release Q and dO."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     pipes.rows.release(n)
     return dk
@@ -254,7 +254,7 @@ def add_dq(c: gl.constexpr, n, dq, sums, pipes):
 
 @gluon.jit
 def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
-    """Write dK and dV. If other programs have parts of the same columns, have them added instead."""
+    """Write dK and dV, or add them to HBM if the column block is divided among programs."""
     batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
     if dK.dtype == gl.float32:
         at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
@@ -275,7 +275,7 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
 
 @gluon.jit
 def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
-    """Write x (64, d) by a bulk copy, through the buffer in which dQ waited."""
+    """Write x (64, d) by a bulk copy, through the shared-memory buffer of dQ."""
     room: gl.constexpr = stacked(pipes.sizes.B_r // 64, X.block_shape)
     tile = pipes.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)
     tma.store_wait(0)
@@ -289,7 +289,7 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
 
 @gluon.jit
 def writer(c: gl.constexpr, sums, pipes):
-    """Add the partial results of dQ of consumer c one after another, each in its turn."""
+    """Add consumer c's partial results of dQ one after another, each in its turn."""
     n = 0
     r = 0
     steps = receive(r, pipes.mailbox)

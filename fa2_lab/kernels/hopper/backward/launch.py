@@ -58,7 +58,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
 
 
 def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[sizes.BackwardSizes, int]:
-    """Return the sizes, and the number of parts of each column block. What suits the causal mask also suits windows.
+    """Return the sizes, and into how many parts each column block is divided. Windows use the causal mask's sizes.
 
     Packed sequences count as equally long.
     """
@@ -72,12 +72,12 @@ def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[siz
 
 
 def ragged(tensors: Tensors) -> bool:
-    """Whether a column block may reach past the last key."""
+    """Return whether a column block may reach past the last key."""
     return tensors.key_lengths is not None or tensors.sequences is not None or shape(tensors.k)[2] % 128 != 0
 
 
 def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | None) -> tuple[tuple[int, int], ...]:
-    """Return (lines, numbers per line) of what S and dP start from, of the sums of dQ and of dK, and of the counters.
+    """Return (lines, numbers per line) of the starts of S and dP, the sums of dQ, the sums of dK, and the counters.
 
     The last three are whole tiles of 64 rows.
     """
@@ -91,7 +91,7 @@ def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | N
 def prepare_before(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, sums: tuple[int, int]
 ) -> Launch:
-    """Return the launch that zeros the sums and writes what S and dP start from, one program per 64 rows."""
+    """Return the launch that zeros the sums and writes the starts of S and dP, with one program per 64 rows."""
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return Launch(
@@ -150,6 +150,6 @@ def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSize
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
-    """Whether this kernel is the fastest for such a call."""
+    """Return whether this kernel is the fastest one for calls with these shapes."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, multiprocessors(Q.device))

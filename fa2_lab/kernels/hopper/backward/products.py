@@ -13,7 +13,7 @@ HELD = gl.constexpr(64)  # of d columns of V in registers, with hold_v
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, seen, pipes):
-    """Start K Qᵀ − L/scale. A masked tile starts from −∞ where a row does not see a column."""  # (64, B_r)
+    """Start K Qᵀ − L/scale. A masked tile starts from −∞ in entries whose row does not see the column."""  # (64, B_r)
     B_r: gl.constexpr = pipes.sizes.B_r
     start = spread(pipes.rows.start(n, 0))
     if seen.CUT:
@@ -33,7 +33,7 @@ def start_scores(c: gl.constexpr, n, q, seen, pipes):
 
 @gluon.jit
 def start_dp(n, v, held, do, pipes):
-    """Start V dOᵀ − D. The part of V that is held need not be read from shared memory."""  # (64, B_r)
+    """Start V dOᵀ − D. The part of V in registers (`held`) is not read from shared memory."""  # (64, B_r)
     dp = spread(pipes.rows.start(n, 1))
     if pipes.sizes.hold_v:
         dp = warpgroup_mma(held, do.slice(0, HELD, 1).permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
@@ -51,21 +51,21 @@ def spread(start):
 
 @gluon.jit
 def start_dv(dv, p, do):
-    """Start to add P dO, and return P as well, which must stay until that matmul ends."""  # (64, d), (64, B_r)
+    """Start adding P dO to dV, and return P as well, which must stay until that matmul ends."""  # (64, d), (64, B_r)
     p = as_operand(p, do.dtype, do.shape[1])
     return warpgroup_mma(p, do, dv, is_async=True), p  # FA2.A2.L12
 
 
 @gluon.jit
 def start_dk(n, dk, ds, pipes):
-    """Start to add dS Q; ds must stay until that product ends."""  # (64, d)
+    """Start adding dS Q to dK. ds must stay in place until that matmul ends."""  # (64, d)
     q, _ = pipes.rows.tiles(n)
     return warpgroup_mma(ds, q, dk, is_async=True)  # FA2.A2.L16
 
 
 @gluon.jit
 def start_dq(c: gl.constexpr, n, pipes):
-    """Start this consumer's part of dQ, from all 128 columns: half of its columns, or of its rows if it has 128."""
+    """Start this consumer's part of dQ over all 128 keys: half of its columns, or half of its rows if B_r is 128."""
     W: gl.constexpr = pipes.sizes.W
     mbarrier.wait(pipes.ds_filled, n & 1)
     k = matrix(pipes.k.tiles.index(pipes.rows.k_stage(n)))

@@ -37,7 +37,7 @@ class SeeingRows:
 
 @gluon.jit
 def interval(c: gl.constexpr, r, mailbox, geometry):
-    """Consumer c: return which rows see the columns of the r-th column block."""
+    """Return, for consumer c, the rows that see its columns of the r-th column block."""
     CUT: gl.constexpr = geometry.CAUSAL or geometry.RAGGED or geometry.left is not None
     full = mailbox.read(r, "unmasked_from")
     begin = first_rows(c, r, mailbox, geometry)
@@ -49,7 +49,7 @@ def interval(c: gl.constexpr, r, mailbox, geometry):
 
 @gluon.jit
 def first_rows(c: gl.constexpr, r, mailbox, geometry):
-    """Consumer c: return the first row that sees each column of the r-th column block."""  # (64,)
+    """Return, for consumer c, the first row that sees each of its columns of the r-th column block."""  # (64,)
     seen_from = mailbox.read(r, "seen_from")
     key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, accumulator(geometry.B_r)))
     seen_from += key if geometry.CAUSAL else 0 * key
@@ -60,7 +60,7 @@ def first_rows(c: gl.constexpr, r, mailbox, geometry):
 
 @triton.aggregate
 class Rows:
-    """A ring of two stages for row blocks: tiles of Q and dO, and what S and dP start from in each row (sums.py).
+    """A ring of two stages for row blocks: tiles of Q and dO, and each row's starts of S and dP (sums.py).
 
     compute-sanitizer's racecheck reports `shown`, because it does not see that barriers in memory order accesses.
     """
@@ -107,12 +107,12 @@ class Rows:
 
     @gluon.jit
     def first(self, n):
-        """Consumer: return the first row's index in its head."""
+        """Consumer: return the index of the n-th row block's first row in its head."""
         return self.shown.read(n, "row")
 
     @gluon.jit
     def number(self, n):
-        """Consumer: return the number among all row blocks. It is still known when the next row block is under way."""
+        """Consumer: return the n-th row block's number among all. It stays readable during the next row block."""
         return self.shown.read(n, "number")
 
     @gluon.jit
@@ -122,7 +122,7 @@ class Rows:
 
     @gluon.jit
     def k_stage(self, n):
-        """Consumer: return the stage of K. Keeping the addresses of K instead would take 14 registers."""
+        """Consumer: return the stage that holds K. Keeping K's addresses instead would take 14 registers."""
         return self.shown.read(n, "k_stage")
 
     @gluon.jit
@@ -133,7 +133,7 @@ class Rows:
 
 @gluon.jit
 def new_rows(Q, dO, starts, shown: gl.constexpr):
-    """Create two empty stages for tiles as the descriptors describe them."""
+    """Create two empty stages for tiles of the descriptors' shapes."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)

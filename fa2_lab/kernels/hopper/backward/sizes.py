@@ -29,17 +29,17 @@ class BackwardSizes:
 
     @property
     def options(self) -> dict:
-        """Options of the compiler."""
+        """The compiler's options."""
         return dict(num_warps=4) | (FEWER_REGISTERS if self.low_reg_schedule else {})
 
     @property
     def W(self) -> int:
-        """Return the columns of a consumer's part of dQ, which has 64 rows."""
+        """Return the number of columns of a consumer's part of dQ, which has 64 rows."""
         return self.B_r * self.d_pad // 128
 
 
 def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = False) -> BackwardSizes:
-    """Return the fastest sizes.
+    """Return the fastest sizes for a call.
 
     dk_late is 2 to 7% faster under the causal mask, at d 128 only from 2,049 rows on, and 2 to 4% slower without a
     mask. Since Triton 3.9 it is up to 4% slower everywhere. hold_v takes 16 registers and is 1 to 4% faster at d 128;
@@ -69,7 +69,7 @@ PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are b
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
-    """Whether this kernel is the fastest for such a call. `heads` are those of all batch entries."""
+    """Return whether this kernel is the fastest one for the call. `heads` counts the heads of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     keys, most, rows = up_to(d, PORTABLE | {256: (0, 0, 0)})  # beyond 128 prepare() takes none
     busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
@@ -86,7 +86,7 @@ DRIFT = 1.09  # times as long, if causal parts of more than four query heads dri
 
 
 def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int, d_pad: int) -> int:
-    """Return into how many parts to divide each column block of `steps` steps, so that everything is done first.
+    """Return into how many parts to divide each column block of `steps` steps, so that the call ends earliest.
 
     Parts of the same length run in rounds, one part per SM. Causal parts have half the steps on average, and the
     longest come first.

@@ -25,7 +25,7 @@ from fa2_lab.kernels.common.tile import block_count, head_of, load_rows, packed_
 
 @gluon.jit
 def add_tile(x, sums, at, place):
-    """Have x (64, 64 or 128) added to HBM from line `at` of 32 numbers on, through `place` in shared memory."""
+    """Have TMA add x (64, 64 or 128) to `sums` from line `at` (of 32 numbers) on, through `place` in shared memory."""
     W: gl.constexpr = x.shape[1]
     if W == 64:
         add_lines(as_held(x), sums, at, place)
@@ -46,7 +46,7 @@ def add_lines(x, sums, at, place):
 
 @gluon.jit
 def as_held(x):
-    """Return x (64, W) in the order in which a consumer holds it in registers, so that nothing moves."""  # (2 · W, 32)
+    """Return x (64, W) in the order in which a consumer holds it in registers, so that no data moves."""  # (2 · W, 32)
     W: gl.constexpr = x.shape[1]
     x = x.reshape([4, 2, 8, W // 8, 4, 2])  # row: warp, upper or lower 8, lane; column: 8 to a group, lane, pair
     return x.permute([3, 0, 2, 4, 1, 5]).reshape([2 * W, 32])
@@ -61,7 +61,7 @@ def in_order(x, W: tl.constexpr):
 
 @triton.jit
 def never_back(starts, n, sequences):
-    """Whether no packed sequence begins before the one to its left, after start_of() has clamped the starts."""
+    """Return whether no packed sequence begins before the one to its left, after start_of() has clamped the starts."""
     back = tl.zeros((128,), tl.int32)
     for b in range(0, sequences, 128):
         left = tl.minimum(b + tl.arange(0, 128), sequences - 1)
@@ -72,7 +72,7 @@ def never_back(starts, n, sequences):
 @triton.jit(do_not_specialize=["H", "N_q", "N_k", "sequences", "tiles"])
 def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_strides, dO_strides, H, N_q, N_k,
                    sequences, tiles, scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Zero all sums in tiles of 64 rows, and write what matmuls of 64 rows start from: −L/scale for S, −D for dP.
+    """Zero all sums in tiles of 64 rows, and write the numbers from which matmuls start: −L/scale for S, −D for dP.
 
     In this way the tensor cores do the subtraction. A row that sees no key, or lies past the end, starts from −∞, so
     its P is 0. cu_seqlens_k is given only if consumers add in turn. Then, if a start lies before the one to its left,
@@ -117,7 +117,7 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_str
 @triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
 def bwd_postprocess(sums, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale,
                     d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Write one tile of dQ, or of dK and dV if they are given, from its sum: in order, scaled, in half precision."""
+    """Reorder, scale and round the sum of one tile of dQ, or of dK and dV if they are given, and write the tile."""
     gdc_wait()  # until all has been added
     T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)
     dQ_strides, dK_strides, dV_strides = strides

@@ -136,7 +136,7 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
 
 @gluon.jit
 def receive(r, mailbox, geometry):
-    """Return the first row, batch entry and head of the r-th row block, and the numbers of rows it belongs to."""
+    """Return the r-th row block's first row, batch entry and head, and the N_q and N_k of its call or sequence."""
     mailbox.wait(r)
     row, batch, head = mailbox.read(r, "row"), mailbox.read(r, "batch"), mailbox.read(r, "head")
     N_q, N_k = geometry.N_q, geometry.N_k
@@ -191,7 +191,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
 
 @gluon.jit
 def interval(row, length, geometry):
-    """Return which columns the 64 rows from this one on see."""
+    """Return the columns that the 64 rows from `row` on see."""
     if OPAQUE and geometry.B_c == 128:
         row = opaque(row)
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
@@ -206,7 +206,7 @@ def interval(row, length, geometry):
 
 @gluon.jit
 def opaque(row):
-    """Return the same row, but hide from the compiler that it is a sum.
+    """Return `row` unchanged, but hide from the compiler that it is a sum.
 
     Otherwise it would add c · 64 to each lane's row in advance and keep the sums, for which Triton 3.7 has two
     registers too few at d = 64. Other versions have enough registers, and there this would cost up to 1% of the speed.
@@ -216,7 +216,7 @@ def opaque(row):
 
 @gluon.jit
 def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, scale_log2):
-    """Start Q Kᵀ of the n-th tile together with P V of the tile before, and find m of the former while the latter runs.
+    """Start Q Kᵀ of the n-th tile and P V of the previous one, and find the n-th tile's m while P V runs.
 
     ptxas decides what runs under P V. With Triton 3.9, it is the maxima and at most 9 of 68 exponentials, and at d = 64
     under the causal mask nothing at all: `fa2-lab xray hopper.forward --d 64 --sass` shows it.

@@ -16,7 +16,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
-    """Return the function that computes O like Q, and L in fp32, from the tensors of one kind of call.
+    """Return the function that computes O, in the shape of Q, and L in fp32 from the tensors of one kind of call.
 
     It is None for a kind that this kernel does not take. The function returns None for tensors that TMA cannot address.
     """
@@ -70,6 +70,6 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
-    """Whether this kernel is the fastest for such a call."""
+    """Return whether this kernel is the fastest one for calls with these shapes."""
     (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return sizes.enough_work(d, N_q, N_k, batch * H, multiprocessors(Q.device))

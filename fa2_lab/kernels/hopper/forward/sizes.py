@@ -29,17 +29,17 @@ class ForwardSizes:
 
     @property
     def rows(self) -> int:
-        """Rows of a row block."""
+        """The number of rows in a row block."""
         return 64 * self.consumers
 
     @property
     def registers(self) -> int:
-        """Registers per consumer thread. The consumers share all but those of the producer, at most 32."""
+        """The registers per consumer thread. The consumers share all but those of the producer, at most 32."""
         return min(240, (512 - 32) // self.consumers)
 
     @property
     def options(self) -> dict:
-        """Options of the compiler. At d 256 it is enough to compute the addresses of Q where they are needed."""
+        """The compiler's options. At d 256 it is enough to compute the addresses of Q where they are needed."""
         return dict(num_warps=4) | (FEWER_REGISTERS if self.low_reg_schedule and self.d_pad < 256 else {})
 
 
@@ -101,7 +101,7 @@ PORTABLE: dict[int, list[tuple]] = {  # d up to: (N_q up to, N_k up to, per_SM a
 
 
 def d_padded(d: int) -> int:
-    """Return the columns of a tile, which are d and zeros."""
+    """Return the number of columns of a tile: d, padded with zeros."""
     return max(64, padded(d))
 
 
@@ -109,7 +109,7 @@ def choose_for_window(d: int, causal: bool) -> ForwardSizes:
     """Return the sizes for a window, up to d 128. Its tiles have 64 keys, because both edges of the window cut some.
 
     The mask of a window takes registers. Above d 128 there are not enough, and above d 64 some would spill without a
-    bound on the right. A bound other than the causal one is not told apart.
+    bound on the right. All bounds on the right but the causal one count as one case.
     """
     return HALF[64] if d <= 64 else replace(WIDE, low_reg_schedule=TIGHT and not causal)
 
@@ -138,7 +138,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
-    """Whether this kernel is the fastest for such a call. `heads` are those of all batch entries."""
+    """Return whether this kernel is the fastest one for the call. `heads` counts the heads of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     return not any(
         N_q <= longest and N_k <= keys and few < per_SM <= most for longest, keys, few, most in up_to(d, PORTABLE)

@@ -29,7 +29,7 @@ LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys w
 
 @gluon.jit
 def first_state(s, scale_log2):
-    """Return m, scale and l, all (64, 4), as they are before the first tile s."""
+    """Return the m, scale and l, all (64, 4), with which to begin before the first tile s."""
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
     m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
     scale = gl.full([s.shape[0], 4], scale_log2, gl.float32, STATE)
@@ -64,7 +64,7 @@ def as_tile(x):
 
 @gluon.jit
 def along(state, x):
-    """Return what the lanes of a row hold once, (64, 4), in the shape of all that they hold of x, a tile by lanes."""
+    """Broadcast `state` (64, 4), which each lane holds once, to the shape of x, a tile by lanes."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
@@ -107,7 +107,7 @@ RAISED = gl.constexpr(RAISED + "DONE:\n}")
 
 @gluon.jit
 def update_row_max(m, scale, top, scale_log2):
-    """Return m, its scale and alpha, all (64, 4). If some `top` is more than 8 above its m, the warp's rows follow.
+    """Return m, its scale and alpha, all (64, 4). If some `top` exceeds its m by more than 8, the warp's rows follow.
 
     The assembly takes two numbers per thread at a time, which must be those of its rows r and r + 8, in this order.
     """
@@ -146,7 +146,7 @@ def rescale_o(o, alpha):
 
 @triton.aggregate
 class SeenColumns:
-    """The columns that 64 rows see, and which tiles all of them see."""
+    """The columns that 64 rows see, and the tiles that all 64 see."""
 
     end: gl.tensor  # (64,), of each row
     full_end: gl.tensor  # of the tiles that end before every row's interval
@@ -155,7 +155,7 @@ class SeenColumns:
 
     @gluon.jit
     def cuts(self, j):
-        """Whether tile j contains a column that some row does not see."""
+        """Return whether tile j contains a column that some row does not see."""
         if self.begin is None:
             return j >= self.full_end
         else:
@@ -174,7 +174,7 @@ def mask(s, sees, first):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr):
-    """Return p in half precision, rounded two numbers at a time by one instruction.
+    """Return p in half precision, rounded by an instruction that takes two numbers at a time.
 
     The instruction is written out because the compiler of Triton 3.9 otherwise packs some pairs the wrong way round and
     then swaps their halves, which takes 64 to 128 instructions in a kernel without a mask.

@@ -1,1 +1,1 @@
-"""What the forward and the backward on Hopper share: rings of tiles, mailboxes, the tile scheduler, launches."""
+"""Code that the Hopper forward and backward share: rings of tiles, mailboxes, the tile scheduler, launches."""

@@ -23,7 +23,7 @@ FAR = gl.constexpr(2**30)  # more rows than any tensor has
 
 
 def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
-    """Return what a bulk copy must know to fetch or store `rows` rows of one head of X, except the address of X."""
+    """Return a descriptor, without X's address, for bulk copies of `rows` rows of one head of X."""
     shape = list(launch.shape(X))
     strides = [stride if n > 1 else d for n, stride in zip(shape, launch.strides(X), strict=False)]
     if X.dim() == 3:
@@ -35,14 +35,14 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
 
 @cache
 def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Tensor, list[int], Any]:
-    """Return what descriptors of one tile size share: an empty tensor for the address, the size, the layout on chip."""
+    """Return the parts that all descriptors of a tile size share: an empty tensor, the size, and the layout on chip."""
     block = [1] * (rank - 2) + [rows, d]
     return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])
 
 
 @gluon.jit
 def shape_of(X):
-    """Return the batch entries, heads and rows of a tensor by its descriptor; all packed sequences are one entry."""
+    """Return (batch, heads, rows) of a tensor from its descriptor. All packed sequences count as one batch entry."""
     if len(X.block_shape) == 4:
         return X.shape[0], X.shape[1], X.shape[2]
     else:
@@ -51,7 +51,7 @@ def shape_of(X):
 
 @gluon.jit
 def tile_at(X, batch, head, row, N):
-    """Return the coordinates of a tile that begins at a row; for a packed sequence, of N rows, `batch` is its end."""
+    """Return the coordinates of the tile that begins at `row`. For a packed sequence of N rows, `batch` is its end."""
     if len(X.block_shape) == 4:
         return batch, head, row, 0
     else:
@@ -59,18 +59,18 @@ def tile_at(X, batch, head, row, N):
 
 
 def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:
-    """Return what a bulk copy must know to fetch, or to add, a block of an fp32 matrix."""
+    """Return a descriptor, without an address, for bulk copies of blocks of an fp32 matrix, or additions to it."""
     nowhere, layout = block_of_lines(swizzle)
     return TensorDescriptor(nowhere, list(shape), [shape[1], 1], list(block), layout)
 
 
 @cache
 def block_of_lines(swizzle: int) -> tuple[torch.Tensor, Any]:
-    """Return an empty tensor for the address, and the layout of a block on chip."""
+    """Return an empty tensor in the address's place, and the layout of a block on chip."""
     return torch.empty(0), gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
 
 
 def copyable(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether TMA can address such a tensor: all steps are multiples of 16 bytes, or 0 if it is expanded."""
+    """Return whether TMA can address a tensor: every stride is a multiple of 16 bytes, or 0 in expanded dimensions."""
     steps = all(n == 1 or (stride >= 0 and stride % 8 == 0) for n, stride in zip(shape[:-1], strides[:-1], strict=True))
     return strides[-1] == 1 and steps and min(shape) > 0

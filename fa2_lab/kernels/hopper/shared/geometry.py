@@ -35,12 +35,12 @@ class Scheduler:
 
     @gluon.jit
     def more(self, t):
-        """Whether there is a t-th block."""
+        """Return whether there is a t-th block."""
         return t < self.blocks * self.heads
 
     @gluon.jit
     def tile_coord(self, t):
-        """Return the t-th block as its index in its head, and its head."""
+        """Return the t-th block's index in its head, and its head."""
         return block_of(t, self.blocks, self.heads, self.l2_group)
 
     @gluon.jit
@@ -53,7 +53,7 @@ class Scheduler:
 
     @gluon.jit
     def leave(self):
-        """Leave the scheduler. The last program to leave resets both counters to zero.
+        """Sign off from the scheduler. The last program to do so resets both counters to zero.
 
         Launches that share a counter must therefore follow one another: see counter_for().
         """
@@ -70,7 +70,7 @@ def draw(counter):
 
 @triton.aggregate
 class Geometry:
-    """The lengths and heads of one call, and which keys each row sees, namely an interval around its diagonal."""
+    """The lengths and heads of one call, and the keys that each row sees, which are an interval around its diagonal."""
 
     N_q: gl.tensor
     N_k: gl.tensor
@@ -167,7 +167,7 @@ class Geometry:
 
     @gluon.jit
     def tiles(self, row, rows: gl.constexpr, length):
-        """Return the end of the tiles that these rows visit. They visit at least one, which writes O and L."""
+        """Return the end of the tiles that these rows visit. They visit at least one, so that O and L are written."""
         last = gl.minimum(row + rows, self.N_q) - 1
         return gl.maximum(gl.cdiv(self.seen(last, length), self.B_c), 1)
 
@@ -201,7 +201,7 @@ class Geometry:
 
     @gluon.jit
     def end_of_row_blocks(self, col, length, T_r):
-        """Return the end of those of T_r row blocks that see the column block at `col`. At least one visits it."""
+        """Return the end of the row blocks, of T_r, that see the column block at `col`. At least one visits it."""
         end = T_r
         if self.left is not None:
             row = gl.minimum(gl.maximum(self.unseen_from(col + self.B_c - 1), 1), self.N_q)

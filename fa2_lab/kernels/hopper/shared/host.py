@@ -1,4 +1,4 @@
-"""What the launches of the Hopper forward and of the Hopper backward share."""
+"""Host code that the launches of the Hopper forward and backward share."""
 
 import math
 from functools import partial
@@ -13,7 +13,7 @@ from fa2_lab.kernels.prepared import prepared
 
 
 def counter_for(X: Tensor, traced: bool) -> Tensor:
-    """Return two zeros in which the tile scheduler counts, and which it leaves as zeros.
+    """Return two counters for the tile scheduler, which are 0 before and after each launch.
 
     Two launches that count never overlap on a stream, because only backward_kernel starts early, and it does so after
     bwd_preprocess. One counter per stream is therefore enough. A CUDA graph gets its own counter, and so does a call
@@ -26,7 +26,7 @@ def counter_for(X: Tensor, traced: bool) -> Tensor:
 
 
 def evenly(heads: int, least: int) -> int:
-    """Return how many heads run at a time, from `least` to twice as many, so that the last round is the fullest.
+    """Return how many heads run at a time, from `least` to twice that, so that the last round is as full as possible.
 
     A few heads left over would run alone, and their long blocks made a call up to 23% slower.
     """
@@ -35,12 +35,12 @@ def evenly(heads: int, least: int) -> int:
 
 
 def up_to(d: int, table: dict[int, Any]) -> Any:
-    """Return the entry of a table for its smallest dimension that is at least d."""
+    """Return the table's entry for the smallest dimension that is at least d."""
     return table[min(width for width in table if d <= width)]
 
 
 def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
-    """Whether the kernels take tensors of this kind, provided that they are aligned and the tables have their d."""
+    """Return whether the kernels take these tensors, provided that they are aligned and the tables have their d."""
     return (
         Q.dtype in HALVES
         and Q.dtype == K.dtype == V.dtype
@@ -51,5 +51,5 @@ def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
 
 
 def aligned(*tensors: Tensor | None) -> bool:
-    """Whether tensors begin at addresses where TMA can begin."""
+    """Return whether tensors begin at addresses where TMA can begin."""
     return math.gcd(16, *addresses(tensors)) == 16

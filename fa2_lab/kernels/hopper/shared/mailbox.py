@@ -20,7 +20,7 @@ class Numbers:
 
     @gluon.jit
     def write(self, n, values):
-        """Write set n, with its numbers in the order of their names. Values without a name are left out."""
+        """Write set n from values in the order of the names. Values past the last name are ignored."""
         for i in gl.static_range(len(self.names)):
             place = self.memory.index((n & (self.stages - 1)) * width(self.names) + i)
             place.store(gl.full([1], values[i], gl.int32, one(gl.num_warps())))
@@ -34,7 +34,7 @@ class Numbers:
 
 @gluon.jit
 def new_numbers(names: gl.constexpr, stages: gl.constexpr):
-    """Allocate `stages` sets."""
+    """Allocate `stages` sets of the named numbers."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return Numbers(gl.allocate_shared_memory(gl.int32, [stages * width(names), 1], layout), names, stages)
 
@@ -59,7 +59,7 @@ def one(warps):
 
 @triton.aggregate
 class Mailbox:
-    """What the producer tells the consumers about each block; it may be one block ahead of them.
+    """A mailbox through which the producer describes each block to the consumers, at most one block ahead of them.
 
     compute-sanitizer's racecheck reports it, because it does not see that barriers in memory order accesses.
     """

@@ -46,7 +46,7 @@ class Ring:
 
     @gluon.jit
     def fill(self, n, source, batch, head, row, N):
-        """Producer: copy rows from `row` on, of N, into the n-th tile, once its stage is empty; then come zeros."""
+        """Producer: once the n-th tile's stage is empty, copy rows from `row` on into it, with zeros past row N."""
         stage = n % self.stages
         if self.HAS_EMPTY:
             self.wait_for_room(n)
@@ -73,7 +73,7 @@ class Ring:
 
 @gluon.jit
 def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: gl.constexpr = True):
-    """Create a ring of tiles as the descriptor `source` describes them, emptied by `consumers` consumers."""
+    """Create a ring of tiles of the descriptor `source`, whose stages `consumers` consumers release."""
     tiles = gl.allocate_shared_memory(source.dtype, stacked(stages, source.block_shape), source.layout)
     return Ring(tiles, barriers(stages, 1), barriers(stages, consumers, HAS_EMPTY), stages, HAS_EMPTY)
 
@@ -83,7 +83,7 @@ def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: g
 
 @triton.aggregate
 class PingPong:
-    """The order in which consumers start their matmuls, 0, 1, … and again 0, each during another's softmax.
+    """The order in which consumers start their matmuls: 0, 1, … and 0 again, each during another's softmax.
 
     Without USED, no consumer waits for another.
     """
@@ -131,7 +131,7 @@ def stacked(n, block):
 
 @gluon.jit
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
-    """Set the rows of a tile from `real` on to zero, or with BEFORE those before it.
+    """Set a tile's rows from row `real` on to zero or, with BEFORE, the rows before it.
 
     p is 0 in these rows, but 0 times an unused key may be NaN. Every consumer writes the same bits, so they may write
     at the same time, although compute-sanitizer's racecheck reports it.
@@ -151,7 +151,7 @@ def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
 
 @gluon.jit
 def opaque_smem(tile):
-    """Return the same tile, with addresses that are computed here instead of being kept in registers."""
+    """Return the tile with addresses that are computed here instead of being kept in registers."""
     zero = gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
     return tile.reinterpret(tile.dtype, [1, tile.shape[0], tile.shape[1]], tile.layout).index(zero)
 
@@ -164,5 +164,5 @@ def accumulator(columns):
 
 @gluon.jit
 def as_operand(p, dtype: gl.constexpr, columns: gl.constexpr):
-    """Convert p to half precision as the left operand of a matmul with `columns` columns, in its own registers."""
+    """Convert p to half precision, in its registers, as the left operand of a matmul with `columns` columns."""
     return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, accumulator(columns), 2))
