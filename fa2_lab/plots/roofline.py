@@ -183,7 +183,7 @@ def _named(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: 
     """The words of a roof below and left of where the methods are; free: none is on the flat part."""
     low = ax.get_ylim()[0]
     y = max(0.25 * roof.flops, 1.25 * low) if left_of_it else 1.2 * low
-    style.note(ax, (0.85 if left_of_it else 1.15) * y / roof.bytes, y, roof.slope, ha="right" if left_of_it else "left")
+    style.note(ax, (0.8 if left_of_it else 1.15) * y / roof.bytes, y, roof.slope, ha="right" if left_of_it else "left")
     flat = roof.flat if free or not style.narrow() else re.sub(r" (?=\d)", "\n", roof.flat, count=1)
     flat = "" if shelf and style.narrow() and not free else flat  # no room beside the shelf
     place = (1.08, "bottom") if free else (0.92, "top")
@@ -235,7 +235,7 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
         elif y > 0.9 * roof and unit:  # above the roof's line
             style.beside(ax, words.replace(" (", "\n("), (x, y), (0, 6), va="bottom", color=color)
         elif len(units) > 1 and unit == ["L2"] and "DRAM" in units:  # to the right, the slope of DRAM would cross it
-            style.beside(ax, words.replace(": ", ":\n"), (x, y), (-8, 4), ha="right", color=color)
+            style.beside(ax, words.replace(": ", ":\n"), (x, y), (-12, 4), ha="right", color=color)
         else:
             near = any(0.75 * y < other < y for _, other, *_ in points.values())  # a name just below it
             shift = (8, -4)

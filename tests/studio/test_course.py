@@ -9,8 +9,9 @@ import pytest
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 import nbformat
 import numpy as np
-from checks import guard, truth
+from checks import guard, softmax, truth
 from checks.cells import described
+from checks.report import Report
 from course_play import outcome as played
 from course_wrong import GAINS, SLIPS, WRONG
 
@@ -177,6 +178,17 @@ def test_what_is_not_deserved_is_not_gained(name):
     number, pairs, most = GAINS[name]
     points, printed = played(with_answer(notebooks.named(number).name, list(pairs), list(pairs.values())))
     assert sum(points.values()) < most, printed
+
+
+def test_a_student_s_test_that_gives_two_answers_of_one_thing_is_worth_nothing(capsys):
+    """Such as one that draws without a seed. Here each thing is refused once."""
+    seen = set()
+
+    def coin(thing):
+        assert thing in seen or seen.add(thing)
+
+    report = softmax.caught_minus_alarms(Report("own"), coin, {"wrong": 1}, {"right": 2}, "hint")
+    assert report.passed == 0 and "two answers about" in capsys.readouterr().out
 
 
 # Plain parts ----------------------------------------------------------------------------------------------------------
