@@ -25,7 +25,7 @@ LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # the hue and the
 
 BETWEEN = {
     "forward": "each waits until the other's matmuls have started (ping-pong)",
-    "backward": "each waits for the other's half of dS, and adds its part of dQ to HBM",
+    "backward": "each waits for the other's half of dS, and adds its part of dQ in L2",
 }
 SAYS = {
     "forward": "The producer waits until a stage is empty, and the consumers wait until it is full.",

@@ -266,7 +266,7 @@ SLIPS = [
     ("3", {"dk_j + dk, dv_j + dv": "dk, dv"}, "dK and dV hold only the last row block's part"),
     ("3", {"[:, None] + N_k - N_q": "[:, None]"}, "The backward pass has its mask at the other corner"),
     ("3", {"            if causal:\n                seen": "            if False:\n                seen"},
-     "it does not mask those that the diagonal cuts"),
+     "The backward pass skips the tiles past the diagonal, but it does not mask those that the diagonal cuts"),
 ]  # fmt: skip
 
 # Ways to points that are not deserved: (assignment, what is replaced, the most that is left)
