@@ -27,7 +27,7 @@ const widen = () => {
   }
 };
 addEventListener("resize", widen);
-addEventListener("load", () => new ResizeObserver(widen).observe(document.querySelector("article") ?? document.body)); // a bar opens
+addEventListener("load", () => new ResizeObserver(() => requestAnimationFrame(widen)).observe(document.querySelector("article") ?? document.body)); // a bar opens
 new MutationObserver(tellTheme).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 
 // Listings: a tag such as # FA2.A1.L9 goes to the margin, a comment that says "moved" or "new" stands out -----------------
