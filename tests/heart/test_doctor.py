@@ -10,7 +10,7 @@ import pytest
 
 from fa2_lab.kernels import interpreter
 from fa2_lab.tools import command, doctor
-from fa2_lab.tools.doctor import FINE, Machine, advice, screen
+from fa2_lab.tools.doctor import FINE, Machine, advice, interpreted, screen, untested
 
 LAPTOP = Machine("3.12.1", "Linux", "2.3.0", "2.13.0+cpu", "3.8.0")
 H100 = replace(LAPTOP, torch="2.13.0", gpu="NVIDIA H100", capability=9.0, driver="570.1", gpu_node=True)
@@ -37,6 +37,22 @@ def test_where_nothing_is_wrong_it_says_so(machine):
 )
 def test_what_is_wrong_is_said_with_what_to_do(machine, words):
     assert words in advice(machine) and screen(machine).endswith(advice(machine))
+
+
+def test_whether_the_interpreter_is_on_and_why():
+    assert interpreted(LAPTOP) == "on: there is no GPU"
+    assert interpreted(H100) == "off: there is a GPU"
+    assert interpreted(replace(H100, asked="1")) == "on: TRITON_INTERPRET=1 is set"
+    assert interpreted(replace(LAPTOP, asked="0")) == "off: TRITON_INTERPRET=0 is set"
+    assert interpreted(replace(LAPTOP, triton="")) == "off: Triton is not installed"
+    assert doctor.serving(replace(LAPTOP, asked="0"))["64"] == "the NumPy reference"
+
+
+def test_versions_are_compared_as_numbers():
+    assert untested("2.11.0+cpu", "3.9.1", ("3.8.0", "3.9.0")) == untested("2.15.1", "", ()) == ""
+    assert untested("2.13.0", "3.10.0", ("3.1.0", "3.9.0")) == "Triton 3.10.0"
+    assert (untested("2.10.1", "", ()), untested("99.0", "", ())) == ("torch 2.10.1", "torch 99.0")
+    assert untested("", "", ()) == "" and untested("unknown", "", ()) == "torch unknown"  # of a build without metadata
 
 
 def test_this_machine_on_one_screen(capsys):

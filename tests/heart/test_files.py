@@ -40,6 +40,10 @@ def test_two_processes_that_write_one_file_leave_one_of_both_whole(tmp_path, mon
     assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
 
 
+def test_lines_end_everywhere_alike(tmp_path):
+    assert files.write(tmp_path / "x", "τ\n").read_bytes() == "τ\n".encode()
+
+
 def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
     files.check_writable(tmp_path / "new", "bench")
     assert list((tmp_path / "new").iterdir()) == []

@@ -1,6 +1,6 @@
 """machine/: chips.py, time.py and prices.py, by hand, by what counters saw, and by what says the same."""
 
-from dataclasses import astuple
+from dataclasses import astuple, fields
 
 import numpy as np
 import pytest
@@ -50,6 +50,11 @@ def test_what_an_exponential_costs():
     assert fp32[A100] == fp32[H100] == 16 and (exp[A100], exp[H100]) == (128, 256)
     assert exp[RTX_3090] == exp[RTX_4090] == 32  # their tensor cores are the slow part
     assert L40S.tensor_per_clock == 2 * RTX_4090.tensor_per_clock  # a professional card of the same die
+
+
+def test_h200_is_an_h100_with_other_memory():
+    differ = {f.name for f in fields(chips.Chip) if getattr(H100, f.name) != getattr(H200, f.name)}
+    assert differ == {"name", "hbm_bytes", "hbm_per_second", "l2_bytes"}
 
 
 def test_names_and_that_no_copy_was_faster_than_the_sheet_s_memory():
@@ -143,6 +148,21 @@ def test_the_slowest_unit_is_the_limit_and_idle_sms_count():
     assert prices.cost("FA2", B_r=128, B_c=128).limit(H200)[0] == "tensor cores"
     few, many = (prices.cost("FA1", heads=heads).seconds(H200)["tensor cores"] / heads for heads in (16, 132))
     assert few == pytest.approx(many * 132 / 16)
+
+
+def test_bytes_are_elements_times_their_width():
+    tiling = Tiling(64, 64, 16, 16)
+    moved = io.traffic("fa1", "forward", tiling, 8)
+    sums, passed_on = ("L", "D", "dQ"), ("S", "dP", "dQ")
+    for algorithm, way, wide in (
+        ("fa1", "forward", ("O", "l", "m")),
+        ("fa2", "backward", sums),
+        ("standard", "forward", passed_on),
+        ("standard", "backward", passed_on),
+    ):
+        form = io.traffic(algorithm, way, tiling, 8)
+        assert io.in_bytes(algorithm, form) == form.each(lambda tensor, n, wide=wide: n * (4 if tensor in wide else 2))
+    assert io.at_most(1, moved, io.sizes(tiling, 8)).loads == {t: io.sizes(tiling, 8)[t] for t in moved.loads}
 
 
 # What all of them refuse: one argument at a time is wrong, and the error names it --------------------------------

@@ -76,6 +76,16 @@ def test_every_rung_has_a_reason():
     assert all(reason.limit and reason.removes and reason.why for reason in reasons.REASONS.values())
 
 
+def test_counters_are_those_of_the_shape_in_the_table():
+    record, name = load("ladder"), "r09_free_loads"  # counted at d 64, too
+    at_128 = next(
+        x for x in record.rows if x.direction == "counters" and (x.problem["rung"], x.problem["d"]) == (name, 128)
+    )
+    assert reasons.counters(record, name) == {what: numbers[0] for what, numbers in at_128.values.items()}
+    assert reasons.most(record, name, 64) != reasons.most(record, name, 128)
+    assert all(1 < reasons.chip(record, rung)[0] < 2 for rung in ladder.RUNGS)  # GHz
+
+
 def test_a_prediction_misses_by_more_than_a_tenth():
     assert not reasons.Step(1.00, 1.09).misses and reasons.Step(1.00, 1.11).misses
     assert not reasons.Step(1.00, 0.91).misses and reasons.Step(1.00, 0.89).misses

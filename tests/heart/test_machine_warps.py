@@ -84,3 +84,21 @@ def test_every_barrier_is_needed(scheme, monkeypatch):
     for left_out in range(total - (scheme == "split_q")):
         with pytest.raises(RaceError):
             run(left_out)
+
+
+def test_shared_memory_refuses_each_kind_of_race():
+    for first, second in (("write", "read"), ("write", "write"), ("read", "write")):
+        shared = SharedMemory(x=(4,))
+        shared.arrays["x"][:] = 0
+        act = {"read": lambda w, s=shared: s.read(w, "x"), "write": lambda w, s=shared: s.write(w, "x", slice(4), 1.0)}
+        act[first](0)
+        act[second](0)  # one warp is in order with itself
+        with pytest.raises(RaceError, match=r"warp 1 .* in x"):
+            act[second](1)
+        shared.barrier("a test")
+        act[second](1)
+    shared.barrier("a test")
+    shared.read(0, "x"), shared.read(1, "x")  # reading together is no race
+    for warp, who in ((0, "warp 0"), (1, "warp 1"), (COPY, "the copy")):  # but nobody may write what others have read
+        with pytest.raises(RaceError, match=f"^{who} writes what another has read"):
+            shared.write(warp, "x", 0, 1.0)

@@ -11,7 +11,7 @@ from fa2_lab.kernels.portable import forward
 from fa2_lab.tools import command
 from fa2_lab.tools.xray import Compiled, lines, loops, names, xray, xray_launches
 from fa2_lab.tools.xray import command as xray_command
-from fa2_lab.tools.xray.compile import chip_of, full_name
+from fa2_lab.tools.xray.compile import chip_of, full_name, reason
 
 compiled = pytest.mark.beside("xray_worker.py")
 
@@ -141,9 +141,37 @@ def test_a_launch_option_that_does_not_exist_is_refused(option, value):
         xray_launches("portable.forward", [{option: value}])
 
 
+def test_what_the_assembler_says_comes_before_what_python_says():
+    said = "Traceback\nptxas fatal   : Register allocation failed\n\nRepro command: ptxas a.ptx\n"
+    assert reason(said) == "ptxas fatal   : Register allocation failed"
+    assert reason(said.replace("ptxas", "ptxas-blackwell")).startswith("ptxas-blackwell fatal   : Register")  # from 3.9
+    assert reason("Traceback\nValueError: no\n") == "ValueError: no" and reason("") == "no reason was given"
+    stops = "Error: at 2:4:\n    m = gl.max(s)\n        ^"
+    assert reason(stops) == "it stops at `m = gl.max(s)`"
+    cause, call = "AttributeError('no max')", stops.replace("m = gl.max(s)", "m = visit(s)")
+    assert reason("\n".join((stops, cause, "", call))) == f"{cause}; it stops at `m = gl.max(s)`"
+
+
 def test_the_command_lists_names(capsys):
     assert xray_command.main([]) == 0 and capsys.readouterr().out.split() == names()
     assert [full_name(rung) for rung in ("09", "r09", "r09_free_loads")] == 3 * ["r09_free_loads"]
+
+
+@compiled
+def test_the_command_prints_the_stages_asked_for(launches, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(xray_command, "xray_launches", lambda *x, **sizes: asked.append((x, sizes)) or [[launches[1]]])
+    assert (
+        xray_command.main(
+            ["portable.forward", "--d", "64", "--full", "--dtype", "float16", "--ptx", "--num_warps", "8"]
+        )
+        == 0
+    )
+    sizes = dict(d=64, N=4096, causal=False, dtype="float16")
+    assert asked == [(("portable.forward", [dict(num_warps=8)], "sm_90"), sizes)]
+    printed = capsys.readouterr().out
+    assert re.search(r"^forward_kernel .* 8$", printed, re.MULTILINE)
+    assert "forward_kernel, ptx\n" in printed and ".target sm_90a" in printed and "forward_kernel, sass" not in printed
 
 
 @compiled

@@ -22,6 +22,25 @@ WHERE = Problem(1, 2, 2, 64, 64, 16, causal=True)
 # What is kept -------------------------------------------------------------------------------------------------
 
 
+def test_an_interrupted_run_keeps_what_it_has_and_names_the_rest():
+    def measure(problem, direction):
+        if direction == "backward":
+            raise KeyboardInterrupt
+        return contest()
+
+    seen = []
+
+    def keep(record):
+        seen.append((len(record.rows), len(record.sustained), len(record.missing)))
+
+    jobs = [partial(measure, WHERE, direction) for direction in ("forward", "backward", "both")]
+    kept = collect(Plan(suite(), jobs), keep)
+    assert len(kept.rows) == 1 and seen == [(1, 0, 2)], "and if it is killed"
+    assert kept.missing == [f"{way}, N = 64, batch 1, heads 2, d = 16, causal" for way in ("backward", "both")]
+    collect(Plan(suite(), jobs[:1], sustained=jobs[:1]), keep)
+    assert seen[1:] == [(1, 0, 1), (1, 1, 0)]
+
+
 @pytest.mark.parametrize(
     "failure, reason",
     [(torch.OutOfMemoryError("CUDA out of memory"), "out of memory"), (KeyError("x"), "KeyError: 'x'")],
@@ -120,6 +139,12 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(words, message):
 # Suites -------------------------------------------------------------------------------------------------------
 
 
+def test_two_hundred_shapes_can_be_measured():
+    grid = suites.CONTESTS["sweep"].grid
+    assert len(set(grid)) == 200 and {p.d for p in grid} == {32, 64, 96, 128} and 20 < sum(p.N_q != p.N_k for p in grid)
+    assert all(p.heads % p.kv_heads == 0 and (p.N_q <= p.N_k or not p.causal) for p in grid)
+
+
 def test_smoke_checks_ragged_grouped_and_causal_problems_without_a_gpu(monkeypatch):
     assert any(p.N_q != p.N_k and p.N_q % 32 and p.kv_heads < p.heads and p.causal for p in suites.SMOKE)
     doubled = contestants.Contestant(lambda problem: lambda q, k, v: 2 * dense.plain(problem)(q, k, v))
@@ -140,3 +165,17 @@ def test_the_loss_falls_and_the_run_repeats():
     assert len(first) == TINY.steps and first == second and microseconds > 0
     assert 5 < first[0] < 7  # ln 256 = 5.5 for bytes without a clue
     assert sum(first[-5:]) / 5 < first[0] - 1.5
+
+
+def test_a_backend_that_fails_is_named_and_the_training_goes_on(monkeypatch):
+    def fake(backend, setting):
+        if backend == "fa2_lab portable":
+            raise dense.Missing("not here")
+        return [9.0] * 30 + [float(n) for n in range(20)], 0.5, 512.0
+
+    monkeypatch.setattr(train, "train", fake)
+    record = train.run(train.Setting(layers=3, steps=50)).record
+    loss, time, memory = record.rows
+    assert {"fa2_lab", "torch flash"} < loss.values.keys() and loss.values["fa2_lab"] == [9.5], "of the last twenty"
+    assert time.values["fa2_lab"] == [0.5] and memory.values["torch flash"] == [512.0]
+    assert loss.failed == {"fa2_lab portable": "not here"} and record.curves["fa2_lab"][-1] == 19.0

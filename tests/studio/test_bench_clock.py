@@ -2,8 +2,10 @@
 
 import math
 import time
+import weakref
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_clock import Clocks  # noqa: E402
 
-from fa2_studio.bench import contest, protocol, suites  # noqa: E402
+from fa2_studio.bench import contest, decode, protocol, suites  # noqa: E402
 from fa2_studio.bench.contestants import CONTESTANTS, Contestant  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.power import Meter  # noqa: E402
@@ -109,6 +111,13 @@ def test_clock_power_and_its_limit_are_medians_of_what_was_read_meanwhile():
         assert meter.between(0, math.inf) == []
 
 
+def test_the_readings_reach_the_row(clocks):
+    prepares = {name: lambda call=call: call for name, call in calls_of(clocks, [], fa2_lab=1.0, cuDNN=2.0).items()}
+    row = contest.contest({}, "forward", prepares, 1e9, protocol.sustain)
+    assert row.values["cuDNN"] == pytest.approx([2.0] * 3) and row.chip == {name: [1500.0, 690.0] for name in prepares}
+    assert row.ratio("fa2_lab", "cuDNN") == pytest.approx(2.0) and row.rate("fa2_lab") == pytest.approx(1.0)
+
+
 def test_as_called_a_time_is_the_hosts_where_that_is_longer(clocks):
     found = protocol.called(calls_of(clocks, [], a=1.0, b=0.05) | dict(broken=lambda: [][0]))
     assert found.pop("broken").startswith("IndexError")
@@ -139,6 +148,16 @@ def test_the_hosts_time_is_that_of_calls_in_a_row_inside_what_is_held(clocks):
     assert all(within == (name == "b") for name, within in log)
 
 
+def test_a_replay_keeps_what_its_call_holds(monkeypatch):
+    """torch gives what nobody holds back to the GPU before the next capture."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", nullcontext)
+    held = torch.zeros(1)
+    kept, replay = weakref.ref(held), decode.recorded(held.sum)
+    del held
+    assert kept() is not None and replay() is None
+
+
 def test_who_loses_the_gpu_ends_the_run_and_blames_nobody_else(monkeypatch):
     def failing():
         raise torch.AcceleratorError("CUDA error: here")
@@ -148,6 +167,17 @@ def test_who_loses_the_gpu_ends_the_run_and_blames_nobody_else(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", failing)
     with pytest.raises(torch.AcceleratorError):
         protocol.tried(failing)
+
+
+def test_ceilings_are_work_over_time_and_more_is_overwritten_than_l2_holds(monkeypatch):
+    monkeypatch.setattr(dense, "gemm_call", lambda: ("a product", 6e12))
+    monkeypatch.setattr(dense, "copy_call", lambda: ("a copy", 8e9))
+    times = dict(gemm=protocol.Timing(12, 12, 12), copy=protocol.Timing(2, 2, 2))
+    monkeypatch.setattr(contest, "measure", lambda calls: times)
+    assert contest.ceilings() == {"GEMM TFLOP/s": 500, "copy TB/s": 4}
+    monkeypatch.setattr(protocol, "l2_bytes", lambda: 50)
+    monkeypatch.setattr(torch, "empty", lambda size, **kind: SimpleNamespace(zero_=size))
+    assert protocol.overwriting() > 50
 
 
 def test_memory_is_what_a_second_call_takes_beyond_what_was_there(monkeypatch):

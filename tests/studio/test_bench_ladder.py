@@ -40,9 +40,40 @@ def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
 
 
+def test_every_experiment_is_asked_beside_what_it_is_compared_with():
+    for names in experiments.problems().values():
+        for name in set(names) & set(experiments.EXPERIMENTS):
+            assert experiments.against(name) in names[: names.index(name)], name
+
+
 def test_an_experiment_changes_its_launch_and_leaves_its_rung():
+    given = []
+    asked = experiments.Altered(Kernel(given), dict(at_once=3, num_stages=2))
+    asked[(7,)]("q", 5, 16, num_stages=1, num_warps=4)
+    assert given == [((7,), ("q", 5, 3), dict(num_stages=2, num_warps=4))]
     changed = experiments.forward("22 that always raises m")
     assert changed.__globals__["LAG"].value == -1e30 and load("r22").LAG.value == 8.0
+
+
+class Kernel:
+    """Notes how it is launched."""
+
+    arg_names = ("Q", "heads", "at_once")
+
+    def __init__(self, given):
+        self.given = given
+
+    def __getitem__(self, grid):
+        return lambda *given, **named: self.given.append((grid, given, named))
+
+
+def test_a_run_of_parts_has_their_jobs_alone(monkeypatch):
+    monkeypatch.setattr(ladder, "elsewhere", lambda call, jobs: None)
+    monkeypatch.setattr(ladder, "ceilings", dict)
+    plan = ladder.run(part=("sustained", "lengths"))
+    assert [job.keywords["timing"] for job in plan.sustained] == [protocol.sustain] * 2
+    assert [(job.args[1], job.args[0].N_q) for job in plan.jobs] == [("over N", 2**n) for n in range(9, 15)]
+    assert not ladder.run(part=("rungs",)).sustained and len(ladder.run(part=("rungs",)).jobs) == len(ladder.grid())
 
 
 def test_what_is_recorded_of_compiled_rungs_is_of_these_files_and_spills_nowhere_else():
@@ -53,6 +84,11 @@ def test_what_is_recorded_of_compiled_rungs_is_of_these_files_and_spills_nowhere
     assert seen.keys() == {*product(RUNGS + OTHERS, (64, 128), (False, True)), *down}
     spilling = [key for key, row in seen.items() if row["spills"] and key not in down]
     assert spilling == [("r20_overlap", 64, False)], "its file says so"
+
+
+def test_what_is_recorded_of_the_forward_is_what_the_command_compiles():
+    jobs, record = compiled.sizes(), records.recorded("compiled")
+    assert [{name: row[name] for name in job} for row, job in zip(record["forward"], jobs, strict=True)] == jobs
 
 
 # Counters -----------------------------------------------------------------------------------------------------

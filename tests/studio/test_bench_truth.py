@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -71,6 +72,16 @@ def test_truths_are_autograds_in_float64_and_wrong_answers_lie_far_from_them(cau
     for part, whole in zip(problem.gradients_by_definition(q, k, v, dO, causal, few=20), truth, strict=True):
         rows = min(len(part), len(whole))
         assert torch.allclose(part[-rows:] if part is not truth[0] else part, whole[-rows:], rtol=1e-9) or rows == 20
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_whole_truth_is_autograds_too(causal):
+    p = Problem(1, 2, 2, 40, 40, 16, causal, dtype="float64")
+    q, k, v, dO = p.tensors(grad=True, device="cpu")
+    O = dense.plain(p)(q, k, v)
+    right = (O, *torch.autograd.grad(O, (q, k, v), dO))
+    for x, y in zip(right, accuracy.truth(q, k, v, dO, causal), strict=True):
+        assert problem.distance(x.detach(), y) < 1e-12
 
 
 @pytest.mark.parametrize("kind", accuracy.INPUTS)
@@ -224,6 +235,23 @@ def test_a_cache_is_read_by_everybody_who_is_right_and_times_are_microseconds(ti
     assert row.failed == {"wrong": "wrong: error 1.0e+00"}
     size = 2 * 2 * 2 * 64 * 16 * 4  # K and V, sequences, heads, keys, d, bytes
     assert row.problem["bytes"] == size and timed == [dict(repeats=60, flushing=protocol.reading), size]
+
+
+def test_pages_that_give_another_answer_are_not_timed(timed, monkeypatch):
+    import fa2_lab.api.paged
+
+    right = dense.plain(CACHE)
+
+    def paged(q, k_pages, v_pages, table, lengths):
+        k, v = (x[table.long()].flatten(1, 2).transpose(1, 2) for x in (k_pages, v_pages))
+        assert lengths.tolist() == [64, 64]
+        return right(q, k, v) * (1.5 if k_pages.shape[1] == 64 else 1.0)
+
+    monkeypatch.setattr(import_module("fa2_lab.api.attention"), "attention", right)
+    monkeypatch.setattr(fa2_lab.api.paged, "attention_paged", paged)
+    monkeypatch.setattr(decode, "PAGES", (16, 64))
+    row = decode.pages(CACHE)
+    assert list(row.values) == ["fa2_lab", "page 16"] and row.failed == {"page 64": "wrong: error 5.0e-01"}
 
 
 def test_reading_alone_looks_at_every_number():

@@ -1,4 +1,11 @@
-"""`fa2-lab book` on a small book: its exit status, and what is kept."""
+"""`fa2-lab book` on a small book: its exit status, and what is kept after Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
 
 import nbformat
 import pytest
@@ -9,14 +16,16 @@ from fa2_studio.book import chapters, run
 CELLS = {
     "00_start": "import os\nprint(6 * 7, os.listdir())",
     "01_naive_attention": "print('before')\n\n# %%\n1 / 0\n\n# %%\nprint('after')",
+    "02_online_softmax": "open({here!r}, 'w').close()\nimport time\ntime.sleep(300)",
 }
 
 
 @pytest.fixture
 def book(tmp_path, monkeypatch):
-    """A folder with a book of two chapters, one that runs and one with an error."""
+    """A folder with a book of three chapters: one that runs, one with an error, and one that takes very long."""
     (tmp_path / "text").mkdir()
     for name, code in CELLS.items():
+        code = code.replace("{here!r}", repr(str(tmp_path / "here")))
         (tmp_path / "text" / f"{name}.py").write_text(f"# %% [markdown]\n# # {name}\n\n# %%\n{code}\n")
     (tmp_path / "mine.py").touch()
     for module in (chapters, run):
@@ -38,3 +47,29 @@ def test_an_error_in_a_chapter_ends_the_command_with_1_after_the_other_chapters(
     assert verdicts[1].endswith("ZeroDivisionError: division by zero"), "the verdict says what went wrong"
     assert printed(book / "out" / "00_start.ipynb") == ["42 []\n"], "a reader's mine.py is not there"
     assert printed(book / "out" / "01_naive_attention.ipynb") == ["before\n", "", ""], "nothing runs after an error"
+
+
+CALL = """
+import sys
+from pathlib import Path
+from fa2_lab.tools import command
+from fa2_studio.book import chapters, run
+for module in (chapters, run):
+    module.NOTEBOOKS = Path(sys.argv[1])
+    module.TEXT = module.NOTEBOOKS / "text"
+sys.exit(command.main(["book", "00", "02", "--folder", sys.argv[1] + "/out"]))
+"""
+
+
+def test_ctrl_c_ends_with_130_and_leaves_whole_notebooks(book):
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where the tests themselves were told not to
+    process = subprocess.Popen([sys.executable, "-c", CALL, book], preexec_fn=listens, start_new_session=True, **pipes)
+    end = time.monotonic() + 300
+    while not (book / "here").exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 130 and "Traceback" not in errors, errors
+    assert os.listdir(book / "out") == ["00_start.ipynb"], "the chapter that was stopped leaves nothing"
+    assert printed(book / "out" / "00_start.ipynb") == ["42 []\n"]

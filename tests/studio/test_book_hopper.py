@@ -55,6 +55,12 @@ def lonely(block, ds_filled, T):
             yield block.start(unit, 256, f"{what} {n}").done()
 
 
+def short(block, ds_filled, T):
+    """Multiplies nothing but S."""
+    for n in range(T):
+        yield block.start("tensor", 256, f"S {n}").done()
+
+
 def ahead(K, V, T):
     """K runs ahead of V, as in the kernel."""
     for n in range(T):
@@ -74,6 +80,22 @@ def eager(K, V, T):
         yield from V.copy(n)
 
 
+def fewer(K, V, T):
+    """Forgets the last tile."""
+    for n in range(T - 1):
+        yield K.room(n)
+        yield from K.copy(n)
+        if n > 0:
+            yield K.room(n + 1)
+        yield from V.copy(n)
+
+
+def yielding(K, V, T):
+    """Yields a copy, not what it waits for."""
+    yield K.room(0)
+    yield K.copy(0)
+
+
 HANGS = "stages: 1; no actor can go on: "
 
 
@@ -87,7 +109,10 @@ HANGS = "stages: 1; no actor can go on: "
             f"{HANGS}the producer waits for room for K's tile 1; consumer 0 waits for V's",
         ),
         (orders.judge_copies, eager, "stages: 1; V's tile 0 was overwritten before consumer 1 had read it; tile 1"),
+        (orders.judge_copies, fewer, f"{HANGS}the producer has ended; consumer 0 waits for K's tile 3"),
+        (orders.judge_copies, yielding, "stages: 1; you yielded a copy"),
         (orders.judge_step, hasty, "consumer 0 starts dQ 0 before both have arrived"),
+        (orders.judge_step, short, "consumer 0 leaves out P 0"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )

@@ -11,6 +11,7 @@ from fa2_studio.judges.adapters import flash_attention_2 as two
 from fa2_studio.judges.adapters import flash_attention_3 as three
 from fa2_studio.judges.adapters import flash_attention_4 as four
 from fa2_studio.judges.adapters import flashinfer, torch_varlen, vllm
+from fa2_studio.judges.suites import SUITES
 
 THEIRS = """
 import pytest, torch
@@ -83,6 +84,25 @@ def test_another_commit_is_refused(checkout):
 def test_what_cannot_be_run_is_refused(argv, message):
     with pytest.raises(ValueError, match=message):
         command.main(argv)
+
+
+@pytest.mark.parametrize(
+    "suite, test, case, left_out",
+    [
+        ("flash-attention-2", "test_flash_attn_output", {"alibi": True}, "ALiBi"),
+        ("flash-attention-2", "test_flash_attn_output", {"dropout_p": 0.0, "alibi": False}, ""),
+        ("flash-attention-3", "test_flash_attn_output", {"dtype": torch.float8_e4m3fn}, "FP8"),
+        ("flash-attention-4", "test_flash_attn_output", {"local_enum": 2}, "windows of negative size"),
+        ("torch", "test_custom_op_compliance_cuda_float16", {}, "how their own operator is registered"),
+        ("vllm", "test_varlen_with_paged_kv", dict(q_dtype=None, fa_version=2), ""),
+        ("flashinfer", "test_attention_sink", dict(backend="fa3"), "the same call again"),
+        ("transformers", "test_eager_matches_sdpa_inference_01_fp16_pad_left", {}, ""),
+        ("flash-attention-4", "test_flash_attn_varlen_output", dict(local_enum=2, unpad_q=True, unpad_kv=True), ""),
+    ],
+)
+def test_only_what_we_have_not_is_left_out(suite, test, case, left_out):
+    found = SUITES[suite].left_out(test, case)
+    assert found.startswith(left_out) and bool(found) == bool(left_out)
 
 
 def test_adapters_hand_every_argument_on():
