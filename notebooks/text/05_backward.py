@@ -17,7 +17,7 @@
 # - explain what changes if several query heads share keys and values,
 # - decide whether a dropout mask can be replayed in another order.
 #
-# *Time: 65 minutes with the function to write and the questions at the end. Hardware: any laptop, NumPy alone. Before
+# *Time: 65 minutes with the function to write and the questions at the end. Hardware: any laptop with NumPy. Before
 # this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]

@@ -17,7 +17,7 @@
 # - choose among four fixes for idle processors, namely a different outer loop, smaller row blocks, split keys, and a
 #   different launch order.
 #
-# *Time: 40 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [05 · The
+# *Time: 40 minutes with the questions and the function. Hardware: any laptop with NumPy. Before this: [05 · The
 # backward pass](05_backward.ipynb).*
 
 # %% tags=["hide-input"]

@@ -17,7 +17,7 @@
 # - count the bytes that a tile moves through shared memory,
 # - explain what each barrier protects.
 #
-# *Time: 40 minutes with the questions and the function. Hardware: any laptop, NumPy alone. Before this: [06 ·
+# *Time: 40 minutes with the questions and the function. Hardware: any laptop with NumPy. Before this: [06 ·
 # Parallelism](06_parallelism.ipynb). [Appendix A](A_lanes.ipynb) explains how threads hold the elements of a tile, and
 # how large a tile can be.*
 

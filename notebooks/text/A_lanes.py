@@ -16,7 +16,7 @@
 # - swizzle a tile by hand, and count bank conflicts,
 # - add up the shared memory and the registers that a tile needs.
 #
-# *Time: 30 minutes with the function. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).
+# *Time: 30 minutes with the function. Hardware: any laptop with NumPy. Before this: [07 · Warps](07_warps.ipynb).
 # Two sentences mention launch options of Triton, which [08](08_triton_forward.ipynb) explains.*
 
 # %% tags=["hide-input"]

@@ -16,7 +16,7 @@
 # - decide whether a printed formula is wrong, by a computation that does not use it,
 # - find the lines of the papers that contain mistakes, and the places where other people ran into them.
 #
-# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
+# *Time: 30 minutes. Hardware: any laptop with NumPy. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb) and [05 · The backward pass](05_backward.ipynb).*
 
 # %% tags=["hide-input"]

@@ -18,7 +18,7 @@
 # - choose a value for masked scores, and name what goes wrong with each alternative,
 # - predict the errors caused by TF32, by FP8's scales and by a different order of sums.
 #
-# *Time: 60 minutes. Hardware: any laptop, NumPy alone. Before this: [05 · The backward pass](05_backward.ipynb),
+# *Time: 60 minutes. Hardware: any laptop with NumPy. Before this: [05 · The backward pass](05_backward.ipynb),
 # [08 · The Triton forward kernel](08_triton_forward.ipynb) and [14 · Decode](14_decode.ipynb).*
 
 # %% tags=["hide-input"]

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import unicodedata
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
 
-from fa2_lab import paper
+from fa2_lab import errata, paper
 from fa2_lab.errata import ERRATA
 from fa2_lab.machine import io
 from fa2_lab.tiles import Tiling
@@ -41,11 +42,14 @@ def test_the_tour_of_the_numpy_stages(capsys):
 
 
 def test_the_table_counts_what_the_meter_counts():
-    (row,) = [tour.line(tour.run(stage)) for stage in NUMPY_STAGES if stage.name == "FA2 forward"]
-    n, d, T_r = tour.N, tour.D_HEAD, 8
-    form = io.operations("fa2", "forward", Tiling(n, n, tour.B_R, tour.B_C), d)
-    work = 2 * n * d + n + T_r * 2 * n * d, 4 * n * n * d, form.total() - form["matmul"]
-    assert row.split()[3:6] == [*map(tour.short, work)]
+    asked = [stage for stage in NUMPY_STAGES if stage.name in ("FA1 forward", "FA2 forward")]
+    rows = {stage.name: tour.line(tour.run(stage)).split()[3:6] for stage in asked}
+    n, d, T_r, T_c = tour.N, tour.D_HEAD, 8, 16
+    moved = (n * d + 2 * n) + 2 * n * d + T_c * (3 * n * d + 4 * n), 2 * n * d + n + T_r * 2 * n * d
+    for name, hbm in zip(("fa1", "fa2"), moved, strict=True):
+        form = io.operations(name, "forward", Tiling(n, n, tour.B_R, tour.B_C), d)
+        work = hbm, 4 * n * n * d, form.total() - form["matmul"]
+        assert rows[f"{name.upper()} forward"] == [*map(tour.short, work)]
     assert [tour.short(x) for x in (0, 999, 999_600, 1_234_567)] == ["-", "999", "1M", "1.23M"]
 
 
@@ -119,6 +123,14 @@ def test_errata_as_a_table_and_in_full(capsys):
         assert " ".join(out.split()).endswith(f"lines {tags}" if tags else "")
 
 
+def test_an_erratum_whose_check_tells_nothing_apart_fails_the_command(monkeypatch, capsys):
+    same = replace(ERRATA["fa2-scale"], wrong=ERRATA["fa2-scale"].right)
+    monkeypatch.setattr(errata, "ERRATA", {"fa2-scale": same})
+    assert command.main(["errata"]) == 1
+    assert "DO NOT DIFFER" in capsys.readouterr().out
+    assert command.main(["errata", "fa2-scale"]) == 1
+
+
 def test_glossary(capsys):
     assert command.main(["glossary"]) == 0
     out = capsys.readouterr().out
@@ -135,6 +147,12 @@ def test_bad_usage_ends_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         command.main(arguments)
     assert end.value.code == 2 and "usage: fa2-lab" in capsys.readouterr().err
+
+
+def test_a_bug_is_not_dressed_up_as_bad_usage(monkeypatch):
+    monkeypatch.setattr(tour, "tour", lambda: [][0])
+    with pytest.raises(IndexError):
+        command.main([])
 
 
 # Commands of the studio: entry points ---------------------------------------------------------------------------

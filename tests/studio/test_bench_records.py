@@ -1,7 +1,10 @@
 """How a run becomes a record and a page: kept whole, joined, named by its commit; and nothing in a page is typed."""
 
+import json
 import re
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +14,7 @@ from bench_records import MACHINE, contest, suite
 
 from fa2_lab import records
 from fa2_lab.records import Measurement, Record
-from fa2_lab.tools import files
+from fa2_lab.tools import files, ladder
 from fa2_studio.bench import command, page, results
 from fa2_studio.bench.registry import OTHERS, SUITES
 from fa2_studio.bench.suites import CONTESTS
@@ -100,6 +103,22 @@ def test_every_record_names_its_commit_and_the_command_that_writes_it(suite):
 # The machine --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "unpacked, peers",
+    [({}, {}), ({"flash_attn": "2.8.3", "flash_attn_4": "4.1"}, {"flash_attn": "2.8.3", "FlashAttention-4": "4.1"})],
+    ids=str,
+)
+def test_a_machine_names_the_versions_of_the_peers_that_are_installed(unpacked, peers, tmp_path, monkeypatch):
+    for name, version in unpacked.items():
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    others = [folder for folder in sys.path if not any(Path(folder).glob("*.dist-info"))]
+    monkeypatch.setattr("sys.path", [str(tmp_path), *others])
+    machine = results.machine()
+    assert machine["peers"] == peers and json.loads(json.dumps(machine)) == machine
+
+
 def test_a_changed_checkout_names_its_commit_and_a_fingerprint(tmp_path, monkeypatch):
     def git(*words):
         identity = ["-c", "user.name=x", "-c", "user.email=x@x"]
@@ -152,6 +171,18 @@ def test_every_row_is_in_a_table_with_its_ratios():
     )
 
 
+def test_what_was_measured_without_pauses_has_tables_of_its_own():
+    run = suite(both(cuDNN=3.0), contest(), missing=["the rest"])
+    run.sustained, run.sustained_protocol = [both(cuDNN=1.0), both(causal=True, cuDNN=3.0)], "without a pause"
+    run.sustained[0].chip = {"fa2_lab": [1580.0, 699.6]}
+    text = page.tables(run)
+    assert "the same run is 791 TFLOP/s (GEMM)" in text and "by hand. without a pause." in text
+    assert "| 133 (1.50) |" in text and "| 400 (0.50) |" in text and "1,580, 700" in text
+    assert "The last run did not reach 1 of its rows." in text
+    run.sustained[1].machine = dict(triton="3.10")
+    assert run.made().endswith("triton 3.10 or 3.6")
+
+
 def test_it_says_where_we_are_behind_and_by_how_much():
     rows = [both(cuDNN=3.0), both(cuDNN=1.5), both(causal=True, cuDNN=1.0), both(d=64, FlexAttention=1.0)]
     where = "forward, N = 4,096, batch 4, heads 16, d = 128, causal"
@@ -188,6 +219,26 @@ def test_the_page_is_that_of_the_recorded_runs_and_short(capsys):
     everything = capsys.readouterr().out
     rows = sum(len(run.rows) + len(run.sustained) for run in page.recorded())
     assert everything.count("\n| ") >= rows and everything == page.full_page()
+
+
+def test_writing_takes_a_checkout_and_touches_only_what_stands_between_the_markers(tmp_path, monkeypatch):
+    def between(part, content):
+        start, end = (marker.format(part) for marker in page.MARKERS)
+        return f"{start}\n{content}\n{end}\n"
+
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"^bench --results needs a checkout of the repository"):
+        page.write()
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "README.md").write_text(
+        f"before\n{between('ladder', '')}between\n{between('speed', 'old')}{between('judged', '')}after\n"
+    )
+    page.write()
+    assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == page.results_page()
+    claim, sentence = ladder.claim(records.load("ladder")), page.sentence(records.load("paper"), records.load("sweep"))
+    last = between("speed", sentence) + between("judged", page.verdict())
+    wanted = f"before\n{between('ladder', f'{claim}.')}between\n{last}after\n"
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == wanted
 
 
 # Sent by others -------------------------------------------------------------------------------------------------

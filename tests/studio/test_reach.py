@@ -1,4 +1,4 @@
-"""The copies of the chapters for Colab and Kaggle."""
+"""Where the chapters run: the table, and the copies for Colab and Kaggle."""
 
 import os
 import re
@@ -10,7 +10,18 @@ from nbclient import NotebookClient
 
 from fa2_lab.tools import command
 from fa2_studio.book import reach
-from fa2_studio.book.chapters import NOTEBOOKS, written
+from fa2_studio.book.chapters import NOTEBOOKS, TEXT, written
+
+
+def test_every_chapter_is_in_the_table_of_machines_once_and_as_its_head_says():
+    page = (NOTEBOOKS.parent / "TROUBLESHOOTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\dA-D][\w, ]*) \| ([^|]+) \|", page.split("## What runs where")[1], re.MULTILINE)
+    pairs = [(number, what) for numbers, what in rows for number in numbers.split(", ")]
+    assert sorted(number for number, _ in pairs) == sorted(c.number for c in written())
+    about = dict(pairs)
+    for chapter in written():
+        head = re.sub(r"\n# ?", " ", (TEXT / f"{chapter.name}.py").read_text(encoding="utf-8"))
+        assert ("Hardware: any laptop with NumPy." in head) == (about[chapter.number] == "NumPy"), chapter.name
 
 
 def test_copies_for_colab_fetch_the_project_at_one_commit_first(tmp_path, monkeypatch):
