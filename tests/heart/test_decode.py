@@ -174,7 +174,7 @@ def test_what_is_prepared_serves_no_other_kind_of_call(monkeypatch):
     calls += [(usual, dict(options=options, programs=3)), (with_lengths, dict(options=options))]
     calls += [(usual._replace(sinks=torch.zeros(2, device=DEVICE)), dict(options=options))]
     tables = (torch.zeros(1, n, dtype=torch.int32, device=DEVICE) for n in (2, 3))
-    calls += [(with_lengths, dict(options=options, table=table)) for table in tables]
+    calls += [(with_lengths._replace(block_table=table), dict(options=options)) for table in tables]
     others = [x.to("meta") for x in (q, k, v)], [x.half() for x in (q, k, v)], (q, k, v.mT.contiguous().mT)
     calls += [(Tensors(*given), dict(options=options)) for given in (*others, (q, k[:, :, :39], v[:, :, :39]))]
     for _ in range(2):
