@@ -183,10 +183,10 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
     for name, thing in order:
         verdicts[name] = verdict_on(test, make(thing))
         refusals[name] |= {bool(verdicts[name])} if verdicts[name] != TOO_LATE else set()
-    alarms = {name: verdicts[name] for name in right if verdicts[name] and verdicts[name] != TOO_LATE}
+    alarms = {name: verdicts[name] for name in right if verdicts[name]}
     unwritten = {verdicts[name] for name in right} == {UNWRITTEN}  # then the checks below say so, once
     for name, verdict in ({} if unwritten else alarms).items():
-        print(f"  ALARM    {name} is right, and your test refused it: {verdict}")
+        print(f"  ALARM    {name} is right, and your test did not let it pass: {verdict}")
     for name in wrong:
         with report.check(f"caught: {name}", hint):
             if verdicts[name] == UNWRITTEN:
