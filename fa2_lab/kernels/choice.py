@@ -45,8 +45,8 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
         return served("decode over pages", decode.prepare(tensors, options))
     if tensors.cu_seqlens_q is None and not options.only_portable and decode.is_decode(q, k, options.num_splits):
         return served("decode", decode.prepare(tensors, options), last)
-    room = hopper_forward(q.device) if for_hopper(options, tensors.sinks) else None
-    own = room.prepare(tensors, options) if room is not None and room.enough_work(q, k) else None
+    launcher = hopper_forward(q.device) if for_hopper(options, tensors.sinks) else None
+    own = launcher.prepare(tensors, options) if launcher is not None and launcher.enough_work(q, k) else None
     return last(tensors) if own is None else served("Hopper's forward", own, last)
 
 
@@ -84,10 +84,10 @@ def prepare_any_backward(
 
 def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool) -> Callable:
     """Return the function that computes the gradients from (dO, dL, O, L) and the tensors of one kind of call."""
-    room = hopper_backward(tensors.q.device) if for_hopper(options, tensors.sinks) else None
+    launcher = hopper_backward(tensors.q.device) if for_hopper(options, tensors.sinks) else None
     own = None
-    if room is not None and room.enough_work(tensors.q, tensors.k):
-        own = room.prepare(dO, O, tensors, options, deterministic)
+    if launcher is not None and launcher.enough_work(tensors.q, tensors.k):
+        own = launcher.prepare(dO, O, tensors, options, deterministic)
     if own is None:
         return prepare_portable_backward(dO, O, tensors, options)
 
