@@ -19,8 +19,8 @@ LENGTHS = tuple(range(100, 4001, 260))  # sixteen
 ONE_LONG = 60 * (100,) + (16384,)
 DOCUMENTS = tuple(Random(2048).choices(range(30, 801), k=2048))
 WHAT = (
-    "FLOPs are those of the tokens. The 16 sequences have 100 to 4,000 tokens each. Of the 61, one has 16,384 tokens "
-    "and the others 100 each. The 2,048 have 30 to 800 each."
+    "FLOPs are counted for the tokens only, not for padding. The 16 sequences have 100 to 4,000 tokens each. Of the "
+    "61 sequences, one has 16,384 tokens and the others have 100 each. The 2,048 sequences have 30 to 800 tokens each."
 )
 
 

@@ -37,7 +37,7 @@ def results_page(folder: Path | None = None) -> str:
     """Return RESULTS.md: which implementation is faster where, and a summary of every record."""
     lines = front(folder)
     for run in recorded(folder):
-        lines += [*heading(run), *medians(run), "", " ".join([*remarks(run), all_numbers(run)])]
+        lines += [*heading(run), *medians(run), "", " ".join(remarks(run))]
     return "\n".join(lines) + "\n"
 
 
@@ -52,12 +52,17 @@ def front(folder: Path | None) -> list[str]:
     runs = recorded(folder)
     every = [view for run in runs for view in views(run)]
     slower = [line for peer in peers_in(row for run in every for row in run.rows) for line in behind(every, peer)]
-    told = [f"**{name[0].upper()}{name[1:]}.** {protocol}\n" for protocol, name in WAYS.items()]
+    told = [f"For the timing **{name}**, {within(protocol)}\n" for protocol, name in WAYS.items()]
     lines = [LEAD.read_text(encoding="utf-8"), "## How it was timed", "", *told, made_on(usual(runs))]
     lines += ["", "## Which is faster, and where", "", f"![{caption()}](figures/ratios.svg)", ""]
     lines += ["## Where `fa2_lab` is slower", "", SLOWER, "", *table(BEHIND, slower)]
     lines += ["", "## GPU by GPU", "", GPUS, "", *gpus(folder)]
     return [*lines, "", "## Third-party tests", "", TESTS, "", *judged()]
+
+
+def within(protocol: str) -> str:
+    """Return a protocol so that it goes on after a comma: its first letter is small, except in an abbreviation."""
+    return protocol if protocol[:2].isupper() else protocol[0].lower() + protocol[1:]
 
 
 def usual(runs: list[Record]) -> dict:
@@ -67,21 +72,30 @@ def usual(runs: list[Record]) -> dict:
 
 
 SLOWER = (
-    "Each row counts the problems of a suite on which another implementation is faster, and gives the lowest ratio."
+    "Each row counts the problems of a suite on which another implementation is faster than `fa2_lab`. The table "
+    "gives the lowest ratio, and its last column describes the problem with that ratio."
 )
-GPUS = "These are medians over the FA2 paper's benchmark settings (kernel only), measured by us and by others."
+GPUS = (
+    "These are medians over the FA2 paper's benchmark settings with the timing *kernel only*, measured by us and by "
+    "others."
+)
 TESTS = (
-    "We run other projects' test suites against our implementation. For large suites, we run a sample of the "
-    "applicable tests, with fewer parameter values."
+    "We run other projects' test suites against our implementation, because their authors look for mistakes that we "
+    "may not have thought of. For large suites, we run a sample of the applicable tests, with fewer parameter values. "
+    "The table also counts the tests that were left out, by reason."
 )
+
+
+VERSIONS = "driver {driver}", "torch {torch}", "Triton {triton}", "cuDNN {cudnn}"
 
 
 def made_on(machine: dict) -> str:
     """Describe the machine of most records."""
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
-    form = "{gpu}, driver {driver}, torch {torch}, Triton {triton}, cuDNN {cudnn}"
-    where = "The site's results page names the commit and the versions of each suite"
-    return f"**Machine.** Most suites ran on an {', '.join([form.format(**machine), *peers])}. {where}."
+    software = listed([form.format(**machine) for form in VERSIONS] + peers)
+    where = "the site's results page names the commit and the versions of each"
+    machine = f"The **machine** of most suites is an {machine['gpu']} with {software}."
+    return f"{machine} Because some suites ran with other versions, {where}."
 
 
 def rest_of(protocol: str, known: str) -> str | None:
@@ -96,7 +110,7 @@ def tables(run: Record, usual: dict) -> str:
     rungs = ["", *ladder.markdown(run)] if run.suite == "ladder" and not run.missing else []
     words = [*remarks(run), *filter(None, map(spread, views(run))), f"Measured at commit {code(run, usual)}."]
     rows = [f"<details><summary>All rows of {run.suite}</summary>", "", numbers(run), "</details>"]
-    return "\n".join([*heading(run), *medians(run), *rungs, "", " ".join([*words, all_numbers(run)]), "", *rows])
+    return "\n".join([*heading(run), *medians(run), *rungs, "", " ".join(words), "", *rows])
 
 
 def numbers(run: Record) -> str:
@@ -123,8 +137,12 @@ def heading(run: Record) -> list[str]:
     """Return what a record is, and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     rows = run.rows + run.sustained
-    sentences = [f"{what[0].upper()}{what[1:]}.", *([f"**Problems:** {shapes(rows)}."] if rows else [])]
-    return ["", f"## {run.suite}", "", " ".join(sentences), ""]
+    file = f"figures/data/{path_of(run.suite).name}"
+    if rows:
+        problems = f"Its problems are in {shapes(rows)}, and [the record]({file}) has all numbers."
+    else:
+        problems = f"[The record]({file}) has all numbers of this suite."
+    return ["", f"## {run.suite}", "", f"This suite measures {what}. {problems}", ""]
 
 
 def medians(run: Record) -> list[str]:
@@ -158,7 +176,7 @@ def remarks(run: Record) -> list[str]:
         rests = [rest for known in WAYS if (rest := rest_of(view.protocol, known)) is not None]
         found += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
     if run.suite in OTHERS:
-        found.append(f"No command writes this record, because {run.made_by}.")
+        found.append(f"No command writes a record of this name, because {run.made_by}.")
     if run.missing:
         found.append(f"The last run was interrupted before {len(run.missing)} of its rows.")
     reasons: dict[str, dict[str, None]] = {}
@@ -168,12 +186,8 @@ def remarks(run: Record) -> list[str]:
                 reasons.setdefault(name, {})[why.removesuffix(".")] = None
     if reasons:
         parts = [f"{name} ({next(iter(why))})" for name, why in reasons.items()]
-        found.append(f"Some numbers are missing: {listed(parts)}.")
+        found.append(f"Some numbers are missing because of limits of {listed(parts)}.")
     return [*filter(None, found)]
-
-
-def all_numbers(run: Record) -> str:
-    return f"[All numbers](figures/data/{path_of(run.suite).name})."
 
 
 def views(run: Record) -> list[Record]:
@@ -229,7 +243,7 @@ def short(x: float) -> str:
 
 
 def shapes(rows: list[Measurement]) -> str:
-    """Return what problems have in common and their ranges, as in "bf16, batch 1, 2 heads, d = 128, N = 32,768"."""
+    """Return what problems have in common and their ranges, as in "bf16, with batch size 1, 2 heads, d = 128, …"."""
 
     def span(key: str) -> str:
         numbers = sorted({row.problem[key] for row in rows})
@@ -241,7 +255,7 @@ def shapes(rows: list[Measurement]) -> str:
 
     dtypes = {row.problem["dtype"].replace("bfloat16", "bf16") for row in rows}
     square = all(row.problem["N_q"] == row.problem["N_k"] for row in rows)
-    lengths = f"N = {span('N_q')}" if square else f"N_q = {span('N_q')}, N_k = {span('N_k')}"
+    lengths = f"and N = {span('N_q')}" if square else f"N_q = {span('N_q')}, and N_k = {span('N_k')}"
     shared = (
         ""
         if span("heads") == span("kv_heads")
@@ -249,8 +263,9 @@ def shapes(rows: list[Measurement]) -> str:
     )
     heads = f"{span('heads')} {'query ' * bool(shared)}head{'s' * (span('heads') != '1')}{shared}"
     masks = sorted({row.problem["causal"] for row in rows}, reverse=True)
-    mask = " and ".join("causal" if causal else "non-causal" for causal in masks)
-    return f"{' and '.join(sorted(dtypes))}, batch {span('batch')}, {heads}, d = {span('d')}, {lengths}, {mask}"
+    mask = "both causal and non-causal" if masks[1:] else "all of them causal" if masks[0] else "all of them non-causal"
+    batch = f"batch size{'s' * (',' in span('batch') or ' ' in span('batch'))} {span('batch')}"
+    return f"{' and '.join(sorted(dtypes))}, with {batch}, {heads}, d = {span('d')}, {lengths}, {mask}"
 
 
 # Tables -------------------------------------------------------------------------------------------------------
@@ -292,7 +307,7 @@ def judged() -> list[str]:
     lines = []
     for name, counts in judges.recorded().items():
         found = [f"{counts.get(kind, 0):,}" for kind in ("passed", "failed", "skipped by themselves")]
-        out = "; ".join(f"{n:,} {reason}" for reason, n in counts["left out"].items()) or "0"
+        out = "; ".join(f"{reason} ({n:,})" for reason, n in counts["left out"].items()) or "0"
         on = f"{counts['gpu']}, torch {counts['torch']}, triton {counts['triton']}, {counts['ours']}"
         lines.append([JUDGES[name].title, *found, out, on])
     return table(["their tests", "passed", "failed", "skipped by themselves", "left out", "on"], lines)
@@ -300,7 +315,8 @@ def judged() -> list[str]:
 
 WANTED = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that kernels are compiled for, and that nobody has measured
 PEERS = ("torch flash", "cuDNN", "FlashAttention-3")
-HOW = "\nThese GPUs have not been measured yet: {}. [CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) describes how."
+HOW = "\nThese GPUs have not been measured yet: {}. [CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) \
+describes how you can measure one of them and send the record."
 
 
 def gpus(folder: Path | None = None) -> list[str]:
@@ -385,20 +401,15 @@ def sentence(*runs: Record) -> str:
             lines.append([what, way, *cells])
     text = [lead, "", *table(["problems", "timing", *peers], lines), "", NOTES, "", by_the_host(runs[-1], "cuDNN")]
     slow = "mostly in short calls, and in the backward pass of a single long sequence"
-    return "\n".join(
-        [
-            *text,
-            "",
-            f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower ({slow}).",
-        ]
-    )
+    last = f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower, {slow}."
+    return "\n".join([*text, "", last])
 
 
 NOTES = (
-    "*Kernel only* times the GPU alone. *Sustained* times a second of calls back to back, and *with host* times 20 "
+    "*Kernel only* times the GPU alone, *sustained* times a second of calls back to back, and *with host* times 20 "
     "calls in a row. The last two include the host's time for every implementation. We tuned our kernels' block sizes "
-    "on the paper's grid and on random shapes other than these. `torch flash` is FlashAttention-2, which "
-    "was not written for Hopper."
+    "on the paper's grid and on random shapes other than these. `torch flash` is FlashAttention-2, which was not "
+    "written for Hopper."
 )
 
 
@@ -410,7 +421,7 @@ def by_the_host(run: Record, peer: str) -> str:
     if not slower:
         return f"With the host's time included, {peer} is not faster on any of the random problems."
     why = (
-        ", but these calls are so short that our slower host code decides the result"
+        ", but our slower host code decides the result, because these calls are so short"
         if faster > len(slower) / 2
         else ""
     )
@@ -433,11 +444,11 @@ def verdict() -> str:
         passed = counts.get("passed", 0)
         lines.append([JUDGES[name].title, f"{passed:,} of {passed + counts.get('failed', 0):,}"])
     lead = (
-        f"We also run other projects' test suites against these calls (on an {machines}). For large suites, we run a "
+        f"We also run other projects' test suites against these calls, on an {machines}. For large suites, we run a "
         "sample of the applicable tests, with fewer parameter values."
     )
-    outcome = f"{failed:,} of them failed:" if failed else "None of them failed:"
-    why = "RESULTS.md lists [what was left out, and why](RESULTS.md#third-party-tests)."
+    outcome = f"In total, {failed:,} of these tests failed." if failed else "None of the tests that we ran failed."
+    why = "RESULTS.md lists [the tests that we left out, and why](RESULTS.md#third-party-tests)."
     return "\n".join([f"{lead} {outcome}", "", *table(["tests of", "passed"], lines), "", why])
 
 

@@ -25,9 +25,9 @@ def rested(repeats: int) -> str:
     """Describe how `measure` takes times."""
     return (
         f"We take the median of {repeats} repetitions after {WARM_UP} warm-ups, timed with CUDA events. In each "
-        "repetition the implementations run in a new random order, so that none of them always follows the same one. "
-        "Before every call the L2 cache is overwritten, and the GPU is kept busy until the whole call is in its queue, "
-        "so host time does not count. Every result is checked before it is timed."
+        "repetition, the implementations run in a new random order, so that none of them always follows the same one. "
+        "Before every call, the L2 cache is overwritten. Host time does not count, because the GPU is kept busy until "
+        "the whole call is in its queue. Every result is checked before it is timed."
     )
 
 
@@ -36,14 +36,14 @@ SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is ti
 SUSTAINED = (
     f"Each implementation runs for at least {SECONDS:g} s without a pause, in a new random order. We cut that time "
     f"into pieces of {1e3 * CHUNK:g} ms, drop the first {SETTLE:g} s, and take the median, again with CUDA events. "
-    "The L2 cache is left alone. Clock, power and whatever else nvidia-smi reads meanwhile are kept as medians. "
-    "Every result is checked before it is timed."
+    "The L2 cache is left alone. Of the clock, the power and whatever else nvidia-smi reads meanwhile, we keep the "
+    "medians. Every result is checked before it is timed."
 )
 TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
 CALLED = (
     f"CUDA events enclose {IN_A_ROW} calls in a row, so the time that the host needs between them counts. We take the "
-    f"median of {FEW} turns, in a new random order. PyTorch's backend is chosen before the clock starts. Every result "
-    "is checked before it is timed."
+    f"median of {FEW} turns in a new random order, and PyTorch's backend is chosen before the clock starts. Every "
+    "result is checked before it is timed."
 )
 HOST_PROTOCOL = (
     f"We measure the microseconds on the host until a warm call returns, as the mean of {IN_A_ROW} calls in a row "

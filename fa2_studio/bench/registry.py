@@ -7,28 +7,30 @@ class Suite(NamedTuple):
     """One suite: the function that plans it, and what it measures."""
 
     measure: str  # module:function
-    what: str
+    what: str  # goes on after "This suite measures"
     gpu: bool = True
     takes: tuple[str, ...] = ()  # options of the command; a suite that takes "sustained" also takes its own name
 
 
 PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # of the ladder
 CONTESTS = {
-    "paper": "the FA2 paper's grid: 16k tokens, with d = 64 and 128",
-    "nvidia": "one sequence, 64 query heads that share 8 K/V heads: the shape for which NVIDIA publishes cuDNN's speed",
+    "paper": "the FA2 paper's grid, in which every problem has 16k tokens and d = 64 or 128",
+    "nvidia": (
+        "one sequence with 64 query heads that share 8 K/V heads, because NVIDIA publishes cuDNN's speed for this shape"
+    ),
     "long": "a single sequence of up to 262,144 tokens",
     "heads": "grouped-query attention, with 1 to 32 K/V heads",
     "deterministic": "deterministic gradients, compared with the fast ones",
-    "sweep": "200 random shapes, compared with cuDNN and FlashAttention-3",
-    "masks": "a window, a softcap and sinks under the causal mask, counting FLOPs only for the keys that rows see",
+    "sweep": "200 random shapes, on which fa2_lab is compared with cuDNN and FlashAttention-3",
+    "masks": "a window, a softcap and sinks under the causal mask, with FLOPs only for the keys that rows see",
     "bias": "ALiBi as a bias, and the same problems without it",
 }
 SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}
 SUITES |= {name: Suite("suites:contests", what, takes=("sustained",)) for name, what in CONTESTS.items()}
 SUITES |= {
-    "packed": Suite("packed:run", "sequences of different lengths, packed or padded"),
+    "packed": Suite("packed:run", "sequences of different lengths, both packed and padded"),
     "accuracy": Suite("accuracy:run", "the errors of O, dQ, dK and dV against float64, for every implementation"),
-    "decode": Suite("decode:run", "one query that attends to a long cache, dense or in pages"),
+    "decode": Suite("decode:run", "one query that attends to a long cache, which is dense or stored in pages"),
     "small": Suite("suites:small", "the time that one call takes on the host"),
     "memory": Suite("suites:memory", "peak memory as a function of the sequence length"),
     "ladder": Suite(
@@ -37,15 +39,17 @@ SUITES |= {
         takes=("part", "beside"),
     ),
     "prices": Suite("prices:run", "bytes per second from shared memory, from L2 and from DRAM"),
-    "train": Suite("train:run", "a small GPT with its attention swapped"),
+    "train": Suite("train:run", "how a small GPT trains if only its attention is replaced"),
     "models": Suite(
-        "models:run", "a small Llama model from transformers with its attention swapped (no GPU needed)", gpu=False
+        "models:run",
+        "how a small Llama model from transformers trains if only its attention is replaced (no GPU needed)",
+        gpu=False,
     ),
     "ring": Suite(
-        "ring:run", "one sequence over several GPUs, run by torchrun --nproc-per-node 4 -m fa2_lab bench ring"
+        "ring:run", "one sequence over several GPUs, started by `torchrun --nproc-per-node 4 -m fa2_lab bench ring`"
     ),
 }
 OTHERS = {  # records that no command writes; each tells how it was made
     "h100": "the FA2 paper's grid on an H100",
-    "ideas": "measurements with and without each idea for the Hopper kernels and for decoding, on earlier versions",
+    "ideas": "earlier versions of the Hopper kernels and of decoding, once with and once without each idea",
 }

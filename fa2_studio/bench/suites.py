@@ -120,8 +120,8 @@ def smoke() -> Plan:
 # Host cost and memory -----------------------------------------------------------------------------------------
 
 MEMORY_PROTOCOL = (
-    "We count the MiB that are allocated at the peak of one call, beyond its inputs (and dO), with a fresh allocator "
-    "for each call."
+    "We count the MiB that are allocated at the peak of one call, beyond its inputs and dO, and each call has a fresh "
+    "allocator."
 )
 
 
