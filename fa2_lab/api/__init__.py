@@ -1,1 +1,1 @@
-"""The public functions: which arguments they reject, and how torch sees the kernels behind them."""
+"""The public calls, the checks of their arguments, and the operators through which torch sees the kernels."""

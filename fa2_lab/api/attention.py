@@ -1,6 +1,9 @@
-"""The public call attention(). The first call of a kind is checked and prepared; later ones go straight to its kernels.
+"""The public call attention().
 
-TROUBLESHOOTING.md lists how it differs from torch.nn.functional.scaled_dot_product_attention.
+The first call of a kind checks its arguments and prepares its kernels. Later calls of the same kind launch these
+kernels at once.
+
+TROUBLESHOOTING.md lists how attention() differs from torch.nn.functional.scaled_dot_product_attention.
 
 If scores are larger than about 10⁶ in size, L in fp32 is too coarse to recompute P from it. O stays right, but the
 gradients cannot be trusted.
@@ -54,56 +57,62 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and k, v (batch, kv heads, N_k, d).
 
-    All three are fp16, bf16 or fp32. Batch, N_q and N_k may be 0. O and the gradients have the shapes of their tensors,
-    and their dimensions are in the same order in memory. Their rows are always contiguous, and nothing in them
-    overlaps, whatever views came in.
+    q, k and v have the same dtype, which is fp16, bf16 or fp32. Batch, N_q and N_k may be 0. O has the shape of q, and
+    each gradient has the shape of its tensor. The order of their dimensions in memory is also that of q or of the
+    tensor. The rows of O and of the gradients are always contiguous, and no two of their elements share memory, even if
+    q, k or v are views for which this is not true.
 
-    window       (left, right): row r sees columns r + N_k − N_q − left … r + N_k − N_q + right. None means unbounded,
-                 and causal means right = 0
-    softcap      c: after the scale, scores become c · tanh(scores / c)
-    sinks        floats (heads,): every row of a head gets one more score, which has no key and no value. It is not
-                 scaled, capped or masked, and gradients flow to it. A sink of −∞ has no effect. A sink of +∞ would
-                 leave no share to any key, and fp32 cannot hold a sink of more than 10³⁸ times the softcap or, without
-                 a softcap, 10³⁸ times a scale from 10⁻¹⁰ to 1. Such sinks are refused if their values can be read
-                 without waiting for a GPU; otherwise they give NaN
-    bias         a @triton.jit function of (head, row, column). What it returns is added to each score, after the scale
-                 and the softcap, and −∞ hides a key. `head` counts the heads of q. `row` is counted among the keys:
-                 row r of q is row r + N_k − N_q, which is also the column of its diagonal. ALiBi is therefore
-                 −slope · (row − column) for all N_q and N_k. The three arguments are int32 and broadcast against each
-                 other. No gradient flows to a bias. The reference takes the same function in NumPy. While torch
-                 records, as in torch.compile, a bias is refused
-    scale        None means 1/√d. Its size is at most 10³⁰, because the kernels compute in fp32
-    key_lengths  integers (batch,), from 0 to N_k. The diagonal stays where N_k puts it. On a GPU the range is checked
-                 once per tensor and version, which waits for the GPU. In a CUDA graph or a compiled function it is not
-                 checked, and a length out of range is clamped
-    dropout_p    the probability that dropout sets an entry of P to 0
-    seed         a whole number from 0 to 2⁶⁴ − 1, which decides what dropout drops; None draws one
-    num_splits   from 1 to 256: if there are few queries, the keys of every sequence are read in this many parts,
-                 whatever the batch. With None or 0 there are as many parts as fill the GPU. That is faster, but then
-                 the other sequences in the batch change the last bits of a row
-    return_lse   return (O, L) with L (batch, heads, N_q), the logarithm of each row's sum of exponentials, which
-                 includes its sink
-    backend      "triton"; "portable", which is Triton without Hopper's own kernels; "reference", the NumPy ladder in
-                 float64; "auto", the first of these that can run on the tensors
+    causal       If True, row r sees the columns up to r + N_k − N_q, so the last query is aligned with the last key.
+    window       A pair (left, right): row r sees columns r + N_k − N_q − left … r + N_k − N_q + right. A bound of None
+                 means unbounded. causal=True means right = 0.
+    softcap      A number c. After the scale, each score s becomes c · tanh(s / c). None means no cap.
+    sinks        Floats (heads,). Every row of a head gets one more score, its sink, which has no key and no value. The
+                 sink is not scaled, capped or masked, and gradients flow to it. A sink of −∞ has no effect. A sink of
+                 +∞ would leave no probability for any key. fp32 cannot hold a sink of more than 10³⁸ times the softcap
+                 or, without a softcap, 10³⁸ times a scale from 10⁻¹⁰ to 1. Such sinks are refused if their values can
+                 be read without waiting for a GPU. Otherwise, the results are NaN.
+    bias         A @triton.jit function of (head, row, column). The value that it returns is added to each score, after
+                 the scale and the softcap, and −∞ hides a key. `head` is the index of q's head. `row` is the position
+                 of the query among the keys: row r of q is row r + N_k − N_q, which is also the column of its diagonal.
+                 ALiBi is therefore −slope · (row − column) for all N_q and N_k. The three arguments are int32 and
+                 broadcast against each other. No gradient flows to a bias. With backend="reference", the same function
+                 may be written in NumPy. While torch records, as in torch.compile, a bias is refused.
+    scale        The factor of the scores. None means 1/√d. Its size is at most 10³⁰, because the kernels compute in
+                 fp32.
+    key_lengths  Integers (batch,) from 0 to N_k, the number of keys of each sequence. The position of the diagonal
+                 depends on N_k, not on these lengths. On a GPU, the range is checked once per tensor and version, and
+                 this check waits for the GPU. In a CUDA graph or a compiled function, the range is not checked, and a
+                 length out of range is clamped.
+    dropout_p    The probability with which dropout sets an entry of P to 0.
+    seed         A whole number from 0 to 2⁶⁴ − 1, which decides which entries dropout sets to 0. With None, torch's
+                 generator draws a seed.
+    num_splits   A number from 1 to 256. If there are few queries, the keys of every sequence are cut into this number
+                 of splits, whatever the batch. With None or 0, there are enough splits to fill the GPU. This choice is
+                 faster, but then the other sequences in the batch change the last bits of a row.
+    return_lse   If True, return (O, L) with L (batch, heads, N_q) in fp32. L is the logarithm of each row's sum of
+                 exponentials, which includes the row's sink.
+    backend      "triton" runs the Triton kernels. "portable" runs Triton without Hopper's own kernels. "reference" runs
+                 the NumPy ladder in float64. "auto" selects the first of these three that can run on the tensors.
 
     On Hopper, fp16 and bf16 have their own kernels for every d from 32 to 128 that is divisible by 8, and in the
     forward pass for larger d up to 256. Calls that are small or have a softcap, sinks, a bias, dropout, or a window
-    with d above 128 are left to the portable kernels. On Hopper the running maximum may lag by up to 8 in powers of
-    two, which saves at least 5% of the time. In bf16, this makes the error of O 3 to 4% larger on normal numbers, and
-    10 to 17% larger if one number in a thousand is an outlier. In that case, the errors of dQ and dK also grow by up
-    to 10%. With backend="portable" the maximum is exact.
+    with d above 128 run the portable kernels. On Hopper, the running maximum may lag by up to 8 in powers of two, which
+    saves at least 5% of the time. In bf16, this makes the error of O 3 to 4% larger on normal numbers, and 10 to 17%
+    larger if one number in a thousand is an outlier. In that case, the errors of dQ and dK also grow by up to 10%. With
+    backend="portable", the maximum is exact.
 
-    Batch invariance means that O and L of a sequence have the same bits in a batch of any size and at any place in it,
-    whatever the other sequences and their lengths are. It needs one of two options:
+    Batch invariance means that O and L of a sequence have the same bits in a batch of any size and at any position in
+    the batch, whatever the other sequences and their lengths are. A call needs one of two options to be
+    batch-invariant:
 
     num_splits          in calls with at most 16 queries, at most 64 query rows per K/V head (heads / kv heads · N_q),
                         and neither a bias nor dropout
     backend="portable"  in all other calls. With "auto" on Hopper, the size of the batch decides which kernel and which
-                        tiles they use, so their last bits may depend on it
+                        tiles are used, so the last bits of O and L may depend on it
 
-    Dropout draws another mask at another place in the batch. The promise holds for one GPU, one version of Triton and
-    the same mask. If key_lengths pad a sequence, causal and window still count from N_k, so N_k has to be the same. One
-    query without a window is masked by its length alone.
+    Batch invariance holds on one GPU, with one version of Triton and one mask. Dropout draws a different mask if a
+    sequence changes its position in the batch. If key_lengths pad a sequence, causal and window still count from N_k,
+    so N_k has to be the same. A single query without a window is masked by its length alone.
     """
     asked: tuple = causal, softcap, scale, dropout_p, num_splits, return_lse, backend
     if bias is not None:
@@ -133,9 +142,10 @@ def attention(
 
 
 def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[tuple | None, Any]:
-    """Return the key of this kind of call, which holds all that checks and choices depend on, and what was prepared.
+    """Return (key, call): the key of this kind of call, and the call that was prepared for this key or None.
 
-    Both are None while torch records, or if an argument is invalid, which the checks will then report.
+    The key holds everything on which the checks and the choice of kernels depend. `asked` are the other arguments. Key
+    and call are both None while torch records, or if an argument is invalid, because the checks then report the error.
     """
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None, None
@@ -156,7 +166,10 @@ def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[t
 
 
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
-    """Return the seed on the device, without a wait. None draws one from torch's generator, even in a CUDA graph."""
+    """Return the seed as an int64 tensor on the device, without waiting for the device.
+
+    With None, torch's generator draws a seed, even in a CUDA graph.
+    """
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
     return torch.full((1,), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""A bias is a user's function whose value is added to the scores: which ones are rejected, and when two are equal."""
+"""Checks and keys of biases. A bias is a user's function whose value is added to the scores."""
 
 from inspect import signature
 from typing import Any
@@ -15,7 +15,10 @@ READ: WeakKeyDictionary = WeakKeyDictionary()  # {a jitted function: the values 
 
 
 def check_bias(bias: Any, reference: bool) -> None:
-    """Raise an error unless the bias is a function of (head, row, column), jitted or, if `reference`, in NumPy."""
+    """Raise an error unless the bias is a @triton.jit function of (head, row, column) or None.
+
+    If `reference` is True, the bias may also be written in NumPy, and it is tried out on small arrays.
+    """
     if bias is None:
         return
     takes = "a @triton.jit function of (head, row, column)"
@@ -49,8 +52,8 @@ def is_jitted(bias: Any) -> bool:
 def kind_of(bias: Any) -> Any:
     """Return a key that identifies a bias: Triton's key of its source and its constants, or the function itself.
 
-    Triton reads a jitted function only once. If a name that the function uses has a different value by now, the bias
-    is rejected, because Triton would still run what it compiled before.
+    Triton reads a jitted function only once. If a name that the function uses has changed its value since then, the
+    bias is rejected, because Triton would still run the version that it compiled before.
     """
     if torch.compiler.is_compiling():
         raise ValueError(RECORDED)
@@ -68,7 +71,7 @@ def kind_of(bias: Any) -> Any:
 
 
 def read_by(jitted: Any) -> dict[str, Any]:
-    """Return the values of all names from outside that a jitted function, or any function that it calls, uses."""
+    """Return the values of all outside names that a jitted function, or any jitted function that it calls, uses."""
     function = jitted.fn
     found = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]

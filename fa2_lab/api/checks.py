@@ -1,7 +1,7 @@
-"""Check the arguments of the public calls before any launch, and decide whether the kernels or the reference compute.
+"""Checks of the public calls' arguments before any launch, and the choice between the kernels and the reference.
 
-Every error names the argument, what it got and what it takes. Values on a GPU are read only if they are worth the
-wait, and then once for each tensor and version. The kernels clamp values that are not read.
+Every error names the argument, the value that it got, and the values that it takes. Values on a GPU are read only if
+they are worth the wait, and then once per tensor and version. The kernels clamp values that are not read.
 """
 
 import math
@@ -35,7 +35,10 @@ SMALLEST_SCALE = 1e-10  # by which sinks and biases are divided; a smaller scale
 
 
 def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | None = None) -> None:
-    """Raise an error unless x is a tensor of floats with these dimensions and, if q is given, its dtype and device."""
+    """Raise an error unless x is a tensor of floats with this number of dimensions.
+
+    If q is given, x must also have the dtype and the device of q. `takes` describes a valid x in the error.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes a torch.Tensor")
     if x.dtype not in DTYPES:
@@ -49,7 +52,10 @@ def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | 
 
 
 def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = INTEGERS) -> None:
-    """Raise an error unless x is a tensor of integers on q's device."""
+    """Raise an error unless x is a tensor of integers of one of these dtypes on q's device.
+
+    `takes` describes a valid x in the error.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes {takes}")
     if x.dtype not in dtypes:
@@ -58,13 +64,16 @@ def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = 
 
 
 def check_device(name: str, x: Tensor, q: Tensor) -> None:
-    """Raise an error unless x is on q's device."""
+    """Raise an error unless x is on q's device. `name` is the name of x in the error."""
     if x.device != q.device:
         raise ValueError(f"{name}: got a tensor on {x.device}; it takes q's device, {q.device}")
 
 
 def check_heads(name: str, kv_heads: int, heads: int) -> None:
-    """Raise an error unless the number of K/V heads divides q's number of heads."""
+    """Raise an error unless the number of K/V heads divides the number of q's heads.
+
+    `name` is the argument in the error.
+    """
     if heads % kv_heads:
         raise ValueError(
             f"{name}: got {kv_heads} heads; with {heads} heads of q it takes a number that divides {heads}"
@@ -72,7 +81,7 @@ def check_heads(name: str, kv_heads: int, heads: int) -> None:
 
 
 def described(x: Tensor) -> str:
-    """Describe a tensor for an error message, by its shape, or by its layout if it is not an ordinary tensor."""
+    """Return how an error describes a tensor: by its shape, or by its layout if the tensor is not an ordinary one."""
     if x.is_nested:
         return "a nested tensor"
     return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"
@@ -126,9 +135,9 @@ def check_starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
 
 
 def check_order(name: str, starts: Tensor, total: int) -> None:
-    """Raise an error if starts do not begin at 0, run backwards, or do not end with the last row.
+    """Raise an error unless the cumulative lengths `starts` begin at 0, never decrease, and end with `total` rows.
 
-    The values are read only if that does not wait for a GPU.
+    The values are read only if this does not wait for a GPU.
     """
     if starts.device.type != "cpu" or traced(starts):
         return
@@ -143,7 +152,10 @@ def check_order(name: str, starts: Tensor, total: int) -> None:
 
 
 def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
-    """Raise an error if key_lengths has the wrong dtype, device or shape, or a length out of range."""
+    """Raise an error if key_lengths has the wrong dtype, device or shape, or a length outside 0 … N_k.
+
+    The lengths themselves are read only if this is possible before the launch.
+    """
     check_integers("key_lengths", key_lengths, q, "an integer tensor (batch,)")
     if key_lengths.shape != q.shape[:1]:
         raise ValueError(f"key_lengths: got {described(key_lengths)}; it takes (batch,) = ({q.shape[0]},)")
@@ -151,7 +163,7 @@ def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
 
 
 def check_range(key_lengths: Tensor, N_k: int) -> None:
-    """Raise an error if a length is out of range and the values can be read before the launch."""
+    """Raise an error if a length is outside 0 … N_k, unless the lengths cannot be read before the launch."""
     if not may_wait_for(key_lengths) or was_seen(key_lengths, (N_k,)):
         return
     low, high = torch.stack(torch.aminmax(key_lengths)).tolist()
@@ -161,7 +173,7 @@ def check_range(key_lengths: Tensor, N_k: int) -> None:
 
 
 def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
-    """Raise an error unless the queries and the pages are valid and fit together in attention_paged()."""
+    """Raise an error unless q, k_pages and v_pages are valid and fit together in attention_paged()."""
     takes = f"(pages, page_size, kv heads, d) with d = {q.shape[3]}"
     for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
         check_floats(name, x, 4, takes, q)
@@ -175,7 +187,7 @@ def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
 
 
 def check_no_gradient(**tensors: Tensor | None) -> None:
-    """Raise an error if a tensor requires a gradient, for calls that do not compute gradients."""
+    """Raise an error if one of the tensors requires a gradient, because the call does not compute gradients."""
     for name, x in tensors.items():
         if x is not None and x.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: got a tensor that requires a gradient; it takes one without, or torch.no_grad()")
@@ -190,9 +202,10 @@ def check_table(block_table: Tensor, q: Tensor) -> None:
 
 
 def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ...], N_q: int, left: int | None) -> None:
-    """Raise an error if the block table puts real keys on a missing page and its values can be read before the launch.
+    """Raise an error if the block table names a page that does not exist for a key that a query can see.
 
-    `pages` is (the number of pages, the number of keys per page).
+    `pages` is (the number of pages, the number of keys per page). `left` is the left bound of the window. The table is
+    not checked if its values cannot be read before the launch.
     """
     limits = *pages, N_q, left
     if not may_wait_for(block_table) or was_seen(block_table, limits, key_lengths):
@@ -209,7 +222,10 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ..
 
 
 def may_wait_for(x: Tensor) -> bool:
-    """Return whether a tensor's values can be read now, which is impossible while torch records or in a CUDA graph."""
+    """Return whether a tensor's values can be read now, even if this waits for the GPU.
+
+    This is impossible while torch records or in a CUDA graph. An empty tensor has nothing to read.
+    """
     return x.numel() > 0 and not traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -217,7 +233,10 @@ def may_wait_for(x: Tensor) -> bool:
 
 
 def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> float:
-    """Return the scale to use. Raise an error if a switch is not a bool, or the scale is not a finite number."""
+    """Return the scale to use, which is 1/√d for None.
+
+    Raise an error if causal or return_lse is not a bool, or if the scale is not a finite number.
+    """
     for name, x in (("causal", causal), ("return_lse", return_lse)):
         if not isinstance(x, bool):
             raise TypeError(f"{name}: got {x!r}; it takes True or False")
@@ -227,7 +246,7 @@ def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> 
 
 
 def splits_asked(num_splits: object) -> int:
-    """Return the number of splits as a Python int, with 0 for None. Raise an error if it is out of range."""
+    """Return num_splits as an int, which is 0 for None. Raise an error unless it is a whole number from 0 to 256."""
     return 0 if num_splits is None else whole_number("num_splits", num_splits, low=0, high=MOST_SPLITS)
 
 
@@ -241,7 +260,8 @@ def check_masks(
 ) -> Options:
     """Return the options that describe the mask. Raise an error if the window, the softcap or the sinks are invalid.
 
-    A bound that no row reaches is dropped, and right = 0 is the causal mask. `sizes` is (query heads, N_q, N_k).
+    A bound of the window that no row reaches becomes None, and right = 0 becomes causal = True. `sizes` is (query
+    heads, N_q, N_k). The scale of the returned options is 1 until the caller sets it.
     """
     heads, N_q, N_k = sizes
     left, right = (None, None) if window is None else check_window(window)
@@ -262,9 +282,9 @@ def check_masks(
 
 
 def check_sinks(sinks: Tensor | None, options: Options) -> None:
-    """Raise an error if a sink is +∞, which leaves no share to any key, or would become infinite in the kernels' fp32.
+    """Raise an error if a sink is +∞ or would become infinite in fp32, in which the kernels compute.
 
-    The values are read only if that does not wait for a GPU.
+    A sink of +∞ would leave no probability for any key. The values are read only if this does not wait for a GPU.
     """
     if sinks is None or not sinks.is_cpu or traced(sinks):
         return
@@ -290,10 +310,10 @@ def check_scale(scale: float) -> None:
 
 
 def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
-    """Return q and options with a scale of at least 0, because the softmax takes its maximum before the scale.
+    """Return q and options whose scale is at least 0, because row maxima are taken before the scale.
 
-    A negative scale becomes positive, with −q in place of q. The kernels compute in fp32 and divide sinks and biases by
-    the scale, so with sinks or a bias a tiny scale is multiplied into q.
+    If the scale is negative, −q replaces q, and the scale becomes positive. The kernels compute in fp32 and divide
+    sinks and biases by the scale. With sinks or a bias, a tiny scale is therefore multiplied into q.
     """
     if options.scale < 0:
         q, options = -q, options._replace(scale=-options.scale)
@@ -319,7 +339,7 @@ def check_transforms(*gradients: Tensor | None) -> None:
 
 
 def check_recording() -> None:
-    """Raise an error inside torch.jit.trace, where sizes are tensors."""
+    """Raise an error inside torch.jit.trace, because sizes are tensors there."""
     if torch.jit.is_tracing():
         raise NotImplementedError(
             "fa2_lab.attention: torch.jit.trace is not supported; use torch.compile or torch.export"
@@ -330,7 +350,10 @@ def check_recording() -> None:
 
 
 def runs_on_triton(backend: str, device: str) -> bool:
-    """Return whether the Triton kernels compute for tensors on this device. Raise an error if the backend cannot."""
+    """Return whether the Triton kernels compute for tensors on this device, or the reference does.
+
+    Raise an error if the backend does not exist or cannot run on this device.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}; it takes one of {', '.join(BACKENDS)}")
     if backend == "reference" or (device in ("cuda", "meta") and interpreter.installed()):
@@ -355,7 +378,7 @@ runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def traced(*tensors: Tensor | None) -> bool:
-    """Return whether torch records calls instead of computing, so that it needs an operator."""
+    """Return whether torch records this call instead of computing it, so that the call needs an operator."""
     for x in tensors:
         if x is not None and (type(x) not in PLAIN or x.is_meta):
             return True

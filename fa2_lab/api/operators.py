@@ -1,7 +1,8 @@
-"""How torch sees the kernels: as an autograd function when it computes at once, as an operator when it records.
+"""How torch sees the kernels: as an autograd function when torch computes at once, as an operator when torch records.
 
-A call's tensors are passed in one record, Tensors, and all else in another, Options. An operator lists the fields of
-both one by one. The NumPy ladder counts as one more kernel, which Options.reference selects.
+The tensors of a call are passed in one record, Tensors, and all its other arguments in another, Options. An operator
+lists the fields of both records one by one. The NumPy ladder counts as one more kernel, which Options.reference
+selects.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,19 +25,22 @@ from fa2_lab.kernels.prepared import Options, Tensors, keep, like, rows_contiguo
 
 @cache
 def kernels() -> ModuleType:
-    """Import and return the module that chooses the kernels. It is imported only here, because it needs Triton."""
+    """Import and return the module that chooses the kernels. Only this function imports it, because it needs Triton."""
     from fa2_lab.kernels import choice
 
     return choice
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return (O, L) of a call, computed by the kernel that fits it."""
+    """Return (O, L) of a call, computed by the kernel that the options and the tensors select, or by the reference."""
     return reference_forward(tensors, options) if options.reference else kernels().forward(tensors, options)
 
 
 def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return (dQ, dK, dV) of a call, and dsinks if there are sinks, computed by the kernels that fit it."""
+    """Return (dQ, dK, dV) of a call, and also dsinks if there are sinks.
+
+    dO and dL are None if a result has no gradient.
+    """
     dO = torch.zeros_like(O) if dO is None else dO
     run = reference_backward if options.reference else kernels().backward
     return run(dO, dL, O, L, tensors, options)
@@ -46,7 +50,10 @@ def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors
 
 
 def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
-    """Return O, or (O, L), for a call that has passed all checks. If it has a key, keep what was prepared under it."""
+    """Return O, or (O, L), of a call that has passed all checks.
+
+    If the call has a key, its prepared kernels are kept under this key for later calls of the same kind.
+    """
     q, options = as_computed(tensors.q, tensors.sinks, options)
     as_it_comes = q is tensors.q
     tensors = tensors._replace(q=q)
@@ -60,7 +67,10 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
 
 
 class Call(NamedTuple):
-    """All calls of one kind, which have passed their checks and whose kernels are prepared."""
+    """One kind of call: its arguments have passed all checks, and its kernels are prepared.
+
+    Calling the object with tensors of this kind returns O, or (O, L).
+    """
 
     forward: Callable
     options: Options
@@ -76,7 +86,11 @@ class Call(NamedTuple):
 
 
 class Attention(torch.autograd.Function):
-    """A call with gradients. A Python function takes a third of an operator's time, and every argument adds to it."""
+    """The autograd function of a call that needs gradients.
+
+    It is written in Python and not as an operator, because it takes a third of an operator's time on the host. Every
+    argument adds to this time, so call and tensors are one argument.
+    """
 
     @staticmethod
     def forward(
@@ -97,14 +111,17 @@ class Attention(torch.autograd.Function):
 
 
 def save(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> None:
-    """Save what the backward needs: the inputs, O and L, and nothing of size N²."""
+    """Save what the backward needs: the input tensors, O and L, but no matrix of size N_q × N_k."""
     ctx.options = options
     ctx.save_for_backward(O, L, *tensors)
     ctx.set_materialize_grads(value=False)
 
 
 def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor | None]:
-    """Return (dQ, dK, dV, dsinks). While torch records, an operator computes them and rejects second derivatives."""
+    """Return (dQ, dK, dV, dsinks), in which dsinks is None without sinks.
+
+    While torch records, an operator computes the gradients and rejects second derivatives.
+    """
     check_transforms(dO, dL)
     if dO is None and dL is None:
         return (None,) * 4
@@ -129,14 +146,17 @@ OPTIONS = (
 
 
 def recorded(options: Options) -> Sequence:
-    """Return the options one by one, as an operator takes them. Raise an error for a bias, which is a function."""
+    """Return the options one by one, in the order of an operator's arguments.
+
+    Raise an error if there is a bias, because an operator cannot take a function.
+    """
     if options.bias is not None:
         raise ValueError(bias.RECORDED)
     return options._replace(traced=True)[:-1]
 
 
 def records(given: Sequence) -> tuple[Tensors, Options]:
-    """Return an operator's arguments as the two records, Tensors and Options."""
+    """Return the arguments of an operator as the two records Tensors and Options."""
     many = len(Tensors._fields)
     return Tensors(*given[:many]), Options(*given[many:])
 
@@ -170,12 +190,12 @@ def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, 
 
 
 def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    """Save what the operator's backward needs."""
+    """Save the tensors and options that the backward of the forward operator needs."""
     save(ctx, *output, *records(inputs))
 
 
 def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
-    """Return the gradient of each of the operator's inputs."""
+    """Return the gradient of each input of the forward operator, which is None for all options."""
     dQ, dK, dV, dsinks = cast(tuple[Tensor, ...], gradients(ctx, dO, dL))
     return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * (len(Options._fields) - 1)
 
@@ -192,7 +212,7 @@ backward_op.register_autograd(no_second_derivative)
 
 
 def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) by the last rung of the NumPy ladder, head by head in float64."""
+    """Compute (O, L) by the last stage of the NumPy ladder (FA2), head by head in float64."""
     from fa2_lab.reference import heads
 
     if not tensors.q.numel():
@@ -208,7 +228,7 @@ def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tenso
 def reference_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
 ) -> tuple[Tensor, ...]:
-    """Compute (dQ, dK, dV), and dsinks if there are sinks, by the NumPy ladder's own backward."""
+    """Compute (dQ, dK, dV), and dsinks if there are sinks, by the backward of the NumPy ladder in float64."""
     from fa2_lab.reference import heads
 
     inputs = tensors.q, tensors.k, tensors.v
@@ -229,7 +249,7 @@ def reference_backward(
 
 
 def gathered(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) for a paged cache one sequence at a time, gathering each sequence's pages into one tensor."""
+    """Compute (O, L) for a paged cache, one sequence at a time, from copies of its pages that follow one another."""
     q, table, lengths = tensors.q, cast(Tensor, tensors.block_table), cast(Tensor, tensors.key_lengths)
     O, L = like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
     for b, n in enumerate(lengths.tolist()):
@@ -241,7 +261,7 @@ def gathered(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def with_a_key(tensors: Tensors) -> Tensors:
-    """Add one key that no row sees if there are no keys, because the ladder needs at least one."""
+    """Return the tensors, with one key that no row sees if there are no keys, because the reference needs a key."""
     if tensors.k.shape[2]:
         return tensors
     k, v = (pad(x, (0, 0, 0, 1)) for x in (tensors.k, tensors.v))
@@ -250,7 +270,7 @@ def with_a_key(tensors: Tensors) -> Tensors:
 
 
 def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
-    """Return the ladder's other arguments, besides its arrays of four dimensions."""
+    """Return the keyword arguments of the reference, heads.forward() and heads.backward(), besides their arrays."""
     given: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
     given["dropout_p"] = options.dropout_p
     if options.windowed:
@@ -267,7 +287,7 @@ def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
 
 
 def real_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return k and v with zeros for keys that no row sees, because the ladder would multiply a NaN by P = 0."""
+    """Return k and v with zeros for keys that no row sees, because the reference would multiply their NaN by P = 0."""
     q, k, v, key_lengths = tensors.q, tensors.k, tensors.v, tensors.key_lengths
     if key_lengths is None and options.left is None:
         return k, v
@@ -284,5 +304,5 @@ def to_numpy(x: Tensor) -> np.ndarray:
 
 
 def to_torch(x: np.ndarray, given: Tensor) -> Tensor:
-    """Return x with the dtype, device and memory order of `given`, as the kernels would return it."""
+    """Return the array x as a tensor with the dtype, device and memory order of `given`, as the kernels would do."""
     return like(rows_contiguous(given)).copy_(torch.from_numpy(x))

@@ -1,15 +1,18 @@
 """Attention over packed sequences, which can have different lengths and follow one another without padding.
 
 q             (total_q, heads, d): the rows of all sequences
-k, v          (total_k, kv heads, d)
-cu_seqlens_q  int32 (batch + 1,), from 0 to total_q: sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b + 1] of q
-cu_seqlens_k  the same for k and v; a sequence may have no rows, no keys, or neither
+k, v          (total_k, kv heads, d): the keys and values of all sequences
+cu_seqlens_q  int32 (batch + 1,), the cumulative sequence lengths, from 0 to total_q. Sequence b has the rows
+              cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1 of q
+cu_seqlens_k  int32 (batch + 1,), the cumulative lengths of keys, from 0 to total_k. A sequence may have no rows, no
+              keys, or neither
 
-No sequence sees another, and nothing is padded or copied. On a CPU, the starts are refused if they do not begin at 0,
-if they run backwards, or if they do not end with the last row. On a GPU their values are not checked, because reading
-them would take a wait. There the first start counts as 0, a start out of range counts as the nearest one inside, and
-rows past the last start see nothing. If starts run backwards on a GPU, the results mean nothing. Even then the call
-ends, and it reads and writes only its own tensors. Hopper's deterministic backward returns NaN in dq in that case.
+No sequence sees another, and nothing is padded or copied. On a CPU, cumulative lengths are refused if they do not begin
+at 0, if they decrease, or if they do not end with the number of rows. On a GPU, their values are not checked, because
+reading them would wait for the GPU. On a GPU, the first entry counts as 0, an entry out of range counts as the nearest
+one in range, and rows after the last entry see nothing. If the entries decrease on a GPU, the results mean nothing.
+Even then the call ends, and it reads and writes only its own tensors. Hopper's deterministic backward returns NaN in dq
+in that case.
 """
 
 import warnings
@@ -54,17 +57,20 @@ def attention_packed(
     backend: str = "auto",
     longest: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return O (total_q, heads, d), attention within each sequence, with gradients. Tensors are fp16, bf16 or fp32.
+    """Return O (total_q, heads, d), the attention within each packed sequence, with gradients.
 
-    causal, window  in each sequence the diagonal ends in the bottom right corner, at its last row and its last key
-    bias            its rows and columns are those of each sequence, as in a call with that sequence alone
-    max_seqlen_q    the number of rows of the longest sequence, if you know it. It makes one long sequence among short
-                    ones up to 15% faster on Hopper, and no result depends on it
-    return_lse      return (O, L) with L (heads, total_q) in fp32
-    longest         the former name of max_seqlen_q, which still works and warns
-    others          as in attention()
+    q is (total_q, heads, d), and k and v are (total_k, kv heads, d). The three have the same dtype, which is fp16, bf16
+    or fp32. cu_seqlens_q and cu_seqlens_k are int32 (batch + 1,), the cumulative sequence lengths.
 
-    On Hopper the kernels are those of attention(), except that windows are left to the portable ones.
+    causal, window  In each sequence, the diagonal ends in the bottom right corner, at its last row and its last key.
+    bias            Its rows and columns are counted within each sequence, as in a call with that sequence alone.
+    max_seqlen_q    The number of rows of the longest sequence, if you know it. With it, one long sequence among short
+                    ones is up to 15% faster on Hopper. No result depends on it.
+    return_lse      If True, return (O, L) with L (heads, total_q) in fp32.
+    longest         The former name of max_seqlen_q, which still works and warns.
+    others          These arguments mean the same as in attention().
+
+    On Hopper, the kernels are those of attention(), but calls with a window run the portable kernels.
     """
     if longest is not None:
         warnings.warn("attention_packed: longest is now called max_seqlen_q", DeprecationWarning, stacklevel=2)
@@ -96,7 +102,7 @@ def attention_packed(
 
 
 def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
-    """Return whether the longest sequence takes more work than all others together, assuming those have equal lengths.
+    """Return whether the longest sequence needs more work than all others together, if the others have equal lengths.
 
     The choice of kernels uses max_seqlen_q for nothing else, so batches of other lengths share what was prepared.
     """
@@ -112,7 +118,10 @@ def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
 
 
 def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) one sequence at a time by attention()'s reference, through which gradients flow."""
+    """Compute (O, L) of packed sequences one at a time by the reference of attention().
+
+    Gradients flow through the results.
+    """
     asked: dict[str, Any] = dict(window=options.window, softcap=options.softcap, scale=options.scale)
     asked |= dict(sinks=tensors.sinks, bias=options.bias, return_lse=True, backend="reference")
     Os, Ls = [], []
@@ -125,6 +134,6 @@ def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def pairs(starts: Tensor | None) -> list[tuple[int, int]]:
-    """Return the first row of every sequence and the row after its last."""
+    """Return for every sequence the index of its first row and the index after its last row."""
     assert starts is not None
     return list(pairwise(starts.tolist()))

@@ -1,10 +1,10 @@
 """Attention over a paged cache, as serving engines keep it: keys and values are in pages, which a table puts in order.
 
 k_pages, v_pages  (pages, page_size, kv heads, d) with any strides that leave d contiguous
-block_table       integers (batch, width): entry i of a row is the page with keys i·page_size … of its sequence
-key_lengths       integers (batch,): the number of keys of each sequence, including those of its N_q queries
+block_table       integers (batch, width): entry i of a row is the page with the keys from i · page_size of its sequence
+key_lengths       integers (batch,): the number of keys of each sequence, which includes the keys of its N_q queries
 
-Nothing past a sequence's last key is read, neither in a page nor in the table. These calls have no gradient.
+Nothing after a sequence's last key is read, neither in a page nor in the table. These calls compute no gradients.
 """
 
 from torch import Tensor
@@ -44,17 +44,19 @@ def attention_paged(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return O (batch, heads, N_q, d), where q holds the last N_q queries of each sequence and the pages its keys.
+    """Return O (batch, heads, N_q, d) for the last N_q queries of each sequence, whose keys and values are in pages.
 
-    causal      query r sees the keys up to key_lengths − N_q + r; for a single query this makes no difference
-    window      (left, right) of that key. In pages before every window no key is read, and their entries may be
-                anything
-    key_lengths, block_table  on a GPU their range is checked once per tensor and version, which waits for the GPU. In a
-                CUDA graph or a compiled function it is not checked, and a value out of range counts as the nearest one
-                inside
-    num_splits  as in attention(). With it, O and L of a sequence have the same bits in every batch, at every place in
-                it, with any pages and any width of the table. They may differ from those of a call without pages
-    others      as in attention()
+    causal      If True, query r sees the keys up to key_lengths − N_q + r. For a single query, this makes no
+                difference.
+    window      A pair (left, right) of distances from the key key_lengths − N_q + r. In pages before every window, no
+                key is read, so the table's entries for these pages may have any value.
+    key_lengths, block_table  On a GPU, the range of their values is checked once per tensor and version, and this check
+                waits for the GPU. In a CUDA graph or a compiled function, the range is not checked, and a value out of
+                range counts as the nearest one in range.
+    num_splits  The number of splits, as in attention(). If it is given, O and L of a sequence have the same bits in
+                every batch, at every position in the batch, with any pages and any width of the table. The bits may
+                differ from those of a call without pages.
+    others      These arguments mean the same as in attention().
     """
     tensors = Tensors(q, k_pages, v_pages, key_lengths, sinks=sinks, block_table=block_table)
     key, call = recall(tensors, window, (causal, softcap, scale, num_splits, return_lse, backend))

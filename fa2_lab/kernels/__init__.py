@@ -1,4 +1,7 @@
-"""Attention in Triton and in Gluon. The first import of this package decides whether Triton's interpreter runs it."""
+"""Attention in Triton and in Gluon.
+
+The first import of this package decides whether Triton's interpreter runs the kernels.
+"""
 
 from fa2_lab.kernels import interpreter
 

@@ -1,6 +1,7 @@
-"""Choose the kernels of a call: decode for few queries, Hopper's own on Hopper, the portable kernels for all others.
+"""The choice of a call's kernels: decode for few queries, Hopper's own kernels on Hopper, otherwise the portable ones.
 
-What is prepared for one kind of call is a function of the call's tensors. For a backward, dO, dL, O and L come first.
+Everything that is prepared for one kind of call is a function of the call's tensors. A prepared backward is a function
+of dO, dL, O, L and the tensors.
 """
 
 import warnings
@@ -25,20 +26,23 @@ from fa2_lab.kernels.prepared import Options, Tensors, has_gaps, keys_of, prepar
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return (O, L) of one call. All kernels define L in the same way, so any forward works with any backward."""
+    """Return (O, L) of one call. All kernels define L in the same way, so any backward can follow any forward."""
     key = "forward", options, *keys_of(tensors)
     return prepared(key, prepare_any, tensors, options)(tensors)
 
 
 def prepare_any(tensors: Tensors, options: Options) -> Callable:
-    """Return prepare() for tensors with any strides. Tensors whose last dimension is not contiguous are copied."""
+    """Return what prepare() returns, for tensors with any strides.
+
+    The prepared function copies tensors whose rows have gaps.
+    """
     if not any(map(has_gaps, tensors)):
         return prepare(tensors, options)
     return lambda tensors: forward(Tensors._make(map(rows_contiguous, tensors)), options)
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable:
-    """Return the function that computes (O, L) from the tensors of one kind of call."""
+    """Return the function that computes (O, L) from the tensors of one kind of call, by the kernel that fits."""
     last = partial(prepare_portable, options=options)  # a function of the tensors of a call; it keeps none
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
@@ -51,7 +55,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
 
 
 def prepare_portable(tensors: Tensors, options: Options) -> Callable:
-    """Return the portable forward for one kind of call."""
+    """Return the function that computes (O, L) with the portable forward kernel for one kind of call."""
     return served(f"the portable forward{with_bias(options)}", portable.prepare(tensors, options))
 
 
@@ -59,7 +63,7 @@ def prepare_portable(tensors: Tensors, options: Options) -> Callable:
 
 
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return (dQ, dK, dV) of one call, and dsinks if there are sinks."""
+    """Return (dQ, dK, dV) of one call, and also dsinks if there are sinks. dL is None if L has no gradient."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     key = "backward", options, deterministic, *keys_of((dO, dL, O, L, *tensors))
     call = prepared(key, prepare_any_backward, dO, dL, O, L, tensors, options, deterministic)
@@ -69,7 +73,10 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
 def prepare_any_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options, deterministic: bool
 ) -> Callable:
-    """Return prepare_backward() for tensors with any strides."""
+    """Return what prepare_backward() returns, for tensors with any strides.
+
+    The prepared function copies tensors with gaps.
+    """
     in_rows = all(x is None or x.is_contiguous() for x in (dL, L))
     if in_rows and not any(map(has_gaps, (dO, dL, O, *tensors))):
         return prepare_backward(dO, O, tensors, options, deterministic)
@@ -83,7 +90,10 @@ def prepare_any_backward(
 
 
 def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool) -> Callable:
-    """Return the function that computes the gradients from (dO, dL, O, L) and the tensors of one kind of call."""
+    """Return the function that computes the gradients from (dO, dL, O, L) and the tensors of one kind of call.
+
+    On Hopper, it uses Hopper's own backward if this kernel supports the call.
+    """
     launcher = hopper_backward(tensors.q.device) if for_hopper(options, tensors.sinks) else None
     own = None
     if launcher is not None and launcher.enough_work(tensors.q, tensors.k):
@@ -98,12 +108,15 @@ def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, 
 
 
 def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """Return the portable backward for one kind of call."""
+    """Return the function that computes the gradients with the portable backward kernels for one kind of call."""
     return served(f"the portable backward{with_bias(options)}", portable_backward.prepare(dO, O, tensors, options))
 
 
 def with_bias(options: Options) -> str:
-    """Return a suffix for a kernel's name that mentions a bias, the first suspect if the kernel does not compile."""
+    """Return a suffix for the name of a kernel that mentions its bias.
+
+    If the kernel does not compile, the user's bias is the most likely cause.
+    """
     return "" if options.bias is None else f" with the bias {options.bias.__name__}"
 
 
@@ -111,22 +124,25 @@ def with_bias(options: Options) -> str:
 
 
 def for_hopper(options: Options, sinks: Tensor | None) -> bool:
-    """Return whether Hopper's own kernels can compute the call: it has no dropout, bias, softcap or sinks."""
+    """Return whether Hopper's own kernels support the options of a call: no dropout, bias, softcap or sinks."""
     return not (options.only_portable or options.portable) and options.softcap is sinks is None
 
 
 def hopper_forward(device: torch.device) -> ModuleType | None:
-    """Return Hopper's forward, or None if the GPU is not a Hopper or Triton's Gluon lacks what it needs."""
+    """Return the module of Hopper's forward, or None if the GPU is not a Hopper or this Gluon is too old for it."""
     return prepared(("Hopper's forward", device), hopper, "forward", device)
 
 
 def hopper_backward(device: torch.device) -> ModuleType | None:
-    """Return Hopper's backward, or None if the GPU is not a Hopper or Triton's Gluon lacks what it needs."""
+    """Return the module of Hopper's backward, or None if the GPU is not a Hopper or this Gluon is too old for it."""
     return prepared(("Hopper's backward", device), hopper, "backward", device)
 
 
 def hopper(direction: str, device: torch.device) -> ModuleType | None:
-    """Import and return Hopper's kernels for one direction, or None on other GPUs, without Gluon, or if interpreted."""
+    """Import and return the module of Hopper's kernels for one direction, "forward" or "backward".
+
+    Return None on other GPUs, without Gluon, or if Triton's interpreter runs the kernels.
+    """
     if device.type != "cuda" or torch.version.hip or interpreter.switched_on():
         return None
     if torch.cuda.get_device_capability(device) != (9, 0):
@@ -145,10 +161,10 @@ WARNED: set[str] = set()  # the kernels for which the warning has been given
 
 
 def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None = None) -> Callable:
-    """Return a function that calls `own` and, if that fails, the function that otherwise(*given) prepares once.
+    """Return a function that calls `own`, or the function prepared by otherwise(*given) if `own` cannot serve the call.
 
-    It falls back for each call that `own` declines by None, and for all later calls if Triton cannot compile `own`.
-    Without `otherwise`, a kernel that cannot be compiled is an error.
+    The second function is used for each call that `own` declines by returning None, and for all later calls if Triton
+    cannot compile `own`. Without `otherwise`, a kernel that Triton cannot compile is an error.
     """
     works, instead = True, None
 
@@ -175,9 +191,9 @@ def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None =
 def is_a_compiler_s(error: Exception) -> bool:
     """Return whether an error means that Triton could not compile a kernel, and not that a call or the GPU failed.
 
-    Most such errors have a type of Triton's own. The others are raised by its compiler, such as a RuntimeError for code
-    that its verifier refuses, or by its launcher for an option that it does not know. Because the compiler also loads
-    the kernel, an error of CUDA can be raised there as well. It does not count.
+    Most such errors have a type of Triton's own. Others are raised inside its compiler, such as a RuntimeError for code
+    that its verifier refuses, or inside its launcher for an option that it does not know. Because the compiler also
+    loads the kernel, an error of CUDA can be raised inside the compiler. Such an error does not count.
     """
     if isinstance(error, TritonError):
         return type(error).__name__ != "InterpreterError"
@@ -192,13 +208,13 @@ def is_a_compiler_s(error: Exception) -> bool:
 
 
 def refused(name: str, error: Exception) -> str:
-    """Return one line that names the kernel that Triton cannot compile, and says why."""
+    """Return one line that names the kernel that Triton cannot compile, with the type and first line of the error."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
     return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
 
 
 def warn_once(name: str, error: Exception) -> None:
-    """Warn once per kernel that the portable kernels replace it."""
+    """Warn once per kernel that the portable kernels replace it, because Triton cannot compile it."""
     if name in WARNED:
         return
     WARNED.add(name)

@@ -1,4 +1,7 @@
-"""Without a GPU, Triton runs kernels in Python, tile by tile. This has to be decided before Triton is imported."""
+"""The switch of Triton's interpreter, which runs kernels in Python, tile by tile, if there is no GPU.
+
+The switch has to be set before Triton is imported.
+"""
 
 import os
 import sys
@@ -11,7 +14,10 @@ ONE_AT_A_TIME = RLock()  # the interpreter keeps its state in global variables
 
 
 def decide(gpu: bool | None = None) -> None:
-    """Switch Triton's interpreter on if there is no GPU, unless the user or an earlier import has already decided."""
+    """Switch Triton's interpreter on if there is no GPU, unless the user or an earlier import of Triton has decided.
+
+    With None, the device files of the drivers show whether there is a GPU.
+    """
     if "triton" in sys.modules or os.environ.get("TRITON_INTERPRET"):
         return
     if gpu is None:
@@ -32,7 +38,7 @@ def installed() -> bool:
 
 @cache
 def switched_on() -> bool:
-    """Return whether the kernels were defined for the interpreter."""
+    """Return whether the kernels of this process are run by Triton's interpreter."""
     import triton
 
     from fa2_lab.kernels.common.tile import tile_coord
@@ -42,7 +48,7 @@ def switched_on() -> bool:
 
 @cache
 def misfit() -> str:
-    """Return what to install if the kernels cannot work with the installed versions, or an empty string."""
+    """Return what to install if the installed Triton and NumPy cannot run the kernels, or else an empty string."""
     import numpy
     import triton
 
@@ -53,5 +59,5 @@ def misfit() -> str:
 
 @cache
 def say_so() -> None:
-    """Print once that the kernels are interpreted, because that explains why they are slow."""
+    """Print once to stderr that the kernels run in Triton's interpreter, because this explains why they are slow."""
     print("fa2_lab: no GPU here, so the Triton kernels run in Triton's interpreter: right, but slow.", file=sys.stderr)

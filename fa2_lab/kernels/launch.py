@@ -1,4 +1,4 @@
-"""How the kernels are launched with little host time, and what a launch needs besides its tensors."""
+"""Launches of the kernels with little host time, and the arguments that a launch needs besides its tensors."""
 
 import math
 from contextlib import nullcontext
@@ -27,10 +27,11 @@ FUSED = dict(enable_fp_fusion=True)  # a product and a sum become one instructio
 
 
 class Launch:
-    """A kernel and all its arguments except the tensors, which come first. Calls of one kind share a Launch.
+    """One launch of a kernel: the grid and all arguments except the tensors. All calls of one kind share a Launch.
 
-    The first tensors are passed as descriptors, one for each descriptor given, and the rest as pointers. All other
-    arguments have names: strides, sizes and the compiler's constants. `options` are the compiler's options.
+    A call passes the tensors. Its first tensors are passed to the kernel as tensor descriptors, one per given
+    descriptor, and the other tensors as pointers. All other arguments have names: strides, sizes and the compiler's
+    constants. `options` are the compiler's options.
     """
 
     def __init__(
@@ -45,13 +46,14 @@ class Launch:
         self.again: Any = None
 
     def __call__(self, *tensors: Any) -> None:
-        """Launch on these tensors. The first launch is Triton's own call, which compiles. Later ones go past it and
-        take a third of the time. If Triton has compiled the same kernel for other sizes, even the first launch goes
-        past it.
+        """Launch the kernel on these tensors.
 
-        Triton compiles a different kernel if a pointer is not a multiple of 16, so in that case its own call always
-        decides. Kernels with descriptors do not need this, because what they get by pointers is never read sixteen
-        bytes at a time.
+        The first launch is Triton's own call, which compiles the kernel. Later launches bypass Triton's call and take a
+        third of its time. If Triton has compiled the same kernel for other sizes, even the first launch bypasses it.
+
+        Triton compiles a different kernel if a pointer is not a multiple of 16, so in that case Triton's own call
+        always decides. Kernels with descriptors are an exception, because they never read sixteen bytes at once through
+        a pointer.
         """
         at = addresses(tensors)
         usual = self.descriptors or math.gcd(16, *at) == 16
@@ -70,7 +72,10 @@ class Launch:
             keep(self.compiled_as(tensors), self.again)
 
     def compiled_as(self, tensors: Any) -> tuple:
-        """Return all that the compiler sees of a launch. Launches with equal values share one compiled kernel."""
+        """Return everything that the compiler sees of a launch.
+
+        Launches with equal values share one compiled kernel.
+        """
         if interpreter.switched_on():
             return ()
         passed = [None if X is None else (X.dtype, X.device) for X in tensors]
@@ -79,19 +84,19 @@ class Launch:
 
 
 def described_at(descriptor: Any, X: torch.Tensor) -> Any:
-    """Return X's descriptor, made by copying one of equal kind so that its checks are not repeated."""
+    """Return a tensor descriptor of X, copied from one of the same kind, so that its checks are not repeated."""
     found = copy(descriptor)
     found.base = X
     return found
 
 
 def current_stream(X: torch.Tensor) -> int:
-    """Return the stream on which work on X is queued."""
+    """Return the CUDA stream on which work on X is queued."""
     return driver.active.get_current_stream(X.get_device())
 
 
 def addresses(tensors: Any) -> list[int]:
-    """Return the addresses of tensors, with 0 for None, which no kernel reads."""
+    """Return the addresses of the tensors, with 0 for None, from which no kernel reads."""
     return [0 if X is None else X.data_ptr() for X in tensors]
 
 
@@ -99,67 +104,73 @@ def addresses(tensors: Any) -> list[int]:
 
 
 def shape(X: torch.Tensor) -> tuple[int, ...]:
-    """Return (batch, heads, N, d). Packed sequences, (tokens, heads, d), count as the rows of one batch entry."""
+    """Return (batch, heads, N, d) of X. Packed sequences (tokens, heads, d) count as the rows of one batch entry."""
     return X.shape if X.dim() == 4 else (1, X.shape[1], X.shape[0], X.shape[2])
 
 
 def strides(X: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of batch entries, heads and rows of a tensor, whose columns are contiguous.
 
-    A packed sequence is found by its first row, as a batch entry is by its number.
+    For packed sequences, the first stride is also that of rows, because a kernel addresses a sequence by its first row.
     """
     return X.stride()[:3] if X.dim() == 4 else (X.stride(0), X.stride(1), X.stride(0))
 
 
 def all_strides(*tensors: torch.Tensor) -> tuple:
-    """Return the tensors' strides, and whether the compiler has to be told that 8 divides all of them.
+    """Return the strides of the tensors, and whether the compiler has to be told that 8 divides all of them.
 
-    The compiler loads eight 16-bit numbers at once only if it knows that 8 divides every stride. By itself it checks
-    only whether 16 does, which is true for d = 80 and false for d = 72.
+    The compiler loads eight 16-bit numbers at once only if it knows that 8 divides every stride. By itself, it only
+    checks whether 16 divides a stride, which is true for d = 80 and false for d = 72.
     """
     given = tuple(map(strides, tensors))
     return given, triton.language.constexpr(math.gcd(16, *chain(*given)) == 8)
 
 
 def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:
-    """Return how many programs to launch: one per block of B rows of each head.
+    """Return the number of programs of a launch, one per block of B rows of each head of X.
 
-    For packed sequences this is an upper bound, which also covers the rows past the last sequence.
+    For packed sequences, the number is an upper bound, which also covers the rows after the last sequence.
     """
     batch, H, N, _ = shape(X)
     return batch * H * (cdiv(N, B) if sequences is None else N // B + sequences + 1)
 
 
 def sizes(Q: torch.Tensor, K: torch.Tensor, of: torch.Tensor, streamed: torch.Tensor, sequences: int | None) -> dict:
-    """Return the sizes passed to a kernel whose programs own blocks of `of` and stream two tensors like `streamed`."""
+    """Return the sizes for a kernel whose programs own blocks of `of` and stream two tensors like `streamed`."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(of)
     found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
     return found | dict(l2_group=min(batch * heads, l2_group(streamed)))
 
 
 def window(options: Any) -> tuple:
-    """Return (left, right) around the diagonal. The causal mask's 0 is a constant to the compiler, others are not."""
+    """Return the window (left, right) around the diagonal, with right = 0 for the causal mask.
+
+    This 0 is a compile-time constant, and all other bounds are not.
+    """
     return options.left, triton.language.constexpr(0) if options.causal else options.right
 
 
 def l2_group(X: torch.Tensor) -> int:
-    """Return how many heads run side by side so that the two tensors they stream, each like X, fit in 8 MiB of L2."""
+    """Return how many heads run side by side, so that the two tensors like X that they stream fit in 8 MiB of L2."""
     _, _, N, d = shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Return the GPU's number of SMs, or an H100's if there is no GPU."""
+    """Return the number of SMs of the GPU, or 132 as on an H100 if there is no GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def dropout(p: float) -> tuple[int, float]:
-    """Return the bound below which a random word means "drop", and the factor for the entries that are kept."""
+    """Return the bound for random words below which an entry is dropped, and the factor of entries that are kept."""
     return math.floor(p * 2**32), 1 / (1 - p)
 
 
 def on_device_of(Q: torch.Tensor) -> Any:
-    """Make Q's GPU the current one during a launch, as Triton needs it. The interpreter runs one launch at a time."""
+    """Return a context in which Q's GPU is the current one, as Triton needs it during a launch.
+
+    On a CPU, the context lets Triton's interpreter run only one launch at a time.
+    """
     if not Q.is_cuda:
         return interpreter.ONE_AT_A_TIME
     if Q.get_device() == torch.accelerator.current_device_index():

@@ -1,12 +1,13 @@
-"""The table of prepared calls, so that checks and choices are made once for all calls of one kind.
+"""The table of prepared calls, by which checks and choices are made once for all calls of one kind.
 
-A kind is everything that checks and choices look at: types, dtypes, devices, shapes, strides and options, but neither
-addresses nor values. For each kind, PREPARED keeps who serves the call and its launches with all arguments except the
-pointers. Launches that look the same to the compiler share what Triton made of the first one. Below this table, only
-relaunch.py keeps something per call, namely the last 1,024 addresses of each descriptor.
+A kind is everything on which checks and choices depend: types, dtypes, devices, shapes, strides and options, but
+neither addresses nor values. For each kind, PREPARED keeps the function that serves the call, and its launches with all
+arguments except the pointers. Launches that look the same to the compiler share the kernel that Triton compiled for the
+first one. Besides this table, only relaunch.py keeps something per call, namely the last 1,024 addresses of each
+descriptor.
 
-A few values are read before a launch, such as the range of key_lengths. SEEN keeps which tensors passed these checks
-and in which state, without writing anything onto the tensors. forget() empties both.
+A few values are read before a launch, such as the range of key_lengths. SEEN keeps which tensors have passed these
+checks and in which state, without writing anything onto the tensors. forget() empties the two tables.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ SEEN: dict = {}  # {id of a tensor: (weak reference, state)}, and the same of a 
 
 
 class Tensors(NamedTuple):
-    """The tensors of a call, with None for each one that it lacks."""
+    """The tensors of one call. A field is None if the call does not have this tensor."""
 
     q: Tensor
     k: Tensor
@@ -41,7 +42,7 @@ class Tensors(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The options of a call, that is, all its arguments except the tensors."""
+    """The options of one call, which are all its arguments except the tensors."""
 
     causal: bool
     scale: float
@@ -58,22 +59,25 @@ class Options(NamedTuple):
 
     @property
     def only_portable(self) -> bool:
-        """Return whether only the portable kernels can compute the call."""
+        """Whether only the portable kernels can compute the call, because it has dropout or a bias."""
         return self.dropout_p > 0 or self.bias is not None
 
     @property
     def windowed(self) -> bool:
-        """Return whether a window limits the rows, and not only the causal mask."""
+        """Whether a window limits what the rows see, beyond the causal mask."""
         return self.left is not None or self.right is not None
 
     @property
     def window(self) -> tuple[int | None, int | None]:
-        """Return (left, right) around the diagonal, with right = 0 for the causal mask."""
+        """The window (left, right) around the diagonal, with right = 0 for the causal mask. None means unbounded."""
         return self.left, 0 if self.causal else self.right
 
 
 def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
-    """Return make(*arguments), computed only the first time this key is requested."""
+    """Return make(*arguments) from the table of prepared calls.
+
+    It is computed only when this key is requested first.
+    """
     found = PREPARED.get(key)
     if found is None:
         found = keep(key, make(*arguments))
@@ -81,7 +85,7 @@ def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
 
 
 def keep(key: tuple, made: Any) -> Any:
-    """Put `made` into the table, and remove the oldest entry if the table is full."""
+    """Put `made` into the table of prepared calls and return it. If the table is full, remove its oldest entry."""
     if len(PREPARED) >= MOST:
         PREPARED.pop(next(iter(PREPARED)), None)
     PREPARED[key] = made
@@ -89,18 +93,18 @@ def keep(key: tuple, made: Any) -> Any:
 
 
 def forget() -> None:
-    """Empty both tables, so that every check and every choice is repeated."""
+    """Empty the tables PREPARED and SEEN, so that every check and every choice is made again."""
     PREPARED.clear()
     SEEN.clear()
 
 
 def keys_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return the properties of these tensors on which checks and choices depend."""
+    """Return the properties of these tensors on which checks and choices depend, with None for a missing tensor."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 
 def has_gaps(x: Tensor | None) -> bool:
-    """Return whether kernels must copy a tensor because its rows have gaps, or because of a pending negation."""
+    """Return whether kernels need a copy of a tensor: its rows are not contiguous, or it has a pending negation."""
     if x is None:
         return False
     gaps = x.stride(-1) != 1 and x.shape[-1] > 1
@@ -108,15 +112,18 @@ def has_gaps(x: Tensor | None) -> bool:
 
 
 def rows_contiguous(x: Any) -> Any:
-    """Return x, or a copy if it has gaps. (contiguous() would leave a tensor without elements as it is.)"""
+    """Return x, or a copy with contiguous rows if has_gaps(x).
+
+    The copy is made by clone(), because contiguous() would not change a tensor without elements.
+    """
     return x.clone(memory_format=torch.contiguous_format) if x is not None and has_gaps(x) else x
 
 
 def like(x: Tensor, device: str | None = None) -> Tensor:
-    """Return a new tensor with the shape of x. On the device "meta" it has a shape and strides, but no memory.
+    """Return a new tensor with the shape of x. On the device "meta", it has a shape and strides, but no memory.
 
-    Its dimensions have the order in which x has them in memory, as in torch's own results. Its rows are always
-    contiguous, and nothing in it repeats or overlaps, as it may in x.
+    Its dimensions have the same order in memory as those of x, as in torch's own results. Its rows are always
+    contiguous, and no two of its elements share memory, even if those of x do.
     """
     made = torch.empty_like(x, device=device)
     if made.stride(-1) == 1 or made.shape[-1] <= 1:
@@ -128,7 +135,7 @@ def like(x: Tensor, device: str | None = None) -> Tensor:
 
 
 def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
-    """Return whether x was found within these limits, and neither it nor the tensor `beside` has changed since."""
+    """Return whether x has passed a check with these limits, and neither x nor `beside` has changed since then."""
     found = SEEN.get(id(x))
     if found is None or found[0]() is not x or found[1] != (limits, x._version, x.data_ptr()):
         return False
@@ -136,9 +143,10 @@ def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
 
 
 def remember_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> None:
-    """Make was_seen() true for x until x or the tensor `beside` changes.
+    """Make was_seen() return True for x until x or the tensor `beside` changes.
 
-    A version counts changes. x.data = y is not counted as a change, but it moves x. Inference tensors have no versions.
+    Changes are noticed by a tensor's version and address: x.data = y does not count as a new version, but it moves x.
+    Inference tensors have no versions, so they are never remembered.
     """
     if x.is_inference() or (beside is not None and beside.is_inference()):
         return

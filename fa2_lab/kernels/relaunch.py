@@ -1,15 +1,15 @@
-"""Launch a compiled kernel again on other tensors, with little work on the host: see INSIDE in triton_versions.py.
+"""Launches of a compiled kernel on other tensors with little work on the host: see INSIDE in triton_versions.py.
 
-At every launch, Triton's own Python looks at all arguments again, asks the driver about every pointer and encodes every
-tensor descriptor, which takes 14 µs for four of them. Here the arguments that it hands to the driver are recorded once,
-and later launches put new addresses into them. If this is not possible, Triton's own call does everything, only more
-slowly.
+At every launch, Triton's own Python examines all arguments again, asks the driver about every pointer and encodes every
+tensor descriptor, which takes 14 µs for four of them. This module records the arguments that Triton hands to the driver
+once, and later launches put new addresses into them. If this is not possible, Triton's own call does everything, only
+more slowly.
 
-Triton 3.6 to 3.9 have in common what this relies on. The `run` of a compiled kernel is an object. It is called with the
-grid, the stream, the function, packed metadata, launch metadata, two hooks and the kernel's arguments, and it calls its
-`launch`, the driver's function in C. For kernels with descriptors, `launch` is a Python function around that one, which
-replaces each descriptor by (what the copy engine is told, *shape, *strides). The order in which `launch` receives all
-this differs between versions, so it is found out.
+The module relies on what Triton 3.6 to 3.9 have in common. The `run` of a compiled kernel is an object. It is called
+with the grid, the stream, the function, packed metadata, launch metadata, two hooks and the kernel's arguments, and it
+calls its `launch`, the driver's function in C. For kernels with descriptors, `launch` is a Python function around the C
+function, which replaces each descriptor by (the encoded TMA descriptor, *shape, *strides). The order in which `launch`
+receives its arguments differs between versions, so it is found by a recording.
 """
 
 import copy
@@ -28,7 +28,7 @@ NOWHERE = 0, 1, 1  # a grid without programs
 def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, described: int = 0, pointers: int = 0) -> Any:
     """Return a function of (stream, addresses) that launches `compiled`, or None if that is impossible.
 
-    The first arguments are the tensor descriptors and then the pointers. All others stay as they are.
+    `arguments` begin with the tensor descriptors, followed by the pointers. All other arguments stay as they are.
     """
     try:
         return Relaunch(compiled, grid, stream, arguments, described, pointers)
@@ -37,7 +37,7 @@ def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, described: i
 
 
 class Relaunch:
-    """A recorded launch, which can be repeated."""
+    """One recorded launch, which can be repeated on other tensors."""
 
     def __init__(self, compiled: Any, grid: Any, stream: Any, arguments: Any, described: int, pointers: int) -> None:
         self.compiled = compiled  # while it lives, the GPU keeps its code
@@ -63,7 +63,7 @@ class Relaunch:
                 raise ValueError("descriptors are taken apart in another way")
 
     def resized(self, grid: Any, described: Any, rest: Any) -> "Relaunch":
-        """Return this launch with another grid, and with other descriptors and numbers that fit the compiled kernel."""
+        """Return a copy of this launch with another grid, other descriptors and other numbers that fit the kernel."""
         found = copy.copy(self)
         found.base = [*grid, *self.base[3:]]
         found.encode = [*map(encoder, described, self.meta)]
@@ -71,7 +71,10 @@ class Relaunch:
         return found
 
     def __call__(self, stream: Any, addresses: Any) -> bool:
-        """Launch, and return True. If a profiler has a hook, return False, because Triton's own call must report it."""
+        """Launch the kernel and return True.
+
+        If a profiler has a hook, return False, because only Triton's own call reports to it.
+        """
         for hook in self.hooks:
             if hook.calls:
                 return False
@@ -85,7 +88,7 @@ class Relaunch:
         return True
 
     def own(self, addresses: Any) -> list:
-        """Return the kernel's own arguments."""
+        """Return the kernel's own arguments for addresses: encoded descriptors, pointers, and recorded numbers."""
         own = []
         for encode, address in zip(self.encode, addresses):  # noqa: B905  (strict costs time)
             own += encode(address)
@@ -95,9 +98,10 @@ class Relaunch:
 
 
 def seen_by_compiler(kernel: Any, arguments: dict[str, Any]) -> tuple:
-    """Return what Triton's compiler sees of a launch's numbers: a constant's value, or the facts that it may use.
+    """Return what Triton's compiler sees of a launch's arguments: a constant's value, or the facts that it may use.
 
-    It uses the width of an integer and, if the kernel lets it, whether the integer is 1 and whether 16 divides it.
+    These facts are the width of an integer and, if the kernel allows it, whether the integer is 1 and whether 16
+    divides it.
     """
     try:
         parameters = last_parameters(kernel, len(arguments))
@@ -108,12 +112,15 @@ def seen_by_compiler(kernel: Any, arguments: dict[str, Any]) -> tuple:
 
 @functools.cache
 def last_parameters(kernel: Any, many: int) -> list[tuple[str, bool, bool]]:
-    """Return each parameter's name, whether it is a constant, and whether the kernel is specialized on its value."""
+    """Return the last `many` parameters of a kernel as (name, is a constant, is specialized on its value)."""
     return [(p.name, bool(p.is_constexpr), not p.do_not_specialize) for p in kernel.params[-many:]]
 
 
 def told(x: Any, constant: bool, looked_at: bool) -> Any:
-    """Return what the compiler sees of an argument: a constant's type and value, or the facts that it may use."""
+    """Return what Triton's compiler sees of one argument: a constant's type and value, or the facts that it may use.
+
+    `looked_at` is whether the kernel is specialized on the argument's value.
+    """
     kind: Any = type(x)
     if kind is constexpr:
         return type(x.value), x.value
@@ -128,9 +135,9 @@ def told(x: Any, constant: bool, looked_at: bool) -> Any:
 
 
 def handed_over(compiled: Any, stream: Any, arguments: list) -> list:
-    """Return what Triton would pass to its `launch` for these arguments, recorded by a copy of `run`.
+    """Return the arguments that Triton would pass to its `launch`, recorded by a copy of `run`.
 
-    If the next Triton reaches its driver in another way, this launches no program.
+    The grid of this recording is empty, so if a later Triton reaches its driver in another way, no program runs.
     """
     run, seen = copy.copy(compiled.run), []
     run.launch = lambda *everything: seen.extend(everything)
@@ -140,12 +147,12 @@ def handed_over(compiled: Any, stream: Any, arguments: list) -> list:
 
 
 def as_given(handed: Any, arguments: Any) -> bool:
-    """Return whether `handed` contains the arguments themselves, in their order."""
+    """Return whether `handed` contains the very objects in `arguments`, in the same order."""
     return isinstance(handed, (list, tuple)) and len(handed) == len(arguments) and all(map(is_, handed, arguments))
 
 
 def plain(x: Any) -> Any:
-    """Convert any kind of tuple, and those in it, to plain tuples, which are unpacked three times as fast."""
+    """Return x with all its tuples, also nested ones, as plain tuples, which are unpacked three times as fast."""
     return tuple(map(plain, x)) if isinstance(x, tuple) else x
 
 
@@ -160,12 +167,12 @@ def taken_apart(launch: Any, handed: list) -> tuple[Any, list]:
 
 
 def alike(mine: Any, theirs: Any) -> bool:
-    """Return whether both are equal numbers, or both are TMA descriptors, which cannot be compared."""
+    """Return whether two arguments are equal numbers, or are TMA descriptors, which cannot be compared."""
     return mine == theirs or (type(mine) is type(theirs) and not isinstance(mine, (int, float, tuple)))
 
 
 def encoder(described: Any, meta: Any) -> Any:
-    """Return a function that encodes an address as the TMA descriptor `launch` needs, with a cache of 1,024 entries."""
+    """Return a function that turns an address into the arguments of one TMA descriptor. It caches 1,024 addresses."""
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     utils = driver.active.utils

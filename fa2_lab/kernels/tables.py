@@ -1,4 +1,4 @@
-"""Block sizes, warps and stages of the portable kernels, for each chip family and d.
+"""Block sizes, warps and stages of the portable kernels, for each chip family and each d.
 
 There are three kernels: "forward", and in the backward pass "columns" (dK, dV) and "rows" (dQ). The entries for Hopper
 were found by measuring on an H200. The others were chosen by compiling: without a bias, they fit the shared memory of
@@ -21,7 +21,7 @@ from fa2_lab.kernels.triton_versions import by_triton, driver
 
 @dataclass(frozen=True)
 class Blocks:
-    """The size of a tile (B_r × B_c, called BLOCK_M × BLOCK_N elsewhere), warps of a program, and stages of loads."""
+    """One entry of the tables: the tile B_r × B_c (elsewhere BLOCK_M × BLOCK_N), the warps, and the pipeline stages."""
 
     B_r: int
     B_c: int
@@ -39,7 +39,7 @@ class Blocks:
         return dict(num_warps=self.warps, num_stages=self.stages) | limit | schedule
 
     def tile(self, Q: torch.Tensor) -> PortableTile:
-        """Return the tile sizes for which a kernel for tensors like Q is compiled."""
+        """Return the compile-time constants of a kernel for tensors like Q."""
         width = min(self.d_pad, self.B_r) if in_pieces(Q) else self.d_pad
         numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, width, self.upcast
         return PortableTile(*map(triton.language.constexpr, numbers))
@@ -105,7 +105,7 @@ INTERPRETED = dict(forward=(32, 64, 1, 1), columns=(64, 32, 1, 1), rows=(32, 64,
 
 
 def family() -> dict:
-    """Return the table for the GPU of the current driver."""
+    """Return the tables of the chip family to which the GPU of the current driver belongs."""
     target = driver.active.get_current_target()
     if target.backend == "hip":
         return CDNA
@@ -117,15 +117,16 @@ def family() -> dict:
 def in_pieces(Q: torch.Tensor) -> bool:
     """Return whether O is computed in pieces of d that are no wider than B_r.
 
-    The last of several chained matmuls decides how the warps share a tile. If it has at least as many rows as columns,
-    each warp gets whole rows of S. Otherwise each warp gets some columns of all rows, and then P and the maximum and
-    sum of each row must cross shared memory. Hopper's wgmma and AMD's compiler always give a warp whole rows.
+    The last of several chained matmuls decides how the warps share a tile. If this tile has at least as many rows as
+    columns, each warp gets whole rows of S. Otherwise, each warp gets some columns of all rows, and then P and the
+    maximum and sum of each row have to be exchanged through shared memory. Hopper's wgmma and AMD's compiler always
+    give whole rows to a warp.
     """
     return Q.dtype != torch.float32 and not interpreter.switched_on() and family() in (AMPERE, ADA, BLACKWELL)
 
 
 def padded(d: int) -> int:
-    """Return d padded for the tensor cores, to a power of two of at least 16."""
+    """Return d_pad: d rounded up to a power of two of at least 16, as the tensor cores need it."""
     return max(16, power_of_2(d))
 
 
@@ -140,7 +141,7 @@ def upcast(Q: torch.Tensor) -> bool:
 
 
 def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
-    """Return the block sizes of one kernel for tensors like Q from the table of the chip family."""
+    """Return the block sizes of one kernel ("forward", "columns" or "rows") for tensors like Q on this GPU."""
     fixed: dict[str, Any] = dict(d_pad=padded(Q.shape[-1]), upcast=upcast(Q))
     if interpreter.switched_on():
         return Blocks(*INTERPRETED[kernel], **fixed)

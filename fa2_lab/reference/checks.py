@@ -1,4 +1,7 @@
-"""Argument checks of the reference. Every error names the argument, what it got and what it takes."""
+"""Checks of the reference's arguments.
+
+Every error names the argument, the value that it got, and the values that it takes.
+"""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -8,7 +11,10 @@ from fa2_lab.tiles import real_number
 
 
 def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
-    """Return `x` as float64 with `ndim` dimensions, or raise an error."""
+    """Return `x` as a float64 array.
+
+    Raise an error unless x has `ndim` dimensions, none of them empty, and real numbers.
+    """
     try:
         array = np.asarray(x)
     except ValueError as ragged:
@@ -21,7 +27,7 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """Return `x` as float64, or raise an error if it has another shape."""
+    """Return `x` as a float64 array. Raise an error unless it has this shape, whose meaning the error explains."""
     array = real_array(name, x, len(shape))
     if array.shape != shape:
         raise ValueError(f"{name}: got shape {array.shape}; it takes {meaning} = {shape}")
@@ -37,7 +43,10 @@ def inputs(
     softcap: float | None = None,
     sink: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Return Q (N_q, d), K and V (N_k, d) of one head and its scale τ. softcap and sink are only checked."""
+    """Return Q (N_q, d), K and V (N_k, d) of one head as float64, and the scale τ.
+
+    Softcap and sink are only checked.
+    """
     Q, K = real_array("Q", Q, 2), real_array("K", K, 2)
     if K.shape[1] != Q.shape[1]:
         raise ValueError(f"K: got head dimension {K.shape[1]}; it takes that of Q, d = {Q.shape[1]}")
@@ -52,17 +61,24 @@ def inputs(
 
 
 def like(Q: np.ndarray, **tensors: ArrayLike) -> list[np.ndarray]:
-    """Return the given tensors as float64. Raise an error unless each, such as O or dO, has the shape of Q."""
+    """Return the given tensors as float64 arrays. Raise an error unless each, such as O or dO, has the shape of Q."""
     return [same_shape(name, x, Q.shape, "the shape of Q") for name, x in tensors.items()]
 
 
 def per_row(Q: np.ndarray, **vectors: ArrayLike) -> list[np.ndarray]:
-    """Return the vectors as float64. Raise an error unless each, such as l, m or L, has one number per row of Q."""
+    """Return the vectors as float64 arrays.
+
+    Raise an error unless each, such as l, m or L, has one number per row of Q.
+    """
     return [same_shape(name, x, Q.shape[:-1], "one number for each row of Q, shape") for name, x in vectors.items()]
 
 
 def qkv_heads(Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return Q (batch, heads, N_q, d) and K, V (batch, key heads, N_k, d), whose heads divide those of Q."""
+    """Return Q (batch, heads, N_q, d) and K, V (batch, kv heads, N_k, d) as float64 arrays.
+
+    Raise an error if the shapes do not fit together, or if the number of K/V heads does not divide the number of Q's
+    heads.
+    """
     Q, K = real_array("q", Q, 4), real_array("k", K, 4)
     if K.shape[0] != Q.shape[0] or K.shape[3] != Q.shape[3]:
         raise ValueError(f"k: got shape {K.shape}; it takes the batch and head dimension of q, {Q.shape}")
@@ -72,7 +88,10 @@ def qkv_heads(Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> tuple[np.ndarray, np.
 
 
 def scale(tau: float | None, d: int, name: str = "tau") -> float:
-    """Return the softmax scale τ, called `name` in an error, or 1/√d if none is given. A scale of 0 is allowed."""
+    """Return the softmax scale τ, or 1/√d if it is None. A scale of 0 is allowed.
+
+    `name` is the argument's name in an error.
+    """
     if tau is None:
         return 1.0 / np.sqrt(d)
     return real_number(name, tau, "a finite number of at least 0, or None for 1/√d", lambda x: 0 <= x < np.inf)

@@ -1,7 +1,8 @@
-"""Dropout whose mask depends on an entry's place, and not on when the entry is visited.
+"""Dropout whose mask depends on the position of an entry, and not on the order in which the entries are visited.
 
-The generator is Philox4x32 with ten rounds, keyed by the seed and counted by (column, row, head, batch): the bits that
-Triton's `tl.philox` draws. The mask therefore does not depend on the loop order, forward or backward.
+The generator is Philox4x32 with ten rounds. Its key is the seed, and its counters are (column, row, head, batch), so it
+draws the same bits as Triton's `tl.philox`. The mask is therefore the same in the forward and in the backward, whatever
+their loop orders.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ LOW_WORD, WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
-    """Return the first of the four 32-bit words that Philox4x32-10 makes of a 64-bit seed and four counters."""
+    """Return the first of the four 32-bit words that Philox4x32-10 computes from a 64-bit seed and four counters."""
     c0, c1, c2, c3 = (np.asarray(c).astype(np.uint64) for c in (c0, c1, c2, c3))
     key0, key1 = np.uint64(seed) & LOW_WORD, np.uint64(seed) >> WORD
     for _ in range(10):
@@ -30,19 +31,22 @@ def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
 
 
 def threshold(p: float) -> int:
-    """Return the bound below which a random word means "drop". A fraction p of all 2³² words lies below it."""
+    """Return the bound for random words below which an entry is dropped. A fraction p of all 2³² words is below it."""
     return int(p * 2.0**32)
 
 
 def keep_mask(p: float, seed: int, batch: int, head: int, rows: ArrayLike, cols: ArrayLike) -> np.ndarray:
-    """Return True for each entry that is kept, for global row and column numbers."""  # (rows, cols)
+    """Return a boolean mask (rows, columns) that is True for each entry that dropout keeps.
+
+    `rows` and `cols` are the positions in the whole score matrix, not in a tile.
+    """
     word = philox(seed, np.asarray(cols)[None, :], np.asarray(rows)[:, None], head, batch)
     return word >= np.uint32(threshold(p))
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout with probability p for one (batch, head). These fields are its state R, and nothing else is saved."""
+    """Dropout with probability p for one (batch, head). The fields are the whole state R of the generator."""
 
     p: float = 0.0
     seed: int | None = None
@@ -60,7 +64,10 @@ class Dropout:
             whole_number("seed", self.seed, low=0, high=2**64 - 1)
 
     def z(self, rows: slice, cols: slice) -> np.ndarray | None:
-        """Return one tile's factors Z, 1/(1−p) for kept entries and 0 for dropped ones, or None without dropout."""
+        """Return the factors Z of one tile, or None without dropout.
+
+        A factor is 1/(1−p) if the entry is kept, and 0 if not.
+        """
         if self.p == 0 or self.seed is None:
             return None
         row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
@@ -80,9 +87,10 @@ def dropped(x: np.ndarray, z: np.ndarray | None) -> np.ndarray:
 
 
 def sequential_mask(tiling: Tiling, p: float, seed: int, order: str) -> np.ndarray:
-    """Return the mask that one sequential generator draws, tile after tile, in the loop order of "fa1" or of "fa2".
+    """Return the mask that one sequential generator draws, tile by tile, in the loop order of "fa1" or of "fa2".
 
-    It shows why a sequential generator repeats its mask only if both passes visit the tiles in one order.
+    This mask shows a weakness of sequential generators: the backward can draw the forward's mask again only if both
+    passes visit the tiles in the same order.
     """
     if order not in ("fa1", "fa2"):
         raise ValueError(f"order: got {order!r}; it takes 'fa1' (columns outside) or 'fa2' (rows outside)")

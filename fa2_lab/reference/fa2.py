@@ -1,7 +1,7 @@
-"""FlashAttention-2: query blocks in the outer loop and independent, one division per row, only L kept for the backward.
+"""FlashAttention-2 (FA2): independent query blocks in the outer loop, one division per row, only L for the backward.
 
-Tiles that the mask leaves empty are never visited, and only tiles that it cuts are masked. fa1.py has the same step in
-the same words, so the difference between the two files is the difference between the two papers.
+Tiles that the mask leaves empty are never visited, and only tiles through which the mask cuts are masked. fa1.py writes
+the same step in the same way, so the difference between the two files is the difference between the two papers.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def forward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute FA2 Algorithm 1 for one head: return O (N_q, d) and the logsumexp L (N_q,)."""
+    """Compute FA2 Algorithm 1 for one head. Return O (N_q, d) and the logsumexp L (N_q,)."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     drop = dropout.drop
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A1.L1 FA2.A1.L2
@@ -77,9 +77,9 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute FA2 Algorithm 2 for one head: return dQ, dK and dV. Column blocks share only dQ.
+    """Compute FA2 Algorithm 2 for one head. Return dQ, dK and dV. The column blocks share nothing but dQ.
 
-    No sink is needed, because L already contains it. scores.sink_backward() computes the sink's own gradient.
+    The backward needs no sink, because L already contains it. scores.sink_backward() computes the sink's own gradient.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     O, dO = checks.like(Q, O=O, dO=dO)
@@ -131,7 +131,11 @@ def forward_split_keys(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute decode: split each row block's keys among workers, and merge their (O, L) at the end."""
+    """Compute O and L of one head by split keys, as decode does.
+
+    The keys of each row block are cut into `splits` shares. Each worker computes the partial result (O, L) of one
+    share, and the partial results are merged at the end.
+    """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     splits = whole_number("splits", splits, low=1)
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)
@@ -155,6 +159,6 @@ def forward_split_keys(
 
 
 def _shares(blocks: list[int], splits: int) -> list[list[int]]:
-    """Return consecutive shares of equal size, one per worker. The last ones may be short or empty."""
+    """Return consecutive shares of a list of blocks, one share per worker. The last shares may be shorter or empty."""
     size = cdiv(len(blocks), splits) or 1
     return [blocks[w * size : (w + 1) * size] for w in range(splits)]

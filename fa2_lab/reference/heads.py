@@ -1,6 +1,7 @@
-"""Batches and heads: every stage is written for one head, and this file runs it over all of them.
+"""Batches and heads. Every stage of the ladder is written for one head, and this module runs a stage over all heads.
 
-With grouped heads, query head h reads key head h // group. Nothing is copied, and dK and dV are summed over the group.
+With grouped-query attention, query head h reads K/V head h // group. No head is copied. dK and dV are summed over the
+group.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +25,10 @@ QKV = tuple[np.ndarray, np.ndarray, np.ndarray]
 def forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, stage: str = "fa2", B_r: int = 64, B_c: int = 64, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run any stage's forward: return O (batch, heads, N_q, d) and L. k and v may have fewer heads. each_head() has the
-    options."""
+    """Run the forward of any stage. Return O (batch, heads, N_q, d) and L (batch, heads, N_q).
+
+    k and v may have fewer heads than q. The options are the keyword arguments of each_head().
+    """
     q, k, v = _check(stage, q, k, v)
     O, L = np.empty_like(q), np.empty(q.shape[:3])
     for b, h, _, qkv, common in each_head(q, k, v, **options):
@@ -54,7 +57,10 @@ def backward(
     B_c: int = 64,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Run any stage's backward: return dQ, dK and dV, given its forward's O and L. For sinks, see sinks_backward()."""
+    """Run the backward of any stage. Return dQ, dK and dV, given O and L of the forward.
+
+    The options are the keyword arguments of each_head(). sinks_backward() returns the gradient of the sinks.
+    """
     q, k, v = _check(stage, q, k, v)
     O, dO = checks.like(q, O=O, dO=dO)
     (L,) = checks.per_row(q, L=L)
@@ -90,9 +96,10 @@ def each_head(
     bias: Callable[[int, np.ndarray, np.ndarray], ArrayLike] | None = None,
     trace: Trace = UNWATCHED,
 ) -> Iterator[tuple[int, int, int, QKV, dict[str, Any]]]:
-    """Yield for each query head its place (b, h), its key head, its q, k and v, and a stage's other arguments.
+    """Yield (b, h, g, (Q, K, V), options) for each query head h of each batch entry b, whose K/V head is g.
 
-    A bias is a function of (head, row, column): the query head's number, and the arguments of Mask's bias.
+    The options are the keyword arguments of a stage's forward for this head. A bias is a function of (head, row,
+    column), of which `head` is the number of the query head, and `row` and `column` are the arguments of a Mask's bias.
     """
     lengths, sink_of, group = _check_lengths(key_lengths, k), _check_sinks(sinks, q), q.shape[1] // k.shape[1]
     scale = checks.scale(scale, q.shape[3], "scale")
@@ -110,21 +117,21 @@ def each_head(
 
 
 def sinks_backward(sinks: np.ndarray, O: np.ndarray, L: np.ndarray, dO: np.ndarray) -> np.ndarray:
-    """Return the gradient of every head's sink, summed over the batch, from the O and L of a forward."""  # (heads,)
+    """Return the gradient (heads,) of every head's sink, summed over the batch, from O and L of the forward."""
     O = checks.real_array("O", O, 4)
     heads = enumerate(_check_sinks(sinks, O))
     return np.array([0.0 if s is None else sink_backward(s, O[:, h], L[:, h], dO[:, h]) for h, s in heads])
 
 
 def _check(stage: str, *qkv: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return q, k and v in float64. Raise an error if the stage does not exist."""
+    """Return q, k and v in float64. Raise an error if the stage does not exist or the shapes do not fit together."""
     if stage not in STAGES:
         raise ValueError(f"stage: got {stage!r}; it takes one of {', '.join(STAGES)}")
     return checks.qkv_heads(*qkv)
 
 
 def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
-    """Return the key length of every batch entry."""
+    """Return the key length of every batch entry, or None for every entry if no lengths are given."""
     if key_lengths is None:
         return [None] * k.shape[0]
     lengths = np.asarray(key_lengths)
@@ -136,7 +143,7 @@ def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
-    """Return the sink of every query head, with None for −∞."""
+    """Return the sink of every query head, or None for a head without a sink or with a sink of −∞."""
     if sinks is None:
         return [None] * q.shape[1]
     sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")

@@ -1,7 +1,7 @@
-"""Attention as it is defined: S, P and O one after another, with S and P of size N_q × N_k.
+"""Attention as it is defined: S, P and O are computed one after another, with S and P of size N_q × N_k.
 
-Also the forward and the backward of the FA1 paper's appendices B.1 and B.2, which need O(N) extra memory but compute
-every entry again whenever it is needed.
+The module also has the forward and the backward of the FA1 paper's appendices B.1 and B.2. They need only O(N) extra
+memory, but they compute every entry of P again whenever it is needed.
 """
 
 import numpy as np
@@ -21,23 +21,26 @@ def safe_softmax(S: np.ndarray) -> np.ndarray:
 
 
 def logsumexp(S: np.ndarray) -> np.ndarray:
-    """Return log Σ exp(S) of every row, a natural logarithm, with −inf for a row of −inf."""
+    """Return log Σ exp(S) of every row, as a natural logarithm. The result is −inf for a row of −inf."""
     m = S.max(axis=-1)
     return m + np.log(nonzero(np.exp(S - finite(m)[..., None]).sum(axis=-1)))
 
 
 def softmax_backward(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
-    """Return dS = P ∘ (dP − D): each row of dP times its row's Jacobian, diag(p) − p pᵀ, which is never built."""
+    """Return dS = P ∘ (dP − D), the gradient of the scores before the softmax.
+
+    Each row of dS is a row of dP times the Jacobian of its softmax, diag(p) − p pᵀ, which is never built.
+    """
     return P * (dP - D_from_probabilities(P, dP)[:, None])
 
 
 def D_from_probabilities(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
-    """Return D_i = Σ_j P_ij dP_ij, computed from two rows of length N_k."""
+    """Return D_i = Σ_j P_ij dP_ij for every row i, computed from two rows of length N_k."""
     return (P * dP).sum(axis=1)
 
 
 def D_from_output(dO: np.ndarray, O: np.ndarray) -> np.ndarray:
-    """Return D_i = do_i · o_i, which equals Σ_j P_ij dP_ij but takes only two rows of length d."""
+    """Return D_i = do_i · o_i for every row i, which equals Σ_j P_ij dP_ij but needs only two rows of length d."""
     return (dO * O).sum(axis=1)
 
 
@@ -53,7 +56,7 @@ def forward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute standard attention of one head: return O (N_q, d) and P (N_q, N_k), which its backward needs."""
+    """Compute standard attention of one head. Return O (N_q, d) and P (N_q, N_k), which the backward needs."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     whole = Tiling(len(Q), len(K), len(Q), len(K), mask)
     z = dropout.z(whole.rows(0), whole.cols(0))
@@ -78,7 +81,7 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute FA1 Algorithm 3: return the gradients of one head from P, with dP and dS in HBM as well."""
+    """Compute FA1 Algorithm 3. Return dQ, dK and dV of one head from P. dP and dS are also written to HBM."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     P = checks.same_shape("P", P, (len(Q), len(K)), "(N_q, N_k)")
     (dO,) = checks.like(Q, dO=dO)
@@ -105,7 +108,10 @@ def forward_linear_memory(
     softcap: float | None = None,
     sink: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute appendix B.1: first L and then O, one row at a time, never holding more than a row."""
+    """Compute the forward of FA1's appendix B.1: first L and then O, one row at a time. Return (O, L).
+
+    No more than one row of scores is held at any time.
+    """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, softcap, sink)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
     L, O = np.empty(len(Q)), np.empty_like(Q)
@@ -130,7 +136,10 @@ def backward_linear_memory(
     mask: Mask = NO_MASK,
     softcap: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute appendix B.2: return dQ, dK and dV, one row at a time, with P computed again from L."""
+    """Compute the backward of FA1's appendix B.2, one row or column at a time. Return dQ, dK and dV.
+
+    P is computed again from L, and no more than one row or column of P is held at any time.
+    """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, softcap)
     O, dO = checks.like(Q, O=O, dO=dO)
     (L,) = checks.per_row(Q, L=L)

@@ -1,6 +1,6 @@
 """Softmax over keys that arrive in blocks: a state of three fields, and the operations on it.
 
-The same `merge` serves blocks in a loop, warps in a thread block, splits of the keys on one GPU, and GPUs in a ring.
+The same `merge` combines blocks in a loop, warps in a thread block, splits of the keys on one GPU, and GPUs in a ring.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from fa2_lab.reference.dropout import dropped
 
 
 def finite(m: np.ndarray) -> np.ndarray:
-    """Return m, with 0 for the −inf of a row that has seen no key: exp(−inf − 0) is 0, but exp(−inf − −inf) is NaN."""
+    """Return the row maxima m, with 0 instead of −inf for a row that has seen no key.
+
+    The replacement is needed because exp(−inf − 0) is 0, but exp(−inf − −inf) is NaN.
+    """
     return np.where(np.isneginf(m), 0.0, m)
 
 
 def nonzero(l: np.ndarray) -> np.ndarray:
-    """Return l, with 1 for the 0 of a row that has seen no key, so that its O becomes 0 / 1 = 0."""
+    """Return the row sums l, with 1 instead of 0 for a row that has seen no key, so that its O becomes 0 / 1 = 0."""
     return np.where(l == 0, 1.0, l)
 
 
 def first_state(sink: float | None = None) -> tuple[float, float]:
-    """Return (m, l) of a row before its first key: −∞ and 0, or the sink and its own exp(sink − m) = 1."""
+    """Return (m, l) of a row before its first key: −∞ and 0, or the sink and exp(sink − m) = 1 if there is a sink."""
     return (-np.inf, 0.0) if sink is None else (float(sink), 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxState:
-    """The state of some rows after some keys, from which you can continue with more keys or finish."""
+    """The softmax state of some rows after some keys. Further keys update it, and finalize() turns it into (O, L)."""
 
     m: np.ndarray  # (B_r,)    the largest score so far
     l: np.ndarray  # (B_r,)    Σ exp(s − m)
@@ -38,18 +41,20 @@ class SoftmaxState:
 
     @classmethod
     def reset(cls, rows: int, d: int, sink: float | None = None) -> SoftmaxState:
-        """Return the state before the first key. Without a sink it is the identity of merge."""
+        """Return the state of rows that have seen no key. Without a sink, this state is the identity of merge."""
         m, l = first_state(sink)
         return cls(np.full(rows, m), np.full(rows, l), np.zeros((rows, d)))
 
     @classmethod
     def from_output(cls, o: np.ndarray, L: np.ndarray) -> SoftmaxState:
-        """Return the state that a finished (O, L) stands for: m = L, l = 1 and o = O."""
+        """Return the state that is equivalent to a finished (O, L): m = L, l = 1 and o = O."""
         return cls(L, np.where(np.isneginf(L), 0.0, 1.0), o)
 
     def update(self, s: np.ndarray, v: np.ndarray, z: np.ndarray | None = None) -> SoftmaxState:
-        """Return the state after one more block of scores s (B_r, B_c) and values v (B_c, d). z has dropout factors, if
-        any."""
+        """Return the state after one more block of scores s (B_r, B_c) and values v (B_c, d).
+
+        z holds the dropout factors (B_r, B_c), or is None without dropout.
+        """
         m = np.maximum(self.m, s.max(axis=1))  # (B_r,)
         p = np.exp(s - finite(m)[:, None])  # (B_r, B_c)
         alpha = np.exp(self.m - finite(m))  # (B_r,): 1 while the maximum stands
@@ -58,7 +63,7 @@ class SoftmaxState:
         return SoftmaxState(m, l, o)
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
-        """Return the state after both states' keys. Merging is associative and commutative."""
+        """Return the state after the keys of both states. Merging is associative and commutative."""
         m = np.maximum(self.m, other.m)
         alpha, beta = np.exp(self.m - finite(m)), np.exp(other.m - finite(m))
         l = alpha * self.l + beta * other.l
@@ -66,7 +71,7 @@ class SoftmaxState:
         return SoftmaxState(m, l, o)
 
     def finalize(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (o, L), the output rows and their logsumexp, with 0 and −inf for rows that have seen no key."""
+        """Return (o, L), the output rows and their logsumexp. Rows that have seen no key have o = 0 and L = −inf."""
         l = nonzero(self.l)
         o = (1 / l)[:, None] * self.o  # (B_r, d)
         L = self.m + np.log(l)  # (B_r,)
@@ -74,7 +79,10 @@ class SoftmaxState:
 
 
 def incremental(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> SoftmaxState:
-    """Update one state with every block, as FlashAttention does. A block is (s, v), (B_r, B_c) and (B_c, d)."""
+    """Return the state after all blocks, updated with one block after another, as in FlashAttention.
+
+    A block is (s, v), the scores (B_r, B_c) and the values (B_c, d).
+    """
     state = None
     for s, v in blocks:
         state = (state or SoftmaxState.reset(len(s), v.shape[1])).update(s, v)

@@ -1,7 +1,7 @@
 """Changes that some models make to scores before the softmax: a cap, or one more score that belongs to no key.
 
-softcap  a score s becomes c · tanh(s / c), which is close to s if s is small and never exceeds ±c
-sink     one number per head, a score without a value: it takes part in the softmax and adds nothing to O
+softcap  A score s becomes c · tanh(s / c), which is close to s if s is small and never exceeds ±c.
+sink     One number per head is a score without a value: it takes part in the softmax and adds nothing to O.
 """
 
 import numpy as np
@@ -10,21 +10,27 @@ from fa2_lab.reference.online_softmax import finite
 
 
 def cap(s: np.ndarray, softcap: float | None) -> np.ndarray:
-    """Return the capped scores, or s itself without a cap."""
+    """Return the capped scores c · tanh(s / c) for c = softcap, or s itself without a softcap."""
     return s if softcap is None else softcap * np.tanh(s / softcap)
 
 
 def cap_backward(ds: np.ndarray, s: np.ndarray, softcap: float | None) -> np.ndarray:
-    """Return the gradient of the scores before the cap. s are the unmasked scores after it; the slope is 1−(s/c)²."""
+    """Return the gradient of the scores before the cap, given the gradient ds of the scores s after the cap.
+
+    s are the capped scores without the mask, because the slope of the cap is 1 − (s/c)².
+    """
     return ds if softcap is None else ds * (1 - (s / softcap) ** 2)
 
 
 def beside_sink(s: np.ndarray, sink: float | None) -> np.ndarray:
-    """Return the scores with the sink as one more column, or s itself without a sink."""
+    """Return the scores with the sink as one more column, or the scores themselves without a sink."""
     return s if sink is None else np.concatenate([s, np.full((*s.shape[:-1], 1), sink)], axis=-1)
 
 
 def sink_backward(sink: float, O: np.ndarray, L: np.ndarray, dO: np.ndarray) -> float:
-    """Return the sink's gradient, −Σ_r P_r,sink D_r: as for any score, P (dP − D), but dP is 0 without a value."""
+    """Return the gradient of one head's sink, −Σ_r P_r,sink D_r.
+
+    As for any score, the gradient is P (dP − D), but dP is 0 because a sink has no value.
+    """
     D = (dO * O).sum(axis=-1)
     return float(-(np.exp(sink - finite(L)) * D).sum())

@@ -1,11 +1,12 @@
-"""Geometry of a sequence that is cut among ranks: which rank holds which rows, and which of another's keys they see.
+"""Geometry of a sequence that is sharded among ranks: which rows a rank holds, and which keys of another rank they see.
 
-It is tiles.py one level higher, with the same three cases: a pair of pieces is SKIP, DIAGONAL or FULL.
+The module repeats tiles.py one level higher, with the same three cases: a pair of pieces is SKIP, DIAGONAL or FULL.
 
 contiguous   rank r holds the r-th piece of the sequence
 zigzag       rank r holds the r-th piece from the front and the r-th from the back, so that causal work is even
 
-The rows of a rank are in the order of the sequence. In zigzag, the front piece is the longer half if they differ.
+The rows of a rank are in the order of the sequence. In zigzag, the front piece is the longer one if the two pieces
+differ.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,10 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 class Meeting(NamedTuple):
-    """The queries of a rank and the keys of a block that meet in one kernel call. Each rank counts its own rows."""
+    """The queries of one rank and the keys of one rank that meet in one kernel call.
+
+    The slices count the rows of each rank from 0. `kind` says whether the call is SKIP, DIAGONAL or FULL.
+    """
 
     queries: slice
     keys: slice
@@ -25,24 +29,27 @@ class Meeting(NamedTuple):
 
 
 def check_layout(layout: str) -> None:
-    """Raise an error if the layout does not exist."""
+    """Raise an error unless the layout is "zigzag" or "contiguous"."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}; it takes one of {', '.join(LAYOUTS)}")
 
 
 def even_lengths(N: int, ranks: int) -> list[int]:
-    """Return how many of N rows each rank gets: as evenly as possible, and one more on the first ranks if need be."""
+    """Return the number of rows of each rank, as even as possible.
+
+    If N is not divisible, the first ranks get one row more.
+    """
     N, ranks = whole_number("N", N, low=1), whole_number("ranks", ranks, low=1)
     return [N // ranks + (rank < N % ranks) for rank in range(ranks)]
 
 
 def front(length: int, layout: str) -> int:
-    """Return how many of a rank's rows are its first piece."""
+    """Return the number of rows in the first piece of a rank that has `length` rows."""
     return length - length // 2 if layout == "zigzag" else length
 
 
 def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
-    """Return for each rank the positions of its pieces in the sequence."""
+    """Return for each rank the slices of the sequence that are its pieces, given the number of rows of each rank."""
     check_layout(layout)
     ranks = range(len(lengths))
     places: list[list[slice]] = [[] for _ in ranks]
@@ -56,10 +63,10 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
 
 
 def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> Meeting:
-    """Return which queries of `rank` meet which keys of `source`. This always takes one kernel call or none.
+    """Return which queries of `rank` see which keys of `source`. They always need one kernel call or none.
 
-    With a causal mask, a rank sees its own rows as any sequence sees itself. In zigzag, its rows see the whole front
-    piece of an earlier rank, and its back piece sees all rows of a later rank.
+    With a causal mask, the rows of a rank see its own keys as in any causal sequence. In zigzag, the rows of a rank see
+    all keys in the front piece of an earlier rank, and only its back piece sees the keys of a later rank, all of them.
     """
     whole, keys = slice(0, lengths[rank]), slice(0, lengths[source])
     kind = Tile.FULL
@@ -73,9 +80,11 @@ def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal:
 
 
 def halves(length: int, causal: bool) -> list[Meeting]:
-    """Split a rank's meeting with itself into two calls of about equal work. Under the causal mask, the upper three
-    quarters of its rows are 9/16 of it. Both are aligned, because a causal call aligns the last query with the last
-    key."""
+    """Split the meeting of a rank with itself into two calls of about equal work.
+
+    Under the causal mask, the upper three quarters of the rows have 9/16 of the work. Both calls are aligned, because a
+    causal call aligns the last query with the last key.
+    """
     middle = length - length // (4 if causal else 2)
     kind = Tile.DIAGONAL if causal else Tile.FULL
     first = Meeting(slice(0, middle), slice(0, middle if causal else length), kind if middle else Tile.SKIP)

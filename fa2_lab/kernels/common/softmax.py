@@ -1,4 +1,4 @@
-"""The softmax step, line 9 of Algorithm 1: from a tile of scores to its probabilities and the new m and l."""
+"""The softmax step, line 9 of FA2's Algorithm 1: it turns a tile of scores into probabilities and updates m and l."""
 
 import math
 from typing import NamedTuple
@@ -13,7 +13,7 @@ LARGEST = 1e38  # times any score except 0, it is past the values that tanh tell
 
 
 class Scales(NamedTuple):
-    """The factors by which scores are multiplied, so that their exponentials become powers of 2."""
+    """The factors by which kernels multiply scores, so that exponentials become powers of 2."""
 
     scale_log2: float  # τ log₂e
     coarse: float  # the power of two below it, for huge scores
@@ -22,12 +22,18 @@ class Scales(NamedTuple):
 
 
 def base_2(scale: float) -> float:
-    """Return τ log₂e: exp(τ s) is 2 to the power of τ log₂e · s, and a GPU has an instruction for powers of 2."""
+    """Return c = τ log₂e for a scale τ, because exp(τ s) = 2^(c s), and GPUs have an instruction for powers of 2.
+
+    A scale of 0 becomes 2⁻¹²⁶, so that −∞ · c stays −∞.
+    """
     return max(scale * LOG2E.value, SMALLEST)
 
 
 def scales(scale: float, softcap: float | None = None) -> Scales:
-    """Return the Scales of a scale τ. softmax_step() explains how they are used, and capped() what a softcap does."""
+    """Return the Scales of a scale τ.
+
+    softmax_step() explains how they are used, and capped() how a softcap changes them.
+    """
     scale_log2 = base_2(scale if softcap is None else softcap)
     inner = None if softcap is None else min(scale / softcap, LARGEST)
     return Scales(scale_log2, 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126), inner)
@@ -35,16 +41,20 @@ def scales(scale: float, softcap: float | None = None) -> Scales:
 
 @triton.jit
 def capped(s_ij, inner):
-    """Return the scores before scaling: s, or tanh(τ s / c) if the softcap c makes them c tanh(τ s / c).
+    """Return the scores s without a softcap (inner is None), or tanh(inner · s) with a softcap c and inner = τ / c.
 
-    In that case c takes the place of τ as the scale. `inner` is τ / c, or None.
+    With a softcap, the scores after the scale are c tanh(τ s / c). The softcap c therefore replaces τ as the scale in
+    Scales.
     """
     return s_ij if inner is None else tanh(s_ij * inner)
 
 
 @triton.jit
 def tanh(x):
-    """Return (1 − e) / (1 + e) with e = exp(−2 |x|). For small x, 1 − e has few digits, and a series is used."""
+    """Return tanh(x) = ±(1 − e) / (1 + e) with e = exp(−2 |x|).
+
+    If |x| < 0.25, a series replaces this quotient, because 1 − e would lose most of its digits.
+    """
     size = tl.abs(x)
     e = tl.exp2(size * (-2 * LOG2E))
     large = (1 - e) / (1 + e)
@@ -56,14 +66,14 @@ def tanh(x):
 
 @triton.jit
 def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
-    """Return P of a tile of scores s (B_r, B_c), the factor alpha for all earlier sums, and the new m and l (B_r,).
+    """Return P of a tile of scores s (B_r, B_c), the factor alpha for the earlier o and l, and the new m and l (B_r,).
 
-    With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c), which takes one multiply-add and one power of 2 per score,
-    because m c is the same for a whole row. m c is rounded, so all p of a row are wrong by the same factor. O is a
-    quotient and does not change. From |m c| = 2²⁸ on, however, the factor can exceed 2⁸, and p would soon be too large
-    or too small for fp16. There the power of two below c is used instead, whose products are exact. This hardly
-    matters: if scores of that size differ at all, p differs by at least 2¹⁶, or by 2⁸ with the smaller c, so all but
-    the largest are next to nothing.
+    With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c), which takes one FMA and one power of 2 per score, because m c is
+    the same for a whole row. m c is rounded, so all p of a row are wrong by the same factor. This factor does not
+    change O, because O is a quotient. From |m c| = 2²⁸ on, however, the factor can exceed 2⁸, and p would soon be too
+    large or too small for fp16. For such rows, c is replaced by the power of two below it, whose products are exact.
+    The replacement hardly matters: if scores of that size differ at all, their p differ by a factor of at least 2¹⁶, or
+    2⁸ with the smaller c, so all p except the largest are almost 0.
     """
     m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
     m_ref = m_new

@@ -1,8 +1,9 @@
-"""What every kernel does with a tile: locate and load it, find its visible entries, apply dropout, and store it.
+"""What every kernel does with a tile: find its position, load it, mask it, apply dropout to it, and store it.
 
-Capital letters are pointers into HBM, and lower-case letters are on the chip. One tile of S has B_r rows and B_c
-columns (called BLOCK_M and BLOCK_N elsewhere). d_pad is d rounded up to a power of two of at least 16, as the tensor
-cores take it.
+Names in capital letters are pointers into HBM, and lower-case names are values on the chip. One tile of S has B_r rows
+and B_c columns (called BLOCK_M and BLOCK_N elsewhere). d_pad is d rounded up to a power of two of at least 16, as the
+tensor cores need it. Functions with RAGGED compare row numbers only if RAGGED is true, because a tile may be known to
+be whole.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import triton.language as tl
 
 
 class PortableTile(NamedTuple):
-    """The constants for which a portable kernel is compiled."""
+    """The compile-time constants of a portable kernel: tile sizes, head dimension, and whether bf16 becomes fp32."""
 
     B_r: tl.constexpr
     B_c: tl.constexpr
@@ -23,14 +24,14 @@ class PortableTile(NamedTuple):
 
 
 class Head(NamedTuple):
-    """One head of a tensor: a pointer to its row 0, and the distance between its rows."""
+    """One head of a tensor, as a pointer to its row 0 and the distance between its rows in elements."""
 
     at: tl.tensor
     stride: tl.tensor
 
 
 class DropoutKey(NamedTuple):
-    """The values that, with a row and a column, decide which entries of P are dropped in one head."""
+    """The values that, together with a row and a column, decide which entries of P are dropped in one head."""
 
     seed: tl.tensor  # pointer
     rule: tuple  # random words below the first number mean "drop"; the second is the factor of what is kept
@@ -40,16 +41,16 @@ class DropoutKey(NamedTuple):
 
 @triton.jit
 def tile_coord(T, heads, l2_group):
-    """Return this program's block and head."""
+    """Return the block (of rows or columns) and the head on which this program works. Each head has T blocks."""
     return block_of(tl.program_id(0), T, heads, l2_group)
 
 
 @triton.jit
 def block_of(t, T, heads, l2_group):
-    """Return the t-th block of all heads, which have T blocks each, and its head.
+    """Return the index of the t-th block within its head, and the index of this head. Each head has T blocks.
 
-    Some heads run side by side, so that what they read stays in L2. Of these heads, block 0 of each comes before block
-    1.
+    `l2_group` heads run side by side, so that their K and V stay in L2. Within such a group of heads, block 0 of each
+    head comes before block 1 of any head.
     """
     section = t // (l2_group * T)
     within = t % (l2_group * T)
@@ -59,7 +60,7 @@ def block_of(t, T, heads, l2_group):
 
 @triton.jit
 def known_strides(strides):
-    """Return the strides from launch.all_strides(), in a form that tells the compiler whether 8 divides them."""
+    """Return the strides of launch.all_strides() in a form that tells the compiler whether 8 divides all of them."""
     given, IN_EIGHTS = strides
     if IN_EIGHTS:
         given = [[n // 8 * 8 for n in one] for one in given]
@@ -68,32 +69,35 @@ def known_strides(strides):
 
 @triton.jit
 def head_of(X, strides, batch, head):
-    """Return a pointer to row 0 of one head, in 64 bits, because a tensor may have more than 2^31 elements."""
+    """Return a pointer to row 0 of one head.
+
+    It is computed in 64 bits, because a tensor may have more than 2³¹ elements.
+    """
     return X + tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
 
 
 @triton.jit
 def one_head(X, strides, batch, head):
-    """Return one head of a tensor, with the distance between its rows."""
+    """Return one head of a tensor as a Head."""
     return Head(head_of(X, strides, batch, head), strides[2])
 
 
 @triton.jit
 def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load rows of a Head with load_rows(), in the tile sizes for which the kernel is compiled."""
+    """Load rows first … first + B of the Head X by load_rows(), with the tile's constants d, d_pad and upcast."""
     return load_rows(X.at, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit
 def load_columns(X, c, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load only the columns c … c + width of a tile."""
+    """Load rows first … first + B of the Head X, but only the columns c … c + tile.width."""
     d: tl.constexpr = min(tile.d - c, tile.width)
     return load_rows(X.at + c, first, X.stride, n, B, d, tile.width, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit
 def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
-    """Return pointers to rows first … first + B of one head."""  # (B, d_pad)
+    """Return pointers (B, d_pad) to rows first … first + B of one head."""
     row = tl.cast(tl.arange(0, B), tl.int64)[:, None]
     return X + tl.cast(first, tl.int64) * stride + (row * stride + tl.arange(0, d_pad)[None, :])
 
@@ -101,8 +105,10 @@ def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
 @triton.jit
 def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, RAGGED: tl.constexpr,
               UPCAST: tl.constexpr, row_begin=None):  # fmt: skip
-    """Load rows first … first + B of one head. With RAGGED, rows from n on are zeros, and so are those before
-    `row_begin` if it is given. Their memory is not touched."""
+    """Load rows first … first + B of one head as a tile (B, d_pad).
+
+    With RAGGED, rows from n on are zeros, and so are rows before `row_begin` if it is given. Their memory is not read.
+    """
     at = row_pointers(X, first, stride, B, d_pad)
     row = first + tl.arange(0, B)
     real = (row < n if row_begin is None else (row >= row_begin) & (row < n))[:, None]
@@ -119,20 +125,26 @@ def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.c
 
 @triton.jit
 def store_rows(X, x, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr):
-    """Write x to rows first … first + B of one head, leaving out rows that do not exist."""
+    """Write x to rows first … first + B of one head, except to rows from n on, which do not exist."""
     real = (first + tl.arange(0, B) < n)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
     tl.store(row_pointers(X, first, stride, B, d_pad), x.to(X.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def start_of(starts, b, n):
-    """Return the first row of packed sequence b, which is 0 for the first. A start out of range is clamped."""
+    """Return the first row of packed sequence b from the cumulative lengths `starts`, clamped to 0 … n.
+
+    It is 0 for b = 0.
+    """
     return tl.where(b == 0, 0, tl.minimum(tl.maximum(tl.load(starts + b), 0), n))
 
 
 @triton.jit
 def sequence_rows(starts, b, n, sequences):
-    """Return a packed sequence's first row and number of rows. Sequence `sequences` is the rows past the last one."""
+    """Return the first row of packed sequence b and its number of rows.
+
+    Sequence number `sequences` consists of the rows after the last sequence.
+    """
     first = start_of(starts, b, n)
     end = tl.where(b < sequences, start_of(starts, tl.minimum(b + 1, sequences), n), n)
     return first, tl.maximum(end - first, 0)
@@ -140,11 +152,13 @@ def sequence_rows(starts, b, n, sequences):
 
 @triton.jit
 def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
-    """Return block t of packed rows: its index in its sequence, and that sequence's first row and number of rows on
-    either side.
+    """Return block t of packed rows: its index in its sequence, and the first row and the rows on either side.
 
-    Sequence b begins with block starts[b] // B + b, which leaves it as many blocks as it needs, or one more. A block
-    without rows, or of rows outside all sequences, meets no rows on the other side.
+    The first rows and numbers of rows are those of the block's sequence. The side with `starts` and n rows is the one
+    that is cut into blocks of B rows. The other side has `others` and n_others.
+
+    Sequence b begins with block starts[b] // B + b, so it has as many blocks as it needs, or one more. A block that has
+    no rows, or rows outside all sequences, gets 0 rows on the other side.
     """
     b = 0 * t
     behind = b + sequences + 1
@@ -161,7 +175,7 @@ def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
 
 @triton.jit
 def block_count(n, sequences, B: tl.constexpr):
-    """Return how many blocks of B rows cover n rows, which is an upper bound for packed sequences."""
+    """Return the number of blocks of B rows that cover n rows. For packed sequences, the number is an upper bound."""
     if sequences is None:
         return tl.cdiv(n, B)
     else:
@@ -170,7 +184,7 @@ def block_count(n, sequences, B: tl.constexpr):
 
 @triton.jit
 def length_of(key_lengths, batch, N_k):
-    """Return how many keys of this batch entry are real. A length outside [0, N_k] is clamped."""
+    """Return the number of real keys of this batch entry. A length outside 0 … N_k is clamped."""
     if key_lengths is None:
         return N_k
     else:
@@ -179,7 +193,10 @@ def length_of(key_lengths, batch, N_k):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
-    """Return how many keys a row sees, counted from the left. The causal diagonal ends in the bottom right corner."""
+    """Return the number of keys that a row sees, counted from the left.
+
+    The causal diagonal ends in the bottom right corner.
+    """
     if CAUSAL:
         return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), length)
     else:
@@ -188,9 +205,9 @@ def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
 
 @triton.jit
 def columns_seen(row, N_q, N_k, length, window):
-    """Return the interval of columns that a row sees, as its begin and its end.
+    """Return the contiguous range of columns that a row sees, as (begin, end).
 
-    A window (left, right) counts from the diagonal of the row, column row + N_k − N_q. None means unbounded.
+    A window (left, right) counts from the diagonal of the row, which is column row + N_k − N_q. None means unbounded.
     """
     left, right = window
     begin = 0 * row if left is None else tl.maximum(row + N_k - N_q - left, 0)
@@ -199,13 +216,13 @@ def columns_seen(row, N_q, N_k, length, window):
 
 @triton.jit
 def sees(begin, end, col, window):
-    """Return whether a row, which sees the columns from begin to end, sees column `col`."""
+    """Return whether a row that sees the columns from begin to end sees column `col`."""
     return col < end if window[0] is None else (begin <= col) & (col < end)
 
 
 @triton.jit
 def rows_seeing(col, N_q, N_k, length, window):
-    """Return the interval of rows that see a column, as its begin and its end."""
+    """Return the contiguous range of rows that see a column, as (begin, end)."""
     left, right = window
     begin = tl.where(col < length, 0 if right is None else col + N_q - N_k - right, N_q)
     return begin, N_q + 0 * col if left is None else col + N_q - N_k + left + 1
@@ -213,15 +230,15 @@ def rows_seeing(col, N_q, N_k, length, window):
 
 @triton.jit
 def seen_by(begin, end, row, window):
-    """Return whether a column, which the rows from begin to end see, is seen by row `row`."""
+    """Return whether row `row` sees a column that the rows from begin to end see."""
     return row >= begin if window[0] is None else (begin <= row) & (row < end)
 
 
 @triton.jit
 def columns_of(i, N_q, N_k, length, window, tile):
-    """Return the columns that row block i visits: the edges, which need a mask, and the tiles that every row sees.
+    """Return two ranges of columns that row block i visits: edges, which need a mask, and tiles that every row sees.
 
-    Both are (first column, last column, hole, width of the hole). A loop from first to last leaves out the hole.
+    Each range is (first column, last column, hole, width of the hole). A loop from first to last skips the hole.
     """
     first, full = columns_seen(i * tile.B_r, N_q, N_k, length, window)
     hole, last = columns_seen(tl.minimum(i * tile.B_r + tile.B_r, N_q) - 1, N_q, N_k, length, window)
@@ -236,9 +253,9 @@ def columns_of(i, N_q, N_k, length, window, tile):
 
 @triton.jit
 def rows_of(col, N_q, N_k, length, window, tile):
-    """Return the rows that the column block at `col` visits: the edges, which need a mask, and rows that see it all.
+    """Return two ranges of rows that the column block at `col` visits: edges, which need a mask, and rows that see all.
 
-    Both are (first row, last row, tail, end of the tail), which are two ranges of rows.
+    Each range is (first row, last row, tail, end of the tail), that is, the rows first … last and then tail … end.
     """
     left, right = window
     B_r: tl.constexpr = tile.B_r
@@ -263,8 +280,10 @@ def rows_of(col, N_q, N_k, length, window, tile):
 
 @triton.jit
 def drop(x, row, col, dropout):
-    """Return x with dropped entries set to zero and the others scaled up. Only an entry's place decides whether
-    it is dropped, so any order of the loops gives one mask."""
+    """Return x with dropped entries set to 0 and the others multiplied by 1/(1 − p).
+
+    Only the position of an entry decides whether it is dropped, so any order of the loops gives the same mask.
+    """
     threshold, factor = dropout.rule
     zero = 0 * row + 0 * col
     word, _, _, _ = tl.philox(tl.load(dropout.seed), col + zero, row + zero, dropout.head + zero, dropout.batch + zero)
@@ -273,7 +292,10 @@ def drop(x, row, col, dropout):
 
 @triton.jit
 def add_product(acc, a, b):
-    """Return acc + a b. In fp32, each tile is first summed separately, because small terms get lost in a large sum."""
+    """Return acc + a b.
+
+    In fp32, a b is first summed by itself, because small terms would get lost in a large accumulator.
+    """
     if a.dtype == tl.float32:
         return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")  # from a plain 0 the compiler would sum into acc
     return tl.dot(a, b, acc)

@@ -1,1 +1,1 @@
-"""Attention of a few queries over a long cache: shares.py cuts the keys, plan.py launches, kernel.py computes."""
+"""Attention of a few queries to a long cache. shares.py divides the keys, plan.py launches the kernels of kernel.py."""

@@ -1,11 +1,12 @@
-"""Decode on the GPU: a few queries attend to a long cache. Two kernels read the keys, a third merges the results.
+"""Decode on the GPU: a few queries attend to a long cache. Two kernels read the keys, and a third merges the results.
 
     split_kv_kernel   every head has the same number of programs
     stream_k_kernel   every program has an equal share of the work of all heads, and may end one head and begin the next
-    merge_kernel      merges the partial results (m, l, o) of each head that several programs have read
+    merge_kernel      merges the partial results (m, l, o) of each head whose keys several programs have read
 
 shares.py decides how many programs a head gets, and plan.py launches the kernels. The query heads of a group are rows
-of one tile, so that every key is read once for all of them. The cache is a tensor, or pages that a block table names.
+of one tile, so that every key is read once for all of them. The cache is a tensor, or it consists of pages that a block
+table lists.
 """
 
 from typing import NamedTuple
@@ -21,7 +22,11 @@ from fa2_lab.kernels.common.tile import columns_seen, head_of, length_of, load_r
 
 
 class Strides(NamedTuple):
-    """The strides of each tensor's batch entries, heads and rows, or of a paged cache's pages, heads and keys."""
+    """The strides that decode's kernels receive.
+
+    They are those of the batch entries, heads and rows of each tensor, or of the pages, heads and keys of a paged
+    cache.
+    """
 
     Q: tuple
     K: tuple
@@ -30,7 +35,7 @@ class Strides(NamedTuple):
 
 
 class DecodeTile(NamedTuple):
-    """The constants for which the kernels are compiled. Each field is a tl.constexpr."""
+    """The compile-time constants of the decode kernels. Each field is a tl.constexpr."""
 
     d: int
     d_pad: int  # d, rounded up to what tensor cores take
@@ -44,7 +49,7 @@ class DecodeTile(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Numbers on which the kernels are specialized: the compiler learns whether each is 1 or a multiple of 16."""
+    """The sizes on which Triton specializes decode's kernels: the compiler learns if each is 1 or a multiple of 16."""
 
     H: int  # query heads
     group: int  # query heads that share a K/V head
@@ -63,14 +68,14 @@ UNSPECIALIZED = ["N_k", "batch", "programs", "share", "splits"]
 
 
 class Strided(NamedTuple):
-    """A pointer to a tensor, and the tensor's strides."""
+    """A pointer to a tensor and the strides of the tensor."""
 
     at: tl.tensor
     strides: tuple
 
 
 class Queries(NamedTuple):
-    """The queries, and the tensors that receive their results."""
+    """The queries, their sinks, and the tensors that receive O and L."""
 
     sinks: tl.tensor  # one for each query head, or None
     Q: Strided
@@ -79,7 +84,7 @@ class Queries(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys, values, and the block table that locates them, or None if the cache is not paged."""
+    """Keys, values, and the block table that lists their pages, which is None if the cache is not paged."""
 
     K: Strided
     V: Strided
@@ -88,7 +93,7 @@ class Cache(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-    """A row block of sequence b and one K/V head: the rows from i · B_r on of its group."""
+    """One row block of sequence b and of one K/V head: the rows from i · B_r on of the head's group · N_q rows."""
 
     b: tl.tensor
     kv_head: tl.tensor
@@ -98,7 +103,7 @@ class RowBlock(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The keys that a program reads for a row block: the tiles that begin at first, first + step, … before last."""
+    """The keys that a program reads for one row block: the tiles that begin at first, first + step, … before last."""
 
     first: tl.tensor
     last: tl.tensor
@@ -108,17 +113,20 @@ class Span(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Partial result n in the scratch memory: o, m and l of each row, and two unused numbers that keep o aligned."""
+    """Partial result number n in the scratch memory.
+
+    It holds o, m and l of each row, and two numbers that keep o aligned.
+    """
 
     scratch: tl.tensor
     n: tl.tensor
 
 
 class Work(NamedTuple):
-    """The work that stream-K divides: the row blocks of all sequences, end to end.
+    """The work that stream-K divides among programs: the row blocks of all sequences, one after another.
 
-    The tuple is flat because Triton 3.6 loses a None or a size of 1 that is two tuples deep in what a function
-    receives.
+    The tuple is flat, because Triton 3.6 loses a None or a size of 1 that is nested two tuples deep in a function's
+    argument.
     """
 
     key_lengths: tl.tensor  # or None
@@ -136,7 +144,10 @@ class Work(NamedTuple):
 
 @triton.jit
 def place_of(cache, first, length, tile):
-    """Return the page and the row in it of each key first … first + B_c, or the one page that holds the whole tile."""
+    """Return the page and the row in this page of each key first … first + B_c.
+
+    If a page holds the whole tile of keys, the result is a single page and the row of the tile's first key.
+    """
     if tile.page % tile.B_c == 0:
         first = tl.cast(first, tl.int32)  # in Triton's interpreter it is an int of Python's
         page, row = tl.load(cache.table + first // tile.page), first % tile.page
@@ -148,8 +159,11 @@ def place_of(cache, first, length, tile):
 
 @triton.jit
 def load_keys(X, place, first, row_begin, length, tile):
-    """Load keys or values first … first + B_c of one head. Those before `row_begin`, if it is given, and from `length`
-    on are zeros, and their memory is not touched."""
+    """Load keys or values first … first + B_c of one head as a tile (B_c, d_pad).
+
+    Keys from `length` on are zeros, and so are keys before `row_begin` if it is given. Their memory is not read.
+    `place` is the page and row from place_of(), or None if the cache is not paged.
+    """
     stride = X.strides[2]
     if tile.page == 0:
         return load_rows(X.at, first, stride, length, tile.B_c, tile.d, tile.d_pad, tile.masked, tile.upcast, row_begin)
@@ -179,8 +193,8 @@ def load_keys(X, place, first, row_begin, length, tile):
 def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
     """Return the state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after the tiles of a span.
 
-    A few rows leave enough registers for one row sum per column. The warps, which hold different columns, then add up
-    only once.
+    If B_r = 16, there are enough registers for one partial row sum per column. The warps hold different columns, so
+    they then exchange row sums only once, after the loop.
     """
     FEW_ROWS: tl.constexpr = tile.B_r == 16
     o_i = tl.zeros((tile.B_r, tile.d_pad), tl.float32)  # FA2.A1.L5
@@ -218,14 +232,17 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
 
 @triton.jit
 def finalize(m, l, scale_log2):
-    """Return the divisor of o, and L, as SoftmaxState.finalize does. A row that sees no key gets O = 0 and L = −∞."""
+    """Return the divisor of o, and L, as SoftmaxState.finalize does. For a row that sees no key, O is 0 and L is −∞."""
     divisor = tl.where(l == 0.0, 1.0, l)
     return divisor, (m * scale_log2 + tl.log2(divisor)) * LN2  # FA2.A1.L13
 
 
 @triton.jit
 def group_rows(X, block, row, sizes, tile):
-    """Return pointers to the rows of a group in Q or O. Row r is query r % N_q of the group's head r // N_q."""
+    """Return pointers (B_r, d_pad) to the rows of a group in Q or O.
+
+    Row r is query r % N_q of the group's head r // N_q.
+    """
     at = (block.kv_head * sizes.group + row // sizes.N_q).to(tl.int64) * X.strides[1]
     at += (row % sizes.N_q).to(tl.int64) * X.strides[2]
     at = X.at + tl.cast(block.b, tl.int64) * X.strides[0] + at
@@ -234,13 +251,16 @@ def group_rows(X, block, row, sizes, tile):
 
 @triton.jit
 def part_rows(part, r, sizes, tile):
-    """Return pointers to rows of a partial result. Each row holds o, then m, then l."""
+    """Return pointers to rows r of a partial result in the scratch memory. Each row holds o, then m, then l."""
     return part.scratch + (tl.cast(part.n, tl.int64) * sizes.R + r) * (tile.d_pad + 4)
 
 
 @triton.jit
 def attend(rows, cache, block, span, part, scales, sizes, tile):
-    """Let a row block attend to a span of keys. Write its O and L, or a partial result if it sees further keys."""
+    """Compute the attention of one row block to a span of keys.
+
+    If the span holds all keys of the row block, write O and L. Otherwise, write a partial result.
+    """
     r, e = tl.arange(0, tile.B_r), tl.arange(0, tile.d_pad)
     row = block.i * tile.B_r + r
     real = row < sizes.group * sizes.N_q
@@ -279,7 +299,7 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
 
 @triton.jit
 def row_block(head, key_lengths, table, N_k, sizes):
-    """Return the row block with the number `head` among the K/V heads of all sequences."""
+    """Return the RowBlock with the number `head`, counted over the row blocks of all K/V heads of all sequences."""
     b, h = head // sizes.heads, head % sizes.heads
     length = length_of(key_lengths, b, N_k)
     return RowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
@@ -287,7 +307,7 @@ def row_block(head, key_lengths, table, N_k, sizes):
 
 @triton.jit
 def first_tile(N_k, N_q, left, tile):
-    """Return the first tile of a sequence that any of its queries sees. It is not 0 if a window begins later."""
+    """Return the index of the first tile of keys that any query of a sequence sees. A window may begin after tile 0."""
     if left is None:
         return 0 * N_k
     else:
@@ -300,7 +320,7 @@ def first_tile(N_k, N_q, left, tile):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, tile,
                     WHOLE: tl.constexpr):  # fmt: skip
-    """Let split w read tiles w, w + splits, … of head h. With WHOLE, a single split reads the whole head."""
+    """Read tiles w, w + splits, … of one head as split w of this head. With WHOLE, a single split reads all tiles."""
     w, head = tl.program_id(0) % splits, tl.program_id(0) // splits
     rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
@@ -317,7 +337,10 @@ LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
 
 @triton.jit
 def units_of(length, work, tile):
-    """Return a head's units of work: one per tile, and one to begin it and to write O and L of rows without keys."""
+    """Return the units of work of one head: one unit per tile, and one unit to begin the head.
+
+    The last one also writes O and L of rows that see no key.
+    """
     if work.left is None:
         return tl.cdiv(length, tile.B_c) + 1
     else:
@@ -327,7 +350,7 @@ def units_of(length, work, tile):
 
 @triton.jit
 def units_among(work, first, end, tile):
-    """Return each sequence's units of work, for the sequences first … first + LENGTHS that come before `end`."""
+    """Return the units of work (LENGTHS,) of sequences first … first + LENGTHS, or 0 for sequences from `end` on."""
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
@@ -336,7 +359,10 @@ def units_among(work, first, end, tile):
 
 @triton.jit
 def units_before(b, work, tile):
-    """Return the units of work of all sequences before b. The host does not know them, so every program sums them."""
+    """Return the units of work of all sequences before b.
+
+    The host does not know key_lengths, so every program computes this sum itself.
+    """
     if work.key_lengths is None:
         return b * work.heads * units_of(work.N_k, work, tile)
     else:
@@ -348,7 +374,7 @@ def units_before(b, work, tile):
 
 @triton.jit
 def sequence_of(unit, work, tile):
-    """Return the sequence that a unit of work belongs to, and that sequence's first unit."""
+    """Return the sequence to which a unit of work belongs, and the first unit of this sequence."""
     if work.key_lengths is None:
         units = work.heads * units_of(work.N_k, work, tile)
         return unit // units, unit // units * units
@@ -365,16 +391,19 @@ def sequence_of(unit, work, tile):
 
 @triton.jit
 def share_of(total, work):
-    """Return how many units of work each program takes, out of `total`."""
+    """Return the number of units of work that each program does, if there are `total` units."""
     return work.share if work.key_lengths is None else tl.maximum(tl.cdiv(total, work.programs), work.share)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, batch, share, scales, sizes,
                     tile):  # fmt: skip
-    """Let program w take units w · share … (w + 1) · share: the end of a head, whole heads, and the start of another.
+    """Do units w · share … (w + 1) · share of the work as program w.
 
-    Its partial result of head h, counted through the batch, is number w + h. From one result to the next, w or h grows.
+    These units can be the end of a head, whole heads, and the start of another head.
+
+    The partial result of program w for head h, which is counted through the batch, has number w + h. The numbers are
+    unique, because from one partial result to the next, either w or h grows.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
     rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
@@ -405,7 +434,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
 @triton.jit
 def merge(m, l, o, m_w, l_w, o_w, scale_log2):
-    """Merge one state (), (), (d,) with several others (PARTS,), (PARTS,), (PARTS, d), like SoftmaxState.merge."""
+    """Merge one state (), (), (d,) with PARTS other states (PARTS,), (PARTS,), (PARTS, d), like SoftmaxState.merge."""
     m_new = tl.maximum(m, tl.max(m_w, 0))  # merge: m
     m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # merge: finite(m)
     alpha, beta = tl.exp2((m - m_ref) * scale_log2), tl.exp2((m_w - m_ref) * scale_log2)  # merge: alpha, beta
@@ -416,7 +445,7 @@ def merge(m, l, o, m_w, l_w, o_w, scale_log2):
 
 @triton.jit
 def readers_of(b, h, work, tile, SPLIT_KV: tl.constexpr):
-    """Return the first and the last program that read keys for row block h of sequence b."""
+    """Return the first and the last of the programs that have read keys for row block h of sequence b."""
     if SPLIT_KV:
         splits = work.programs // (work.batch * work.heads)
         first = (b * work.heads + h) * splits
@@ -431,7 +460,10 @@ def readers_of(b, h, work, tile, SPLIT_KV: tl.constexpr):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scales, sizes, tile,
                  SPLIT_KV: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Merge a row's partial results, PARTS at a time in a fixed order, and write WIDTH columns of its O, and its L."""
+    """Merge the partial results of one row, PARTS at a time and in a fixed order.
+
+    Write WIDTH columns of its O, and its L.
+    """
     pid, piece = tl.program_id(0) // (tile.d_pad // WIDTH), tl.program_id(0) % (tile.d_pad // WIDTH)
     b, head, n = pid // (sizes.H * sizes.N_q), pid // sizes.N_q % sizes.H, pid % sizes.N_q
     row = head % sizes.group * sizes.N_q + n

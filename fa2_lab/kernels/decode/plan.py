@@ -1,4 +1,4 @@
-"""How decode is launched: with which tiles, with how many programs, and by which of its two kernels."""
+"""How decode is launched: with which tiles, with how many programs, and with which of its two kernels for the keys."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ MERGE_WIDTH = 32  # columns of O that a program of the merge takes
 
 
 def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
-    """Return whether decode is the faster kernel: for few rows per K/V head, or for more rows on a long cache.
+    """Return whether decode is the faster kernel: for few rows per K/V head, or for up to 64 rows on a long cache.
 
-    With num_splits, this must not depend on any length, because N_k is that of the longest sequence in the batch.
+    With num_splits, the answer must not depend on the number of keys, because N_k is that of the longest sequence in
+    the batch, and the result of a sequence must not depend on the rest of its batch.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
     few = rows <= 16 or (rows <= MOST_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
@@ -34,9 +35,9 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
 
 
 def decode(tensors: Tensors, options: Options, programs: int | None = None) -> Any:
-    """Return O, in the shape of Q, and L (batch, heads, N_q) for a few queries, however the keys are split.
+    """Return O, in the shape of Q, and L (batch, heads, N_q) for a few queries, whatever way the keys are divided.
 
-    `programs` requests equal shares among this number of programs.
+    If `programs` is given, this number of programs get equal shares of the work.
     """
     key = "decode", options, programs, *keys_of(tensors)
     return prepared(key, prepare, tensors, options, programs)(tensors)
@@ -44,14 +45,14 @@ def decode(tensors: Tensors, options: Options, programs: int | None = None) -> A
 
 @dataclass(frozen=True)
 class Decode:
-    """Decode for one kind of call: its launches, with all arguments except the pointers."""
+    """The prepared decode for one kind of call: its launches with all arguments except the pointers."""
 
     read: launch.Launch
     merge: launch.Launch | None  # None if every program reads whole heads
     scratch: int  # fp32 numbers that hold the partial results
 
     def __call__(self, tensors: Tensors) -> Any:
-        """Return (O, L)."""
+        """Return (O, L) for the tensors of a call of this kind."""
         Q, K, V, key_lengths, sinks = tensors.q, tensors.k, tensors.v, tensors.key_lengths, tensors.sinks
         O = like(Q)
         L = torch.empty(size=Q.shape[:3], dtype=torch.float32, device=Q.device)
@@ -64,7 +65,7 @@ class Decode:
 
 
 def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> Decode:
-    """Return decode() for one kind of call, with its sizes, its programs and the kernels' constants chosen."""
+    """Return the Decode for one kind of call, after choosing its sizes, its programs and the kernels' constants."""
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
     blocks, at_once = blocks_of(Q, shape)
@@ -87,8 +88,10 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
 
 
 def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[str, Any]) -> launch.Launch:
-    """Return the launch of the merge: one program for some columns of each row of O, with as many warps as these
-    columns and the partial results of a head give work to."""
+    """Return the launch of the merge kernel, with one program for some columns of each row of O.
+
+    The number of warps depends on how much work these columns and the partial results of a head give to a program.
+    """
     width, heads = min(blocks.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads
     parts = min(64, max(4, power_of_2(cut.programs // heads + 2)))
     warps, registers = min(4, max(1, parts * width // 1024)), blocks.registers and 128
@@ -105,7 +108,7 @@ def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[st
 
 
 class Entry(NamedTuple):
-    """One entry of the tables below."""
+    """One entry of the tables below: keys per tile, warps, pipeline stages, resident programs per SM, and registers."""
 
     B_c: int
     warps: int
@@ -147,7 +150,7 @@ PAGED = 2  # more stages, if there are more than two: the entry of the block tab
 
 
 def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
-    """Return the tile, warps, stages and registers for queries like Q, and how many programs run at once."""
+    """Return the Blocks of decode for queries like Q, and the number of programs that run at once on the GPU."""
     B_r, d_pad = min(MOST_ROWS, max(16, power_of_2(shape.rows))), tables.padded(shape.d)
     if interpreter.switched_on():
         SMs, found, registers = 1, INTERPRETED, None
@@ -161,7 +164,7 @@ def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
 
 
 def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
-    """Return the cases of the tables that apply, in their order."""
+    """Return the keys of the tables above that apply to this call, in the order in which blocks_of() tries them."""
     usual = Entry(*entries()["any"][tables.padded(shape.d)])
     heads = shape.batch * shape.H_kv if shape.one_length else 0  # of the one length of all
     few, fp32 = B_r == 16, Q.dtype == torch.float32
@@ -180,14 +183,17 @@ def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
 
 
 def entries() -> dict:
-    """Return the table for the GPU of the current driver."""
+    """Return decode's table of tile sizes for the GPU of the current driver."""
     theirs = tables.family()
     ours = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
     return next((table for sizes, table in ours if sizes is theirs), FOR_AMPERE)
 
 
 def starts_early(device: torch.device) -> bool:
-    """Return whether a GPU has programmatic dependent launch, which starts a kernel before the previous one ends."""
+    """Return whether the GPU has programmatic dependent launch (PDL).
+
+    With PDL, a kernel can start before the previous one ends.
+    """
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -195,7 +201,7 @@ def starts_early(device: torch.device) -> bool:
 
 
 class Cut(NamedTuple):
-    """How the keys of all heads are divided among programs."""
+    """One way of dividing the keys of all heads among programs."""
 
     splits: int  # of each head in split-KV; 0: stream-K
     programs: int
@@ -206,8 +212,12 @@ class Cut(NamedTuple):
 def cut_keys(
     shape: Shape, blocks: tables.Blocks, itemsize: int, at_once: int, programs: int | None, options: Options
 ) -> Cut:
-    """Return a cut for split-KV if a number of splits is asked for, or if the rules of shares.py choose it and no
-    number of programs is asked for, and otherwise one for stream-K."""
+    """Return how the keys are divided: by split-KV or by stream-K.
+
+    Split-KV is chosen if options.num_splits is given. It is also chosen if the rules of shares.py prefer it and
+    `programs` is None. Otherwise, the result is a Cut for stream-K. `at_once` is the number of programs that run at
+    once.
+    """
     row_blocks, tiles = cdiv(shape.rows, blocks.B_r), cdiv(shape.N_k, blocks.B_c)
     if options.left is not None:  # and no tile before the window of the first query
         tiles -= max(shape.N_k - shape.N_q - options.left, 0) // blocks.B_c
@@ -226,7 +236,10 @@ def cut_keys(
 
 
 def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, early_merge: bool) -> DecodeTile:
-    """Return the constants of the kernels. A share may end anywhere in a head, so stream-K always masks."""
+    """Return the compile-time constants of the kernels.
+
+    Stream-K always masks, because a share may end anywhere in a head.
+    """
     left, right = window
     cut = left is not None or (right is not None and shape.N_q > 1)
     all_seen = shape.one_length and shape.N_k % blocks.B_c == 0 and not cut  # each key of each tile by each row
@@ -237,7 +250,7 @@ def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, 
 
 
 def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> Counts:
-    """Return the numbers that hardly change from call to call."""
+    """Return the Counts of a call, the sizes that hardly change from call to call."""
     row_blocks, R = cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
     return Counts(shape.H, shape.group, shape.N_q, row_blocks, heads=shape.H_kv * row_blocks, R=R, pages=shape.pages,
                  width=shape.width, left=window[0], right=window[1])  # fmt: skip
@@ -247,7 +260,7 @@ def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> Counts:
 
 
 class Shape(NamedTuple):
-    """The sizes of a call's tensors."""
+    """The sizes of the tensors of one call."""
 
     batch: int
     H_kv: int  # heads of K and V
@@ -267,12 +280,12 @@ class Shape(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows per K/V head."""
+        """The number of query rows per K/V head."""
         return self.group * self.N_q
 
 
 def shape_of(tensors: Tensors, one_length: bool) -> Shape:
-    """Return the sizes of a call with a cache of tensors, or of pages."""
+    """Return the Shape of a call whose cache is a tensor, or consists of pages if there is a block table."""
     (batch, H, N_q, d), K, table = tensors.q.shape, tensors.k, tensors.block_table
     if table is None:
         _, H_kv, N_k, _ = K.shape
@@ -282,7 +295,7 @@ def shape_of(tensors: Tensors, one_length: bool) -> Shape:
 
 
 def strides_of(tensors: Tensors) -> Strides:
-    """Return the strides of batch entries (or pages), heads, and rows (or keys)."""
+    """Return the Strides of batch entries (or pages), heads, and rows (or keys) of Q, K, V and O."""
     Q, K, V = tensors.q, tensors.k, tensors.v
     (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
     if tensors.block_table is not None:  # in a page, keys come before heads

@@ -1,8 +1,8 @@
 """FlashAttention-2, backward: Algorithm 2 of the paper in two passes, so that every sum has one fixed order.
 
-The first pass goes over the rows: one program per row block computes D_i, which the second pass reads, and keeps dQ_i
-on chip. The second pass goes over the columns: one program per column block keeps dK_j and dV_j on chip. Both compute S
-and dP. (Rung b00 of the ladder is the paper's own way, one pass that adds to dQ by atomic adds.)
+The first pass works by rows: one program per row block computes D_i, which the second pass reads, and keeps dQ_i on
+chip. The second pass works by columns: one program per column block keeps dK_j and dV_j on chip. Each pass computes S
+and dP again. Rung b00 of the ladder has the paper's own way, which is a single pass that adds to dQ by atomic adds.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 class RowTensors(NamedTuple):
-    """The tensors with one entry per row, for all heads, and the strides of Q and dO."""
+    """The tensors that are read per row in the pass over the columns, and the strides of Q and dO."""
 
     Q: tl.tensor
     dO: tl.tensor
@@ -54,7 +54,7 @@ class RowTensors(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The query heads that share a K/V head."""
+    """The query heads that share one K/V head."""
 
     batch: tl.tensor  # or, of a packed sequence, its first row
     before: tl.tensor  # query heads of the batch entries before
@@ -64,7 +64,10 @@ class Group(NamedTuple):
 
 @triton.jit
 def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
-    """Load one number per row of a head, from L or D. With RAGGED, it is 0 for a row that does not exist."""
+    """Load one number per row of a head from X, which is L or D.
+
+    With RAGGED, the number is 0 for a row that does not exist.
+    """
     at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
     return tl.sum(x[:, None], 1)  # over one term; otherwise every thread would load all that it needs itself
@@ -72,13 +75,13 @@ def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
 
 @triton.jit
 def beside_bias(L_i, row, N_q):
-    """Return L, with ∞ for rows that see nothing or do not exist, so that P is 0 there for any bias."""
+    """Return L, with ∞ for rows that see nothing or do not exist, so that P is 0 in these rows for any bias."""
     return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
 
 
 @triton.jit
 def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
-    """Return P of one tile, computed from its scores and L, and the scores before scale and bias b."""
+    """Return P of one tile, computed again from L, and the scores before the scale and the bias b."""
     s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
     s_ij = capped(s_ij, scales.inner)
     # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
@@ -96,7 +99,10 @@ def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
 
 @triton.jit
 def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
-    """Return dS of one tile, the gradient of the scores after τ and, if there is a softcap, before it."""
+    """Return dS of one tile, the gradient of the scores after the scale τ.
+
+    With a softcap, these are the scores before the cap.
+    """
     dp_ij = tl.dot(do_i, v_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
     if dropout is not None:
         dp_ij = drop(dp_ij, row, col, dropout)
@@ -107,7 +113,7 @@ def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
 @triton.jit
 def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position, seed, tile,
                bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Add to dk_j and dv_j (B_c, d) the terms of rows first … last and tail … stop of every head of the group."""
+    """Add to dk_j and dv_j (B_c, d) the terms of rows first … last and tail … stop of every query head of the group."""
     B_r: tl.constexpr = tile.B_r
     k_j, v_j, col, begin, end = columns
     _, scales, rule = factors
@@ -154,7 +160,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position
 @triton.jit(do_not_specialize=launch.SIZES)
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
              heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr, GROUPED: tl.constexpr):  # fmt: skip
-    """Compute dK_j and dV_j of column block j of one K/V head, summed over the query heads that share it."""
+    """Compute dK_j and dV_j of column block j of one K/V head, summed over the query heads that share this head."""
     B_c: tl.constexpr = tile.B_c
     j, b_kv = tile_coord(block_count(N_k, sequences, B_c), heads, l2_group)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
@@ -214,7 +220,7 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
 @triton.jit(do_not_specialize=launch.SIZES)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
            heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr):  # fmt: skip
-    """Compute D_i and dQ_i of row block i of one query head, in the layout of the forward."""
+    """Compute D_i and dQ_i of row block i of one query head, with one program per row block as in the forward."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = tile_coord(T_r, heads, l2_group)
@@ -260,12 +266,15 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
 
 
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return dQ, dK and dV, shaped as Q, K and V, and dsinks if there are sinks. dL, the gradient of L, may be None."""
+    """Return dQ, dK and dV in the shapes of Q, K and V, and also dsinks if there are sinks.
+
+    dL is None if L has no gradient.
+    """
     return prepare(dO, O, tensors, options)(dO, dL, O, L, tensors)
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """Return backward() for one kind of call, as a function of (dO, dL, O, L) and its tensors."""
+    """Return the portable backward for one kind of call, as a function of (dO, dL, O, L) and the call's tensors."""
     rows = prepare_rows(dO, O, tensors, options)
     columns = prepare_columns(dO, tensors, options)
 
@@ -282,7 +291,10 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
 
 
 def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
-    """Return the gradients of sinks: P = exp(sink − L), and without a value dP = 0, so dS = −P D, summed over rows."""
+    """Return the gradient of each sink, summed over all rows: dS = −P D with P = exp(sink − L).
+
+    As for any score, dS = P (dP − D), but dP is 0 because a sink has no value.
+    """
     p = torch.exp(sinks.float()[:, None] - L.nan_to_num())  # not −∞ − (−∞), where a row does not even see its sink
     return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
 
@@ -290,7 +302,7 @@ def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
 def prepare_rows(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None
 ) -> launch.Launch:
-    """Return the launch for D and dQ, with one program per row block of a query head."""
+    """Return the launch that computes D and dQ, with one program per row block of a query head."""
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
@@ -304,7 +316,7 @@ def prepare_rows(
 def prepare_columns(
     dO: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None
 ) -> launch.Launch:
-    """Return the launch for dK and dV, with one program per column block of a K/V head."""
+    """Return the launch that computes dK and dV, with one program per column block of a K/V head."""
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(
@@ -316,6 +328,6 @@ def prepare_columns(
 
 
 def numbers(options: Options) -> dict:
-    """Return the window, the factors by which both passes multiply, and the bias."""
+    """Return the named arguments of the two passes that are not sizes: the window, the factors, and the bias."""
     factors = options.scale, scales(options.scale, options.softcap), launch.dropout(options.dropout_p)
     return dict(window=launch.window(options), factors=factors, bias=options.bias)

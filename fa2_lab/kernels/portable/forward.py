@@ -32,7 +32,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 class Position(NamedTuple):
-    """The arguments of a bias besides rows and columns."""
+    """The head and the diagonal, which a bias needs besides rows and columns."""
 
     head: tl.tensor
     diagonal: tl.tensor  # the column of row 0's diagonal: a bias counts rows among the keys
@@ -40,7 +40,7 @@ class Position(NamedTuple):
 
 @triton.jit
 def biases(bias: tl.constexpr, position, row, col):
-    """Return what a bias adds to the scores of some rows and columns, in fp32."""
+    """Return the values of a bias for these rows and columns, in fp32, which are added to the scores."""
     one = tl.full((1, 1), 1.0, tl.float32)  # a product takes what the interpreter makes of a constant times a tensor
     return tl.cast(one * bias(position.head, row + position.diagonal, col), tl.float32)
 
@@ -48,7 +48,10 @@ def biases(bias: tl.constexpr, position, row, col):
 @triton.jit
 def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position, dropout, tile, bias: tl.constexpr,
                 MASKED: tl.constexpr):  # fmt: skip
-    """Update a row block's state with the tiles of some columns: o_i in pieces (B_r, width), m_i and l_i (B_r,)."""
+    """Update the softmax state of a row block with the tiles of some columns.
+
+    The state is o_i in pieces (B_r, tile.width), m_i (B_r,) and l_i (B_r,).
+    """
     o_i, m_i, l_i = state
     first, last, hole, width = columns
     row, begin, end = rows
@@ -128,12 +131,15 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return O, shaped as Q, and L (batch, heads, N_q) in fp32, the natural log of each row's sum of exponentials."""
+    """Return O, shaped like Q, and L (batch, heads, N_q) in fp32, the natural log of each row's sum of exponentials."""
     return prepare(tensors, options)(tensors)
 
 
 def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = None) -> Callable:
-    """Return forward() for one kind of call, as a function of its tensors. It launches one program per row block."""
+    """Return the portable forward for one kind of call, as a function of its tensors.
+
+    It launches one program per row block.
+    """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     blocks = blocks or tables.blocks("forward", Q, options.causal)
     (batch, H, N_q, _), device = launch.shape(Q), Q.device
