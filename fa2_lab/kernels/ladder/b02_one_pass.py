@@ -1,10 +1,11 @@
-"""Rung b02, one pass: each tile is computed once, as in b00, and the copy engine adds dQ to HBM in bulk.
+"""Rung b02, one pass: each tile is computed once, as in b00, but TMA adds its dQ to HBM as a whole tile.
 
-A column block is 128 keys. Two consumer warpgroups own 64 of them each and keep their dK and dV in registers. Tiles are
-transposed, a row for each key, so that P and dS are left operands in the registers where they are. dQ needs dS of all
-128 keys, so the consumers leave theirs in shared memory. It takes d = 64 and 128, in 16 bits, on Hopper. This file is
-longer than 200 lines because a step has five products, and what they start from needs a kernel of its own. Triton
-3.9 spills 11 of its registers, 3.6 to 3.8 none.
+A column block has 128 keys. Each of two consumer warpgroups owns 64 of these keys and keeps their dK and dV in
+registers. Tiles are transposed, with one row per key, so that P and dS already are in the registers in which a matmul
+expects its left operand. dQ needs the dS of all 128 keys, so the consumers also store their dS in shared memory. The
+kernel needs a Hopper GPU, 16-bit inputs, and d = 64 or 128. This file is longer than 200 lines because a step has five
+matmuls, and because their starting accumulators need a kernel of their own. Triton 3.9 spills 11 registers of the
+kernel, but Triton 3.6 to 3.8 spill none.
 """
 
 import math
@@ -28,7 +29,7 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d),
 
 @triton.jit
 def starts_kernel(O, dO, L, starts, N_q, tau, d: tl.constexpr, B_r: tl.constexpr):
-    """What the products of a row block start from, so that they subtract: S from −L/tau, dP from −D."""
+    """Write a row block's starting accumulators, −L/tau for S and −D for dP, so that the matmuls do the subtraction."""
     i, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]  # (B_r, d)
@@ -43,7 +44,7 @@ def starts_kernel(O, dO, L, starts, N_q, tau, d: tl.constexpr, B_r: tl.constexpr
 
 @gluon.jit
 def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
-    """An empty ring for so many tiles as X describes them."""
+    """Create an empty ring of STAGES tiles of the descriptor X, which CONSUMERS consumers release."""
     shape: gl.constexpr = [STAGES, 1, X.block_shape[1], X.block_shape[2]]
     tiles = gl.allocate_shared_memory(X.dtype, shape, X.layout)
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -56,7 +57,7 @@ def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def fill(ring, n, X, head, row):
-    """Producer: start to copy rows of one head into the n-th tile, as soon as its stage is empty."""
+    """Producer: wait until the n-th tile's stage is empty, then start the copy of rows of one head of X into it."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
     mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
@@ -65,7 +66,7 @@ def fill(ring, n, X, head, row):
 
 @gluon.jit
 def take(ring, n):
-    """Consumer: the n-th tile, (rows, d), as soon as it is there."""
+    """Consumer: wait until the n-th tile has arrived, and return it as (rows, d) in shared memory."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
     return ring.tiles.index(n % STAGES).reshape([ring.tiles.shape[2], ring.tiles.shape[3]])
@@ -73,19 +74,19 @@ def take(ring, n):
 
 @gluon.jit
 def release(ring, n):
-    """Consumer: the n-th tile is no longer needed."""
+    """Consumer: tell the producer that this consumer no longer needs the n-th tile."""
     mbarrier.arrive(ring.emptied.index(n % ring.tiles.shape[0]), count=1)
 
 
 @gluon.constexpr_function
 def accumulator(columns):
-    """How a warpgroup holds 64 rows of a product: 16 rows to a warp, and 4 of its threads share a row."""
+    """Return the layout in which a warpgroup holds 64 rows of a matmul's result: 16 rows per warp, 4 lanes per row."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.jit
 def start(tile, which: gl.constexpr):
-    """What S (0) or dP (1) start from: a number for each row, the same for all keys."""
+    """Return the starting accumulators (64, B_r) of S (`which` is 0) or dP (1), with one number per query row."""
     B_r: gl.constexpr = tile.shape[1] // 2
     both = tile.reinterpret(gl.float32, [2, B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     of_rows = both.index(which).load(gl.SliceLayout(0, accumulator(B_r)))  # (B_r,)
@@ -95,13 +96,13 @@ def start(tile, which: gl.constexpr):
 
 @gluon.jit
 def operand(x, like):
-    """x in 16 bits as the left operand of a product with `like`, in the registers where it is."""
+    """Convert x to 16 bits, in the registers that hold x, as the left operand of a matmul with `like`."""
     return gl.convert_layout(x.to(like.dtype), gl.DotOperandLayout(0, accumulator(like.shape[1]), 2))
 
 
 @gluon.jit
 def part_of_dq(c: gl.constexpr, ds_ji, k_j):
-    """Start this consumer's half of dQ: half of the columns of 64 rows, or, if d = 64, half of 128 rows."""
+    """Start the matmul of consumer c's half of dQ: 64 of 128 rows if d = 64, and 64 of 128 columns if d = 128."""
     if k_j.shape[1] == 64:
         ds_ji = ds_ji.slice(64 * c, 64, 1)
     else:
@@ -112,7 +113,7 @@ def part_of_dq(c: gl.constexpr, ds_ji, k_j):
 
 @gluon.jit
 def store(x, X, head, row, tile):
-    """Have the copy engine store x in X in HBM, from a tile of shared memory."""
+    """Copy x to the shared-memory buffer `tile`, then let TMA store it in rows of one head of X, from `row` on."""
     tma.store_wait(0)
     tile.reshape([tile.shape[1], tile.shape[2]]).store(x.to(X.dtype))
     hopper.fence_async_shared()
@@ -121,7 +122,7 @@ def store(x, X, head, row, tile):
 
 @gluon.jit
 def producer(Q, K, V, dO, starts, rings, here):
-    """One warp: start every copy as early as its stage is free."""
+    """Run as the producer warp: start every copy as soon as the stage that it fills is empty."""
     B_r: gl.constexpr = Q.block_shape[1]
     q, k, v, do, started = rings
     head, j, first, T_r = here
@@ -136,7 +137,7 @@ def producer(Q, K, V, dO, starts, rings, here):
 
 @gluon.jit
 def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl.constexpr):
-    """One warpgroup: 64 keys from j + 64 c on, in all row blocks that see the column block."""
+    """Run as consumer warpgroup c: compute dK and dV of 64 keys, and half of dQ of every row block that it visits."""
     q, k, v, do, started = rings
     ds, both, dq = shared
     head, j, first, T_r = here
@@ -193,7 +194,7 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl
 
 @gluon.jit
 def backward_kernel(Q, K, V, dO, starts, dQ, dK, dV, N_q, N_k, tau, tau_log2, CAUSAL: gl.constexpr):
-    """One program computes dK and dV of one column block, and adds its part to dQ. Tensors are descriptors."""
+    """Compute dK and dV of one column block, and add its contribution to dQ. Tensors are given as descriptors."""
     B_r: gl.constexpr = Q.block_shape[1]
     j, head = gl.program_id(0) * B_c, gl.program_id(1)  # FA2.A2.L5
     first, T_r = gl.maximum(j + N_q - N_k, 0) // B_r if CAUSAL else 0, gl.cdiv(N_q, B_r)
@@ -214,7 +215,7 @@ def backward_kernel(Q, K, V, dO, starts, dQ, dK, dV, N_q, N_k, tau, tau_log2, CA
 
 
 def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, causal: bool) -> tuple[Tensor, ...]:
-    """dQ, dK and dV, each like its tensor; O and L are those of the forward pass."""
+    """Return dQ, dK and dV in the shapes and types of q, k and v. O and L are the results of the forward pass."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     B_r, types = 8192 // d, {torch.float32: gl.float32, torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
     T_r, T_c = triton.cdiv(N_q, B_r), triton.cdiv(N_k, 128)

@@ -1,4 +1,4 @@
-"""Rung 00, standard: S = τ Q Kᵀ, P = softmax(S) and O = P V by three kernels, with S and P in HBM."""
+"""Rung 00, standard: three kernels compute S = τ Q Kᵀ, P = softmax(S) and O = P V, with S and P in HBM."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ LOWEST = tl.constexpr(-1.0e30)  # the least m: at −∞ a row without keys woul
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Rows first … first + B of one head. Rows from N on are not touched and read as zero."""
+    """Load rows first … first + B − 1 of one head as (B, d). Rows from N on are not read, and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -18,14 +18,14 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
+    """Return how many keys each row sees, counted from key 0. The causal diagonal ends in the bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def scores_kernel(Q, K, S, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
                   B_c: tl.constexpr):  # fmt: skip
-    """One program computes one tile of S."""
+    """Compute one tile of the scores S in HBM. Masked scores become −∞."""
     i, j, head = tl.program_id(0) * B_r, tl.program_id(1) * B_c, tl.program_id(2).to(tl.int64)
     q_i = load_rows(Q + head * N_q * d, i, N_q, B_r, d)  # (B_r, d)
     k_j = load_rows(K + head * N_k * d, j, N_k, B_c, d)  # (B_c, d)
@@ -37,7 +37,7 @@ def scores_kernel(Q, K, S, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
 
 @triton.jit
 def softmax_kernel(S, P, L, N_q, N_k, WIDTH: tl.constexpr):
-    """One program computes one row of P."""
+    """Compute one row of P, and the row's L, from the row's scores in S."""
     row, col = tl.program_id(1).to(tl.int64) * N_q + tl.program_id(0), tl.arange(0, WIDTH)
     s = tl.load(S + row * N_k + col, mask=col < N_k, other=NEG_INF)  # (WIDTH,)
     m = tl.maximum(tl.max(s, 0), LOWEST)
@@ -51,7 +51,7 @@ def softmax_kernel(S, P, L, N_q, N_k, WIDTH: tl.constexpr):
 
 @triton.jit
 def output_kernel(P, V, O, N_q, N_k, d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
-    """One program computes one row block of O."""
+    """Compute one row block of O = P V from P and V in HBM."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     row = i + tl.arange(0, B_r)[:, None]
     o_i = tl.zeros((B_r, d), tl.float32)
@@ -66,7 +66,7 @@ def output_kernel(P, V, O, N_q, N_k, d: tl.constexpr, B_r: tl.constexpr, B_c: tl
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))

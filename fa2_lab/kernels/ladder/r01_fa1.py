@@ -1,7 +1,8 @@
-"""Rung 01, fa1: tiles, one program a head; S and P stay on chip, and O, ℓ and m go through HBM at every tile.
+"""Rung 01, fa1: one program per head keeps tiles of S and P on chip, but passes O, ℓ and m through HBM at every tile.
 
-This is the FA1 paper's Algorithm 2. Its outer loop runs over keys, so a row block's state changes at every pass of it,
-and one program has to do a whole head. Three kernels, each with a loop of its own or none, become one with two loops.
+This is Algorithm 2 of the FA1 paper. Its outer loop runs over keys, so the state of a row block changes in every pass
+of that loop, and one program has to compute a whole head. Three kernels, each with a single loop or none, become one
+kernel with two loops.
 """
 
 import torch
@@ -14,7 +15,7 @@ LOWEST = tl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys w
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Rows first … first + B of one head. Rows from N on are not touched and read as zero."""
+    """Load rows first … first + B − 1 of one head as (B, d). Rows from N on are not read, and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -22,13 +23,13 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
+    """Return how many keys each row sees, counted from key 0. The causal diagonal ends in the bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau):
-    """Take one tile into the state of a row block. Row r sees the first seen[r] keys of the tile."""
+    """Update a row block's o, ℓ and m with one tile of keys, of which row r sees the first seen[r]."""
     s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA1.A2.L10
     s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)  # FA1.A2.L11
     m_ij = tl.maximum(tl.max(s_ij, 1), LOWEST)  # (B_r,)  FA1.A2.L12
@@ -45,7 +46,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau):
 @triton.jit
 def forward_kernel(Q, K, V, O, l, m, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
                    B_c: tl.constexpr):  # fmt: skip
-    """One program computes one head."""
+    """Compute all row blocks of one head, so that each program computes one head."""
     head = tl.program_id(0).to(tl.int64)
     Q, K, V = Q + head * N_q * d, K + head * N_k * d, V + head * N_k * d
     O, l, m = O + head * N_q * d, l + head * N_q, m + head * N_q
@@ -69,7 +70,7 @@ def forward_kernel(Q, K, V, O, l, m, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))

@@ -1,4 +1,4 @@
-"""Rung 07, skipping: tiles that no row of the block sees are not visited."""
+"""Rung 07, skipping: tiles in which no row of the block sees a key are not visited."""
 
 import math
 
@@ -13,7 +13,7 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Rows first … first + B of one head. Rows from N on are not touched and read as zero."""
+    """Load rows first … first + B − 1 of one head as (B, d). Rows from N on are not read, and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -21,13 +21,13 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
+    """Return how many keys each row sees, counted from key 0. The causal diagonal ends in the bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2):
-    """Take one tile into the state of a row block. Row r sees the first seen[r] keys of the tile."""
+    """Update a row block's o, ℓ and m with one tile of keys, of which row r sees the first seen[r]."""
     s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
     s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)
     m_new = tl.maximum(m_i, tau_log2 * tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
@@ -41,7 +41,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2):
 @triton.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
                    B_c: tl.constexpr):  # fmt: skip
-    """One program computes one row block of one head."""
+    """Compute O and L of one row block of one head."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)  # FA2.A1.L3
     Q, K, V = Q + head * N_q * d, K + head * N_k * d, V + head * N_k * d
     row = i + tl.arange(0, B_r)  # (B_r,)
@@ -67,7 +67,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: t
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))

@@ -1,7 +1,7 @@
-"""Rung 11, diagonal first: the two loops change places, so that NVIDIA's compiler lets the products run on.
+"""Rung 11, diagonal first: the two loops are exchanged, so that NVIDIA's compiler lets matmuls run on.
 
-This is the canonical Triton kernel: FlashAttention-2's Algorithm 1 as one would write it down. Without copies ahead
-(num_stages=1) the order of the loops changes nothing.
+This is the canonical Triton kernel, a direct transcription of FlashAttention-2's Algorithm 1. Without copies ahead
+(num_stages=1), the order of the loops changes nothing.
 """
 
 import math
@@ -17,7 +17,7 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexpr):
-    """Rows first … first + B of one head. With RAGGED, rows from N on are not touched and read as zero."""
+    """Load rows first … first + B − 1 of one head as (B, d). If RAGGED, rows from N on are not read and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     if RAGGED:
@@ -28,13 +28,13 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
+    """Return how many keys each row sees, counted from key 0. The causal diagonal ends in the bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
-    """Take one tile into the state of a row block. Row r sees the first seen[r] keys of the tile."""
+    """Update a row block's o, ℓ and m with one tile of keys, of which row r sees the first seen[r]."""
     s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
     if MASKED:
         s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)
@@ -49,7 +49,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 @triton.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
                    B_c: tl.constexpr):  # fmt: skip
-    """One program computes one row block of one head."""
+    """Compute O and L of one row block of one head."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)  # FA2.A1.L3
     Q, K, V = Q + head * N_q * d, K + head * N_k * d, V + head * N_k * d
     row = i + tl.arange(0, B_r)  # (B_r,)
@@ -80,7 +80,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: t
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))

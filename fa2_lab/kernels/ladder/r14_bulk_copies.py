@@ -1,6 +1,7 @@
-"""Rung 14, bulk copies: the copy engine moves whole tiles of Q, K, V and O, with zeros past the last row.
+"""Rung 14, bulk copies: TMA, the copy engine, moves whole tiles of Q, K, V and O, with zeros past the last row.
 
-It takes tensors whose rows are multiples of 16 bytes. On GPUs before Hopper Triton turns it back into plain loads.
+TMA needs tensors whose rows are multiples of 16 bytes. On GPUs before Hopper, Triton turns TMA copies back into plain
+loads.
 """
 
 import math
@@ -17,13 +18,13 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
+    """Return how many keys each row sees, counted from key 0. The causal diagonal ends in the bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
-    """Take one tile into the state of a row block. Row r sees the first seen[r] keys of the tile."""
+    """Update a row block's o, ℓ and m with one tile of keys, of which row r sees the first seen[r]."""
     s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
     if MASKED:
         s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)
@@ -37,7 +38,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 @triton.jit
 def tile_coord(T_r, heads, l2_group):
-    """This program's row block and head: `l2_group` heads side by side, the row blocks that see most keys first."""
+    """Return this program's row block and head: l2_group heads at a time, and row blocks that see most keys first."""
     section, within = tl.program_id(0) // (l2_group * T_r), tl.program_id(0) % (l2_group * T_r)
     width = tl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -46,7 +47,7 @@ def tile_coord(T_r, heads, l2_group):
 @triton.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
                    B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
-    """One program computes one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
+    """Compute O and L of one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
     i, head = tile_coord(tl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
     row = i + tl.arange(0, B_r)  # (B_r,)
@@ -76,7 +77,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: t
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))

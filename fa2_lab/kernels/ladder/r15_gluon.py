@@ -1,9 +1,9 @@
-"""Rung 15, Gluon: the tiles, stages and copies of rung 14, written down by us instead of chosen by Triton.
+"""Rung 15, Gluon: the code spells out the tiles, stages and copies of rung 14, which Triton chose before.
 
-This step is more than one change, because a language brings its own habits. The two loops are one from right to left,
-and an `if` asks for the mask. Numbers of p are rounded in pairs, by an instruction that Triton does not choose. And
-P V is waited for at once, where Triton let it run on: rung 20 gives that back. It takes d = 64 and 128, in 16 bits, on
-Hopper.
+This step is more than one change, because Gluon brings its own habits. The two loops become one loop from right to
+left, in which an `if` decides whether a tile is masked. Numbers of p are rounded in pairs, by an instruction that
+Triton does not choose. The kernel waits for P V at once, although Triton let that matmul run on. Rung 20 lets it run on
+again. The kernel needs a Hopper GPU, 16-bit inputs, and d = 64 or 128.
 """
 
 import math
@@ -23,13 +23,13 @@ LN2 = gl.constexpr(math.log(2))
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
+    """Return how many keys each row sees, counted from key 0. The causal diagonal ends in the bottom right corner."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @gluon.jit
 def tile_coord(T_r, heads, l2_group):
-    """This program's row block and head: `l2_group` heads side by side, the row blocks that see most keys first."""
+    """Return this program's row block and head: l2_group heads at a time, and row blocks that see most keys first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -37,7 +37,7 @@ def tile_coord(T_r, heads, l2_group):
 
 @gluon.jit
 def start(X, head, row, tiles, arrived, n, there):
-    """Begin to copy rows of one head into the stage of tile n, if there is such a tile."""
+    """Start copying rows of one head of X into the stage of tile n if `there` is true, that is, if tile n exists."""
     STAGES: gl.constexpr = tiles.shape[0]
     mbarrier.expect(arrived.index(n % STAGES), X.block_type.nbytes, pred=there)
     tma.async_load(X, [head, row, 0], arrived.index(n % STAGES), tiles.index(n % STAGES), pred=there)
@@ -45,7 +45,7 @@ def start(X, head, row, tiles, arrived, n, there):
 
 @gluon.jit
 def room(X, STAGES: gl.constexpr):
-    """Shared memory for so many tiles as X describes them, and a barrier for each."""
+    """Allocate shared memory for STAGES tiles of the block shape of the descriptor X, and one barrier per tile."""
     tiles = gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -55,13 +55,13 @@ def room(X, STAGES: gl.constexpr):
 
 @gluon.jit
 def rows_of(tile):
-    """A tile of shared memory without its leading dimension of 1."""
+    """Return a tile in shared memory without its leading dimension of 1, as (rows, d)."""
     return tile.reshape([tile.shape[1], tile.shape[2]])
 
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start q_i k_jᵀ, both in shared memory. Of 64 rows each warp will hold 16, and 4 of its threads share a row."""
+    """Start the matmul q_i k_jᵀ from shared memory. Each warp will hold 16 of the 64 rows, with 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -69,7 +69,7 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """The scores of keys j, j + 1, …, with −∞ in place of those that a row does not see."""
+    """Return the scores of keys j, j + 1, …, with −∞ for keys from seen[r] on, which row r does not see."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
     # 2 and 4 in a column's number are the lane's part: without them it is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
@@ -77,7 +77,7 @@ def mask(s_ij, j, seen):
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
+    """Update l and m with a tile's scores. Return p, the factor alpha by which o shrinks, and the new l and m."""
     m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
     p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
@@ -87,7 +87,7 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """p in 16 bits as the left operand of a product, two numbers by one instruction."""
+    """Round p to 16 bits, two numbers per instruction, and return it as the left operand of a matmul."""
     if dtype == gl.bfloat16:
         p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, is_pure=True, pack=2)
     else:
@@ -97,7 +97,7 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
-    """One program computes one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
+    """Compute O and L of one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
     B_c: gl.constexpr = K.block_shape[1]
     d: gl.constexpr = K.block_shape[2]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
@@ -152,7 +152,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)

@@ -1,9 +1,12 @@
 """Rung 17, two consumers: 128 rows share each tile of K and V (192 rows of three consumers at d = 64).
 
-A ring has a few stages, each with room for one tile and two barriers: one says "filled", the other "emptied". A barrier
-flips its phase, 0 or 1, when all whom it expects have arrived; who waits names the phase whose end it waits for.
-One program now fills an SM, with its registers as well, so no cap is left. Tiles and stages stay as they were, but for
-a fourth stage at d = 64: there is room, and counting to four takes fewer registers than counting to three.
+A ring is a circular buffer with a few stages. Each stage has a buffer for one tile and two barriers, `filled` and
+`emptied`, which CUTLASS calls full and empty. A barrier flips its phase, 0 or 1, when all expected arrivals are in. A
+warp that waits names the phase whose end it waits for.
+
+One program now fills an SM, including its registers, so no cap is needed any more. Tiles and stages stay as they were,
+except for a fourth stage at d = 64. Shared memory has room for the fourth stage, and counting to four takes fewer
+registers than counting to three.
 """
 
 import math
@@ -26,13 +29,13 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d),
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
+    """Return how many keys each row sees, counted from key 0. The causal diagonal ends in the bottom right corner."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @gluon.jit
 def tile_coord(T_r, heads, l2_group):
-    """This program's row block and head: `l2_group` heads side by side, the row blocks that see most keys first."""
+    """Return this program's row block and head: l2_group heads at a time, and row blocks that see most keys first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -40,13 +43,13 @@ def tile_coord(T_r, heads, l2_group):
 
 @gluon.jit
 def room(X, STAGES: gl.constexpr):
-    """Shared memory for so many tiles as X describes them."""
+    """Allocate shared memory for STAGES tiles, each of the block shape of the descriptor X."""
     return gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
 
 
 @gluon.jit
 def ring(tiles, CONSUMERS: gl.constexpr):
-    """A ring of these tiles, empty."""
+    """Create an empty ring of the given tiles in shared memory, with a `filled` and an `emptied` barrier per stage."""
     STAGES: gl.constexpr = tiles.shape[0]
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -58,7 +61,7 @@ def ring(tiles, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def fill(ring, n, X, head, row):
-    """Producer: start to copy rows of one head into the n-th tile, as soon as its stage is empty."""
+    """Producer: wait until the n-th tile's stage is empty, then start the copy of rows of one head of X into it."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
     mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
@@ -67,7 +70,7 @@ def fill(ring, n, X, head, row):
 
 @gluon.jit
 def take(ring, n):
-    """Consumer: the n-th tile, (rows, d), as soon as it is there."""
+    """Consumer: wait until the n-th tile has arrived, and return it as (rows, d) in shared memory."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
     return ring.tiles.index(n % STAGES).reshape([ring.tiles.shape[2], ring.tiles.shape[3]])
@@ -75,13 +78,13 @@ def take(ring, n):
 
 @gluon.jit
 def release(ring, n):
-    """Consumer: the n-th tile is no longer needed."""
+    """Consumer: tell the producer that this consumer no longer needs the n-th tile."""
     mbarrier.arrive(ring.emptied.index(n % ring.tiles.shape[0]), count=1)
 
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start q_i k_jᵀ, both in shared memory. Of 64 rows each warp will hold 16, and 4 of its threads share a row."""
+    """Start the matmul q_i k_jᵀ from shared memory. Each warp will hold 16 of the 64 rows, with 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -89,7 +92,7 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """The scores of keys j, j + 1, …, with −∞ in place of those that a row does not see."""
+    """Return the scores of keys j, j + 1, …, with −∞ for keys from seen[r] on, which row r does not see."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
     # 2 and 4 in a column's number are the lane's part: without them it is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
@@ -97,7 +100,7 @@ def mask(s_ij, j, seen):
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
+    """Update l and m with a tile's scores. Return p, the factor alpha by which o shrinks, and the new l and m."""
     m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
     p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
@@ -107,7 +110,7 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """p in 16 bits as the left operand of a product, two numbers by one instruction."""
+    """Round p to 16 bits, two numbers per instruction, and return it as the left operand of a matmul."""
     if dtype == gl.bfloat16:
         p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, is_pure=True, pack=2)
     else:
@@ -117,7 +120,7 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def producer(Q, K, V, q, k, v, head, i, T_c):
-    """One warp: start every copy as early as its stage is free."""
+    """Run as the producer warp: start every copy as soon as the stage that it fills is empty."""
     B_c: gl.constexpr = K.block_shape[1]
     CONSUMERS: gl.constexpr = q.tiles.shape[0]
     for c in gl.static_range(CONSUMERS):
@@ -129,7 +132,7 @@ def producer(Q, K, V, q, k, v, head, i, T_c):
 
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constexpr):
-    """One warpgroup: the 64 rows from i + 64 c on."""
+    """Run as consumer warpgroup c: compute O and L of the 64 rows from row i + 64 c on."""
     B_c: gl.constexpr = k.tiles.shape[2]
     d: gl.constexpr = k.tiles.shape[3]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
@@ -177,7 +180,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
 @gluon.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr, CONSUMERS: gl.constexpr,
                    STAGES: gl.constexpr):  # fmt: skip
-    """One program computes one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
+    """Compute O and L of one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
     B_r: gl.constexpr = 64 * CONSUMERS
     i, head = tile_coord(gl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
@@ -197,7 +200,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)

@@ -1,7 +1,8 @@
-"""Side rung s00, split keys: each warp takes a share of the keys of a tile, as FA1 does (split-K).
+"""Side rung s00, split keys: each warp handles a share of the keys of every tile, as in FA1 (split-K).
 
-Every warp holds all rows. Row maximum, row sum and the W partial sums P_w V_w meet in shared memory.
-`python -m fa2_lab ladder s00 s01` shows the difference. Triton 3.7 spills 9 of its registers, 3.6 and 3.8 none.
+Every warp holds all rows. The warps combine their row maxima, their row sums and the W partial sums P_w V_w through
+shared memory. `python -m fa2_lab ladder s00 s01` shows the difference from s01. Triton 3.7 spills 9 registers of the
+kernel, but Triton 3.6 and 3.8 spill none.
 """
 
 import math
@@ -17,14 +18,14 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def load_rows(X, first, B: tl.constexpr, d: tl.constexpr):
-    """Rows first … first + B of one head."""
+    """Load rows first … first + B − 1 of one head as (B, d)."""
     return tl.load(X + first * d + (tl.arange(0, B)[:, None] * d + tl.arange(0, d)[None, :]))  # (B, d)
 
 
 @triton.jit
 def forward_kernel(Q, K, V, O, L, N, tau_log2, d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
                    W: tl.constexpr):  # fmt: skip
-    """One program computes one row block of one head; its W warps share every tile."""
+    """Compute O and L of one row block of one head. The W warps of the program share every tile."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)  # FA2.A1.L3
     Q, K, V, O, L = Q + head * N * d, K + head * N * d, V + head * N * d, O + head * N * d, L + head * N
 
@@ -51,9 +52,10 @@ def forward_kernel(Q, K, V, O, L, N, tau_log2, d: tl.constexpr, B_r: tl.constexp
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, W: int = 2) -> tuple[Tensor, Tensor]:
-    """O and L of q, k, v (batch, heads, N, d): no mask, N a multiple of 64, W warps on a tile of 16·W × 32.
+    """Return O and L of q, k and v (batch, heads, N, d), without a mask and with N a multiple of 64.
 
-    Two warps: with four, the partial sums of split-K no longer fit the registers at d = 64 (sm_90).
+    W warps share a tile of 16·W rows × 32 keys. W is 2 by default because with four warps, the partial sums of split-K
+    no longer fit in the registers at d = 64 (sm_90).
     """
     batch, heads, N, d = q.shape
     if causal or N % 64 or k.shape != q.shape:
