@@ -100,7 +100,9 @@ def broken(path: Path, slip: Slip, seed: int = 0) -> str:
     """A program with a slip in it."""
     text = path.read_text(encoding="utf-8")
     if text.count(slip.right) != 1:
-        raise LookupError(f"{path.name}: {slip.right!r} stands there {text.count(slip.right)} times")
+        raise LookupError(
+            f"{path.name}: {slip.right!r} occurs {text.count(slip.right)} times, but it should occur once"
+        )
     return renamed(path, text.replace(slip.right, slip.wrong), seed).rstrip()
 
 
@@ -134,5 +136,5 @@ def named(step: str, function, seed: int = 0) -> Report:
     with report.check("name: the cause", "What does the line do to the tile, the barrier or the row?"):
         cause = answer_of(function, "cause")
         if cause != slip.cause:
-            raise Failed("the cause of this slip", f"{cause!r}: {CAUSES.get(cause, 'no word of the table')}"[:160])
+            raise Failed("the cause of this mistake", f"{cause!r}: {CAUSES.get(cause, 'not in the table')}"[:160])
     return report

@@ -98,8 +98,8 @@ WRONG = {  # chapter, and a letter from its second build on: (a part of the solu
     "A": ("r // 2 % 4", "r % 4", "0"),
 }
 NAMED = {  # what the examiner says of the first of them, where a whole pass is written
-    "01": "m is missing in L: it is log l for m + log l. (Read chapter 04.)",
-    "08e": "L is in base 2: multiply it by ln 2. (Read chapter 08",
+    "01": "m is missing in L, which is log l instead of m + log l. (Read chapter 04.)",
+    "08e": "L is in base 2, so multiply it by ln 2. (Read chapter 08",
 }
 BUILDS = [  # a chapter, and which of its builds
     pytest.param(c, n, id=f"{c.number}{'abcde'[n]}")

@@ -166,7 +166,7 @@ def test_a_slip_is_named(number, pairs, hint):
 def test_the_smallest_problem_is_one_and_its_right_answer_is_right(wrong):
     pairs = {"s = tau * (q_i @ k_j.T)": wrong}
     _, printed = played(steps_alone(with_answer("2_forward", list(pairs), list(pairs.values())), ["kind", "row_block"]))
-    said = r"smallest Q = (.*), K = (.*), V = (.*), tau = (.*), tiles .*: O is (.*), and with this mistake (.*)"
+    said = r"smallest Q = (.*), K = (.*), V = (.*), tau = (.*), tiles .*: O should be (.*), but .* makes it (.*)"
     Q, K, V, tau, right, other = re.search(said, printed).groups()
     Q, K, V, right, other = (np.array(json.loads(x), dtype=float) for x in (Q, K, V, right, other))
     assert np.allclose(truth.dense(Q, K, V, float(tau), causal=False)[0], right, atol=1e-3)

@@ -482,7 +482,7 @@ def test_a_launch_that_is_replaced_by_numpy_gets_nothing(tmp_path):
     """Probes beside a student's code may be replaced: what they hand over is text, and it is run in another process."""
     pytest.importorskip("triton", reason="Triton is not installed")
     graded = graded_at_once(tmp_path, {"eve": handed_in("4", own=(FORGED,), solved=False)}, "", name="4")["eve"]
-    assert graded.score == 0 and "no function of its own under @triton.jit" in " ".join(graded.sentences)
+    assert graded.score == 0 and "not a single function under @triton.jit" in " ".join(graded.sentences)
 
 
 WRONG_BY_ONE = {  # the rest is solved; these steps are wrong, and later ones are tried again without them

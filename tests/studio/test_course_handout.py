@@ -227,7 +227,7 @@ DENSE = """    hidden = causal & (np.arange(len(K)) > np.arange(len(Q))[:, None]
 def test_dense_attention_and_no_clocks_are_no_mend(judged, capsys):
     answer = right_answer("race", 0)
     first = "    block, B_c = Block(), 4\n"
-    names = "names that the program has already"
+    names = "names that the program already has"
     cheats = [
         ("new words and signs", (first, DENSE + "\n" + first)),
         ("new words and signs", ("return O, block.clock", 'return f"{[' + "Q @ K.T, " * 9 + ']}", block.clock')),
@@ -250,7 +250,7 @@ def test_nan_is_no_number_by_hand(capsys):
 def test_an_answer_is_what_is_written_down(monkeypatch):
     monkeypatch.setattr(detective.guard, "text", str)
     for body in ("return dict(cause=find())", "x = 1\n    return dict(cause='phase')", "return answers[0]"):
-        with pytest.raises(Failed, match="texts and numbers alone"):
+        with pytest.raises(Failed, match="only texts and numbers"):
             detective.answer_of(f"def hang():\n    {body}\n", "cause")
     with pytest.raises(NotImplementedError):
         detective.answer_of("def hang():\n    raise NotImplementedError()\n", "cause")

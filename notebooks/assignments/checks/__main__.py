@@ -20,20 +20,20 @@ SLOW = 20  # seconds of a step that a slower machine may not have
 def main(argv: list[str]) -> int:
     """0 for all points, 1 for fewer, 2 for a call that makes no sense."""
     if len(argv) != 1 or not argv[0].endswith(".ipynb"):
-        print("it takes the name of one notebook, such as 1_online_softmax.ipynb", file=sys.stderr)
+        print("give the name of one notebook, such as 1_online_softmax.ipynb", file=sys.stderr)
         return 2
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(errors="replace")  # Windows may write to a file in an alphabet without "−"
     try:
         notebook = json.loads(Path(argv[0]).read_text(encoding="utf-8-sig"))
         if not sys.platform.startswith("linux") and "import triton" in json.dumps(notebook):
-            print("note: this assignment needs Linux: Triton has no packages for other systems")
+            print("note: this assignment needs Linux, because Triton has no packages for other systems")
         points, full = played(notebook, sys.stdout)
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"{argv[0]} is not a notebook that can be read ({type(error).__name__}: {error})"[:300], file=sys.stderr)
         return 2
     score = sum(points.values())
-    print(f"{score:g} of {full:g} points by the checks that you can see; grading runs more of the same kind")
+    print(f"{score:g} of {full:g} points in the checks that you can see. Grading runs more checks of the same kind.")
     return 0 if score >= full else 1
 
 
@@ -56,9 +56,9 @@ def played(notebook: dict, out) -> tuple[dict[str, float], float]:
         if marks.get("grade"):
             points[name], found[name] = float(value), float(marks.get("points", 0))
         if time.monotonic() - began > SLOW:
-            print(f"note: {name} took {time.monotonic() - began:.0f} s; grading allows 60 s", file=out)
+            print(f"note: {name} took {time.monotonic() - began:.0f} s, and grading allows 60 s", file=out)
     for name in set(promised) - set(points):
-        print(f"note: the cell {name} was deleted: its step has no points", file=out)
+        print(f"note: the cell {name} was deleted, so its step gets no points", file=out)
     return points, sum((promised or found).values())
 
 

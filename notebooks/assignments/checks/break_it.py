@@ -76,13 +76,13 @@ def kernel(bug: Bug) -> SimpleNamespace:
 RIGHT = [
     Bug(told="the kernel"),
     Bug(told="the kernel with other tiles", rows=5, keys=7),
-    Bug(told="the kernel, one key at a time", rows=16, keys=1),
-    Bug("p-rounded", told="the kernel, weights rounded to float32", bits=24),
-    Bug(told="the kernel, results rounded to float32", outputs=in_float32, gradients=in_float32),
+    Bug(told="the kernel with one key at a time", rows=16, keys=1),
+    Bug("p-rounded", told="the kernel with weights rounded to float32", bits=24),
+    Bug(told="the kernel with results rounded to float32", outputs=in_float32, gradients=in_float32),
 ]
 FORWARD = [Bug("l-not-rescaled"), Bug("scale-ignored"), Bug("corner-top-left")]
 BACKWARD = [Bug("dK-unscaled"), Bug("gradient-unmasked"), Bug("D-missing")]
-HINT = "What kind of input would show it? Lengths, masks, scales, heads, extreme scores: try one of each."
+HINT = "Which input would reveal this bug? Vary the lengths, masks, scales and heads, and try extreme scores."
 
 
 def forward(test, more: list[Bug] | tuple = ()) -> Report:

@@ -80,16 +80,16 @@ def call(kernel, text: str, case: Case, heads: int = 2) -> dict:
             compare() if heads > 1 else unless_known(compare)
     scores = heads * int(case.seen.sum())
     if counted.get("multiplications of products", 0) < 2 * scores * case.d:
-        raise Failed("two products for each score", "fewer", hint="S = Q Kᵀ and P V, by tl.dot.")
+        raise Failed("two products for each score", "fewer", hint="Compute S = Q Kᵀ and P V with tl.dot.")
     counted["loaded"] -= heads * case.N_q * case.d  # Q, once
     return counted
 
 
-L_HINT = "L is a natural logarithm; −∞ without a key."
+L_HINT = "L is a natural logarithm, and it is −∞ in a row that sees no key."
 
 
 def nan_hint(O) -> str:
-    nan = "NaN: a row that was not stored, memory behind the end of K or V, or −inf − (−inf)."
+    nan = "NaN comes from a row that was not stored, from memory past the end of K or V, or from −inf − (−inf)."
     return nan if np.isnan(np.asarray(O, dtype=np.float64)).any() else ""
 
 
@@ -112,18 +112,18 @@ def meter(report: Report, kernel, sizes, seed: int = 0) -> None:
     keys, _ = tiles_needed(case)
     limits = {
         "loaded": (2 * case.d * sum(min(n, case.N_k) for n in keys), "elements of K and V loaded",
-                   "Tiles above the diagonal need not be visited. (Rung 07)"),
+                   "Tiles above the diagonal need not be visited (rung 07)."),
         "exponentials": (64 * sum(n + n // 64 for n in keys), "exponentials",
-                         "One for each score of a visited tile, and one for each of its rows. (Rungs 05 and 07)"),
+                         "A visited tile needs one exponential per score and one per row (rungs 05 and 07)."),
         "masked entries": (64 * len(keys) * 200, "entries under a mask",
-                           "The diagonal cuts through few tiles; the others need no tl.where. (Rung 08)"),
+                           "The diagonal cuts only a few tiles, so the others need no tl.where (rung 08)."),
     }  # fmt: skip
     counted: dict = {}
     for kind, (most, what, hint) in limits.items():
         with report.check(f"{what}: {case}", hint):
             counted = counted or call(kernel, program(kernel, sizes, case.d), case, heads=1)
             at_most(what, counted.get(kind, 0), most, hint)
-    with report.check("no more divisions for 256 keys than for 128", "One division can wait until the end. (Rung 05)"):
+    with report.check("no more divisions for 256 keys than for 128", "The division can wait until the end (rung 05)."):
         text = program(kernel, sizes, d=16)
         few, many = (call(kernel, text, Case(64, n, 16, 64, 64, seed=97), heads=1) for n in (128, 256))
         at_most("divisions", many.get("divisions", 0), few.get("divisions", 0))
@@ -131,9 +131,9 @@ def meter(report: Report, kernel, sizes, seed: int = 0) -> None:
 
 # Instructions of a thread for one score, and what gets there. Rungs 03, 05, 06, 08, 09: 19.6, 17.1, 11.9, 10.2, 9.3.
 STEPS = [
-    (17.8, "Divide once, at the end. (Rung 05)"),
-    (12.5, "Fold τ and log₂ e into one multiply-add before tl.exp2. (Rung 06)"),
-    (10.4, "Full tiles in a loop of their own, without mask and without bounds. (Rungs 08, 09)"),
+    (17.8, "Divide once, at the end (rung 05)."),
+    (12.5, "Fold τ and log₂ e into one FMA before tl.exp2 (rung 06)."),
+    (10.4, "Give the full tiles a loop of their own, without mask and without bounds (rungs 08 and 09)."),
 ]
 
 
@@ -146,18 +146,23 @@ def compiled(report: Report, kernel, sizes, seed: int = 0) -> None:
     except Exception as error:  # compiled once: all checks fail by the same
         refused = error
     for most, hint in STEPS:
-        with report.check(f"at most {most:g} instructions of a thread for each score", hint):
+        with report.check(f"at most {most:g} thread instructions per score", hint):
             if refused:
                 raise refused
             if per_score > most:
                 raise Failed(f"at most {most:g}", f"{per_score:.2f}")
-    with report.check("copies of K and V are under way while a tile is computed", "num_stages. (Rung 10)"):
+    with report.check(
+        "copies of K and V are under way while a tile is computed",
+        "num_stages sets how many tiles are copied ahead (rung 10).",
+    ):
         if refused:
             raise refused
         if not copies:
-            raise Failed("asynchronous copies in the loop (LDGSTS or UTMALDG)", "none: every load is waited for")
+            raise Failed(
+                "asynchronous copies in the loop (LDGSTS or UTMALDG)", "none, so the loop waits for every load"
+            )
     if not refused:
-        print(f"  {per_score:.2f} instructions a score, {registers} registers, {copies} copies in a round")
+        print(f"  {per_score:.2f} thread instructions per score, {registers} registers, {copies} copies per iteration")
 
 
 def costs(kernel, sizes) -> tuple[float, int, int]:
@@ -173,7 +178,9 @@ def costs(kernel, sizes) -> tuple[float, int, int]:
     check_shares(counted, sorted(lines))
     loop = main_loop(loops(str(sass)), lines, counted["products"])
     if numbers["spills"]:
-        raise Failed("no spills", f"{numbers['spills']} instructions that spill", hint="Smaller tiles, or more warps.")
+        raise Failed(
+            "no spills", f"{numbers['spills']} instructions that spill", hint="Use smaller tiles or more warps."
+        )
     return loop.per_score(SCORED.d), numbers["registers"], loop.copies
 
 
@@ -197,13 +204,15 @@ def main_loop(found: list[Loop], lines: list, products: list) -> Loop:
             f"{len(shares) / 2:g} loops in the machine code, with two products each", f"{len(found)}", hint=WHOLE
         )
     if not found:
-        raise Failed("a loop with products on tensor cores", "none in the compiled code", hint="tl.dot of fp16 tiles.")
+        raise Failed(
+            "a loop with products on tensor cores", "none in the compiled code", hint="Multiply fp16 tiles with tl.dot."
+        )
     if 2 * len(found) > len(shares):
         return max(found, key=lambda loop: loop.per_score(SCORED.d))
     return max(zip(shares[::2], found, strict=True), key=lambda one: one[0])[1]
 
 
-WHOLE = "S, its exponentials and P V belong into one loop; what is moved out of it is not saved."
+WHOLE = "S, its exponentials and P V belong in one loop, because work that is moved out of it is not saved."
 SHARE = 8  # diagonal tiles of 32 keys have a seventh of all multiplications of SCORED in each of their two products
 
 
@@ -211,10 +220,10 @@ def check_shares(counted: dict, compiled: list) -> None:
     """The products that were compiled are those that ran, each does more than an eighth, and none is for nothing."""
     total = counted["multiplications of products"]
     ran = sorted(list(place) for place, n in counted["products"] if SHARE * n > total)
-    hint = "Loops that hardly run would be counted. Write a tl.dot for each product, and none that is not needed."
+    hint = "Write one tl.dot for each product, and none that is not needed, or loops that hardly run would count."
     if ran != compiled:
         raise Failed(f"each tl.dot does more than 1/{SHARE} of a causal call's multiplications",
-                     f"{len(compiled)} in the machine code, {len(ran)} that do", hint=hint)  # fmt: skip
+                     f"{len(compiled)} tl.dot in the machine code, and {len(ran)} that do", hint=hint)  # fmt: skip
     keys, needed = tiles_needed(SCORED)
     loaded = counted["loaded"] / (2 * SCORED.d * sum(min(n, SCORED.N_k) for n in keys))
     at_most("multiplications for the K and V that were loaded", total, int(needed * max(1, 1.05 * loaded)), hint)

@@ -19,16 +19,16 @@ from . import guard, probes_cases, truth
 from .report import Failed, Report
 
 CAUSES = {
-    "arrivals": "a barrier expects another number of arrivals than come",
-    "missing arrival": "an arrival is left out",
-    "phase": "a wait names the wrong phase",
-    "early release": "a stage is released while it is still read",
-    "early announcement": "a tile is announced before it is there",
-    "overwritten": "a stage is filled although nobody waited until it was empty",
-    "absent keys": "keys behind the end count",
+    "arrivals": "a barrier expects a different number of arrivals than it gets",
+    "missing arrival": "an arrival is missing",
+    "phase": "a wait is for the wrong phase",
+    "early release": "a stage is released while it is still being read",
+    "early announcement": "a tile is announced before it has arrived",
+    "overwritten": "a stage is filled, although the producer did not wait until it was empty",
+    "absent keys": "keys past the end count",
     "lost tile": "a tile that rows see is not visited",
     "wrong head": "rows of another head are read",
-    "corner": "the causal diagonal begins in the wrong corner",
+    "corner": "the causal diagonal is aligned to the wrong corner",
 }
 
 
@@ -47,7 +47,7 @@ def checked(run, usual: dict) -> dict:
     if not isinstance(run, dict) or set(run) - set(usual):
         raise Failed(f"a dict with some of {', '.join(usual)}", f"{run!r}"[:120])
     if usual | run == usual:
-        raise Failed("at least one size or clock that is not the usual one", f"{run!r}"[:120])
+        raise Failed("at least one size or clock that differs from its usual value", f"{run!r}"[:120])
     run = usual | run
     for name, value in run.items():
         low, high = (0, 1) if name == "causal" else LIMITS.get(name, CLOCKS)
@@ -127,9 +127,9 @@ IN_TRITON = Case(KERNEL_HEADER, probes_cases.kernel, kernel_call, kernel_truth, 
 
 
 FIND = {
-    "hang": "Who waits for which barrier? Whose arrival is it waiting for, and does that line ever run?",
-    "race": "Follow one tile: copied, announced, read, released. Which of these can come too early?",
-    "wrong": "Compare one row with the dense result: is a key missing, one too many, or is it another head's?",
+    "hang": "Which actor waits for which barrier? Which arrivals does it wait for, and do their lines ever run?",
+    "race": "Follow one tile as it is copied, announced, read and released. Which step can happen too early?",
+    "wrong": "Compare one row with the dense result. Is a key missing, is one too many, or is one of another head?",
 }
 
 
@@ -153,7 +153,7 @@ def answer_of(function, name: str):
         return written({k.arg: k.value for k in value.keywords}[name])
     except (ValueError, KeyError, TypeError, AttributeError):
         wanted = (
-            f"a line `return dict(line=…, cause=…, mend=…, shows=…, hides=…)`, and in {name} texts and numbers alone"
+            f"a line `return dict(line=…, cause=…, mend=…, shows=…, hides=…)`, with only texts and numbers in {name}"
         )
         raise Failed(wanted, ast.unparse(value)[:120] if value else "none") from None
 
@@ -176,14 +176,16 @@ def judge(step: str, case: Case, function, program, seed: int) -> Report:
     """Three checks: the mended program, a run that shows the slip, one that hides it."""
     report, text = Report(step), text_of(program)
     wanted = "a wrong answer" if step != "hang" else "a hang"
-    with report.check("mend: right on every run, and as fast as it was meant", FIND[step]):
+    with report.check("mend: right on every run, and as fast as it should be", FIND[step]):
         check_mended(case, function, mended(text, answer_of(function, "mend")), seed)
-    with report.check(f"prove: a run that ends in {wanted}", "Which sizes or clocks bring the line into play?"):
+    with report.check(
+        f"prove: a run that ends in {wanted}", "For which sizes or clocks does the wrong line make a difference?"
+    ):
         run = checked(answer_of(function, "shows"), case.usual)
         ((came, what),) = outcomes(case, function, text, [run], seed)
         if came != ("hang" if step == "hang" else "wrong"):
             raise Failed(wanted, f"{in_words(came, what)}, with {run}")
-    with report.check("prove: a run with more than one tile in which nobody would notice"):
+    with report.check("prove: a run with more than one tile that hides the mistake"):
         run = checked(answer_of(function, "hides"), case.usual)
         if run.get("tiles", 2) < 2 or min(run.get("N_q", 17), run.get("N_k", 17)) < 17:
             raise Failed("at least two tiles of keys and 17 queries", f"{run}")
@@ -200,19 +202,19 @@ def mended(text: str, changes) -> str:
     """The program with a student's changes, given as [(what stands there, what should), …]."""
     pairs = isinstance(changes, (list, tuple)) and all(isinstance(c, (list, tuple)) and len(c) == 2 for c in changes)
     if not pairs:
-        raise Failed("a list of pairs (what stands there, what should)", f"{changes!r}"[:120])
+        raise Failed("a list of pairs (old text, new text)", f"{changes!r}"[:120])
     new = text
     for old, better in changes:
         if not isinstance(old, str) or not isinstance(better, str) or new.count(old) != 1:
-            hint = "Take a neighbouring line along."
-            raise Failed("text that stands in the program once", f"{old!r}"[:100], hint=hint)
+            hint = "Include a neighbouring line in the old text."
+            raise Failed("text that occurs in the program exactly once", f"{old!r}"[:100], hint=hint)
         new = new.replace(old, better)
     came = brought(text, new) if len(new) < len(text) + 1000 else len(new) - len(text)  # a book would take long
     if len(changes) > 3 or came > MOST_NEW:
-        hint = "A mended line, not another program."
+        hint = "Mend a line instead of writing another program."
         raise Failed(f"at most three changes and {MOST_NEW} new words and signs", f"{came:,}", hint=hint)
     if strange := sorted(names_of(new) - names_of(text)):
-        raise Failed("names that the program has already", strange[0][:100])
+        raise Failed("names that the program already has", strange[0][:100])
     return new
 
 
@@ -254,8 +256,8 @@ def check_mended(case: Case, function, text: str, seed: int) -> None:
         if came != "right":
             raise Failed("the right answer", in_words(came, what), f"the run {run}")
         if true and not 0.9 * true <= what[2] <= 1.02 * true:
-            hint = "Copies and products must still overlap, and be there."
-            raise Failed(f"{true:,.0f} clocks, or hardly more", f"{what[2]:,.0f} clocks", f"the run {run}", hint)
+            hint = "Copies and products must still overlap, and none of them may be missing."
+            raise Failed(f"{true:,.0f} clocks, or slightly more", f"{what[2]:,.0f} clocks", f"the run {run}", hint)
 
 
 def hang(function, program, seed: int = 0) -> Report:

@@ -32,9 +32,12 @@ METERED_RAGGED = Case(22, 27, 8, 8, 4, causal=True, seed=18)
 def row_dots(report: Report, function, seed: int = 0) -> None:
     """D: one number for each row, from dO and O."""
     dO, O = np.random.default_rng(seed).standard_normal((2, 7, 4))
-    with report.check("D has one number for each row", "A row sum, not a column sum: D is as long as O has rows."):
+    with report.check(
+        "D has one number for each row",
+        "Sum along each row of O, not along each column, so that D has one number per row.",
+    ):
         equal("D", call(function, dO, O), (dO * O).sum(axis=1))
-    with report.check("as many columns as rows: still the rows", "Which axis is summed?"):
+    with report.check("O and dO are square: still the sum of each row", "Along which axis do you sum?"):
         equal("D", call(function, dO[:4], O[:4]), (dO[:4] * O[:4]).sum(axis=1))
 
 
@@ -53,9 +56,9 @@ def check_parts(
 # One tile -------------------------------------------------------------------------------------------------------
 
 TILE = {
-    "dq": "dq = τ · ds k: the scale comes in once more.",
-    "dk": "dk = τ · dsᵀ q: which side is transposed?",
-    "dv": "p from the scores and L alone: no maximum, no row sum.",
+    "dq": "dq = τ · ds k, so the scale appears once more.",
+    "dk": "dk = τ · dsᵀ q. Which operand is transposed?",
+    "dv": "Compute p from the scores and L alone, without a maximum and without a row sum.",
 }
 
 
@@ -66,7 +69,8 @@ def tile_gradients(report: Report, function, seed: int = 0) -> None:
         arguments, want = tile_case(Case(5, 4, 3, seed=first + seed), is_masked)
         check_parts(report, claim, TILE, function, arguments, want, known=slips.of_tile)
     with report.check(
-        "a row that sees no key: no NaN, no infinity", "exp(−inf − (−inf)) is NaN: where L is −inf, P is 0."
+        "a row that sees no key: no NaN, no infinity",
+        "exp(−inf − (−inf)) is NaN, but P has to be 0 in a row whose L is −inf.",
     ):
         arguments, want = tile_case(Case(5, 4, 3, seed=23 + seed), empty_row=2)
         for name, got, true in zip(TILE, parts("(dq, dk, dv)", call(function, *arguments), 3), want, strict=True):
@@ -96,9 +100,9 @@ def run(function, case: Case) -> Run:
     return metered(function, case, inputs, outputs, tau=case.tau, causal=case.causal)
 
 
-GROWS = "{0}_j grows over the row blocks and is stored once, after the last."
+GROWS = "{0}_j is summed over the row blocks and stored once, after the last one."
 HINTS = {
-    "dQ": "dQ gathers a part from every column block: does it start at 0, and is every part added?",
+    "dQ": "Every column block adds its part to dQ. Does dQ start at 0, and is every part added?",
     "dK": GROWS.format("dk"),
     "dV": GROWS.format("dv"),
 }
@@ -121,7 +125,7 @@ def check_gradient(passes: slips.Passes, case: Case, name: str) -> None:
     place = tile_place(case.B_r) if name == "dQ" else tile_place(case.B_c, "key")
     hint = HINTS[name]
     if np.isnan(outputs[name]).any():
-        hint = "The gradients start as NaN: was this row stored, from something that was itself stored?"
+        hint = "The gradients start as NaN. Was this row stored, and was everything stored that it is computed from?"
     equal(name, outputs[name], want, place=place, hint=hint, slips=partial(passes.known, name, case))
 
 
@@ -152,10 +156,10 @@ def operations(report: Report, function, cases=tuple(METERED)) -> None:
         cut = case.tiling
         ops = io.operations("fa2", "backward", cut, case.d)
         other = io.not_matmul(ops) + 2 * io.scores_visited(cut)
-        products = "Five products for each visited tile: s, dp, and one for each gradient."
+        products = "Each visited tile needs five products, namely s, dp, and one per gradient."
         limits = {
             "matmul FLOPs": (ops["matmul"], ops["matmul"], products),
-            "exponentials": (ops["exp"], ops["exp"], "P = exp(S − L): one for each score, and no maximum."),
+            "exponentials": (ops["exp"], ops["exp"], "P = exp(S − L) needs one exponential per score and no maximum."),
             "everything else": (1, other, "Is D computed once, before the loops? Is there still a division?"),
         }
         check_operations(report, runs, case, limits)
@@ -174,21 +178,21 @@ def grouped(report: Report, function, seed: int = 0) -> None:
         batch, how = (q[None], k[None], v[None]), dict(stage="naive", causal=causal, scale=0.4)
         O, L = heads.forward(*batch, **how)
         want = [x[0] for x in heads.backward(*batch, O, L, dO[None], **how)]
-        adds = f"The {q_heads // k_heads} query heads of a group all read this head, so its gradients add up."
+        adds = f"All {q_heads // k_heads} query heads of a group read this key head, so their gradients add up."
         hints = dict(dq=f"Query head h reads key head h // {q_heads // k_heads}.", dk=adds, dv=adds)
-        claim = f"{q_heads} query heads on {k_heads} key heads{', causal' if causal else ''}"
+        claim = f"{q_heads} query heads that share {k_heads} key heads{', causal' if causal else ''}"
         arguments = [q, k, v, O[0], L[0], dO, 0.4, causal]
         check_parts(report, claim, hints, function, arguments, want, lambda at: f"head {at[0]}, row {at[1]}")
 
 
 # Dropout --------------------------------------------------------------------------------------------------------
 
-INSIDE = "z stands at dp = z ∘ (do vᵀ). The p before the bracket in ds is not dropped, and D stays as it is."
+INSIDE = "z belongs in dp = z ∘ (do vᵀ). The p before the bracket in ds is not dropped, and D stays as it is."
 DROPPED = {
-    "o": "What is kept grows by 1 / (1 − p), once; L is that of all keys, dropped or not.",
+    "o": "Weights that are kept grow by 1 / (1 − p), once. L counts all keys, dropped or not.",
     "dq": INSIDE,
     "dk": INSIDE,
-    "dv": "dv = (z ∘ p)ᵀ do: what the output was made of.",
+    "dv": "dv = (z ∘ p)ᵀ do, because the output was computed from z ∘ p.",
 }
 
 

@@ -22,7 +22,7 @@ def call(function, *args, **kwargs):
     if any(
         type(a) is np.ndarray and not np.array_equal(a, b, equal_nan=True) for a, b in zip(args, copies, strict=True)
     ):
-        print(f"  note: {name_of(function)} changed an argument in place, and whoever calls it may need that once more")
+        print(f"  note: {name_of(function)} changed an argument in place, but its caller may still need the old values")
     return came
 
 

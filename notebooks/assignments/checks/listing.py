@@ -33,9 +33,9 @@ def kernel(name: str, source: str, known: set[str]) -> str:
         raise NotAllowed(f"the text of {name} cannot be read ({type(error).__name__})") from None
     function = tree.body[0] if len(tree.body) == 1 else None
     if not isinstance(function, ast.FunctionDef) or function.name != name or not name.isidentifier():
-        raise NotAllowed(f"{name} is no function of its own under @triton.jit")
+        raise NotAllowed(f"{name} is not a single function under @triton.jit")
     if [ast.unparse(d) for d in function.decorator_list] != ["triton.jit"]:
-        raise NotAllowed(f"{name} stands under other decorators than @triton.jit")
+        raise NotAllowed(f"{name} has other decorators than @triton.jit")
     lawful(function, known)
     return text
 
@@ -56,8 +56,8 @@ def lawful(function: ast.FunctionDef, known: set[str]) -> None:
             what = f"the name {node.id!r}"
         if what or own & PLAIN:
             raise NotAllowed(
-                f"{function.name} uses {what or sorted(own & PLAIN)}: a kernel knows what this Triton has "
-                "in tl, its arguments, numbers, and other functions under @triton.jit"
+                f"{function.name} uses {what or sorted(own & PLAIN)}, but a kernel can only use what tl has in this "
+                "version of Triton, its arguments, numbers, and other functions under @triton.jit"
             )
 
 
@@ -96,7 +96,7 @@ def program(kernels: dict[str, str], constants: dict) -> str:
     known = set(kernels) | set(constants)
     ours = PLAIN | OWN | set(dir(builtins))  # a default value of a kernel may not call what another is named after
     if taken := sorted(name for name in known if name in ours or not name.isidentifier()):
-        raise NotAllowed(f"a kernel or a number is called {taken}")
+        raise NotAllowed(f"a kernel or a number is called {taken}, which is not allowed")
     numbers = [f"{name} = tl.constexpr({written(value)})\n" for name, value in constants.items()]
     return "".join([HEADER, *numbers, *(f"\n\n{kernel(name, source, known)}" for name, source in kernels.items())])
 
@@ -107,4 +107,4 @@ def written(value) -> str:
         return f"float({str(value)!r})"
     if isinstance(value, (bool, int, str)):
         return repr(value)
-    raise NotAllowed(f"a kernel reads numbers and texts, not {type(value).__name__}")
+    raise NotAllowed(f"a kernel can read numbers and strings, but not {type(value).__name__}")

@@ -112,7 +112,7 @@ class Chip:
         if name in FUNCTIONS:
             return getattr(np, name)(*args, **named)
         instead = "write matrix products with @" if name in NOT_COUNTABLE else "use operators and np.where"
-        raise TypeError(f"there is no numpy.{name} on the chip: {instead}")
+        raise TypeError(f"the chip has no numpy.{name}, so {instead}")
 
     def turned(self, args: tuple) -> tuple:
         """The operands of a product. If one transpose was forgotten, the chip makes up for it, and step 3 tells."""
@@ -143,9 +143,9 @@ class Chip:
             sizes += [math.prod(np.broadcast_shapes(*(x.shape for x in arrays)))] if name not in METHODS else []
         words = [x for x in flat((args, named)) if isinstance(x, str)]
         if set(named) - NAMED or not all(x[:1] in "bfiuCFKA" and x.isalnum() and len(x) < 8 for x in words):
-            raise TypeError(f"{name} takes other arguments on the chip")
+            raise TypeError(f"{name} does not accept these arguments on the chip")
         if sum(sizes) > MOST or sum(x.size for x in self.blocks.values()) > MOST:
-            raise ValueError(f"the chip holds {MOST:,} numbers at most")
+            raise ValueError(f"the chip holds at most {MOST:,} numbers")
 
     def near(self, x):
         """What was sent, its numbers as blocks."""
@@ -210,5 +210,5 @@ def metered(function: Callable, case, inputs: dict, outputs: dict, **options) ->
 def refuse_score_matrix(meter: Meter, N_q: int, N_k: int) -> None:
     """An array as large as S, computed in one piece: what the exercise is about not building."""
     if meter.largest_on_chip >= N_q * N_k:
-        size = f"{meter.largest_on_chip} elements in one array, where N_q × N_k = {N_q * N_k}"
+        size = f"{meter.largest_on_chip} elements in one array, and N_q × N_k = {N_q * N_k}"
         raise NotAllowed(f"the score matrix was built: {size}")

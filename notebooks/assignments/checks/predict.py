@@ -53,10 +53,13 @@ def by_hand(report: Report, function, seed: int = 0) -> None:
     cut = tiling(N, blocks, False)
     shared, moved = budget.forward_shared_bytes(*blocks, d), heads * bytes_moved(cut, d)
     truth = {
-        "thread blocks": (heads * cut.T_r, "One for each head and row block."),
-        "waves on an A100": (grid.waves(heads * cut.T_r, A100.SMs), "108 SMs, one thread block on each at a time."),
-        "KiB of shared memory": (shared // KiB, "Q once, K and V in two stages, fp16."),
-        "MiB moved": (moved / KiB**2, "Which tensors pass by once, which once per row block?"),
+        "thread blocks": (heads * cut.T_r, "There is one thread block per head and row block."),
+        "waves on an A100": (
+            grid.waves(heads * cut.T_r, A100.SMs),
+            "Each of the 108 SMs runs one thread block at a time.",
+        ),
+        "KiB of shared memory": (shared // KiB, "It holds Q once, and K and V in two stages, all in fp16."),
+        "MiB moved": (moved / KiB**2, "Which tensors are moved once, and which once per row block?"),
     }
     for name, (want, hint) in truth.items():
         with report.check(name, hint):
@@ -65,7 +68,7 @@ def by_hand(report: Report, function, seed: int = 0) -> None:
                 raise Failed(f"a number under {name!r}", f"{got!r}"[:80])
             if not abs(got[name] - want) <= 0.01 * want:  # NaN is no number either
                 verdict = "too small" if got[name] < want else "too large"
-                raise Failed(f"{name}, to 1%", f"{got[name]:g}, which is {verdict}")
+                raise Failed(f"{name}, right to 1%", f"{got[name]:g}, which is {verdict}")
 
 
 def bytes_moved(cut: Tiling, d: int) -> int:
@@ -99,19 +102,21 @@ SHAPES = [(A100, 8, 4096, 128, 1), (H100, 2, 1000, 128, 2), (RTX, 3, 2048, 64, 1
 def waves(report: Report, function, shapes=SHAPES, seed: int = 0) -> None:
     """Waves, and the share of the slots that work."""
     for chip, heads, N_q, B_r, resident in varied(shapes, 2, seed):
-        where = f"{chip.name}, {heads} heads, {N_q} queries, B_r {B_r}, {resident} block(s) on each SM"
+        where = f"{chip.name}, {heads} heads, {N_q} queries, B_r = {B_r}, {resident} block(s) per SM"
         blocks, slots = heads * cdiv(N_q, B_r), chip.SMs * resident
         with report.check(f"waves: {where}", "How many thread blocks are there, and how many run at once?"):
             got = parts("(waves, share)", call(function, chip, heads, N_q, B_r, resident), 2)
             compare("waves", got[0], grid.waves(blocks, slots), where)
-        with report.check(f"share of slots at work: {where}", "The last wave is seldom full."):
+        with report.check(
+            f"share of slots at work: {where}", "The last wave is seldom full, so some of its slots have no work."
+        ):
             got = parts("(waves, share)", call(function, chip, heads, N_q, B_r, resident), 2)
             compare("share", got[1], grid.efficiency(blocks, slots), where)
 
 
 def in_words(N: int, d: int, blocks: tuple[int, int], causal: bool) -> str:
     """What is asked about, as a check says it."""
-    return f"N {N}, {f'd {d}, ' if d else ''}tiles {blocks[0]}×{blocks[1]}{', causal' if causal else ''}"
+    return f"N = {N}, {f'd = {d}, ' if d else ''}tiles of {blocks[0]} × {blocks[1]}{', causal' if causal else ''}"
 
 
 TRAFFIC = [(1024, 64, (128, 64), False), (1024, 64, (128, 64), True), (1000, 96, (64, 128), False)]
@@ -120,7 +125,7 @@ TRAFFIC = [(1024, 64, (128, 64), False), (1024, 64, (128, 64), True), (1000, 96,
 @step
 def traffic(report: Report, function, shapes=TRAFFIC, seed: int = 0) -> None:
     """HBM bytes of one head."""
-    hint = "Q, O and L once; K and V once for each row block that sees them."
+    hint = "Q, O and L are moved once, and K and V once for each row block that sees them."
     check_bytes(report, function, varied(shapes, 0, seed), bytes_moved, hint)
 
 
@@ -138,13 +143,19 @@ FITS = [(A100, (128, 64), 128), (H100, (128, 128), 128), (RTX, (128, 128), 128),
 @step
 def fits(report: Report, function, shapes=FITS) -> None:
     """Bytes of shared memory, registers a thread, and whether both are to be had."""
-    check_fits(report, "forward", function, shapes, "Is it the limit of a block, or of a thread? Are both asked for?")
+    check_fits(
+        report,
+        "forward",
+        function,
+        shapes,
+        "Which limit applies here, that of a block or that of a thread? Do you check both?",
+    )
 
 
 def check_fits(report: Report, kernel: str, function, shapes, hint: str) -> None:
     """The same for a program of the forward, or of the backward's first pass."""
     for (chip, blocks, d), warps in product(shapes, (*WARPS, 16)):
-        where = f"{chip.name}, tiles {blocks[0]}×{blocks[1]}, d {d}, {warps} warps, 2 stages"
+        where = f"{chip.name}, tiles of {blocks[0]} × {blocks[1]}, d = {d}, {warps} warps, 2 stages"
         want = budget.fits(chip, *blocks, d, 2, warps, kernel=kernel)
         with report.check(where, hint):
             got = parts("(shared, registers, fits)", call(function, chip, *blocks, d, 2, warps), 3)
@@ -161,8 +172,9 @@ BEST = [(A100, 4096, 64, False), (A100, 4096, 128, True), (RTX, 2048, 128, False
 def best_blocks(report: Report, function, shapes=BEST, seed: int = 0) -> None:
     """The block sizes that fit and move least."""
     for chip, N, d, causal in varied(shapes, 1, seed):
-        where = f"{chip.name}, N {N}, d {d}{', causal' if causal else ''}"
-        with report.check(where, "First drop what does not fit with 4 warps nor with 8; then compare what is moved."):
+        where = f"{chip.name}, N = {N}, d = {d}{', causal' if causal else ''}"
+        hint = "First drop the pairs that fit neither with 4 warps nor with 8, and then compare the bytes moved."
+        with report.check(where, hint):
             got = tuple(parts("(B_r, B_c)", call(function, chip, N, d, causal), 2))
             if verdict := wrong_blocks(chip, got, N, d, causal):
                 raise Failed("another pair of block sizes", f"{got}: {verdict}")
@@ -171,15 +183,19 @@ def best_blocks(report: Report, function, shapes=BEST, seed: int = 0) -> None:
 def wrong_blocks(chip, got: tuple, N: int, d: int, causal: bool) -> str:
     """What is wrong with a choice, without naming the right one; of equals, the largest B_c is right."""
     if got not in product(SIZES, SIZES):
-        return f"both must be one of {SIZES}"
+        return f"each of the two must be {SIZES[0]} or {SIZES[1]}"
     fitting = [b for b in product(SIZES, SIZES) if any(budget.fits(chip, *b, d, 2, warps).ok for warps in WARPS)]
     if got not in fitting:
-        return f"does not fit on {chip.name}"
+        return f"it does not fit on {chip.name}"
     moved = {b: bytes_moved(tiling(N, b, causal), d) for b in fitting}
     more = moved[got] - min(moved.values())
     if more:
-        return f"fits, but {more:,} bytes more are moved than need be"
-    return "" if got == min(fitting, key=lambda b: (moved[b], -b[1])) else "moves as little, with smaller tiles"
+        return f"it fits, but it moves {more:,} bytes more than necessary"
+    return (
+        ""
+        if got == min(fitting, key=lambda b: (moved[b], -b[1]))
+        else "another pair moves as few bytes, and its tiles are larger"
+    )
 
 
 # The backward -----------------------------------------------------------------------------------------------------
@@ -194,7 +210,9 @@ def writers(report: Report, function, shapes=WRITERS, seed: int = 0) -> None:
     for N, blocks, causal in varied(shapes, 0, seed):
         where = in_words(N, 0, blocks, causal)
         want = [len(workers) for workers in grid.dq_writers(tiling(N, blocks, causal))]
-        with report.check(where, "One program for each column block. Which row blocks see it, the last row included?"):
+        with report.check(
+            where, "Each column block has a program. Which row blocks see it, if you include their last row?"
+        ):
             got = call(function, N, *blocks, causal)
             if not hasattr(got, "__len__") or len(got) != len(want):
                 raise Failed(f"a list of {len(want)} numbers, one for each row block", f"{got!r}"[:80])
@@ -223,7 +241,7 @@ PASSES = [(1024, 64, (128, 64), False), (1024, 64, (64, 128), True), (1000, 96, 
 @step
 def backward_traffic(report: Report, function, shapes=PASSES, seed: int = 0) -> None:
     """HBM bytes of one head's backward in one pass."""
-    hint = "O once; dO once for D. Then Q, dO, L, D and dQ for each visited tile: is dQ loaded, stored, or both?"
+    hint = "O and dO are loaded once for D. Each visited tile moves Q, dO, L, D and dQ. Is dQ loaded, stored, or both?"
     check_bytes(report, function, varied(shapes, 0, seed), one_pass_bytes, hint)
 
 
@@ -232,7 +250,9 @@ def passes(report: Report, function, shapes=PASSES, seed: int = 0) -> None:
     """One pass or two: the bytes of two, and which moves fewer."""
     for N, d, blocks, causal in varied(shapes, 0, seed):
         where, cut = in_words(N, d, blocks, causal), tiling(N, blocks, causal)
-        with report.check(where, "The first pass no longer touches dQ; the second is laid out like the forward."):
+        with report.check(
+            where, "The first pass no longer touches dQ, and the second has the loops of the forward pass."
+        ):
             got = parts("(bytes of two passes, 1 or 2)", call(function, N, d, *blocks, causal), 2)
             compare("bytes of two passes", got[0], two_passes_bytes(cut, d), where)
             fewer = 1 if one_pass_bytes(cut, d) <= two_passes_bytes(cut, d) else 2
@@ -246,5 +266,5 @@ COLUMN_FITS = [(A100, (64, 128), 128), (H100, (64, 128), 128), (RTX, (128, 128),
 @step
 def backward_fits(report: Report, function, shapes=COLUMN_FITS) -> None:
     """Bytes of shared memory, registers a thread, and whether both are to be had, for a program of the first pass."""
-    hint = "What stays is a column block: dk and dv have B_c rows each. What streams by?"
+    hint = "A column block stays on chip, so dk and dv have B_c rows each. Which tensors pass by?"
     check_fits(report, "columns", function, shapes, hint)

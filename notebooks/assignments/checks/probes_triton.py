@@ -40,7 +40,7 @@ KERNELS = (JITFunction, interpreter.InterpretedFunction)  # of Triton's own maki
 def texts(kernel) -> dict:
     """The text of a kernel, of the functions that it calls, and the numbers that they read."""
     if type(kernel) not in KERNELS:
-        raise NotAllowed(f"a Triton kernel is asked for: @triton.jit above a def. This is a {type(kernel).__name__}")
+        raise NotAllowed(f"this is a {type(kernel).__name__} instead of a Triton kernel, a def under @triton.jit")
     if "raise NotImplementedError" in inspect.getsource(kernel.fn):
         raise NotImplementedError
     found = dict(kernels={}, constants={})

@@ -42,7 +42,7 @@ class Report:
             yield
         except NotAllowed as refusal:
             self.refused = str(refusal)
-            self._tell("REFUSED", claim, [("", f"{refusal}; this step scores 0")])
+            self._tell("REFUSED", claim, [("", f"{refusal}, so this step scores 0")])
         except Failed as failed:
             self._fail(claim, failed, hint)
         except NotImplementedError:
@@ -70,11 +70,11 @@ class Report:
         return self
 
     def _fail(self, claim: str, failed: Failed, hint: str = "") -> None:
-        """Tell of a failed check; where the last one failed in the same way, that is all there is to tell."""
-        lines = [("expected", failed.expected), ("came", failed.came)]
+        """Report a failed check; if the last one failed in the same way, only this is reported."""
+        lines = [("expected", failed.expected), ("got", failed.came)]
         lines += [("first at", failed.where)] if failed.where else []
         if lines == self.last:
-            self._tell("NOT YET", f"{claim}: the same", [])
+            self._tell("NOT YET", f"{claim}: the same as above", [])
             return
         self.last, hint = lines, failed.hint or hint
         lines = lines + ([("hint", hint)] if hint else [])
@@ -103,7 +103,7 @@ def step(checks):
 def words_of(error: BaseException) -> tuple[str, str]:
     """What a student's code raised, here or in another process, and where in the notebook."""
     if isinstance(error, MemoryError):
-        return "MemoryError: all the memory was used", ""
+        return "MemoryError: the code used all the memory", ""
     if isinstance(error, (Raised, Stopped)):
         return str(error)[:300], getattr(error, "where", "")
     name, text, where = described(error)
@@ -113,8 +113,11 @@ def words_of(error: BaseException) -> tuple[str, str]:
 # Comparing ------------------------------------------------------------------------------------------------------
 
 
-ROUNDED = "Right to five digits: is something rounded to float32, or a small number added so that nothing is 0?"
-NAN = "NaN comes from −inf − (−inf), from 0 / 0 or from 0 · inf: which of them can happen here?"
+ROUNDED = (
+    "The result is right to five digits. Is something rounded to float32, "
+    "or is a small number added so that nothing becomes 0?"
+)
+NAN = "NaN comes from −inf − (−inf), from 0 / 0 or from 0 · inf. Which of these can happen here?"
 
 
 def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=None, slips=dict) -> None:
@@ -182,7 +185,7 @@ def as_numbers(name: str, got, shape: tuple, hint: str = "") -> np.ndarray:
 def parts(name: str, got, count: int, hint: str = "") -> tuple:
     """`got` as a tuple of so many results, or a failure."""
     if not isinstance(got, (tuple, list)) or len(got) != count:
-        came = f"{len(got)} of them" if isinstance(got, (tuple, list)) else type(got).__name__
+        came = f"{len(got)} results" if isinstance(got, (tuple, list)) else type(got).__name__
         raise Failed(f"{count} results, {name}", came, hint=hint)
     return tuple(got)
 
@@ -197,7 +200,7 @@ def in_order(names: str, got: tuple, want: tuple) -> None:
 
     with suppress(TypeError, ValueError):
         if not same(got) and any(map(same, permutations(got))):
-            hint = "Return them in the order that the docstring names."
+            hint = "Return the results in the order that the docstring names."
             raise Failed(f"{names}, in this order", "the right results in another order", hint=hint)
 
 

@@ -29,23 +29,26 @@ def of_update(state: tuple, s: np.ndarray, v: np.ndarray, want: tuple) -> dict[s
     factor = kept_l / l
     return {
         "m": {
-            "m is still the old maximum: a larger score of the block has to replace it.": m,
-            "The maximum so far counts as well, not the block's alone.": s.max(axis=1),
-            "There is one maximum for each row, not one for all: which axis?": np.full_like(m, top.max()),
+            "m is still the old maximum, although a larger score in the block has to replace it.": m,
+            "m is the maximum of the block alone, but the maximum so far counts as well.": s.max(axis=1),
+            "All rows share one maximum here, but each needs its own. Along which axis is it taken?": np.full_like(
+                m, top.max()
+            ),
         },
         "l": {
-            "l is not rescaled: it was summed under the old maximum, and m has moved.": l + new_l,
-            "The factor of l is upside down: when m grows, l has to shrink.": l / factor + new_l,
-            "l is set to the block's sum: what was summed before has to stay in it.": new_l,
-            "The block's weights stand under the old maximum: use the new one for them.": kept_l + early.sum(axis=1),
-            "The weights are powers of 2: use np.exp.": np.exp2(s - finite(top)[:, None]).sum(axis=1),
+            "l is not rescaled, although it was summed relative to the old maximum, and m has changed.": l + new_l,
+            "The factor of l is upside down. When m grows, l has to shrink.": l / factor + new_l,
+            "l is set to the sum of this block, but the earlier blocks have to stay in it.": new_l,
+            "The weights of this block are relative to the old maximum, but they need the new one.": kept_l
+            + early.sum(axis=1),
+            "The weights are powers of 2. Use np.exp for them.": np.exp2(s - finite(top)[:, None]).sum(axis=1),
         },
         "o": {
-            "o is not rescaled, though l is: both were summed under the old maximum.": o + new_o,
-            "The factor of o is upside down: when m grows, o has to shrink.": o / factor[:, None] + new_o,
-            "o is set to the block's part: what was summed before has to stay in it.": new_o,
-            "o is divided already: finalize divides, once, at the end.": true_o / true_l[:, None],
-            "The block's values are added without their weights.": kept_o + v.sum(axis=0),
+            "o is not rescaled, although l is. Both were summed relative to the old maximum.": o + new_o,
+            "The factor of o is upside down. When m grows, o has to shrink.": o / factor[:, None] + new_o,
+            "o is set to the sum of this block, but the earlier blocks have to stay in it.": new_o,
+            "o is already divided by l, but only finalize should divide, once, at the end.": true_o / true_l[:, None],
+            "The values of this block are added without their weights.": kept_o + v.sum(axis=0),
         },
     }
 
@@ -55,9 +58,9 @@ def of_merge(a: tuple, b: tuple, want: tuple) -> dict[str, Slips]:
     left, right = (np.exp(x[0] - finite(want[0])) for x in (a, b))
     slips = {
         "m": {
-            "m is that of the first side: which of the two is it?": a[0],
-            "m is that of the second side: which of the two is it?": b[0],
-            "m is the smaller of the two: exponents would be above 0.": np.minimum(a[0], b[0]),
+            "m is always the maximum of the first side. Which of the two maxima should it be?": a[0],
+            "m is always the maximum of the second side. Which of the two maxima should it be?": b[0],
+            "m is the smaller of the two maxima, so exponents can be above 0.": np.minimum(a[0], b[0]),
         }
     }
     for name, first, second, f, g in (
@@ -65,10 +68,12 @@ def of_merge(a: tuple, b: tuple, want: tuple) -> dict[str, Slips]:
         ("o", a[2], b[2], left[:, None], right[:, None]),
     ):
         slips[name] = {
-            f"{name} of the second side is not shrunk: it stands under its own maximum.": f * first + second,
-            f"{name} of the first side is not shrunk: it stands under its own maximum.": first + g * second,
-            f"Neither side's {name} is shrunk: each stands under its own maximum.": first + second,
-            "The two factors are exchanged: each side has its own.": g * first + f * second,
+            f"{name} of the second side is not rescaled, although it is relative to that side's maximum.": f * first
+            + second,
+            f"{name} of the first side is not rescaled, although it is relative to that side's maximum.": first
+            + g * second,
+            f"{name} is not rescaled on either side, although each is relative to its own maximum.": first + second,
+            "The factors of the two sides are swapped.": g * first + f * second,
         }
     return slips
 
@@ -78,15 +83,15 @@ def of_finalize(state: tuple) -> dict[str, Slips]:
     m, l, o = state
     return {
         "o": {
-            "o is not divided: it is a sum, and l is the sum of its weights.": o,
-            "o is divided twice.": o / l[:, None] ** 2,
-            "o is multiplied by l: it has to be divided.": o * l[:, None],
+            "o is not divided, although it is a weighted sum, and l is the sum of the weights.": o,
+            "o is divided by l twice.": o / l[:, None] ** 2,
+            "o is multiplied by l, but it has to be divided by it.": o * l[:, None],
         },
         "L": {
-            "The logarithm is to base 2: use np.log.": m + np.log2(l),
-            "m is missing: the weights were summed under it.": np.log(l),
-            "l is missing: this is the maximum alone.": m,
-            "l is added as it is: take its logarithm.": m + l,
+            "The logarithm has base 2. Use np.log for it.": m + np.log2(l),
+            "m is missing, although the weights in l are relative to it.": np.log(l),
+            "l is missing, so L is the maximum alone.": m,
+            "L contains l itself instead of its logarithm.": m + l,
             "The logarithm of l has the wrong sign.": m - np.log(l),
         },
     }
@@ -106,14 +111,16 @@ def of_kind(case: Case, tiles: list[tuple[slice, slice]]) -> dict[str, list[str]
 
     other = {"skip": "full", "full": "skip", "diagonal": "diagonal"}
     return {
-        "The diagonal begins at the top left; it ends at the bottom right: N_k − N_q is missing.": kinds(col <= row),
+        "The diagonal begins at the top left. It should end at the bottom right, so N_k − N_q is missing.": kinds(
+            col <= row
+        ),
         "N_k − N_q has the wrong sign.": kinds(col <= row + case.N_q - case.N_k),
-        "One row too many is asked: the last row is row_end − 1.": kinds(seen, rows=1),
-        "One column too many is asked: the last column is col_end − 1.": kinds(seen, cols=1),
-        "The diagonal itself is visible: ≤, not <.": kinds(col < row + case.N_k - case.N_q),
-        "The mask is not asked for: without it every tile is full.": kinds(np.ones_like(seen)),
-        '"skip" and "full" are exchanged.': [other[x] for x in kinds(seen)],
-        '"diagonal" is missing: some entries of a tile may be visible, and others not.': [
+        "One row too many is tested. The last row is row_end − 1.": kinds(seen, rows=1),
+        "One column too many is tested. The last column is col_end − 1.": kinds(seen, cols=1),
+        "The diagonal itself is visible, so < has to be ≤.": kinds(col < row + case.N_k - case.N_q),
+        "Every tile is called full, as if there were no mask.": kinds(np.ones_like(seen)),
+        '"skip" and "full" are swapped.': [other[x] for x in kinds(seen)],
+        '"diagonal" is missing, although a tile can have both visible and masked entries.': [
             "full" if x == "diagonal" else x for x in kinds(seen)
         ],
     }
@@ -160,8 +167,8 @@ class Known(str):
                 said = ", ".join(f"{name} = {x.astype(int).tolist()}" for name, x in zip(names, given, strict=False))
                 shown = [np.round(x + 0.0, 3).tolist() for x in (right, wrong)]
                 mask = ", causal" if causal else ""
-                said += f", tau = {Case.tau}, tiles of {B} rows and {B} keys{mask}"
-                return f"{said}: {self.output} is {shown[0]}, and with this mistake {shown[1]}"
+                said += f", tau = {Case.tau}, tiles of {B} × {B}{mask}"
+                return f"{said}: {self.output} should be {shown[0]}, but this mistake makes it {shown[1]}"
         return ""
 
 

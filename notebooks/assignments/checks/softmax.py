@@ -12,7 +12,7 @@ from . import slips
 from .guard import Stopped, call
 from .report import Failed, Report, as_numbers, equal, in_order, parts, step, words_of
 
-UNDER_THE_OLD_MAXIMUM = "What was summed before stands under the old maximum; bring it under the new one."
+RELATIVE_TO_THE_OLD = "The old l and o are relative to the old maximum. What makes them relative to the new one?"
 
 
 def state_of(s: np.ndarray, v: np.ndarray) -> tuple:
@@ -34,7 +34,7 @@ def keys(rows: int, n: int, d: int, seed: int, size: float = 1.0) -> tuple[np.nd
 
 def in_shape(state, rows: int, d: int) -> tuple:
     """(m, l, o) in the shapes they must have; a slip of theirs would grow with every key and eat the memory."""
-    hint = "m and l are one number for each row; np.sum(x, axis=1) without keepdims keeps them so."
+    hint = "m and l have one number per row, which is the shape of np.sum(x, axis=1) without keepdims."
     shapes = ("m", (rows,)), ("l", (rows,)), ("o", (rows, d))
     three = zip(shapes, parts("(m, l, o)", state, 3), strict=True)
     return tuple(as_numbers(name, x, shape, hint) for (name, shape), x in three)
@@ -75,24 +75,28 @@ def update(report: Report, function, seed: int = 0) -> None:
     s, v = keys(5, 12, 3, seed)
     s[1, 4:8] -= 9.0
     with report.check(
-        "from the empty state: the first block", "Start from m = −inf, l = 0, o = 0 and follow Algorithm 1."
+        "from the empty state: the first block", "Start from m = −inf, l = 0 and o = 0, and follow Algorithm 1."
     ):
         takes(function, reset(5, 3), s[:, :4], v[:4], state_of(s[:, :4], v[:4]))
-    with report.check("a second block", UNDER_THE_OLD_MAXIMUM):
+    with report.check("a second block", RELATIVE_TO_THE_OLD):
         takes(function, state_of(s[:, :4], v[:4]), s[:, 4:8], v[4:8], state_of(s[:, :8], v[:8]))
-    with report.check("twelve keys, one at a time", UNDER_THE_OLD_MAXIMUM):
+    with report.check("twelve keys, one at a time", RELATIVE_TO_THE_OLD):
         state = reset(5, 3)
         for j in range(12):
             state = in_shape(call(function, *state, s[:, j : j + 1], v[j : j + 1]), 5, 3)
         same_state(state, state_of(s, v))
-    with report.check("scores of a thousand", "No exponential may be taken of a number above 0."):
+    with report.check(
+        "scores in the thousands", "Is the exponential of a number above 0 computed anywhere? It can overflow."
+    ):
         big = 1000 * s
         takes(function, state_of(big[:, :4], v[:4]), big[:, 4:], v[4:], state_of(big, v))
-    with report.check("scores far below zero", "m may be any number, also one that exp cannot take."):
+    with report.check(
+        "scores far below zero", "m can be any number, even one whose exponential is 0 or infinite in float64."
+    ):
         low = s - 20_000
         state = in_shape(call(function, *reset(5, 3), low[:, :4], v[:4]), 5, 3)
         same_state(call(function, *state, low[:, 4:], v[4:]), state_of(low, v))
-    with report.check("rows without a key yet: no NaN", UNDER_THE_OLD_MAXIMUM):
+    with report.check("rows that have seen no key yet: no NaN", RELATIVE_TO_THE_OLD):
         masked = s.copy()
         masked[2, :8], masked[3, 4:] = -np.inf, -np.inf
         state = in_shape(call(function, *reset(5, 3), masked[:, :4], v[:4]), 5, 3)
@@ -104,15 +108,17 @@ def merge(report: Report, function, seed: int = 0) -> None:
     """Two states joined."""
     s, v = keys(6, 10, 2, seed + 1, size=3.0)
     a, b, whole = state_of(s[:, :4], v[:4]), state_of(s[:, 4:], v[4:]), state_of(s, v)
-    with report.check("two halves make the whole", "Each side stands under its own maximum."):
+    with report.check("two halves make the whole", "Each side's l and o are relative to that side's maximum."):
         joins(function, a, b, whole)
-    with report.check("the other way round", "Both sides need a factor; which of the two is 1 depends on the row."):
+    with report.check("the other way round", "Both sides need a factor. It depends on the row which of the two is 1."):
         joins(function, b, a, whole)
-    with report.check("maxima two thousand apart", "Which difference is never positive?"):
+    with report.check("maxima two thousand apart", "Which difference of two maxima is never positive?"):
         far = s + np.where(np.arange(10) < 4, 2000.0, 0.0)
         both = state_of(far[:, :4], v[:4]), state_of(far[:, 4:], v[4:])
         joins(function, *both, state_of(far, v))
-    with report.check("a side without keys changes nothing", "Such a side has m = −inf and l = 0: what is its factor?"):
+    with report.check(
+        "a side without keys changes nothing", "A side without keys has m = −inf and l = 0. What is its factor?"
+    ):
         same_state(call(function, reset(6, 2), a), a)
         same_state(call(function, a, reset(6, 2)), a)
         same_state(call(function, reset(6, 2), reset(6, 2)), reset(6, 2))
@@ -122,11 +128,13 @@ def merge(report: Report, function, seed: int = 0) -> None:
 def finalize(report: Report, function, seed: int = 0) -> None:
     """The output and the logsumexp of a state."""
     s, v = keys(5, 7, 3, seed + 2, size=2.0)
-    with report.check("the output", "o is a sum, l is the sum of its weights."):
+    with report.check("the output", "o is a weighted sum, and l is the sum of the weights."):
         ends(function, state_of(s, v), "o")
-    with report.check("the logsumexp", "log Σ exp(s) = m + …; the natural logarithm."):
+    with report.check("the logsumexp", "L is the natural logarithm of Σ exp(s). What has to be added to m to get it?"):
         ends(function, state_of(s, v), "L")
-    with report.check("rows that saw no key: O = 0, L = −inf", "0 / 0 is NaN. What may l be where no key was seen?"):
+    with report.check(
+        "rows that saw no key: O = 0, L = −inf", "0 / 0 is NaN. What is l in a row that has seen no key?"
+    ):
         s[1], s[4] = -np.inf, -np.inf
         ends(function, state_of(s, v), "oL")
 
@@ -155,21 +163,24 @@ def nan_when_empty(a, b):
     return np.where(np.isneginf(L), np.nan, L), np.ones(len(L)), np.where(np.isneginf(L)[:, None], np.nan, O)
 
 
-RIGHT_MERGES = {"one that keeps (L, 1, O) as its state": right_merge, "one that rounds to float32": right_in_float32}
+RIGHT_MERGES = {
+    "a merge that keeps (L, 1, O) as its state": right_merge,
+    "a merge that rounds to float32": right_in_float32,
+}
 WRONG_MERGES = {
-    "forgets to shrink the right side": forgets_the_right_side,
-    "gives NaN for a row without keys": nan_when_empty,
+    "a merge that forgets to rescale the right side": forgets_the_right_side,
+    "a merge that gives NaN for a row without keys": nan_when_empty,
 }
 
 
 def own_test(test, wrong: dict | None = None, right: dict | None = None) -> Report:
     """A student's test of merge against right and wrong merges; `wrong` and `right` come on top of the usual ones."""
     report = Report("own")
-    hint = "Draw many rows, let either side have the larger maximum, leave some rows without keys."
+    hint = "Draw many rows, let either side have the larger maximum, and leave some rows without keys."
     return caught_minus_alarms(report, test, WRONG_MERGES | (wrong or {}), RIGHT_MERGES | (right or {}), hint)
 
 
-UNWRITTEN, TOO_LATE = "not written yet", "your test did not end in time"
+UNWRITTEN, TOO_LATE = "not written yet", "your test did not finish in time"
 
 
 def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: str, make=lambda thing: thing) -> Report:
@@ -186,18 +197,21 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
     alarms = {name: verdicts[name] for name in right if verdicts[name]}
     unwritten = {verdicts[name] for name in right} == {UNWRITTEN}  # then the checks below say so, once
     for name, verdict in ({} if unwritten else alarms).items():
-        print(f"  ALARM    {name} is right, and your test did not let it pass: {verdict}")
+        print(f"  ALARM    {name} is right, but your test rejected it: {verdict}")
     for name in wrong:
         with report.check(f"caught: {name}", hint):
             if verdicts[name] == UNWRITTEN:
                 raise NotImplementedError
             if verdicts[name] in ("", TOO_LATE):
-                raise Failed("an AssertionError from your test", verdicts[name] or "your test let it pass")
+                raise Failed("an AssertionError from your test", verdicts[name] or "your test accepted it")
     if alarms and not unwritten:
-        print(f"           {len(alarms)} of {len(right)} right ones refused; that share of the catches is taken away")
+        print(
+            f"           Your test rejected {len(alarms)} of {len(right)} right versions. This share is subtracted from"
+        )
+        print("           the share of wrong versions that it caught.")
     report.passed = max(0.0, report.passed - len(wrong) * len(alarms) / len(right))
     if unsure := [name for name, found in refusals.items() if len(found) > 1]:
-        report.passed, report.refused = 0.0, f"your test gave two answers about {unsure[0]}: draw from a fixed seed"
+        report.passed, report.refused = 0.0, f"your test gave two answers about {unsure[0]}, so draw from a fixed seed"
         print(f"           {report.refused}")
     return report
 

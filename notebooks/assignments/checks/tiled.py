@@ -41,7 +41,10 @@ LONG = Case(N_q=8, N_k=256, d=8, B_r=8, B_c=8, causal=True, seed=9)
 # The steps ------------------------------------------------------------------------------------------------------
 
 
-CORNERS = "Two corners decide: the row that sees most against the first column, the one that sees least and the last."
+CORNERS = (
+    "Two corners of a tile decide its kind. Compare the row that sees most with the first column, "
+    "and the row that sees least with the last column."
+)
 
 
 @step
@@ -68,13 +71,17 @@ def check_kinds(function, case: Case) -> None:
 
 
 ROW_BLOCKS = [
-    ("all keys visible", PLAIN, "Every tile takes the state one step further; divide once, after the last."),
-    ("a last tile that is not full", RAGGED, "The last column block ends at N_k."),
-    ("causal", CAUSAL, "Mask before the maximum is taken, and only where the diagonal runs through the tile."),
+    ("all keys visible", PLAIN, "Every tile updates m, l and o. Divide once, after the last tile."),
+    ("a short last tile", RAGGED, "The last column block ends at N_k, so it can be shorter than B_c."),
+    ("causal", CAUSAL, "Mask the scores before you take their maximum, and only in tiles that the diagonal cuts."),
     ("causal, more keys than queries", CAUSAL_RAGGED, "Row r sees column c if c ≤ r + N_k − N_q."),
-    ("rows that see no key", EMPTY_ROWS, "Such a row ends with O = 0 and L = −inf, without NaN on the way."),
+    (
+        "rows that see no key",
+        EMPTY_ROWS,
+        "A row that sees no key must end with O = 0 and L = −inf, without NaN on the way.",
+    ),
     ("large scores", HUGE, "Is the maximum subtracted before every exponential?"),
-    ("very negative scores", LOW, "m starts at −∞, not at a number that a score may be below."),
+    ("very negative scores", LOW, "m has to start at −∞, because a score can be below any other number."),
 ]
 
 
@@ -113,15 +120,15 @@ def run(function, case: Case) -> Run:
 def on_chip(ran: Run) -> Run:
     """The run, if its numbers stayed on the chip: what is computed elsewhere is not counted."""
     if ran.meter.peeked:
-        hint = "Index a tensor, as in q_i = Q[rows], and work on what you get, without float(), int() or if."
-        raise Failed("no number taken off the chip", f"{ran.meter.peeked:,} were", hint=hint)
+        hint = "Index a tensor, as in q_i = Q[rows], and compute with this block, without float(), int() or if."
+        raise Failed("no numbers taken off the chip", f"{ran.meter.peeked:,} numbers", hint=hint)
     return ran
 
 
 def fitting(ran: Run) -> Run:
     """The run, if its products fit as they were written."""
     if ran.meter.turned:
-        raise Failed("operands that fit", ran.meter.turned, hint=MISFIT)
+        raise Failed("operands whose shapes fit", ran.meter.turned, hint=MISFIT)
     return ran
 
 
@@ -131,7 +138,9 @@ def forward(report: Report, function, seed: int = 0) -> None:
     cases = [truth.varied(case, seed) for case in (PLAIN, RAGGED, CAUSAL, CAUSAL_RAGGED, EMPTY_ROWS, HUGE, LOW)]
     passes = slips.Passes(lambda case: fitting(on_chip(run(function, case))).outputs, cases)
     for case in cases:
-        with report.check(str(case), "Does your row_block pass? Then look at which rows you load and where you store."):
+        with report.check(
+            str(case), "If your row_block passes, look at the rows that you load and at where you store the results."
+        ):
             check_result(passes, case)
 
 
@@ -139,7 +148,7 @@ def check_result(passes: slips.Passes, case: Case, hint: str = "") -> None:
     """What was stored, against the dense result."""
     outputs = passes[case]
     for name, want in zip("OL", truth.forward(case), strict=True):
-        hint = "The outputs started as NaN: was this row stored?" if np.isnan(outputs[name]).any() else hint
+        hint = "The outputs start as NaN. Was this row stored?" if np.isnan(outputs[name]).any() else hint
         known = partial(passes.known, name, case)
         equal(name, outputs[name], want, place=tile_place(case.B_r), hint=hint, slips=known)
 
@@ -151,14 +160,17 @@ def traffic(report: Report, function, cases=tuple(METERED)) -> None:
     for case in cases:
         with report.check(f"loads and stores: {case}"):
             check_moved(runs[case], io.fa2_forward(case.tiling, case.d), ("Q", "K", "V", "O", "L"))
-        for is_extra, claim in ((True, "no tile touched that no row sees"), (False, "no tile left out")):
+        for is_extra, claim in ((True, "no tile is loaded that no row sees"), (False, "no tile is left out")):
             with report.check(f"{claim}: {case}"):
                 check_tiles(runs[case], case, is_extra)
     hold_little(report, function)
 
 
 MORE = "Is a block loaded more than once, or for a tile that no row sees?"
-LESS = "The chip holds one block at a time: is more kept there, or something read without indexing, or never loaded?"
+LESS = (
+    "The chip holds one block at a time. Is more kept there, "
+    "is a tensor read without indexing it, or is it never loaded?"
+)
 
 
 def check_moved(ran: Run, form, tensors: tuple, may_move_less: str = "") -> None:
@@ -188,7 +200,11 @@ def check_tiles(ran: Run, case: Case, is_extra: bool) -> None:
     for tensor in ("K", "V"):
         got = set(ran.meter.tiles(tensor))
         if wrong := sorted(got - want if is_extra else want - got, key=str):
-            hint = "Skip before you load." if is_extra else "Some row of this tile sees some of its keys."
+            hint = (
+                "Decide whether to skip a tile before you load it."
+                if is_extra
+                else "Some row of this tile sees some of its keys."
+            )
             words = ["not loaded", "it was loaded"] if is_extra else ["loaded", "it was not"]
             raise Failed(f"{tensor} {words[0]} for tile {wrong[0]}", words[1], f"tile {wrong[0]}", hint)
 
@@ -202,10 +218,18 @@ def operations(report: Report, function, cases=tuple(METERED)) -> None:
         ops, rows = io.operations("fa2", "forward", cut, case.d), case.N_q * case.d
         exponentials, other = ops["exp"] + io.rows_visited(cut), io.not_matmul(ops) + io.scores_visited(cut) + rows
         limits = {
-            "matmul FLOPs": (ops["matmul"], ops["matmul"], "Two products for each tile, by @."),
-            "exponentials": (io.scores_visited(cut), exponentials, "One for each score, one for each row and tile."),
+            "matmul FLOPs": (
+                ops["matmul"],
+                ops["matmul"],
+                "Each visited tile needs two matrix products, written with @.",
+            ),
+            "exponentials": (
+                io.scores_visited(cut),
+                exponentials,
+                "Each visited tile needs one exponential per score and one per row.",
+            ),
             "divisions": (1, case.N_q + rows, "FA1 divides in every tile. When is one division enough?"),
-            "everything else": (1, other, "What multiplies a whole block in every tile? Only α has to."),
+            "everything else": (1, other, "What multiplies a whole block in every tile? Only α has to do that."),
         }
         check_operations(report, runs, case, limits)
     hold_little(report, function)
@@ -243,10 +267,10 @@ def memory(report: Report, function, cases=tuple(METERED)) -> None:
         tile = max(case.B_r * case.B_c, case.B_r * case.d, case.B_c * case.d)
         with report.check(f"no load larger than a block: {case}"):
             size, name = runs[case].meter.largest_load
-            within(f"elements of {name} in one load", size, 1, tile, "One block of B_r or B_c rows at a time.")
+            within(f"elements of {name} in one load", size, 1, tile, "Load one block of B_r or B_c rows at a time.")
         with report.check(f"nothing larger than a tile computed: {case}"):
             largest = on_chip(runs[case]).meter.largest_on_chip
-            within("elements in one array", largest, 1, tile, "A strip of S, B_r × N_k, is too much as well.")
+            within("elements in one array", largest, 1, tile, "A strip of S (B_r × N_k) is also too large.")
     hold_little(report, function)
 
 
@@ -261,12 +285,13 @@ def hold_little(report: Report, function) -> None:
         return
     if held > MOST_HELD:
         with report.check(f"no more than 16 tiles held at once: {LONG}"):
-            raise NotAllowed(f"a strip of scores, or more, was kept: {held:,} elements; 16 tiles are {MOST_HELD:,}")
+            kept = f"{held:,} elements, while 16 tiles have {MOST_HELD:,}"
+            raise NotAllowed(f"a strip of scores, or more, was kept on the chip ({kept})")
 
 
 def correct(function, case: Case) -> Run:
     """A metered run whose counts mean something: it is right, or wrong by a slip that is known and paid for above."""
     ran = run(function, case)
-    hint = "What is counted has to be right first: look at steps 2 and 3."
+    hint = "The meter counts only if the result is right, so look at steps 2 and 3 first."
     unless_known(lambda: check_result(slips.Passes(lambda _: ran.outputs, [case]), case, hint))
     return ran

@@ -29,8 +29,8 @@ CASES = [
 ]
 METER = Case(72, 72, 16, 16, 16, causal=True, seed=81, tau=0.3)
 HINT = {
-    False: "Loads past the end need mask= and other=. A row or key that is not there must not count: its p is 0.",
-    True: "Row r sees column c if c ≤ r + N_k − N_q. A row that sees no key has L = −∞: its p is 0, not exp(∞).",
+    False: "Loads past the end need mask= and other=. A row or key that does not exist must have p = 0.",
+    True: "Row r sees column c if c ≤ r + N_k − N_q. A row that sees no key has L = −∞, but p = 0, not exp(∞).",
 }
 
 
@@ -56,9 +56,12 @@ def compare(names: tuple[str, ...], passes: slips.Passes, case: Case) -> None:
     for name in names:
         hint = ""
         if np.isnan(ran[name]).any():
-            hint = "Stored, and NaN: memory behind the end is, and 0 · ∞, if L = −∞. Mask loads with other=0.0, and p."
+            hint = (
+                "This row was stored, but as NaN, which comes from memory past the end, or from 0 · ∞ if L = −∞. "
+                "Load with mask= and other=0.0, and mask p."
+            )
             if meter["stores"][name] + meter["adds"][name] < want[name].size:
-                hint = "The outputs start as NaN: was this row stored?"
+                hint = "The outputs start as NaN. Was this row stored?"
         place = tile_place(case.B_r) if name == "dQ" else tile_place(case.B_c, "key")
         equal(name, ran[name], want[name], TOLERANCE, hint, place, partial(passes.known, name, case))
 
@@ -102,14 +105,15 @@ def check_meter(kernel, case: Case, names: tuple[str, ...], loads: dict, product
     tiles = int(io.tiles_per_row(case.tiling).sum())
     came = meter["operations"]["multiplications of products"]
     if came < products * tiles * one:
-        raise Failed(f"{products} products by tl.dot for each of {tiles} tiles", f"{came / one:g} in all")
-    at_most("products of a tile", came // one, products * tiles, "Is one computed twice, or a tile that no row sees?")
+        raise Failed(f"{products} products with tl.dot for each of {tiles} tiles", f"{came / one:g} in all")
+    hint = "Is a product computed twice, or for a tile that no row sees?"
+    at_most("products of tiles", came // one, products * tiles, hint)
     return meter
 
 
 def no_race(meter: dict, name: str) -> None:
     """Programs that run at the same time may only add to what they share."""
-    hint = "Load, add, store: another program may come in between."
+    hint = f"If a program loads, adds and stores, another program can change {name} in between."
     at_most(f"elements of {name} loaded", meter["loads"][name], 0, hint)
     at_most(f"elements of {name} stored by tl.store", meter["stores"][name], 0, hint)
 
@@ -121,7 +125,7 @@ def no_race(meter: dict, name: str) -> None:
 def row_dots(report: Report, kernel, cases=tuple(DOTS), seed: int = 0) -> None:
     """D = rowsum(dO ∘ O)."""
     for case in (truth.varied(case, seed) for case in cases):
-        with report.check(str(case), "One number for each row: the sum over d of dO times O."):
+        with report.check(str(case), "D has one number per row, which is the sum over d of dO times O."):
             given = inputs(case)
             O, _ = truth.dense(given["Q"], given["K"], given["V"], case.tau, False)
             tensors, out = dict(O=O, dO=given["dO"]), dict(D=np.full(case.N_q, np.nan))
@@ -133,7 +137,7 @@ def row_dots(report: Report, kernel, cases=tuple(DOTS), seed: int = 0) -> None:
 @step
 def tile(report: Report, kernel, cases=tuple(ONE_TILE), seed: int = 0) -> None:
     """All queries and keys in one tile: five products."""
-    hints = dict(dV="dV = Pᵀ dO.", dK="dK = τ dSᵀ Q.", dQ="dQ = τ dS K.")
+    hints = dict(dV="dV = Pᵀ dO", dK="dK = τ dSᵀ Q", dQ="dQ = τ dS K")
 
     def run(case: Case) -> dict:
         sizes = dict(tau=case.tau, B_r=case.B_r, B_c=case.B_c, d=case.d)
@@ -142,7 +146,7 @@ def tile(report: Report, kernel, cases=tuple(ONE_TILE), seed: int = 0) -> None:
 
     passes = slips.Passes(run, [truth.varied(case, seed) for case in cases])
     for case, (name, hint) in product(passes.ran, hints.items()):
-        with report.check(f"{name}: {case}", f"P = exp(τ Q Kᵀ − L), dP = dO Vᵀ, dS = P ∘ (dP − D), {hint}"):
+        with report.check(f"{name}: {case}", f"Use P = exp(τ Q Kᵀ − L), dP = dO Vᵀ, dS = P ∘ (dP − D) and {hint}."):
             compare((name,), passes, case)
 
 
@@ -150,7 +154,8 @@ def tile(report: Report, kernel, cases=tuple(ONE_TILE), seed: int = 0) -> None:
 def columns(report: Report, kernel, cases=tuple(CASES), seed: int = 0) -> None:
     """A program for each column block: dK_j and dV_j."""
     looped(report, kernel, ("dK", "dV"), cases, seed)
-    with report.check("what is loaded, and four products a tile", "K_j and V_j once; Q, dO, L, D once a visited tile."):
+    hint = "Load K_j and V_j once, and Q, dO, L and D once per visited tile."
+    with report.check("loads, and four products per tile", hint):
         case = truth.varied(METER, seed)
         visited = io.rows_visited(case.tiling)
         loads = dict(K=case.N_k * case.d, V=case.N_k * case.d, Q=visited * case.d, dO=visited * case.d)
@@ -161,7 +166,8 @@ def columns(report: Report, kernel, cases=tuple(CASES), seed: int = 0) -> None:
 def rows(report: Report, kernel, cases=tuple(CASES), seed: int = 0) -> None:
     """A program for each row block: dQ_i."""
     looped(report, kernel, ("dQ",), cases, seed)
-    with report.check("what is loaded, and three products a tile", "Q_i, dO_i, L_i, D_i once; K and V once a tile."):
+    hint = "Load Q_i, dO_i, L_i and D_i once, and K and V once per visited tile."
+    with report.check("loads, and three products per tile", hint):
         case = truth.varied(METER, seed)
         visited, own = io.cols_visited(case.tiling), case.N_q
         loads = dict(K=visited * case.d, V=visited * case.d, Q=own * case.d, dO=own * case.d, L=own, D=own)
@@ -172,9 +178,10 @@ def rows(report: Report, kernel, cases=tuple(CASES), seed: int = 0) -> None:
 def one_pass(report: Report, kernel, cases=tuple(CASES[1:4]), seed: int = 0) -> None:
     """Column blocks that also add their parts to dQ."""
     looped(report, kernel, ("dQ", "dK", "dV"), cases, seed, zero="dQ")
-    with report.check("five products a tile, dQ by atomic adds alone", "tl.atomic_add neither loads nor stores."):
+    hint = "The meter counts tl.atomic_add neither as a load nor as a store."
+    with report.check("five products per tile, and dQ by atomic adds alone", hint):
         case = truth.varied(METER, seed)
         visited = io.rows_visited(case.tiling)
         meter = check_meter(kernel, case, ("dQ", "dK", "dV"), {}, products=5, zero="dQ")
         no_race(meter, "dQ")
-        at_most("elements added to dQ", meter["adds"]["dQ"], visited * case.d, "Once for each visited tile.")
+        at_most("elements added to dQ", meter["adds"]["dQ"], visited * case.d, "Add to dQ once per visited tile.")

@@ -15,7 +15,7 @@ from .truth import Case
 
 LOG2E = 1.4426950408889634
 LOW_TOLERANCE = 1e-2  # fp32 keeps a score of −20,000 to 0.002
-BEHIND = "Was this row stored? And is anything loaded from behind the last key? There is NaN."
+BEHIND = "Was this row stored? Is anything loaded from past the last key, where the memory holds NaN?"
 TOLERANCE = 2e-5  # fp32 sums in another order; the products are exact fp32 ("ieee")
 
 ONE_TILE = [Case(32, 32, 16, 32, 32, seed=41, tau=0.3), Case(16, 64, 32, 16, 64, size=6.0, seed=42, tau=0.2)]
@@ -38,14 +38,16 @@ def launch(kernel, programs: int, given: dict, outputs: dict, options: dict) -> 
 
     text, name = of_kernel(kernel), name_of(kernel)
     if re.search(r"tl\.load\((?!.*other=).*mask=", text):
-        print("  note: a tl.load with mask= and without other= gives any number where the mask is False")
+        print("  note: a tl.load with mask= but without other= returns arbitrary numbers where the mask is False")
     got, meter, spilled = apart(probes_triton.launch, kernel, text, name, programs, given, outputs, options)
     for name in spilled:
         raise Failed(
-            "nothing written behind the last row", f"memory behind {name} changed", hint="tl.store takes a mask=."
+            "nothing written past the last row",
+            f"memory past the end of {name} changed",
+            hint="tl.store also has mask=.",
         )
     if rounded := [precision for *_, precision in meter["products"] if precision != "ieee"]:
-        raise Failed("products in full fp32", f"in {rounded[0]}", hint='tl.dot takes input_precision="ieee".')
+        raise Failed("products in full fp32", f"in {rounded[0]}", hint='Call tl.dot with input_precision="ieee".')
     return {name: np.asarray(got[name], dtype=np.float64) for name in outputs}, {
         kind: Counter(counts) for kind, counts in meter.items()
     }
@@ -62,17 +64,17 @@ def run(kernel, case: Case, step: str, hidden: int = 0) -> dict[str, np.ndarray]
     got, meter = launch(kernel, case.tiling.T_r, dict(Q=Q, K=K, V=V), outputs, options)
     check_products(sorted(meter["products"]), case)
     for name in ("K", "V"):
-        hint = "Each program goes through the keys once: m, l and o are carried along."
+        hint = "Each program goes through the keys once, and carries m, l and o along."
         at_most(f"elements of {name} loaded", meter["loads"][name], case.tiling.T_r * case.N_k * case.d, hint)
     return got
 
 
 def check_products(products: list, case: Case) -> None:
     """The products that were computed: of tiles of these sizes."""
-    tile = f"products of tiles, ({case.B_r}, {case.d}) by ({case.d}, {case.B_c}), by tl.dot"
+    tile = f"products of tiles, ({case.B_r}, {case.d}) by ({case.d}, {case.B_c}), with tl.dot"
     sizes = sorted((case.B_r, case.B_c, case.d))
     if not products:
-        raise Failed(tile, "no product by tl.dot")
+        raise Failed(tile, "no tl.dot")
     for rows, inner, columns, _ in products:
         if sorted((rows, inner, columns)) != sizes:
             raise Failed(tile, f"({rows}, {inner}) by ({inner}, {columns})", hint="Tiles have the sizes B_r and B_c.")
@@ -92,7 +94,7 @@ def check_case(passes: slips.Passes, case: Case, names: str) -> None:
 
     def known(name: str) -> dict[str, np.ndarray]:
         unscaled = slips.made(slips.asked(case), name, "scale-missing", "base-2")
-        return passes.known(name, case) | {"The scores are not scaled: s times scale_log2.": unscaled}
+        return passes.known(name, case) | {"The scores are not scaled. Multiply s by scale_log2.": unscaled}
 
     O, place = passes[case]["O"], tile_place(case.B_r)
     hint = why_nan(np.isnan(O).any(axis=1), want_L, case)
@@ -100,7 +102,9 @@ def check_case(passes: slips.Passes, case: Case, names: str) -> None:
     if "L" in names:
         L = passes[case]["L"]
         hint = why_nan(np.isnan(L), want_L, case)
-        hint = hint or "L is natural; scores times scale_log2 are in base 2. A row that sees no key has L = −∞."
+        hint = (
+            hint or "L is a natural logarithm, but s times scale_log2 is in base 2. A row that sees no key has L = −∞."
+        )
         equal("L", L, want_L, TOLERANCE, hint, place, lambda: known("L"))
 
 
@@ -109,10 +113,10 @@ def why_nan(rows: np.ndarray, want_L: np.ndarray, case: Case) -> str:
     if not rows.any():
         return ""
     if np.isneginf(want_L[rows]).all():
-        return "These rows see no key: m is −∞ and l is 0. −∞ − (−∞) and 0 / 0 are NaN."
+        return "These rows see no key, so m is −∞ and l is 0. Both −∞ − (−∞) and 0 / 0 are NaN."
     if case.size > 1:
-        return "Stored? Then ∞ / ∞ is NaN: is the row's maximum subtracted before tl.exp2?"
-    return BEHIND if case.N_k % case.B_c else "The outputs start as NaN: was this row stored?"
+        return "If this row was stored, ∞ / ∞ gave NaN. Is its maximum subtracted before tl.exp2?"
+    return BEHIND if case.N_k % case.B_c else "The outputs start as NaN. Was this row stored?"
 
 
 # The steps ------------------------------------------------------------------------------------------------------
@@ -123,7 +127,9 @@ def one_tile(report: Report, kernel, cases=tuple(ONE_TILE), seed: int = 0) -> No
     """All queries and keys in one tile."""
     passes = tried(kernel, [truth.varied(case, seed) for case in cases], "one_tile")
     for case in passes.ran:
-        with report.check(str(case), "s, its row maximum, exp2, the row sum, the product with v, one division."):
+        with report.check(
+            str(case), "You need s, its row maximum, exp2, the row sum, the product with v, and one division."
+        ):
             check_case(passes, case, "O")
 
 
@@ -132,7 +138,9 @@ def loop(report: Report, kernel, cases=tuple(LOOP), seed: int = 0) -> None:
     """Row blocks in parallel, column blocks in a loop, O and then L."""
     passes = tried(kernel, [truth.varied(case, seed) for case in cases], "loop")
     for case in passes.ran:
-        with report.check(f"O: {case}", "Which row block is this program's? What happens to l and o when m moves?"):
+        with report.check(
+            f"O: {case}", "Which row block belongs to this program? What happens to l and o when m changes?"
+        ):
             check_case(passes, case, "O")
         with report.check(f"O and L: {case}"):
             check_case(passes, case, "OL")
@@ -142,15 +150,15 @@ def loop(report: Report, kernel, cases=tuple(LOOP), seed: int = 0) -> None:
 def full(report: Report, kernel, cases=tuple(FULL), seed: int = 0) -> None:
     """Causal and ragged."""
     hints = {
-        False: "Loads past the end need mask= and other=; a key that is not there must not count: its score is −inf.",
-        True: "Row r sees column c if c ≤ r + N_k − N_q. A row that saw nothing yet has m = −inf.",
+        False: "Loads past the end need mask= and other=. A key that does not exist must have the score −inf.",
+        True: "Row r sees column c if c ≤ r + N_k − N_q. A row that has seen no key yet has m = −inf.",
     }
     cases = [(claim, truth.varied(case, seed)) for claim, case in cases]
     passes = tried(kernel, [case for _, case in cases], "full")
     for claim, case in cases:
         with report.check(f"{claim}: {case}", hints[case.causal]):
             check_case(passes, case, "OL")
-    with report.check("causal tiles in the future are not visited", "Where does the loop end for this row block?"):
+    with report.check("tiles above the diagonal are not visited", "Where does the loop end for this row block?"):
         check_skips(kernel)
 
 
@@ -161,4 +169,4 @@ def check_skips(kernel) -> None:
     O = run(kernel, case, "full", hidden=16)["O"]  # only the last row block sees these
     for i in range(2):
         if np.isnan(O[16 * i : 16 * i + 16]).any():
-            raise Failed("values 32 to 47 not loaded for rows 0 to 31", "they were", f"tile ({i}, 2)")
+            raise Failed("values 32 to 47 not loaded for rows 0 to 31", "they were loaded", f"tile ({i}, 2)")

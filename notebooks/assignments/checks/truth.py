@@ -44,7 +44,7 @@ class Case:
         mask = ", causal" if self.causal else ""
         large = f", scores {self.size**2:g} times larger" if self.size != 1 else ""
         large += ", all scores far below zero" if self.shift else ""
-        return f"N_q {self.N_q}, N_k {self.N_k}, d {self.d}, tiles {self.B_r}×{self.B_c}{mask}{large}"
+        return f"N_q = {self.N_q}, N_k = {self.N_k}, d = {self.d}, tiles of {self.B_r} × {self.B_c}{mask}{large}"
 
 
 def varied(case: Case, seed: int) -> Case:

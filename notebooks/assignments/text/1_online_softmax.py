@@ -7,21 +7,21 @@
 # | step | points |
 # | --- | --- |
 # | 1. `update`: one more block of keys | 4 |
-# | 2. `merge`: two halves joined | 3 |
+# | 2. `merge`: joining two halves | 3 |
 # | 3. `finalize`: the output and its logsumexp | 2 |
 # | 4. `own`: `test_merge`, a test of your own | 3 |
 #
 # *Time: 2 to 3 hours. Before this: chapters 01 and 02. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** Each step is checked on its own, and if only some of its checks pass, you get a share of its
-# points. A check that fails shows what it expected, what came and where the two first differ, and gives a hint. Grading
-# runs more cases than you see here. A mistake costs its points once, because a later step that uses a wrong earlier one
-# is tried again with a right one. Arrays are float64, and so are right results, so you lose points if you round to
-# float32 on the way. You can add cells of your own, but the locked ones are restored. A step has 60 seconds. To run all
-# checks at once, type `python -m checks 1_online_softmax.ipynb`.
+# **How it is graded.** Each step is checked on its own. If only some of its checks pass, you get a share of its points.
+# A check that fails shows what it expected, what it got and where the two first differ, and it gives a hint. Grading
+# runs more cases than you see here. A mistake costs points only once, because a later step that uses a wrong earlier
+# function is tried again with a right one. Arrays and right results are float64, so you lose points if you round to
+# float32 on the way. You can add cells of your own, but changes to locked cells are undone. Each step may run for 60
+# seconds. To run all checks at once, type `python -m checks 1_online_softmax.ipynb`.
 #
-# **Off limits.** You may use NumPy. While your work is graded, `fa2_lab` is not available. Its checks then do nothing,
-# and nothing else of it can be imported. Finished attention, such as torch's, is off limits as well.
+# **Off limits.** You may use NumPy. While your work is graded, your code cannot import `fa2_lab`, and `checks` does
+# nothing when your code calls it. Ready-made attention, such as the function in torch, is off limits as well.
 
 # %% locked="setup"
 import numpy as np
@@ -31,9 +31,9 @@ from checks import softmax as check
 # %% [markdown]
 # ## 1. One more block of keys
 #
-# The state of some rows consists of three arrays. `m` is the largest score so far and has shape `(B_r,)`, `l = Σ exp(s
-# − m)` has shape `(B_r,)`, and `o = Σ exp(s − m) v` has shape `(B_r, d)`. Before the first key, `m` is −∞ and the other
-# two are 0.
+# The state of a block of rows consists of three arrays. `m` is the largest score so far and has shape `(B_r,)`, `l = Σ
+# exp(s − m)` has shape `(B_r,)`, and `o = Σ exp(s − m) v` has shape `(B_r, d)`. Before the first key, `m` is −∞ and the
+# other two are 0.
 #
 # `update` takes a block of scores `s` `(B_r, B_c)` and the values `v` `(B_c, d)` of the same keys, and returns the new
 # `(m, l, o)`. Think about two things before you write. First, `l` and `o` were summed relative to the old `m`, so what
@@ -42,7 +42,7 @@ from checks import softmax as check
 
 # %% solution="update"
 def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
-    """The state after one more block of scores s and values v."""
+    """Return the state after one more block of scores s and values v."""
     ### BEGIN SOLUTION
     m_new = np.maximum(m, s.max(axis=1))
     base = np.where(np.isneginf(m_new), 0.0, m_new)
@@ -55,14 +55,14 @@ report = check.update(update, seed=0)
 report += check.update(update, seed=101)
 
 # %% [markdown]
-# ## 2. Two halves joined
+# ## 2. Joining two halves
 #
-# Two workers have seen different keys of the same rows, and each has a state `(m, l, o)`. `merge(a, b)` returns the
-# state for all their keys together. Either side may have seen no key at all.
+# Two workers have processed different keys for the same rows, and each of them has a state `(m, l, o)`. `merge(a, b)`
+# returns the state for all of these keys together. Either worker may have seen no key at all.
 
 # %% solution="merge"
 def merge(a, b):  # two states (m, l, o)
-    """The state after the keys of both."""
+    """Return the state after the keys of both."""
     ### BEGIN SOLUTION
     top = np.maximum(a[0], b[0])
     base = np.where(np.isneginf(top), 0.0, top)
@@ -74,14 +74,14 @@ report = check.merge(merge, seed=0)
 report += check.merge(merge, seed=102)
 
 # %% [markdown]
-# ## 3. The end
+# ## 3. The output
 #
 # `finalize(m, l, o)` returns the output rows `o / l` and the logsumexp `L = log Σ exp(s)`, which is a natural
 # logarithm. A row that saw no key has output 0 and `L` = −∞.
 
 # %% solution="finalize"
 def finalize(m, l, o):
-    """The output (B_r, d) and the logsumexp (B_r,)."""
+    """Return the output (B_r, d) and the logsumexp (B_r,)."""
     ### BEGIN SOLUTION
     divisor = np.where(l == 0, 1.0, l)
     return o / divisor[:, None], m + np.log(divisor)
@@ -93,17 +93,17 @@ report += check.finalize(finalize, seed=103)
 # %% [markdown]
 # ## 4. A test of your own
 #
-# Parts can be merged in any order and with any brackets. A part without keys changes nothing, and all parts together
-# give the same result as the whole. That is why the same `merge` serves warps, splits of the keys, and rings of GPUs.
-# But does a given `merge` have these properties? Write a test that finds out.
+# States can be merged in any order and in any grouping. A state without keys changes nothing, and all parts together
+# give the same result as the whole. Because of these properties, the same `merge` serves warps, splits of the keys, and
+# rings of GPUs. But does a given `merge` have them? Write a test that finds out.
 #
 # `test_merge(merge)` raises an `AssertionError` if the merge that it is given is wrong in any way that matters, and
-# returns quietly if that merge is right. It will meet wrong merges and right ones, each of them twice. Your score is
-# the share of wrong ones that it catches, minus the share of right ones that it refuses.
+# returns quietly if that merge is right. Grading calls it on wrong merges and on right ones, twice on each. Your score
+# is the share of wrong merges that the test catches, minus the share of right merges that it rejects.
 #
 # A right merge may round differently from yours, and it may keep its state in another form, as long as the state means
-# the same. So compare what `finalize` makes of the states, not `m` and `l` themselves, and allow a difference of one
-# part in a hundred thousand.
+# the same. Therefore, compare what `finalize` returns for the states, not `m` and `l` themselves, and allow a
+# difference of one part in a hundred thousand.
 
 # %% solution="own"
 def test_merge(merge):
@@ -141,5 +141,9 @@ def _usual(a, b):
 
 
 higher = lambda a, b: tuple(x + (n == 0) for n, x in enumerate(check.right_merge(a, b)))  # noqa: E731
-wrong = {"averages two outputs": _averages, "drops the lighter side": _heavier, "gives an L too large by 1": higher}
+wrong = {
+    "a merge that averages two outputs": _averages,
+    "a merge that drops the lighter side": _heavier,
+    "a merge that gives an L too large by 1": higher,
+}
 report = check.own_test(test_merge, wrong, {"the usual merge": _usual})

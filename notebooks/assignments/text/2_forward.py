@@ -1,26 +1,27 @@
 # %% [markdown]
 # # Assignment 2 · From FA1 to FA2
 #
-# **The answer and the tiles are the same, so what is left to save?** You write FlashAttention-2's forward pass in
-# NumPy, tile by tile, while a meter counts what you load from HBM, what you store, and what you compute.
+# **FA2 has the same tiles as FA1 and gives the same answer, so what is left to save?** You write FlashAttention-2's
+# forward pass in NumPy, tile by tile, while a meter counts what you load from HBM, what you store, and what you
+# compute.
 #
 # | step | points |
 # | --- | --- |
 # | 1. `kind`: skip, diagonal or full | 2 |
 # | 2. `row_block`: one row block through its tiles | 4 |
 # | 3. `forward`: all row blocks, from HBM and back | 2 |
-# | 4. the meter: elements moved, no skipped tile touched | 3 |
+# | 4. the meter: elements moved, no skipped tile loaded | 3 |
 # | 5. the meter: operations | 3 |
 # | 6. the meter: nothing of size N² | 2 |
 #
 # *Time: 4 to 5 hours. Before this: chapters 03 and 04. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** Grading works as in assignment 1, and the same is off limits, namely all of `fa2_lab` and
-# finished attention. Steps 4 to 6 run your `forward` once more with the meter on. They count if its result is right.
-# They also count if the result is wrong by a mistake that the checks know by name, because that mistake has already
-# cost you points in step 2. If you keep the scores of a whole row block (a strip), or all scores, the step scores 0.
-# Steps 3, 5 and 6 also lose points if numbers leave the chip, for example through `float` or `if`, because the meter
-# cannot count what is computed elsewhere.
+# **How it is graded.** Grading works as in assignment 1, and the same things are off limits, namely all of `fa2_lab`
+# and ready-made attention. Steps 4 to 6 run your `forward` once more with the meter on. They give points if its result
+# is right. They also give points if the result has a mistake that the checks know by name, because that mistake has
+# already cost you points in step 2. If you keep the scores of a whole row block (a strip), or all scores, the step
+# scores 0. Steps 3, 5 and 6 also lose points if numbers leave the chip, for example through `float` or `if`, because
+# the meter cannot count what is computed elsewhere.
 
 # %% locked="setup"
 import numpy as np
@@ -35,11 +36,11 @@ from checks import tiled as check
 # otherwise. Without the mask, every tile is full. Rows run from `row` up to, but not including, `row_end`, and columns
 # likewise.
 #
-# Decide it from the corners, without building an array.
+# Decide the kind of a tile from its corners, without building an array.
 
 # %% solution="kind"
 def kind(row, row_end, col, col_end, N_q, N_k, causal):
-    """One of "skip", "diagonal" and "full"."""
+    """Return "skip", "diagonal" or "full"."""
     ### BEGIN SOLUTION
     offset = N_k - N_q
     if not causal or col_end - 1 <= row + offset:
@@ -56,17 +57,17 @@ report += check.kind(kind, ((C(7, 16, 4, 2, 5), C(7, 16, 4, 2, 5, causal=True)),
 #
 # `row_block` gets the queries `q_i` `(b, d)` of one row block, whose first row is `row`, and `K`, `V` `(N_k, d)`. It
 # goes through the column blocks, `B_c` keys at a time, and returns `o_i` `(b, d)` and the logsumexp `L_i` `(b,)`. The
-# last column block may be short. Compute scores as `tau * (q_i @ k_j.T)`, with the brackets. Without them, τ multiplies
-# a block of Q in each tile, and the meter counts that.
+# last column block may be short. Compute scores as `tau * (q_i @ k_j.T)`, with the brackets, because without them τ
+# multiplies a block of Q in each tile, and the meter counts these multiplications.
 #
-# `row_block` must not look at more than one column block at a time, must not touch a tile that is `"skip"`, and divides
-# once, at the end. In step 3, `K` and `V` will be tensors in HBM. `K[start:end]` then loads a block, and you compute
-# with blocks as usual, with operators, `np.where`, `np.exp`, `.max(axis=1)` and `.T`. Their numbers stay on the chip,
-# where the meter counts.
+# `row_block` must not look at more than one column block at a time, must not touch a tile that is `"skip"`, and must
+# divide only once, at the end. In step 3, `K` and `V` will be tensors in HBM. `K[start:end]` then loads a block, and
+# you compute with blocks as usual, with operators, `np.where`, `np.exp`, `.max(axis=1)` and `.T`. The numbers of a
+# block stay on the chip, where the meter counts what you do with them.
 
 # %% solution="row_block"
 def row_block(q_i, K, V, row, N_q, B_c, tau, causal):
-    """o_i (b, d) and L_i (b,) of the row block that starts at this row."""
+    """Return o_i (b, d) and L_i (b,) of the row block that starts at this row."""
     ### BEGIN SOLUTION
     (b, d), N_k = q_i.shape, len(K)
     m, l, o = np.full(b, -np.inf), np.zeros(b), np.zeros((b, d))
@@ -97,9 +98,9 @@ report += check.row_block(row_block, seed=201)
 # %% [markdown]
 # ## 3. All row blocks
 #
-# From here on, capital letters are in HBM. `Q[rows]` loads rows and `O[rows] = o_i` stores them, while `len(Q)` and
-# `Q.shape` cost nothing. `forward` fills `O` `(N_q, d)` and `L` `(N_q,)`, which start as NaN, and returns nothing. The
-# last row block may be short.
+# From here on, names in capital letters are tensors in HBM. `Q[rows]` loads rows and `O[rows] = o_i` stores them, while
+# `len(Q)` and `Q.shape` cost nothing. `forward` fills `O` `(N_q, d)` and `L` `(N_q,)`, which start as NaN, and returns
+# nothing. The last row block may be short.
 
 # %% solution="forward"
 def forward(Q, K, V, O, L, B_r, B_c, tau, causal):
@@ -128,8 +129,8 @@ report += check.traffic(forward, [check.METERED_RAGGED])
 # %% [markdown]
 # ## 5. The meter: operations
 #
-# The tensor cores compute two matrix products for each visited tile. They do none of the rest, so compute one
-# exponential for each score, and as little else as you can.
+# The tensor cores compute two matrix products for each visited tile. All other operations run on other units, which are
+# slower. Therefore, compute one exponential for each score, and as little else as you can.
 
 # %% test="operations" points=3 given="kind"
 report = check.operations(forward)
@@ -138,7 +139,8 @@ report += check.operations(forward, [check.METERED_RAGGED])
 # %% [markdown]
 # ## 6. The meter: memory
 #
-# Nothing larger than a tile is loaded or computed in one piece, and no more than a few tiles are on the chip at once.
+# Never load or compute anything larger than a tile in one piece, and never hold more than a few tiles on the chip at
+# once.
 
 # %% test="memory" points=2 given="kind"
 report = check.memory(forward)

@@ -17,8 +17,8 @@
 #
 # *Time: 5 to 6 hours. Before this: chapter 05, assignment 2. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** Grading works as in assignment 2, and the same is off limits, namely all of `fa2_lab` and
-# finished attention.
+# **How it is graded.** Grading works as in assignment 2, and the same things are off limits, namely all of `fa2_lab`
+# and ready-made attention.
 
 # %% locked="setup"
 import numpy as np
@@ -33,7 +33,7 @@ from checks import gradients as check
 
 # %% solution="row_dots"
 def row_dots(dO, O):
-    """D, one number for each row."""
+    """Return D, one number for each row."""
     ### BEGIN SOLUTION
     return (dO * O).sum(axis=1)
 
@@ -46,7 +46,7 @@ report += check.row_dots(row_dots, seed=301)
 #
 # `q_i`, `do_i` are `(b, d)`, `k_j`, `v_j` are `(c, d)`, and `L_i`, `D_i` are `(b,)`. `seen` `(b, c)` is True where a
 # query may look, or it is None if queries may look everywhere. Return this tile's parts of `dq`, `dk` and `dv`. With τ
-# for `tau`, the chain is
+# for `tau`, the chain rule gives
 #
 # s = τ q kᵀ, p = exp(s − L), dv = pᵀ do, dp = do vᵀ, ds = p ∘ (dp − D), and two more lines, which you derive.
 #
@@ -54,7 +54,7 @@ report += check.row_dots(row_dots, seed=301)
 
 # %% solution="tile_gradients"
 def tile_gradients(q_i, k_j, v_j, do_i, L_i, D_i, seen, tau):
-    """(dq, dk, dv) of one tile."""
+    """Return (dq, dk, dv) of one tile."""
     ### BEGIN SOLUTION
     s = tau * (q_i @ k_j.T)
     if seen is not None:
@@ -70,9 +70,9 @@ report += check.tile_gradients(tile_gradients, seed=302)
 # %% [markdown]
 # ## 3. All tiles
 #
-# The loop over column blocks is outside, and the loop over row blocks is inside. A column block keeps its `dk_j` and
-# `dv_j` on chip while the queries pass by, and stores them once. `dQ` cannot stay on chip, so every tile loads its
-# rows, adds to them, and stores them. The outputs `D`, `dQ`, `dK`, `dV` start as NaN in HBM. The mask is that of
+# The outer loop runs over column blocks, and the inner loop runs over row blocks. A column block keeps its `dk_j` and
+# `dv_j` on chip while the queries pass by, and stores them once. `dQ` cannot stay on chip, so every tile loads its rows
+# of `dQ`, adds to them, and stores them. The outputs `D`, `dQ`, `dK`, `dV` start as NaN in HBM. The mask is that of
 # assignment 2, so row `r` sees column `c` if `c ≤ r + N_k − N_q`, and a tile is skipped if no row sees it.
 
 # %% solution="backward"
@@ -108,7 +108,7 @@ report += check.backward(backward, seed=303)
 # ## 4. The meter: elements moved
 #
 # K and V are loaded once. For each visited tile, Q, dO, L and D are loaded once, and dQ is loaded and stored.
-# **Predict:** which tensor moves most?
+# **Predict:** of which tensor are the most elements moved?
 
 # %% test="traffic" points=2 given="row_dots tile_gradients"
 report = check.traffic(backward)
@@ -117,8 +117,8 @@ report += check.traffic(backward, [check.METERED_RAGGED])
 # %% [markdown]
 # ## 5. The meter: operations
 #
-# The backward computes five products and one exponential for each score of a visited tile, compared with two products
-# in the forward.
+# For each visited tile, the backward pass computes five products, and one exponential per score. The forward pass needs
+# only two products.
 
 # %% test="operations" points=2 given="row_dots tile_gradients"
 report = check.operations(backward)
@@ -134,7 +134,7 @@ report += check.operations(backward, [check.METERED_RAGGED])
 
 # %% solution="grouped"
 def grouped(q, k, v, O, L, dO, tau, causal):
-    """(dq, dk, dv) for grouped heads."""
+    """Return (dq, dk, dv) for grouped heads."""
     ### BEGIN SOLUTION
     group = len(q) // len(k)
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
@@ -153,15 +153,15 @@ report += check.grouped(grouped, seed=304)
 # %% [markdown]
 # ## 7. Dropout
 #
-# In training, each probability is dropped with probability p, and those that are kept grow by 1 / (1 − p), so that the
-# expected output stays the same. So o = (z ∘ p_ij) v, where z is 1 / (1 − p) if `kept` is True and 0 otherwise. Softmax
-# comes first, so dropout changes neither L nor the row sums. `D_i` is still the row sum of dO ∘ O, with the O of the
-# dropped weights. Return this tile's part of the output and of the gradients. **Predict:** which of the four lines
-# contain z?
+# In training, each weight is dropped with probability p, and the weights that are kept are multiplied by 1 / (1 − p),
+# so that the expected output stays the same. Therefore, o = (z ∘ p_ij) v, where z is 1 / (1 − p) if `kept` is True and
+# 0 otherwise. Softmax comes first, so dropout changes neither L nor the row sums. `D_i` is still the row sum of dO ∘ O,
+# but this O already contains the dropout. Return this tile's part of the output and of the gradients. **Predict:** in
+# which of the four formulas does z appear?
 
 # %% solution="dropped"
 def dropped(q_i, k_j, v_j, do_i, L_i, D_i, kept, p, tau):
-    """(o, dq, dk, dv) of one tile; kept (b, c) is False where a probability is dropped."""
+    """Return (o, dq, dk, dv) of one tile; kept (b, c) is False where a weight is dropped."""
     ### BEGIN SOLUTION
     z = kept / (1 - p)
     p_ij = np.exp(tau * (q_i @ k_j.T) - L_i[:, None])

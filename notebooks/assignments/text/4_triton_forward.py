@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Assignment 4 · A Triton forward kernel
 #
-# **How do these lines become a GPU kernel?** You get there in three steps, namely one tile, the loop, and then the
-# cases that occur in real inputs. Triton's interpreter runs your kernel in Python, slowly and exactly, so you need no
-# GPU.
+# **How does the loop of assignment 2 become a GPU kernel?** You get there in three steps, namely one tile, the loop,
+# and then the cases that occur in real inputs. Triton's interpreter runs your kernel in Python, slowly and exactly, so
+# you need no GPU.
 #
 # | step | points |
 # | --- | --- |
@@ -16,7 +16,7 @@
 # **How it is graded.** Your kernels are launched on one head in fp32, and the results are compared with float64. Rows
 # of Q, K, V and O are contiguous, so row r of Q starts at `Q + r * d`. Block sizes and d are powers of two and at least
 # 16. The memory after the last row of Q, K and V contains NaN. Compute products of tiles with `tl.dot` in full fp32,
-# and keep the signatures as they are. All of `fa2_lab` is off limits, and so is finished attention.
+# and keep the signatures as they are. All of `fa2_lab` is off limits, and so is ready-made attention.
 
 # %% locked="setup"
 import os
@@ -31,10 +31,10 @@ from checks import triton_steps as check
 # %% [markdown]
 # ## 1. One tile
 #
-# One program computes B_r queries and B_c keys in a single tile. The pointers to a tile are a column of row starts plus
+# One program handles B_r queries and B_c keys in a single tile. The pointers to a tile are a column of row starts plus
 # a row of offsets, as in `Q + row[:, None] * d + tl.arange(0, d)[None, :]`.
 #
-# `scale_log2` is τ · log₂ e. If you multiply the scores by it, `tl.exp2` gives the exponential that you know, in one
+# `scale_log2` is τ · log₂ e. If you multiply the scores by it, `tl.exp2` computes the usual exponential, in one
 # instruction. Write products as `tl.dot(a, b, input_precision="ieee")`, and transposes as `k.T`.
 
 # %% solution="one_tile"
@@ -59,8 +59,8 @@ report += check.one_tile(one_tile, [check.Case(16, 16, 64, 16, 16, size=2.0, see
 # ## 2. The loop
 #
 # Now there are several row blocks, with one program each (`tl.program_id(0)`), and several column blocks, which each
-# program visits in a loop. Each program loads K and V only once. Lengths are multiples of the blocks. Carry `m`, `l`
-# and `o` through the loop in fp32, divide once, and store `O` and `L`, the natural logarithm of each row's sum of
+# program visits in a loop. Each program loads K and V only once. Lengths are multiples of the block sizes. Carry `m`,
+# `l` and `o` through the loop in fp32, divide once, and store `O` and `L`, the natural logarithm of each row's sum of
 # exponentials. Since `m` is in base 2 here, what do you need ln 2 for?
 
 # %% solution="loop"

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Assignment 5 · Break it, find it
 #
-# **Would your tests have found it?** Attention kernels that thousands of people used were wrong for some scale, length,
-# mask or layout. Here you write the tests, and they meet a right kernel and kernels with one bug each. The bugs come
-# from the papers' errata and from public bug trackers.
+# **Would your tests have found it?** Attention kernels with thousands of users have been wrong for some scale, length,
+# mask or layout. Here you write the tests, and grading runs them on right kernels and on kernels with one bug each. The
+# bugs come from the errata of the papers and from public bug trackers.
 #
 # | step | points |
 # | --- | --- |
@@ -13,11 +13,11 @@
 # *Time: 4 to 5 hours. Before this: assignments 2 and 3, appendix B. Hardware: any laptop, NumPy alone.*
 #
 # **How it is graded.** Each step scores the share of bugs that your test catches, minus the share of right kernels that
-# it refuses. Three bugs of each kind are shown by name, and grading uses more. Your test may use whatever oracle you
-# trust, so write one or call `fa2_lab.reference`. The rest of `fa2_lab` is off limits, and so is torch, and neither is
-# available while your work is graded. Each kernel is tried twice, so a test that draws random numbers has to use a
-# fixed seed. A step has 60 seconds for all its kernels, which are about 20. `python -m checks` warns you if your test
-# comes near that limit.
+# it rejects. Three bugs of each kind are shown by name, and grading uses more. Your test may use any oracle that you
+# trust, so write one or call `fa2_lab.reference`. The rest of `fa2_lab` and torch are off limits, and neither is
+# available while your work is graded. Each kernel is tested twice, so a test that draws random numbers has to use a
+# fixed seed. A step has 60 seconds for all of its kernels, which are about 20. `python -m checks` warns you if your
+# test comes near that limit.
 
 # %% locked="setup"
 import numpy as np
@@ -44,11 +44,11 @@ from checks import break_it as check
 # %% [markdown]
 # ## An oracle
 #
-# What do you compare a kernel with? Both tests can share what you write here. It is not checked on its own.
+# What do you compare a kernel with? Both tests can use the oracle that you write here, which is not checked on its own.
 
 # %% solution="oracle"
 def oracle(q, k, v, causal, scale):
-    """O and L that you trust."""
+    """Return an O and an L that you trust."""
     ### BEGIN SOLUTION
     p, L = weights(q, k, causal, scale)
     return p @ np.repeat(v, len(q) // len(v), axis=0), L

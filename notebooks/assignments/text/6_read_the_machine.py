@@ -1,27 +1,27 @@
 # %% [markdown]
 # # Assignment 6 · Read the machine
 #
-# **Which block size is best on this chip, and why?** You can predict most of the answer before you measure anything,
-# from how many thread blocks there are and how many run at once, how many bytes move between HBM and the chip, and what
-# fits.
+# **Which block size is best on this chip, and why?** You can predict most of the answer before you measure anything.
+# For that, you need to know how many thread blocks there are and how many run at once, how many bytes move between HBM
+# and the chip, and what fits on the chip.
 #
 # | step | points |
 # | --- | --- |
 # | 1. `by_hand`: four numbers for an A100 | 2 |
-# | 2. `waves`: how many rounds, how full | 2 |
+# | 2. `waves`: how many waves, and how full | 2 |
 # | 3. `traffic`: bytes moved | 3 |
 # | 4. `fits`: shared memory and registers | 3 |
 # | 5. `best_blocks`: the choice | 2 |
-# | 6. `writers`: who adds into dQ | 2 |
-# | 7. `backward_traffic`: bytes moved by the backward | 2 |
+# | 6. `writers`: which programs add to dQ | 2 |
+# | 7. `backward_traffic`: bytes moved by the backward pass | 2 |
 # | 8. `passes`: one pass or two | 2 |
-# | 9. `backward_fits`: shared memory and registers of the backward | 2 |
+# | 9. `backward_fits`: shared memory and registers of the backward pass | 2 |
 #
 # *Time: 5 hours. Before this: chapters 05, 06 and 07, and appendix A. Hardware: any laptop; the GPUs are in a table.*
 #
 # **How it is graded.** Your functions are compared with the package's models, for more chips and shapes than you see
-# here. You may use `fa2_lab.machine.chips`. The rest of `fa2_lab` is off limits, above all its models (`io`, `grid`,
-# `budget`).
+# here. You may use `fa2_lab.machine.chips`. The rest of `fa2_lab` is off limits, and above all its models (`io`,
+# `grid`, `budget`).
 
 # %% locked="setup"
 from checks import predict as check
@@ -30,10 +30,11 @@ from fa2_lab.machine.chips import A100, CHIPS
 # %% [markdown]
 # ## 1. By hand
 #
-# Take FlashAttention-2's forward on an A100 (108 SMs) with the sizes in the cell below, at batch 1, with `heads` heads,
-# `N` queries and keys, fp16, tiles of B_r × B_c and no mask. One thread block runs on each SM, and K and V are kept in
-# two stages. Work out the four numbers with pencil and paper. `L` is fp32, everything else in HBM takes 2 bytes, and a
-# MiB is 1,024² bytes. The check answers "too small" or "too large".
+# Take FlashAttention-2's forward pass on an A100 (108 SMs) with the sizes in the cell below, at batch 1, with `heads`
+# heads, `N` queries and keys, fp16, tiles of B_r × B_c and no mask. One thread block runs on each SM, and K and V are
+# kept in two stages. Work out the four numbers with pencil and paper. `L` is fp32, all other numbers in HBM take 2
+# bytes each, and a MiB is 1,024² bytes. If a number is wrong, the check only tells you whether it is too small or too
+# large.
 
 # %% locked="question"
 heads, N, d, B_r, B_c = 32, 4096, 128, 128, 64
@@ -61,7 +62,7 @@ report = check.by_hand(by_hand, seed=0)
 
 # %% solution="waves"
 def waves(chip, heads, N_q, B_r, resident):
-    """(waves, share of the slots at work)."""
+    """Return (waves, share of the slots that have work)."""
     ### BEGIN SOLUTION
     blocks, slots = heads * -(-N_q // B_r), chip.SMs * resident
     rounds = -(-blocks // slots)
@@ -74,13 +75,13 @@ report += check.waves(waves, [(CHIPS["L40S"], 7, 777, 64, 3), (CHIPS["H200"], 16
 # %% [markdown]
 # ## 3. Traffic
 #
-# Return the bytes that FA2's forward moves between HBM and the chip for one head with N queries and N keys. An element
-# of Q, K, V or O takes 2 bytes, and one of L takes 4. With the causal mask, column blocks that a row block does not see
-# are not loaded. The last blocks may be short.
+# Return the bytes that FA2's forward pass moves between HBM and the chip for one head with N queries and N keys. An
+# element of Q, K, V or O takes 2 bytes, and one of L takes 4. With the causal mask, column blocks that a row block does
+# not see are not loaded. The last blocks may be short.
 
 # %% solution="traffic"
 def traffic(N, d, B_r, B_c, causal):
-    """Bytes moved for one head."""
+    """Return the bytes moved for one head."""
     ### BEGIN SOLUTION
     once = 2 * N * d * 2 + 4 * N
     streamed = 0
@@ -101,14 +102,14 @@ report += check.traffic(traffic, [(1000, 96, (64, 128), True), (777, 40, (128, 1
 # - A block's shared memory holds Q_i once, and K_j and V_j once for each stage.
 # - A thread needs 40 registers for addresses and the like, and its share (rounded up) of o in fp32, of s in fp32 and of
 #   p in 16 bits. Two 16-bit numbers fit in a register, and a warp has 32 threads.
-# - A block may have `chip.shared_per_block` bytes. A thread may have 255 registers, but no more than its share of the
+# - A block may use `chip.shared_per_block` bytes. A thread may use 255 registers, but no more than its share of the
 #   65,536 registers of an SM, rounded down to a multiple of 8.
 #
-# Return the bytes, the registers, and whether both are available.
+# Return the bytes, the registers, and whether both are within these limits.
 
 # %% solution="fits"
 def fits(chip, B_r, B_c, d, stages, warps):
-    """(shared memory in bytes, registers of a thread, True if it fits)."""
+    """Return (shared memory in bytes, registers of a thread, True if it fits)."""
     ### BEGIN SOLUTION
     shared = 2 * (B_r * d + stages * 2 * B_c * d)
     threads = 32 * warps
@@ -124,12 +125,12 @@ report += check.fits(fits, [(CHIPS["H100 SXM"], (128, 128), 176), (CHIPS["GeForc
 # ## 5. The choice
 #
 # B_r and B_c are each 64 or 128, there are two stages, and a block has 4 or 8 warps. Of the pairs that fit, return the
-# one that moves the fewest bytes, and if several do, the one with the larger B_c. **Predict** before you run: does B_c
-# change the traffic?
+# one that moves the fewest bytes. If several pairs move equally few, return the one with the largest B_c. **Predict**
+# before you run: does B_c change the traffic?
 
 # %% solution="best_blocks"
 def best_blocks(chip, N, d, causal):
-    """(B_r, B_c)."""
+    """Return (B_r, B_c)."""
     ### BEGIN SOLUTION
     sizes = [(r, c) for r in (64, 128) for c in (64, 128)]
     good = [b for b in sizes if any(fits(chip, *b, d, 2, w)[2] for w in (4, 8))]
@@ -140,16 +141,16 @@ report = check.best_blocks(best_blocks)
 report += check.best_blocks(best_blocks, [(CHIPS["L40S"], 1024, 128, True), (CHIPS["H200"], 2048, 256, False), (A100, 8192, 256, True)], seed=604)
 
 # %% [markdown]
-# ## 6. The backward: who adds into dQ
+# ## 6. The backward pass: which programs add to dQ
 #
-# FA2's backward has one program for each column block. It keeps dK_j and dV_j and visits the row blocks that see them,
-# and at each visit it adds its part to dQ_i in HBM. Return, for each row block, how many programs add to it. The last
-# blocks may be short, and N is the number of queries and also of keys. **Predict:** with the causal mask, which row
-# block has the most?
+# FA2's backward pass has one program for each column block. The program keeps dK_j and dV_j on chip and visits the row
+# blocks that see its keys. At each visit, it adds its part to dQ_i in HBM. Return, for each row block, how many
+# programs add to it. The last blocks may be short, and N is the number of queries and also of keys. **Predict:** with
+# the causal mask, which row block has the most?
 
 # %% solution="writers"
 def writers(N, B_r, B_c, causal):
-    """[the number of programs that add into dQ_i, for each row block i]."""
+    """Return [the number of programs that add to dQ_i, for each row block i]."""
     ### BEGIN SOLUTION
     sees = [min(row + B_r, N) if causal else N for row in range(0, N, B_r)]
     return [-(-keys // B_c) for keys in sees]
@@ -172,7 +173,7 @@ report += check.writers(writers, [(129, (64, 64), True), (1000, (64, 128), True)
 
 # %% solution="backward_traffic"
 def backward_traffic(N, d, B_r, B_c, causal):
-    """Bytes moved for one head, in one pass."""
+    """Return the bytes moved for one head, in one pass."""
     ### BEGIN SOLUTION
     rows = 0  # rows brought on chip, summed over all visited tiles
     for i, count in enumerate(writers(N, B_r, B_c, causal)):
@@ -188,17 +189,17 @@ report += check.backward_traffic(backward_traffic, [(777, 40, (128, 128), True),
 # %% [markdown]
 # ## 8. One pass or two
 #
-# Additions in HBM happen in any order, so their sums change from run to run. The alternative is two passes. The first
-# is Algorithm 2 without dQ, so nothing clears, loads or stores dQ. The second has one program for each row block, like
-# the forward. It loads Q_i, dO_i, L_i and D_i once, loads K and V for each column block that the rows see, and stores
-# dQ_i once, in 2 bytes.
+# Additions in HBM happen in any order, so dQ changes in its last bits from run to run. The alternative is two passes.
+# The first is Algorithm 2 without dQ, so nothing clears, loads or stores dQ. The second has one program for each row
+# block, like the forward. It loads Q_i, dO_i, L_i and D_i once, loads K and V for each column block that the rows see,
+# and stores dQ_i once, in 2 bytes.
 #
-# Return the bytes of two passes, and how many passes move fewer bytes (1 if both are equal). S and dP are computed
-# twice, so bytes are not the whole cost.
+# Return the bytes of two passes, and how many passes move fewer bytes (1 if both are equal). Two passes also compute S
+# and dP twice, so bytes are not the whole cost.
 
 # %% solution="passes"
 def passes(N, d, B_r, B_c, causal):
-    """(bytes of two passes, 1 or 2)."""
+    """Return (bytes of two passes, 1 or 2)."""
     ### BEGIN SOLUTION
     one = backward_traffic(N, d, B_r, B_c, causal)
     sees = writers(N, B_r, B_c, causal)
@@ -213,18 +214,18 @@ report = check.passes(passes)
 report += check.passes(passes, [(777, 40, (128, 128), True), (128, 64, (128, 128), False), (64, 32, (64, 64), True)], seed=607)
 
 # %% [markdown]
-# ## 9. What fits, backward
+# ## 9. What fits in the backward pass
 #
-# This is the model, for 16-bit inputs, of a program of the first pass, which keeps a column block:
+# For 16-bit inputs, this is the model of a program of the first pass, which keeps a column block:
 #
 # - Shared memory holds K_j and V_j once, and for each stage Q_i, dO_i, and L_i and D_i in fp32.
 # - A thread needs 40 registers, and its share (rounded up) of dk, dv, p and dp in fp32 and of one B_r × B_c operand in
 #   16 bits.
-# - The limits are those of step 4.
+# - The limits are the same as in step 4.
 
 # %% solution="backward_fits"
 def backward_fits(chip, B_r, B_c, d, stages, warps):
-    """(shared memory in bytes, registers of a thread, True if it fits)."""
+    """Return (shared memory in bytes, registers of a thread, True if it fits)."""
     ### BEGIN SOLUTION
     shared = 2 * 2 * B_c * d + stages * (2 * 2 * B_r * d + 2 * 4 * B_r)
     threads = 32 * warps

@@ -2,7 +2,8 @@
 # # Assignment 7 · The backward kernel in Triton
 #
 # **How do five products become dQ, dK and dV?** dK_j and dV_j are sums over row blocks, while dQ_i is a sum over column
-# blocks, so no program can keep all three. You write both loop orders, and then the single pass that adds dQ into HBM.
+# blocks, so no single program can keep all three on chip. You write both loop orders, and then the single pass that
+# adds to dQ in HBM.
 #
 # | step | points |
 # | --- | --- |
@@ -10,14 +11,14 @@
 # | 2. `tile`: all queries and keys in one tile | 4 |
 # | 3. `columns`: a program for each column block, dK and dV | 5 |
 # | 4. `rows`: a program for each row block, dQ | 3 |
-# | 5. `one_pass`: column blocks that add to dQ as well | 2 |
+# | 5. `one_pass`: column blocks that also add to dQ | 2 |
 #
 # *Time: 6 to 8 hours. Before this: assignments 3 and 4, chapter 09. Hardware: Linux, for Triton; a GPU is not needed.*
 #
 # **How it is graded.** Your kernels run in Triton's interpreter on one head in fp32, and the results are compared with
-# float64. A meter counts what they load, store, add and multiply, and products are in full fp32. The memory after the
-# end of every input contains NaN, and outputs start as NaN. Rows are contiguous, so row r of Q starts at `Q + r * d`.
-# Block sizes and d are powers of two and at least 16. Keep the signatures as they are.
+# float64. A meter counts what they load, store, add and multiply, and products have to be in full fp32. The memory
+# after the end of every input contains NaN, and outputs start as NaN. Rows are contiguous, so row r of Q starts at `Q +
+# r * d`. Block sizes and d are powers of two and at least 16. Keep the signatures as they are.
 #
 # **Off limits:** all of `fa2_lab`, and the attention of torch and of other libraries. You may use everything in NumPy,
 # torch and Triton that is not attention.
@@ -35,8 +36,8 @@ from checks import triton_backward as check
 # %% [markdown]
 # ## 1. D
 #
-# Softmax's gradient needs one number for each row, D_i = Σ dO_i ∘ O_i. It is computed once, before anything else. N_q
-# is arbitrary, and program i has rows i · B_r to (i + 1) · B_r.
+# The gradient of softmax needs one number for each row, D_i = Σ dO_i ∘ O_i. D is computed once, before anything else.
+# N_q is arbitrary, and program i handles the rows from i · B_r up to, but not including, (i + 1) · B_r.
 
 # %% solution="row_dots"
 @triton.jit
@@ -54,8 +55,8 @@ report += check.row_dots(row_dots, [check.Case(33, 33, 16, 16, 16, seed=701, tau
 # %% [markdown]
 # ## 2. One tile
 #
-# One program computes all B_r queries and B_c keys. The forward did not keep P, but it kept L, so P = exp(τ Q Kᵀ − L)
-# needs neither a maximum nor a sum. Then dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = τ dS K and dK = τ dSᵀ Q.
+# One program handles all B_r queries and B_c keys. The forward pass did not store P, but it stored L, so P = exp(τ Q Kᵀ
+# − L) needs neither a maximum nor a sum. Then dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = τ dS K and dK = τ dSᵀ Q.
 #
 # L is a natural logarithm. Write products as `tl.dot(a, b, input_precision="ieee")`, and transposes as `p.T`.
 
@@ -85,10 +86,11 @@ report += check.tile(tile, [check.Case(16, 16, 64, 16, 16, size=2.0, seed=702, t
 #
 # Program j keeps column block j. It loads K_j and V_j once and visits the row blocks that see them, while `dk` and `dv`
 # stay on chip until the end. Lengths are arbitrary. With `CAUSAL`, row r sees column c if c ≤ r + N_k − N_q, and row
-# blocks that do not see the column block are not loaded. A row that sees no key has L = −∞ and adds nothing.
+# blocks that do not see the column block are not loaded. A row that sees no key has L = −∞ and adds nothing to any
+# gradient.
 #
-# **Predict:** under the causal mask, the end of the forward's loop depends on the row block. What does this loop have
-# instead?
+# **Predict:** under the causal mask, the end of the loop in the forward pass depends on the row block. What depends on
+# the column block here?
 
 # %% solution="columns"
 @triton.jit
@@ -166,9 +168,9 @@ report += check.rows(rows, [("hidden", case) for case in hidden], seed=0)
 # %% [markdown]
 # ## 5. One pass
 #
-# FA2's Algorithm 2 has no second pass. Program j adds τ dS K_j to dQ_i in HBM as soon as it has dS, while other
-# programs add there at the same time, so it uses `tl.atomic_add(pointers, values, mask=…)`. dQ is fp32 and zero when
-# your kernel starts. Take your `columns` and add the fifth product.
+# FA2's Algorithm 2 has no second pass. Program j adds τ dS K_j to dQ_i in HBM as soon as it has dS. Because other
+# programs may add to the same dQ_i at the same time, it uses `tl.atomic_add(pointers, values, mask=…)`. dQ is fp32 and
+# zero when your kernel starts. Take your `columns` and add the fifth product.
 
 # %% solution="one_pass"
 @triton.jit

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Assignment 8 · Detective cases
 #
-# **Something is wrong with these three programs.** The first one hangs, the second one is sometimes wrong, and the
-# third one is wrong for some sizes. Each contains one mistake, and each passed its author's tests. Find the line, name
-# the cause and mend it. Then prove your answer with two runs, one that shows the mistake and one that hides it.
+# **Something is wrong with these three programs.** The first one hangs, the second one sometimes gives a wrong answer,
+# and the third one does so for some sizes. Each program contains one mistake, although each passed its author's tests.
+# Find the line, name the cause and mend the program. Then prove your answer with two runs, one that shows the mistake
+# and one that hides it.
 #
 # | step | points |
 # | --- | --- |
@@ -17,11 +18,11 @@
 # **How it is graded.** Each case has five checks of one point. You see three of them, for the mended program, the run
 # that shows the mistake and the run that hides it. Grading also checks the line and the cause. It runs the mended
 # program with other sizes and other clocks, and the program has to take as long as it was meant to. Your programs may
-# differ from your neighbour's. What counts is what you write down, so each answer is one `return dict(…)` of texts and
-# numbers.
+# differ from those of your neighbour. Only what you write down counts, so each answer is one `return dict(…)` with
+# texts and numbers.
 #
 # **Off limits:** the programs as they were before the mistake, and all of `fa2_lab` except
-# `fa2_lab.machine.asynchrony`. You may read and use that module, because the first two programs run on it. Finished
+# `fa2_lab.machine.asynchrony`. You may read and use that module, because the first two programs run on it. Ready-made
 # attention is off limits as well.
 
 # %% locked="setup"
@@ -36,27 +37,27 @@ from checks import detective as check
 #
 # Each step is a function that returns a dict, written out as `return dict(line=…, …)`:
 #
-# - `line` is the wrong line, exactly as the program has it. If a line is missing or in the wrong place, give that line
-#   or a neighbour.
+# - `line` is the wrong line, exactly as it appears in the program. If a line is in the wrong place, give that line. If
+#   a line is missing, give a line next to the gap.
 # - `cause` is one of the words below.
 # - `mend` is a list of up to three pairs (old text, new text). Each old text occurs in the program exactly once, and it
 #   can be a part of a line or several lines. At most 26 words and signs may be new, and you may use only names that the
 #   program already has.
 # - `shows` and `hides` are the sizes and clocks of two runs, as dicts. Whatever you leave out keeps its usual value,
-#   but each of the two runs changes at least one number.
+#   but each of the two runs must change at least one number.
 #
 # | cause | in words |
 # | --- | --- |
-# | `arrivals` | a barrier expects another number of arrivals than come |
-# | `missing arrival` | an arrival is left out |
-# | `phase` | a wait names the wrong phase |
-# | `early release` | a stage is released while it is still read |
-# | `early announcement` | a tile is announced before it is there |
-# | `overwritten` | a stage is filled although nobody waited until it was empty |
-# | `absent keys` | keys behind the end count |
+# | `arrivals` | a barrier expects a different number of arrivals than it gets |
+# | `missing arrival` | an arrival is missing |
+# | `phase` | a wait is for the wrong phase |
+# | `early release` | a stage is released while it is still being read |
+# | `early announcement` | a tile is announced before it has arrived |
+# | `overwritten` | a stage is filled, although the producer did not wait until it was empty |
+# | `absent keys` | keys past the end count |
 # | `lost tile` | a tile that rows see is not visited |
 # | `wrong head` | rows of another head are read |
-# | `corner` | the causal diagonal begins in the wrong corner |
+# | `corner` | the causal diagonal is aligned to the wrong corner |
 #
 # The usual runs have `tiles=6`, `consumers=2`, `stages=2`, `causal=False`, `copy=600`, `scores=256`, `softmax=512`,
 # `values=256` for the first two programs, and `heads=2`, `N_q=40`, `N_k=40`, `causal=False` for the third.
@@ -64,10 +65,11 @@ from checks import detective as check
 # ## 1. A hang
 #
 # The program below is the skeleton of a warp-specialised kernel, run by the model of chapter 12a. A producer copies
-# tiles of K and V into the stages of a ring. Each consumer owns some rows. It waits until a stage is filled, computes,
-# and releases the stage. `Barrier(what, n)` ends a phase after n arrivals. `yield barrier.over(phase)` waits for the
-# end of that phase, and `yield job.done()` waits for a copy, a product or a softmax, each of which takes a number of
-# clocks. If all of them wait and no job is running, the model raises `Deadlock` and reports who waits for what.
+# tiles of K and V into the stages of a ring. Each consumer owns some rows. For each tile, it waits until a stage is
+# filled, computes, and releases the stage. `Barrier(what, n)` ends a phase after n arrivals. `yield
+# barrier.over(phase)` waits for the end of that phase, and `yield job.done()` waits for a copy, a product or a softmax,
+# each of which takes a number of clocks. If all actors wait and no job is running, the model raises `Deadlock` and
+# reports which actor waits for what.
 #
 # In some runs, this program ends that way.
 
@@ -84,7 +86,7 @@ print("clocks:", pipeline(rows, rows[:4], rows[:4], False, 2, 2, **usual)[1])
 
 # %% solution="hang"
 def hang():
-    """Line, cause, mend, a run that hangs, one of at least two tiles that does not."""
+    """Return line, cause, mend, a run that hangs, and a run of at least two tiles that does not."""
     ### BEGIN SOLUTION
     return dict(
         line='emptied = [Barrier(f"stage {s} emptied", consumers + 1) for s in range(stages)]',
@@ -103,7 +105,7 @@ report += keys.named("hang", hang, seed=0)
 # %% [markdown]
 # ## 2. A race
 #
-# This is the same program without the first mistake, but with another one. It always comes to an end. Whether O is
+# This is the same program without the first mistake, but with another one. Every run comes to an end. Whether O is
 # right depends on how many clocks the copies take. **Predict** before you try: is a fast copy more dangerous, or a slow
 # one?
 
@@ -112,7 +114,7 @@ report += keys.named("hang", hang, seed=0)
 
 # %% solution="race"
 def race():
-    """Line, cause, mend, a run that is wrong, one of at least two tiles that is right."""
+    """Return line, cause, mend, a run that is wrong, and a run of at least two tiles that is right."""
     ### BEGIN SOLUTION
     return dict(
         line="emptied[stage].arrive(block.actor)",
@@ -137,7 +139,7 @@ report += keys.named("race", race, seed=0)
 # ## 3. A wrong answer
 #
 # This is a Triton forward kernel for several heads and any lengths, causal or not. Tiles are 16 × 16. For some sizes,
-# its O is wrong. A run has `heads`, `N_q`, `N_k` and `causal`, and the one that hides the mistake has at least 17
+# its O is wrong. A run has `heads`, `N_q`, `N_k` and `causal`, and the run that hides the mistake must have at least 17
 # queries and 17 keys.
 
 # %% locked="ragged"
@@ -145,7 +147,7 @@ report += keys.named("race", race, seed=0)
 
 # %% solution="wrong"
 def wrong():
-    """Line, cause, mend, sizes for which O is wrong, sizes for which it is right."""
+    """Return line, cause, mend, sizes for which O is wrong, and sizes for which it is right."""
     ### BEGIN SOLUTION
     return dict(
         line="seen = real & (col <= N_k)[None, :]",

@@ -2,32 +2,33 @@
 # # Assignment 9 · Up the ladder
 #
 # **How far up can you climb from rung 03?** You get a kernel that is right but slow, because it has FA2's parallelism
-# and nothing else. You hand in one that does less work and whose loop compiles to fewer instructions. You need no clock
-# to verify that, because the meter counts what a call does, and the compiler shows what Hopper would run.
+# and nothing else. You hand in a kernel that does less work and whose loop compiles to fewer instructions. You do not
+# need to time it, because the meter counts what a call does, and the compiler shows what Hopper would run.
 #
 # | step | points |
 # | --- | --- |
 # | 1. `right`: O and L against float64 | 3 |
 # | 2. `meter`: loads, exponentials, masks, divisions | 4 |
-# | 3. `compiled`: instructions for a score, copies under way | 5 |
+# | 3. `compiled`: instructions per score, copies under way | 5 |
 #
 # *Time: 6 to 8 hours. Before this: assignment 4, chapters 10 and 11. Hardware: Linux, for Triton; a GPU is not needed.*
 #
-# **How it is graded.** You write one kernel, `climbed`, and choose its sizes. The text of that kernel and of the
-# functions that it calls is launched with one program for each B_r rows of a head, on fp16 tensors of (batch, heads, N,
-# d), with NaN after the end of Q, K and V. It is run in Triton's interpreter and compiled for sm_90. O has the type of
-# the inputs, and L is fp32. A kernel can use `tl`, its arguments, numbers, and other functions under `@triton.jit`, but
-# no other decorator. Steps 2 and 3 also count a kernel whose numbers are exactly those of a known mistake, because that
-# mistake has already cost you points in step 1.
+# **How it is graded.** You write one kernel, `climbed`, and choose its sizes. The grader takes the text of that kernel
+# and of the functions that it calls, and launches it with one program for each B_r rows of a head. Tensors are fp16,
+# have the shape (batch, heads, N, d), and NaN follows the end of Q, K and V. The text is run in Triton's interpreter
+# and compiled for sm_90. O has the type of the inputs, and L is fp32. A kernel can use `tl`, its arguments, numbers,
+# and other functions under `@triton.jit`, but no other decorator. Steps 2 and 3 also accept a kernel whose numbers are
+# exactly those of a known mistake, because that mistake has already cost you points in step 1.
 #
-# Step 3 compiles a causal call with N = 384 and d = 64. It counts the instructions of the loop that does most of the
-# work, times 32 threads, for each of its scores. Rung 03 has 19.6 with Triton 3.9, and 9.3 is possible. Each loop with
-# products computes both of them and an exponential for each score, and each `tl.dot` does more than an eighth of the
-# call's multiplications. The cost of your loop is printed below.
+# Step 3 compiles a causal call with N = 384 and d = 64. It takes the loop that does most of the work, and counts its
+# thread instructions per score, which are the instructions of the loop times 32 threads, divided by its scores. Rung 03
+# has 19.6 with Triton 3.9, and 9.3 is possible. Each loop with products has to compute both products and one
+# exponential per score, and each `tl.dot` has to do more than an eighth of the multiplications of the call. Step 3
+# prints the cost of your loop.
 #
-# **Off limits:** importing `fa2_lab`, except `fa2_lab.tools.xray`, or any finished attention. You may read the ladder's
-# rungs, which are the subject of chapter 10. But write down for each change what you expected it to save before you
-# looked.
+# **Off limits:** importing `fa2_lab`, except `fa2_lab.tools.xray`, or any ready-made attention. You may read the rungs
+# of the ladder, which are the subject of chapter 10. But for each change, write down what you expect it to save before
+# you look.
 
 # %% locked="setup"
 import os
@@ -43,8 +44,8 @@ from checks import climb as check
 # %% [markdown]
 # ## Rung 03
 #
-# This is where you start. Copy the functions under `@triton.jit`, and the numbers, into the next cell, call the kernel
-# `climbed`, and change one thing at a time.
+# This kernel is your starting point. Copy the functions under `@triton.jit`, and the numbers, into the next cell, call
+# the kernel `climbed`, and change one thing at a time.
 
 # %% locked="rung"
 # `fa2-lab course build` writes this cell, for seed 0
@@ -52,16 +53,16 @@ from checks import climb as check
 # %% [markdown]
 # ## Your rung
 #
-# One cell contains the kernel, its helpers and its numbers. To see the machine code, save that cell as `mine.py`,
+# Write the kernel, its helpers and its numbers in one cell. To see the machine code, save that cell as `mine.py`,
 # together with the imports of the first cell and rung 03's `forward`, which then calls your kernel, and run `fa2-lab
-# xray mine.py --d 64 --sass`. On a GPU, `triton.testing.do_bench` shows how much faster that `forward` is than rung
-# 03's. It can become 3 times as fast.
+# xray mine.py --d 64 --sass`. On a GPU, `triton.testing.do_bench` shows how much faster that `forward` is than the one
+# of rung 03. A speedup of 3 is possible.
 
 # %% solution="kernel"
 @triton.jit
 def climbed(Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr,
             d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
-    """B_r rows of one head: O, and L, the natural log of a row's sum of exponentials."""
+    """Compute B_r rows of O and of L, the natural logarithm of a row's sum of exponentials, for one head."""
     ### BEGIN SOLUTION
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     Q, K, V = Q + head * N_q * d, K + head * N_k * d, V + head * N_k * d
@@ -117,7 +118,7 @@ def take(o, l, m, q, k, v, seen, tau_log2, MASKED: tl.constexpr):
 
 # %% solution="sizes"
 def sizes(d):
-    """B_r, B_c: powers of two, 16 to 256; num_warps: 1, 2, 4 or 8; num_stages: 1 to 8."""
+    """Return B_r and B_c, powers of two from 16 to 256, num_warps, 1, 2, 4 or 8, and num_stages, 1 to 8."""
     ### BEGIN SOLUTION
     return dict(B_r=64, B_c=64, num_warps=4, num_stages=3)
 
@@ -139,7 +140,7 @@ report = check.meter(climbed, sizes, seed=0)
 # %% [markdown]
 # ## 3. The compiled loop
 #
-# This compiles your kernel for an H100 or H200, which takes a few seconds, and reads its machine code.
+# The check compiles your kernel for an H100 or H200, which takes a few seconds, and reads its machine code.
 
 # %% test="compiled" points=5
 report = check.compiled(climbed, sizes, seed=0)
