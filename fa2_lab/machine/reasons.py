@@ -31,8 +31,8 @@ def read(page: str) -> dict[str, Reason]:
     found = {}
     for part in page.split("\n## ")[1:]:
         try:
-            head, why, *fields = filter(None, part.split("\n"))
-            (number, cause), said = head.split(" · "), dict(line[2:].split(": ", 1) for line in fields)
+            head, why, first, _, *rows = filter(None, part.split("\n"))
+            (number, cause), said = head.split(" · "), dict(row[2:-2].split(" | ", 1) for row in (first, *rows))
             modelled = "predicted" not in said
             found[number] = Reason(cause, said["before"], said["goes"], why, said.get("missed", UNKNOWN), modelled)
         except (KeyError, ValueError) as wrong:
