@@ -16,7 +16,7 @@ MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public function when it is first used."""
+    """Import a public function or module when it is first used, and return it."""
     if name == "examine":  # a module that is its own function
         return import_module("fa2_lab.examine")
     if name not in MODULES:

@@ -1,4 +1,4 @@
-"""`python -m fa2_lab`: the command line."""
+"""The command line, for `python -m fa2_lab`."""
 
 import sys
 

@@ -1,11 +1,14 @@
-"""The book's words and symbols, in English and Chinese, and where each is explained."""
+"""The symbols and words of the book, in English and Chinese, with the chapter that explains each of them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Term:
-    """A symbol or a word: its meaning in English and Chinese, where it is explained, shape, place, and a picture."""
+    """One symbol or word: its meaning in English and Chinese, and the chapter that explains it.
+
+    A tensor also has a shape and the memory in which it is stored.
+    """
 
     name: str
     english: str
@@ -202,7 +205,7 @@ sink | 16 | intervals | one more score for each head that has no value | 注意�
 
 
 def cells(table: str) -> list[list[str]]:
-    """Return the rows of a table as lists of cells."""
+    """Return the rows of a table, each as the list of its cells. A cell of "-" becomes empty."""
     rows = [line for line in table.strip().replace("\n    ", " ").splitlines() if not line.startswith("#")]
     return [["" if cell == "-" else cell for cell in row.split(" | ")] for row in rows]
 

@@ -1,8 +1,8 @@
-"""The papers' algorithms as data, and `where`, which leads from a line of a paper to the lines of code.
+"""The papers' algorithms as data, and `where`, which leads from a line of a paper to the lines of code that compute it.
 
 FA1 is "FlashAttention" (Dao, Fu, Ermon, Rudra, Ré 2022), and FA2 is "FlashAttention-2" (Dao 2023). The lines are in our
-own words and keep the papers' numbers. If the printed line has a mistake, the line here is right and names the erratum.
-In the code, the comment `# FA2.A1.L9` marks what computes line 9 of FA2's Algorithm 1.
+own words and keep the papers' numbers. If the printed line has a mistake, the line in this file is right and names the
+erratum. In the code, the comment `# FA2.A1.L9` marks the code that computes line 9 of FA2's Algorithm 1.
 """
 
 import re
@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Line:
-    """One numbered line of an algorithm. `depth` counts the loops around it. "end for" computes nothing."""
+    """One numbered line of an algorithm. `depth` counts the loops around it, and `computes` is false for "end for"."""
 
     number: int
     depth: int
@@ -50,7 +50,7 @@ class Algorithm:
 
 
 def steps(text: str) -> tuple[Line, ...]:
-    """Return the lines of an algorithm whose text is indented by its loops and has errata in brackets."""
+    """Return the lines of an algorithm from its text, which is indented by loops and names errata in brackets."""
     found = []
     for number, line in enumerate(dedent(text).strip().splitlines(), 1):
         words, _, errata = line.rstrip("]").partition("  [")
@@ -257,7 +257,7 @@ SHOWN = 10  # lines at most that a short answer has
 
 @dataclass(frozen=True)
 class Place:
-    """One line of code: its file, its number, its text."""
+    """One line of code: its file, its number in the file, and its text."""
 
     file: str
     number: int
@@ -269,7 +269,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """A paper's line and every place where the project computes it, with the places to read first at the front."""
+    """A line of a paper and every line of code that computes it. The lines of code to read first are at the front."""
 
     tag: str
     algorithm: Algorithm
@@ -280,17 +280,17 @@ class Whereabouts:
 
     @property
     def picture(self) -> str | None:
-        """The name of the figure that shows this line."""
+        """The name of the figure that shows this line of the paper, or None."""
         return PICTURE_OF.get(self.tag)
 
     @property
     def first_numpy(self) -> tuple[Place, ...]:
-        """The places in the one NumPy file that represents the algorithm."""
+        """The lines of code in the one NumPy file that represents the algorithm."""
         return tuple(place for place in self.numpy if place.file == self.algorithm.numpy)
 
     @property
     def first_triton(self) -> tuple[Place, ...]:
-        """The places in the one Triton file that represents the algorithm."""
+        """The lines of code in the one Triton file that represents the algorithm."""
         return tuple(place for place in self.triton if place.file == triton_file(self.algorithm))
 
     @property
@@ -300,12 +300,12 @@ class Whereabouts:
         return "" if self.first_triton else reason
 
     def words(self) -> list[str]:
-        """Return the algorithm's name and its line in our words."""
+        """Return the name of the algorithm and the paper's line in our words, as lines of text."""
         text = fill(self.line.text, 98, initial_indent="  ", subsequent_indent="  ")
         return [f"{self.tag}: {self.algorithm.title} ({self.algorithm.source})", *text.splitlines()]
 
     def __str__(self) -> str:
-        """Return the line, the code to read first and the picture, in ten lines at most."""
+        """Return the paper's line, the code to read first and the figure, in ten lines at most."""
         if not self.line.computes:
             return "\n".join([*self.words(), "nothing to compute here"])
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
@@ -319,7 +319,7 @@ class Whereabouts:
         return "\n".join([*self.words(), *rows, *titled("Triton", triton, f"none: {self.no_triton}"), *ends])
 
     def full(self) -> str:
-        """Return the text of str() with every place, including the notebooks."""
+        """Return the paper's line, its figure, and all lines of code that compute it, also those in the notebooks."""
         parts = self.words() + [f"  A known slip here: fa2-lab errata {name}" for name in self.line.errata]
         for title, places in (("NumPy", self.numpy), ("Triton", self.triton), ("notebook", self.notebooks)):
             parts += [f"{title:9}{place}" for place in places]
@@ -331,18 +331,21 @@ class Whereabouts:
 
 
 def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
-    """Return places one under another, without their comments, with a title before the first."""
+    """Return lines of code as a list, without their comments, with `title` before the first, or `none` if empty."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0]}" for place in places] or [none]
     return [f"{title:9}{rows[0]}", *(" " * 9 + row for row in rows[1:])]
 
 
 def triton_file(algorithm: Algorithm) -> str | None:
-    """Return the Triton file that represents an algorithm."""
+    """Return the Triton file that represents an algorithm, or None if there is none in this installation."""
     return next((file for file in algorithm.triton if (PACKAGE.parent / file).is_file()), None)
 
 
 def where(tag: str) -> Whereabouts:
-    """Return where a paper's line is computed, as in `print(where("FA2.A1.L9"))`; `.full()` has every place."""
+    """Return where the code computes a line of a paper, as in `print(where("FA2.A1.L9"))`.
+
+    Printing the result shows the lines of code to read first. Its method full() returns all of them.
+    """
     if not isinstance(tag, str):
         raise TypeError(f"tag: got {tag!r}; it takes a string such as 'FA2.A1.L9'")
     tag = tag.strip().upper()
@@ -362,7 +365,7 @@ def where(tag: str) -> Whereabouts:
 
 
 def unknown_tag(tag: str) -> str:
-    """Return the error message for a tag that no line has."""
+    """Return the error message for a tag that no line of a paper has."""
     name = tag.rpartition(".L")[0]
     if name in ALGORITHMS:
         return f"tag: {tag} does not exist; {name} has lines 1 to {len(ALGORITHMS[name].lines)}"
@@ -372,7 +375,7 @@ def unknown_tag(tag: str) -> str:
 
 
 def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Place, ...]:
-    """Return every line in a folder that carries the tag, with those of the file `first` at the front."""
+    """Return every line of code in a folder that carries the tag. Those in the file `first` are at the front."""
     if folder is None or not folder.is_dir():
         return ()
     found = [
@@ -387,13 +390,13 @@ def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Pla
 
 
 def folder_of(file: str) -> int:
-    """Return the rank of a file by its folder. Other files come last."""
+    """Return the rank of a file by its folder in FOLDERS. Files in other folders come last."""
     return next((n for n, name in enumerate(FOLDERS) if f"/{name}/" in file), len(FOLDERS))
 
 
 @cache
 def tagged_lines(source: str) -> list[tuple[list[str], int, str]]:
-    """Return (tags, number, text) of each tagged line. A comment that fills a line tags the next line of code."""
+    """Return (tags, number, text) of each tagged line of code. A comment on its own line tags the next line of code."""
     found, waiting = [], []
     for number, text in enumerate(source.splitlines(), start=1):
         comment = TAG_COMMENT.search(text)

@@ -1,7 +1,7 @@
-"""Recorded measurements, figures/data/NAME.json, each with the machine, the versions and the commit behind it.
+"""Recorded runs, in files figures/data/NAME.json, each with its machine, versions and commit.
 
-`fa2-lab bench SUITE` writes bench_SUITE.json on a GPU, and `python -m fa2_studio.compiled` writes what compiled kernels
-use. Figures, tables and chapters read these files through this module.
+`fa2-lab bench SUITE` writes bench_SUITE.json on a GPU, and `python -m fa2_studio.compiled` records what compiled
+kernels use. Figures, tables and chapters read these files through this module.
 """
 
 import json
@@ -18,7 +18,7 @@ COMPILE = "python -m fa2_studio.compiled"
 
 @dataclass
 class Measurement:
-    """One problem in one direction: each implementation's measured number, or the reason why there is none."""
+    """One problem in one direction: the measured value of each implementation, or the reason why there is none."""
 
     problem: dict
     direction: str
@@ -34,13 +34,16 @@ class Measurement:
         return self.flops / self.values[name][0] / 1e9
 
     def ratio(self, name: str, baseline: str) -> float:
-        """Return by what factor an implementation needed less than the baseline in the same run."""
+        """Return the baseline's value divided by an implementation's value in the same run.
+
+        For times, it is a speedup.
+        """
         return self.values[baseline][0] / self.values[name][0]
 
 
 @dataclass
 class Record:
-    """The rows of a suite, and the machine, versions, commit and protocol behind them."""
+    """One recorded run of a suite: its measurements, and their machine, versions, commit and protocol."""
 
     suite: str
     machine: dict
@@ -54,19 +57,19 @@ class Record:
     made_by: str = ""  # the command that writes this record, or why there is none
 
     def made(self) -> str:
-        """Return the machine and the versions as text for a caption."""
+        """Return the GPU and the versions of torch and Triton as text for a caption."""
         machines = [self.machine | row.machine for row in self.rows + self.sustained] or [self.machine]
         torch, triton = (" or ".join(sorted({machine[name] for machine in machines})) for name in ("torch", "triton"))
         return f"{self.machine['gpu']}, bf16, torch {torch}, triton {triton}"
 
 
 def path_of(suite: str, folder: Path | None = None) -> Path:
-    """Return where the record of a suite is kept."""
+    """Return the path of a suite's record in `folder`, or in the project's own folder if it is None."""
     return (folder or FOLDER) / f"bench_{suite}.json"
 
 
 def load(suite: str, folder: Path | None = None) -> Record:
-    """Return the recorded run of a suite, or raise an error that explains how to measure it."""
+    """Return the recorded run of a suite. If there is none, raise an error that explains how to measure it."""
     path = path_of(suite, folder)
     how = f"`python -m fa2_lab bench {suite}` measures it on a GPU"
     if not path.exists():
@@ -75,7 +78,7 @@ def load(suite: str, folder: Path | None = None) -> Record:
 
 
 def loaded(path: Path, how: str = "leave it out") -> Record:
-    """Return the record in a file, or raise an error whose one sentence ends with `how`, what to do."""
+    """Return the record in a file. If it is not a valid record, raise an error that ends with the advice `how`."""
     try:
         return from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (TypeError, AttributeError, json.JSONDecodeError) as wrong:
@@ -83,7 +86,7 @@ def loaded(path: Path, how: str = "leave it out") -> Record:
 
 
 def to_dict(record: Record) -> dict:
-    """Return the content of a record's file."""
+    """Return a record as the dictionary that its JSON file holds."""
     data = asdict(record)
     for row in data["rows"] + data["sustained"]:
         if not row["machine"]:
@@ -92,24 +95,27 @@ def to_dict(record: Record) -> dict:
 
 
 def from_dict(data: dict) -> Record:
-    """Return the record that a file's content describes."""
+    """Return the record that the dictionary of a JSON file describes."""
     rows = {name: [Measurement(**row) for row in data.get(name, ())] for name in ("rows", "sustained")}
     return Record(**data | rows)
 
 
 def compared_with(names: Collection[str]) -> str:
-    """Return the implementation with whose speed the ladder's rungs are compared."""
+    """Return the implementation with which the ladder's rungs are compared: the first of RIVALS among these names."""
     return next(name for name in RIVALS if name in names)
 
 
 def recorded(name: str) -> dict | None:
-    """Return any other recorded data of this name, as it is, or None if there is none."""
+    """Return the content of figures/data/NAME.json for data other than a suite's, or None if there is no such file."""
     file = FOLDER / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def layouts_record() -> dict:
-    """Return the layouts of the compiled forward, or raise an error that explains how to get them."""
+    """Return the recorded layouts of the compiled forward.
+
+    If there are none, raise an error that explains how to get them.
+    """
     found = recorded("layouts")
     if found is None:
         raise ValueError(f"figures/data/layouts.json is missing: `{COMPILE}` compiles the forward and writes it")

@@ -1,6 +1,6 @@
-"""Geometry of blocks: which rows and columns a tile covers, and whether a mask cuts it.
+"""Geometry of blocks: which rows and columns a tile covers, and whether the edge of a mask runs through it.
 
-Queries are rows (`i`), and keys are columns (`j`). A tile is the B_r × B_c patch of S where row block i meets column
+Queries are rows (`i`), and keys are columns (`j`). A tile is the B_r × B_c patch of S in which row block i meets column
 block j. B_r and B_c are called BLOCK_M and BLOCK_N in other kernels.
 """
 
@@ -19,7 +19,7 @@ RowNumbers = Any  # the number of a row or of a row block, or an array of such n
 
 
 class Tile(Enum):
-    """How much of a tile a mask leaves."""
+    """How many entries of a tile a mask leaves visible: none, some, or all."""
 
     SKIP = "skip"  # no entry is visible: nothing is loaded, nothing is computed
     DIAGONAL = "diagonal"  # the edge of the mask runs through it: compute, then mask
@@ -33,18 +33,22 @@ def cdiv(a: int, b: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """The keys that a query sees, and what is added to their scores. A key must pass every field that is given.
+    """The keys that a query sees, and the bias that is added to their scores.
 
-    The diagonal of row r is column r + N_k − N_q: it ends in the bottom right corner.
+    A key must pass every field that is given.
 
-    causal      nothing to the right of the diagonal is visible
-    key_length  columns from this one on are padding
-    allowed     any boolean array (N_q, N_k), True where a key is visible
-    window      (left, right): from `left` columns before the diagonal to `right` after it; None means unbounded
-    bias        a function of (row, column), arrays of whole numbers, that returns what is added to the scores. `row` is
-                counted among the keys, as the column of the row's diagonal; −∞ hides a key
+    The diagonal of row r is column r + N_k − N_q, so it ends in the bottom right corner.
 
-    All fields except `allowed` and `bias` leave each row one interval of columns, and only `interval` knows which.
+    causal      If True, no column to the right of the diagonal is visible.
+    key_length  Columns from this number on are padding.
+    allowed     Any boolean array (N_q, N_k), which is True for each visible key.
+    window      A pair (left, right): a row sees from `left` columns before its diagonal to `right` columns after it.
+                None means unbounded.
+    bias        A function of (row, column), arrays of whole numbers, that returns the values to add to the scores.
+                `row` is counted among the keys: it is the column of the row's diagonal. −∞ hides a key.
+
+    All fields except `allowed` and `bias` leave each row one contiguous range of columns, which only `interval`
+    computes.
     """
 
     causal: bool = False
@@ -72,8 +76,10 @@ class Mask:
             raise ValueError(f"mask: got shape {self.allowed.shape}; it takes (N_q, N_k) = {(N_q, N_k)}")
 
     def interval(self, row: RowNumbers, N_q: int, N_k: int) -> tuple[RowNumbers, RowNumbers]:
-        """Return [first, last), the columns that row `row` (int or array) sees before `allowed`. Neither of the two
-        ever decreases from one row to the next, and a row with first = last sees nothing."""
+        """Return (first, last): row `row` (int or array) sees columns first … last − 1, before `allowed` hides some.
+
+        Neither of the two ever decreases from one row to the next. A row with first = last sees nothing.
+        """
         left, right = self.window or (None, None)
         right = 0 if self.causal else right
         end = N_k if self.key_length is None else self.key_length
@@ -89,7 +95,7 @@ CAUSAL = Mask(causal=True)
 
 @dataclass(frozen=True, eq=False)
 class Tiling:
-    """The N_q × N_k matrix S cut into T_r × T_c tiles. The last row and column of tiles may be ragged."""
+    """The N_q × N_k matrix S, cut into T_r × T_c tiles. The last row and the last column of tiles may be ragged."""
 
     N_q: int
     N_k: int
@@ -115,19 +121,19 @@ class Tiling:
         return cdiv(self.N_k, self.B_c)
 
     def rows(self, i: int) -> slice:
-        """Return the queries of row block i."""
+        """Return the slice of queries in row block i."""
         return slice(i * self.B_r, min((i + 1) * self.B_r, self.N_q))
 
     def cols(self, j: int) -> slice:
-        """Return the keys of column block j."""
+        """Return the slice of keys in column block j."""
         return slice(j * self.B_c, min((j + 1) * self.B_c, self.N_k))
 
     def interval(self, row: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-        """Return [first, last), the columns that a row sees."""
+        """Return (first, last): row `row` sees the columns first … last − 1, before `allowed` hides some of them."""
         return self.mask.interval(row, self.N_q, self.N_k)
 
     def visible(self, i: int, j: int) -> np.ndarray:
-        """Return True for each entry of tile (i, j) that is visible."""  # (B_r, B_c)
+        """Return a boolean array (B_r, B_c) that is True for each visible entry of tile (i, j)."""
         rows, cols = self.rows(i), self.cols(j)
         row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
         first, last = self.interval(row)
@@ -135,7 +141,10 @@ class Tiling:
         return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
 
     def hide(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
-        """Return the scores of tile (i, j) with their bias, and with −∞ for each hidden one. A FULL tile hides none."""
+        """Return the scores of tile (i, j) with the mask's bias, and with −∞ for each masked score.
+
+        A FULL tile has no masked score.
+        """
         if self.mask.bias is not None:
             rows, cols = self.rows(i), self.cols(j)
             diagonal = np.arange(rows.start, rows.stop)[:, None] + self.N_k - self.N_q  # (B_r, 1)
@@ -143,13 +152,13 @@ class Tiling:
         return s_ij if self.kind(i, j) is Tile.FULL else np.where(self.visible(i, j), s_ij, -np.inf)
 
     def blocks(self, i: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-        """Return [first, last), the column blocks that row block i (int or array) meets, before `allowed`."""
+        """Return (first, last): row block i (int or array) meets column blocks first … last − 1, before `allowed`."""
         first, _ = self.interval(i * self.B_r)  # of the top row
         _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # of the bottom row
         return first // self.B_c, np.where(first < last, cdiv(last, self.B_c), first // self.B_c)
 
     def kind(self, i: int, j: int) -> Tile:
-        """Return SKIP, DIAGONAL or FULL, from the intervals of the tile's top row and bottom row."""
+        """Return whether tile (i, j) is SKIP, DIAGONAL or FULL, from what its top row and its bottom row see."""
         rows, cols = self.rows(i), self.cols(j)
         top, bottom = self.interval(rows.start), self.interval(rows.stop - 1)
         if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # [top's first, bottom's last): seen by some row
@@ -161,21 +170,24 @@ class Tiling:
         return Tile.FULL if seen_by_all else Tile.DIAGONAL
 
     def visited_cols(self, i: int) -> list[int]:
-        """Return the column blocks that row block i has to visit."""
+        """Return the indices of the column blocks that row block i has to visit."""
         met = range(*map(int, self.blocks(i)))
         return [j for j in met if self.mask.allowed is None or self.kind(i, j) is not Tile.SKIP]
 
     def visited_rows(self, j: int) -> list[int]:
-        """Return the row blocks that column block j has to visit."""
+        """Return the indices of the row blocks that column block j has to visit."""
         return [i for i in range(self.T_r) if self.kind(i, j) is not Tile.SKIP]
 
     def counts(self) -> Counter[Tile]:
-        """Return the number of tiles of each kind."""
+        """Return the number of tiles of each kind in the whole matrix."""
         return Counter(self.kind(i, j) for i in range(self.T_r) for j in range(self.T_c))
 
 
 def check_window(window: object) -> tuple[int | None, int | None]:
-    """Return a window's two sizes. Raise an error unless it is (left, right), each None or at least 0."""
+    """Return (left, right) of a window.
+
+    Raise an error unless each of the two is None or a whole number of at least 0.
+    """
     takes = "(left, right), each a whole number of at least 0, or None for unbounded"
     if not isinstance(window, tuple | list):
         raise TypeError(f"window: got {window!r}; it takes {takes}")
@@ -191,7 +203,10 @@ def check_window(window: object) -> tuple[int | None, int | None]:
 
 
 def real_number(name: str, value: object, takes: str, fits: Callable[[float], bool] = math.isfinite) -> float:
-    """Return `value` as a float, or raise an error that names it and says what it takes."""
+    """Return `value` as a float, or raise an error unless it is a real number and fits(value) is true.
+
+    In the error, `name` is the argument's name, and `takes` describes a valid value.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: got {value!r}; it takes {takes}")
     try:
@@ -204,7 +219,7 @@ def real_number(name: str, value: object, takes: str, fits: Callable[[float], bo
 
 
 def whole_number(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return `value` as an int, or raise an error that names it."""
+    """Return `value` as an int, or raise an error that names it unless it is a whole number from low to high."""
     takes = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):
         raise TypeError(f"{name}: got {value!r}; it takes {takes}")

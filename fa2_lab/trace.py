@@ -1,9 +1,10 @@
 """The meter: what an algorithm loads, stores and computes, per tile and per worker.
 
-Capital letters are in HBM. Passed to a `Trace`, they become tensors that record their use: to index one is a load (`q_i
-= Q[rows]`), and to assign into one is a store (`O[rows] = o_i`). What was loaded is an on-chip array, and so is
-everything computed from it. Each NumPy operation on such an array is counted by its kind. The algorithms are written
-once, in plain NumPy. Without a meter, the same lines run on plain arrays.
+Tensors with capital letters are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record their
+use: indexing such a tensor is a load (`q_i = Q[rows]`), and assigning into it is a store (`O[rows] = o_i`). A load
+returns an on-chip array, and everything computed from it is an on-chip array, too. Each NumPy operation on such an
+array is counted by its kind. The algorithms are written once, in plain NumPy. Without a meter, the same lines run on
+plain arrays.
 """
 
 from collections import Counter
@@ -18,7 +19,10 @@ NOT_COUNTABLE = {"dot", "vdot", "inner", "outer", "einsum", "tensordot", "kron",
 
 
 class Event(NamedTuple):
-    """One load from HBM or one store to it. `i` and `j` are None outside the loop of that name."""
+    """One load from HBM or one store to it.
+
+    `i` and `j` are the indices of the loops around it, or None outside such a loop.
+    """
 
     op: str  # "load" or "store"
     tensor: str
@@ -29,7 +33,10 @@ class Event(NamedTuple):
 
 
 class Trace:
-    """A meter that watches one run of an algorithm. It counts, and never changes a result."""
+    """A meter that watches one run of an algorithm.
+
+    It counts loads, stores and operations, and never changes a result.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -42,25 +49,28 @@ class Trace:
     # What an algorithm calls ------------------------------------------------------------------------------
 
     def hbm(self, **tensors: np.ndarray) -> Any:
-        """Return tensors that live in HBM, in the order given; a single one is returned bare."""
+        """Return these tensors as HbmTensors, in the order given, or a single HbmTensor if only one is given."""
         watched = [HbmTensor(name, array, self) for name, array in tensors.items()]
         return watched if len(watched) > 1 else watched[0]
 
     def parallel(self, name: str, indices: Iterable[int]) -> Iterator[int]:
-        """Loop over indices whose iterations are independent. Each iteration is one worker (thread block)."""
+        """Loop over indices whose iterations are independent. Each iteration is one worker (a thread block)."""
         self._parallel.append(name)
         yield from self.serial(name, indices)
         self._parallel.remove(name)
 
     def serial(self, name: str, indices: Iterable[int]) -> Iterator[int]:
-        """Loop over indices inside one worker."""
+        """Loop over indices one after another, inside one worker."""
         for index in indices:
             self._at[name] = index
             yield index
         self._at.pop(name, None)
 
     def hold(self, *arrays: np.ndarray) -> None:
-        """Declare the arrays that this step needs on chip at the same time."""
+        """Declare the arrays that one step of the algorithm needs on chip at the same time.
+
+        The largest total is kept.
+        """
         self.peak_on_chip = max(self.peak_on_chip, sum(np.size(a) for a in arrays))
 
     # What a reader asks -----------------------------------------------------------------------------------
@@ -96,15 +106,15 @@ class Trace:
 
     @property
     def other_flops(self) -> int:
-        """The number of operations that are neither in a matrix product nor an exponential."""
+        """The number of operations that are neither part of a matmul nor an exponential."""
         return sum(n for kind, n in self.flops.items() if kind not in ("matmul", "exp"))
 
     def by_tile(self) -> dict[tuple, Counter]:
-        """Return {(i, j): counts}, where i or j is None for work outside that loop."""
+        """Return {(i, j): counts of loads, stores and operations}. i or j is None for work outside the loop over it."""
         return self._grouped(lambda worker, i, j: (i, j))
 
     def by_worker(self) -> dict[tuple, Counter]:
-        """Return {worker: counts}, with one entry for each thread block."""
+        """Return {worker: counts of loads, stores and operations}, with one entry per thread block."""
         return self._grouped(lambda worker, i, j: worker)
 
     # How it counts ----------------------------------------------------------------------------------------
@@ -128,7 +138,7 @@ class Trace:
         self.events.append(Event(op, tensor, elements, *self._here()))
 
     def _count(self, ufunc: np.ufunc, method: str, inputs: list, result: Any) -> None:
-        """Count one operation, if it is arithmetic."""
+        """Count one NumPy operation, unless it is a comparison."""
         self.largest_on_chip = max(self.largest_on_chip, np.size(result))
         name = ufunc.__name__
         if name == "matmul":
@@ -144,7 +154,7 @@ class Trace:
 
 
 class Unwatched:
-    """A meter that counts nothing: it has the methods of Trace, but works on plain arrays."""
+    """The stand-in for a Trace that counts nothing: it has the same methods, but returns plain arrays."""
 
     def hbm(self, **tensors: np.ndarray) -> Any:
         return list(tensors.values()) if len(tensors) > 1 else next(iter(tensors.values()))
@@ -162,7 +172,7 @@ UNWATCHED: Any = Unwatched()  # takes the place of a Trace
 
 
 class HbmTensor:
-    """An array in HBM that reports every load and store to its meter."""
+    """A tensor in HBM that reports every load and store to its meter."""
 
     def __init__(self, name: str, array: np.ndarray, trace: Trace) -> None:
         self.name, self.array, self.trace = name, np.asarray(array), trace
@@ -185,7 +195,7 @@ class HbmTensor:
 
 
 class OnChip(np.ndarray):
-    """An array that was loaded from HBM or computed from one. Arithmetic on it is counted."""
+    """An on-chip array, which was loaded from HBM or computed from such an array. Arithmetic on it is counted."""
 
     trace: Any = None  # the Trace that counts; ndarray has a method of this name
 

@@ -1,16 +1,17 @@
-"""Run Hugging Face transformers on fa2_lab's attention. Importing this module is enough: it registers "fa2_lab" there.
+"""Hugging Face transformers on fa2_lab's attention. Importing this module is enough to register "fa2_lab" there.
 
     import fa2_lab.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
 
 transformers describes a mask by a function of a row and a column. This module finds out, once for all layers, which
-interval of columns each row sees. It knows causal masks, sliding windows, padding on either side, and sequences one
-after another, as position_ids or cu_seq_lens_q tell them apart. Grouped heads, sinks, softcap and a cache need nothing
-more. A mask that is not such an interval is refused by its name. Where padding is and where sequences begin is read
-once per call of the model, which waits for the GPU.
+contiguous range of columns each row sees. It supports causal masks, sliding windows, padding on either side, and
+several sequences in a row, which position_ids or cu_seq_lens_q tell apart. Grouped-query attention, sinks, softcap and
+a cache need nothing more. If a mask does not leave each row one range, it is refused with its name. The positions of
+padding and of sequences are read once per call of the model, which waits for the GPU.
 
 With a static cache, `generate` makes the mask before it calls the model, and on a GPU it compiles the model. In that
-case one row sees the whole cache, and a tensor holds how much of it is filled, so no step compiles the model again.
+case, a row sees the whole cache, and a tensor holds the number of keys that are filled, so no step compiles the model
+again.
 """
 
 import inspect
@@ -33,7 +34,10 @@ REFUSED = ("position_bias", "head_mask", "output_attentions")  # options of `eag
 
 @dataclass(eq=False)
 class Interval(masking_utils.BlockMask):
-    """The keys that each row of a call sees. transformers accepts only tensors and BlockMasks of four dimensions."""
+    """The range of keys that each row of a call sees.
+
+    It is a BlockMask with four dimensions, because transformers accepts only tensors and BlockMasks.
+    """
 
     size: tuple[int, int, int, int]  # batch, 1, rows, columns
     causal: bool
@@ -50,7 +54,7 @@ class Interval(masking_utils.BlockMask):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The mask's size, under a tensor's name for it."""
+        """The size of the mask, under the name that it has for a tensor."""
         return self.size
 
     def contiguous(self) -> "Interval":
@@ -58,13 +62,13 @@ class Interval(masking_utils.BlockMask):
         return self
 
     def to(self, device: torch.device | str, **_: Any) -> "Interval":
-        """Return the mask with its tensors on a device, for layers on several devices."""
+        """Return the mask with its tensors on a device, because the layers of a model may be on several devices."""
         moved = {name: x.to(device) for name in ("lengths", "starts") if (x := getattr(self, name)) is not None}
         return replace(self, **moved)
 
 
 def register() -> None:
-    """Register "fa2_lab" as an attn_implementation."""
+    """Register "fa2_lab" as an attn_implementation of transformers."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, interval)
 
@@ -83,7 +87,10 @@ def interval(
     device: torch.device | None = None,
     **_: Any,
 ) -> Interval:
-    """Return a mask of transformers as an Interval. Row r is token q_offset + r, column c is token kv_offset + c."""
+    """Return a mask of transformers as an Interval. Raise an error if it is not a range of keys per row.
+
+    Row r of the mask is token q_offset + r, and column c is token kv_offset + c.
+    """
     causal, left, right = False, None, None
     sequences: tuple = ()
     for part in parts_of(mask_function):
@@ -117,7 +124,7 @@ def row_of_a_cache(
     attention_mask: Tensor | None,
     device: torch.device | None,
 ) -> Interval:
-    """Return the mask of one row that sees all filled keys of a static cache, whose length is always a tensor."""
+    """Return the mask of a single row that sees all filled keys of a static cache. Their number is always a tensor."""
     batch, *_, room = size
     if attention_mask is None:
         attention_mask = torch.ones(batch, kv_offset + keys, device=device)
@@ -128,7 +135,10 @@ def row_of_a_cache(
 
 
 def parts_of(mask_function: Callable) -> list:
-    """Return the masks that a mask function intersects, each as its name and the value from which it was made."""
+    """Return the masks that a mask function intersects, each as its name and the value from which it was made.
+
+    A causal mask is only its name, and a bidirectional mask is left out.
+    """
     name, _, inner = mask_function.__qualname__.partition(".<locals>.")
     if mask_function.__module__ == masking_utils.__name__:
         if name == "and_masks":
@@ -147,13 +157,14 @@ def parts_of(mask_function: Callable) -> list:
 def closure(function: Callable) -> dict[str, Any]:
     """Return the variables in a function's closure.
 
-    transformers has no public way to find out what a mask is made of, except to evaluate it for every row and column.
+    transformers offers no public way to find out how a mask was made, except to evaluate the mask for every row and
+    column.
     """
     return dict(inspect.getclosurevars(function).nonlocals)
 
 
 def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
-    """Return the sequences' starts and the last one's end, and the longest length, given each row's sequence."""
+    """Return the cumulative sequence lengths and the longest length, given the number of each row's sequence."""
     begins = torch.ones_like(sequence, dtype=torch.bool)
     begins[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
     found = begins.flatten().nonzero().flatten()
@@ -162,7 +173,10 @@ def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
 
 
 def padding(attention_mask: Tensor | None, kv_offset: int, keys: int) -> tuple[list[int] | None, Tensor | None]:
-    """Return where each batch entry's real tokens begin among the keys, and their number, or None if all are real."""
+    """Return the first real key of each batch entry and the number of its real keys.
+
+    The first is None if no entry has padding on the left, and the second if none has padding on the right.
+    """
     if attention_mask is None:
         return None, None
     real = attention_mask[:, kv_offset : kv_offset + keys].bool()
@@ -194,7 +208,7 @@ def attend(
     s_aux: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Return one layer's attention as transformers calls it: O (batch, N, heads, d), and None for the weights."""
+    """Return one layer's attention, as transformers calls it: O (batch, N, heads, d), and None for the weights."""
     for name in REFUSED:
         if more.get(name) is not None and more[name] is not False:
             raise ValueError(f"{name}: got {type(more[name]).__name__}; attn_implementation='fa2_lab' takes none")
@@ -234,7 +248,7 @@ def attend(
 
 
 def without_mask(causal: bool, sliding_window: int | None, size: tuple[int, int, int, int]) -> Interval:
-    """Return the mask that a model implies by passing none."""
+    """Return the mask that a model implies if it passes no mask."""
     *_, N_q, N_k = size
     if causal and N_q not in (1, N_k):
         raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")

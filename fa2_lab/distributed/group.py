@@ -1,13 +1,13 @@
-"""Which ranks take part, and how they check that they agree before any large transfer.
+"""The ranks that take part in a call, and how they check that they agree before any large transfer.
 
-Before its transfers, every call exchanges a small header with each other rank: the function called, shapes,
-dtype and options. The headers travel over a separate gloo group, through the CPUs, so they wait for no GPU. They
-take 0.1 to 0.3 ms, while a forward already computes, and carry each shard's length. If a rank disagrees, has died
-or never comes, every rank finds out here within `timeout` seconds. (Among three or more ranks, one that comes at the
-last moment may find that some have given up and others have not. If a kernel fails while headers travel, the other
-ranks wait in the first transfer.) Nothing is kept from call to call, because a rank that trusted an earlier agreement
-would start a transfer that nobody answers. Once a rank knows that all agree, the time limit of a transfer is that of
-the user's group.
+Before its transfers, every call exchanges a small header with each other rank: the function called, shapes, dtype and
+options. The headers travel over a separate gloo group, through the CPUs, so they wait for no GPU. The exchange takes
+0.1 to 0.3 ms, while a forward already computes, and the headers also carry each shard's length. If a rank disagrees,
+has died or never calls, every rank finds out within `timeout` seconds. There are two exceptions. Among three or more
+ranks, a rank that calls at the last moment may find that some ranks have given up and others have not. If a kernel
+fails while headers travel, the other ranks wait in the first transfer. No agreement is kept from call to call, because
+a rank that trusted an earlier agreement would start a transfer that no other rank answers. Once a rank knows that all
+agree, the time limit of a transfer is that of the user's group.
 """
 
 import json
@@ -29,11 +29,11 @@ OWN = ("length",)  # what may differ from rank to rank
 
 
 class Disagreement(ValueError):
-    """An error for ranks whose calls do not fit together, or one of which rejected its arguments."""
+    """The error that is raised if the ranks' calls do not fit together, or if a rank has rejected its arguments."""
 
 
 def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Return the process group behind a 1-D DeviceMesh, a ProcessGroup, or None for all ranks."""
+    """Return the process group of `mesh`, which is a 1-D DeviceMesh, a ProcessGroup, or None for all ranks."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError("torch.distributed is not initialised: start with torchrun and call init_process_group")
     if isinstance(mesh, DeviceMesh):
@@ -50,7 +50,7 @@ def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGr
 
 
 def check_timeout(timeout: float) -> float:
-    """Raise an error unless the timeout is a positive number of seconds."""
+    """Return the timeout as a float. Raise an error unless it is a number of seconds above 0 and below a million."""
     return real_number("timeout", timeout, "seconds, a number above 0 and below a million", lambda s: 0 < s < 1e6)
 
 
@@ -61,8 +61,11 @@ AGREED: dict[dist.ProcessGroup, int] = defaultdict(int)  # how often; the same n
 
 
 class Exchange:
-    """Headers under way, from this rank to all others and from them to this one. A caller that starts one must wait for
-    it, whatever happens meanwhile, because otherwise the next call would take old headers for new ones."""
+    """The exchange of headers that is under way between this rank and all others.
+
+    A caller that starts an exchange must wait for its end, whatever happens meanwhile, because otherwise the next call
+    would mistake these headers for its own.
+    """
 
     def __init__(self, group: dist.ProcessGroup, header: dict, timeout: float) -> None:
         self.group, self.timeout = group, timeout
@@ -76,14 +79,17 @@ class Exchange:
             self.works += [side.send([mine], other, tag=0) for other in others]
 
     def wait(self) -> list[dict]:
-        """Return the headers of all ranks, in order of rank."""
+        """Wait until all headers have arrived, and return them in the order of the ranks."""
         with losing(self.group, self.timeout):
             for work in self.works:
                 work.wait()
         return [json.loads(x.numpy().tobytes()) for x in self.every]
 
     def agree(self) -> list[dict]:
-        """Return the headers if all ranks agree; otherwise raise an error here and on every other rank."""
+        """Return the headers of all ranks if they agree.
+
+        Otherwise, raise an error on this rank and on every other rank.
+        """
         headers = self.wait()
         refusals = [f"rank {rank}: {h['refused']}" for rank, h in enumerate(headers) if "refused" in h]
         if refusals:
@@ -97,13 +103,13 @@ class Exchange:
 
 
 def listed(said: Sequence) -> str:
-    """Return the ranks grouped by what they say, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
+    """Return the ranks grouped by their values, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
     values = [x for n, x in enumerate(said) if x not in said[:n]]
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(said) if y == x)}: {x!r}" for x in values)
 
 
 def encoded(header: dict) -> torch.Tensor:
-    """Return a header in the form in which it is sent, which has a fixed length."""
+    """Return a header as bytes in a tensor of fixed length, in which it is sent."""
     text = json.dumps(header).encode()
     if len(text) > HEADER:
         text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER // 8])).encode()
@@ -112,7 +118,10 @@ def encoded(header: dict) -> torch.Tensor:
 
 @contextmanager
 def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """Explain gloo's error in words, for a time limit or a closed connection. The group cannot be used afterwards."""
+    """Replace gloo's error for a time limit or a closed connection by one that explains the cause.
+
+    After such an error, the gloo group cannot be used any more.
+    """
     try:
         yield
     except RuntimeError as failure:
@@ -124,7 +133,7 @@ def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
 
 
 def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
-    """Return the gloo group of the ranks of `group`, created by the first call. Ranks outside `group` need not help."""
+    """Return the gloo group of the ranks of `group`, which the first call creates without the ranks outside `group`."""
     if (group, timeout) not in SIDE:
         store = dist.PrefixStore(f"fa2_lab/{group.group_name}/{timeout}", _get_default_store())
         size, limit = dist.get_world_size(group), timedelta(seconds=timeout)

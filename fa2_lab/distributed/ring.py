@@ -1,15 +1,16 @@
 """Ring attention: queries stay, keys and values travel round the ring, and the (O, L) of all blocks are merged.
 
-The forward takes n steps. In each step except the last, the block of K and V that is here is sent to the right, and the
-next one comes from the left, while the queries attend to the block that is here. A rank's own block needs no other
-rank. Its upper queries attend to it while the ranks compare their calls, and its lower queries while the block travels,
-which is about half of that work each. In the backward the blocks go round again. The dK and dV of a block follow it one
-step behind, in fp32, and each rank adds its part. A rank's own block comes first and last, in the same two halves:
-while the first block travels, and while its own gradients come home.
+The forward has n steps for n ranks. In each step except the last, a rank sends its current block of K and V to the
+right and receives the next block from the left, while its queries attend to the current block. A rank's own block needs
+no other rank. Its upper queries attend to this block while the ranks compare their calls, and its lower queries while
+the block travels, which is about half of that work each. In the backward, the blocks travel round the ring again. The
+dK and dV of a block follow it one step behind, in fp32, and each rank adds its contribution. A rank computes the
+gradients of its own block in the same two halves: the first while the first block travels, and the second while its own
+gradients return.
 
 A transfer starts when the data that it sends is computed. It runs beside the kernels (NCCL on a stream of its own, gloo
-in threads), and is waited for before its block is needed. What is sent or received stays referenced until that wait,
-which orders the streams, so the allocator cannot reuse its memory before. The host waits for no GPU.
+in threads), and the rank waits for it before the block is needed. Tensors that are sent or received stay referenced
+until that wait, which orders the streams, so the allocator cannot reuse their memory before. The host waits for no GPU.
 """
 
 from collections import Counter
@@ -40,7 +41,10 @@ MESSAGE = 64 * 2**20  # bytes of K and V that go round together: more heads take
 
 
 def not_compiled(function: Callable) -> Callable:
-    """Apply torch.compiler.disable only while torch compiles, because it takes seconds to load torch's compiler."""
+    """Return the function with torch.compiler.disable, which is applied only while torch compiles.
+
+    Applying it always would load torch's compiler, which takes seconds.
+    """
 
     @wraps(function)
     def called(*arguments: Any, **options: Any) -> Any:
@@ -66,15 +70,18 @@ def ring_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return this rank's rows of softmax(scale · Q Kᵀ) V, for q (batch, heads, N, d) and k, v (batch, kv heads, N, d).
 
-    mesh        a 1-D DeviceMesh, a ProcessGroup, or None for all ranks; each of its ranks makes the same call
-    layout      how `shard` has cut the sequence: "zigzag" or "contiguous". Shards may have different lengths and may be
+    mesh        A 1-D DeviceMesh, a ProcessGroup, or None for all ranks. Each of its ranks makes the same call.
+    layout      How `shard` has cut the sequence: "zigzag" or "contiguous". Shards may have different lengths and may be
                 empty, because the ranks tell each other their lengths. In zigzag, the front piece of a shard has ⌈N/2⌉
-                rows
-    return_lse  return (O, L) with L (batch, heads, N) over all keys of all ranks; gradients flow through both
-    timeout     seconds to wait for the other ranks before the transfers; they must agree on everything except N
+                rows.
+    return_lse  If True, return (O, L) with L (batch, heads, N) over all keys of all ranks. Gradients flow through O and
+                L.
+    timeout     The seconds to wait for the other ranks before the transfers. The ranks must agree on everything except
+                N.
+    others      causal, scale and backend mean the same as in attention().
 
-    If gradients are wanted, the backward has to run on every rank as well. A rank whose loss leaves O out adds 0 · O to
-    it.
+    If gradients are needed, the backward has to run on every rank as well. If the loss of a rank does not depend on O,
+    add 0 · O to this loss.
     """
     group = ranks.process_group(mesh)
     timeout = ranks.check_timeout(timeout)
@@ -108,7 +115,10 @@ def ring_attention(
 def signature(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, layout: str, return_lse: bool, backend: str
 ) -> dict:
-    """Check the arguments as attention() does, and return what all ranks must agree on. Only the length may differ."""
+    """Check the arguments as attention() does.
+
+    Return the shard's length and the values on which all ranks must agree.
+    """
     check_tensors(q, k, v)
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"k: got shape {tuple(k.shape)}; a shard has as many keys as queries, {q.shape[2]}")
@@ -127,7 +137,7 @@ def signature(
 
 @dataclass(frozen=True)
 class RingCall:
-    """One call. Until its ranks have agreed on it, `lengths` is empty and `call` is 0."""
+    """One call of ring_attention on one rank. Until the ranks have agreed, `lengths` is empty and `call` is 0."""
 
     group: dist.ProcessGroup
     rank: int
@@ -144,14 +154,20 @@ class RingCall:
         return len(self.lengths)
 
     def source(self, step: int) -> int:
-        """Return the rank whose keys this rank holds at a step. In each step, blocks move to the right by one rank."""
+        """Return the rank whose keys this rank holds at a step.
+
+        In each step, every block moves to the right by one rank.
+        """
         return (self.rank - step) % self.size
 
     def meeting(self, source: int) -> Meeting:
         return shards.meeting(self.lengths, self.rank, source, self.layout, self.causal)
 
     def pass_on(self, block: list[Tensor], what: str, source: int) -> "Passing":
-        """Start sending a block's tensors to the right, and receiving those of rank `source` from the left."""
+        """Start sending a block's tensors to the rank on the right, and receiving rank `source`'s block from the left.
+
+        `what` names the content of the block for the counters of bytes.
+        """
         incoming = [x.new_empty((*x.shape[:2], self.lengths[source], x.shape[3])) for x in block]
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         plan = [(dist.isend, x, right) for x in block] + [(dist.irecv, x, left) for x in incoming]
@@ -163,14 +179,14 @@ class RingCall:
 
 @dataclass
 class Passing:
-    """A transfer under way. It keeps references to the tensors sent and received until both transfers are done."""
+    """A transfer under way. It keeps references to the tensors sent and received until wait() returns."""
 
     incoming: list[Tensor]
     outgoing: list[Tensor]
     works: list
 
     def wait(self) -> list[Tensor]:
-        """Return the tensors received from the left. On a GPU, the current stream waits and the host does not."""
+        """Return the tensors received from the left. On a GPU, only the current stream waits for them, not the host."""
         for work in self.works:
             work.wait()
         return self.incoming
@@ -194,7 +210,10 @@ def counting() -> Iterator[Counter]:
 
 
 def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield (rank, that rank's K and V), starting with this rank. While a block is used, the next one travels."""
+    """Yield (source, [K, V]) for the block of every rank, starting with this rank's.
+
+    The next block travels meanwhile.
+    """
     kv = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):
         coming = ring.pass_on(kv, "K V", ring.source(step + 1)) if step + 1 < ring.size else None
@@ -204,16 +223,18 @@ def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list
 
 
 def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """Return the part of this rank's upper queries over its own keys, in all heads, which needs no other rank."""
+    """Return the partial result of this rank's upper queries over its own keys, which needs no other rank."""
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 
 
 def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part: Partial | None) -> None:
-    """Compute O and L of this rank's queries over all keys, in place. `part` is first_half() of these heads.
+    """Compute O and L of this rank's queries over all keys, in place.
 
-    A part is merged after the next transfer has begun, because the transfer gets its SMs while such small kernels run
-    between two large ones. (If it began right before a kernel that takes all SMs, it often waited until that kernel
-    ended.)
+    `part` is the result of first_half() for these heads.
+
+    A partial result is merged after the next transfer has begun, because the transfer gets its SMs while such small
+    kernels run between two large ones. If the transfer began right before a kernel that fills all SMs, it would often
+    wait until that kernel ended.
     """
     state: State | Any = None
     last_half = shards.halves(q.shape[2], ring.causal)[1]
@@ -229,7 +250,7 @@ def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tenso
 
 
 def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """Return (rows, their O, their L) of these queries over these keys by the one-GPU call; None for no rows."""
+    """Return (rows, their O, their L) of one meeting's queries over its keys, or None if the meeting is empty."""
     if seen.kind is Tile.SKIP:
         return None
     tensors = Tensors(q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys])
@@ -237,7 +258,7 @@ def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tens
 
 
 def options_of(ring: RingCall, seen: Meeting) -> Options:
-    """Return the options with which a rank's queries attend to a block's keys."""
+    """Return the Options for one meeting of queries and keys, which is causal if its kind is DIAGONAL."""
     return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
 
@@ -247,8 +268,10 @@ def options_of(ring: RingCall, seen: Meeting) -> Options:
 def backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dQ, dK, dV) of this rank's rows, in fp32. P = exp(S − L) and D = rowsum(dO ∘ O) of a block are exact,
-    because L and O are those over all keys."""
+    """Return (dQ, dK, dV) of this rank's rows, in fp32.
+
+    For every block, P = exp(S − L) and D = rowsum(dO ∘ O) are exact, because L and O are those over all keys.
+    """
     blocks = once_round(ring, k, v)
     own, own_kv = next(blocks)
     dQ, *home = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own_kv))
@@ -270,7 +293,7 @@ def backward(
 def partial_backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return what these queries and keys contribute to dQ, dK and dV, or None if there are no queries."""
+    """Return the contributions of one meeting's queries and keys to dQ, dK and dV, or None if the meeting is empty."""
     if seen.kind is Tile.SKIP:
         return None
     dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
@@ -281,7 +304,7 @@ def partial_backward(
 
 
 def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
-    """Add a part to dQ and to the block's dK and dV."""
+    """Add the contributions `part` of one meeting to dQ of this rank and to dK and dV of the block."""
     if part:
         for X, rows, more in zip((dQ, dK, dV), (seen.queries, seen.keys, seen.keys), part, strict=True):
             X[:, :, rows] += more
@@ -291,7 +314,10 @@ def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, d
 
 
 class RingAttention(torch.autograd.Function):
-    """Forward and backward for torch. Work that needs other ranks begins when all of them have agreed on the call."""
+    """The autograd function of ring attention.
+
+    Work that needs other ranks begins only after all ranks have agreed on the call.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingCall, header: dict) -> tuple[Tensor, Tensor]:
@@ -315,7 +341,7 @@ class RingAttention(torch.autograd.Function):
 
 
 def all_heads_forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, begun: Partial | None) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) a few heads at a time. `begun` is first_half() of all heads."""
+    """Compute (O, L), a few heads at a time. `begun` is the result of first_half() for all heads."""
     O, L = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
     for heads, kv_heads in turns(ring, q, k):
         part = begun and (begun[0], begun[1][:, heads], begun[2][:, heads])
@@ -339,7 +365,10 @@ def all_heads_backward(
 
 
 def turns(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
-    """Return slices of q's heads, and of k's and v's, that each fit into one message. All ranks get equal slices."""
+    """Return pairs of slices, of q's heads and of k's and v's heads, whose K and V fit into one message.
+
+    All ranks get equal slices, because the slices depend on the longest shard.
+    """
     batch, kv_heads, _, d = k.shape
     bytes_per_head = 2 * batch * max(ring.lengths) * d * k.element_size()
     count = -(-kv_heads // max(1, MESSAGE // max(1, bytes_per_head)))

@@ -1,4 +1,4 @@
-"""Cutting a tensor among the ranks along its sequence, and joining it again."""
+"""Cutting a tensor into one shard per rank along its sequence, and joining the shards again."""
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,10 @@ from fa2_lab.tiles import whole_number
 def shard(
     x: Tensor, mesh: DeviceMesh | dist.ProcessGroup | None = None, *, dim: int = 2, layout: str = "zigzag"
 ) -> Tensor:
-    """Return this rank's part of a tensor that every rank holds, cut along `dim`. Nothing is sent; gradients flow.
+    """Return this rank's shard of a tensor that every rank holds, cut along `dim`. Nothing is sent, and gradients flow.
 
-    Everything that belongs to the sequence is cut in the same way: token ids and targets with dim=1, and the positions
-    of a rotary embedding with shard(torch.arange(N), mesh, dim=0).
+    Cut everything that belongs to the sequence in the same way: token ids and targets with dim=1, and the positions of
+    a rotary embedding with shard(torch.arange(N), mesh, dim=0).
     """
     group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1)
     lengths = shards.even_lengths(x.shape[dim], dist.get_world_size(group))
@@ -33,7 +33,10 @@ def unshard(
     layout: str = "zigzag",
     timeout: float = 300.0,
 ) -> Tensor:
-    """Return the whole tensor on every rank, from the parts that they hold, without a gradient. Lengths may differ."""
+    """Return the whole tensor on every rank, joined from the ranks' shards, without a gradient.
+
+    The shards may have different lengths. `timeout` is the number of seconds to wait for the other ranks.
+    """
     group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1) % x.dim()
     shards.check_layout(layout)
     rest = [n for at, n in enumerate(x.shape) if at != dim]
@@ -48,7 +51,7 @@ def unshard(
 
 
 def joined(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:
-    """Join the parts of all ranks, with every row at its position in the sequence."""
+    """Return the shards of all ranks as one tensor, with every row at its position in the sequence."""
     whole = parts[0].new_empty((sum(lengths), *parts[0].shape[1:]))
     for part, places in zip(parts, shards.pieces(lengths, layout), strict=True):
         start = 0

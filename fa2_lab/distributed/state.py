@@ -1,4 +1,7 @@
-"""The SoftmaxState of the NumPy ladder as tensors in fp32, changed in place."""
+"""The softmax state of a rank's rows as fp32 tensors, which are updated in place.
+
+It is SoftmaxState of the NumPy ladder.
+"""
 
 from typing import Any
 
@@ -7,7 +10,10 @@ from torch import Tensor
 
 
 class State:
-    """The softmax state of a rank's rows, at first empty: m and l (batch, heads, N), and o (batch, heads, N, d)."""
+    """The softmax state of a rank's rows: m and l (batch, heads, N), and o (batch, heads, N, d).
+
+    It begins without any key.
+    """
 
     def __init__(self, q: Tensor, on_triton: bool) -> None:
         options: dict[str, Any] = dict(dtype=torch.float32, device=q.device)
@@ -17,7 +23,10 @@ class State:
         self.on_triton = on_triton
 
     def merge(self, rows: slice, O: Tensor, L: Tensor) -> None:
-        """Merge the output of more keys into some of the rows. A finished (O, L) is a state with m = L and l = 1."""
+        """Merge (O, L), the finished output of `rows` over further keys, into the state of these rows.
+
+        A finished (O, L) is a state with m = L and l = 1.
+        """
         if self.on_triton:
             from fa2_lab.kernels.portable import merge
 
@@ -32,7 +41,10 @@ class State:
         m.copy_(m_new)
 
     def finalize(self, part: tuple[slice, Tensor, Tensor], O: Tensor, L: Tensor) -> None:
-        """Merge the last output, and write O = o / l and L = m + log l of all rows, rounded once to the dtype of O."""
+        """Merge the last partial result `part`, and write O = o / l and L = m + log l of all rows.
+
+        O is rounded only once, to its dtype.
+        """
         if self.on_triton:
             from fa2_lab.kernels.portable import merge
 

@@ -1,7 +1,7 @@
 """Known mistakes in the sources, each with the wrong version, the right one, and a check that tells them apart.
 
-fa2-lab errata            all of them, run
-fa2-lab errata ID         one of them in full
+fa2-lab errata            run all of them
+fa2-lab errata ID         run one of them and print it in full
 """
 
 from fa2_lab.errata import article, fa1_paper, fa2_paper, notes

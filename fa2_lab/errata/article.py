@@ -20,20 +20,25 @@ B = 16  # tile height and width, and head dimension, where traffic is counted
 
 
 def metered(algorithm: ModuleType, N: int) -> int:
-    """Return the elements that the meter counts between HBM and the chip, with d = B_r = B_c = B."""
+    """Return the elements that the meter counts between HBM and the chip for N keys and d = B_r = B_c = B."""
     case, meter = Small(N, B), Trace()
     algorithm.forward(case.Q, case.K, case.V, B_r=B, B_c=B, trace=meter)
     return meter.hbm_elements
 
 
 def fa2_traffic(N: int) -> int:
-    """Return the traffic of Algorithm 1: Q, O and L once, K and V once for each of the N / B row blocks."""
+    """Return the traffic of FA2's Algorithm 1 in elements.
+
+    Q, O and L move once, and K and V once per row block, of which there are N / B.
+    """
     return 2 * N * B + N + (N // B) * 2 * N * B
 
 
 def fa1_traffic(N: int) -> int:
-    """Return the traffic of Algorithm 2: start O, l and m, load K and V; per column block Q, O, l, m in and O, l, m
-    out."""
+    """Return the traffic of FA1's Algorithm 2 in elements.
+
+    It initializes O, l and m, loads K and V once, and per column block loads Q, O, l and m and stores O, l and m.
+    """
     return (N * B + 2 * N) + 2 * N * B + (N // B) * (3 * N * B + 4 * N)
 
 
@@ -85,7 +90,7 @@ SNIPPET = Erratum(
 
 
 def full_scalings(stage: str, tiles: int) -> int:
-    """Return how often the loop multiplies or divides a B_r × d block by one factor per row."""
+    """Return how often a loop over this number of tiles multiplies or divides a B_r × d block by one factor per row."""
     count = 0
 
     def scaled(block: np.ndarray, factor: np.ndarray) -> np.ndarray:
@@ -142,7 +147,7 @@ EXP_COST = Erratum(
 
 
 def scores_of_warps(join: Callable) -> np.ndarray:
-    """Return four warps' scores, each for all queries and a quarter of the keys, combined by `join`."""
+    """Return the scores of four warps, combined by `join`. Each warp has all queries and a quarter of the keys."""
     return join([CASE.tau * CASE.Q @ K_w.T for K_w in np.split(CASE.K, 4)])
 
 
@@ -162,7 +167,7 @@ SPLIT_K = Erratum(
 
 
 def warps_and_keys(split: str, warps: int = 4) -> list[set]:
-    """Return for each warp the set of elements of the K and V tiles that it uses."""
+    """Return for each warp the set of elements of the K and V tiles that it uses if `split`, "Q" or "K", is divided."""
     keys = np.split(np.arange(CASE.N), warps) if split == "K" else [np.arange(CASE.N)] * warps
     return [{(tensor, int(j), c) for tensor in "KV" for j in js for c in range(CASE.d)} for js in keys]
 

@@ -1,4 +1,4 @@
-"""The definition of an erratum: a claim, the right version, and a measurement that tells them apart."""
+"""The definition of an erratum: a claim, its correction, and a measurement that tells the two apart."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Erratum:
-    """A mistake in a source. `wrong()` computes what is printed, `right()` what should be. `error` measures either."""
+    """One mistake in a source.
+
+    `wrong()` computes what the source prints, and `right()` computes the correction. `error` measures the result of
+    either.
+    """
 
     id: str
     source: str
@@ -24,12 +28,12 @@ class Erratum:
     met: str = ""  # where people met it: "project #number, #number; project #number", threads on GitHub
 
     def check(self, result: object) -> bool:
-        """Return whether the result is close enough to the truth. NaN never is."""
+        """Return whether a result is within the tolerance of the truth. NaN never is."""
         return bool(self.error(result) <= self.tolerance)
 
 
 class Verdict(NamedTuple):
-    """The outcome of running both versions of an erratum."""
+    """The errors of the two versions of an erratum, and whether the check told the versions apart."""
 
     wrong_error: float
     right_error: float
@@ -37,7 +41,10 @@ class Verdict(NamedTuple):
 
 
 def judge(erratum: Erratum) -> Verdict:
-    """Run both versions. The check must reject the wrong one and accept the right one."""
+    """Run the wrong and the right version of an erratum, and return the verdict.
+
+    The versions are told apart if the check rejects the wrong version and accepts the right one.
+    """
     if not isinstance(erratum, Erratum):
         raise TypeError(f"erratum: got {erratum!r}; it takes an Erratum")
     with np.errstate(all="ignore"):  # wrong versions may overflow or divide by zero

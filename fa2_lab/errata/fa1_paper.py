@@ -18,7 +18,7 @@ TWO = TwoBlocks(CASE, cut=3)
 
 
 def scores(q_of: Callable[[int], np.ndarray], k_of: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Return S_ij = q_i · k_j for every i and j."""
+    """Return S_ij = q_i · k_j for every i and j, if q_of and k_of return the vectors q_i and k_j."""
     return np.array([[q_of(i) @ k_of(j) for j in range(SQUARE.N)] for i in range(SQUARE.N)])
 
 
@@ -51,18 +51,21 @@ M_ON_CHIP, HEAD = 24_576, 128  # 96 KiB of fp32
 
 
 def needed_on_chip(B: int, backward: bool) -> int:
-    """Return the elements on chip for square tiles: q, o, k, v, s and l, m; backward also do, dq, dk, dv and dp."""
+    """Return the number of elements on chip for square tiles of B × B: q, o, k, v, s, l and m.
+
+    The backward also needs do, dq, dk, dv and dp.
+    """
     blocks, tiles = (8, 2) if backward else (4, 1)
     return blocks * B * HEAD + tiles * B * B + 2 * B
 
 
 def largest_block(backward: bool) -> int:
-    """Return the largest B whose step fits."""
+    """Return the largest B for which one step fits in the on-chip memory M."""
     return max(B for B in range(1, HEAD + 1) if needed_on_chip(B, backward) <= M_ON_CHIP)
 
 
 def misfit(B: int, backward: bool) -> float:
-    """Return by how much a step overflows M, or how much room a step with the next larger B would leave."""
+    """Return the share of M by which a step overflows it, or that a step with the next larger B would leave free."""
     over, under = needed_on_chip(B, backward) - M_ON_CHIP, M_ON_CHIP - needed_on_chip(B + 1, backward)
     return max(0, over, under) / M_ON_CHIP
 
@@ -86,7 +89,7 @@ BLOCK_SIZE = Erratum(
 
 
 def backward_flops(d: int) -> int:
-    """Return the matmul FLOPs that the meter counts in Algorithm 4."""
+    """Return the number of matmul FLOPs that the meter counts in FA1's Algorithm 4."""
     case, meter = Small(N=8, d=d), Trace()
     O, l, m = fa1.forward(case.Q, case.K, case.V, B_r=4, B_c=4)
     fa1.backward(case.Q, case.K, case.V, O, l, m, case.dO, B_r=4, B_c=4, trace=meter)
@@ -123,7 +126,7 @@ GRID = Tiling(N_q=12, N_k=12, B_r=4, B_c=3)
 
 
 def keyed_mask(order: str) -> np.ndarray:
-    """Return the dropout mask of a generator keyed by (row, column), drawn tile after tile in a loop order."""
+    """Return the dropout mask of a generator keyed by (row, column), drawn in the loop order of "fa1" or "fa2"."""
     dropout, kept = Dropout(p=0.5, seed=0), np.empty((GRID.N_q, GRID.N_k), dtype=bool)
     tiles = [(i, j) for i in range(GRID.T_r) for j in range(GRID.T_c)]
     for i, j in sorted(tiles, key=lambda tile: tile[::-1]) if order == "fa1" else tiles:
@@ -149,7 +152,7 @@ DROPOUT_ORDER = Erratum(
 
 
 def empty_row(m_for_exp: Callable[[float], float]) -> np.ndarray:
-    """Return the output of a row whose first tile is hidden, with m_for_exp(m) in place of m in its exponentials."""
+    """Return the output of a row whose first tile is masked, with m_for_exp(m) instead of m in its exponentials."""
     s, v = np.array([-np.inf, -np.inf, 1.0, 2.0]), np.array([5.0, 5.0, 1.0, 3.0])
     m, l, o = -np.inf, 0.0, 0.0
     for tile in (slice(0, 2), slice(2, 4)):

@@ -1,4 +1,4 @@
-"""Mistakes in the FlashAttention-2 paper, sections 2 and 3. The ICLR version does not have those marked "(arXiv)"."""
+"""Mistakes in the FlashAttention-2 paper, sections 2 and 3. Those marked "(arXiv)" are not in the ICLR version."""
 
 import numpy as np
 
@@ -30,7 +30,7 @@ DK = Erratum(
 
 
 def loss(O: np.ndarray) -> float:
-    """Return a scalar loss of the output. Any loss would do."""
+    """Return a scalar loss of the output O. Any loss would serve."""
     return float((CASE.dO * O).sum())
 
 
@@ -68,7 +68,7 @@ SECOND_BLOCK = Erratum(
 
 
 def divided_at_the_end(factor: np.ndarray) -> np.ndarray:
-    """Return tweak 1: the first block's answer times a factor, plus the second block's raw sum, all divided by ℓ²."""
+    """Return (factor · O¹ + e^(S² − m²) V²) / ℓ², the output after tweak 1."""
     return (factor * TWO.O1 + TWO.e2 @ TWO.V2) / TWO.l2
 
 
@@ -86,7 +86,7 @@ TWEAK_1 = Erratum(
 
 
 def divided_in_every_step(factor: np.ndarray) -> np.ndarray:
-    """Return the update before tweak 1, in which both terms carry the new ℓ²."""
+    """Return factor · O¹ + e^(S² − m²) V² / ℓ², the output before tweak 1."""
     return factor * TWO.O1 + TWO.e2 @ TWO.V2 / TWO.l2
 
 
@@ -105,7 +105,7 @@ TWO_TERMS = Erratum(
 
 
 def with_probabilities(p2: np.ndarray) -> np.ndarray:
-    """Return the two-block example with a given P̃² in the second block."""
+    """Return the output of the two-block example if P̃² in the second block is p2."""
     unscaled = np.exp(TWO.m1 - TWO.m2) * (TWO.e1 @ TWO.V1) + p2 @ TWO.V2
     return unscaled / TWO.l2
 
@@ -125,7 +125,7 @@ P_TILDE = Erratum(
 
 
 def from_scores(s1: np.ndarray, s2: np.ndarray) -> np.ndarray:
-    """Return (e^(s1 − m) V¹ + e^(s2 − m) V²) / ℓ for scores given as whole blocks, or as one row for all."""
+    """Return (e^(s1 − m) V¹ + e^(s2 − m) V²) / ℓ. s1 and s2 are the scores of whole blocks, or one row for all rows."""
     e1, e2 = np.exp(s1 - TWO.m2), np.exp(s2 - TWO.m2)
     return (e1 @ TWO.V1 + e2 @ TWO.V2) / TWO.l2
 
@@ -191,7 +191,7 @@ BLOCK_INDEX = Erratum(
 
 
 def gradients_with(D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return dQ and dK with a given D in dS = P ∘ (dP − D)."""
+    """Return dQ and dK, computed with this D in dS = P ∘ (dP − D)."""
     dS = SQUARE.P * (SQUARE.dO @ SQUARE.V.T - D)
     return SQUARE.tau * dS @ SQUARE.K, SQUARE.tau * dS.T @ SQUARE.Q
 
@@ -216,14 +216,20 @@ ROW_ELEMENTS = {"Q": CASE.d, "O": CASE.d, "dO": CASE.d, "dQ": CASE.d, "L": 1, "D
 def inner_step(
     Q: np.ndarray, O: np.ndarray, dO: np.ndarray, dQ: np.ndarray, L: np.ndarray, D: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Compute Algorithm 2, lines 10 to 16, on one tile. Line 15 loads its own dQ_i, whatever line 9 loaded."""
+    """Compute lines 10 to 16 of FA2's Algorithm 2 on one tile.
+
+    Line 15 loads dQ_i itself, whatever line 9 has loaded.
+    """
     P = np.exp(CASE.tau * Q @ CASE.K.T - L)
     dS = P * (dO @ CASE.V.T - D)
     return P.T @ dO, np.zeros_like(Q) + CASE.tau * dS @ CASE.K, CASE.tau * dS.T @ Q
 
 
 def used_elements() -> int:
-    """Return how many elements per row are used: those of tensors in which a NaN would reach the results."""
+    """Return the number of loaded elements per row that are used.
+
+    A tensor is used if a NaN in it would reach the results.
+    """
     D = (CASE.dO * CASE.O).sum(axis=1, keepdims=True)
     loaded = dict(Q=CASE.Q, O=CASE.O, dO=CASE.dO, dQ=np.zeros_like(CASE.Q), L=TWO.L, D=D)
     poisoned = {name: loaded | {name: np.full_like(loaded[name], np.nan)} for name in loaded}

@@ -1,1 +1,1 @@
-"""Models of the machine: what attention moves, computes, stores and waits for, in numbers you can redo by hand."""
+"""Models of the machine: the bytes, operations, memory and waits of attention, in numbers you can redo by hand."""

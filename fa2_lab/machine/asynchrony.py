@@ -1,9 +1,10 @@
-"""A thread block simulated event by event: actors that wait for each other, and units that work meanwhile.
+"""A simulation of one thread block, event by event: actors that wait for each other, and units that work meanwhile.
 
-An actor (a warp, or four that act together) is a generator: it starts jobs, and yields what it waits for. A unit (copy
-engine, tensor cores, exponential lanes) works off what was started. Copies run side by side, each as if alone. Other
-units go through one actor's jobs in their order. Between actors they share their time equally, or serve whoever came
-first: how a GPU divides its tensor cores among warps is not documented.
+An actor is a warp, or a group of four warps that act together. It is written as a generator that starts jobs and yields
+the Waits for which it has to pause. A unit (copy engine, tensor cores, exponential lanes) does the jobs that were
+started. Copies run side by side, each as fast as if it were alone. The other units do the jobs of one actor in their
+order. Between actors, such a unit either divides its time equally or serves first the actor that came first, because
+how a GPU divides its tensor cores among warps is not documented.
 """
 
 from collections import Counter
@@ -17,19 +18,19 @@ DUST = 1e-6  # clocks: what rounding may leave of a job
 
 
 class Deadlock(RuntimeError):
-    """An error: every actor waits, and no job is left that could end a wait."""
+    """The error that is raised if every actor waits and no job is left that could end a wait."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """An actor yields a Wait in order to wait, and resumes as soon as `ready` returns true."""
+    """The reason for which an actor pauses. The actor yields a Wait, and resumes as soon as `ready` returns true."""
 
     ready: Callable[[], bool]
     what: str
 
 
 class Barrier:
-    """A barrier, whose phase (0, 1, 0, …) ends when all expected arrivals are in. A wait names the phase to end."""
+    """A barrier whose phase (0, 1, 0, …) ends as soon as the expected number of arrivals is complete."""
 
     def __init__(self, what: str, arrivals: int) -> None:
         self.what, self.expected = what, arrivals
@@ -43,13 +44,13 @@ class Barrier:
             self.phase, self.missing = self.phase ^ 1, self.expected
 
     def over(self, phase: int) -> Wait:
-        """Return a wait for the end of that phase. Only the phase parity, one bit, is compared."""
+        """Return a Wait for the end of this phase. As in hardware, only the phase parity, a single bit, is compared."""
         return Wait(lambda: self.phase != phase, self.what)
 
 
 @dataclass(eq=False)
 class Job:
-    """One job of a unit: its actor, label and times. `result` is computed at its end, from its operands then."""
+    """One job of a unit, with its actor, label and times in clocks. `result` is computed when the job ends."""
 
     unit: str
     actor: str
@@ -66,7 +67,7 @@ class Job:
 
 
 class Block:
-    """A thread block: its clock and its jobs."""
+    """A simulated thread block, with its clock, its jobs that are running, and its jobs that have ended."""
 
     def __init__(self, **manners: str) -> None:
         self.manners = MANNERS | manners
@@ -75,13 +76,16 @@ class Block:
         self.jobs: list[Job] = []  # in the order in which they ended
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
-        """Start a job for the actor whose turn it is, without waiting for it."""
+        """Start a job of this unit for the actor that is running, without waiting for the job."""
         job = Job(unit, self.actor, label, clocks, compute, clocks)
         self.running.append(job)
         return job
 
     def run(self, actors: Mapping[str, Generator[Wait]]) -> "Block":
-        """Run all actors as far as they can, then advance the clock to the next end of a job, until all have ended."""
+        """Run all actors until they have ended, and return the block.
+
+        Whenever all actors wait, the clock advances to the next end of a job.
+        """
         asleep = {name: Wait(lambda: True, "the start") for name in actors}
         while asleep:
             moved = [name for name in actors if name in asleep and self._resume(name, actors[name], asleep)]
@@ -95,7 +99,7 @@ class Block:
         return self
 
     def _resume(self, name: str, actor: Generator[Wait], asleep: dict[str, Wait]) -> bool:
-        """Run one actor to its next wait, if what it waits for has happened."""
+        """Run one actor to its next Wait if its current Wait is over. Return whether it ran."""
         if not asleep[name].ready():
             return False
         self.actor = name
@@ -106,7 +110,7 @@ class Block:
         return True
 
     def _advance(self) -> None:
-        """Advance the clock to the next end of a job; jobs that end together end in the order of their starts."""
+        """Advance the clock to the next end of a job. Jobs that end together are ended in the order of their starts."""
         served = self._served()
         crowd = Counter(job.unit for job in served)
         pace = {job: 1 if self.manners[job.unit] == SIDE_BY_SIDE else 1 / crowd[job.unit] for job in served}
@@ -122,7 +126,10 @@ class Block:
             self.jobs.append(job)
 
     def _served(self) -> list[Job]:
-        """Return the jobs being worked on. A unit serves all its jobs, each actor's first one, or only the first."""
+        """Return the jobs on which units are working.
+
+        Depending on its manner, a unit works on all its jobs, on the first job of each actor, or only on the first job.
+        """
         seen, served = set(), []
         for job in self.running:
             queue = {SIDE_BY_SIDE: id(job), SHARED: job.actor, IN_ORDER: None}[self.manners[job.unit]]
@@ -132,7 +139,7 @@ class Block:
         return served
 
     def busy(self, unit: str, since: float = 0.0) -> float:
-        """Return the share of the time from `since` to the end of the last job during which this unit worked."""
+        """Return the share of the time from `since` to the end of the last job during which this unit was working."""
         edges = sorted(
             (max(job.begun, since), job.ended) for job in self.jobs if job.unit == unit and job.ended > since
         )

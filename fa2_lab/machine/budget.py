@@ -1,20 +1,19 @@
-"""Does a block size fit? The model counts the shared memory and the registers that one thread block needs.
+"""A model of the shared memory and the registers of one thread block, which shows whether a block size fits.
 
-Shared memory holds what is loaded in tiles. Resident blocks are there once, and streamed ones `stages` times, so that
-the next tiles can arrive while the kernel works on one. With num_stages = s, Triton keeps s stages on Hopper, and s − 1
-elsewhere.
+Shared memory holds the tiles that are loaded. A tile that stays is stored once, and streamed tiles are stored `stages`
+times, so that the next tiles can arrive while the kernel works on the current ones. With num_stages = s, Triton keeps s
+stages on Hopper, and s − 1 elsewhere.
 
 Registers hold the fp32 accumulators and the scores, spread evenly over the threads. They also hold a 16-bit copy of the
 scores, which is an operand of the next matmul, and a fixed number of values for addresses, the loop and row statistics.
 A compiler can do better or worse. We compared the model with 96 compilations of this package's Triton kernels (Triton
 3.8.0, sm_80 and sm_90, d = 64 and 128, blocks of 64 and 128, 4 and 8 warps). In 84 of them, it foresees whether
 registers spill. If it wrongly foresees no spill, at most about 100 instructions spill. Otherwise, up to 12,000 do.
-Shared memory is within 20% of what was compiled.
+Shared memory is within 20% of the compiled kernel's.
 
-Four kernels:  forward   a row block stays, K and V stream by
-               backward  FA2's Algorithm 2 in one pass: a column block stays, Q and dO stream by, dQ is added to HBM
-               columns   the first of two passes, which is the same without dQ
-               rows      the second of two passes, for dQ alone: a row block stays, K and V stream by
+Four kernels:  forward   a row block stays, K and V stream by backward  FA2's Algorithm 2 in one pass: a column block
+               stays, Q and dO stream by, dQ is added to HBM columns   the first of two passes, which is the same
+               without dQ rows      the second of two passes, for dQ alone: a row block stays, K and V stream by
 """
 
 from collections.abc import Sequence
@@ -50,7 +49,7 @@ KERNELS = ("forward", "backward", "columns", "rows")
 
 
 def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
-    """Return the bytes of shared memory that one thread block needs."""
+    """Return the bytes of shared memory that one thread block of a kernel needs, with `itemsize` bytes per element."""
     if kernel in ("forward", "rows"):  # Q_i, for rows dO_i too; K_j and V_j in every stage; O_i leaves in Q_i's place
         stay = B_r if kernel == "forward" else 2 * B_r
         return (stay + stages * 2 * B_c) * d * itemsize
@@ -60,7 +59,7 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
 
 
 def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
-    """Return the registers that one thread needs for fp32 accumulators and scores and the next matmul's operand."""
+    """Return the registers that one thread needs for fp32 accumulators, scores, and the operand of the next matmul."""
     scores = B_r * B_c
     held = {
         "forward": B_r * d + scores,  # o; s
@@ -81,7 +80,7 @@ forward_shared_bytes, forward_registers = partial(shared_bytes, "forward"), part
 def fits(
     chip: Chip, B_r: int, B_c: int, d: int, stages: int = 2, warps: int = 4, itemsize: int = 2, kernel: str = "forward"
 ) -> Fit:
-    """Return whether a thread block of this size fits on the chip without spilling, and how many fit on one SM."""
+    """Return whether a thread block of this size runs on the chip without spilling, and how many fit on one SM."""
     check_chip(chip)
     for name, value in (("B_r", B_r), ("B_c", B_c), ("d", d), ("stages", stages), ("itemsize", itemsize)):
         whole_number(name, value, low=1)
@@ -99,7 +98,10 @@ def fits(
 def table(
     chip: Chip, d: int, sizes: Sequence[int] = (64, 128), warps: Sequence[int] = (4, 8), **options: Any
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
-    """Return {(B_r, B_c): (warps, Fit)} for all pairs of sizes, with the first of `warps` that fits, or the last."""
+    """Return {(B_r, B_c): (warps, Fit)} for all pairs of sizes.
+
+    The number of warps is the first of `warps` with which the block fits, or the last if it fits with none of them.
+    """
     found = {}
     for B_r, B_c in product(sizes, sizes):
         tried = [(W, fits(chip, B_r, B_c, d, warps=W, **options)) for W in warps]
@@ -108,13 +110,13 @@ def table(
 
 
 def register_limit(chip: Chip, warps: int) -> int:
-    """Return the most registers per thread with which a block of `warps` warps fits on an SM."""
+    """Return the largest number of registers per thread with which a block of `warps` warps fits on an SM."""
     threads = WARP * whole_number("warps", warps, low=1, high=THREADS_PER_BLOCK // WARP)
     return min(chip.registers_per_thread, chip.registers_per_sm // threads // 8 * 8)
 
 
 def blocks_per_sm(chip: Chip, shared_bytes: int, registers: int, warps: int) -> int:
-    """Return how many blocks of this size can reside on one SM. The scarcest of four resources decides."""
+    """Return the number of blocks that can be resident on one SM, which the scarcest of four resources decides."""
     per_warp = cdiv(registers, 8) * 8 * WARP  # registers are given out by eights
     return min(
         chip.blocks_per_sm,

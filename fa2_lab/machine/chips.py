@@ -1,4 +1,4 @@
-"""What each GPU can do per clock and per second. The comments below the tables name the source of each figure.
+"""The limits and rates of GPUs per clock and per second. The comments below the tables name the source of each figure.
 
 Rates per SM and clock belong to the architecture, and rates per second are these rates times SMs and clock. The tables
 also have the datasheets' own TFLOP/s, so that each figure checks the other. "Tensor" always means dense fp16 or bf16
@@ -91,13 +91,13 @@ L40S              89   142  2520  362.05   91.6  1024       48   864   96      3
 
 
 def _rows(table: str) -> dict[str, list]:
-    """Return {first column: numbers in the other columns} of a table, without its header."""
+    """Return {name in the first column: numbers in the other columns} of a table, without its header."""
     rows = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()[1:]]
     return {name: [float(x) if "." in x else int(x) for x in numbers] for name, *numbers in rows}
 
 
 def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
-    """Return the chip in one row of the table, with the limits of its kind of SM."""
+    """Return the Chip that one row of the table describes, with the limits of its kind of SM."""
     tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
     lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
     return Chip(
@@ -132,7 +132,7 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def named(name: str) -> Chip:
-    """Return the chip with this name in the table, or in its driver."""
+    """Return the chip with this name, which is the name in the table or the name that its driver reports."""
     known = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(known)}")

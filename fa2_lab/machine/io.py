@@ -1,9 +1,9 @@
 """Exact counts, to the element, of what standard attention, FA1 and FA2 load, store and compute.
 
 All formulas take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and count one head. The meter in
-`fa2_lab.trace` counts the same while the algorithm runs, and both must agree to the element. `requests` differs from
-the meter only for standard attention, whose matmuls load their operands once per tile of the result. How much of all
-this reaches DRAM depends on L2, which prices.cost takes into account.
+`fa2_lab.trace` counts the same quantities while the algorithm runs, and the two must agree to the element. `requests`
+differs from the meter only for standard attention, whose matmuls load their operands once per tile of the result. L2
+decides how much of this traffic reaches DRAM, which prices.cost takes into account.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from fa2_lab.tiles import Tiling, cdiv, whole_number
 
 @dataclass(frozen=True)
 class Traffic:
-    """Elements loaded and stored, tensor by tensor."""
+    """The numbers of elements (or bytes) loaded and stored, tensor by tensor."""
 
     loads: dict[str, int]
     stores: dict[str, int]
@@ -27,7 +27,7 @@ class Traffic:
         return sum(self.loads.values()) + sum(self.stores.values())
 
     def each(self, change: Callable[[str, int], int]) -> "Traffic":
-        """Return this traffic with every number replaced by change(its tensor, its value)."""
+        """Return this traffic with every number n of a tensor replaced by change(tensor, n)."""
         parts = ({tensor: change(tensor, n) for tensor, n in part.items()} for part in (self.loads, self.stores))
         return Traffic(*parts)
 
@@ -36,7 +36,7 @@ class Traffic:
 
 
 def tiles_per_row(tiling: Tiling) -> np.ndarray:
-    """Return n_i, the number of column blocks that row block i visits."""  # (T_r,)
+    """Return an array (T_r,) with n_i, the number of column blocks that row block i visits."""
     check_tiling(tiling)
     if tiling.mask.allowed is not None:
         return np.array([len(tiling.visited_cols(i)) for i in range(tiling.T_r)])
@@ -45,7 +45,10 @@ def tiles_per_row(tiling: Tiling) -> np.ndarray:
 
 
 def keys_per_row(tiling: Tiling) -> np.ndarray:
-    """Return the number of keys in the column blocks that row block i visits: n_i · B_c if none is ragged."""  # (T_r,)
+    """Return an array (T_r,) with the number of keys in the column blocks that row block i visits.
+
+    It is n_i · B_c if none of these column blocks is ragged.
+    """
     if tiling.mask.allowed is not None:
         size = [len(range(tiling.N_k)[tiling.cols(j)]) for j in range(tiling.T_c)]
         return np.array([sum(size[j] for j in tiling.visited_cols(i)) for i in range(tiling.T_r)])
@@ -54,7 +57,7 @@ def keys_per_row(tiling: Tiling) -> np.ndarray:
 
 
 def rows_per_block(tiling: Tiling) -> np.ndarray:
-    """Return b_i, the number of queries in row block i. Only the last block may be ragged."""  # (T_r,)
+    """Return an array (T_r,) with b_i, the number of queries in row block i. Only the last block may be ragged."""
     return np.minimum(tiling.B_r, tiling.N_q - np.arange(tiling.T_r) * tiling.B_r)
 
 
@@ -64,12 +67,12 @@ def rows_visited(tiling: Tiling) -> int:
 
 
 def cols_visited(tiling: Tiling) -> int:
-    """Return the keys loaded if every visited tile loads its column block (T_r N_k without a mask)."""
+    """Return the number of keys loaded if every visited tile loads its column block (T_r N_k without a mask)."""
     return int(keys_per_row(tiling).sum())
 
 
 def scores_visited(tiling: Tiling) -> int:
-    """Return how many entries of S are computed: all those of visited tiles, including masked ones on the diagonal."""
+    """Return the number of entries of S that are computed: all entries of visited tiles, including masked entries."""
     return int(rows_per_block(tiling) @ keys_per_row(tiling))
 
 
@@ -77,13 +80,16 @@ def scores_visited(tiling: Tiling) -> int:
 
 
 def standard_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of three passes over N_q × N_k, which write and read S and P. Tile sizes play no part."""
+    """Return the traffic of standard attention: three passes, which write and read S and P whole.
+
+    Tile sizes do not matter.
+    """
     q, k, s = _sizes(tiling, d)
     return Traffic(loads={"Q": q, "K": k, "S": s, "P": s, "V": k}, stores={"S": s, "P": s, "O": q})
 
 
 def fa1_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of Algorithm 2, which skips no tile under any mask.
+    """Return the traffic of FA1's Algorithm 2, which skips no tile under any mask.
 
     It loads K and V once, and Q, O, l and m once per column block.
     """
@@ -95,7 +101,7 @@ def fa1_forward(tiling: Tiling, d: int) -> Traffic:
 
 
 def fa2_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of FA2: Q, O and L once, and the tiles of K and V that the mask leaves once per row block."""
+    """Return the traffic of FA2's Algorithm 1: Q, O and L once, and the visited tiles of K and V once per row block."""
     q, _, _ = _sizes(tiling, d)
     streamed = cols_visited(tiling) * d
     return Traffic(loads={"Q": q, "K": streamed, "V": streamed}, stores={"O": q, "L": tiling.N_q})
@@ -105,7 +111,7 @@ def fa2_forward(tiling: Tiling, d: int) -> Traffic:
 
 
 def standard_backward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of FA1's Algorithm 3.
+    """Return the traffic of FA1's Algorithm 3, standard attention's backward.
 
     In five passes, it reads P twice, writes and reads dP, and writes dS once and reads it twice.
     """
@@ -147,7 +153,7 @@ FORMS = {
 
 
 def traffic(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of an algorithm by its name."""
+    """Return the traffic of an algorithm ("standard", "fa1", "fa2") in one direction ("forward", "backward")."""
     return _known(FORMS, algorithm, direction)(tiling, d)
 
 
@@ -159,10 +165,10 @@ PRODUCTS = {  # of standard attention: left operand, right operand, rows and col
 
 
 def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
-    """Return what the SMs load and store.
+    """Return the traffic that the SMs request from L2.
 
     A matmul loads its left operand once per column of tiles of its result, and its right operand once per row of tiles,
-    so standard attention loads Q, K and V many times. FA1 and FA2 count their own tiles.
+    so standard attention loads Q, K and V many times. For FA1 and FA2, the requests are the same as traffic().
     """
     moved = traffic(algorithm, direction, tiling, d)
     if algorithm != "standard":
@@ -176,7 +182,7 @@ def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
 
 
 def sizes(tiling: Tiling, d: int) -> dict[str, int]:
-    """Return the elements of every tensor of one head."""
+    """Return the number of elements of every tensor of one head, by its name."""
     q, k, s = _sizes(tiling, d)
     rows, columns, scores = ("Q", "O", "dO", "dQ"), ("K", "V", "dK", "dV"), ("S", "P", "dS", "dP")
     numbers = dict.fromkeys(("l", "m", "L", "D"), tiling.N_q)
@@ -184,7 +190,7 @@ def sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 
 def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
-    """Return the traffic past a cache if each tensor passes it at most `passes` times."""
+    """Return the traffic behind a cache that lets each tensor pass at most `passes` times."""
     return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
@@ -192,7 +198,10 @@ FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # scores, statistics, and a sum
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
-    """Return `moved` in bytes: four per number for FLOAT32 and for the O that FA1 carries on, and two otherwise."""
+    """Return the traffic `moved` in bytes.
+
+    An element has four bytes in FLOAT32 tensors and in the O that FA1 reads again, and two bytes otherwise.
+    """
     wide = (*FLOAT32, "O") if algorithm == "fa1" else FLOAT32
     return moved.each(lambda tensor, n: n * (4 if tensor in wide else 2))
 
@@ -204,36 +213,48 @@ def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
 
 
 def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count lines 10 to 16 of FA1's Algorithm 2, which scale o and the new part, and divide by l."""
+    """Count the operations of lines 10 to 16 of FA1's Algorithm 2 in one tile.
+
+    These lines scale o and the new term, and divide by l.
+    """
     add, multiply = 2 * bc + b * d + 2 * b, bc + 2 * b * d + 5 * b
     return Counter(matmul=4 * bc * d, exp=bc + 2 * b, add=add, multiply=multiply, maximum=bc, divide=b)
 
 
 def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count lines 8 to 10 of FA2's Algorithm 1, which only scale o by α (tweak 1)."""
+    """Count the operations of lines 8 to 10 of FA2's Algorithm 1 in one tile, which only scale o by α (tweak 1)."""
     add, multiply = 2 * bc + b * d + b, bc + b * d + b
     return Counter(matmul=4 * bc * d, exp=bc + b, add=add, multiply=multiply, maximum=bc)
 
 
 def fa2_forward_end(b: int, d: int) -> Counter[str]:
-    """Count lines 12 and 13 of FA2's Algorithm 1, once per row block: one division, and L = m + log l."""
+    """Count the operations of lines 12 and 13 of FA2's Algorithm 1 in one row block.
+
+    These are one division per row, and L = m + log l.
+    """
     return Counter(divide=b, multiply=b * d, log=b, add=b)
 
 
 def fa1_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count lines 11 to 22 of FA1's Algorithm 4, which compute D again in every tile and divide P by l."""
+    """Count the operations of lines 11 to 22 of FA1's Algorithm 4 in one tile.
+
+    These lines compute D again in every tile and divide P by l.
+    """
     add, multiply = 2 * bc + 2 * b * d + 2 * c * d - b, 3 * bc + 2 * b * d + c * d
     return Counter(matmul=10 * bc * d, exp=bc, add=add, multiply=multiply, divide=b)
 
 
 def fa2_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count lines 10 to 16 of FA2's Algorithm 2, with five matmuls and one exponential per score."""
+    """Count the operations of lines 10 to 16 of FA2's Algorithm 2 in one tile.
+
+    These are five matmuls and one exponential per score.
+    """
     add, multiply = 2 * bc + b * d + 2 * c * d, 2 * bc + b * d + c * d
     return Counter(matmul=10 * bc * d, exp=bc, add=add, multiply=multiply)
 
 
 def fa2_backward_start(N_q: int, d: int) -> Counter[str]:
-    """Count line 4 of FA2's Algorithm 2, D = rowsum(dO ∘ O), which runs once."""
+    """Count the operations of line 4 of FA2's Algorithm 2, D = rowsum(dO ∘ O), which runs once."""
     return Counter(multiply=N_q * d, add=N_q * (d - 1))
 
 
@@ -246,13 +267,13 @@ TILE_OPS = {
 
 
 def tile_operations(algorithm: str, direction: str, b: int, c: int, d: int) -> Counter[str]:
-    """Return the operations by kind in one tile of b rows and c columns."""
+    """Return the number of operations of each kind in one tile of b rows and c columns."""
     b, c, d = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d)))
     return _known(TILE_OPS, algorithm, direction)(b * c, b, c, d)
 
 
 def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counter[str]:
-    """Return the operations by kind of a whole head."""
+    """Return the number of operations of each kind in a whole head."""
     _sizes(tiling, d)
     per_tile = _known(TILE_OPS, algorithm, direction)
     if algorithm == "fa1":  # no tile is skipped
@@ -265,7 +286,7 @@ def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counte
 
 
 def not_matmul(ops: Counter[str]) -> int:
-    """Return the number of operations that are neither in a matmul nor an exponential."""
+    """Return the number of operations that are neither part of a matmul nor an exponential."""
     return sum(n for kind, n in ops.items() if kind not in ("matmul", "exp"))
 
 
@@ -273,7 +294,7 @@ def not_matmul(ops: Counter[str]) -> int:
 
 
 def _known(forms: dict, algorithm: str, direction: str) -> Callable:
-    """Return the formula of an algorithm, or raise an error that lists the names."""
+    """Return the formula of an algorithm and direction, or raise an error that lists the known names."""
     if (algorithm, direction) not in forms:
         algorithms = ", ".join(dict.fromkeys(name for name, _ in forms))
         takes = f"algorithm one of {algorithms} and direction forward or backward"
@@ -282,7 +303,7 @@ def _known(forms: dict, algorithm: str, direction: str) -> Callable:
 
 
 def _sizes(tiling: Tiling, d: int) -> tuple[int, int, int]:
-    """Return the elements of Q (and O, dQ, dO), of K (and V, dK, dV), and of S (and P, dP, dS)."""
+    """Return the elements of Q (also of O, dQ, dO), of K (also of V, dK, dV), and of S (also of P, dP, dS)."""
     check_tiling(tiling)
     d = whole_number("d", d, low=1)
     return tiling.N_q * d, tiling.N_k * d, tiling.N_q * tiling.N_k

@@ -27,7 +27,7 @@ ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
 
 
 class Rung(NamedTuple):
-    """The model's data on a rung: its place in the ladder, and numbers of its compiled loop over tiles."""
+    """The data of one rung for the model: its number, and counts from its compiled loop over tiles."""
 
     number: int
     programs: int  # that fit on an SM at the same time
@@ -42,7 +42,10 @@ class Rung(NamedTuple):
 
 
 def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
-    """Return the clocks for which a warpgroup's tile keeps each unit busy. Each scheduler has one of its four warps."""
+    """Return the clocks for which a warpgroup's tile keeps each unit of an SM busy.
+
+    A warpgroup has four warps, one on each of the SM's four schedulers.
+    """
     clocks = dict(
         tensor=4 * ROWS * rung.keys * rung.d / chip.tensor_per_clock,
         issue=float(rung.instructions),
@@ -54,14 +57,17 @@ def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
 
 
 def tile_bytes(rung: Rung) -> int:
-    """Return the bytes that a tile moves: K and V, or Q, O, ℓ and m, the last three with four bytes per number."""
+    """Return the bytes that a tile moves between L2 and the SM.
+
+    These are K and V or, before rung 02, Q, O, ℓ and m, of which the last three have four bytes per number.
+    """
     if rung.number < ON_CHIP:
         return ROWS * (2 * rung.d + 4 * 2 * (rung.d + 2))
     return 2 * rung.keys * 2 * rung.d
 
 
 def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
-    """Return the clocks of a warpgroup's tile with `programs` programs on its SM (if None, as many as fit).
+    """Return the clocks of a warpgroup's tile with `programs` programs on its SM. None means as many as fit.
 
     A warpgroup that reaches a unit finds the average queue of a system with one warpgroup fewer.
     """
@@ -81,7 +87,7 @@ def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
 
 @cache
 def launch(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
-    """Return the clocks of one launch."""
+    """Return the clocks of one launch of a rung for `heads` heads of N queries and keys."""
     if rung.number == 0:
         moved = heads * N * (12 * N + 8 * rung.d)  # bytes: S has four per number, P two, and both are written and read
         return moved * chip.clock_hz / chip.hbm_per_second
@@ -90,7 +96,7 @@ def launch(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Ch
 
 
 def blocks(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
-    """Return how many tiles each program visits, in launch order."""
+    """Return the number of tiles that each program visits, in launch order."""
     rows = ROWS * rung.consumers
     if rung.number < ROW_BLOCKS:
         return heads * [-(-N // rows) * -(-N // rung.keys)]
@@ -102,9 +108,10 @@ def blocks(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
 
 
 def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -> float:
-    """Return the clocks until all programs are done.
+    """Return the clocks until all programs have ended.
 
-    `tiles` are those of each program, in launch order. A tile takes tile[k] clocks with k + 1 programs on its SM.
+    `tiles` has the number of tiles of each program, in launch order. With k + 1 programs on an SM, a tile takes tile[k]
+    clocks.
     """
     waiting = iter(tiles)
     left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to visit
@@ -135,5 +142,5 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
 
 
 def speedup(before: Rung, after: Rung, heads: int, N: int = 4096, causal: bool = False) -> float:
-    """Return the model's speedup of a rung over the previous one."""
+    """Return the speedup that the model predicts for the rung `after` over the rung `before`."""
     return launch(before, heads, N, causal) / launch(after, heads, N, causal)

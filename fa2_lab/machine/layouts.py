@@ -1,7 +1,7 @@
-"""Where a tile's elements are: the warp, lane and register of an accumulator, and the addresses of a tile of K.
+"""The positions of a tile's elements: the warp, lane and register of an accumulator, and addresses in shared memory.
 
-Triton writes its layouts into its intermediate code (ttgir). `parse` takes that text, so what is computed here is what
-a compiler chose, not what one would choose by hand. Thread blocks only, no clusters.
+Triton writes its layouts into its intermediate code (ttgir). `parse` reads that text, so these functions compute what a
+compiler chose, not what one would choose by hand. Clusters of thread blocks are not supported.
 """
 
 import re
@@ -17,7 +17,7 @@ LINE_BYTES = 128  # 32 banks of 4 bytes
 
 
 class Owners(NamedTuple):
-    """For every element of a tile, the warp, the lane and the register that hold it."""
+    """The warp, the lane and the register that hold each element of a tile, as three arrays of the tile's shape."""
 
     warp: np.ndarray
     lane: np.ndarray
@@ -26,14 +26,17 @@ class Owners(NamedTuple):
 
 @dataclass(frozen=True)
 class Mma:
-    """Accumulators of tensor-core instructions: mma.m16n8 (version 2, sm_80) or wgmma m64n… (version 3, sm_90)."""
+    """The layout of tensor-core accumulators: of mma.m16n8 (version 2, sm_80) or wgmma m64n… (version 3, sm_90)."""
 
     version: int
     warps: tuple[int, int]  # along rows and along columns
     instruction: tuple[int, int]  # rows and columns of one warp's part of one instruction
 
     def owners(self, shape: tuple[int, int]) -> Owners:
-        """Return the owners of a tile's elements. Its shape must be a multiple of what all warps hold."""
+        """Return the owners of a tile's elements.
+
+        The tile's shape must be a multiple of what all warps hold together.
+        """
         sizes = [w * n for w, n in zip(self.warps, self.instruction, strict=True)]
         if any(length % size for length, size in zip(shape, sizes, strict=True)):
             raise ValueError(
@@ -50,7 +53,10 @@ class Mma:
 
 @dataclass(frozen=True)
 class Shared:
-    """A tile in shared memory whose chunks of `vec` elements are swizzled: permuted in each row in another way."""
+    """The layout of a tile in shared memory whose chunks of `vec` elements are swizzled.
+
+    Swizzling permutes the chunks of each row in a different way.
+    """
 
     vec: int
     per_phase: int  # so many rows in a row are treated alike
@@ -59,7 +65,7 @@ class Shared:
     transposed: bool = False
 
     def offsets(self, shape: tuple[int, int]) -> np.ndarray:
-        """Return the offset of every element of a tile, in elements from its start."""
+        """Return the offset of every element of a tile from the tile's start, in elements."""
         row, col = np.indices(shape)[:: -1 if self.transposed else 1]
         rows, cols = shape[:: -1 if self.transposed else 1]
         width = self.block or cols
@@ -71,7 +77,7 @@ class Shared:
 
 
 def parse(text: str) -> Mma | Shared:
-    """Return the layout that an attribute of ttgir describes, as in #ttg.swizzled_shared<{vec = 8, …}>."""
+    """Return the layout that an attribute of ttgir describes, such as #ttg.swizzled_shared<{vec = 8, …}>."""
     found = ATTRIBUTE.search(text)
     fields = {name: _value(value) for name, value in FIELD.findall(found[2])} if found else {}
     kind = found[1] if found else text
@@ -95,9 +101,9 @@ def _value(text: str) -> Any:
 
 
 def bank_conflicts(offsets: np.ndarray, itemsize: int = 2) -> int:
-    """Return the largest number of chunks that share a group of banks; 1 means no conflict.
+    """Return the largest number of chunks that share a group of banks. 1 means that there is no conflict.
 
-    Each chunk is given by the offset of its first element.
+    Each chunk is given by the offset of its first element, and `itemsize` is the number of bytes per element.
     """
     groups = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
     return int(np.bincount(groups.ravel()).max())

@@ -1,8 +1,8 @@
-"""How much work a method gives to each unit of a chip, and how long each unit takes.
+"""The work that a method gives to each unit of a chip, and the time that each unit takes.
 
 There are six prices: for a FLOP of the tensor cores, another instruction, an exponential, and a byte from shared
-memory, from L2 and from DRAM. A multiply-add is one instruction and two FLOPs. Tensor cores, FP32 units, special
-function units, L2 and DRAM can all work at once, so the slowest sets the pace of a method.
+memory, from L2 and from DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special function
+units, L2 and DRAM can all work at once, so the slowest of them sets the pace of a method.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ L2_PER_CLOCK = 5120  # bytes, of a whole A100 (NVIDIA A100 whitepaper); of later
 
 @dataclass(frozen=True)
 class Prices:
-    """A chip's rates per second: tensor-core FLOPs, instructions, exponentials and bytes."""
+    """The rates of a chip per second: tensor-core FLOPs, instructions, exponentials, and bytes of three memories."""
 
     tensor: float
     fp32: float
@@ -28,12 +28,15 @@ class Prices:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return each price as the number of FLOPs that the tensor cores do in that time."""
+        """Return each price as the number of FLOPs that the tensor cores compute in the same time."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
 def prices(chip: Chip) -> Prices:
-    """Return the maker's figures, with L2's rate as measured on this chip or, failing that, printed for the A100."""
+    """Return the rates of a chip from the maker's figures.
+
+    L2's rate is the one measured on this chip. If there is none, it is computed from the figure printed for the A100.
+    """
     clocks = chip.SMs * chip.clock_hz
     l2 = measured(chip).get("L2 TB/s")
     return Prices(
@@ -47,7 +50,7 @@ def prices(chip: Chip) -> Prices:
 
 
 def measured(chip: Chip) -> dict[str, float]:
-    """Return the rates that `fa2-lab bench prices` reached on this chip, or nothing if it was not run there."""
+    """Return the rates that `fa2-lab bench prices` reached on this chip, or an empty dictionary without such a run."""
     record = load("prices") if path_of("prices").exists() else None
     return record.ceilings if record and chips.named(record.machine["gpu"]) == chip else {}
 
@@ -57,7 +60,7 @@ def measured(chip: Chip) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The work of each unit for all heads of one call."""
+    """The work of one call for each unit, summed over all heads."""
 
     flops: int  # of matrix products
     instructions: int  # neither a matrix product nor an exponential
@@ -67,7 +70,10 @@ class Cost:
     workers: int  # thread blocks that can work at the same time
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Return the seconds that each unit takes at full speed. With fewer workers than SMs, the other SMs idle."""
+        """Return the seconds that each unit takes at full speed.
+
+        If there are fewer workers than SMs, the other SMs idle.
+        """
         price, at_work = prices(chip), min(1.0, self.workers / chip.SMs)
         return {
             "tensor cores": self.flops / price.tensor / at_work,
@@ -80,15 +86,15 @@ class Cost:
     def limit(self, chip: Chip) -> tuple[str, float]:
         """Return the unit that takes longest, and its seconds.
 
-        No kernel of this method can be faster, except through requests that the L1 cache of an SM answers before L2.
-        In the recorded ladder, L2 saw a fifth less than FA2 requests with tiles of 64 × 64.
+        No kernel of this method can be faster, except through requests that the L1 cache of an SM answers before L2. In
+        the recorded ladder, L2 saw a fifth less than FA2 requests with tiles of 64 × 64.
         """
         seconds = self.seconds(chip)
         slowest = max(seconds, key=lambda unit: seconds[unit])
         return slowest, seconds[slowest]
 
     def intensity(self, place: str) -> float:
-        """Return the FLOPs per byte "requested", or per byte that "crossed" to DRAM."""
+        """Return the FLOPs per byte that is "requested" by the SMs, or per byte that "crossed" to DRAM."""
         return self.flops / getattr(self, place)
 
 
@@ -115,9 +121,9 @@ def cost(
     causal: bool = False,
     chip: Chip = chips.H200,
 ) -> Cost:
-    """Return the cost of `heads` heads of N_q queries and N keys, counted by machine/io; N_q = N if not given.
+    """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io. If N_q is None, it is N.
 
-    Standard attention stores S and P. Its operations are those of one tile as large as S. Its products request Q, K and
+    Standard attention stores S and P. Its operations are those of one tile as large as S. Its matmuls request Q, K and
     V once per tile of their results, but L2 answers all of these requests except the first. Decode splits the keys, so
     it has work for every SM.
     """
@@ -145,10 +151,10 @@ def cost(
 
 
 def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
-    """Return the thread blocks that share a head: one in FA1 as printed, and one per row or column block in FA2.
+    """Return the number of thread blocks that share a head: one in FA1 as printed, one per row or column block in FA2.
 
-    FA2 takes row blocks in the forward and column blocks in the backward. The matmuls of standard attention have
-    enough blocks for any chip, and so has decode, because it splits the keys.
+    FA2 has row blocks in the forward and column blocks in the backward. The matmuls of standard attention have enough
+    blocks for any chip, and so has decode, because it splits the keys.
     """
     algorithm, direction = METHODS[method]
     if algorithm == "standard" or method == "decode":
@@ -157,11 +163,11 @@ def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
 
 
 def passes(algorithm: str, tiling: Tiling, d: int, moved: io.Traffic, workers: int, heads: int, chip: Chip) -> int:
-    """Return how often data that is loaded repeatedly comes from DRAM.
+    """Return how often data that is loaded repeatedly is read from DRAM.
 
-    It comes once if L2 has room for it, for all heads that are computed at the same time. If not, the workers of one
-    head still load the same tile at about the same time, so it comes once per wave of workers. With one worker alone,
-    or with one kernel after the other for all heads, it comes each time.
+    It is read once if L2 has room for the data of all heads that are computed at the same time. Otherwise, the workers
+    of one head still load the same tile at about the same time, so it is read once per wave of workers. With a single
+    worker per head, or with one kernel after another for all heads, it is read each time.
     """
     size = io.sizes(tiling, d)
     again = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}

@@ -1,4 +1,4 @@
-"""The reason for each rung of the ladder: what limited the previous one, what the change removes, and a prediction."""
+"""The reason for each rung of the ladder: what limited the previous rung, what the change removes, and a prediction."""
 
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ UNKNOWN = "The model counts instructions and programs per SM. It does not know t
 
 
 class Reason(NamedTuple):
-    """One change, in a few words for the table and as a hypothesis that a measurement can refute."""
+    """The reason for one rung, in a few words for the table and as a hypothesis that a measurement can refute."""
 
     cause: str  # what it is about
     limit: str  # what limited the previous rung
@@ -27,7 +27,7 @@ UNWRITTEN = Reason("", "", "", "fa2_lab/machine/reasons.md has no entry for this
 
 
 def read(page: str) -> dict[str, Reason]:
-    """Return the reasons in reasons.md by rung number."""
+    """Return {rung number: its reason} from the text of reasons.md."""
     found = {}
     for part in page.split("\n## ")[1:]:
         try:
@@ -44,7 +44,7 @@ REASONS = read(Path(__file__).with_name("reasons.md").read_text(encoding="utf-8"
 
 
 def reason(rung: str) -> Reason:
-    """Return the reason for a rung."""
+    """Return the reason for a rung of the ladder."""
     number = ladder.find(rung)[1:3]
     return REASONS.get(number, NOTHING if number == "00" else UNWRITTEN)
 
@@ -58,7 +58,7 @@ MISS = 0.1
 
 
 class Step(NamedTuple):
-    """One change in one shape: its predicted and its measured factor."""
+    """The predicted and the measured speedup of one rung over the previous one, for one shape."""
 
     predicted: float | None
     measured: float | None
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
     @property
     def misses(self) -> bool:
-        """Return whether the prediction is off by more than a tenth."""
+        """Whether the prediction is off by more than a tenth."""
         if self.predicted is None or self.measured is None:
             return False
         if self.at_most:
@@ -75,17 +75,17 @@ class Step(NamedTuple):
 
     @property
     def prediction(self) -> str:
-        """Format the prediction for a table."""
+        """The prediction as text for a table, with ≤ if it is only a limit."""
         return f"{'≤ ' * (self.at_most and self.predicted is not None)}{times(self.predicted)}"
 
 
 def times(factor: float | None) -> str:
-    """Format a factor for a table."""
+    """Return a speedup as text for a table, or "-" if there is none."""
     return "-" if factor is None else f"{factor:.2f}"
 
 
 def step(record: Record, before: str, after: str, causal: bool = False, d: int = 128) -> Step:
-    """Return the change from one rung to another in the shape that fills the GPU."""
+    """Return the predicted and the measured speedup from one rung to another, in the shape that fills the GPU."""
     row = timed(record, causal, d)
     measured = row.ratio(after, before) if row and {before, after} <= row.values.keys() else None
     if reason(after).modelled:
@@ -94,7 +94,7 @@ def step(record: Record, before: str, after: str, causal: bool = False, d: int =
 
 
 def timed(record: Record, causal: bool, d: int) -> Measurement | None:
-    """Return the row of the forward pass of 16,384 tokens in sequences of 4,096."""
+    """Return the measurement of the forward pass for 16,384 tokens in sequences of 4,096, or None."""
     for row in record.rows:
         p = row.problem
         shape = (p["N_q"], p["batch"] * N, p["heads"] * p["d"], p["d"], p["causal"])
@@ -104,7 +104,7 @@ def timed(record: Record, causal: bool, d: int) -> Measurement | None:
 
 
 def predicted(before: str, after: str, causal: bool, d: int, heads: int | None = None) -> float | None:
-    """Return the model's factor for a change, or None if a rung's compiled numbers are not recorded."""
+    """Return the speedup that the model predicts, or None if the compiled numbers of a rung are not recorded."""
     old, new = (modelled(name, causal, d) for name in (before, after))
     if old is None or new is None:
         return None
@@ -112,7 +112,10 @@ def predicted(before: str, after: str, causal: bool, d: int, heads: int | None =
 
 
 def most(record: Record, before: str, d: int) -> float | None:
-    """Return the factor of a change that keeps the tensor cores always busy, from the previous rung's counter."""
+    """Return the largest speedup over the rung `before`: that of tensor cores which are always busy, or None.
+
+    It follows from the hardware counter of the share of time for which `before` keeps them busy.
+    """
     for row in record.rows:
         p = row.problem
         if row.direction == "counters" and (p["rung"], p["d"], p["causal"]) == (before, d, False):
@@ -129,16 +132,16 @@ COMPILED = ("registers", "programs", "spills", "shared", "instructions", "expone
 def facts() -> dict[tuple[str, bool, int], dict]:
     """Return {(rung, causal, d): the numbers of its compiled kernel}.
 
-    These are the numbers of COMPILED, and `keys` and `consumers`. The registers are those of a thread in a matmul,
-    and the programs are those on one SM at the same time. Instructions, exponentials, waits and keys belong to one tile
-    in the loop without a mask. Rungs of the backward pass do not have these four.
+    These are the numbers of COMPILED, and `keys` and `consumers`. The registers are those of a thread that runs
+    matmuls, and the programs are those on one SM at the same time. Instructions, exponentials, waits and keys belong to
+    one tile in the loop without a mask. Rungs of the backward pass do not have these four.
     """
     rows = (recorded("rungs") or {}).get("rungs", [])
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}
 
 
 def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
-    """Return the model's data on a rung, or None if they are not recorded."""
+    """Return the data of a rung for the model, or None if they are not recorded."""
     if name == ladder.RUNGS[0]:
         return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels that HBM limits
     row = facts().get((name, causal, d))
@@ -149,7 +152,7 @@ def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
 
 
 def counters(record: Record, name: str) -> dict[str, float]:
-    """Return the hardware counters of a rung without a mask."""
+    """Return the recorded hardware counters of a rung without a mask, by name."""
     rows = [row for row in record.rows if row.direction == "counters" and row.problem["rung"] == name]
     rows = [row for row in rows if not row.problem["causal"]]
     return {what: x[0] for what, x in max(rows, key=lambda row: row.problem["d"]).values.items()} if rows else {}

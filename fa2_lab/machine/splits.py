@@ -1,10 +1,11 @@
-"""Decode: how the keys of a long cache are split among programs, and what it costs.
+"""Decode: how the keys of a long cache are split among programs, and how much time this takes.
 
-One query is one row block, so the heads alone leave most SMs idle, and what the rest of them can read sets the pace.
-Three launches are compared, all as blocks for grid.schedule: a block for each head; every head in the same number of
-splits (split-KV); and equal shares of all tiles laid end to end (stream-K), where a program may end one head and begin
-the next. Equal shares have no second wave, and unequal lengths do not matter to them. How the kernels choose stands in
-kernels/decode/shares.py. Time is counted in units of work: reading a tile is one, beginning a head is another.
+One query is one row block, so the heads alone leave most SMs idle, and the bandwidth that the other SMs can use sets
+the pace. The module compares three launches, all as blocks for grid.schedule: one block per head, every head in the
+same number of splits (split-KV), and equal shares of all tiles put end to end (stream-K), in which a program may end
+one head and begin the next. Equal shares have no second wave, and unequal lengths do not matter to them.
+kernels/decode/shares.py has the rules by which the kernels choose. Time is counted in units of work: one unit to read a
+tile, and one to begin a head.
 """
 
 import math
@@ -21,9 +22,11 @@ from fa2_lab.tiles import cdiv, real_number, whole_number
 
 @dataclass(frozen=True)
 class Shares:
-    """Stream-K: the heads end to end, cut into equal shares. Program w takes units w·share to (w + 1)·share of work.
+    """Stream-K: the heads end to end, cut into equal shares.
 
-    A head is one unit of work to begin it (its queries, and a pipeline that has to fill) and one for each of its tiles.
+    Program w does units w · share to (w + 1) · share of the work.
+
+    A head is one unit of work to begin it (loading its queries and filling the pipeline), and one unit per tile.
     """
 
     tiles: tuple[int, ...]  # of each head
@@ -53,11 +56,11 @@ class Shares:
         return cdiv(self.work, self.share)
 
     def begin(self, head: int) -> int:
-        """Return the unit of work with which a head begins."""
+        """Return the index of the unit of work that begins a head."""
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return what program w reads, in order: a list of (head, first tile, last tile + 1)."""
+        """Return what program w reads, in order, as a list of (head, first tile, last tile + 1)."""
         found = []
         for head, n in enumerate(self.tiles):
             begin = self.begin(head)
@@ -67,7 +70,10 @@ class Shares:
         return found
 
     def readers(self, head: int) -> range:
-        """Return the programs that read keys of a head. One finishes it alone; several leave a partial result each."""
+        """Return the programs that read keys of a head.
+
+        A single program finishes the head, and several leave partial results.
+        """
         begin = self.begin(head)
         return range(begin // self.share, (begin + self.tiles[head]) // self.share + 1)
 
@@ -84,7 +90,7 @@ class Shares:
         return self.programs + len(self.tiles)
 
     def blocks(self) -> list[grid.BlockWork]:
-        """Return the shares as thread blocks, each as long as its share of the work."""
+        """Return the shares as blocks for grid.schedule, whose cost is their units of work."""
         return [
             grid.BlockWork(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)
         ]
@@ -94,9 +100,9 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
-    """Return the blocks for heads that are cut into `splits` parts of nearly equal length; 1 is one block per head.
+    """Return the blocks for heads that are cut into `splits` splits of nearly equal length. 1 means one block per head.
 
-    Each block takes one more unit of work to begin.
+    Each block needs one more unit of work to begin.
     """
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
@@ -109,10 +115,10 @@ def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
 def seconds(
     tiles: tuple[int, ...], tile_bytes: int, programs: int, slots: int, alone: float, bandwidth: float
 ) -> float:
-    """Return the seconds until the last of `programs` equal shares is read, without launches.
+    """Return the seconds until the last of `programs` equal shares is read, without the time of launches.
 
     A program that has an SM and the memory to itself reads `alone` bytes per second. All programs that run at the same
-    time share the bandwidth, in bytes per second, evenly.
+    time share the `bandwidth`, in bytes per second, evenly. `slots` is the number of programs that can run at once.
     """
     blocks = Shares(tiles, programs).blocks()
     alone = real_number("alone", alone, "a number above 0", lambda x: 0 < x < math.inf)

@@ -1,11 +1,11 @@
-"""The clocks that one forward tile takes on each unit of an SM, which show what tweak 1 and split-Q are worth.
+"""The clocks that one forward tile takes on each unit of an SM, which show the gain of tweak 1 and of split-Q.
 
 The tensor cores do the matmul FLOPs, the special function units do the exponentials, and the FP32 lanes do the rest.
 Operands pass through shared memory. If all four units work at the same time, the busiest one sets the pace
 (`overlapped`). If each waits for the one before, their times add up (`serial`). A real kernel is between the two.
 
 The FP32 work is what a kernel issues, which is less than what the meter counts. τ s − m is one FMA. The sum into o is
-done by the tensor core's accumulator in FA2, and by an FMA in FA1, which must scale the new part first. Every
+done by the tensor core's accumulator in FA2, and by an FMA in FA1, which must scale the new term first. Every
 instruction runs at the FP32 rate. Conversions, addresses, loop control and HBM are left out.
 """
 
@@ -29,7 +29,7 @@ class Clocks(NamedTuple):
 
     @property
     def overlapped(self) -> float:
-        """The time in clocks if all units work at once, so that the busiest one sets the total."""
+        """The time in clocks if all units work at once, so that the busiest unit sets the total."""
         return max(self)
 
     @property
@@ -48,7 +48,7 @@ class Clocks(NamedTuple):
 def tile_clocks(
     chip: Chip, B_r: int, B_c: int, d: int, *, W: int = 4, algorithm: str = "fa2", scheme: str = "split_q"
 ) -> Clocks:
-    """Return the clocks of a forward tile of FA1 or FA2 whose W warps split Q or K."""
+    """Return the clocks of one forward tile of FA1 or FA2 whose queries (split_q) or keys (split_k) W warps share."""
     check_chip(chip)
     whole_number("W", W, low=1, high=32)
     ops = io.tile_operations(algorithm, "forward", B_r, B_c, d)
@@ -66,7 +66,7 @@ def tile_clocks(
 def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str = "forward") -> int:
     """Return the FP32 instructions of one tile, which are the meter's count without the additions that cost nothing.
 
-    τ s − m is one multiply-add. An accumulator or a multiply-add computes the sums into o, or into dQ, dK and dV.
+    τ s − m is one FMA. An accumulator or an FMA also computes the sums into o, or into dQ, dK and dV.
     """
     counted = io.not_matmul(io.tile_operations(algorithm, direction, B_r, B_c, d))
     summed = B_r * d if direction == "forward" else (B_r + 2 * B_c) * d
@@ -74,6 +74,10 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
 
 
 def readers(chip: Chip, B_r: int, W: int) -> int:
-    """Return how often K and V are read from shared memory under split-Q: once per warp, or once per instruction."""
+    """Return how often K and V are read from shared memory under split-Q: once per warp, or once per instruction.
+
+    Before Hopper, every warp reads them for its own rows. From Hopper on, one instruction reads them for the rows of
+    several warps.
+    """
     rows = PRODUCT_ROWS.get(chip.compute_capability)
     return W if rows is None or B_r < FEWEST_ROWS else cdiv(B_r, rows)

@@ -1,18 +1,18 @@
-"""One thread block executed warp by warp, with everything that goes through shared memory counted.
+"""One thread block executed warp by warp, with everything that passes through shared memory counted.
 
-Two ways to share a B_r × B_c tile among W warps (the FA2 paper's figure 3):
+There are two ways to share a B_r × B_c tile among W warps (figure 3 of the FA2 paper):
 
-split_q  FA2: each warp owns B_r / W rows of Q, S and O, and reads all of K and V. Warps never talk.
-split_k  FA1: each warp owns B_c / W of the keys, and reads all of Q. The slices of S need no sum (K means the keys, not
-         the contraction), but row maxima and row sums must cross warps, and the partial P_w V_w must be added up.
+split_q  FA2: each warp owns B_r / W rows of Q, S and O, and reads all of K and V. Warps exchange nothing.
+split_k  FA1: each warp owns B_c / W of the keys, and reads all of Q. The slices of S need no sum, because K means the
+         keys, not the contraction. But row maxima and row sums must be exchanged, and the partial P_w V_w added up.
 
-What is counted: every element that is written to or read from shared memory, and every barrier with its reason. A tile
-of K or V is copied in once and lives there once under both schemes; what differs is how often it is read. For each
-tile a warp reads what its products need (its rows of Q or all of Q, all of K and V or its slice), once, into registers,
-where it also keeps its part of O, l and m. Copies from HBM are booked to the copy, not to a warp: they run on their
-own, and no warp may rely on them before a barrier. Sums and maxima inside a warp go through registers (shuffles) and
-are not counted, nor are bank conflicts. The arithmetic is float64; bytes are those of a kernel with 16-bit Q, K, V and
-fp32 statistics and partial sums.
+The model counts every element that is written to or read from shared memory, and every barrier with its reason. A tile
+of K or V is copied in once and stored once under either scheme, but the schemes differ in how often it is read. For
+each tile, a warp reads the operands of its matmuls (its rows of Q or all of Q, all of K and V or its slice) once into
+registers, where it also keeps its rows of O, l and m. Copies from HBM are counted for the copy, not for a warp, because
+they run on their own, and no warp may rely on them before a barrier. Sums and maxima inside a warp go through registers
+(shuffles) and are not counted, and neither are bank conflicts. The arithmetic is float64, and the bytes are those of a
+kernel with 16-bit Q, K, V and fp32 statistics and partial sums.
 """
 
 from collections import Counter
@@ -32,11 +32,14 @@ NOBODY, SEVERAL, COPY = -1, -2, -3
 
 
 class RaceError(RuntimeError):
-    """An error: two warps accessed one element with no barrier in between, and at least one of them wrote."""
+    """The error that is raised if two warps access one element with no barrier in between and one of them writes."""
 
 
 class SharedMemory:
-    """The arrays of one thread block. Counts each access, and raises RaceError if a missing barrier makes it a race."""
+    """The arrays of one thread block in shared memory.
+
+    Each access is counted. If a barrier is missing between two accesses that conflict, RaceError is raised.
+    """
 
     def __init__(self, **shapes: tuple) -> None:
         self.arrays = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
@@ -45,7 +48,7 @@ class SharedMemory:
         self._forget()
 
     def write(self, warp: int, name: str, where: Any, value: np.ndarray) -> None:
-        """Store `value` at self[name][where] for `warp` (or COPY)."""
+        """Store `value` at [where] of the array `name`, for a warp or for COPY."""
         self._refuse_others(warp, name, where, self._readers, "writes what another has read")
         self._refuse_others(warp, name, where, self._writers, "writes what another has written")
         self.arrays[name][where] = value
@@ -53,7 +56,7 @@ class SharedMemory:
         self.counts[warp, "write", name] += self.arrays[name][where].size
 
     def read(self, warp: int, name: str, where: Any = ...) -> np.ndarray:
-        """Load self[name][where] into the registers of `warp`."""
+        """Return a copy of the elements at [where] of the array `name`, in the registers of a warp."""
         self._refuse_others(warp, name, where, self._writers, "reads what another has written")
         value, seen = self.arrays[name][where].copy(), self._readers[name][where]
         self._readers[name][where] = np.where((seen == NOBODY) | (seen == warp), warp, SEVERAL)
@@ -61,7 +64,7 @@ class SharedMemory:
         return value
 
     def barrier(self, reason: str) -> None:
-        """Make all warps wait for each other, so that they can then read what was written before."""
+        """Make all warps wait for each other, so that they can then read what others wrote before."""
         self.waits[reason] += 1
         self._forget()
 
@@ -78,7 +81,7 @@ class SharedMemory:
 
 
 class BlockRun(NamedTuple):
-    """What one thread block computed, and the shared memory that it used."""
+    """The results of one thread block, and the shared memory that it used."""
 
     O: np.ndarray  # (B_r, d)
     L: np.ndarray  # (B_r,)
@@ -91,7 +94,7 @@ class BlockRun(NamedTuple):
 def split_q(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None = None
 ) -> BlockRun:
-    """Compute row block i with its rows divided among W warps: two barriers per tile, no partial results."""
+    """Compute row block i with its rows divided among W warps. Each tile needs two barriers and no partial results."""
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
     (b, d), mine = q_i.shape, shares(len(q_i), W)
@@ -114,7 +117,7 @@ def split_k(
 ) -> BlockRun:
     """Compute row block i with the keys of each tile divided among W warps.
 
-    This takes three barriers per tile, and partial results in shared memory.
+    Each tile needs three barriers, and partial results in shared memory.
     """
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
@@ -140,7 +143,7 @@ def split_k(
 
 
 def _slice_of_s(shared: SharedMemory, tau: float, visible: np.ndarray, keys: slice, w: int) -> np.ndarray:
-    """Return warp w's (B_r, B_c / W) scores of the tile, and share their row maxima with the other warps."""
+    """Return warp w's scores (B_r, B_c / W) of a tile, and write their row maxima to shared memory."""
     q_i, k_w = shared.read(w, "Q"), shared.read(w, "K", keys)  # all of Q, a slice of K
     s_w = np.where(visible[:, keys], tau * (q_i @ k_w.T), -np.inf)
     shared.write(w, "max", w, s_w.max(axis=1, initial=-np.inf))
@@ -155,7 +158,7 @@ BARRIERS = {"split_q": 2, "split_k": 3}  # of each tile
 
 
 def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]:
-    """Return, by (op, tensor), the elements that all W warps together move through shared memory per b × c tile."""
+    """Return {(op, tensor): elements} that all W warps together move through shared memory for one b × c tile."""
     b, c, d, W = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d), ("W", W)))
     stored = {("write", "K"): c * d, ("write", "V"): c * d}
     if scheme == "split_q":
@@ -169,7 +172,7 @@ def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]
 
 
 def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
-    """Return tile_accesses() in bytes, for a kernel with 16-bit Q, K, V and fp32 partial results."""
+    """Return the bytes of tile_accesses(), for a kernel with 16-bit Q, K, V and fp32 statistics and partial results."""
     return sum(n * BYTES[tensor] for (_, tensor), n in tile_accesses(scheme, b, c, d, W).items())
 
 
@@ -177,13 +180,13 @@ def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
 
 
 def shares(n: int, W: int) -> list[slice]:
-    """Split n rows (or keys) into W consecutive shares that are as equal as possible."""
+    """Return n rows (or keys) cut into W consecutive slices that are as equal as possible."""
     edges = [n * w // W for w in range(W + 1)]
     return [slice(a, b) for a, b in pairwise(edges)]
 
 
 def _copy(shared: SharedMemory, **blocks: np.ndarray) -> int:
-    """Copy blocks of equal length from HBM into shared memory; returns that length."""
+    """Copy blocks of equal length from HBM into shared memory, and return this length."""
     for name, block in blocks.items():
         shared.write(COPY, name, slice(len(block)), block)
     return len(block)
@@ -197,7 +200,10 @@ def _gather(state: list[SoftmaxState], shared: SharedMemory) -> BlockRun:
 def _check(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Raise an error unless the arrays are one head of this tiling, row block i exists, and W is at least 1."""
+    """Return Q, K, V and τ.
+
+    Raise an error unless they are one head of this tiling, row block i exists, and W is valid.
+    """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
     check_tiling(tiling)
     if (tiling.N_q, tiling.N_k) != (len(Q), len(K)):

@@ -1,1 +1,1 @@
-"""What the `fa2-lab` command runs: the tour, the pictures, the ladder, xray."""
+"""The commands of `fa2-lab`: the tour, doctor, the examiner, the pictures, the ladder, and xray."""

@@ -1,4 +1,4 @@
-"""The `fa2-lab` command, also `python -m fa2_lab`: without arguments it takes the tour."""
+"""The `fa2-lab` command, which is also `python -m fa2_lab`. Without arguments, it runs the tour."""
 
 import argparse
 import ast
@@ -30,11 +30,11 @@ EXTRAS = {"torch": "kernels", "triton": "kernels", "matplotlib": "plots", "trans
 
 
 class Refused(Exception):
-    """An error for a request for something that does not exist. Its one sentence says what does."""
+    """The error for a request that cannot be met. Its message is one sentence that says what is possible instead."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Return 0 if all is well, 1 if a check failed, 2 for invalid arguments, 130 for Ctrl-C."""
+    """Run the command line. Return 0 for success, 1 if a check failed, 2 for invalid arguments, 130 for Ctrl-C."""
     if sys.stdout is None:  # as it is where the output was closed
         sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_command(main: Callable[[], Callable], argv: list[str] | argparse.Namespace) -> int:
-    """Run a command, and report a ValueError from it as an invalid argument."""
+    """Run a command, and turn a ValueError or a missing package into a Refused with advice."""
     try:
         return main()(argv) or 0
     except ValueError as refusal:
@@ -90,12 +90,12 @@ def entry_points(group: str) -> list[EntryPoint]:
 
 
 def studio() -> dict[str, EntryPoint]:
-    """Return other packages' commands by name, above all those of fa2_studio, which a wheel does not have."""
+    """Return {name: entry point} of other packages' commands, such as those of fa2_studio, which is not in a wheel."""
     return {entry.name: entry for entry in entry_points(group=GROUP) if find_spec(entry.module.split(".")[0])}
 
 
 def summary(entry: EntryPoint) -> str:
-    """Return the first line of a command's file, which is read and not run."""
+    """Return the first line of the docstring in a command's file, which is read without running it."""
     found = find_spec(entry.module)
     assert found and found.origin  # every command is a file
     doc = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
@@ -134,7 +134,7 @@ def tour(arguments: argparse.Namespace) -> int:
 
 
 def show_where(arguments: argparse.Namespace) -> int:
-    """Print a line, an algorithm, or the list of algorithms."""
+    """Print one line of a paper, one algorithm, or the list of all algorithms."""
     name = (arguments.tag or "").strip().upper()
     if (arguments.all or arguments.sass) and (not name or name in paper.ALGORITHMS):
         option = "--sass" if arguments.sass else "--all"
@@ -188,7 +188,7 @@ def show_errata(arguments: argparse.Namespace) -> int:
 
 
 def show_glossary(arguments: argparse.Namespace) -> int:
-    """Print every term of the glossary, or one."""
+    """Print one term of the glossary, or all terms if none is named."""
     if arguments.term is not None and arguments.term not in GLOSSARY:
         raise Refused(f"glossary: there is no {arguments.term!r}{close_to(arguments.term, GLOSSARY)}")
     for term in GLOSSARY.values():
@@ -202,19 +202,19 @@ def show_glossary(arguments: argparse.Namespace) -> int:
 
 
 def explained_in(term: Term) -> str:
-    """Return in words where the term is explained."""
+    """Return the chapter, appendix or rung that explains a term, as words."""
     if term.explained.startswith("rung"):
         return f"{term.explained} of the ladder: fa2-lab ladder {term.explained[-2:]}"
     return f"{'chapter' if term.explained[:1].isdigit() else 'appendix'} {term.explained}"
 
 
 def close_to(name: str, names: Iterable[str]) -> str:
-    """Return a hint for a name that was not found."""
+    """Return a hint with similar names for a name that does not exist, or an empty string if none is similar."""
     lower = {n.lower(): n for n in names}
     close = [lower[n] for n in get_close_matches(name.lower(), lower, n=4, cutoff=0.4)]
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def paragraph(title: str, text: str) -> str:
-    """Return a titled paragraph, 78 columns wide."""
+    """Return a paragraph of text, 78 columns wide, with its title at the left."""
     return fill(text, 78, initial_indent=f"{title:8}", subsequent_indent=" " * 8, break_on_hyphens=False)

@@ -20,7 +20,10 @@ FINE = "Nothing is wrong"  # the beginning of advice that asks for nothing
 
 @dataclass(frozen=True)
 class Machine:
-    """What was found on this machine, as it is printed. An empty string means that it is missing."""
+    """The versions and the GPU of this machine, as they are printed.
+
+    An empty string means that something is missing.
+    """
 
     python: str
     system: str
@@ -55,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def examine() -> Machine:
-    """Examine this machine. TRITON_INTERPRET is read first, because importing the kernels may set it."""
+    """Return what this machine has. TRITON_INTERPRET is read first, because importing the kernels may set it."""
     asked = os.environ.get("TRITON_INTERPRET", "")
     asked = "1" if asked.lower() in ("true", "on", "yes", "y") else asked  # as Triton reads it
     from fa2_lab.kernels import triton_versions
@@ -83,7 +86,7 @@ def examine() -> Machine:
 
 
 def version(package: str) -> str:
-    """Return the installed version of a package, without importing it."""
+    """Return the installed version of a package without importing it, or an empty string if it is not installed."""
     try:
         return metadata.version(package) if find_spec(package) else ""
     except metadata.PackageNotFoundError:
@@ -91,7 +94,7 @@ def version(package: str) -> str:
 
 
 def graphics() -> dict:
-    """Return the GPU that torch can use, if there is one."""
+    """Return the name, compute capability and driver of the GPU that torch can use, or an empty dictionary."""
     import torch
 
     if not torch.cuda.is_available():
@@ -106,7 +109,7 @@ def graphics() -> dict:
 
 
 def serving(machine: Machine) -> dict[str, str]:
-    """Return the kernels that serve a causal bf16 call with 16 heads and N = 4,096, for d = 64 and 128."""
+    """Return {d: the kernels that serve a causal bf16 call with 16 heads and N = 4,096}, for d = 64 and 128."""
     forbidden = not machine.gpu and machine.asked not in ("", "1")
     if not (machine.torch and machine.triton) or machine.misfit or forbidden:
         return dict.fromkeys(("64", "128"), "the NumPy reference")
@@ -132,12 +135,12 @@ def serving(machine: Machine) -> dict[str, str]:
 
 
 def number(version: str) -> tuple[int, ...]:
-    """Return (2, 15) for "2.15.0+cpu", and an empty tuple for a package without a version."""
+    """Return the first two numbers of a version, such as (2, 15) for "2.15.0+cpu", or () if there is no version."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Return the installed versions with which the kernels were not tested."""
+    """Return the installed versions of torch and Triton with which the kernels were not tested, as text."""
     unknown = []
     if torch and not number(TORCH[0]) <= number(torch) <= number(TORCH[1]):
         unknown.append(f"torch {torch}")
@@ -147,7 +150,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(machine: Machine) -> str:
-    """Return in words whether Triton's interpreter runs the kernels, and why."""
+    """Return whether Triton's interpreter runs the kernels, and why, as text."""
     if not machine.triton:
         return "off: Triton is not installed"
     if machine.asked:
@@ -156,7 +159,7 @@ def interpreted(machine: Machine) -> str:
 
 
 def advice(machine: Machine) -> str:
-    """Return the most urgent thing to do."""
+    """Return the most urgent thing to do, or a sentence that begins with FINE if nothing is wrong."""
     if not machine.torch:
         return "torch is not installed, but the NumPy reference works. For attention, pip install 'fa2-lab[kernels]'"
     if not machine.triton:
@@ -180,7 +183,7 @@ def advice(machine: Machine) -> str:
 
 
 def screen(machine: Machine) -> str:
-    """Return everything found as text, with the advice in the last line."""
+    """Return everything that was found as text, with the advice in the last line."""
     from fa2_lab.kernels.triton_versions import TESTED
 
     oldest, newest = (version.rpartition(".")[0] for version in (TESTED[0], TESTED[-1]))

@@ -1,7 +1,7 @@
 """`fa2-lab examine`: test an attention function and diagnose its mistake.
 
-fa2-lab examine mine.py:attention           a page: what is wrong, where, by how much, the smallest input, what to read
-fa2-lab examine mine.py:attention --quick   in ten seconds, without the long sequences
+fa2-lab examine mine.py:attention           print what is wrong, where, by how much, the smallest input, what to read
+fa2-lab examine mine.py:attention --quick   take only ten seconds, without the long sequences
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ of torch's softmax are. If it is not NaN, they may not."""
 
 
 def main(argv: list[str]) -> int:
-    """Return 0 if the function is right, 1 if it is wrong, and 2 if it cannot be examined."""
+    """Examine the function that the command line names, and print the report.
+
+    Return 0 if the function is right, and 1 if it is wrong. Raise a ValueError if it cannot be examined.
+    """
     parser = argparse.ArgumentParser(
         prog="fa2-lab examine", description="Which known mistake does a function make?", epilog=VERDICTS
     )
@@ -56,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """Parse NAME=VALUE. A value that is not a Python literal is taken as a string."""
+    """Return (NAME, VALUE) of a text NAME=VALUE. A value that is not a Python literal is a string."""
     name, _, value = text.partition("=")
     try:
         return name, literal_eval(value)
@@ -65,7 +68,7 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def load(text: str) -> tuple[str, Callable]:
-    """Return the module's name and the function of FILE:FUNCTION."""
+    """Return the name of the module and the function that FILE:FUNCTION or MODULE:FUNCTION names."""
     where, _, name = text.rpartition(":")
     if not where or not name:
         raise ValueError(f"examine: got {text!r}; it takes FILE:FUNCTION, as in mine.py:attention")
@@ -103,7 +106,7 @@ def load(text: str) -> tuple[str, Callable]:
 
 
 def page(report: Report, function: str, module: str) -> str:
-    """Return the report as human-readable text."""
+    """Return the report as text for a reader."""
     said = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "reads"]
     said += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
@@ -127,7 +130,7 @@ def page(report: Report, function: str, module: str) -> str:
 
 
 def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
-    """Return one finding as text: what, where, by how much, the smallest input, what to read."""
+    """Return one finding as lines of text: what, where, by how much, the smallest input, and what to read."""
     lines = [f"{'WRONG ' if finding.is_wrong else 'remark'}  {finding}  [{finding.name}]"]
     if finding.others:
         lines.append(f"        The same numbers would come from {' or from '.join(finding.others)}.")

@@ -1,4 +1,4 @@
-"""`fa2-lab figures`: draw every picture into figures/ with its description inside, and a page that shows all."""
+"""`fa2-lab figures`: draw every picture into figures/, with its description inside, and a page that shows all."""
 
 import argparse
 from io import BytesIO
@@ -94,7 +94,7 @@ SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 
 
 def build(folder: Path, names: list[str] | None = None) -> None:
-    """Draw the named pictures (all, if none is named) and write the page that shows all of them."""
+    """Draw the named pictures, or all if none is named, and write the page that shows all of them."""
     if not names or "poster" in names:
         build_posters(folder)
     for name in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
@@ -106,7 +106,7 @@ def build(folder: Path, names: list[str] | None = None) -> None:
 
 
 def build_posters(folder: Path) -> None:
-    """Draw both sheets as SVG and as PDF."""
+    """Draw the two posters as SVG and as PDF."""
     for name, tag in SHEETS.items():
         figure, alt = poster.draw(**poster.data(tag))
         files.write(folder / f"{name}.svg", style.svg(figure, alt))
@@ -114,7 +114,7 @@ def build_posters(folder: Path) -> None:
 
 
 def pdf(figure: Figure) -> bytes:
-    """Return the figure as a PDF with its fonts inside."""
+    """Return a figure as PDF, with its fonts embedded."""
     with matplotlib.rc_context(style.RC | {"pdf.fonttype": 42}):
         out = BytesIO()
         plain = dict.fromkeys(("CreationDate", "Creator", "Producer"))
@@ -123,7 +123,7 @@ def pdf(figure: Figure) -> bytes:
 
 
 def chosen(names: list[str] | None) -> list[str]:
-    """Return the pictures with these names, or all."""
+    """Return the pictures with these names, or all pictures if no name is given. Raise an error for an unknown name."""
     known = [*PICTURES, "poster"]
     unknown = set(names or ()) - set(known)
     if unknown:
@@ -132,12 +132,12 @@ def chosen(names: list[str] | None) -> list[str]:
 
 
 def caption(file: Path) -> str:
-    """Return the caption from a picture's file."""
+    """Return the caption that is stored in a picture's SVG file."""
     return ElementTree.parse(file).findtext("{http://www.w3.org/2000/svg}title", "")
 
 
 def gallery_page(folder: Path) -> str:
-    """Return the folder's README.md, with each picture, its caption, its chapter and the file that draws it."""
+    """Return the text of the folder's README.md: each picture, its caption, its chapter and the file that draws it."""
     parts = [
         "# The pictures\n\n`python -m fa2_lab figures` draws these files, so edit the code that draws them instead"
         " of the files. `python -m fa2_studio.compiled` records what a picture needs of compiled kernels, and"
@@ -164,7 +164,7 @@ def gallery_page(folder: Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Draw the pictures that the command line names."""
+    """Draw the pictures that the command line names, and return 0."""
     parser = argparse.ArgumentParser(prog="fa2-lab figures", description="Draw the project's pictures.")
     parser.add_argument("names", nargs="*", help="the pictures to draw (default: all)")
     parser.add_argument("--folder", type=Path, help="the folder to write to (default: figures/ of the checkout)")

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def compared(name: str) -> str:
-    """Return the rung to compare a rung with: the one below, or rung 23 for x23."""
+    """Return the rung with which a rung is compared: the previous one, or rung 23 for x23."""
     if name in ladder.OTHERS:
         return ladder.find(name[1:3])
     order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if name in order)
@@ -53,7 +53,7 @@ WIDTHS = (8, 7, 6, 11, 7, 10, 7, 8, 11, 6)
 
 
 class Shown:
-    """A row of the table: a rung, or another implementation, which has no change."""
+    """One row of the table, which is a rung or another implementation. Another implementation has no change."""
 
     def __init__(self, results: Record, name: str, peer: str) -> None:
         self.change = [reasons.step(results, before(name), name, causal) for causal in MASKS] if climbs(name) else []
@@ -70,28 +70,31 @@ class Shown:
 
 
 def climbs(name: str) -> bool:
-    """Return whether `name` is a rung that has another one below it."""
+    """Return whether `name` is a rung that has a previous rung."""
     return name in ladder.RUNGS[1:]
 
 
 def before(name: str) -> str:
-    """Return the rung below."""
+    """Return the name of the previous rung."""
     return ladder.RUNGS[ladder.RUNGS.index(name) - 1]
 
 
 def label(name: str) -> str:
-    """Return a rung's number and change, as in "05 deferred", or another implementation's own name."""
+    """Return the number and change of a rung, as in "05 deferred", or the name of another implementation."""
     return f"{name[1:3]} {ladder.change(name)[0]}" if name in ladder.RUNGS else NAMES.get(name, name)
 
 
 def both(name: str, what: str) -> str:
-    """Return a compiled number twice: without a mask and under the causal mask."""
+    """Return a compiled number of a rung twice, as "without a mask/causal", or "-" if it is not recorded."""
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
 
 def unmasked(results: Record) -> Measurement:
-    """Return the unmasked row in the shape that fills the GPU. Only an interrupted run can lack it."""
+    """Return the measurement without a mask in the shape of the table.
+
+    Raise an error if there is none, which happens only after an interrupted run.
+    """
     row = reasons.timed(results, causal=False, d=D)
     if row is None:
         raise ValueError("the record has no row of the table's shape yet: `fa2-lab bench ladder` measures the rest")
@@ -99,14 +102,14 @@ def unmasked(results: Record) -> Measurement:
 
 
 def lines(results: Record) -> list[Shown]:
-    """Return the table's rows: every rung, then the other implementations."""
+    """Return the rows of the table: every rung, and then the other implementations."""
     values = unmasked(results).values
     peer = compared_with(values)
     return [Shown(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
 
 
 def setting(results: Record) -> str:
-    """Return what the table's numbers mean."""
+    """Return a paragraph that explains the numbers of the table."""
     row = unmasked(results)
     peer = compared_with(row.values)
     shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}, d = {D}"
@@ -124,7 +127,7 @@ def setting(results: Record) -> str:
 
 
 def table(results: Record) -> str:
-    """Return the table as text, and one sentence for each prediction that misses."""
+    """Return the table as text, with one sentence for each prediction that misses."""
     every = lines(results)
     head = "".join(f"{x:>{width}}" for x, width in zip(COLUMNS, WIDTHS, strict=True))
     text = [textwrap.fill(setting(results), 120), "", f"{'rung':22}{head}  limited before → removed"]
@@ -148,7 +151,7 @@ def claim(results: Record) -> str:
 
 
 def markdown(results: Record) -> list[str]:
-    """Return the table in Markdown, inside a fold."""
+    """Return the table as lines of Markdown, which a page shows folded."""
     every = lines(results)
     text = [f"<details><summary>{claim(results)}: every rung</summary>", "", setting(results), ""]
     text += [
@@ -166,7 +169,7 @@ def markdown(results: Record) -> list[str]:
 
 
 def page(results: Record, old: str, new: str, colours: bool = False) -> str:
-    """Return a change's sentence, its hypothesis, prediction, measurement, diff and counters, and what comes next."""
+    """Return one change as text: its sentence, hypothesis, diff, numbers and counters, and the next rung."""
     name, sentence = ladder.change(new)
     parts = [f"Rung {new.split('_')[0].removeprefix('r')}, {name}: {sentence}"]
     if climbs(new) and old == before(new):
@@ -178,7 +181,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
 
 
 def hypothesis(results: Record, old: str, new: str) -> str:
-    """Return what limited the previous rung, what the change should do and why, and what it did."""
+    """Return what limited the previous rung, what the change should do and why, and what it did, as text."""
     why = reasons.reason(new)
     text = [
         f"Limit of {old[1:3]}:  {why.limit}",
@@ -196,7 +199,7 @@ def hypothesis(results: Record, old: str, new: str) -> str:
 
 
 def several(results: Record, **numbers: str) -> str:
-    """Return several changes as a Markdown table. The argument r05="L2 bytes" shows rung 05 with this counter."""
+    """Return several changes as a Markdown table. For example, r05="L2 bytes" adds rung 05 with this counter."""
     heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
     text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
     for name, counter in ((ladder.find(number), counter) for number, counter in numbers.items()):
@@ -210,7 +213,7 @@ def several(results: Record, **numbers: str) -> str:
 
 
 def following(name: str) -> str:
-    """Return a sentence on what limits this rung, and which rung removes that limit."""
+    """Return a sentence on the limit of this rung and on the next rung, which removes it."""
     if name not in ladder.RUNGS[:-1]:
         return ""
     after = ladder.RUNGS[ladder.RUNGS.index(name) + 1]
@@ -218,7 +221,10 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """Return speeds in every recorded shape, compiled numbers, and the counters that changed by more than a tenth."""
+    """Return the speeds of two rungs in every recorded shape, and the compiled numbers and counters that differ.
+
+    A counter is shown only if it changed by more than a tenth.
+    """
     text = [f"{'recorded, TFLOP/s':48}{old[:3]:>8}{new[:3]:>8}"]
     for row in results.rows:
         if row.flops and {old, new} <= set(row.values):
@@ -242,7 +248,7 @@ def differ(a: float, b: float) -> bool:
 
 
 def short(x: float) -> str:
-    """Return a number in at most seven characters."""
+    """Return a number as text of at most seven characters."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(x) >= size:
             return f"{x / (1e3 if unit == 'k' else size):.3g}{unit}"

@@ -1,10 +1,10 @@
-"""Compile the kernels for a GPU that need not be here, and read the result: registers, spills, shared memory.
+"""Compiling kernels for a GPU that this machine need not have, and reading registers, spills and shared memory.
 
     compile_for("sm_90")
     kernel = forward_kernel.warmup(..., grid=(1,))
     report(kernel)
 
-Tensors may live anywhere. A process has one target from start to end, and none in Triton's interpreter.
+Tensors may be on any device. A process has one target from start to end, and none in Triton's interpreter.
 """
 
 import re
@@ -22,13 +22,13 @@ from fa2_lab.kernels.triton_versions import driver
 
 
 def compile_for(chip: str) -> None:
-    """Make this process compile for a chip, such as sm_90 or gfx942, that need not be here."""
+    """Make this process compile for a chip, such as sm_90 or gfx942, which this machine need not have."""
     target = GPUTarget("hip", chip, 64) if chip.startswith("gfx") else GPUTarget("cuda", int(chip[3:]), 32)
     driver.set_active(Absent(target))
 
 
 class Absent:
-    """A stand-in for a GPU's driver: it names its target but cannot launch."""
+    """The stand-in for the driver of a GPU that is absent. It names its target but cannot launch a kernel."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -50,21 +50,21 @@ class Absent:
 
 
 def report(kernel: Any) -> dict[str, int]:
-    """Return a compiled kernel's registers, stack bytes, spill and tensor-core instructions, and shared memory."""
+    """Return a compiled kernel's registers, stack bytes, spill and tensor-core instructions, and shared bytes."""
     found = from_amdgcn(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else from_cubin(kernel.asm["cubin"])
     return found | dict(shared=kernel.metadata.shared)
 
 
 @cache
 def read(cubin: bytes) -> tuple[str, str]:
-    """Return a binary's resource usage and instructions, from NVIDIA's tools, which come with Triton."""
+    """Return the resource usage and the instructions of a binary, as texts of NVIDIA's tools, which Triton includes."""
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         return nvidia_tool("cuobjdump", "-res-usage", file.name), nvidia_tool("nvdisasm", "-c", file.name)
 
 
 def from_cubin(cubin: bytes) -> dict[str, int]:
-    """Return the numbers of a report from a binary for NVIDIA's GPUs."""
+    """Return the numbers of report() for a binary for NVIDIA's GPUs."""
     usage, code = read(cubin)
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
@@ -73,7 +73,7 @@ def from_cubin(cubin: bytes) -> dict[str, int]:
 
 
 def disassembled(cubin: bytes) -> str:
-    """Return a binary's machine instructions as text."""
+    """Return the machine instructions of a binary for NVIDIA's GPUs as text."""
     return read(cubin)[1]
 
 
@@ -83,7 +83,7 @@ def nvidia_tool(tool: str, *arguments: str) -> str:
 
 
 def from_amdgcn(code: str) -> dict[str, int]:
-    """Return the numbers of a report from the assembly that AMD's compiler writes."""
+    """Return the numbers of report() for the assembly that AMD's compiler writes."""
 
     def field(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s*(\d+)", code)[0])

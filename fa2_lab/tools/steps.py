@@ -1,4 +1,4 @@
-"""Show the step from one rung of the ladder to another as a diff."""
+"""The step from one rung of the ladder to another, shown as a diff."""
 
 import ast
 from difflib import SequenceMatcher
@@ -16,21 +16,21 @@ def source(rung: str) -> str:
 
 
 def code(rung: str) -> list[str]:
-    """Return a rung's lines after its docstring, without empty ones."""
+    """Return the lines of a rung's file after its docstring, without empty lines."""
     text = source(rung)
     docstring = ast.parse(text).body[0]
     return [line for line in text.splitlines()[docstring.end_lineno :] if line.strip()]
 
 
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
-    """Return [(what happens, old lines, new lines), …] from one rung to another, ignoring changes of indentation."""
+    """Return [(what happens, old lines, new lines), …] from one rung to another. Changes of indentation are ignored."""
     before, after = code(old), code(new)
     matcher = SequenceMatcher(a=[x.strip() for x in before], b=[x.strip() for x in after], autojunk=False)
     return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]
 
 
 def diff(old: str, new: str, colours: bool = False) -> str:
-    """Return the step from one rung to another, in the manner of `diff -w`."""
+    """Return the step from one rung to another as text, like the output of `diff -w`."""
     red, green, faint, plain = (RED, GREEN, FAINT, PLAIN) if colours else ("",) * 4
     lines: list[str] = []
     for what, gone, come in steps(old, new):
@@ -44,12 +44,15 @@ def diff(old: str, new: str, colours: bool = False) -> str:
 
 
 def context(lines: list[str], first: bool) -> list[str]:
-    """Return the unchanged lines worth showing: the last ones before a change and the first ones after one."""
+    """Return the unchanged lines that are worth showing: those next to a change.
+
+    `first` means that no change comes before.
+    """
     if first:
         return lines[-AROUND:]
     return lines if len(lines) <= 2 * AROUND + 1 else [*lines[:AROUND], "…", *lines[-AROUND:]]
 
 
 def trailing(lines: list[str]) -> int:
-    """Return the number of unchanged lines at the end."""
+    """Return the number of unchanged lines at the end of a diff."""
     return next((n for n, line in enumerate(reversed(lines)) if not line.startswith("  ")), len(lines))

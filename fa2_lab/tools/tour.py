@@ -1,4 +1,4 @@
-"""The tour: run every stage once on this machine, and compare it with dense attention in float64."""
+"""The tour: every stage runs once on this machine and is compared with dense attention in float64."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ BLOCKS: dict[str, Any] = dict(B_r=B_R, B_c=B_C)
 
 
 class RandomHeads:
-    """Random q, dO (1, heads, n, d) and k, v (1, 1, n, d). The examiner's dense attention gives the right answers."""
+    """Random q, dO (1, heads, n, d) and k, v (1, 1, n, d), whose truth is the examiner's dense attention."""
 
     def __init__(self, n: int = N, heads: int = 1, causal: bool = False) -> None:
         draw = np.random.default_rng(0).standard_normal
@@ -37,7 +37,7 @@ class RandomHeads:
 
     @cached_property
     def truth(self) -> dict[str, np.ndarray]:
-        """The right O, L, dQ, dK and dV."""
+        """The true O, L, dQ, dK and dV, by name."""
         return attention(Question("", *self.qkv, self.dO, dict(causal=self.mask.causal)), gradients=True)
 
     def right(self, names: str) -> list[np.ndarray]:
@@ -49,7 +49,7 @@ class RandomHeads:
 
     @property
     def head(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return Q, K and V of the first head."""
+        """The arrays Q, K and V of the first head."""
         return self.q[0, 0], self.k[0, 0], self.v[0, 0]
 
 
@@ -64,12 +64,15 @@ Pairs = list[tuple[np.ndarray, np.ndarray]]  # (what the stage computed, what is
 
 
 class Skipped(Exception):
-    """The reason why a stage cannot run here."""
+    """The exception that a stage raises if it cannot run on this machine. Its message is the reason."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One row of the table. `run(trace)` returns pairs (computed, right), and the last of `runs` runs is timed."""
+    """One stage, which is one row of the table. `run(trace)` returns pairs (computed, right).
+
+    It runs `runs` times, and the last run is timed.
+    """
 
     name: str
     run: Callable[[Trace], Pairs]
@@ -83,7 +86,7 @@ def pairs(computed: Iterable, right: Iterable) -> Pairs:
 
 
 def forward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
-    """Return a run of a stage's forward pass, for O and L."""
+    """Return a function that runs the forward pass of a stage and returns pairs for O and L."""
 
     def run(trace: Trace) -> Pairs:
         found = heads.forward(*problem.qkv, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
@@ -93,7 +96,7 @@ def forward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
 
 
 def backward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
-    """Return a run of a stage's backward pass from the right O and L."""
+    """Return a function that runs a stage's backward from the true O and L, and returns pairs for dQ, dK and dV."""
 
     def run(trace: Trace) -> Pairs:
         given = *problem.qkv, *problem.right("O L"), problem.dO
@@ -104,7 +107,7 @@ def backward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
 
 
 def grouped_heads(trace: Trace) -> Pairs:
-    """Run two query heads that share one key head, so that dK and dV are sums over both."""
+    """Run the passes for two query heads that share one K/V head, so that dK and dV are sums over the two heads."""
     return forward("fa2", GROUPED)(trace) + backward("fa2", GROUPED)(trace)
 
 
@@ -131,7 +134,7 @@ def split_keys(trace: Trace) -> Pairs:
 
 
 def closed_forms(trace: Trace) -> Pairs:
-    """Return what the meter counts in the causal forward, HBM traffic and matmul FLOPs, beside the formulas."""
+    """Return pairs of the formulas and the meter's counts for the causal forward: HBM traffic and matmul FLOPs."""
     what = "fa2", "forward", Tiling(N, N, B_R, B_C, CAUSAL), D_HEAD
     fa2.forward(*HALF.head, **BLOCKS, mask=CAUSAL, trace=trace)
     forms = io.traffic(*what).total, io.operations(*what)["matmul"]
@@ -139,7 +142,7 @@ def closed_forms(trace: Trace) -> Pairs:
 
 
 def warp_scheme(scheme: Callable[..., warps.BlockRun]) -> Callable[[Trace], Pairs]:
-    """Return a run of one thread block, whose rows or keys four warps share."""
+    """Return a function that runs one thread block in which four warps share the rows or the keys."""
 
     def run(trace: Trace) -> Pairs:
         tiling = Tiling(N, N, B_R, B_C)
@@ -153,7 +156,7 @@ def warp_scheme(scheme: Callable[..., warps.BlockRun]) -> Callable[[Trace], Pair
 
 
 def triton_call(backward: bool) -> Callable[[Trace], Pairs]:
-    """Return a run of `fa2_lab.attention` in float32, on the GPU or, if there is none, in Triton's interpreter."""
+    """Return a function that runs `fa2_lab.attention` in float32, on the GPU or in Triton's interpreter."""
 
     def run(trace: Trace) -> Pairs:
         torch, attention, device = torch_and_attention()
@@ -169,7 +172,7 @@ def triton_call(backward: bool) -> Callable[[Trace], Pairs]:
 
 
 def torch_and_attention() -> tuple[ModuleType, Callable, str]:
-    """Return torch, the public call and the device to run on, or the reason why a stage cannot run here."""
+    """Return torch, the public call and the device on which to run. Raise Skipped if a package is missing."""
     for module in ("torch", "triton"):
         if not doctor.version(module):
             raise Skipped(f"{module} is not installed")
@@ -212,7 +215,10 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A stage's outcome. `note` says why it did not run, or how it failed. A skipped stage does not count as wrong."""
+    """The outcome of one stage. If the stage was skipped or failed, `note` is the reason.
+
+    A skipped stage counts as ok.
+    """
 
     name: str
     error: float = np.nan
@@ -224,7 +230,7 @@ class Outcome:
 
 
 def run(stage: Stage) -> Outcome:
-    """Run one stage under the meter and check its results."""
+    """Run one stage under the meter, compare its results with the truth, and return the outcome."""
     try:
         for _ in range(stage.runs):
             trace, start = Trace(), time.perf_counter()
@@ -243,7 +249,7 @@ HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds'
 
 
 def line(row: Outcome) -> str:
-    """Return one row of the table, 80 columns wide unless a reason is longer."""
+    """Return one row of the table, which is 80 columns wide unless a reason is longer."""
     if row.note:
         return f"{row.name:21}  {row.note}"
     met = row.trace
@@ -254,7 +260,7 @@ def line(row: Outcome) -> str:
 
 
 def short(n: int) -> str:
-    """Return 1,234,567 as "1.23M", or a dash if nothing was counted."""
+    """Return a count as short text, such as "1.23M" for 1,234,567, or a dash for 0."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if n >= 0.9995 * size:
             return f"{n / size:.3g}{unit}"
@@ -262,7 +268,7 @@ def short(n: int) -> str:
 
 
 def tour(stages: tuple[Stage, ...] = STAGES) -> int:
-    """Run all stages, print the table, and say what comes next. Return 1 if a stage is wrong, and 0 otherwise."""
+    """Run all stages, and print the table and what to do next. Return 1 if a stage is wrong, and 0 otherwise."""
     print(f"One head, N {N}, d {D_HEAD}, tiles {B_R} × {B_C}; Triton: N 128. Truth: dense float64.\n")
     for problem in PROBLEMS:
         _ = problem.truth  # computed now, so that no stage's seconds include it

@@ -1,4 +1,4 @@
-"""Compile a kernel for a chip that need not be here, and read the result as numbers and as text.
+"""Compiling a kernel for a chip that this machine need not have, and reading the result as numbers and as text.
 
 from fa2_lab.tools.xray import xray
 for kernel in xray("r09", chip="sm_90"):

@@ -1,4 +1,4 @@
-"""`fa2-lab xray NAME`: compile a kernel for a chip that need not be here, and read it."""
+"""`fa2-lab xray NAME`: compile a kernel for a chip that this machine need not have, and print the result."""
 
 import argparse
 
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser for a name, a chip, the sizes of a call, and the stages to print."""
+    """Return the parser of the command's arguments: a name, a chip, the sizes of a call, and the stages to print."""
     found = argparse.ArgumentParser(prog="fa2-lab xray", description="Compile a kernel without a GPU, and read it.")
     found.add_argument(
         "name", nargs="?", help="a rung (07), a kernel of the package, or your file.py (default: list the names)"
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def table(compiled: list[Compiled]) -> str:
-    """Return a row for each kernel, and below it the layouts that the compiler chose."""
+    """Return the numbers of the compiled kernels as a table, with one row per kernel, and their layouts below it."""
     columns = list(compiled[0].numbers)
     lines = [f"{compiled[0].chip:20}" + "".join(f"{column:>13}" for column in columns)]
     for kernel in compiled:

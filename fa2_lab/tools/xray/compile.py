@@ -1,4 +1,4 @@
-"""One question, one process: Triton remembers the first chip that it met, so each question starts a fresh Python."""
+"""Compiling kernels in a fresh Python process each time, because Triton keeps the first chip for which it compiled."""
 
 import json
 import os
@@ -28,7 +28,7 @@ OPTIONS = ("num_warps", "num_stages", "maxnreg")  # what a launch may ask of the
 
 
 class Compiled(NamedTuple):
-    """One kernel as compiled for one chip."""
+    """One kernel that was compiled for one chip."""
 
     name: str
     chip: str
@@ -38,7 +38,7 @@ class Compiled(NamedTuple):
     lines: dict[str, list[str]]  # "file.py:line": the instructions that this line became
 
     def misfit(self) -> str | None:
-        """The reason why the chip could not run the kernel, or None."""
+        """Return the reason why the chip could not run the kernel, or None if it can."""
         shared, room = self.numbers["shared"], 1024 * ROOM[self.chip]
         if shared <= room:
             return None
@@ -46,7 +46,7 @@ class Compiled(NamedTuple):
 
 
 def names() -> list[str]:
-    """Return the names of what can be compiled: every rung of the ladder, and the package's kernels."""
+    """Return the names of everything that can be compiled: every rung of the ladder, and the package's kernels."""
     rungs = sorted(file.stem for file in (PACKAGE / "kernels" / "ladder").glob("[a-z][0-9][0-9]_*.py"))
     return [*rungs, *PRODUCTS]
 
@@ -65,7 +65,10 @@ def xray(
 def xray_launches(
     name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes: Any
 ) -> list[list[Compiled]]:
-    """Compile the kernels of `name` once per entry of `launches`; {"num_stages": 2} overrides the call's own."""
+    """Compile the kernels of `name` once per entry of `launches`, whose options replace those of the call.
+
+    An entry is, for example, {"num_stages": 2}.
+    """
     chip = chip_of(chip)
     for option, value in [item for launch in launches for item in launch.items()]:
         if option not in OPTIONS or type(value) is not int or value < 1:
@@ -85,7 +88,10 @@ def xray_launches(
 
 
 def chip_of(name: str) -> str:
-    """Return the chip of a card: sm_80 of A100, sm_89 of RTX 4090, and sm_80 of sm_80."""
+    """Return the chip of a card, such as sm_80 for "A100" and sm_89 for "RTX 4090".
+
+    A chip's own name is also allowed.
+    """
     asked = name.upper().replace(" ", "").replace("-", "")
     for chip, cards in CHIPS.items():
         if asked == chip.upper() or asked[:5] in cards.replace(" ", "").split(","):
@@ -95,7 +101,11 @@ def chip_of(name: str) -> str:
 
 
 def reason(complaint: str) -> str:
-    """Return the line of a complaint that says why: the assembler's, the last one, or the first cause and its place."""
+    """Return the line of an error text that contains the reason.
+
+    This is the line of the assembler, or the last line. If the last line only marks a position in a kernel, it is the
+    first cause and that position.
+    """
     lines = complaint.strip().splitlines() or ["no reason was given"]
     if lines[-1].strip() == "^":  # Triton ends with a line of the kernel and no words; the first cause stands above
         words = [line for line in lines if re.match(r"\w+Error[:(]", line)][:1]
@@ -105,7 +115,7 @@ def reason(complaint: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """Return the name as listed in names(), given a name, a rung's number, or the path of a file."""
+    """Return a name of names(), given such a name or a rung's number, or the full path of a file."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"name: got {name!r}, and there is no file {name} here")

@@ -1,4 +1,4 @@
-"""Map source lines to machine instructions: Triton writes line numbers into its code, and nvdisasm reads them."""
+"""The machine instructions of each source line. Triton writes line numbers into its code, and nvdisasm prints them."""
 
 import re
 from collections import Counter
@@ -18,8 +18,8 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);?\s*(?:/\*.*)?$")
 def by_line(cubin: bytes) -> dict[str, list[str]]:
     """Return {"file.py:line": its instructions in program order} for a kernel compiled for an NVIDIA GPU.
 
-    NVIDIA's assembler marks only the first instruction of Hopper's products. All of them belong to the line of the
-    WARPGROUP.ARRIVE that opens the product.
+    NVIDIA's assembler marks only the first instruction of a Hopper matmul. All instructions of a matmul belong to the
+    line of the WARPGROUP.ARRIVE that opens it.
     """
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
@@ -39,7 +39,7 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
 
 
 def sass_of(tag: str, chip: str = "sm_90") -> str:
-    """Return the machine instructions of a paper's line, by way of the Triton lines that compute it."""
+    """Return the machine instructions of a paper's line, that is, of the Triton lines that compute it, as text."""
     found = where(tag)
     if not found.first_triton:
         raise ValueError(f"{found.tag} has no Triton line: {found.no_triton}")
@@ -50,7 +50,7 @@ def sass_of(tag: str, chip: str = "sm_90") -> str:
 
 
 def instructions(place: Place, kernels: Any) -> list[str]:
-    """Return one line of code, and how often each machine instruction occurs in its compiled form."""
+    """Return text for one line of code: how often each machine instruction occurs in it, and a few instructions."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0].strip()}"]
     for kernel in kernels:
         became = kernel.lines.get(f"{Path(place.file).name}:{place.number}", [])

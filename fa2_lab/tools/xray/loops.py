@@ -1,4 +1,4 @@
-"""The loops in a kernel's machine code that contain matmuls, and how many instructions they take per score."""
+"""The loops in a kernel's machine code that contain matmuls, and the number of their instructions per score."""
 
 import re
 from typing import NamedTuple
@@ -13,7 +13,7 @@ PRODUCTS = (  # a warp's multiplications: four warps share one of Hopper's produ
 
 
 class Loop(NamedTuple):
-    """One loop: its instructions, a warp's multiplications per iteration, copies without a wait, and more."""
+    """The counts of one loop per iteration: instructions, a warp's multiplications, copies, exponentials, and waits."""
 
     instructions: int
     multiplications: float
@@ -22,11 +22,11 @@ class Loop(NamedTuple):
     waits: int = 0  # for products of the tensor cores
 
     def per_score(self, d: int) -> float:
-        """Return a thread's instructions per score. Each score takes part in 2 d multiplications."""
+        """Return the instructions of a thread per score. Each score takes part in 2 d multiplications."""
         return 32 * self.instructions / self.scores(d)
 
     def scores(self, d: int) -> float:
-        """Return a warp's scores in one iteration."""
+        """Return the number of scores that a warp computes in one iteration."""
         return self.multiplications / (2 * d)
 
 
@@ -52,7 +52,7 @@ def loops(sass: str) -> list[Loop]:
 
 
 def multiplications(instruction: str) -> float:
-    """Return a warp's multiplications in one instruction."""
+    """Return the multiplications of a warp in one instruction, which are 0 unless the instruction is a matmul."""
     for pattern, warps in PRODUCTS:
         if sizes := pattern.search(instruction):
             rows, columns, inner = map(int, sizes.groups())
