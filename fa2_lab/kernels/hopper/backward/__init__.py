@@ -1,1 +1,1 @@
-"""FlashAttention-2 backward on Hopper."""
+"""The backward of FlashAttention-2 for Hopper, which adds to dQ in HBM by TMA."""

@@ -1,12 +1,12 @@
-"""FlashAttention-2, backward (Algorithm 2), in one pass over column blocks, for Hopper.
+"""FlashAttention-2's backward (Algorithm 2) for Hopper, in one pass over column blocks.
 
 Each of two consumer warpgroups owns 64 columns and keeps their dK and dV in registers. All tiles are transposed, so
 that P and dS are left operands straight from registers. dS also goes through shared memory, because dQ needs the dS of
-both consumers. The matmul for dQ of one row block runs while the exponentials of the next are computed, and the copy
-engine adds its result to HBM.
+both consumers. The matmul for dQ of one row block runs while the exponentials of the next row block are computed. TMA,
+the copy engine, then adds the result of the matmul to HBM.
 
-products.py starts the matmuls. This file decides when, and what waits for them. Some can start earlier or later, and
-sizes.py lists what is fastest for which calls.
+products.py starts the matmuls. This file decides when each matmul starts and which computation waits for it. Some
+matmuls can start earlier or later, and sizes.py lists what is fastest for which calls.
 """
 
 import triton
@@ -48,7 +48,7 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 
 @triton.aggregate
 class BackwardPipes:
-    """The shared memory of one thread block, and the sizes of the launch."""
+    """The buffers and barriers of one thread block in shared memory, and the sizes of the launch."""
 
     k: Ring
     v: Ring
@@ -66,10 +66,10 @@ class BackwardPipes:
 
 @gluon.jit
 def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
-    """Announce every column block, and start every copy as soon as its stage is free.
+    """Run as the producer warp: send every column block to the consumers, and start each copy once its stage is empty.
 
-    To the scheduler, each part of a K/V head is a head with the same number of column blocks. If dQ is added in turn,
-    the last column block comes first, for the reason given in semaphore.py.
+    To the scheduler, each part of a K/V head is a head with the same number of column blocks. If dQ is added in a fixed
+    order, the last column block is scheduled first, for the reason given in semaphore.py.
     """
     entries, heads, _ = shape_of(Q)
     row_blocks = entries * heads * T_r
@@ -118,7 +118,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
 
 @gluon.jit
 def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
-    """Consumer c: compute dK and dV of its 64 columns of every column block that this program takes."""
+    """Run as consumer warpgroup c: compute dK and dV of its 64 columns in each column block that is fetched."""
     d: gl.constexpr = pipes.sizes.d_pad
     n = 0  # row blocks so far, as the producer counts them
     r = 0
@@ -149,14 +149,17 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
 
 @gluon.jit
 def receive(r, mailbox):
-    """Return the number of row blocks that see the r-th column block of this program."""
+    """Wait for this program's r-th column block, and return how many row blocks visit it, or 0 after the last one."""
     mailbox.wait(r)
     return mailbox.read(r, "steps")
 
 
 @gluon.jit
 def take(c: gl.constexpr, r, pipes, geometry):
-    """Wait for K and V, and return this consumer's rows of V."""  # (64, d)
+    """Wait for K and V of the r-th column block, and return consumer c's rows of V as (64, d).
+
+    If the call has key_lengths or a window with a left bound, rows of K and V that no query sees are set to zero first.
+    """
     k = pipes.k.take(r).slice(c * COLS, COLS, 0)
     v = pipes.v.take(r).slice(c * COLS, COLS, 0)
     # Each consumer zeroes its own 64 rows of K. For dQ it reads the other's, too, but only once that one has arrived at
@@ -174,7 +177,7 @@ def take(c: gl.constexpr, r, pipes, geometry):
 
 @gluon.jit
 def hold(v, pipes):
-    """Return half of V in registers if hold_v is set, and V as it is otherwise."""  # (64, HELD)
+    """Load half of V, (64, HELD), into registers if hold_v is set. Otherwise, return V as it is."""
     if pipes.sizes.hold_v:
         v = v.slice(0, HELD, 1).load(gl.DotOperandLayout(0, accumulator(pipes.sizes.B_r), 2))
     return v
@@ -182,7 +185,11 @@ def hold(v, pipes):
 
 @gluon.jit
 def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
-    """Add row block n to dk and dv (64, d). Run the previous one's matmul for dQ and, with dk_late, that for dK."""
+    """Add row block n to dk and dv (64, d), compute dQ of the previous row block, and return dk, dv and the new dS.
+
+    `ds` is the dS of the previous row block, or None in the first step. If dk_late is set, the matmul for dK also runs
+    one step later, together with the next row block.
+    """
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)
     q, do = pipes.rows.tiles(n)  # (B_r, d)
@@ -224,10 +231,10 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
 
 @gluon.jit
 def exchange(c: gl.constexpr, n, ds, pipes):
-    """Store this consumer's dS where both read it. They do so in the next step, so two places are enough.
+    """Store this consumer's dS of the n-th row block in shared memory, where both consumers read it in the next step.
 
-    The fence is needed twice: the tensor cores read what was stored, and once the rows are released the copy engine
-    writes where rows.start() has read.
+    Two buffers are therefore enough. The fence has two purposes. The tensor cores read the dS that was stored, and TMA
+    overwrites, once the rows are released, what rows.start() has read.
     """
     pipes.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
     fence_async_shared()
@@ -236,7 +243,7 @@ def exchange(c: gl.constexpr, n, ds, pipes):
 
 @gluon.jit
 def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
-    """Wait for the matmul for dK, while `others` matmuls started later go on. Then release Q and dO."""
+    """Wait for the matmul for dK while the `others` later matmuls go on, then release Q and dO of row block n."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     pipes.rows.release(n)
     return dk
@@ -244,7 +251,10 @@ def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
 
 @gluon.jit
 def add_dq(c: gl.constexpr, n, dq, sums, pipes):
-    """Have this consumer's part of the n-th row block of dQ added to HBM, by its writer if dQ is added in turn."""
+    """Add this consumer's partial result of dQ for the n-th row block to HBM by TMA.
+
+    If dQ is added in a fixed order, the consumer's writer warp does so later.
+    """
     place = pipes.dq.index(c)
     if pipes.dq_semaphore.USED:
         pipes.dq_semaphore.hand_over(c, dq, place)
@@ -254,7 +264,7 @@ def add_dq(c: gl.constexpr, n, dq, sums, pipes):
 
 @gluon.jit
 def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
-    """Write dK and dV, or add them to HBM if the column block is divided among programs."""
+    """Write dK and dV of the r-th column block, or add them to HBM if several programs share the column block."""
     batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
     if dK.dtype == gl.float32:
         at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
@@ -275,7 +285,7 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
 
 @gluon.jit
 def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
-    """Write x (64, d) by a bulk copy, through the shared-memory buffer of dQ."""
+    """Write x (64, d), which is dK or dV of consumer c, to X by a TMA copy through the shared-memory buffer of dQ."""
     room: gl.constexpr = stacked(pipes.sizes.B_r // 64, X.block_shape)
     tile = pipes.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)
     tma.store_wait(0)
@@ -289,7 +299,7 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
 
 @gluon.jit
 def writer(c: gl.constexpr, sums, pipes):
-    """Add consumer c's partial results of dQ one after another, each in its turn."""
+    """Run as consumer c's writer warp: add its partial results of dQ to HBM, each when the fixed order allows it."""
     n = 0
     r = 0
     steps = receive(r, pipes.mailbox)
@@ -310,13 +320,16 @@ def writer(c: gl.constexpr, sums, pipes):
 def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_semaphore, cu_seqlens_q, cu_seqlens_k,
                     sequences, group, T_r, heads, parts, l2_group, left, right, scale, CAUSAL: gl.constexpr,
                     RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
-    """Compute dK, dV and the sums of dQ. Q, K, V and dO are tensor descriptors of (batch, heads, N, d), and so are dK
-    and dV unless they are sums. sums.py describes starts and sums.
+    """Compute dK and dV, and add up dQ, dK and dV in HBM where they are sums.
 
-    `dq_semaphore` holds the counters of semaphore.py. If it is None, consumers add in any order. left and right are
-    those of a window, or None; CAUSAL stands for right = 0. If `sequences` is not None, it is the number of packed
-    sequences, and cu_seqlens_q and cu_seqlens_k are their starts. Whole numbers are passed one by one, because Triton
-    would specialise those in a tuple and compile the kernel again for many of them.
+    Q, K, V and dO are tensor descriptors of (batch, heads, N, d). dK and dV are descriptors of the same kind, unless
+    they are sums because several programs share a column block. sums.py describes `starts` and `sums`. `dq_semaphore`
+    holds the counters of semaphore.py. If it is None, consumers add in any order.
+
+    left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
+    the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. Whole numbers
+    are separate arguments, because Triton would specialise numbers in a tuple and compile the kernel again for many of
+    them.
     """
     COLUMNS: gl.constexpr = CONSUMERS * COLS
     _, heads_q, N_q = shape_of(Q)

@@ -1,4 +1,4 @@
-"""From torch to the three launches of the Hopper backward."""
+"""Host code that prepares the three launches of the Hopper backward from torch tensors."""
 
 import functools
 from collections.abc import Callable
@@ -19,8 +19,9 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
     """Return the function that computes dQ, dK and dV from (dO, dL, O, L) and the tensors of one kind of call.
 
-    It is None for a kind that these kernels do not take. The function returns None for tensors that TMA cannot address.
-    With `deterministic`, the gradients have the same bits in every run: see semaphore.py.
+    The result is None for a kind of call that these kernels do not support. The returned function itself returns None
+    for tensors that TMA cannot address. If `deterministic` is set, the gradients are bit for bit the same in every run:
+    see semaphore.py.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
@@ -58,9 +59,9 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
 
 
 def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[sizes.BackwardSizes, int]:
-    """Return the sizes, and into how many parts each column block is divided. Windows use the causal mask's sizes.
+    """Return the sizes of the launch, and the number of parts into which each column block is divided.
 
-    Packed sequences count as equally long.
+    Calls with a window use the sizes for the causal mask. Packed sequences are treated as equally long.
     """
     Q, K, sequences, causal = tensors.q, tensors.k, tensors.sequences, options.window != (None, None)
     (_, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
@@ -77,9 +78,9 @@ def ragged(tensors: Tensors) -> bool:
 
 
 def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | None) -> tuple[tuple[int, int], ...]:
-    """Return (lines, numbers per line) of the starts of S and dP, the sums of dQ, the sums of dK, and the counters.
+    """Return the shapes (lines, numbers per line) of the starts of S and dP, the sums of dQ and dK, and the counters.
 
-    The last three are whole tiles of 64 rows.
+    The sums of dV have the same shape as those of dK. The last three shapes consist of whole tiles of 64 rows.
     """
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
     lines_of_32 = chosen.d_pad // 32
@@ -105,7 +106,10 @@ def prepare_before(
 def prepare_main(
     dO: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, parts: int, deterministic: bool
 ) -> Launch:
-    """Return the launch for dK, dV and the sums of dQ, one program per SM. `deterministic` parts run side by side."""
+    """Return the launch that computes dK, dV and the sums of dQ, with one program per SM.
+
+    If `deterministic` is set, all parts of a K/V head run side by side.
+    """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     causal, scale = options.window != (None, None), options.scale
     (batch, H, N_q, d), (_, H_kv, *_) = shape(Q), shape(K)
@@ -137,7 +141,10 @@ def prepare_main(
 
 
 def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, divided: bool) -> Launch:
-    """Return the launch that writes dQ, and dK and dV if divided, from their sums: one program per consumer's part."""
+    """Return the launch that writes dQ from its sums, and also dK and dV if `divided` is set.
+
+    There is one program per consumer's tile, and two tiles per row block or column block.
+    """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
@@ -150,6 +157,6 @@ def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSize
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
-    """Return whether this kernel is the fastest one for calls with these shapes."""
+    """Return whether the Hopper kernel, not the portable one, is the fastest for calls with these shapes."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, multiprocessors(Q.device))

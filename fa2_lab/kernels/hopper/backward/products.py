@@ -1,4 +1,4 @@
-"""The five matmuls of a step of the Hopper backward. Each is started here, and kernel.py waits for it."""
+"""The five matmuls of a step of the Hopper backward, which this file starts and for which kernel.py waits."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -13,7 +13,10 @@ HELD = gl.constexpr(64)  # of d columns of V in registers, with hold_v
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, seen, pipes):
-    """Start K Qᵀ − L/scale. A masked tile starts from −∞ in entries whose row does not see the column."""  # (64, B_r)
+    """Start the matmul K Qᵀ − L/scale, (64, B_r), for consumer c's columns and the n-th row block.
+
+    In a masked tile, entries whose row does not see the column start from −∞.
+    """
     B_r: gl.constexpr = pipes.sizes.B_r
     start = spread(pipes.rows.start(n, 0))
     if seen.CUT:
@@ -33,7 +36,10 @@ def start_scores(c: gl.constexpr, n, q, seen, pipes):
 
 @gluon.jit
 def start_dp(n, v, held, do, pipes):
-    """Start V dOᵀ − D. The part of V in registers (`held`) is not read from shared memory."""  # (64, B_r)
+    """Start the matmul V dOᵀ − D, (64, B_r), for the n-th row block.
+
+    If hold_v is set, `held` is the half of V in registers, which the matmul does not read from shared memory.
+    """
     dp = spread(pipes.rows.start(n, 1))
     if pipes.sizes.hold_v:
         dp = warpgroup_mma(held, do.slice(0, HELD, 1).permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
@@ -43,7 +49,7 @@ def start_dp(n, v, held, do, pipes):
 
 @gluon.jit
 def spread(start):
-    """Return one number per row of a tile as the accumulators from which a matmul starts."""  # (64, B_r)
+    """Broadcast one number per query row to the accumulators (64, B_r) from which a matmul starts."""
     B_r: gl.constexpr = start.shape[1]
     start, _ = gl.broadcast(start, gl.zeros([COLS, B_r], gl.float32, accumulator(B_r)))
     return start
@@ -51,21 +57,24 @@ def spread(start):
 
 @gluon.jit
 def start_dv(dv, p, do):
-    """Start adding P dO to dV, and return P as well, which must stay until that matmul ends."""  # (64, d), (64, B_r)
+    """Start adding P dO to dV (64, d). Also return P (64, B_r), which must stay in registers until the matmul ends."""
     p = as_operand(p, do.dtype, do.shape[1])
     return warpgroup_mma(p, do, dv, is_async=True), p  # FA2.A2.L12
 
 
 @gluon.jit
 def start_dk(n, dk, ds, pipes):
-    """Start adding dS Q to dK. ds must stay in place until that matmul ends."""  # (64, d)
+    """Start adding dS Q of the n-th row block to dK (64, d). ds must stay in registers until the matmul ends."""
     q, _ = pipes.rows.tiles(n)
     return warpgroup_mma(ds, q, dk, is_async=True)  # FA2.A2.L16
 
 
 @gluon.jit
 def start_dq(c: gl.constexpr, n, pipes):
-    """Start this consumer's part of dQ over all 128 keys: half of its columns, or half of its rows if B_r is 128."""
+    """Start the matmul for this consumer's half of dQ of the n-th row block, over all 128 keys.
+
+    The half consists of half the columns of dQ or, if B_r is 128, of half its rows.
+    """
     W: gl.constexpr = pipes.sizes.W
     mbarrier.wait(pipes.ds_filled, n & 1)
     k = matrix(pipes.k.tiles.index(pipes.rows.k_stage(n)))

@@ -1,8 +1,9 @@
 """What the consumers of the Hopper backward receive: row blocks of Q and dO, and which rows see their columns.
 
-A column block is 128 keys of one K/V head, 64 for each of two consumer warpgroups. Its rows come in row blocks from
-every query head that shares the K/V head, or from a part of these heads if the column block is divided among programs.
-Only the producer knows where all of this is, and tells the consumers what they need.
+A column block is 128 keys of one K/V head, 64 for each of two consumer warpgroups. Its rows are divided into row blocks
+of every query head that shares the K/V head. If the column block is divided among programs, each program visits only
+its part of these row blocks. Only the producer computes where the row blocks are, and sends the consumers the numbers
+that they need.
 """
 
 import triton
@@ -27,7 +28,7 @@ SHOWN_IN_TURN = gl.constexpr((*SHOWN.value, "turn"))  # and where dQ is
 
 @triton.aggregate
 class SeeingRows:
-    """The rows that see a consumer's 64 columns, and which of them see all 64."""
+    """The rows that see a consumer's 64 columns, and from which row on all columns of the column block are seen."""
 
     begin: gl.tensor  # (64,), for each column the first row that sees it
     full: gl.tensor  # the first row that sees all columns of the column block
@@ -37,7 +38,7 @@ class SeeingRows:
 
 @gluon.jit
 def interval(c: gl.constexpr, r, mailbox, geometry):
-    """Return, for consumer c, the rows that see its columns of the r-th column block."""
+    """Return, as SeeingRows, which rows see consumer c's columns of the r-th column block."""
     CUT: gl.constexpr = geometry.CAUSAL or geometry.RAGGED or geometry.left is not None
     full = mailbox.read(r, "unmasked_from")
     begin = first_rows(c, r, mailbox, geometry)
@@ -49,7 +50,7 @@ def interval(c: gl.constexpr, r, mailbox, geometry):
 
 @gluon.jit
 def first_rows(c: gl.constexpr, r, mailbox, geometry):
-    """Return, for consumer c, the first row that sees each of its columns of the r-th column block."""  # (64,)
+    """Return, for each of consumer c's 64 columns of the r-th column block, the first row that sees the column."""
     seen_from = mailbox.read(r, "seen_from")
     key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, accumulator(geometry.B_r)))
     seen_from += key if geometry.CAUSAL else 0 * key
@@ -62,7 +63,8 @@ def first_rows(c: gl.constexpr, r, mailbox, geometry):
 class Rows:
     """A ring of two stages for row blocks: tiles of Q and dO, and each row's starts of S and dP (sums.py).
 
-    compute-sanitizer's racecheck reports `shown`, because it does not see that barriers in memory order accesses.
+    compute-sanitizer's racecheck reports races on `shown`, because it does not see that barriers in shared memory order
+    the accesses.
     """
 
     q: gl.shared_memory_descriptor  # (2, …, B_r, d)
@@ -75,7 +77,11 @@ class Rows:
 
     @gluon.jit
     def fill(self, n, k_stage, Q, dO, starts, batch, head, i, N_q, number, turn):
-        """Producer: start the copies of row block i of N_q rows, the n-th of all, once its stage is empty."""
+        """Producer: once its stage is empty, start copying row block i of a head into the ring, as the n-th row block.
+
+        N_q is the number of rows, `number` is the index of the row block among all of the call, and `turn` is the
+        number of column blocks that add to its dQ earlier.
+        """
         stage = n & 1
         filled = self.filled.index(stage)
         mbarrier.wait(self.emptied.index(stage), (n >> 1 & 1) ^ 1)
@@ -89,17 +95,17 @@ class Rows:
 
     @gluon.jit
     def wait(self, n):
-        """Consumer: wait until the n-th row block has arrived."""
+        """Consumer: wait until the n-th row block has arrived in shared memory."""
         mbarrier.wait(self.filled.index(n & 1), n >> 1 & 1)
 
     @gluon.jit
     def tiles(self, n):
-        """Consumer: return Q and dO of the n-th row block."""  # (B_r, d) each
+        """Consumer: return the tiles of Q and dO of the n-th row block, each (B_r, d), in shared memory."""
         return matrix(self.q.index(n & 1)), matrix(self.do.index(n & 1))
 
     @gluon.jit
     def start(self, n, which: gl.constexpr):
-        """Consumer: return what S (0) or dP (1) starts from, one number per row."""  # (1, B_r)
+        """Consumer: return the numbers, one per row, from which S (`which` is 0) or dP (1) starts, as (1, B_r)."""
         # Threads read here what the copy engine will write anew: exchange() fences between this and release().
         both = self.starts.index(n & 1)
         both = both.reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -107,33 +113,39 @@ class Rows:
 
     @gluon.jit
     def first(self, n):
-        """Consumer: return the index of the n-th row block's first row in its head."""
+        """Consumer: return the index, in its head, of the first row of the n-th row block."""
         return self.shown.read(n, "row")
 
     @gluon.jit
     def number(self, n):
-        """Consumer: return the n-th row block's number among all. It stays readable during the next row block."""
+        """Consumer: return the index of the n-th row block among all row blocks of the call.
+
+        The index can still be read during the next row block.
+        """
         return self.shown.read(n, "number")
 
     @gluon.jit
     def turn(self, n):
-        """Consumer: return how many others add to this row block of dQ before it."""
+        """Consumer: return how many column blocks add to the n-th row block of dQ before this one."""
         return self.shown.read(n, "turn")
 
     @gluon.jit
     def k_stage(self, n):
-        """Consumer: return the stage that holds K. Keeping K's addresses instead would take 14 registers."""
+        """Consumer: return the stage that holds the keys for the n-th row block.
+
+        To keep the addresses of K in registers instead would take 14 registers.
+        """
         return self.shown.read(n, "k_stage")
 
     @gluon.jit
     def release(self, n):
-        """Consumer: release Q, dO and starts, which it no longer needs."""
+        """Consumer: tell the producer that this consumer no longer needs the n-th Q, dO and starts."""
         mbarrier.arrive(self.emptied.index(n & 1), count=1)
 
 
 @gluon.jit
 def new_rows(Q, dO, starts, shown: gl.constexpr):
-    """Create two empty stages for tiles of the descriptors' shapes."""
+    """Create an empty ring of two stages for tiles of Q and dO and lines of `starts`, which are all descriptors."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)

@@ -1,15 +1,17 @@
-"""A fixed order of the additions to dQ, so that dQ has the same bits in every run.
+"""A semaphore that fixes the order of the additions to dQ, so that dQ is bit for bit the same in every run.
 
-Each place to which several consumers add has a counter in global memory, which counts the additions so far. A consumer
-leaves its part of dQ in shared memory and goes on. Its writer, a warp of its own, waits for the turn of that part, has
-the copy engine add it, and increases the counter when that is done. In a row block, the last column block that sees it
-adds first, and then the others follow to the left.
+Each tile in HBM to which several consumers add has a counter in global memory, which counts the additions so far. A
+consumer leaves its partial result of dQ in shared memory and continues. The consumer's writer, a separate warp, waits
+until it is the turn of the partial result, that is, until the counter has reached its position in the order. The writer
+then lets TMA add the partial result, and increases the counter when the addition has ended. In a row block, the last
+column block that sees the row block adds first, and then the other column blocks follow to the left.
 
-No writer waits forever. The part that it waits for belongs to a column block with a lower number at the tile scheduler,
-and every number, even the first of a program, is drawn by a program that already runs. This needs packed sequences
-whose starts never run backwards. Otherwise some column blocks that are waited for are handed out to no program, so for
-such starts bwd_preprocess (sums.py) makes the counters begin past every turn, and no writer waits at all. Under the
-causal mask no writer waits long, because no column block further right sees the first rows that a column block visits.
+No writer waits forever. It waits only for a column block with a lower number at the tile scheduler, and every such
+number, even the first of a program, was fetched by a program that already runs. This argument needs packed sequences
+whose starts never decrease. If some starts decrease, no program fetches some of the column blocks for which writers
+wait. For such starts, bwd_preprocess (sums.py) therefore sets the counters past every turn, so that no writer waits at
+all. Under the causal mask no writer waits long, because no column block further right sees the first rows that a column
+block visits.
 """
 
 import triton
@@ -37,9 +39,10 @@ IN_MEMORY = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 @triton.aggregate
 class Semaphore:
-    """Counters for each consumer's part of a row block, followed by those for its part of a column block.
+    """Counters of the additions to each consumer's part of row blocks, and then to its part of column blocks.
 
-    They begin at 0, unless starts run backwards. Without USED nobody waits, and there are no counters.
+    The counters begin at 0, unless the starts of packed sequences decrease. If USED is false, there are no counters,
+    and nothing waits.
     """
 
     counters: gl.tensor | gl.constexpr  # pointer, or None
@@ -48,7 +51,10 @@ class Semaphore:
 
     @gluon.jit
     def hand_over(self, c: gl.constexpr, dq, place):
-        """Consumer c: leave its part of a row block for its writer. Call wait_for_room() first."""
+        """Consumer c: store dq in the shared-memory buffer `place`, from which its writer will have it added.
+
+        Call wait_for_room() first.
+        """
         tma.store_wait(0)  # dK and dV go through the same place
         place.store(as_held(dq))
         fence_async_shared()
@@ -56,13 +62,13 @@ class Semaphore:
 
     @gluon.jit
     def wait_for_room(self, c: gl.constexpr, n):
-        """Consumer c: wait until its parts of all row blocks before the n-th have been read."""
+        """Consumer c: wait until the writer has read the partial results of all row blocks before the n-th."""
         if self.USED:
             mbarrier.wait(self.handed.index(2 * c + 1), (n & 1) ^ 1)
 
     @gluon.jit
     def add(self, c: gl.constexpr, n, rows, sums, place):
-        """Writer: have consumer c's part of the n-th row block added when it is its turn."""
+        """Writer: wait for the turn of consumer c's partial result for the n-th row block, then let TMA add it."""
         mbarrier.wait(self.handed.index(2 * c), n & 1)
         number, turn = rows.number(n) * CONSUMERS + c, rows.turn(n)
         self.wait(number, turn)
@@ -74,13 +80,13 @@ class Semaphore:
 
     @gluon.jit
     def wait(self, number, turn):
-        """Wait until `turn` consumers have added to the place with this number."""
+        """Wait until `turn` consumers have added to the tile that has the counter `number`."""
         given = [self.counters + number, turn]
         gl.inline_asm_elementwise(UNTIL, "=r,l,r", given, gl.int32, is_pure=False, pack=1)
 
     @gluon.jit
     def pass_on(self, number):
-        """Pass the turn to the next consumer, once everything given to the copy engine is in memory."""
+        """Increase the counter `number` once all additions by TMA are in memory, so that the next consumer can add."""
         gl.inline_asm_elementwise(IN_MEMORY, "=r", [], gl.int32, is_pure=False, pack=1)
         all_threads()  # one of them has given it to the copy engine, another one counts
         gl.atomic_add(self.counters + number, 1, sem="release")
@@ -88,6 +94,6 @@ class Semaphore:
 
 @gluon.jit
 def new_semaphore(counters):
-    """Create the semaphore of all consumers and their writers."""
+    """Create the semaphore of all consumers and their writers. `counters` is a pointer, or None for any order."""
     USED: gl.constexpr = counters is not None
     return Semaphore(counters, barriers(2 * CONSUMERS, 1, USED), USED)

@@ -1,7 +1,7 @@
-"""The sizes of one launch of the Hopper backward: which are fastest when, and which calls other kernels take.
+"""The sizes of one launch of the Hopper backward: which sizes are fastest, and which calls are left to other kernels.
 
-Sizes and costs were fitted to times on an H200 with Triton 3.9. They cover the paper's grid and 510 random shapes like
-those of `fa2-lab bench sweep`, with more parts and with fewer. PORTABLE also uses older times.
+Sizes and costs were fitted to times on an H200 with Triton 3.9. These times cover the paper's grid and 510 random
+shapes like those of `fa2-lab bench sweep`, with more parts and with fewer. PORTABLE also uses older times.
 """
 
 import math
@@ -17,7 +17,7 @@ SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
 @dataclass(frozen=True)
 class BackwardSizes:
-    """Sizes of one launch, which fit the registers and the shared memory of an SM, and the order of a step."""
+    """The sizes of one launch, which fit the registers and the shared memory of an SM, and the order of its matmuls."""
 
     B_r: int  # rows of a row block; a column block has 128 keys
     d_pad: int
@@ -29,23 +29,24 @@ class BackwardSizes:
 
     @property
     def options(self) -> dict:
-        """The compiler's options."""
+        """The compiler options of the launch."""
         return dict(num_warps=4) | (FEWER_REGISTERS if self.low_reg_schedule else {})
 
     @property
     def W(self) -> int:
-        """Return the number of columns of a consumer's part of dQ, which has 64 rows."""
+        """The number of columns of a consumer's part of dQ, which has 64 rows."""
         return self.B_r * self.d_pad // 128
 
 
 def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = False) -> BackwardSizes:
     """Return the fastest sizes for a call.
 
-    dk_late is 2 to 7% faster under the causal mask, at d 128 only from 2,049 rows on, and 2 to 4% slower without a
-    mask. Since Triton 3.9 it is up to 4% slower everywhere. hold_v takes 16 registers and is 1 to 4% faster at d 128;
-    with a mask, or if consumers add in turn, there are not that many. last_first is 1 to 5% faster at d 64 if sequences
-    are long, and up to 6% slower at d 128 if they are short. If consumers add in turn, at d 128 or under the causal
-    mask, an order of instructions that spills nothing is 1 to 3% slower than one that spills up to 48 bytes per thread.
+    Under the causal mask, dk_late is 2 to 7% faster, at d = 128 only from 2,049 rows on. Without a mask it is 2 to 4%
+    slower. Since Triton 3.9, dk_late is up to 4% slower for all calls. hold_v takes 16 registers and is 1 to 4% faster
+    at d = 128, but with a mask, or if consumers add in a fixed order, there are not enough registers. last_first is 1
+    to 5% faster at d = 64 if sequences are long, and up to 6% slower at d = 128 if they are short. If consumers add in
+    a fixed order, at d = 128 or under the causal mask, an order of instructions that spills nothing is 1 to 3% slower
+    than one that spills up to 48 bytes per thread.
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not deterministic)
@@ -69,7 +70,7 @@ PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are b
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
-    """Return whether this kernel is the fastest one for the call. `heads` counts the heads of all batch entries."""
+    """Return whether the Hopper kernel is the fastest for a call. `heads` counts the heads of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     keys, most, rows = up_to(d, PORTABLE | {256: (0, 0, 0)})  # beyond 128 prepare() takes none
     busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
@@ -88,8 +89,8 @@ DRIFT = 1.09  # times as long, if causal parts of more than four query heads dri
 def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int, d_pad: int) -> int:
     """Return into how many parts to divide each column block of `steps` steps, so that the call ends earliest.
 
-    Parts of the same length run in rounds, one part per SM. Causal parts have half the steps on average, and the
-    longest come first.
+    Parts of the same length run in rounds, with one part per SM. Causal parts have half the steps on average, and the
+    longest parts run first.
     """
 
     def time(parts: int) -> float:
@@ -104,21 +105,22 @@ def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int
 
 
 def l2_group(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_each: int) -> int:
-    """Return how many of `heads` run at a time, with `blocks` column blocks each. A part of a K/V head is a head.
+    """Return how many of `heads` heads run at a time, each with `blocks` column blocks. A part of a K/V head is a head.
 
-    Without a mask it is one, so that programs side by side read the same rows, and the sums they add to stay in L2.
-    Causal blocks take different times, which is evened out by heads that fill about all SMs, at least eight of them.
-    There are fewer, but at least two, if Q, dO and the sums of eight heads, `bytes_each` per head, take more than 32
-    MiB of L2, and four for large groups. evenly() may take up to twice as many. With more than that, calls are up to
-    10% slower, and with still more heads up to 40%.
+    Without a mask, one head runs at a time, so that programs side by side read the same rows, and so that the sums to
+    which they add stay in L2. Causal column blocks take different times. To even out these times, the heads that run at
+    a time fill about all SMs, and are at least eight. The minimum is four for large groups of query heads. It is also
+    lower, but at least two, if Q, dO and the sums of eight heads, `bytes_each` bytes per head, take more than 32 MiB of
+    L2. evenly() may return up to twice as many heads. With more heads than that, calls are up to 10% slower, and with
+    still more heads up to 40%.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_each))
     return evenly(heads, max(least, math.ceil(0.8 * SMs / blocks))) if causal else 1
 
 
 def l2_group_in_turn(N_q: int, d: int, group: int) -> int:
-    """Return how many K/V heads run at a time if consumers add in turn.
+    """Return how many K/V heads run at a time if consumers add in a fixed order.
 
-    More heads hide more of the waiting, as long as 8 MiB of L2 hold their Q and dO.
+    More heads hide more of the time for which writers wait, as long as Q and dO of these heads fit in 8 MiB of L2.
     """
     return max(1, 8 * MiB // (4 * N_q * d * group))

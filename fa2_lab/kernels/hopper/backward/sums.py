@@ -1,15 +1,15 @@
-"""Sums in HBM, and the kernels before and after the Hopper backward.
+"""Sums of gradients in HBM, and the kernels before and after the Hopper backward.
 
-Column blocks run in any order, and all of them add to dQ. The copy engine does so in fp32: a consumer leaves its part
-of a tile in shared memory and goes on. Nothing else reads these sums, so in HBM they keep the order in which the tensor
-cores leave them in registers. Each thread's numbers are stored in groups of four, without a shuffle and without a bank
-conflict, and the kernel afterwards puts them in order. Sums in another order round differently, so the last bits of dQ
-differ from run to run.
+Column blocks run in any order, and all of them add to dQ. TMA, the copy engine, does the additions in fp32: a consumer
+leaves its partial result of a tile in shared memory and continues. No other kernel reads these sums, so in HBM they
+keep the order in which the tensor cores leave them in registers. Each thread stores its numbers in groups of four,
+without a shuffle and without a bank conflict, and bwd_postprocess restores the usual order. Additions in a different
+order round differently, so the last bits of dQ differ from run to run.
 
-If there are too few column blocks for all SMs, as with few K/V heads, each is divided among several programs. These
-take the row blocks of its query heads part by part, and then dK and dV are sums as well. While the backward runs, sums
-take 4 bytes per number of dQ, and if column blocks are divided also per number of dK and dV. Rows are padded to whole
-blocks, and d to 64 or 128.
+If there are too few column blocks for all SMs, as with few K/V heads, each column block is divided among several
+programs. Each of these programs visits its part of the row blocks, so dK and dV are sums as well. While the backward
+runs, the sums take 4 bytes per number of dQ and, if column blocks are divided, also 4 bytes per number of dK and dV.
+Rows are padded to whole blocks, and d is padded to 64 or 128.
 """
 
 import triton
@@ -25,7 +25,10 @@ from fa2_lab.kernels.common.tile import block_count, head_of, load_rows, packed_
 
 @gluon.jit
 def add_tile(x, sums, at, place):
-    """Have TMA add x (64, 64 or 128) to `sums` from line `at` (of 32 numbers) on, through `place` in shared memory."""
+    """Let TMA add x, which is (64, 64) or (64, 128), to `sums` through the shared-memory buffer `place`.
+
+    The addition begins at line `at` of `sums`, whose lines have 32 numbers.
+    """
     W: gl.constexpr = x.shape[1]
     if W == 64:
         add_lines(as_held(x), sums, at, place)
@@ -37,7 +40,7 @@ def add_tile(x, sums, at, place):
 
 @gluon.jit
 def add_lines(x, sums, at, place):
-    """Have the lines of x, for which `place` has room, added to HBM from line `at` on."""  # (128, 32)
+    """Let TMA add x (128, 32) to `sums` from line `at` on, through the equally large shared-memory buffer `place`."""
     tma.store_wait(0)  # what was there before has been read
     place.store(x)
     fence_async_shared()
@@ -46,7 +49,7 @@ def add_lines(x, sums, at, place):
 
 @gluon.jit
 def as_held(x):
-    """Return x (64, W) in the order in which a consumer holds it in registers, so that no data moves."""  # (2 · W, 32)
+    """Return x (64, W) as (2 · W, 32), in the order in which a consumer's registers hold x, so that no data moves."""
     W: gl.constexpr = x.shape[1]
     x = x.reshape([4, 2, 8, W // 8, 4, 2])  # row: warp, upper or lower 8, lane; column: 8 to a group, lane, pair
     return x.permute([3, 0, 2, 4, 1, 5]).reshape([2 * W, 32])
@@ -54,14 +57,14 @@ def as_held(x):
 
 @triton.jit
 def in_order(x, W: tl.constexpr):
-    """Undo as_held()."""  # (64, W)
+    """Undo as_held(): return a tile of sums in its usual order, as (64, W)."""
     x = tl.reshape(x, [W // 8, 4, 8, 4, 2, 2])
     return tl.reshape(tl.permute(x, [1, 4, 2, 0, 3, 5]), [64, W])
 
 
 @triton.jit
 def never_back(starts, n, sequences):
-    """Return whether no packed sequence begins before the one to its left, after start_of() has clamped the starts."""
+    """Return whether the starts of the packed sequences, clamped by start_of(), never decrease."""
     back = tl.zeros((128,), tl.int32)
     for b in range(0, sequences, 128):
         left = tl.minimum(b + tl.arange(0, 128), sequences - 1)
@@ -72,12 +75,12 @@ def never_back(starts, n, sequences):
 @triton.jit(do_not_specialize=["H", "N_q", "N_k", "sequences", "tiles"])
 def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_strides, dO_strides, H, N_q, N_k,
                    sequences, tiles, scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Zero all sums in tiles of 64 rows, and write the numbers from which matmuls start: −L/scale for S, −D for dP.
+    """Zero all sums in tiles of 64 rows, and write the numbers from which matmuls start: −L/scale for S, and −D for dP.
 
-    In this way the tensor cores do the subtraction. A row that sees no key, or lies past the end, starts from −∞, so
-    its P is 0. cu_seqlens_k is given only if consumers add in turn. Then, if a start lies before the one to its left,
-    sums start from NaN instead of 0. The counters of semaphore.py do so as well, and the bits of a NaN, read as a whole
-    number, exceed every turn, so that nobody waits.
+    The tensor cores thus do the subtraction. A row that sees no key, or is past the end, starts from −∞, so its P is 0.
+    cu_seqlens_k is given only if consumers add in a fixed order. In that case, if the starts of packed sequences
+    decrease, all sums start from NaN instead of 0. The counters of semaphore.py then also start from NaN, whose bits,
+    read as a whole number, exceed every turn, so that no writer waits.
     """
     gdc_launch_dependents()  # the next kernel may come to SMs that have nothing left to do; it waits by itself
     PARTS: tl.constexpr = B_r // 64
@@ -117,7 +120,7 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_str
 @triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
 def bwd_postprocess(sums, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale,
                     d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Reorder, scale and round the sum of one tile of dQ, or of dK and dV if they are given, and write the tile."""
+    """Reorder, scale and round the sum of one tile of dQ, or of dK or dV if they are given, and write the tile."""
     gdc_wait()  # until all has been added
     T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)
     dQ_strides, dK_strides, dV_strides = strides
@@ -139,7 +142,10 @@ def bwd_postprocess(sums, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch
 @triton.jit
 def finish(sums, n, X, strides, H, N, T, starts, sequences, scale, d: tl.constexpr, d_pad: tl.constexpr,
            B: tl.constexpr):  # fmt: skip
-    """Write tile n, to which one consumer after another has added, into X. B rows are the tiles of two consumers."""
+    """Reorder and scale tile n of `sums`, to which consumers of all column blocks have added, and write it to X.
+
+    The tiles of two consumers cover B rows of X.
+    """
     W: tl.constexpr = B * d_pad // 128
     number, c = n // 2, n % 2
     bh, i = number // T, number % T

@@ -1,11 +1,11 @@
-"""FlashAttention-2, forward (Algorithm 1), for Hopper: copies, matmuls and exponentials all run at the same time.
+"""FlashAttention-2's forward (Algorithm 1) for Hopper: copies, matmuls and exponentials all run at the same time.
 
-The kernel is persistent. A program stays on its SM and takes one row block after another from the tile scheduler, so
-the epilogue of a block hides under the copies of the next. Each consumer warpgroup owns 64 rows. It starts Q Kᵀ of its
-next tile together with P V of the last one, and while the tensor cores compute both, the other consumers compute
-exponentials. Tiles are visited from right to left, first the DIAGONAL ones and then the FULL ones.
+The kernel is persistent. A program stays on its SM and fetches one row block after another from the tile scheduler, so
+that the epilogue of a row block runs during the copies of the next one. Each consumer warpgroup owns 64 rows. It starts
+Q Kᵀ of its next tile together with P V of the previous tile, and while the tensor cores compute both matmuls, the other
+consumers compute exponentials. Tiles are visited from right to left, first the DIAGONAL ones and then the FULL ones.
 
-In the words of ThunderKittens, `producer` is load, `consumer` with `visit` and `step` is compute, and `store` is store.
+ThunderKittens calls `producer` load, `consumer` with `visit` and `step` compute, and `store` store.
 """
 
 import triton
@@ -41,7 +41,7 @@ OPAQUE = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
 
 @triton.aggregate
 class ForwardPipes:
-    """The shared memory of one thread block, and the sizes of the launch."""
+    """The buffers and barriers of one thread block in shared memory, and the sizes of the launch."""
 
     q: Ring  # two stages for each consumer, so that the next row block's Q comes early; one where O waits in it
     k: Ring
@@ -57,10 +57,11 @@ class ForwardPipes:
 
 @gluon.jit
 def producer(Q, K, V, pipes, scheduler, geometry):
-    """Start every copy as soon as its stage is free. V's tile is needed one step later than K's, so K runs ahead.
+    """Run as the producer warp: send each row block to the consumers, and start each copy once its stage is empty.
 
-    A consumer releases V's tile together with the next tile of K. Once K's copy has found a free stage, V's stage is
-    therefore free as well.
+    A tile of V is needed one step later than the same tile of K, so K runs ahead. A consumer releases a tile of V
+    together with the next tile of K. Once the copy of K has found an empty stage, the stage of V is therefore empty as
+    well.
     """
     CONSUMERS: gl.constexpr = pipes.sizes.consumers
     n = 0  # tiles of K, and of V, so far
@@ -97,7 +98,7 @@ def producer(Q, K, V, pipes, scheduler, geometry):
 
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
-    """Consumer c: compute its 64 rows of every row block that this program takes."""
+    """Run as consumer warpgroup c: compute O and L of its 64 rows in every row block that this program fetches."""
     n = 0  # tiles so far, as the producer counts them
     r = 0
     row, batch, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
@@ -136,7 +137,11 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
 
 @gluon.jit
 def receive(r, mailbox, geometry):
-    """Return the r-th row block's first row, batch entry and head, and the N_q and N_k of its call or sequence."""
+    """Wait for this program's r-th row block, and return its first row, batch entry and head, and its N_q and N_k.
+
+    N_q and N_k are the lengths of the call or of the packed sequence. A first row below 0 means that no row block is
+    left.
+    """
     mailbox.wait(r)
     row, batch, head = mailbox.read(r, "row"), mailbox.read(r, "batch"), mailbox.read(r, "head")
     N_q, N_k = geometry.N_q, geometry.N_k
@@ -148,7 +153,7 @@ def receive(r, mailbox, geometry):
 
 @gluon.jit
 def drain_tile(c: gl.constexpr, n, pipes):
-    """Skip a tile that these rows do not see, but keep the rings and ping-pong in step."""
+    """Skip the n-th tile, which consumer c's rows do not see, but keep the rings and the ping-pong in step."""
     pipes.ping_pong.wait(c, n)
     pipes.ping_pong.pass_on(c)
     pipes.k.take(n)
@@ -158,7 +163,7 @@ def drain_tile(c: gl.constexpr, n, pipes):
 
 @gluon.jit
 def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, scale_log2):
-    """Visit all tiles of 64 rows from right to left; return o (64, d), m and l (64, 4)."""
+    """Visit all tiles that 64 rows see, from right to left, and return o (64, d) and their m and l, each (64, 4)."""
     B_c: gl.constexpr = geometry.B_c
     d: gl.constexpr = pipes.sizes.d_pad
     sees = interval(row, length, geometry)
@@ -191,7 +196,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
 
 @gluon.jit
 def interval(row, length, geometry):
-    """Return the columns that the 64 rows from `row` on see."""
+    """Return, as SeenColumns, the columns that the 64 rows from `row` on see."""
     if OPAQUE and geometry.B_c == 128:
         row = opaque(row)
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
@@ -206,10 +211,11 @@ def interval(row, length, geometry):
 
 @gluon.jit
 def opaque(row):
-    """Return `row` unchanged, but hide from the compiler that it is a sum.
+    """Return `row` unchanged, but hide from the compiler that `row` is a sum.
 
-    Otherwise it would add c · 64 to each lane's row in advance and keep the sums, for which Triton 3.7 has two
-    registers too few at d = 64. Other versions have enough registers, and there this would cost up to 1% of the speed.
+    Otherwise, the compiler would add c · 64 to each lane's row in advance and keep the sums, for which Triton 3.7 has
+    two registers too few at d = 64. Other versions have enough registers, and with them this function would cost up to
+    1% of the speed.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=True, pack=1)
 
@@ -218,8 +224,9 @@ def opaque(row):
 def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, scale_log2):
     """Start Q Kᵀ of the n-th tile and P V of the previous one, and find the n-th tile's m while P V runs.
 
-    ptxas decides what runs under P V. With Triton 3.9, it is the maxima and at most 9 of 68 exponentials, and at d = 64
-    under the causal mask nothing at all: `fa2-lab xray hopper.forward --d 64 --sass` shows it.
+    ptxas decides which instructions run during P V. With Triton 3.9, these are the maxima and at most 9 of 68
+    exponentials. At d = 64 under the causal mask, no instruction runs during P V, as `fa2-lab xray hopper.forward --d
+    64 --sass` shows.
     """
     s = start_scores(c, n, q, pipes)
     o = warpgroup_mma(p, pipes.v.take(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
@@ -239,7 +246,7 @@ def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, sca
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, pipes):
-    """Start Q Kᵀ of the n-th tile. The result is not a tensor until it has been waited for."""
+    """Start Q Kᵀ of consumer c's n-th tile. The result can be used only after warpgroup_mma_wait()."""
     k = pipes.k.take(n)
     B_c: gl.constexpr = k.shape[0]
     zero = gl.zeros([ROWS, B_c], gl.float32, accumulator(B_c))
@@ -251,7 +258,7 @@ def start_scores(c: gl.constexpr, n, q, pipes):
 
 @gluon.jit
 def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
-    """Divide o by l, start the bulk copy of O, which ends while the next row block is under way, and write L."""
+    """Divide o by l, start the TMA copy of O, which ends while the next row block is computed, and write L."""
     LANES: gl.constexpr = l.type.layout
     l = gl.sum(l, 1)  # (64,)
     empty = l == 0.0  # a row that sees no key: O = 0 and L = −inf
@@ -280,8 +287,8 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
                    l2_group, scale_log2, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Compute O and L. Q, K, V and O are descriptors of (batch, heads, N, d), from which lengths and heads are read.
 
-    left and right are those of a window, or None; CAUSAL stands for right = 0. If `sequences` is not None, it is the
-    number of packed sequences, and cu_seqlens_q and cu_seqlens_k are their starts.
+    left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
+    the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths.
     """
     CONSUMERS: gl.constexpr = SIZES.consumers
     PRODUCER: gl.constexpr = 24 if sequences is None else 32  # its registers: to search for a sequence takes more

@@ -1,4 +1,4 @@
-"""From torch to the launch of the Hopper forward."""
+"""Host code that prepares the launch of the Hopper forward from torch tensors."""
 
 import functools
 from collections.abc import Callable
@@ -18,7 +18,8 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
     """Return the function that computes O, in the shape of Q, and L in fp32 from the tensors of one kind of call.
 
-    It is None for a kind that this kernel does not take. The function returns None for tensors that TMA cannot address.
+    The result is None for a kind of call that this kernel does not support. The returned function itself returns None
+    for tensors that TMA cannot address.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in sizes.DIMENSIONS or not host.fits(Q, K, V, tensors.key_lengths):
@@ -44,9 +45,10 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
 
 
 def prepare_launch(tensors: Tensors, options: Options) -> Launch:
-    """Return the launch, with one program per SM.
+    """Return the launch of the forward, with one program per SM.
 
-    Packed sequences count as equally long, or as a single sequence if one is known to have most of the work.
+    Its sizes are chosen as if packed sequences were equally long or, if one sequence is known to have most of the work,
+    as for a single sequence.
     """
     Q, K, V, sequences, lengths = tensors.q, tensors.k, tensors.v, tensors.sequences, tensors.key_lengths is not None
     causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1
@@ -70,6 +72,6 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
-    """Return whether this kernel is the fastest one for calls with these shapes."""
+    """Return whether the Hopper kernel, not the portable one, is the fastest for calls with these shapes."""
     (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return sizes.enough_work(d, N_q, N_k, batch * H, multiprocessors(Q.device))

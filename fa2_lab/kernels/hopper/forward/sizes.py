@@ -1,8 +1,8 @@
-"""The sizes of one launch of the Hopper forward: which are fastest when, and which calls other kernels take.
+"""The sizes of one launch of the Hopper forward: which sizes are fastest, and which calls are left to other kernels.
 
-The numbers in these tables were fitted to times on an H200 with Triton 3.9. They cover the paper's grid and 510 random
-shapes like those of `fa2-lab bench sweep`, each with every set of sizes. Those for d 192 and 256 come from fewer calls.
-`per_SM` is always the number of blocks of 64 rows, in all heads, per SM.
+The numbers in these tables were fitted to times on an H200 with Triton 3.9. These times cover the paper's grid and 510
+random shapes like those of `fa2-lab bench sweep`, each with every set of sizes. The numbers for d = 192 and d = 256
+come from fewer calls. `per_SM` always means the number of blocks of 64 rows, in all heads, per SM.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ DIMENSIONS = range(32, 257, 8)  # the copy engine pads them with zeros to 64, 12
 
 @dataclass(frozen=True)
 class ForwardSizes:
-    """Sizes of one launch, which fit the registers (64 K) and the shared memory (227 KiB) of an SM."""
+    """The sizes of one launch, which fit the registers (64 K) and the shared memory (227 KiB) of an SM."""
 
     B_c: int  # keys of a tile
     consumers: int  # warpgroups, of 64 rows each
@@ -34,12 +34,19 @@ class ForwardSizes:
 
     @property
     def registers(self) -> int:
-        """The registers per consumer thread. The consumers share all but those of the producer, at most 32."""
+        """The number of registers per consumer thread.
+
+        The consumers share all registers of an SM except those of the producer, which has at most 32 per thread.
+        """
         return min(240, (512 - 32) // self.consumers)
 
     @property
     def options(self) -> dict:
-        """The compiler's options. At d 256 it is enough to compute the addresses of Q where they are needed."""
+        """The compiler options of the launch.
+
+        At d = 256, no option is needed to save registers, because it is enough to compute the addresses of Q when they
+        are needed.
+        """
         return dict(num_warps=4) | (FEWER_REGISTERS if self.low_reg_schedule and self.d_pad < 256 else {})
 
 
@@ -101,21 +108,25 @@ PORTABLE: dict[int, list[tuple]] = {  # d up to: (N_q up to, N_k up to, per_SM a
 
 
 def d_padded(d: int) -> int:
-    """Return the number of columns of a tile: d, padded with zeros."""
+    """Return the number of columns of a tile, which is d padded to 64, 128 or 256."""
     return max(64, padded(d))
 
 
 def choose_for_window(d: int, causal: bool) -> ForwardSizes:
-    """Return the sizes for a window, up to d 128. Its tiles have 64 keys, because both edges of the window cut some.
+    """Return the sizes for a call with a window, for d up to 128.
 
-    The mask of a window takes registers. Above d 128 there are not enough, and above d 64 some would spill without a
-    bound on the right. All bounds on the right but the causal one count as one case.
+    Tiles have 64 keys, because both edges of the window cut some tiles. The mask of a window takes registers. Above d =
+    128 there are not enough, and above d = 64 some would spill if the window had no bound on the right. All bounds on
+    the right except the causal one count as one case.
     """
     return HALF[64] if d <= 64 else replace(WIDE, low_reg_schedule=TIGHT and not causal)
 
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
-    """Return the sizes for a call with `heads` heads in all batch entries, and with key_lengths if `lengths` is set."""
+    """Return the fastest sizes for a call without a window.
+
+    `heads` counts the heads of all batch entries, and `lengths` is set if the call has key_lengths.
+    """
     d_pad, per_SM = d_padded(d), -(-N_q // 64) * heads / SMs
 
     def time(row: tuple) -> float:
@@ -138,7 +149,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
-    """Return whether this kernel is the fastest one for the call. `heads` counts the heads of all batch entries."""
+    """Return whether the Hopper kernel is the fastest for a call. `heads` counts the heads of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     return not any(
         N_q <= longest and N_k <= keys and few < per_SM <= most for longest, keys, few, most in up_to(d, PORTABLE)
@@ -148,9 +159,9 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
 def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
     """Return how many heads of K and V are in use at a time.
 
-    Without a mask it is one, so that programs side by side read the same K and V. Causal row blocks take different
-    times, which more heads even out: as many as 11 MiB of L2 hold, or 21 MiB if one head takes 1 MiB or more. evenly()
-    may take up to twice as many.
+    Without a mask, one head is in use, so that programs side by side read the same K and V. Causal row blocks take
+    different times, which more heads even out. There are then as many heads as fit in 11 MiB of L2, or in 21 MiB if K
+    and V of one head take 1 MiB or more. evenly() may return up to twice as many heads.
     """
     if not causal:
         return 1

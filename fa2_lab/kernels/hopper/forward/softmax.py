@@ -1,20 +1,22 @@
 """The softmax step on a tile of scores in registers. For most tiles the lanes exchange nothing, and m does not change.
 
-The tensor cores leave 16 rows of a tile in each warp, and each row in 4 lanes. So m and l are kept once per lane, as
-(64, 4). m is the same in all four lanes. l is each lane's own sum, and the four sums are added after the last tile.
+The tensor cores leave 16 rows of a tile in each warp, and each row in 4 lanes. m and l are therefore kept once per
+lane, as (64, 4). m is the same in all four lanes of a row. l is each lane's own sum, and the four sums are added after
+the last tile.
 
-m need not be the maximum. Whatever takes its place cancels out of O and L, and only has to keep p from overflowing. So
-m lags: it follows only when a score in the warp's rows is more than 8 above it, in powers of two. Until then p is at
-most 256, and o need not be rescaled. The cost was measured by `fa2-lab bench accuracy` on an H200 in bf16. Compared
-with the exact maximum, the error of O is 3 to 4% larger, and 10 to 17% larger if one number in a thousand is an
-outlier, because with the exact maximum a row's largest p is 1, which is not rounded.
+m need not be the maximum, because any number in its place cancels out of O and L. It only has to keep p from
+overflowing. m therefore lags behind the maximum: it follows only when a score in the warp's rows is more than 8 above
+it, in powers of two. Until then p is at most 256, and o need not be rescaled. The cost was measured by `fa2-lab bench
+accuracy` on an H200 in bf16. Compared with the exact maximum, the error of O is 3 to 4% larger. If one number in a
+thousand is an outlier, the error is 10 to 17% larger, because with the exact maximum a row's largest p is 1, which is
+not rounded.
 
-p = 2^(scale_log2 · s − m) takes one multiply-add and one exponential. Since nothing else separates m from the
-multiply-adds, they begin while the tensor cores still work. m itself is a product with scale_log2 and is rounded. That
-error cancels as well, but from |m| = 2²⁸ on, rounding alone could take p above 2⁸. Such a row takes the power of two
-below scale_log2 as its `scale`, with which all products are exact. With such large scores, a row of P is a single
-number anyway. When the scale of a row changes, its old and its new largest score are at least 16 apart, so everything
-before counts for next to nothing, and alpha is 0.
+p = 2^(scale_log2 · s − m) takes one FMA and one exponential. The FMAs need only m, so they begin while the tensor cores
+still work. m itself is a product with scale_log2 and is rounded. This rounding error cancels as well, but from |m| =
+2²⁸ on, rounding alone could make p larger than 2⁸. The `scale` of such a row is therefore the power of two below
+scale_log2, with which all products are exact. With such large scores, a row of P is a single number anyway. When the
+scale of a row changes, its old and its new largest score are at least 16 apart, so all earlier tiles count for next to
+nothing, and alpha is 0.
 """
 
 import triton
@@ -29,7 +31,7 @@ LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys w
 
 @gluon.jit
 def first_state(s, scale_log2):
-    """Return the m, scale and l, all (64, 4), with which to begin before the first tile s."""
+    """Return the m, scale and l, each (64, 4), with which the softmax begins before the first tile of scores s."""
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
     m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
     scale = gl.full([s.shape[0], 4], scale_log2, gl.float32, STATE)
@@ -39,7 +41,7 @@ def first_state(s, scale_log2):
 
 @gluon.jit
 def softmax_step(s, m, scale, l, scale_log2):
-    """Take a tile of scores s (64, B_c) into m, its scale and l. Also return p, and alpha for earlier sums."""
+    """Update m, its scale and l with a tile of scores s (64, B_c). Also return p, and alpha for the earlier o."""
     x = by_lanes(s)
     m, scale, alpha = update_row_max(m, scale, largest(x), scale_log2)  # (64, 4)  FA2.A1.L9
     p = gl.exp2(along(scale, x) * x - along(m, x))  # (64, B_c / 8, 4, 2)  FA2.A1.L9
@@ -52,25 +54,28 @@ def softmax_step(s, m, scale, l, scale_log2):
 
 @gluon.jit
 def by_lanes(x):
-    """Return a tile (64, columns) as (64, columns / 8, 4, 2): of every 8 columns, each lane holds 2."""
+    """Reshape a tile to (64, columns / 8, 4, 2): of every 8 columns, each of the 4 lanes of a row holds 2."""
     return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
 
 
 @gluon.jit
 def as_tile(x):
-    """Undo by_lanes()."""
+    """Undo by_lanes(): return a tile as (64, columns)."""
     return gl.convert_layout(x.reshape([x.shape[0], 8 * x.shape[1]]), accumulator(8 * x.shape[1]))
 
 
 @gluon.jit
 def along(state, x):
-    """Broadcast `state` (64, 4), which each lane holds once, to the shape of x, a tile by lanes."""
+    """Return `state` (64, 4), one number per row and lane, in a shape that broadcasts to x, a result of by_lanes()."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
 @gluon.jit
 def largest(x):
-    """Return each lane's largest score of a row, (64, 4), by a tree. In a chain, each maximum waits for another."""
+    """Return the largest score of each row in each lane, (64, 4).
+
+    The maxima form a tree, because in a chain each maximum would wait for the previous one.
+    """
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
     pairs = gl.max(x, 3)
     fours = pairs.reshape([x.shape[0], 4, x.shape[1] // 4, 4])
@@ -107,9 +112,11 @@ RAISED = gl.constexpr(RAISED + "DONE:\n}")
 
 @gluon.jit
 def update_row_max(m, scale, top, scale_log2):
-    """Return m, its scale and alpha, all (64, 4). If some `top` exceeds its m by more than 8, the warp's rows follow.
+    """Return the new m, its scale and alpha, each (64, 4).
 
-    The assembly takes two numbers per thread at a time, which must be those of its rows r and r + 8, in this order.
+    `top` is each lane's largest score. If a scaled `top` in a warp exceeds its m by more than 8, m of all rows of the
+    warp rises to the row's largest score, unless m is larger. The assembly takes two numbers per thread at a time,
+    which must belong to rows r and r + 8 of the thread, in this order.
     """
     scale_log2 = gl.full([m.shape[0], m.shape[1]], scale_log2, gl.float32, m.type.layout)
     return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, scale, top, scale_log2],
@@ -118,7 +125,10 @@ def update_row_max(m, scale, top, scale_log2):
 
 @gluon.constexpr_function
 def multiply_unless_one(n):
-    """Return PTX that multiplies n numbers of o by the alpha of their rows 0, 0, 8, 8, 0, …, unless all are 1."""
+    """Return PTX that multiplies n numbers of o by the alpha of their row, unless alpha is 1 in all rows of the warp.
+
+    The numbers belong to rows 0, 0, 8, 8, 0, … of a thread, in this order.
+    """
     lines = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
     ones = [f"setp.eq.f32 p, ${2 * n}, 1.0;", f"setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p;"]
     jump = ["vote.sync.all.pred all, p, -1;", "@all bra.uni DONE;"]
@@ -127,13 +137,13 @@ def multiply_unless_one(n):
 
 @gluon.constexpr_function
 def in_place(n):
-    """Return constraints for n outputs, n inputs in the same registers and n more inputs."""
+    """Return assembly constraints: n outputs, n inputs in the same registers as the outputs, and n more inputs."""
     return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
 
 
 @gluon.jit
 def rescale_o(o, alpha):
-    """Multiply o (64, d) by the alpha of its rows."""
+    """Multiply each row of o (64, d) by its alpha. A warp skips the work if all its alphas are 1."""
     N: gl.constexpr = o.shape[1] // 2  # numbers of o in a thread
     x = by_lanes(o)
     x, a = gl.broadcast(x, along(alpha, x))
@@ -146,7 +156,7 @@ def rescale_o(o, alpha):
 
 @triton.aggregate
 class SeenColumns:
-    """The columns that 64 rows see, and the tiles that all 64 see."""
+    """The columns that each of 64 rows sees, and the tiles of which all 64 rows see every column."""
 
     end: gl.tensor  # (64,), of each row
     full_end: gl.tensor  # of the tiles that end before every row's interval
@@ -164,7 +174,7 @@ class SeenColumns:
 
 @gluon.jit
 def mask(s, sees, first):
-    """Return the scores, with −inf outside of each row's interval. `first` is the tile's first column."""
+    """Return the scores s, with −inf for columns that a row does not see. `first` is the tile's first column."""
     col = gl.arange(0, s.shape[1], gl.SliceLayout(0, accumulator(s.shape[1])))[None, :]
     s = gl.where((col & ~6) < (sees.end - first)[:, None] - (col & 6), s, NEG_INF)
     if sees.begin is not None:
@@ -174,9 +184,9 @@ def mask(s, sees, first):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr):
-    """Return p in half precision, rounded by an instruction that takes two numbers at a time.
+    """Round p to half precision, by an instruction that takes two numbers at a time.
 
-    The instruction is written out because the compiler of Triton 3.9 otherwise packs some pairs the wrong way round and
+    The instruction is written out because the compiler of Triton 3.9 otherwise packs some pairs in the wrong order and
     then swaps their halves, which takes 64 to 128 instructions in a kernel without a mask.
     """
     if dtype == gl.bfloat16:

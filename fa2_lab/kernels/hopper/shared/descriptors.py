@@ -1,10 +1,10 @@
-"""Tensor descriptors, which tell the copy engine (TMA) what it needs to fetch, store or add a tile of a tensor.
+"""Tensor descriptors, from which TMA, the copy engine, learns how to fetch, store or add a tile of a tensor.
 
-Past the last row of a tensor, the copy engine reads zeros and writes nothing. It must do the same past the last row of
-each packed sequence. The coordinates are therefore chosen so that the last row of a sequence is always the last row
-that exists. Of N rows that end before row `end` of the tensor, row i has the coordinates (FAR, end − 1, FAR + 1 − N +
-i). The strides 2^34 − row, row and row elements lead from there to row end − N + i, because FAR · 2^34 elements are a
-multiple of the 2^64 at which addresses wrap around. triton.tools.ragged_tma does the same.
+Past the last row of a tensor, TMA reads zeros and writes nothing. It must do the same past the last row of each packed
+sequence. The coordinates are therefore chosen so that the last row of a sequence is always the last row that exists. Of
+N rows that end before row `end` of the tensor, row i has the coordinates (FAR, end − 1, FAR + 1 − N + i). The strides
+2^34 − row, row and row elements lead from there to row end − N + i, because FAR · 2^34 elements are a multiple of the
+2^64 at which addresses wrap around. triton.tools.ragged_tma uses the same method.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ FAR = gl.constexpr(2**30)  # more rows than any tensor has
 
 
 def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
-    """Return a descriptor, without X's address, for bulk copies of `rows` rows of one head of X."""
+    """Return a descriptor, still without X's address, for TMA copies of `rows` rows and d columns of one head of X."""
     shape = list(launch.shape(X))
     strides = [stride if n > 1 else d for n, stride in zip(shape, launch.strides(X), strict=False)]
     if X.dim() == 3:
@@ -35,7 +35,7 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
 
 @cache
 def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Tensor, list[int], Any]:
-    """Return the parts that all descriptors of a tile size share: an empty tensor, the size, and the layout on chip."""
+    """Return what all descriptors of a tile size share: an empty tensor, the block shape, and the layout on chip."""
     block = [1] * (rank - 2) + [rows, d]
     return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])
 
@@ -51,7 +51,10 @@ def shape_of(X):
 
 @gluon.jit
 def tile_at(X, batch, head, row, N):
-    """Return the coordinates of the tile that begins at `row`. For a packed sequence of N rows, `batch` is its end."""
+    """Return the coordinates, in the descriptor X, of the tile that begins at `row` of a head.
+
+    For a packed sequence of N rows, `batch` is the row of X at which the sequence ends.
+    """
     if len(X.block_shape) == 4:
         return batch, head, row, 0
     else:
@@ -59,14 +62,14 @@ def tile_at(X, batch, head, row, N):
 
 
 def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:
-    """Return a descriptor, without an address, for bulk copies of blocks of an fp32 matrix, or additions to it."""
+    """Return a descriptor, still without an address, with which TMA copies blocks of an fp32 matrix or adds to them."""
     nowhere, layout = block_of_lines(swizzle)
     return TensorDescriptor(nowhere, list(shape), [shape[1], 1], list(block), layout)
 
 
 @cache
 def block_of_lines(swizzle: int) -> tuple[torch.Tensor, Any]:
-    """Return an empty tensor in the address's place, and the layout of a block on chip."""
+    """Return an empty tensor in place of the matrix, and the shared-memory layout of a block."""
     return torch.empty(0), gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
 
 

@@ -1,7 +1,7 @@
-"""Which block comes next and which row sees which key: the geometry of one call, as the Hopper kernels need it.
+"""The geometry of one call, as the Hopper kernels need it: which block is next, and which row sees which key.
 
-Rows come in blocks of B_r, and keys in blocks of B_c. A program of the forward takes row blocks and loops over tiles of
-B_c keys. A program of the backward takes column blocks and loops over row blocks.
+Rows are divided into blocks of B_r, and keys into blocks of B_c. A program of the forward fetches row blocks and loops
+over tiles of B_c keys. A program of the backward fetches column blocks and loops over row blocks.
 """
 
 import triton
@@ -18,8 +18,9 @@ NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
 class Scheduler:
     """The tile scheduler, which hands out the blocks of all heads one by one to programs that stay on their SM.
 
-    A program's first block is the one with its own number. It draws every further block from a counter in HBM, so a
-    program that finishes early takes more blocks. With fixed shares, the same blocks took up to 1.6 times as long.
+    A program's first block is the one with its own program number, unless DRAWN is set. The program fetches every
+    further block from a counter in HBM, so that a program that finishes early computes more blocks. With fixed shares,
+    the same blocks took up to 1.6 times as long.
     """
 
     counter: gl.tensor  # pointer to two zeros: blocks drawn, and programs that have left
@@ -35,27 +36,28 @@ class Scheduler:
 
     @gluon.jit
     def more(self, t):
-        """Return whether there is a t-th block."""
+        """Return whether a block with the number t exists."""
         return t < self.blocks * self.heads
 
     @gluon.jit
     def tile_coord(self, t):
-        """Return the t-th block's index in its head, and its head."""
+        """Return the index of the t-th block in its head, and the head."""
         return block_of(t, self.blocks, self.heads, self.l2_group)
 
     @gluon.jit
     def next(self):
-        """Return the number of this program's next block.
+        """Fetch and return the number of this program's next block.
 
-        Call it as late as possible: a program that takes its next block too early gets a fixed share again.
+        Call this function as late as possible, because a program that fetches its next block too early gets a fixed
+        share again.
         """
         return draw(self.counter) if self.DRAWN else gl.num_programs(0) + draw(self.counter)
 
     @gluon.jit
     def leave(self):
-        """Sign off from the scheduler. The last program to do so resets both counters to zero.
+        """Report to the scheduler that this program ends. The last program to do so resets both counters to zero.
 
-        Launches that share a counter must therefore follow one another: see counter_for().
+        Launches that share the counters must therefore follow one another: see counter_for().
         """
         if draw(self.counter + 1) == gl.num_programs(0) - 1:
             gl.store(self.counter, 0)
@@ -64,13 +66,16 @@ class Scheduler:
 
 @gluon.jit
 def draw(counter):
-    """Return the next number of a counter in HBM. Nothing else depends on it, so memory need not be ordered."""
+    """Increase a counter in HBM and return its old value. Other memory accesses need no order relative to this one."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 
 @triton.aggregate
 class Geometry:
-    """The lengths and heads of one call, and the keys that each row sees, which are an interval around its diagonal."""
+    """The lengths and heads of one call, and the keys that each row sees.
+
+    These keys are a contiguous range around the row's diagonal, called the row's interval.
+    """
 
     N_q: gl.tensor
     N_k: gl.tensor
@@ -89,7 +94,7 @@ class Geometry:
 
     @gluon.jit
     def of_sequence(self, N_q, N_k):
-        """Return the geometry of one packed sequence, or this one if nothing is packed."""
+        """Return the geometry of a packed sequence of N_q rows and N_k keys, or this one if nothing is packed."""
         if self.cu_seqlens_q is None:
             return self
         else:
@@ -100,10 +105,10 @@ class Geometry:
 
     @gluon.jit
     def row_block(self, block, bh):
-        """Return a row block's first row, its batch entry in Q and in K, its head and its geometry.
+        """Return a row block's first row, its batch entry in Q and in K, its head, and its geometry.
 
-        For a packed sequence, its end takes the place of its batch entry. If there is no such block, the first row lies
-        outside the rows of the sequence.
+        For a packed sequence, the row of Q or K at which the sequence ends replaces the batch entry. If the row block
+        does not exist, the first row is outside the rows of the sequence.
         """
         if self.cu_seqlens_q is None:
             row = self.first_row(block)
@@ -118,11 +123,12 @@ class Geometry:
 
     @gluon.jit
     def column_block(self, block, batch, T_r):
-        """Return a column block's number, its batch entry in K and in Q, the first of this entry's row blocks in a
-        head, the number of these row blocks, and the geometry of the block.
+        """Return a column block's index, its batch entries, its row blocks and its geometry, as six values.
 
-        Packed sequences are treated as in row_block(). A sequence without rows still has one row block, so that its dK
-        and dV become zeros. A column block that does not exist has no row blocks.
+        The values are the index of the column block in its sequence, the batch entry in K, the batch entry in Q, the
+        index in a head of the entry's first row block, the number of the entry's row blocks, and the geometry of the
+        sequence. Packed sequences are treated as in row_block(). A sequence without rows still has one row block, so
+        that its dK and dV become zeros. A column block that does not exist has no row blocks.
         """
         if self.cu_seqlens_q is None:
             return block, batch, batch, 0, T_r, self
@@ -136,7 +142,10 @@ class Geometry:
 
     @gluon.jit
     def first_of(self, batch, head, X):
-        """Return where a head's rows begin in L, for rows like those of X. A packed `batch` is its end."""
+        """Return the index at which a head's rows begin in L. X is a descriptor of a tensor with the same rows as L.
+
+        For a packed sequence, `batch` is the row of X at which the sequence ends.
+        """
         if self.cu_seqlens_q is None:
             return (batch * self.H + head).to(gl.int64) * self.N_q
         else:
@@ -145,7 +154,10 @@ class Geometry:
 
     @gluon.jit
     def first_row(self, i):
-        """Return the first row of the i-th row block, counted from the heaviest if the mask is causal."""
+        """Return the first row of the i-th row block.
+
+        Under a causal mask, row blocks are counted from the heaviest one, which is the last.
+        """
         if self.CAUSAL:
             i = gl.cdiv(self.N_q, self.B_r) - 1 - i
         return i * self.B_r
@@ -157,23 +169,26 @@ class Geometry:
 
     @gluon.jit
     def seen(self, row, length):
-        """Return the end of a row's interval, which is the number of keys before it."""
+        """Return the end of a row's interval, that is, the index of the first key after the interval."""
         return keys_seen(row + self.right, self.N_q, self.N_k, length, self.CAUSAL)
 
     @gluon.jit
     def begin(self, row):
-        """Return the first column of a row's interval if it has a left bound. It may lie before the first key."""
+        """Return the first column of a row's interval, for calls with a left bound. It can be negative."""
         return row + self.N_k - self.N_q - self.left
 
     @gluon.jit
     def tiles(self, row, rows: gl.constexpr, length):
-        """Return the end of the tiles that these rows visit. They visit at least one, so that O and L are written."""
+        """Return the end of the tiles that the `rows` rows from `row` on visit.
+
+        They visit at least one tile, so that O and L are always written.
+        """
         last = gl.minimum(row + rows, self.N_q) - 1
         return gl.maximum(gl.cdiv(self.seen(last, length), self.B_c), 1)
 
     @gluon.jit
     def first_tile(self, row, end):
-        """Return the first tile that the rows from this one on visit, given the end of their tiles."""
+        """Return the first tile that the rows from `row` on visit, if their tiles end before `end`."""
         if self.left is None:
             return 0
         else:
@@ -181,12 +196,12 @@ class Geometry:
 
     @gluon.jit
     def seen_from(self, col):
-        """Return the first row that sees a real key. It may lie before row 0."""
+        """Return the first row that sees key `col`, if `col` is a real key. It can be negative."""
         return col + self.N_q - self.N_k - self.right if self.CAUSAL else 0
 
     @gluon.jit
     def unseen_from(self, col):
-        """Return the first row that no longer sees a key, for rows with a left bound. It may lie before row 0."""
+        """Return the first row that no longer sees key `col`, for calls with a left bound. It can be negative."""
         return col + self.N_q - self.N_k + self.left + 1
 
     @gluon.jit
@@ -201,7 +216,10 @@ class Geometry:
 
     @gluon.jit
     def end_of_row_blocks(self, col, length, T_r):
-        """Return the end of the row blocks, of T_r, that see the column block at `col`. At least one visits it."""
+        """Return the end of the row blocks that visit the column block at `col`, out of T_r row blocks.
+
+        At least one row block visits each column block.
+        """
         end = T_r
         if self.left is not None:
             row = gl.minimum(gl.maximum(self.unseen_from(col + self.B_c - 1), 1), self.N_q)
@@ -212,14 +230,17 @@ class Geometry:
 
     @gluon.jit
     def last_column_block(self, i, length):
-        """Return the last column block that visits row block i. All of them visit the last row block."""
+        """Return the last column block that visits row block i. All column blocks visit the last row block."""
         if self.key_lengths is not None:
             length = gl.where((i + 1) * self.B_r >= self.N_q, self.N_k, length)
         return gl.cdiv(self.seen((i + 1) * self.B_r - 1, length), self.B_c) - 1
 
     @gluon.jit
     def unmasked_from(self, col, length):
-        """Return the first row that sees the whole column block at `col`. From this row on, no tile needs a mask."""
+        """Return the first row that sees the whole column block at `col`.
+
+        From this row on, no tile of the column block needs a mask.
+        """
         row = 0
         last = col + self.B_c - 1
         if self.CAUSAL:

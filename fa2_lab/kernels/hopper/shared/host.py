@@ -15,9 +15,10 @@ from fa2_lab.kernels.prepared import prepared
 def counter_for(X: Tensor, traced: bool) -> Tensor:
     """Return two counters for the tile scheduler, which are 0 before and after each launch.
 
-    Two launches that count never overlap on a stream, because only backward_kernel starts early, and it does so after
-    bwd_preprocess. One counter per stream is therefore enough. A CUDA graph gets its own counter, and so does a call
-    that torch may record, because memory that such a call allocates while it warms up belongs to the graph as well.
+    Two launches that use the counters never overlap on a stream. Of these launches, only backward_kernel starts before
+    the kernel in front of it has ended, and that kernel is bwd_preprocess, which uses no counter. One pair of counters
+    per stream is therefore enough. A CUDA graph gets its own counters, and so does a call that torch may record,
+    because memory that such a call allocates while it warms up belongs to the graph as well.
     """
     new = partial(torch.zeros, 2, dtype=torch.int32, device=X.device)
     if traced or torch.cuda.is_current_stream_capturing():
@@ -26,9 +27,9 @@ def counter_for(X: Tensor, traced: bool) -> Tensor:
 
 
 def evenly(heads: int, least: int) -> int:
-    """Return how many heads run at a time, from `least` to twice that, so that the last round is as full as possible.
+    """Return how many heads run at a time, from `least` to twice `least`, so that the last round is as full as can be.
 
-    A few heads left over would run alone, and their long blocks made a call up to 23% slower.
+    Otherwise, a few heads would be left over and run alone, and their long blocks made a call up to 23% slower.
     """
     least = min(least, heads)
     return min(range(least, 2 * least), key=lambda n: -heads % n)
@@ -40,7 +41,10 @@ def up_to(d: int, table: dict[int, Any]) -> Any:
 
 
 def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
-    """Return whether the kernels take these tensors, provided that they are aligned and the tables have their d."""
+    """Return whether the kernels support the types, shapes and strides of these tensors.
+
+    Addresses are checked by aligned(), and the dimension d by the callers.
+    """
     return (
         Q.dtype in HALVES
         and Q.dtype == K.dtype == V.dtype
@@ -51,5 +55,5 @@ def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
 
 
 def aligned(*tensors: Tensor | None) -> bool:
-    """Return whether tensors begin at addresses where TMA can begin."""
+    """Return whether all tensors begin at addresses that TMA can use, which are multiples of 16 bytes."""
     return math.gcd(16, *addresses(tensors)) == 16

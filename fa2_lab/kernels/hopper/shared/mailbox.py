@@ -1,4 +1,4 @@
-"""Numbers that the producer hands to the consumers through shared memory."""
+"""Mailboxes, through which the producer passes numbers to the consumers in shared memory."""
 
 import triton
 from triton.experimental import gluon
@@ -20,40 +20,40 @@ class Numbers:
 
     @gluon.jit
     def write(self, n, values):
-        """Write set n from values in the order of the names. Values past the last name are ignored."""
+        """Write set n from `values`, which are in the order of the names. Values past the last name are ignored."""
         for i in gl.static_range(len(self.names)):
             place = self.memory.index((n & (self.stages - 1)) * width(self.names) + i)
             place.store(gl.full([1], values[i], gl.int32, one(gl.num_warps())))
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
-        """Return one number of set n, in every thread."""
+        """Return the number called `name` of set n, in every thread."""
         place = self.memory.index((n & (self.stages - 1)) * width(self.names) + position(self.names, name))
         return gl.max(place.load(one(gl.num_warps())), 0)
 
 
 @gluon.jit
 def new_numbers(names: gl.constexpr, stages: gl.constexpr):
-    """Allocate `stages` sets of the named numbers."""
+    """Allocate shared memory for `stages` sets of integers with these names."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return Numbers(gl.allocate_shared_memory(gl.int32, [stages * width(names), 1], layout), names, stages)
 
 
 @gluon.constexpr_function
 def width(names):
-    """Return the size of one set, a power of two, so that finding a number in it costs no multiplication."""
+    """Return the size of a set, rounded up to a power of two so that its addresses need no multiplication."""
     return 1 << (len(names) - 1).bit_length()
 
 
 @gluon.constexpr_function
 def position(names, name):
-    """Return the position of a number in its set."""
+    """Return the index of the number called `name` in its set."""
     return names.index(name)
 
 
 @gluon.constexpr_function
 def one(warps):
-    """Return the layout of one number that is the same in every thread."""
+    """Return the layout of a single number of which every thread has a copy."""
     return gl.BlockedLayout([1], [32], [warps], [0])
 
 
@@ -61,7 +61,8 @@ def one(warps):
 class Mailbox:
     """A mailbox through which the producer describes each block to the consumers, at most one block ahead of them.
 
-    compute-sanitizer's racecheck reports it, because it does not see that barriers in memory order accesses.
+    compute-sanitizer's racecheck reports races on the mailbox, because it does not see that barriers in shared memory
+    order the accesses.
     """
 
     numbers: Numbers
@@ -70,7 +71,7 @@ class Mailbox:
 
     @gluon.jit
     def send(self, n, values):
-        """Producer: send the numbers of the n-th block."""
+        """Producer: write the numbers of the n-th block, once all consumers have read those of block n − 2."""
         mbarrier.wait(self.emptied.index(n & 1), (n >> 1 & 1) ^ 1)
         self.numbers.write(n, values)
         all_threads()
@@ -83,14 +84,15 @@ class Mailbox:
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
-        """Consumer: return one number of the n-th block."""
+        """Consumer: return the number called `name` of the n-th block."""
         return self.numbers.read(n, name)
 
     @gluon.jit
     def release(self, n):
-        """Consumer: release the numbers of the n-th block, which it no longer needs.
+        """Consumer: tell the producer that this consumer no longer needs the numbers of the n-th block.
 
-        Compiled, this waits for all threads twice: here, and where the compiler makes one thread arrive for all.
+        The compiled code waits for all threads twice: once in this function, and once because the compiler makes one
+        thread arrive for all.
         """
         all_threads()
         mbarrier.arrive(self.emptied.index(n & 1), count=1)
@@ -98,5 +100,5 @@ class Mailbox:
 
 @gluon.jit
 def new_mailbox(names: gl.constexpr, consumers: gl.constexpr):
-    """Create an empty mailbox that `consumers` consumers read."""
+    """Create an empty mailbox for numbers with these names, which `consumers` consumers read."""
     return Mailbox(new_numbers(names, 2), barriers(2, 1), barriers(2, consumers))

@@ -1,8 +1,8 @@
 """How the warps of a thread block work side by side: rings of tiles in shared memory, and ping-pong.
 
-A thread block holds one producer warp, which starts the bulk copies, and one to three consumer warpgroups of 4 warps,
-which compute. They meet only at barriers in shared memory. A barrier has a phase, which flips between 0 and 1 each time
-all expected arrivals are in. A warp that waits names the phase whose end it waits for.
+A thread block has one producer warp, which starts the TMA copies, and one to three consumer warpgroups of 4 warps,
+which compute. Producer and consumers synchronize only at barriers in shared memory. A barrier has a phase, which flips
+between 0 and 1 each time all expected arrivals are in. A warp that waits names the phase whose end it waits for.
 """
 
 import triton
@@ -17,9 +17,9 @@ from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = True):
     """Allocate `number` barriers, each of which ends its phase after `arrivals` arrivals.
 
-    A barrier that nobody waits for must not be initialized, because the compiler reuses its memory, for example for the
-    numbers of a mailbox. After the GPU had paused and resumed a process, those numbers read 0x1ffffe, the bits of a new
-    barrier.
+    If no warp ever waits for the barriers, USED must be false. They are then not initialized, because the compiler
+    reuses their memory, for example for the numbers of a mailbox. After the GPU had paused and resumed a process, those
+    numbers read 0x1ffffe, the bits of a new barrier.
     """
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number if USED else 0):
@@ -32,10 +32,11 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
 
 @triton.aggregate
 class Ring:
-    """Tiles in shared memory, one per stage. The producer fills the n-th tile; consumers take it, then release it.
+    """A ring (circular buffer) of tiles in shared memory, with one tile per stage.
 
-    CUTLASS calls the barriers full and empty. Its producer_acquire is wait_for_room, which fill calls by itself, its
-    consumer_wait is take, and its consumer_release is release.
+    The producer fills the n-th tile, and the consumers take it and release it afterwards. CUTLASS calls the barriers
+    full and empty. Its producer_acquire is wait_for_room(), which fill() calls by itself. Its consumer_wait is take(),
+    and its consumer_release is release().
     """
 
     tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
@@ -46,7 +47,7 @@ class Ring:
 
     @gluon.jit
     def fill(self, n, source, batch, head, row, N):
-        """Producer: once the n-th tile's stage is empty, copy rows from `row` on into it, with zeros past row N."""
+        """Producer: once the n-th tile's stage is empty, start copying rows from `row` on, with zeros past row N."""
         stage = n % self.stages
         if self.HAS_EMPTY:
             self.wait_for_room(n)
@@ -60,20 +61,20 @@ class Ring:
 
     @gluon.jit
     def take(self, n):
-        """Consumer: wait for the n-th tile, and return it."""  # (rows, d)
+        """Consumer: wait for the n-th tile, and return it as (rows, d) in shared memory."""
         stage = n % self.stages
         mbarrier.wait(self.filled.index(stage), n // self.stages & 1)
         return matrix(self.tiles.index(stage))
 
     @gluon.jit
     def release(self, n):
-        """Consumer: release the n-th tile, which it no longer needs."""
+        """Consumer: tell the producer that this consumer no longer needs the n-th tile."""
         mbarrier.arrive(self.emptied.index(n % self.stages), count=1)
 
 
 @gluon.jit
 def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: gl.constexpr = True):
-    """Create a ring of tiles of the descriptor `source`, whose stages `consumers` consumers release."""
+    """Create an empty ring with `stages` tiles of the descriptor `source`, which `consumers` consumers release."""
     tiles = gl.allocate_shared_memory(source.dtype, stacked(stages, source.block_shape), source.layout)
     return Ring(tiles, barriers(stages, 1), barriers(stages, consumers, HAS_EMPTY), stages, HAS_EMPTY)
 
@@ -83,9 +84,9 @@ def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: g
 
 @triton.aggregate
 class PingPong:
-    """The order in which consumers start their matmuls: 0, 1, … and 0 again, each during another's softmax.
+    """The order in which consumers start their matmuls: 0, 1, … and 0 again, each during another consumer's softmax.
 
-    Without USED, no consumer waits for another.
+    If USED is false, no consumer waits for another.
     """
 
     begun: gl.shared_memory_descriptor  # one barrier a consumer: it waits here for the consumer before it
@@ -94,20 +95,20 @@ class PingPong:
 
     @gluon.jit
     def wait(self, c: gl.constexpr, n):
-        """Consumer c waits until it may start its n-th products."""
+        """Wait until consumer c may start its n-th matmuls."""
         if self.USED:
             mbarrier.wait(self.begun.index(c), n & 1)
 
     @gluon.jit
     def pass_on(self, c: gl.constexpr):
-        """Consumer c has started its products: the next one may start."""
+        """Allow the next consumer to start its matmuls, because consumer c has started its own."""
         if self.USED:
             mbarrier.arrive(self.begun.index((c + 1) % self.consumers), count=1)
 
 
 @gluon.jit
 def new_ping_pong(consumers: gl.constexpr, USED: gl.constexpr):
-    """Create a ping-pong that begins with consumer 0."""
+    """Create the ping-pong of these consumers, in which consumer 0 starts its matmuls first."""
     begun = barriers(consumers, 1, USED)
     if USED:
         mbarrier.arrive(begun.index(0), count=1)
@@ -119,22 +120,22 @@ def new_ping_pong(consumers: gl.constexpr, USED: gl.constexpr):
 
 @gluon.jit
 def matrix(tile):
-    """Return a tile without its leading dimensions of 1."""  # (rows, d)
+    """Return a tile in shared memory without its leading dimensions of 1, as (rows, d)."""
     return tile.reshape([tile.shape[-2], tile.shape[-1]])
 
 
 @gluon.constexpr_function
 def stacked(n, block):
-    """Return the shape of n tiles."""
+    """Return the shape of an array of n tiles of shape `block`."""
     return [n, *block]
 
 
 @gluon.jit
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
-    """Set a tile's rows from row `real` on to zero or, with BEFORE, the rows before it.
+    """Set a tile's rows from row `real` on to zero or, if BEFORE is set, the rows before it.
 
-    p is 0 in these rows, but 0 times an unused key may be NaN. Every consumer writes the same bits, so they may write
-    at the same time, although compute-sanitizer's racecheck reports it.
+    p is 0 in these rows, but 0 times an unused key or value may be NaN. Every consumer writes the same bits, so
+    consumers may write at the same time, although compute-sanitizer's racecheck reports a race.
     """
     ROWS: gl.constexpr = tile.shape[0]
     PART: gl.constexpr = 16
@@ -151,7 +152,7 @@ def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
 
 @gluon.jit
 def opaque_smem(tile):
-    """Return the tile with addresses that are computed here instead of being kept in registers."""
+    """Return the tile with addresses that are computed at this point instead of being kept in registers."""
     zero = gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
     return tile.reinterpret(tile.dtype, [1, tile.shape[0], tile.shape[1]], tile.layout).index(zero)
 
