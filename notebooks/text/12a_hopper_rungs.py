@@ -18,8 +18,8 @@
 # - compute how many warpgroups (of four warps each), rows and stages fit onto an SM,
 # - write a small kernel in Gluon, and compile it for an H100 without having one.
 #
-# *Time: 110 minutes, in six parts. Before this: a Triton kernel that you have read ([08](08_triton_forward.ipynb)),
-# [the ladder](10_ladder.ipynb), and [appendix A](A_lanes.ipynb), which takes another 25 minutes and explains layouts,
+# *Time: 140 minutes, in eight parts. Before this: a Triton kernel that you have read ([08](08_triton_forward.ipynb)),
+# [the ladder](10_ladder.ipynb), and [appendix A](A_lanes.ipynb), which takes another 30 minutes and explains layouts,
 # banks and lanes (a *lane* is one of a warp's 32 threads). You do not need CUDA. Hardware: any laptop with Linux. All
 # speeds and times were measured on an NVIDIA H200 in bf16.*
 
@@ -45,7 +45,7 @@ from fa2_studio.book.ring import PAUSE, try_out
 from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
-# ## Part 1 · The machine (16 minutes)
+# ## Part 1 · The machine (20 minutes)
 # What can the chip do on its own, and how does a kernel tell it to?
 #
 # ## What do the tensor cores wait for?
@@ -87,10 +87,24 @@ show("row_reduction")
 #
 # | layout | used for | meaning |
 # | --- | --- | --- |
-# | `NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16])` | s, and also o, with d in place of B_c | the layout shown in the picture, in which Hopper's tensor cores (version 3) leave a result; there are 4 warps, each with 16 rows and B_c columns, and one instruction sums over 16 products |
+# | `NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16])` | s, and also o, with d in place of B_c | the layout shown in the picture, in which the tensor cores leave a result |
 # | `SliceLayout(1, …)` of it | m, ℓ | the same layout without its columns, with one value per row |
-# | `DotOperandLayout(0, …, 2)` of it | p | the layout that the tensor cores expect for a left operand, with two 16-bit values per register |
+# | `DotOperandLayout(0, …, 2)` of it | p | the layout that the tensor cores expect for a left operand |
 # | `NVMMASharedLayout` | tiles of q, k, v | a tile in shared memory, swizzled as in appendix A |
+#
+# Listings write the arguments without their names, so here is what each of them means:
+#
+# | argument | its name in Gluon | meaning |
+# | --- | --- | --- |
+# | `[3, 0]` | `version` | version 3.0 of the tensor cores' instruction, which is Hopper's |
+# | `[4, 1]` | `warps_per_cta` | the result's rows are divided among 4 warps, and its columns among 1, so they are not divided |
+# | `[16, B_c, 16]` | `instr_shape` | per warp, one instruction computes 16 rows and B_c columns of the result, and sums over 16 products |
+# | `1` in `SliceLayout(1, …)` | `dim` | the dimension that is dropped, where dimension 0 is the rows and dimension 1 the columns |
+# | `0` in `DotOperandLayout(0, …, 2)` | `operand_index` | the left operand (the right one would be 1) |
+# | `2` in `DotOperandLayout(0, …, 2)` | `k_width` | a 32-bit register holds two 16-bit values |
+#
+# The last 16 in `[16, B_c, 16]` is not a size of the result. It is the depth of one instruction, which you will see in
+# the next section.
 #
 # You can only add two tensors if they have the same layout. `gl.convert_layout` changes a tensor's layout, which is
 # free unless a value has to move to another thread. The lanes that hold a row of o also hold the same row of s, so
@@ -148,8 +162,10 @@ show("bulk_copy")
 # subtracts the bytes from that number as they land. A *phase* ends when all expected arrivals have been made and all
 # announced bytes have landed, and the barrier then starts over. To wait, a thread specifies which phase it is waiting
 # for. Since a barrier stores only a single bit, the *phase parity*, the phases are numbered 0, 1, 0, 1, … The next cell
-# models a barrier that expects two arrivals. At the start and after each arrival, it asks the barrier whether phase 0
-# is over, and whether phase 1 is:
+# models a barrier that expects two arrivals. In the listing, `missing` is the number of arrivals that are still to come
+# in this phase, and `phase` is the parity of the current phase. The other names only serve the model's messages, namely
+# `came`, which counts the arrivals of each actor, and `Wait`, which pairs the question with the words in `what`. At the
+# start and after each arrival, the cell asks the barrier whether phase 0 is over, and whether phase 1 is:
 
 # %%
 show_code(getsource(Barrier.arrive) + getsource(Barrier.over))
@@ -171,9 +187,9 @@ for arrival in range(5):
 # A barrier tells you *when* something has happened. It does not guarantee that TMA sees what a thread has written,
 # because TMA accesses shared memory through a different path. For that, you need a **fence**, `fence_async_shared()`,
 # for example after `init`. A second rule applies to buffers that are reused. Before a copy may overwrite a buffer that
-# a matmul has read, `warpgroup_mma_wait` must have returned in all threads. Part 5 lists all such cases.
+# a matmul has read, `warpgroup_mma_wait` must have returned in all threads. Part 7 lists all such cases.
 #
-# ## Part 2 · A first kernel (15 minutes)
+# ## Part 2 · A first kernel (20 minutes)
 #
 # ## Rung 15: write everything out yourself
 #
@@ -199,10 +215,11 @@ read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpg
 # When the loop begins, the copies of two tiles are already under way. Step n starts the copy of tile n + 2, which, with
 # three stages, goes into the stage of tile n − 1. A single thread starts this copy on behalf of all the others, so all
 # 128 threads must have finished with that stage first. `gl.barrier()` makes sure that they have. It does not use an
-# `mbarrier`, because here the threads simply wait for each other. In fact, the kernel would be correct even without
-# this call, because Triton's compiler inserts such a barrier before each `expect` anyway. You can see it as `bar.sync`
-# in the PTX that `fa2-lab xray 15 --ptx` prints. `k_here` and `v_here` hold one `mbarrier` for each stage. Each wait
-# specifies a phase, which flips each time all stages have been used once.
+# `mbarrier`, because here the threads simply wait for each other. We write this call only to show where the threads
+# have to wait. You may leave it out, because Triton's compiler inserts such a barrier before each `expect`, and the
+# exercise in part 8 relies on that. You can see the inserted barrier as `bar.sync` in the PTX that `fa2-lab xray 15
+# --ptx` prints. `k_here` and `v_here` hold one `mbarrier` for each stage. Each wait specifies a phase, which flips each
+# time all stages have been used once.
 #
 # A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is o's layout
 # from the table above. `mask` and `softmax` do what `visit` did in chapter 08. `rounded` converts p to 16 bits with
@@ -229,7 +246,10 @@ climb.step("15", "registers", "programs")
 # The picture shows what an SM does on rungs 14 and 15, with one strip over time for each of its units. Each later rung
 # has such a picture as well. The strips come from a model, in which copies run back to back at L2 bandwidth and a
 # matmul takes the number of clocks that the tensor cores need for it. In the model, a softmax takes one clock for each
-# instruction that a thread executes, because an SM has four schedulers, one for each of the four warps.
+# instruction that a thread executes, because an SM has four schedulers, one for each of the four warps. In each of
+# these pictures, look at the strip of the tensor cores, because its gaps are the time that a rung can still gain, and
+# then find the boxes above or below a gap for which the tensor cores wait. You can skip a picture if the rung is clear
+# without it.
 
 # %% tags=["hide-input"]
 show("strips_15")
@@ -239,8 +259,10 @@ show("strips_15")
 #
 # You can compile a kernel for Hopper on any Linux machine. The kernel below copies 64 rows of Q into shared memory and
 # computes the sum of each row. `BlockedLayout` describes how the threads share a tile. It lists the values per thread,
-# the threads per warp, the warps, and the order of the dimensions, fastest first. `forward` is the function that the
-# tools call. The import lines for Gluon come from [book/maxima.py](../fa2_studio/book/maxima.py).
+# the threads per warp, the warps, and the order of the dimensions, fastest first. In this kernel, `Q` is not an address
+# but the descriptor that `forward` makes, and a descriptor knows its tiles. `Q.block_shape` is the shape of a tile,
+# here [64, d], `Q.block_type.nbytes` is its size in bytes, and `Q.layout` is its layout in shared memory. `forward` is
+# the function that the tools call. The import lines for Gluon come from [book/maxima.py](../fa2_studio/book/maxima.py).
 
 # %%
 MINE = """
@@ -287,7 +309,7 @@ with TemporaryDirectory() as folder:
 # time. In the shell, a single line shows the same machine code: `fa2-lab xray mine.py --chip sm_90 --d 64 --sass`. Now
 # try removing `mbarrier.wait` from the kernel. The kernel still compiles, and nothing warns you.
 #
-# ## Part 3 · A ring, and who copies (24 minutes)
+# ## Part 3 · A ring (10 minutes)
 # Some warps copy while others compute. How do they agree on which of them may use a buffer, and when?
 #
 # ## A ring of stages, event by event
@@ -307,9 +329,7 @@ with TemporaryDirectory() as folder:
 # end of phase `(round & 1) ^ 1`. In round 0 that is phase 1, which counts as over, so the producer can begin at once.
 # That is correct, since all stages are empty at first even though no consumer has released one.
 #
-# Other libraries call the same barriers *full* and *empty*. In CUTLASS, `producer_acquire` combines the producer's wait
-# with its `expect`. The consumers' wait is called `consumer_wait`, and their arrival at *emptied* is called
-# `consumer_release`.
+# Other libraries call the same barriers *full* and *empty*. Chapter 12b lists CUTLASS's names for the calls.
 #
 # The next cell runs a model of the ring ([book/ring.py](../fa2_studio/book/ring.py)) with three consumers, two stages
 # and six tiles. Its actors are Python generators, and at every step, the model picks at random which of them runs next.
@@ -367,6 +387,9 @@ print(f"right in {sum(end == right for end in ends)} of 500 orders")
 # ```
 # </details>
 #
+# ## Part 4 · Who copies, and who shares a tile (22 minutes)
+# A separate warp can start the copies, and the warpgroups that compute can share each tile that it brings.
+#
 # ## Rung 16: who copies?
 #
 # Rung 16 leaves the copies to a separate warp, the **producer**. The warpgroup that computes is the **consumer**. This
@@ -399,8 +422,9 @@ climb.step("16", "issue slots used, %")
 # %% [markdown]
 # The consumer now executes fewer instructions per tile, because the copies and their waits have left its loop. But no
 # unit was fully used before, and most issue slots were empty. So why is the rung any faster? A warpgroup executes its
-# own instructions one after another, so each instruction delays the warpgroup's tile, even if there are free issue
-# slots.
+# own instructions one after another, and after each of them, a warp cannot issue its next one for a few fixed clocks.
+# In chapter 10's table of stalls, this one is called `wait`. So each instruction delays the warpgroup's tile, even if
+# there are free issue slots, and fewer instructions end the tile earlier.
 
 # %% tags=["hide-input"]
 show("strips_16")
@@ -440,11 +464,32 @@ show("strips_16")
 # **no, it must take and release them.** *Emptied* now expects an arrival from every consumer, and if one arrival is
 # missing, the producer waits forever. The rung therefore has an additional loop, in which a consumer takes each tile
 # that its rows do not see and releases it without using it.
-#
-# Nor may a consumer release a tile without first waiting for it. Suppose that consumer A does not wait. Consumer A can
-# then release stage 0 for this round, and once more for the next round, before consumer B has released it even once.
-# *Emptied* has now counted two arrivals and ends its phase, so the producer overwrites a tile that B is still reading.
 # </details>
+#
+# There is a third mistake, besides the forgotten and the early release. A consumer must not release a tile without
+# first waiting for it, even if it never reads that tile. Suppose that consumer A does not wait. Consumer A can then
+# release stage 0 for this round, and once more for the next round, before consumer B has released it even once.
+# *Emptied* has now counted two arrivals and ends its phase, although B is still reading the tile. From then on, the
+# producer and the consumers disagree about the round, so a tile is overwritten too early, or everything hangs. In the
+# next cell, consumer 0 does not need the first three tiles:
+
+# %%
+def upper(ring, T, c, seen, waits):
+    for n in range(T):
+        needed = c > 0 or n > 2  # consumer 0 does not need tiles 0 to 2
+        if needed or waits:
+            stage = yield from ring.take(n)
+        if needed:
+            yield PAUSE
+            seen[c].append(ring.tiles[stage])
+        ring.release(n)
+
+
+for waits in (True, False):
+    each = [try_out(partial(upper, waits=waits), seed, consumers=2) for seed in range(500)]
+    hangs = sum(end != "all done" for end, _ in each)
+    fine = each.count(("all done", [[3, 4, 5], [0, 1, 2, 3, 4, 5]]))
+    print(f"waits for every tile: {waits!s:5}  right {fine}, wrong tile {500 - hangs - fine}, hangs {hangs} of 500")
 
 # %% tags=["nbval-ignore-output"]
 climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
@@ -479,8 +524,8 @@ show("strips_18")
 # between lanes that finds the row's maximum. This is why the strips in the picture are longer now, with fewer
 # instructions between the matmuls.
 #
-# ## Part 4 · Two warpgroups that hide each other's waits (24 minutes)
-# The tensor cores are still idle while exponentials are being computed, and at both ends of a row block.
+# ## Part 5 · Two warpgroups that hide each other's waits (18 minutes)
+# The tensor cores are still idle while exponentials are being computed.
 #
 # ## Rung 19: the first tile before the loop
 #
@@ -498,27 +543,35 @@ climb.step("19", "tensor cores at work, %")
 show("strips_19")
 
 # %% [markdown]
-# ## What hides behind what?
+# ## What could hide behind what?
+#
+# While a warpgroup computes exponentials, the tensor cores can work on two things, namely on a matmul of the same
+# warpgroup or on a matmul of the other one.
+#
+# - *Within* a warpgroup, this needs code that **looks ahead**. The warpgroup starts the next S before P V of the
+#   current tile, so that P V runs during the next exponentials. The general name for this is *software pipelining*, and
+#   FlashAttention-3 calls it intra-warpgroup overlap.
+#
+# - *Between* two warpgroups, it needs hardware that does not serve both of them at the same time. If it serves them
+#   first come, first served, the two drift apart by themselves, and almost all the time, one of them is running a
+#   matmul while the other computes exponentials. If it divides the tensor cores in equal shares, the warpgroups start
+#   together and stay together, so they also wait for exponentials at the same time.
+#
+# Each of the two questions has two possible answers, which makes four cases. The picture shows a model of all four. It
+# does not show a measurement, because NVIDIA does not document how the hardware divides the tensor cores.
 
 # %%
 show("timeline")
 
 # %% [markdown]
-# NVIDIA does not document how the hardware divides the tensor cores between two warpgroups, so the model behind the
-# picture tries two extremes. In addition, a warpgroup can *look ahead*. It then starts the next S before P V of the
-# current tile, so that P V runs during the next exponentials. The general name for this is *software pipelining*, and
-# FlashAttention-3 calls it intra-warpgroup overlap.
-#
 # | the tensor cores serve the warpgroups | in equal shares | first come, first served |
 # | --- | --- | --- |
 # | without looking ahead | *Neither*, 67% | *Between*, 98% |
 # | looking ahead | *Within*, 97% | *Both*, 100% |
 #
-# In *Neither*, both warpgroups start together and stay together, so they also wait for exponentials at the same time.
-# In *Between*, they drift apart by themselves, and almost all the time, one of them is running a matmul. On the H200,
-# the tensor cores are busy 61.5% of the time in rung 19, which does not look ahead, and 75.5% in rung 20, which does.
-# Both shares are lower than in the panels, because the panels leave out all other instructions. The next section looks
-# at what the compiler makes of rung 20's code.
+# Keep one thing from this picture. Either of the two overlaps alone would be enough to keep the tensor cores busy
+# nearly all the time. Which of them does our kernel get? The next section changes the code so that it looks ahead, and
+# then checks what the machine makes of it.
 #
 # ## Rung 20: start the next scores before you need them
 #
@@ -532,7 +585,8 @@ read("ladder/r20_overlap.py", "consumer", begin="for n in range(begin + 1", end=
 #   they were started, so after `warpgroup_mma_wait(1)` the scores are ready. After the second wait,
 #   `warpgroup_mma_wait(0)`, P V has ended as well, so V's tile can be released and o can be rescaled.
 # - p is a left operand *in registers*, and its matmul is still running. The next p therefore needs other registers,
-#   `p_next`.
+#   `p_next`. For the same reason, the second wait has `p_ij` among its `deps`, although p is not a result. Because the
+#   wait returns `p_ij`, the compiler must keep these registers until the wait is over.
 #
 # In the next list, *clock* is the number of cycles divided by the time, in a run that pauses between calls. Chapter 10,
 # in contrast, lists the clock without pauses.
@@ -541,15 +595,20 @@ read("ladder/r20_overlap.py", "consumer", begin="for n in range(begin + 1", end=
 climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# Starting S early makes the kernel 16% faster. In the source, the wait for P V comes late. However, NVIDIA's assembler,
-# `ptxas`, places this second wait *before* nearly all exponentials, so a consumer of rung 20 hides most of its row
-# maxima behind its own P V, but hardly any exponentials. At d = 128 without a mask, it hides 1 or 2 of the 66
-# exponentials that a thread computes per tile (64 for p and two for α). The speedup must therefore come from the
-# *other* consumer, whose matmuls run in the meantime, as in *Between*. This is only our inference, because no tool
-# shows it. The recorded numbers do not explain why rung 19 does not already behave in this way.
+# Starting S early makes the kernel 16% faster. It is tempting to explain this by *Within*, because the source lets P V
+# run during the exponentials. The machine code contradicts that explanation, because NVIDIA's assembler, `ptxas`,
+# places the second wait *before* nearly all exponentials. So let us separate what we know from what we infer:
+# | | what | which means |
+# | --- | --- | --- |
+# | known, from the counters | the tensor cores are busy 61.5% of the time in rung 19, and 75.5% in rung 20 | rung 20 overlaps more than rung 19; both shares are lower than in the panels, because the panels leave out all other instructions |
+# | known, from the machine code | behind its own P V, a consumer of rung 20 hides most of its row maxima, but only 1 or 2 of the 66 exponentials that a thread computes per tile (64 for p and two for α) | so it is not *Within* |
+# | inferred | the exponentials hide behind the matmuls of the *other* consumer, as in *Between* | this must be where the speedup comes from, but no tool shows it |
+# | open | rung 19 has two consumers as well, and yet it is about as busy as *Neither* | the recorded numbers do not explain why it does not behave like *Between* already |
 #
-# To see the machine code, run `fa2-lab xray 20 --full --sass`, and look for `MUFU.EX2` after the second
-# `WARPGROUP.DEPBAR` of the loop. At d = 64, some registers spill, as `fa2-lab xray 20 --d 64 --full` shows.
+# The counts in the second row are for d = 128 without a mask. To see the machine code, run `fa2-lab xray 20 --full
+# --sass`, and look for `MUFU.EX2` after the second `WARPGROUP.DEPBAR` of the loop. At d = 64, some registers spill, as
+# `fa2-lab xray 20 --d 64 --full` shows. Remember from this section that the order in the source is only a wish. What
+# the machine does is in its code and its counters.
 #
 # From rung 20 on, the model behind the strips gives the tensor cores to whichever matmul was started first. The model
 # still leaves out all waits between instructions, so its tensor cores idle less than the counters in the picture's
@@ -561,6 +620,9 @@ show("strips_20")
 # %% [markdown]
 # **Takeaway.** Start work early, don't overwrite anything that is still being read, and check what the compiler has
 # made of your code.
+#
+# ## Part 6 · Programs that stay (13 minutes)
+# The tensor cores are also idle at the start and at the end of each row block.
 #
 # ## Static or dynamic scheduling?
 #
@@ -619,7 +681,7 @@ climb.step("21", "SM cycles", "clock, GHz")
 show("strips_21")
 
 # %% [markdown]
-# ## Part 5 · Fewer instructions, and power (17 minutes)
+# ## Part 7 · Fewer instructions, and power (23 minutes)
 # Two kinds of work are left to remove. Some instructions only exchange values between lanes, and moving bytes costs
 # power.
 #
@@ -681,10 +743,18 @@ print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 read("ladder/r22_lagging.py", "softmax")
 
 # %% [markdown]
-# `by_lanes` views 64 × 128 values as (64, 16, 4, 2), because each of the 4 lanes holds 2 out of every 8 columns. A sum
-# over the second and the fourth dimension therefore stays inside a lane. In `update_row_max`, one warp can take a
-# branch while another does not. Such code has to be written in PTX, and chapter 12b explains it. `rescale_o` does the
-# same for o, so if α is 1 in all lanes, the warp skips 64 multiplications per thread.
+# - `by_lanes` views 64 × 128 values as (64, 16, 4, 2), because each of the 4 lanes holds 2 out of every 8 columns. A
+#   sum over the second and the fourth dimension therefore stays inside a lane.
+#
+# - `along(m_new, x)` gives m, which has one value per row and lane, the shape of x, so that it can be subtracted. No
+#   data moves.
+#
+# - `update_row_max(m_i, top, m_i + LAG)` makes the decision described above. It returns the old m, unless a lane's
+#   `top` is above its limit, `m_i + LAG`. In this function, one warp can take a branch while another does not. Such
+#   code has to be written in PTX, and chapter 12b explains it.
+#
+# - `rescale_o`, which the loop calls later, multiplies o by α. It has a branch of the same kind, so if α is 1 in all
+#   lanes, the warp skips 64 multiplications per thread.
 
 # %% tags=["nbval-ignore-output"]
 climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
@@ -748,18 +818,37 @@ show("strips_23")
 # | TMA has read (O in Q's buffer) | TMA writes | `store_wait`, then a release |
 # | a thread stores | another thread loads | `gl.barrier()` within a warpgroup; an mbarrier's `arrive` and `wait` between two (rung 21's mailbox) |
 #
-# The rule in the second row is easy to forget, because the thread has not written anything that must become visible.
-# This rule follows from PTX's memory model. Threads and TMA access shared memory through two different *proxies*, and a
-# barrier only orders accesses made through the same proxy. Only a proxy fence orders accesses made through different
-# proxies, even if the first access is a load and the second a write (chapter 13). You need not write the barrier in the
-# table's first row yourself. If one thread starts a copy or a matmul that reads what other threads have stored, the
-# compiler adds a barrier for all of these threads. In the PTX, which `fa2-lab xray 20 --ptx` prints, it is called
-# `bar.sync`.
+# Why is a barrier not enough? In PTX's memory model, threads access shared memory through one *proxy* and TMA through
+# another. A barrier only orders accesses made through the same proxy. What this allows is easiest to see in the first
+# row, with O's tile. Read this timeline from top to bottom:
+#
+# | | the thread | TMA | what is in the buffer for TMA |
+# | ---: | --- | --- | --- |
+# | 1 | stores the new O | | the old O |
+# | 2 | meets the other threads at the barrier | | perhaps still the old O, because the barrier does not order the store for TMA |
+# | 3 | starts the copy | reads the buffer | perhaps still the old O, which then ends up in HBM |
+#
+# With a fence between 1 and 2, TMA is certain to see the new O in line 3. The rule in the second row is easier to
+# forget, because the thread has not written anything that must become visible. But the same can happen in the other
+# direction. Suppose that a stage holds a row of values for tile n (chapter 13 has such rows):
+#
+# | | the thread | TMA | what the thread gets |
+# | ---: | --- | --- | --- |
+# | 1 | loads a value of tile n | | – |
+# | 2 | releases the stage | | – |
+# | 3 | | writes tile n + `STAGES` into the stage | perhaps the value of tile n + `STAGES`, because the release does not order the load before TMA's write |
+#
+# The memory model only defines what *may* happen. A test that passes proves nothing here, and the model of the ring has
+# only one way to access a buffer, so it cannot help either. You have to follow the table.
+#
+# You need not write the barrier in the table's first row yourself. If one thread starts a copy or a matmul that reads
+# what other threads have stored, the compiler adds a barrier for all of these threads. In the PTX, which `fa2-lab xray
+# 20 --ptx` prints, it is called `bar.sync`.
 #
 # **Takeaway.** You need a fence if a thread accesses a buffer first and TMA or a matmul accesses it next. In all other
 # cases, a wait is enough.
 #
-# ## Part 6 · A kernel of your own (14 minutes)
+# ## Part 8 · Recap, and a kernel of your own (14 minutes)
 #
 # ## Recap
 #
