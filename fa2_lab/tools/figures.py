@@ -85,9 +85,9 @@ PICTURES = {  # name of a picture: the chapter that shows it
     "rounding_bias": "D_numbers",
 }
 MOVING = {  # and where they come from
-    "hero": "No command draws it, so edit the file.",
-    "climb_loop": "[book/climb_loop.py](../fa2_studio/book/climb_loop.py) draws it, also as [PNG](climb_loop.png) and "
-    "[GIF](climb_loop.gif).",
+    "hero": "Because no command draws this picture, edit the file itself.",
+    "climb_loop": "Its code is in [book/climb_loop.py](../fa2_studio/book/climb_loop.py), which also writes it as "
+    "[PNG](climb_loop.png) and [GIF](climb_loop.gif).",
 }
 PHONE = "narrow"  # the folder of the same pictures as a phone shows them
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
@@ -139,27 +139,27 @@ def caption(file: Path) -> str:
 def gallery_page(folder: Path) -> str:
     """Return the text of the folder's README.md: each picture, its caption, its chapter and the file that draws it."""
     parts = [
-        "# The pictures\n\n`python -m fa2_lab figures` draws these files, so edit the code that draws them instead"
-        " of the files. `python -m fa2_studio.compiled` records what a picture needs of compiled kernels, and"
+        "# The pictures\n\nTo change a picture, edit its code and not the file, because `python -m fa2_lab figures`"
+        " writes the files again. `python -m fa2_studio.compiled` records what a picture needs of compiled kernels, and"
         " `python -m fa2_studio.book.pictures` writes the moving climb and the data of the interactive figures.\n"
     ]
     for name, drawn in MOVING.items():
         if (folder / f"{name}.svg").exists():
             message = caption(folder / f"{name}.svg")
-            shown = f"{message}. The [README](../README.md) shows it. {drawn}"
+            shown = f"{message}.\n\nThe picture is part of the [README](../README.md). {drawn}"
             parts.append(f"## {name.replace('_', ' ')}\n\n![{message}]({name}.svg)\n\n{shown}\n")
     for name, chapter in PICTURES.items():
         if not (folder / f"{name}.svg").exists():
             continue
         message = caption(folder / f"{name}.svg")
         alt = message.replace("[", "(").replace("]", ")")
-        shown = f"[{chapter}](../notebooks/{chapter}.ipynb) shows it"
+        shown = f"The picture is part of chapter [{chapter}](../notebooks/{chapter}.ipynb)"
         file = f"{file_of(name)[0]}.py"
-        drawn = f"[plots/{file}](../fa2_lab/plots/{file}) draws it."
+        drawn = f"its code is in [plots/{file}](../fa2_lab/plots/{file})."
         parts.append(f"## {name.replace('_', ' ')}\n\n![{alt}]({name}.svg)\n\n{message}\n\n{shown}, and {drawn}\n")
-    sheets = ", ".join(f"[{name}]({name}.pdf) ([SVG]({name}.svg))" for name in SHEETS)
-    words = "Each poster is a sheet of A3, with an algorithm as a picture and line by line in words, NumPy and Triton"
-    parts.append(f"## posters\n\n{words}: {sheets}.\n")
+    sheets = " and ".join(f"[{name}]({name}.pdf) ([SVG]({name}.svg))" for name in SHEETS)
+    words = "shows an algorithm as a picture and line by line in words, NumPy and Triton"
+    parts.append(f"## posters\n\nEach poster is a sheet of A3 that {words}. The posters are {sheets}.\n")
     return "\n".join(parts)
 
 
