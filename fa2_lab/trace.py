@@ -214,7 +214,7 @@ class OnChip(np.ndarray):
 
     def __array_function__(self, function: Callable, types: Any, args: Any, kwargs: Any) -> Any:
         if function.__name__ in NOT_COUNTABLE:
-            raise TypeError(f"the meter cannot count numpy.{function.__name__}: write matrix products with @")
+            raise TypeError(f"the meter cannot count numpy.{function.__name__}, so write matrix products with @")
         return _on_chip(_plain(super().__array_function__(function, types, args, kwargs)), self.trace)
 
 

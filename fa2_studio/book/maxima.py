@@ -83,7 +83,7 @@ class SharedTile(np.ndarray):
 
     @property
     def T(self):
-        raise RuntimeError("shared memory has no .T: its transpose is k.permute((1, 0))")
+        raise RuntimeError("shared memory has no .T, so write its transpose as k.permute((1, 0))")
 
 
 def model_of_gluon(coming: list) -> dict:
@@ -102,7 +102,7 @@ def model_of_gluon(coming: list) -> dict:
             )
         while not barrier.over(phase).ready():
             if not coming:
-                raise RuntimeError(f"it waits for ever: no copy is on its way that could end phase {phase}")
+                raise RuntimeError(f"it waits forever, because no copy is under way that could end phase {phase}")
             X, row, arrived, tile = coming.pop(0)
             if vars(arrived).pop("bytes", 0) != X.block_type.nbytes:
                 raise RuntimeError("the barrier was not told how many bytes to expect")
@@ -123,7 +123,7 @@ def model_of_gluon(coming: list) -> dict:
     def over_what_is_there(function):
         def checked(*values, **options):
             if any(isinstance(x, SimpleNamespace) for x in values):
-                raise RuntimeError("the matmul may still run: use what warpgroup_mma_wait(0, …) returns")
+                raise RuntimeError("the matmul may still be running, so use what warpgroup_mma_wait(0, …) returns")
             return function(*values, **options)
 
         return checked
@@ -152,7 +152,7 @@ def on_numpy(source: str) -> str:
         for j in range(3):
             found = words["tile_maxima"](j, q, k, K, arrived, zero)
             if found is None:
-                raise RuntimeError("it returns nothing; return the largest score of each row")
+                raise RuntimeError("it returns nothing, but it should return the largest score of each row")
             m = np.maximum(m, found)
     except RuntimeError as stuck:
         return f"tile {j}: {stuck}"
@@ -163,10 +163,10 @@ def on_numpy(source: str) -> str:
     tiles = K.rows.reshape(3, 64, 64)
     causes = {
         "": (q @ K.rows.T).max(axis=1),
-        "it runs, but its maxima are those of the columns: the scores of a row are along axis 1": (
+        "it runs, but its maxima are those of the columns, whereas the scores of a row are along axis 1": (
             tiles @ rows[0].T
         ).max((0, 2)),
-        "it runs, but its scores are q k: for q kᵀ, the matmul must get k as its transpose": (q @ tiles).max((0, 2)),
+        "it runs, but its scores are q k. For q kᵀ, the matmul must get the transpose of k": (q @ tiles).max((0, 2)),
     }
     return next((cause for cause, found in causes.items() if close(m, found)), "it runs, but its maxima are wrong")
 
@@ -183,4 +183,4 @@ def compiled_for_hopper(source: str) -> str:
             (made,) = xray(str(file), "sm_90", d=64)
         except ValueError as why:
             return f"it does not compile: {str(why).split(' here: ')[-1]}"
-    return "some numbers have no register and spill" if made.numbers["spills"] else ""
+    return "some values do not fit into registers, so they spill" if made.numbers["spills"] else ""

@@ -37,10 +37,10 @@ def try_copies(copies: Callable, T: int) -> str:
         try:
             ended = run({"the producer": well_formed(copies(K, V, T))} | consumers, seed)
         except RuntimeError as mistake:
-            raise RuntimeError(f"stages: {stages}; {mistake}") from None
+            raise RuntimeError(f"with stages = {stages}, {mistake}") from None
         if ended != "all done":
             over = "" if "the producer" in ended else "the producer has ended; "
-            raise RuntimeError(f"stages: {stages}; no actor can go on: {over}{ended}")
+            raise RuntimeError(f"with stages = {stages}, no actor can go on: {over}{ended}")
     return "right: with one, two and three stages, in 100 orders of events each"
 
 
@@ -48,7 +48,9 @@ def well_formed(producer: Iterator) -> Iterator[tuple]:
     """The same producer, if each thing that it yields is a wait."""
     for wait in producer:
         if not isinstance(wait, tuple):
-            raise RuntimeError("you yielded a copy, or part of a wait; write `yield K.room(n)`, `yield from K.copy(n)`")
+            raise RuntimeError(
+                "you yielded a copy or a part of a wait. Write `yield K.room(n)` and `yield from K.copy(n)`"
+            )
         yield wait
 
 
@@ -59,8 +61,8 @@ def wiping(K: RingModel, V: RingModel, T: int, me: str) -> Iterator[tuple]:
         stage = yield from ring.take(n)
         yield PAUSE
         if ring.tiles[stage] != n:
-            over = f"tile {ring.latest[stage]} is there now"
-            raise RuntimeError(f"{ring.name}'s tile {n} was overwritten before {me} had read it; {over}")
+            over = f"tile {ring.latest[stage]}"
+            raise RuntimeError(f"{ring.name}'s tile {n} was overwritten by {over} before {me} had read it")
 
     for n in range(T):
         yield from read(K, n)
@@ -91,7 +93,9 @@ class Watched(Block):
     def start(self, unit: str, clocks: float, label: str, *more: Callable) -> Job:
         what, _, n = label.rpartition(" ")
         if what not in NEEDS or not n.isdigit():
-            raise RuntimeError(f"{label!r} is not a label: a label is one of {', '.join(NEEDS)}, and the step's number")
+            raise RuntimeError(
+                f"{label!r} is not a label. A label is one of {', '.join(NEEDS)}, followed by the number of the step"
+            )
         both = CONSUMERS if what == "dQ" else (self.actor,)
         needed = [(c, f"{x} {n}") for c in both for x in NEEDS[what].split()]
         if what == "add dQ" and int(n) > 0:
@@ -101,7 +105,7 @@ class Watched(Block):
             if (c, job) not in ended:
                 raise RuntimeError(f"{self.actor} starts {label} before {job} of {c} has ended")
         if what == "dQ" and any(self.ds_filled.came[c] <= int(n) for c in CONSUMERS):
-            raise RuntimeError(f"{self.actor} starts {label} before both have arrived at ds_filled")
+            raise RuntimeError(f"{self.actor} starts {label} before both consumers have arrived at ds_filled")
         self.begun[self.actor, label] = (self.clock, len(self.begun))
         slow = unit == self.slow and self.actor in self.whose
         return super().start(unit, 20 * clocks if slow else clocks, label, *more)
@@ -117,7 +121,7 @@ class Watched(Block):
             if dq[1] > following[1]:
                 found.append("dQ is not in its own step")
             if following[0] >= ended[c, f"add dQ {n}"]:
-                found.append("an addition is waited for in its own step")
+                found.append("a step waits for its own addition to dQ")
         return list(dict.fromkeys(found))
 
 
@@ -138,5 +142,7 @@ def try_step(order: Callable, T: int) -> str:
         for c, n, what in product(CONSUMERS, range(steps), NEEDS):
             if (c, f"{what} {n}") not in done:
                 raise RuntimeError(f"{c} leaves out {what} {n}")
-    pace, other = f"{block.clock / T:,.0f} clocks a step", block.not_as_asked(T)
-    return f"operands right, task not done: {'; '.join(other)} ({pace})" if other else f"right: {pace}"
+    pace, other = f"{block.clock / T:,.0f} clocks per step", block.not_as_asked(T)
+    return (
+        f"the operands are right, but the task is not done: {'; '.join(other)} ({pace})" if other else f"right: {pace}"
+    )

@@ -32,13 +32,13 @@ LECTURES = {  # title: its chapters; of those with several parts, which are show
     "Attention and its cost": {"00": "", "01": ""},
     "Online softmax": {"02": ""},
     "FlashAttention": {"03": ""},
-    "FlashAttention-2, forward": {"04": ""},
+    "The forward pass of FlashAttention-2": {"04": ""},
     "The backward pass": {"05": ""},
     "Workers and warps": {"06": "", "07": ""},
     "Triton": {"08": "", "09": ""},
     "The ladder": {"10": "", "11": ""},
     "Hopper": {"12a": "1 3 4", "12b": "1", "13": "1"},
-    "Decode, rings, masks": {"14": "", "15": "", "16": ""},
+    "Decoding, rings and masks": {"14": "", "15": "", "16": ""},
     "Change it": {"17": ""},
 }
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ")  # the course's, not a lecture's
@@ -308,7 +308,7 @@ def height(block: str) -> float:
 
 
 def slide(title: str, words: str, seen: str, kind: str, notes: str) -> str:
-    title = f"{title.removesuffix('?')}: the answer" if kind == "answers" else title
+    title = f"Answer: {title}" if kind == "answers" else title
     head = f"<h2>{MARKDOWN.renderInline(title)}</h2>"
     figure = f"<figure>{seen}</figure>" if seen else ""
     return f'<section class="{kind}">{head}<div>{words}</div>{figure}<aside>{notes}</aside></section>'

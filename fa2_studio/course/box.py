@@ -35,9 +35,9 @@ FILE_BYTES = 100 * 2**20  # of one file that a notebook writes
 GRACE = 3.0  # seconds after its time is up before a process is ended
 START = 300.0  # seconds that a process may take to be ready: torch's import on a busy machine takes a minute
 NO_BOX = (
-    "there is no box for students' code on this machine: install bubblewrap (Linux: apt-get install bubblewrap); where "
-    "it is there and may not start, as for a plain user on Ubuntu 24.04, call grade with sudo (INSTRUCTOR.md); "
-    "--trust grades without a box"
+    "there is no sandbox for students' code on this machine, so install bubblewrap (Linux: apt-get install bubblewrap)."
+    " If it is installed but may not start, as for a plain user on Ubuntu 24.04, run grade with sudo (INSTRUCTOR.md). "
+    "With --trust, grade uses no sandbox"
 )
 
 
@@ -69,10 +69,10 @@ def kind() -> str:
 def in_words(box: str) -> str:
     """A box as `grade` names it."""
     if not box:
-        return "none: students' code runs as you"
+        return "none, so students' code runs under your account"
     if box == "user":
-        return "another user, in this container"
-    return f"bubblewrap, {'started by root; each notebook is a user of its own' if os.getuid() == 0 else 'as you'}"
+        return "a separate user in this container"
+    return f"bubblewrap, {'started by root, with a user for each notebook' if os.getuid() == 0 else 'started by you'}"
 
 
 def bubblewrap(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
@@ -177,7 +177,9 @@ class Room:
         self.errors = tempfile.TemporaryFile()
         uid = 100_000 + 2 * (os.getpid() % 25_000) + clean if other_user(box, package) else 0
         if box == "user" and os.getuid() == 0 and not uid:
-            raise NotReady("the box could not be started: no other user can read this Python, and root may do all")
+            raise NotReady(
+                "the sandbox could not be started: no other user can read this Python, and root may do everything"
+            )
         if self.home and uid:
             os.chown(self.home, uid, uid)
         apart = box == "bwrap" and not uid and tuple(map(int, platform.release().split(".")[:2])) >= (5, 14)
@@ -200,10 +202,12 @@ class Room:
             late = f"it was not ready after {START:.0f} s" if self.process.poll() is None else ""
             said = self._last_words() or late or str(failure)
             self.close()
-            raise NotReady(f"the box could not be started: {said}") from failure
+            raise NotReady(f"the sandbox could not be started: {said}") from failure
         if box and not is_sealed:
             self.close()
-            raise NotReady("the box could not be started: this system has no seccomp filters, or an unknown processor")
+            raise NotReady(
+                "the sandbox could not be started: this system has no seccomp filters, or its processor is unknown"
+            )
 
     def ask(self, request: dict, seconds: float) -> dict:
         """The reply to a request. The student's code may ask back in between, as often as it likes."""
@@ -293,7 +297,7 @@ class Room:
             getattr(os, "killpg", os.kill)(self.process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
     def _late(self) -> Stopped:
-        return Stopped(f"it did not end within {self.limits.cell_seconds:g} s and could not be interrupted")
+        return Stopped(f"it did not finish within {self.limits.cell_seconds:g} s and could not be interrupted")
 
     def _ended(self, why: str = "") -> Stopped:
         why = self.why or why or self._last_words() or "too much memory, exit(), or a crash"

@@ -23,28 +23,42 @@ def parser() -> argparse.ArgumentParser:
     """The commands and what each takes."""
     top = argparse.ArgumentParser(prog="fa2-lab course", description="Assignments that grade themselves.")
     commands = top.add_subparsers(title="commands", metavar="command", dest="command", required=True)
-    check = commands.add_parser("check", help="run the visible checks of one notebook; what a student runs alone")
+    check = commands.add_parser("check", help="run the visible checks of one notebook, as a student does")
     check.add_argument("notebook", type=Path)
-    bundle = commands.add_parser("bundle", help="write what students get: notebooks and visible checks, no solution")
+    bundle = commands.add_parser(
+        "bundle", help="write what students get: notebooks and visible checks, without solutions"
+    )
     bundle.add_argument("folder", type=Path, nargs="?", default=Path("bundle"))
-    bundle.add_argument("--wheel", type=Path, help="the package as a file, fa2_lab-….whl, to lie in each bundle")
-    grade = commands.add_parser("grade", help="grade a folder that has a folder for each student")
+    bundle.add_argument(
+        "--wheel", type=Path, help="the package as a file (fa2_lab-….whl), which is put into each bundle"
+    )
+    grade = commands.add_parser("grade", help="grade a folder that contains one folder per student")
     grade.add_argument("folder", type=Path)
-    grade.add_argument("--out", type=Path, default=Path("graded"), help="where tables and feedback/ go")
-    grade.add_argument("--jobs", type=int, default=1, help="notebooks graded at a time, each on a core of its own")
-    grade.add_argument("--again", nargs="+", default=[], metavar="STUDENT", help="grade these, and only these, again")
-    grade.add_argument("--trust", action="store_true", help="run students' code without a box")
-    grade.add_argument("--cell-seconds", type=float, default=60, help="time for one cell")
-    grade.add_argument("--notebook-seconds", type=float, default=300, help="time for one notebook")
-    grade.add_argument("--memory-mb", type=int, default=4096, help="memory for one notebook")
-    similar = commands.add_parser("similar", help="list pairs of submissions that share lines of their own")
+    grade.add_argument("--out", type=Path, default=Path("graded"), help="the folder for the tables and for feedback/")
+    grade.add_argument(
+        "--jobs", type=int, default=1, help="how many notebooks are graded at a time, each on its own core"
+    )
+    grade.add_argument(
+        "--again",
+        nargs="+",
+        default=[],
+        metavar="STUDENT",
+        help="grade only these students, even if they have been graded",
+    )
+    grade.add_argument("--trust", action="store_true", help="run students' code without a sandbox")
+    grade.add_argument("--cell-seconds", type=float, default=60, help="the limit for a cell or a step, in seconds")
+    grade.add_argument("--notebook-seconds", type=float, default=300, help="the limit for a notebook, in seconds")
+    grade.add_argument("--memory-mb", type=int, default=4096, help="the memory for a notebook, in MB")
+    similar = commands.add_parser("similar", help="list pairs of submissions that share lines which few others have")
     similar.add_argument("folder", type=Path)
-    scope = commands.add_parser("gradescope", help="write an autograder package for each assignment")
+    scope = commands.add_parser("gradescope", help="write an autograder package for Gradescope for each assignment")
     scope.add_argument("folder", type=Path, nargs="?", default=Path("gradescope"))
-    build = commands.add_parser("build", help="renew the nbgrader sources from their texts")
+    build = commands.add_parser("build", help="rebuild the notebooks of this checkout from their texts")
     for one in (bundle, grade):
-        one.add_argument("--roster", type=Path, help="a CSV file with the columns folder, id, name")
-        one.add_argument("--secret", type=Path, help="a file with any words: each id of the roster has its own numbers")
+        one.add_argument("--roster", type=Path, help="a CSV file with the columns folder, id and name")
+        one.add_argument(
+            "--secret", type=Path, help="a file with any text; with it, each id of the roster gets its own numbers"
+        )
     for one in (bundle, grade, scope, similar):
         one.add_argument("--only", nargs="+", default=[], help="names or numbers of assignments, such as 2")
     runs = {check: run_check, bundle: run_bundle, grade: run_grade, scope: run_gradescope, build: run_build}
@@ -66,11 +80,13 @@ def secret_of(options) -> str:
     if options.secret is None:
         return ""
     if options.roster is None:
-        raise ValueError("--secret: it takes --roster too: a student's numbers come from the secret and their id")
+        raise ValueError(
+            "--secret: it takes --roster as well, because a student's numbers depend on the secret and on the id"
+        )
     try:
         return options.secret.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:
-        raise ValueError(f"--secret: {options.secret}: {error}; it takes a file with any words in it") from error
+        raise ValueError(f"--secret: {options.secret}: {error}; it takes a file with any text in it") from error
 
 
 def run_build(options) -> int:
@@ -89,7 +105,7 @@ def run_bundle(options) -> int:
     homes = handout.bundle(options.folder, assignments, people, secret_of(options), options.wheel)
     print("\n".join(str(home) for home in homes))
     if options.wheel is None:
-        print("note: without --wheel students find no fa2_lab-….whl in their folder to install", file=sys.stderr)
+        print("note: without --wheel, the bundles contain no fa2_lab-….whl for students to install", file=sys.stderr)
     return 0
 
 
@@ -108,7 +124,7 @@ def run_similar(options) -> int:
         names = f"{results.printable(pair.first)} and {results.printable(pair.second)}"
         print(f"{assignment.name}: {names} share {len(pair.shared)} of {pair.of} lines, such as {pair.shared[0][:80]}")
     if not found:
-        print("no two share lines of their own")
+        print("no two submissions share such lines")
     return 0
 
 
@@ -134,7 +150,7 @@ def run_grade(options) -> int:
     people = results.roster(options.roster)
     how = grade.Grading(limits, options.jobs, secret_of(options), people, tuple(options.again), options.trust)
     print(
-        f"{'WARNING: ' if options.trust else ''}box: {box.in_words('' if options.trust else box.kind())}",
+        f"{'WARNING: ' if options.trust else ''}sandbox: {box.in_words('' if options.trust else box.kind())}",
         file=sys.stderr,
     )
     try:
@@ -148,8 +164,8 @@ def run_grade(options) -> int:
         print(f"{results.printable(g.student):20} {g.assignment:20} {score:>6} of {g.full:<4g} {remarks}")
     if others := sum(g.other_numbers for g in graded):
         print(
-            f"WARNING: notebooks with other numbers than they were graded with: {others}. "
-            "--secret and the roster's ids have to be those of the bundles",
+            f"WARNING: notebooks that have other numbers than those they are graded with: {others}. "
+            "Use the --secret and the roster's ids with which the bundles were made",
             file=sys.stderr,
         )
     print(f"{options.out}: scores.csv, canvas.csv, moodle.csv and feedback/")

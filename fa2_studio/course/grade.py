@@ -72,13 +72,17 @@ class Found:
 def submissions(folder: Path, assignments: list[Assignment], students: tuple[str, ...] = ()) -> list[Found]:
     """Each student's file for each assignment, in a folder with one folder for each student."""
     if not folder.is_dir():
-        raise ValueError(f"folder: got {folder}, which is no folder; it takes one with a folder for each student")
+        raise ValueError(
+            f"folder: got {folder}, which is not a folder; it takes a folder that contains one folder per student"
+        )
     homes: dict[str, list[Path]] = {name: [] for name in students}
     for home in sorted(folder.iterdir()):
         if home.is_dir() and not home.is_symlink() and not NEVER.search(home.name):
             homes.setdefault(unicodedata.normalize("NFC", home.name), []).append(home)
     if not any(homes.values()):
-        raise ValueError(f"folder: got {folder}, without a folder in it; it takes one with a folder for each student")
+        raise ValueError(
+            f"folder: got {folder}, which contains no folder; it takes a folder that contains one folder per student"
+        )
     found = [one for name in sorted(homes) for one in of_student(name, homes[name], assignments)]
     for one in found:
         one.remarks += ["not in the roster"] if students and one.student not in students else []
@@ -97,8 +101,8 @@ def of_student(student: str, homes: list[Path], assignments: list[Assignment]) -
         more = [p.name for p in mine[1:] if p.suffix == ".ipynb"]
         one.remarks += [f"{mine[0].name} was graded, not {', '.join(more)}"] if more else []
         others = ", ".join(p.name for p in handed[:5])
-        one.remarks += [] if mine else [f"nothing handed in{f'; there is {others}' if others else ''}"[:300]]
-        one.remarks += ["two folders are named alike, with other bytes"] if len(homes) > 1 else []
+        one.remarks += [] if mine else [f"nothing was handed in{f', but there is {others}' if others else ''}"[:300]]
+        one.remarks += ["two folders have the same name, but in different bytes"] if len(homes) > 1 else []
         yield one
 
 
@@ -161,7 +165,7 @@ def check_grader(assignments: list[Assignment], how: Grading) -> None:
     needed = {"numpy", "nbformat"} | {name for a in assignments for name in a.needs}
     if missing := sorted(name for name in needed if find_spec(name) is None):
         raise GraderError(
-            f"not installed here: {', '.join(missing)}. pip install 'fa2-lab[course]'. Nobody was graded."
+            f"not installed here: {', '.join(missing)}. No notebook was graded. Run pip install 'fa2-lab[course]'"
         )
     if not how.trust and not box.kind():
         raise GraderError(box.NO_BOX)
@@ -195,7 +199,7 @@ def prove_grader(assignments: list[Assignment], staged: dict, how: Grading, out:
             why = f": {'; '.join(solved.sentences)}" if solved.sentences else ""
             faults[solved.assignment] = (
                 f"{solved.assignment}: its own solution scores {solved.score:g} of {solved.full:g} here{why}. "
-                f"Nobody was graded in it. What its checks said: {page}"
+                f"Therefore, no notebook was graded in it. What its checks found is in {page}"
             )
     return faults
 
@@ -236,12 +240,12 @@ def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind
         ended = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, env=env, timeout=most)
         came = json.loads(ended.stdout)
         if "fault" in came:
-            graded.sentences.append(f"{came['fault']}; call grade again")
+            graded.sentences.append(f"{came['fault']}; run grade again")
             graded.is_unfinished = True
             return graded
         found = Graded(**came)
     except (subprocess.TimeoutExpired, OSError, ValueError, TypeError):
-        graded.sentences.append("the grading of this notebook did not come to an end; call grade again")
+        graded.sentences.append("the grading of this notebook did not finish; run grade again")
         graded.is_unfinished = True
         return graded
     found.student, found.assignment = graded.student, graded.assignment

@@ -118,7 +118,9 @@ def results_json(graded: Graded) -> dict:
         }
         for name, most in graded.most.items()
     ]
-    remarks = "\n".join(graded.sentences) or "Each step is checked alone. Hints stand under the checks that failed."
+    remarks = (
+        "\n".join(graded.sentences) or "Each step is checked on its own. Each check that failed has a hint below it."
+    )
     return {"score": graded.score, "output": remarks, "output_format": "text", "tests": tests, "visibility": "visible"}
 
 

@@ -94,12 +94,13 @@ def assemble(original, cells: list[Cell]) -> tuple[list[AssembledCell], list[str
             parts.append(AssembledCell("answer", name, mine.source))
         parts += [AssembledCell("own", "", c.source) for c in own.get(name, [])]
     lost = [f"the cell {name} was deleted" for name in known if name not in answers]
-    lost += [f"the cell {name} is no code any more, but text" for name, cell in answers.items() if not cell.is_code]
+    lost += [f"the cell {name} is not a code cell any more" for name, cell in answers.items() if not cell.is_code]
     return parts, lost
 
 
 OTHER_NUMBERS = (
-    "this notebook's numbers are not those it was graded with: another secret, another id, or another's file"
+    "this notebook has other numbers than those it was graded with, because of another secret, another id, or "
+    "another student's file"
 )
 
 
@@ -198,10 +199,10 @@ class Session:
                 self.open(is_theirs)
             now = time.monotonic()
             if now > self.until:
-                raise Stopped("the notebook's time was up")
+                raise Stopped("the time for this notebook was over")
             reply = self.room.ask(request, max(0.0, min((seconds or self.step_until - now), self.until - now)))
             if reply.get("late"):
-                raise Stopped(f"it did not end within {self.limits.cell_seconds:g} s")
+                raise Stopped(f"it did not finish within {self.limits.cell_seconds:g} s")
         except Stopped:
             self.end()
             raise
@@ -240,7 +241,7 @@ def error_of(reply: dict) -> Exception | None:
     if error is None:
         return None
     texts = [str(x)[:1000] for x in error] if isinstance(error, list) else []
-    return raised(*texts) if len(texts) == 3 else Raised("an answer", "that cannot be read")
+    return raised(*texts) if len(texts) == 3 else Raised("an answer that cannot be read", "")
 
 
 # Judging ------------------------------------------------------------------------------------------------------------
@@ -324,7 +325,9 @@ def follow_through(original, parts: list[AssembledCell], session: Session, space
         if points > graded.got[part.name]:
             graded.got[part.name] = min(points, graded.most[part.name])
             given = ", ".join(part.given)
-            graded.sentences.append(f"{part.name}: {points:g} points: it was run again with the release's {given}")
+            graded.sentences.append(
+                f"{part.name}: {points:g} points, after it was run again with the release's {given}"
+            )
             graded.show("again", part.name, "", shown + hidden)
             place = max(n for n, (_, name, *_) in enumerate(graded.page[:-1]) if name == part.name)
             graded.page.insert(place + 1, graded.page.pop())

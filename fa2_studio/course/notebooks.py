@@ -93,7 +93,7 @@ class Cell:
 def read(path: Path) -> list[Cell]:
     """The cells of a submitted notebook, whatever else is in it, or a ValueError with a sentence."""
     if path.suffix != ".ipynb":
-        raise ValueError(f"{path.name} is not a notebook: its name does not end in .ipynb")
+        raise ValueError(f"{path.name} is not a notebook, because its name does not end in .ipynb")
     try:
         notebook = json.loads(content(path).decode("utf-8-sig"))  # some editors begin with a byte-order mark
     except (UnicodeError, ValueError, RecursionError, OSError) as error:
@@ -114,7 +114,7 @@ def content(path: Path) -> bytes:
     if path.is_symlink():
         raise ValueError("a link")
     if not path.is_file():
-        raise ValueError("no file: a folder, a pipe or a device")
+        raise ValueError("not a file, but a folder, a pipe or a device")
     if (size := path.stat().st_size) > LARGEST:
         raise ValueError(f"{size:,} bytes; it takes at most {LARGEST:,}")
     return path.read_bytes()

@@ -36,7 +36,7 @@ def roster(path: Path | None) -> tuple[Person, ...]:
     except (OSError, UnicodeError, csv.Error) as error:
         raise ValueError(f"--roster: {path}: {error}") from error
     if not rows or "folder" not in rows[0]:
-        raise ValueError(f"--roster: {path}: it takes a CSV file with the columns folder, id, name")
+        raise ValueError(f"--roster: {path}: it takes a CSV file with the columns folder, id and name")
     texts = [[unicodedata.normalize("NFC", str(row.get(key) or "").strip()) for key in ROSTER] for row in rows]
     people = [Person(*text) for text in texts]
     for key in ("folder", "id"):
@@ -140,7 +140,7 @@ table{border-collapse:collapse}td,th{padding:.25rem .75rem;text-align:left;borde
 KINDS = {
     "visible": "checks that you can run yourself",
     "hidden": "checks that only the grade runs",
-    "again": "run again with the release's earlier functions; these points count",
+    "again": "run again with the release's earlier functions, and these points count",
     "code": "your cell",
 }
 
@@ -149,14 +149,14 @@ def feedback(graded: Graded) -> str:
     """A page for the student: what the score is made of, remarks, and for each step what the checks said."""
     title = html.escape(f"{printable(graded.student)}: {graded.assignment}")
     body = [f"<h1>{title}</h1><p><strong>{graded.score:g} of {graded.full:g} points</strong></p>"]
-    body += ["<table><caption>What the score is made of</caption>"]
+    body += ["<table><caption>How the score was computed</caption>"]
     body += ["<tr><th scope=col>step</th><th scope=col>points</th><th scope=col>of</th></tr>"]
     for name, most in graded.most.items():
         step, got = shown(name.removeprefix("test_")), graded.got.get(name, 0)
         body += [f"<tr><th scope=row>{step}</th><td>{got:g}</td><td>{most:g}</td></tr>"]
     body += ["</table>"]
     if graded.score < graded.full:
-        body += [f"<p>To go over again: {shown(before(graded.assignment))}.</p>"]
+        body += [f"<p>Read these again: {shown(before(graded.assignment))}.</p>"]
     if graded.sentences:
         body += [
             "<h2>Remarks</h2><ul>",

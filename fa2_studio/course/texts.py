@@ -25,7 +25,7 @@ def from_text(path: Path) -> nbformat.NotebookNode:
         cell.metadata = nbformat.from_dict(nbgrader_metadata(cell))
     ids = [grade_id(cell) for cell in notebook.cells if grade_id(cell)]
     if len(set(ids)) < len(ids):
-        raise ValueError(f"{path.name}: two cells have one name in {ids}")
+        raise ValueError(f"{path.name}: two cells have the same name in {ids}")
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return seeds.seeded(notebook, seed=0)

@@ -5,17 +5,17 @@ import pytest
 from fa2_studio.book import hopper, maxima, orders
 
 WRONG = {  # a change of the solution, and what must be said of it
-    ("tma.async_load(K, [64 * j, 0], arrived, k)", "pass"): "tile 0: it waits for ever",
+    ("tma.async_load(K, [64 * j, 0], arrived, k)", "pass"): "tile 0: it waits forever",
     ("mbarrier.expect(arrived, K.block_type.nbytes)", "pass"): "tile 0: the barrier was not told",
     ("mbarrier.wait(arrived, (j + 1) & 1)", "pass"): "a tile was read while its copy was still on its way",
     ("(j + 1) & 1", "j & 1"): "tile 0: phase 0 was over before the copy arrived",
     ("gl.max(s, 1)", "gl.max(s, 0)"): "it runs, but its maxima are those of the columns",
-    ("k.permute((1, 0))", "k"): "it runs, but its scores are q k:",
+    ("k.permute((1, 0))", "k"): "it runs, but its scores are q k.",
     ("64 * j", "j"): "it runs, but its maxima are wrong",
     ("[64 * j, 0]", "[0, 64 * j, 0]"): "tile 0: K is two-dimensional here",
     ("k.permute((1, 0))", "k.T"): "tile 0: shared memory has no .T",
-    ("s = warpgroup_mma_wait(0, deps=[s])", "pass"): "tile 0: the matmul may still run",
-    ("mma_wait(0", "mma_wait(1"): "tile 0: the matmul may still run",
+    ("s = warpgroup_mma_wait(0, deps=[s])", "pass"): "tile 0: the matmul may still be running",
+    ("mma_wait(0", "mma_wait(1"): "tile 0: the matmul may still be running",
 }
 
 
@@ -96,7 +96,7 @@ def yielding(K, V, T):
     yield K.copy(0)
 
 
-HANGS = "stages: 1; no actor can go on: "
+HANGS = "with stages = 1, no actor can go on: "
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ HANGS = "stages: 1; no actor can go on: "
             ahead,
             f"{HANGS}the producer waits for room for K's tile 1; consumer 0 waits for V's",
         ),
-        (orders.judge_copies, eager, "stages: 1; V's tile 0 was overwritten before consumer 1 had read it; tile 1"),
+        (orders.judge_copies, eager, "with stages = 1, V's tile 0 was overwritten by tile 1 before consumer 1"),
         (orders.judge_copies, fewer, f"{HANGS}the producer has ended; consumer 0 waits for K's tile 3"),
-        (orders.judge_copies, yielding, "stages: 1; you yielded a copy"),
-        (orders.judge_step, hasty, "consumer 0 starts dQ 0 before both have arrived"),
+        (orders.judge_copies, yielding, "with stages = 1, you yielded a copy"),
+        (orders.judge_step, hasty, "consumer 0 starts dQ 0 before both consumers have arrived"),
         (orders.judge_step, short, "consumer 0 leaves out P 0"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
@@ -133,8 +133,8 @@ def test_a_right_order_that_is_not_the_one_asked_for_says_so(capsys):
 
     orders.judge_step(waited_for)
     says = capsys.readouterr().out
-    assert says.startswith("operands right, task not done: S and dP are not started together")
-    assert "is waited for" in says
+    assert says.startswith("the operands are right, but the task is not done: S and dP are not started together")
+    assert "waits for its own addition" in says
 
 
 def test_a_listing_leaves_out_what_is_off():

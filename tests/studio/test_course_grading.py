@@ -125,8 +125,8 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unpro
     }
     assert "it takes at most" in rows["eve"]["remarks"]
     assert "not a notebook that can be read" in rows["'=cy()"]["remarks"]
-    assert "two folders are named alike" in rows["J\u00fcrgen"]["remarks"]
-    assert rows["zoe"]["remarks"] == "nothing handed in"
+    assert "two folders have the same name" in rows["J\u00fcrgen"]["remarks"]
+    assert rows["zoe"]["remarks"] == "nothing was handed in"
     go()
     go(again=("ben",))
     write(handed_in(answers={"merge": "def merge(a, b): return b"}), folder / "ada")
@@ -167,7 +167,7 @@ def test_a_lost_grading_process_costs_one_student(tmp_path, monkeypatch, unprove
     write(handed_in(), tmp_path / "in" / "ada")
     monkeypatch.setattr(grade.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -9, "", ""))
     (graded,), _ = grade.grade_folder(tmp_path / "in", tmp_path / "out", [FIRST], TRUST)
-    assert graded.score == 0 and "did not come to an end" in graded.sentences[0]
+    assert graded.score == 0 and "did not finish" in graded.sentences[0]
 
 
 def test_the_file_that_counts_and_the_others_are_named(tmp_path):
@@ -364,7 +364,7 @@ def test_calls_that_make_no_sense(tmp_path):
     (tmp_path / "class.csv").write_text("folder,id\n../ada,1\n")
     (tmp_path / "twins.csv").write_text("folder,id\nada,1\nben,1\n")
     for said, words in {
-        "it takes one with a folder for each student": ["grade", f"{home}/nowhere"],
+        "contains one folder per student": ["grade", f"{home}/nowhere"],
         "assignment: got '0'": ["bundle", home, "--only", "0"],
         "--cell-seconds: got 0": ["grade", home, "--cell-seconds", "0"],
         "--jobs: got 0": ["grade", home, "--jobs", "0"],
