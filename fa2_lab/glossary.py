@@ -27,13 +27,13 @@ V | 00 | (N_k, d) | HBM; a block v_j on chip | values: what each position hands 
 S | 00 | (N_q, N_k) | one tile s_ij on chip, never whole | scores, τ Q Kᵀ | 注意力分数
 P | 00 | (N_q, N_k) | one tile p_ij on chip, never whole | probabilities, softmax of S by rows | 注意力权重
 O | 00 | (N_q, d) | HBM; accumulator o_i on chip | output, P V | 输出
-dO | 01 | (N_q, d) | HBM | gradient of the loss with respect to O; it comes from outside | 输出的梯度
+dO | 01 | (N_q, d) | HBM | gradient of the loss with respect to O; the caller passes it in | 输出的梯度
 dQ | 01 | (N_q, d) | HBM | gradient of the loss with respect to Q | 查询的梯度
 dK | 01 | (N_k, d) | HBM; accumulator dk_j on chip | gradient of the loss with respect to K | 键的梯度
 dV | 01 | (N_k, d) | HBM; accumulator dv_j on chip | gradient of the loss with respect to V | 值的梯度
 dS | 01 | (N_q, N_k) | one tile ds_ij on chip | gradient with respect to S: P ∘ (dP − D) | 分数的梯度
 dP | 01 | (N_q, N_k) | one tile dp_ij on chip | gradient with respect to P: dO Vᵀ | 权重的梯度
-D | 01 | (N_q,) | HBM | rowsum(dO ∘ O) = rowsum(P ∘ dP): what softmax takes off every dP of a row | 行内积
+D | 01 | (N_q,) | HBM | rowsum(dO ∘ O) = rowsum(P ∘ dP): what softmax subtracts from every dP of a row | 行内积
 L | 01 | (N_q,) | HBM | natural logarithm of rowsum(exp(S)); P = exp(S − L) | 对数求和指数
 m | 02 | (N_q,) | registers (FA1: HBM too) | largest score of a row so far | 行最大值
 l | 02 | (N_q,) | registers (FA1: HBM too) | rowsum(exp(S − m)) so far; the papers' ℓ | 指数和
@@ -44,7 +44,7 @@ B_c | 03 | number | compile time | columns of a tile; BLOCK_N in other kernels |
 T_r | 03 | number | - | row blocks: ⌈N_q / B_r⌉ | 行块数
 T_c | 03 | number | - | column blocks: ⌈N_k / B_c⌉ | 列块数
 M | 03 | number | - | elements that fit in on-chip memory | 片上存储容量
-N | 00 | number | - | sequence length; N_q queries and N_k keys where they differ | 序列长度
+N | 00 | number | - | sequence length; N_q queries and N_k keys if they differ | 序列长度
 d | 00 | number | - | head dimension: the length of a query, a key, a value | 头维度
 """
 
@@ -53,26 +53,26 @@ WORDS = """
 # The map of a GPU
 HBM | 00 | - | high-bandwidth memory: the GPU's main memory, large and far away | 高带宽显存
 DRAM | 00 | - | the kind of memory that HBM is made of; the GPU can count the bytes that reach it | 动态随机存储器
-L1 | 00 | - | a cache in each SM: it keeps what that SM loaded lately, in the same memory as shared memory | 一级缓存
-L2 | 00 | - | a cache between HBM and all SMs: it keeps what came from HBM lately | 二级缓存
+L1 | 00 | - | a cache in each SM that keeps what the SM loaded lately, in the same memory as shared memory | 一级缓存
+L2 | 00 | - | a cache between HBM and all SMs that keeps what came from HBM lately | 二级缓存
 SRAM | 00 | - | fast memory on the chip; in these papers the shared memory | 片上静态存储
 shared memory | 00 | - | the part of an SM's SRAM that a thread block's warps read and write together | 共享内存
-register | 00 | - | storage of one thread, the fastest there is | 寄存器
+register | 00 | - | storage of one thread, the fastest memory there is | 寄存器
 register spill | A | block_budget | values that no longer fit in registers go to slow memory and back | 寄存器溢出
 on chip | 00 | - | in the registers or the shared memory of an SM, or on the way between them | 片上
 SM | 00 | - | streaming multiprocessor: one of the chip's processors; runs thread blocks | 流式多处理器
 tensor core | 00 | - | the unit of an SM that multiplies small matrices | 张量核心
 FP32 unit | 00 | - | a unit of an SM that adds and multiplies single numbers of 32 bits | 单精度运算单元
-special function unit | 00 | - | a unit of an SM that takes exponentials, logarithms and reciprocals | 特殊函数单元
+special function unit | 00 | - | a unit of an SM that computes exponentials, logarithms and reciprocals | 特殊函数单元
 kernel | 00 | - | a function that runs on the GPU, many thread blocks at once | 核函数
 grid | 06 | - | all thread blocks of one launch | 网格
 thread block | 00 | - | threads that run on one SM and share its memory; one worker of figure 2 | 线程块
-program | 08 | - | Triton's word for a thread block: one run of the kernel, with a number of its own | 程序实例
+program | 08 | - | Triton's word for a thread block: one run of the kernel, with its own number | 程序实例
 warp | 00 | - | 32 threads that issue instructions together; a thread block has several | 线程束
 warpgroup | 12a | wgmma | four warps in a row that start matrix products together, from Hopper on | 线程束组
 thread | 00 | - | one lane of a warp | 线程
 lane | A | row_reduction | the number of a thread in its warp, 0 to 31 | 线程束通道
-wave | 06 | waves | as many thread blocks as the chip runs at once; the last one is often not full | 波次
+wave | 06 | waves | all thread blocks that the chip runs at the same time; the last one is often not full | 波次
 wave quantization | 06 | - | time lost because the last wave is not full | 波次量化
 stride | 08 | - | how far apart two neighbours of one dimension are in memory, counted in elements | 步长
 coalescing | 08 | - | a warp's load fetches each sector that its threads ask for only once | 合并访存
@@ -88,7 +88,7 @@ swizzle | A | swizzle_xor | to store each row of a tile in another order, so tha
 # Quantities
 FLOP | 00 | - | one floating-point operation; a multiply-add is two | 浮点运算
 multiply-add | 00 | - | a · b + c in one instruction (FMA) | 乘加
-fusion | 00 | - | several steps in one kernel; what lies between them stays on chip | 算子融合
+fusion | 00 | - | several steps in one kernel, so that intermediate results stay on chip | 算子融合
 bandwidth | 00 | - | bytes that a path delivers per second | 带宽
 GEMM | 04 | - | general matrix multiplication: a kernel that computes a product tile by tile | 通用矩阵乘法
 matmul | 00 | - | matrix product; a FLOP is one addition or one multiplication in it | 矩阵乘法
@@ -107,11 +107,12 @@ mean-value analysis | 10 | saw | how long workers wait at units that they share,
     均值分析
 latency | 00 | - | time from asking for a number until it is there | 延迟
 prefetch | 10 | - | to ask for a tile before it is needed | 预取
-cp.async | 10 | - | an instruction that copies to shared memory without registers between; LDGSTS in SASS | 异步拷贝
+cp.async | 10 | - | an instruction that copies to shared memory without passing through registers; LDGSTS in SASS |
+    异步拷贝
 scoreboard | 10 | - | the hardware's table of registers whose value is not there yet | 记分板
-occupancy | 10 | - | the share of an SM's slots for warps that are taken | 占用率
+occupancy | 10 | - | the share of an SM's slots for warps that are in use | 占用率
 roofline | 04 | roofline | what memory and arithmetic units allow at most, by FLOPs per byte | 屋顶线模型
-stall | 10 | - | a warp cannot issue its next instruction; the hardware counts for which reason | 停顿
+stall | 10 | - | a warp cannot issue its next instruction; the hardware counts the reasons | 停顿
 deadlock | 12a | - | a closed chain of workers, each of which waits for the next | 死锁
 autotuner | 11 | - | a program that times many launches and keeps the fastest | 自动调优器
 throttling | 10 | - | the GPU lowers its clock because it draws much power or is hot | 降频
@@ -120,16 +121,17 @@ head | 00 | - | one of several attentions computed side by side | 注意力头
 softmax | 00 | - | exponentials of a row, divided by their sum | 归一化指数函数
 standard attention | 00 | - | S, P and O one after the other, with S and P in HBM | 标准注意力
 safe softmax | 01 | - | softmax with the row's maximum subtracted, so that exp cannot overflow | 安全 softmax
-online softmax | 02 | - | softmax of a row that arrives in pieces, by keeping m, l and rescaling | 在线 softmax
+online softmax | 02 | - | softmax of a row that arrives in pieces, computed by keeping m and l and by rescaling |
+    在线 softmax
 rescale | 02 | - | multiply what was summed under an old maximum by alpha | 重新缩放
 logsumexp | 01 | - | log of a sum of exponentials, computed as m + log l | 对数求和指数
 merge | 02 | - | join two softmax states of disjoint keys: blocks, warps, splits or GPUs | 合并
 tile | 00 | - | the B_r × B_c patch of S where row block i meets column block j | 分块
 row block | 03 | - | B_r queries, with their rows of O | 行块
 column block | 03 | - | B_c keys, with their values | 列块
-recompute | 05 | - | make S and P again in the backward pass instead of storing them | 重计算
+recompute | 05 | - | compute S and P again in the backward pass instead of storing them | 重计算
 causal mask | 04 | - | a query sees no later key; aligned to the bottom right corner of S | 因果掩码
-padding | - | - | keys added to make lengths equal; nobody may see them | 填充
+padding | - | - | keys added to make lengths equal, which no query may see | 填充
 deterministic | 05 | - | of a kernel: the same inputs give the same result bit for bit, in every run | 确定性的
 dropout | 05 | - | each probability is set to 0 with probability p, the others divided by 1 − p | 随机失活
 multi-query attention | 05 | - | all query heads share one head of keys and values | 多查询注意力
@@ -139,20 +141,21 @@ KV cache | 05 | - | keys and values kept from earlier tokens | 键值缓存
 batch-invariant | 14 | - | of a kernel: a row's result does not depend on the other rows of the batch | 批次不变的
 decode | 14 | programs | making one token at a time: one query row, many keys | 逐词解码
 Little's law | 14 | - | speed = bytes on their way / latency | 利特尔法则
-split-K | 07 | warp_split | the keys are divided among workers, which must merge their answers | 按键切分
+split-K | 07 | warp_split | the keys are divided among workers, which must merge their results | 按键切分
 split-Q | 07 | warp_split | the queries are divided among workers, which need nothing from each other | 按查询切分
 # The ladder
 base 2 | rung 06 | - | 2ˣ instead of eˣ: scale and log₂e are one factor, and the hardware has 2ˣ | 以二为底
 pipelining | 10 | - | the next tiles are being copied while this one is computed | 软件流水
-stage | 12a | pipes_forward | one of the places of a ring or of a pipeline; it has room for one tile | 流水级
+stage | 12a | pipes_forward | one of the buffers of a ring or of a pipeline, with room for one tile | 流水级
 bulk copy | rung 14 | bulk_copy | a copy of a whole tile that one thread starts and the copy engine carries out |
     批量拷贝
 TMA | 12a | bulk_copy | tensor memory accelerator: Hopper's copy engine | 张量内存加速器
-descriptor | 12a | bulk_copy | where a tensor lies and how, written down once for the copy engine | 张量描述符
+descriptor | 12a | bulk_copy | the address, shape and strides of a tensor, written down once for the copy engine |
+    张量描述符
 wgmma | 12a | wgmma | Hopper's instruction for the matrix product of a warpgroup | 线程束组矩阵乘
-layout | 12a | row_reduction | which thread holds which number of a tile, or where in shared memory it lies | 布局
+layout | 12a | row_reduction | which thread holds which number of a tile, or where in shared memory it is stored | 布局
 Gluon | 12a | - | Triton's lower dialect: layouts, copies and barriers are written out | Gluon（Triton 的底层语言）
-phase | 12a | - | what a barrier in shared memory counts through, 0, 1, 0, …: one for each full round
+phase | 12a | - | what a barrier in shared memory counts, 0, 1, 0, …, with one phase for each full round
     (phase parity) | 相位
 fence | 12a | - | what threads wrote before it is seen by the copy engine after it | 内存栅栏
 proxy | 12a | - | the path by which threads, or the copy engine and the tensor cores, reach shared memory; a fence
@@ -166,11 +169,11 @@ producer | 12a | pipes_forward | the warp that copies tiles ahead | 生产者
 consumer | 12a | pipes_forward | a warpgroup that computes with the tiles that the producer copied | 消费者
 overlap | rung 20 | timeline | two units work at the same time | 计算重叠
 ping-pong | 12b | timeline | two consumers alternate: one computes products while the other does its softmax | 乒乓调度
-persistent | rung 21 | tickets | of a program: it stays on its SM and takes one row block after the other | 常驻
-tile scheduler | rung 21 | tickets | what tells a persistent program which row block comes next | 分块调度器
-dynamic scheduling | 12a | tickets | a program fetches its next row block when it is free; static: all are dealt out in
-    advance | 动态调度
-mailbox | 12a | - | a place in shared memory where one warp leaves numbers for others | 信箱
+persistent | rung 21 | tickets | of a program: it stays on its SM and takes one row block after another | 常驻
+tile scheduler | rung 21 | tickets | the code that tells a persistent program which row block comes next | 分块调度器
+dynamic scheduling | 12a | tickets | a program fetches its next row block when it is free; in static scheduling, all row
+    blocks are assigned in advance | 动态调度
+mailbox | 12a | - | a slot in shared memory where one warp leaves numbers for others | 信箱
 cluster | 12b | - | thread blocks on neighbouring SMs that may read each other's shared memory | 线程块簇
 multicast | 12b | - | one copy that brings a tile from L2 to several SMs of a cluster | 多播
 prologue | 13 | - | what a pipelined loop does before its first whole step | 流水序段
@@ -184,18 +187,18 @@ lagging | rung 22 | - | lazy rescaling: m follows the row's maximum only when a 
 split-KV | 14 | programs | the keys of one row block are divided among programs, which merge at the end | 键值切分
 part | 14 | shares | the state o, m and l that a program leaves when it has read some of a row's keys | 部分状态
 page | 14 | - | a piece of a KV cache with room for a fixed number of keys | 缓存页
-block table | 14 | - | says for each sequence which page holds its first keys, its next keys, … | 块表
+block table | 14 | - | lists for each sequence the page that holds its first keys, its next keys, … | 块表
 K/V head | 14 | - | a head of keys and values, which a group of query heads may share | 键值头
-stream-K | 14 | shares | split-KV in equal shares: all tiles laid end to end and cut into equal pieces | 等份切分
+stream-K | 14 | shares | split-KV in equal shares: all tiles are laid end to end and cut into equal pieces | 等份切分
 rank | 15 | ring_schedule | one process with its GPU, of several that work together | 进程编号
 shard | 15 | zigzag | the part of a sequence that one rank keeps | 分片
 ring attention | 15 | ring_schedule | keys and values travel around a ring of GPUs, and each GPU keeps its queries |
     环形注意力
-all-to-all | 15 | - | an exchange in which every rank has a parcel for every rank | 全交换
+all-to-all | 15 | - | an exchange in which every rank sends a part of its data to every rank | 全交换
 zigzag | 15 | zigzag | each rank keeps a piece from the front and one from the back | 之字形切分
 # Masks
 interval | 16 | intervals | the keys from first up to last that one row sees | 区间
-window | 16 | intervals | how many keys before and after its own place a row sees: (left, right) | 滑动窗口
+window | 16 | intervals | how many keys before and after its own position a row sees: (left, right) | 滑动窗口
 cu_seqlens | 16 | - | cumulative sequence lengths: where each packed sequence starts, and where the last one ends |
     累积序列长度
 packed | 16 | intervals | sequences of different lengths one after the other, without padding | 变长拼接
