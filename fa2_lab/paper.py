@@ -31,7 +31,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One algorithm of one paper, line by line."""
+    """One algorithm of one paper, with its lines and the files that represent it."""
 
     tag: str  # FA2.A1: paper FA2, Algorithm 1
     title: str
@@ -39,7 +39,7 @@ class Algorithm:
     needs: str
     lines: tuple[Line, ...]
     numpy: str  # the file whose lines are shown first
-    triton: tuple[str, ...] = ()  # the same in Triton: the first of these that is there
+    triton: tuple[str, ...] = ()  # the files in Triton, of which the first that exists is shown
 
     def tag_of(self, line: Line) -> str:
         return f"{self.tag}.L{line.number}"
@@ -251,7 +251,7 @@ PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
 }
 PICTURE_OF = {f"{a}.L{n}": name for name, lines in PICTURES.items() for a, ns in lines.items() for n in ns}
 
-FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # in the order in which places are named
+FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # in the order in which where() lists them
 SHOWN = 10  # lines at most that a short answer has
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent
 IN_A_CHECKOUT, IN_A_WHEEL = PACKAGE.parent / "figures" / "data", PACKAGE / "data"
 FOLDER = IN_A_WHEEL if IN_A_WHEEL.is_dir() else IN_A_CHECKOUT
-RIVALS = ("FlashAttention-3", "cuDNN", "fa2_lab")  # with whom rungs are compared: the first that took part
+RIVALS = ("FlashAttention-3", "cuDNN", "fa2_lab")  # rungs are compared with the first of these that was measured
 COMPILE = "python -m fa2_studio.compiled"
 
 

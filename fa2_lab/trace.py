@@ -76,16 +76,16 @@ class Trace:
     # What a reader asks -----------------------------------------------------------------------------------
 
     def loads(self, tensor: str | None = None) -> int:
-        """Return the number of elements loaded from HBM, of one tensor or of all."""
+        """Return the number of elements loaded from HBM, of one tensor or, with None, of all tensors."""
         return self._moved("load", tensor)
 
     def stores(self, tensor: str | None = None) -> int:
-        """Return the number of elements stored to HBM, of one tensor or of all."""
+        """Return the number of elements stored to HBM, of one tensor or, with None, of all tensors."""
         return self._moved("store", tensor)
 
     @property
     def hbm_elements(self) -> int:
-        """The number of elements moved between HBM and the chip, both ways."""
+        """The number of elements moved between HBM and the chip, which is loads plus stores."""
         return self.loads() + self.stores()
 
     @property
@@ -110,7 +110,10 @@ class Trace:
         return sum(n for kind, n in self.flops.items() if kind not in ("matmul", "exp"))
 
     def by_tile(self) -> dict[tuple, Counter]:
-        """Return {(i, j): counts of loads, stores and operations}. i or j is None for work outside the loop over it."""
+        """Return {(i, j): counts of loads, stores and operations} by tile.
+
+        i or j is None for work outside that loop.
+        """
         return self._grouped(lambda worker, i, j: (i, j))
 
     def by_worker(self) -> dict[tuple, Counter]:
@@ -168,7 +171,7 @@ class Unwatched:
         pass
 
 
-UNWATCHED: Any = Unwatched()  # takes the place of a Trace
+UNWATCHED: Any = Unwatched()  # used in place of a Trace if nothing is counted
 
 
 class HbmTensor:

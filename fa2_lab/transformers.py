@@ -222,7 +222,7 @@ def attend(
     elif not isinstance(seen, Interval):
         what = described(seen) if isinstance(seen, Tensor) else type(seen).__name__
         raise ValueError(f"attention_mask: got {what}, made elsewhere; {TAKES}")
-    starts = more.get("cu_seq_lens_q")  # what FlashAttention is told of sequences; position_ids and padding come first
+    starts = more.get("cu_seq_lens_q")  # cumulative lengths; position_ids and padding have precedence
     if starts is not None and seen.starts is seen.first is seen.lengths is None:
         seen = replace(seen, starts=starts.int())
     window = None if seen.left is None and seen.right is None else (seen.left, seen.right)

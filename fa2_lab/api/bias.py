@@ -11,7 +11,7 @@ RECORDED = (
     "bias: got a function; where torch records (torch.compile, torch.export, meta and fake tensors, create_graph=True) "
     "it takes None"
 )
-READ: WeakKeyDictionary = WeakKeyDictionary()  # {a jitted function: the values that it read when it was first seen}
+READ: WeakKeyDictionary = WeakKeyDictionary()  # {a jitted function: the values of outside names that it used at first}
 
 
 def check_bias(bias: Any, reference: bool) -> None:

@@ -123,7 +123,7 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
-    """Raise an error if cu_seqlens_q or cu_seqlens_k has the wrong dtype, device or shape."""
+    """Raise an error if cu_seqlens_q or cu_seqlens_k, the cumulative lengths, have the wrong dtype, device or shape."""
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         check_integers(name, starts, q, "an int32 tensor (batch + 1,)", (torch.int32,))
         if starts.dim() != 1 or starts.shape[0] < 2:

@@ -60,7 +60,7 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
     if traced(tensors.q, tensors.k, tensors.v):
         O, L = torch.ops.fa2_lab.forward(*tensors, *recorded(options))
         return (O, L) if return_lse else O
-    if key is None or not as_it_comes:  # prepared calls take q as it comes
+    if key is None or not as_it_comes:  # a prepared call uses q unchanged
         return Call(partial(forward, options=options), options, return_lse)(tensors)
     run = partial(reference_forward, options=options) if options.reference else kernels().prepare_any(tensors, options)
     return keep(key, Call(run, options, return_lse))(tensors)

@@ -56,7 +56,7 @@ def check_timeout(timeout: float) -> float:
 
 # Agreement ----------------------------------------------------------------------------------------------------
 
-SIDE: dict[tuple, dist.ProcessGroupGloo | None] = {}  # (group, seconds) -> the gloo group beside it; None: broken
+SIDE: dict[tuple, dist.ProcessGroupGloo | None] = {}  # (group, seconds) -> its gloo group, or None if that is broken
 AGREED: dict[dist.ProcessGroup, int] = defaultdict(int)  # how often; the same number on every rank
 
 
@@ -133,7 +133,10 @@ def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
 
 
 def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
-    """Return the gloo group of the ranks of `group`, which the first call creates without the ranks outside `group`."""
+    """Return the gloo group of the ranks of `group`, which the first call creates.
+
+    Ranks outside `group` need not take part.
+    """
     if (group, timeout) not in SIDE:
         store = dist.PrefixStore(f"fa2_lab/{group.group_name}/{timeout}", _get_default_store())
         size, limit = dist.get_world_size(group), timedelta(seconds=timeout)

@@ -88,7 +88,7 @@ def ring_attention(
     try:
         header = signature(q, k, v, causal, scale, layout, return_lse, backend)
     except (TypeError, ValueError, RuntimeError) as refusal:
-        with suppress(RuntimeError):  # what is wrong here matters more than who has not heard of it
+        with suppress(RuntimeError):  # the error of this rank matters more than one of the exchange
             ranks.Exchange(group, dict(refused=str(refusal)), timeout).wait()
         raise
     if dist.get_world_size(group) == 1:
@@ -198,7 +198,7 @@ Partial = tuple[slice, Tensor, Tensor]  # rows, their O and their L over some of
 
 @contextmanager
 def counting() -> Iterator[Counter]:
-    """Count the bytes that this rank sends inside the block, by their content: {"K V": …, "dK dV": …}."""
+    """Count the bytes that this rank sends inside the `with` block, by their content: {"K V": …, "dK dV": …}."""
     COUNTERS.append(Counter())
     try:
         yield COUNTERS[-1]

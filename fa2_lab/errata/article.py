@@ -147,7 +147,10 @@ EXP_COST = Erratum(
 
 
 def scores_of_warps(join: Callable) -> np.ndarray:
-    """Return the scores of four warps, combined by `join`. Each warp has all queries and a quarter of the keys."""
+    """Return the result of join(scores of four warps).
+
+    Each warp has the scores of all queries and a quarter of the keys.
+    """
     return join([CASE.tau * CASE.Q @ K_w.T for K_w in np.split(CASE.K, 4)])
 
 

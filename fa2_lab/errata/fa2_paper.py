@@ -48,7 +48,7 @@ DO = Erratum(
 
 
 def both_blocks(second_factor: float | np.ndarray) -> np.ndarray:
-    """Return diag(ℓ)⁻¹ e^(S¹ − m) V¹ plus the second block times a factor."""
+    """Return diag(ℓ)⁻¹ e^(S¹ − m) V¹ + second_factor · e^(S² − m) V², the output of the two-block example."""
     return np.exp(TWO.S1 - TWO.m2) @ TWO.V1 / TWO.l2 + second_factor * (TWO.e2 @ TWO.V2)
 
 

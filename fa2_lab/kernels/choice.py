@@ -32,9 +32,9 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def prepare_any(tensors: Tensors, options: Options) -> Callable:
-    """Return what prepare() returns, for tensors with any strides.
+    """Return the function that computes (O, L) for one kind of call, for tensors with any strides.
 
-    The prepared function copies tensors whose rows have gaps.
+    If the rows of a tensor have gaps, the function first copies this tensor. Otherwise, it is that of prepare().
     """
     if not any(map(has_gaps, tensors)):
         return prepare(tensors, options)
@@ -73,9 +73,10 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
 def prepare_any_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options, deterministic: bool
 ) -> Callable:
-    """Return what prepare_backward() returns, for tensors with any strides.
+    """Return the function that computes the gradients of one kind of call, for tensors with any strides.
 
-    The prepared function copies tensors with gaps.
+    If the rows of a tensor have gaps, the function first copies this tensor. Otherwise, it is that of
+    prepare_backward().
     """
     in_rows = all(x is None or x.is_contiguous() for x in (dL, L))
     if in_rows and not any(map(has_gaps, (dO, dL, O, *tensors))):

@@ -17,7 +17,7 @@ from fa2_lab.tiles import cdiv
 triton_versions.prepare()
 MiB = 2**20
 
-# Triton compiles one kernel for all values of these.
+# The sizes on which kernels are not specialized, so that Triton compiles one kernel for all values.
 SIZES = ["H", "group", "N_k", "heads", "l2_group", "sequences"]
 
 # Programmatic dependent launch: a kernel can start while the previous one still runs, and waits for it by itself.

@@ -52,7 +52,7 @@ class Relaunch:
         self.base = [*grid, *(None if type(x).__name__ == "HookChain" else x for x in base[3:])]
         self.meta = [*compiled.metadata.tensordesc_meta] if described else []
         self.encode = [*map(encoder, own[:described], self.meta)]
-        self.rest = [*map(plain, own[described + pointers :])]  # and no tensor is kept alive
+        self.rest = [*map(plain, own[described + pointers :])]  # so that no tensor is kept alive
         self.launcher = compiled.run.launch
         if described:
             self.launcher, seen = taken_apart(compiled.run.launch, handed)
@@ -157,7 +157,10 @@ def plain(x: Any) -> Any:
 
 
 def taken_apart(launch: Any, handed: list) -> tuple[Any, list]:
-    """Return the driver's C function below `launch`, which takes no descriptors, and the arguments it would receive."""
+    """Return the driver's C function below `launch`, which takes no descriptors, and the arguments that it would get.
+
+    They are recorded by a copy of `launch` in which another function replaces the C function.
+    """
     seen: list = []
     cells = dict(zip(launch.__code__.co_freevars, launch.__closure__, strict=True))
     recording = cells | dict(launcher=types.CellType(lambda *everything: seen.extend(everything)))

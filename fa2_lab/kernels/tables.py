@@ -27,7 +27,7 @@ class Blocks:
     B_c: int
     warps: int
     stages: int
-    registers: int | None = None  # the limit per thread, which only NVIDIA's compiler takes
+    registers: int | None = None  # the limit per thread, an option of NVIDIA's compiler alone
     low_reg_schedule: bool = False  # whether the compiler must do with fewer registers than it would
     d_pad: int = 0  # d as the tensor cores take it
     upcast: bool = False  # whether tiles become fp32 before they are multiplied

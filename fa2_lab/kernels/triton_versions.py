@@ -147,7 +147,7 @@ def quicken() -> None:
 
     To run a kernel, the interpreter replaces the functions of triton.language by its own and restores them at the end.
     It does both again for every function that the kernel calls, although once is enough. It also computes each sum of
-    integers twice to detect an overflow, which it does not do if `debug` is off.
+    integers twice to detect an overflow. This check is skipped only if `debug` is off.
 
     Nothing happens if the interpreter is off, or if the names inside this Triton are different.
     """

@@ -26,7 +26,7 @@ from fa2_lab.machine.chips import Chip, KiB, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
 FIXED_REGISTERS = 40  # per thread: addresses, loop counters, m and l, masks
-RESERVED = 1 * KiB  # shared memory that the system takes for each resident block
+RESERVED = 1 * KiB  # shared memory that the system reserves per resident block
 WARP = 32
 THREADS_PER_BLOCK = 1024
 STATISTIC = 4  # bytes of one L or D
@@ -50,7 +50,7 @@ KERNELS = ("forward", "backward", "columns", "rows")
 
 def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
     """Return the bytes of shared memory that one thread block of a kernel needs, with `itemsize` bytes per element."""
-    if kernel in ("forward", "rows"):  # Q_i, for rows dO_i too; K_j and V_j in every stage; O_i leaves in Q_i's place
+    if kernel in ("forward", "rows"):  # Q_i, dO_i for "rows"; K_j, V_j per stage; O_i is stored via Q_i's buffer
         stay = B_r if kernel == "forward" else 2 * B_r
         return (stay + stages * 2 * B_c) * d * itemsize
     streamed = 2 * B_r * (d * itemsize + STATISTIC)  # Q_i, dO_i, and L_i, D_i in fp32; K_j and V_j stay

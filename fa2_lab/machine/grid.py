@@ -22,7 +22,7 @@ class BlockWork:
     """One thread block: its head, its row block (forward) or column block (backward), and its number of tiles."""
 
     head: int
-    index: int | None  # None: the block takes the whole head, as in FA1
+    index: int | None  # None if the block has the whole head, as in FA1
     cost: int  # tiles
 
 

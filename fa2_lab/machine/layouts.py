@@ -12,7 +12,7 @@ import numpy as np
 
 ATTRIBUTE = re.compile(r"#ttg\.(\w+)<\{(.*)\}>", re.DOTALL)
 FIELD = re.compile(r"(\w+) = (\[[^\]]*\]|\w+)")
-CHUNK_BYTES = 16  # what one lane hands to ldmatrix, and what a swizzle moves as one piece
+CHUNK_BYTES = 16  # the unit that one lane loads by ldmatrix, and that a swizzle permutes
 LINE_BYTES = 128  # 32 banks of 4 bytes
 
 
@@ -30,7 +30,7 @@ class Mma:
 
     version: int
     warps: tuple[int, int]  # along rows and along columns
-    instruction: tuple[int, int]  # rows and columns of one warp's part of one instruction
+    instruction: tuple[int, int]  # rows and columns of one instruction per warp
 
     def owners(self, shape: tuple[int, int]) -> Owners:
         """Return the owners of a tile's elements.
@@ -59,9 +59,9 @@ class Shared:
     """
 
     vec: int
-    per_phase: int  # so many rows in a row are treated alike
-    max_phase: int  # so many different ways there are
-    block: int | None = None  # columns are cut into blocks of so many, one after the other in memory
+    per_phase: int  # number of consecutive rows with the same permutation
+    max_phase: int  # number of different permutations
+    block: int | None = None  # columns per block, if a tile is stored block after block
     transposed: bool = False
 
     def offsets(self, shape: tuple[int, int]) -> np.ndarray:

@@ -18,7 +18,7 @@ LARGEST = 448  # of E4M3
 
 
 class TiedRows(NamedTuple):
-    """Rows of scores, each with its own keys' values and its row of dO."""
+    """Rows of scores S, each with its own values V and its own row of dO."""
 
     S: np.ndarray  # (rows, keys)
     V: np.ndarray  # (rows, keys, d)

@@ -94,7 +94,10 @@ class Cost:
         return slowest, seconds[slowest]
 
     def intensity(self, place: str) -> float:
-        """Return the FLOPs per byte that is "requested" by the SMs, or per byte that "crossed" to DRAM."""
+        """Return the FLOPs per byte.
+
+        `place` is "requested" for bytes that the SMs request, or "crossed" for those from DRAM.
+        """
         return self.flops / getattr(self, place)
 
 

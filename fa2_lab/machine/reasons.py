@@ -112,9 +112,9 @@ def predicted(before: str, after: str, causal: bool, d: int, heads: int | None =
 
 
 def most(record: Record, before: str, d: int) -> float | None:
-    """Return the largest speedup over the rung `before`: that of tensor cores which are always busy, or None.
+    """Return the speedup over the rung `before` if the tensor cores were always busy, or None without a counter.
 
-    It follows from the hardware counter of the share of time for which `before` keeps them busy.
+    The hardware counters of `before` have the share of the time for which its tensor cores are busy.
     """
     for row in record.rows:
         p = row.problem

@@ -86,7 +86,7 @@ class Shares:
 
     @property
     def room(self) -> int:
-        """The number of partial results for which the scratch buffer has room."""
+        """The number of partial results that fit into the scratch buffer."""
         return self.programs + len(self.tiles)
 
     def blocks(self) -> list[grid.BlockWork]:

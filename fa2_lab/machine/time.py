@@ -15,8 +15,8 @@ from fa2_lab.machine import io, warps
 from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
-PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # that one instruction multiplies for all warps; before Hopper, none did
-FEWEST_ROWS = 64  # of such an instruction
+PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # rows that one instruction multiplies for all warps; older chips have none
+FEWEST_ROWS = 64  # with which such an instruction is used
 
 
 class Clocks(NamedTuple):
@@ -54,7 +54,7 @@ def tile_clocks(
     ops = io.tile_operations(algorithm, "forward", B_r, B_c, d)
     by_keys = scheme == "split_k"
     moved = warps.tile_bytes(scheme, B_r, B_c, d, W if by_keys else readers(chip, B_r, W))
-    parts_added = (W - 1) * B_r * d if by_keys else 0  # each warp has a part of P V
+    parts_added = (W - 1) * B_r * d if by_keys else 0  # each warp has a partial P V
     return Clocks(
         tensor=ops["matmul"] / chip.tensor_per_clock,
         fp32=(fp32_instructions(algorithm, B_r, B_c, d) + parts_added) / chip.fp32_per_clock,

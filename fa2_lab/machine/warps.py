@@ -134,7 +134,7 @@ def split_k(
             m_ij = shared.read(w, "max").max(axis=0)  # (B_r,): of the whole tile, the same in every warp
             p_w = np.exp(s[w] - finite(m_ij)[:, None])  # (B_r, B_c / W)
             shared.write(w, "sum", w, p_w.sum(axis=1))
-            shared.write(w, "PV", w, p_w @ shared.read(w, "V", keys[w]))  # (B_r, d): a part of the sum
+            shared.write(w, "PV", w, p_w @ shared.read(w, "V", keys[w]))  # (B_r, d), a partial sum
         shared.barrier("row sums and P V of all warps")
         for w in range(W):
             parts = [shared.read(w, name, (slice(None), mine[w])).sum(axis=0) for name in ("sum", "PV")]

@@ -1,1 +1,4 @@
-"""Pictures, one file per idea. A figure function takes data and returns (figure, alt text); it computes nothing."""
+"""Pictures, one file per idea.
+
+In each file, data() computes numbers, and draw() turns them into (figure, alternative text).
+"""

@@ -1,4 +1,4 @@
-"""What four functions of (row, column) add to the scores: ALiBi, a window and the first keys, a tree, buckets."""
+"""The picture of what four functions of (row, column) add to the scores: ALiBi, a window, a tree, buckets."""
 
 import numpy as np
 
@@ -8,7 +8,10 @@ PARENTS = (-1, 0, 1, 1, 0, 4, 0)  # a tree of drafts, each node before its child
 
 
 def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
-    """Return four surfaces, −∞ at masked scores: N queries and N keys, or the drafts of a tree after their context."""
+    """Return what four functions add to each score, with −∞ for masked scores.
+
+    Three of them have N queries and N keys. The fourth has the drafts of a tree as queries, after `context` keys.
+    """
     row, column = np.arange(N)[:, None], np.arange(N)[None, :]
     distance = row - column
     hidden = distance < 0
@@ -28,12 +31,12 @@ def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
 
 
 def line_of(node: int) -> list[int]:
-    """A node and its ancestors."""
+    """Return the numbers of a node of the tree and of all its ancestors."""
     return [] if node < 0 else [node, *line_of(PARENTS[node])]
 
 
 def bucket(distance: np.ndarray) -> np.ndarray:
-    """0 to 3 by themselves, then one bucket for each doubling."""
+    """Return the bucket of each distance. Distances 0 to 3 have their own buckets, and then each doubling has one."""
     return np.minimum(distance, 4) + (distance >= 8) + (distance >= 16)
 
 
@@ -45,7 +48,7 @@ FUNCTIONS += ("column is row\nor its ancestor", "bucket(row − column),\nlooked
 def draw(
     surfaces: dict[str, np.ndarray], parents: tuple[int, ...], context: int, functions: tuple[str, ...]
 ) -> style.Drawn:
-    """Each surface as a square of queries and keys: the weaker the fill, the more is taken from the score."""
+    """Draw each function as a square of queries and keys. The fill is weaker if more is subtracted from the score."""
     caption = (
         "One small function of row and column gives any mask or bias. The weaker the fill, the more is taken from a"
         f" score; hatched scores get −∞, as all keys after the query do. The drafts come after {context} tokens that"
@@ -73,7 +76,7 @@ def draw(
 
 
 def _surface(ax: style.Axes, surface: np.ndarray, cell: bool) -> None:
-    """Runs of equal scores in a row as one bar each; the hidden ones are hatched."""
+    """Draw runs of equal added scores in a row as one bar each. Masked scores are hatched."""
     lowest = min(surface[np.isfinite(surface)].min(), -1)
     for value in np.unique(surface):
         runs = [

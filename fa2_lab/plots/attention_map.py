@@ -1,4 +1,4 @@
-"""The weights P of a real sentence, by one head that is trained here in a second to guess the next word."""
+"""The picture of the weights P of a real sentence, by a head that is trained in a second to predict the next word."""
 
 from functools import cache
 
@@ -14,7 +14,10 @@ STEPS, TEXTS, RATE = 150, 16, 0.3
 
 
 def data(sentence: str = SENTENCE) -> dict:
-    """Return the words of a sentence and the head's P; the head has never seen it, and knows words by number alone."""
+    """Return the words of a sentence and the weights P of the trained head.
+
+    The head was not trained on this sentence, and it knows words only by number.
+    """
     words = sentence.split()
     known = list(dict.fromkeys(words))
     if len(known) > WORDS:
@@ -25,7 +28,10 @@ def data(sentence: str = SENTENCE) -> dict:
 
 @cache
 def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return W_Q and W_K after STEPS steps of descent on texts in which one word mostly follows each word."""
+    """Return W_Q and W_K after STEPS steps of gradient descent on random texts.
+
+    In such a text, each word is mostly followed by one certain word.
+    """
     draw = np.random.default_rng(seed)
     W = 0.1 * draw.standard_normal((2, WORDS, WORDS))
     for _ in range(STEPS):
@@ -34,7 +40,7 @@ def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def text(draw: np.random.Generator) -> np.ndarray:
-    """Return a text of N + 1 words. For each text, draw anew which word follows which."""
+    """Return a random text of N + 1 words. Each text has its own rule which word usually follows which."""
     after, words = draw.permutation(WORDS), [int(draw.integers(WORDS))]
     while len(words) <= N:
         usual = draw.random() < 0.8
@@ -43,13 +49,13 @@ def text(draw: np.random.Generator) -> np.ndarray:
 
 
 def one_hot(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each word, and the word before it, as rows with a single 1."""
+    """Return two one-hot matrices of a text: one with each word as a row, and one with the word before it."""
     X = np.eye(WORDS)[words]
     return X, np.vstack([np.zeros(WORDS), X[:-1]])
 
 
 def head(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return Q, K and V of a text. A key encodes the previous word, and its value the word itself."""
+    """Return Q, K and V of a text. A key encodes the word before its position, and a value the word at its position."""
     X, before = one_hot(words)
     return X @ W_Q, before @ W_K, X
 

@@ -1,10 +1,10 @@
-"""The backward pass as a graph of five matmuls."""
+"""The picture of the backward pass as a graph of five matmuls."""
 
 from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return no data, because nothing is computed for this picture."""
+    """Return an empty dictionary, because this picture needs no numbers."""
     return {}
 
 
@@ -31,7 +31,7 @@ HIGH = 0.32
 
 @style.picture
 def draw() -> style.Drawn:
-    """Draw what a tile loads at the top, what it computes below, and its three results at the bottom."""
+    """Draw the loaded tensors of a tile at the top, the computed values below, and the three results at the bottom."""
     caption = "The backward pass runs five matmuls per tile, and one of them recomputes S, which was not kept. Boxes"
     caption += " without a fill are recomputed. L comes from the forward pass, and D is rowsum(dO ∘ O)."
     figure, ax = style.new_figure(5.2 if style.narrow() else 3.75, caption)
@@ -58,7 +58,7 @@ def draw() -> style.Drawn:
 
 
 def _edge(ax: style.Axes, start: str, end: str) -> None:
-    """Draw an arrow from the bottom of one box to the top of the next, in the hue of a loaded tensor."""
+    """Draw an arrow from the bottom of one box to the top of the next box, in the hue of a loaded tensor."""
     x0, y0, w0, _, kind = NODES[start]
     x1, y1, w1, *_ = NODES[end]
     left, right = x1 + 0.15, x1 + w1 - (0.55 if end in AGAIN else 0.15)
@@ -67,7 +67,7 @@ def _edge(ax: style.Axes, start: str, end: str) -> None:
 
 
 def _box(ax: style.Axes, x: float, y: float, w: float, h: float, tensor: str, label: str, again: bool = False) -> None:
-    """Draw a tensor's box, without a fill if the tensor is recomputed."""
+    """Draw the box of a tensor, without a fill if the tensor is recomputed (`again`)."""
     if again:
         style.box(ax, x, y, w, h, label, edgecolor=style.hue(tensor), linewidth=1.4)
     else:

@@ -1,4 +1,4 @@
-"""One step of the Hopper backward over time: the five matmuls, the exponentials and the additions of two consumers."""
+"""The picture of one step of the Hopper backward over time: the matmuls, exponentials and additions of a consumer."""
 
 from collections.abc import Generator
 
@@ -10,9 +10,9 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials", "copy": "additions"}
 
 
 def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
-    """Two steps, n and n + 1, of one column block, in a model whose consumers share the tensor cores.
+    """Return steps n and n + 1 of one column block, simulated for two consumers that share the tensor cores.
 
-    A job is (consumer, unit, what, of which step, from, to).
+    A job is (consumer, unit, result, number of the step, from, to), with times in clocks.
     """
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
     block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
@@ -34,7 +34,11 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
 def consumer(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """One consumer in the kernel's order: dQ of a step is computed in the next one, once both have shared their dS."""
+    """Run one consumer in the order of the kernel.
+
+    dQ of a step is computed in the next step, after the two consumers have exchanged their dS. `product`, `softmax` and
+    `add` are the clocks of a matmul, of the exponentials and of an addition to dQ.
+    """
     added: Job | None = None
     for n in range(steps):
         s = block.start("tensor", product, f"S {n}")
@@ -47,7 +51,7 @@ def consumer(
         if n:
             yield dq.done()
             if added:
-                yield added.done()  # TMA has read the part before
+                yield added.done()  # TMA has read the previous partial dQ
             added = block.start("copy", add, f"dQ {n - 1}")
         yield block.start("tensor", product, f"dP {n}").done()
         ds_filled.arrive(block.actor)
@@ -58,7 +62,7 @@ def consumer(
 
 @style.picture
 def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, setting: str) -> style.Drawn:
-    """Three lanes of one consumer; a frame is round the exponentials of step n and what hides them."""
+    """Draw three lanes of one consumer, with a frame around the exponentials of step n and what overlaps with them."""
     caption = (
         f"While step {n} computes its exponentials, the tensor cores run step {n - 1}'s dQ. One consumer; the other"
         f" does the same at the same time. The number on a job is its step ({setting})."
@@ -89,7 +93,7 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
 
 
 def _job(ax: style.Axes, row: float, span: tuple[float, float], what: str, number: int) -> None:
-    """One job as a box in its tensor's colour, with its step; "dQ 2" below is the addition of a part of dQ."""
+    """Draw one job as a box in the colour of its tensor, labelled with its tensor and the number of its step."""
     begun, ended = span
     label = f"{what}\n{number}" if style.narrow() else f"{what} {number}"
     style.tensor_box(
@@ -98,7 +102,7 @@ def _job(ax: style.Axes, row: float, span: tuple[float, float], what: str, numbe
 
 
 def _frame(ax: style.Axes, span: tuple[float, float]) -> None:
-    """A strong edge round both upper lanes, for as long as the exponentials take."""
+    """Draw a strong edge around the two upper lanes, for as long as the exponentials run."""
     begun, ended = span
     ax.add_patch(
         style.Rectangle((begun, 0), ended - begun, 2, fill=False, edgecolor=style.INK, linewidth=2.2, zorder=3)

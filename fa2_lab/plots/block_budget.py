@@ -1,4 +1,4 @@
-"""Which block sizes fit: shared memory, registers, and on which chips."""
+"""The picture of the block sizes that fit: their shared memory and registers, and the chips on which they run."""
 
 from collections.abc import Iterable
 
@@ -10,10 +10,10 @@ BLOCKS = (32, 64, 128, 256)
 
 
 def data(stages: int = 2) -> dict:
-    """Return the forward's needs at every block size, the chips on which it fits, and the recorded spills.
+    """Return the needs of the forward at every block size, the chips on which it fits, and the recorded spills.
 
-    `stages` tiles of K and as many of V are in shared memory. Triton keeps num_stages of them on Hopper, and one fewer
-    on older chips.
+    Shared memory holds `stages` tiles of K and `stages` tiles of V. Triton keeps num_stages of them on Hopper, and one
+    less on older chips.
     """
     where = {"RTX 4090": chips.RTX_4090, "A100": chips.A100, "H100": chips.H100}
     cells = {d: _cells(where, d, stages) for d in (64, 128)}
@@ -22,7 +22,7 @@ def data(stages: int = 2) -> dict:
 
 
 def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
-    """Return each block size's needs (on the last chip), and the chips on which it fits with 4 or 8 warps."""
+    """Return the needs of each block size on the last chip, and the chips on which it fits with 4 or 8 warps."""
     tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in where.items()}
     cells = {}
     for blocks, (W, fit) in list(tables.values())[-1].items():
@@ -33,13 +33,16 @@ def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
 
 
 def compiled_spills() -> dict[tuple[int, int, int], int]:
-    """Return {(d, B_r, B_c): spill instructions} of the compiled forward, as far as it is recorded."""
+    """Return {(d, B_r, B_c): spill instructions} of the compiled forward, for the block sizes that are recorded."""
     rows = (recorded("compiled") or {}).get("forward", ())
     return {(row["d"], row["B_r"], row["B_c"]): row["spills"] for row in rows}
 
 
 def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
-    """Return where a block size runs without spilling: as compiled or, if it was not compiled, by the model."""
+    """Return on which chips a block size fits, or "spills" or "too large".
+
+    Spills are those of the compiled kernel, or of the model if the size was not compiled.
+    """
     fits = [name for name, room in limits.items() if cell["shared"] <= room]
     if not fits:
         return "too large"
@@ -56,10 +59,10 @@ def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
 
 @style.picture
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
-    """Draw a grid of block sizes for each d, with the forward's needs and the chips that meet them.
+    """Draw a grid of block sizes for each d, with the needs of the forward and the chips on which it fits.
 
-    cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
-    smallest first. compiled: {(d, B_r, B_c): spill instructions}, where somebody compiled it.
+    cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: shared bytes per block},
+    the smallest first. compiled: {(d, B_r, B_c): spill instructions} of the sizes that were compiled.
     """
     room = ", ".join(f"{size // 1024} KiB on {chip}" for chip, size in limits.items())
     verdicts = {
@@ -111,7 +114,7 @@ def _square(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> No
 
 
 def _legend(axes: Iterable[style.Axes], verdicts: dict) -> None:
-    """What each look says, above the grid in which it is."""
+    """Draw above each grid a legend of the fills and edges that its cells have."""
     for ax, found in zip(axes, verdicts.values(), strict=True):
         present = [words for words in ORDER if words in found.values()]
         present += sorted(set(found.values()) - set(ORDER))

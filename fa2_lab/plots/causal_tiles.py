@@ -1,4 +1,4 @@
-"""What a causal mask leaves of the tiles: SKIP, DIAGONAL, FULL."""
+"""The picture of the tiles under a causal mask: SKIP, DIAGONAL and FULL."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
 
 def data(N: int = 512, B: int = 64) -> dict:
-    """Return two causal tilings: as many queries as keys, and half as many."""
+    """Return two causal tilings, one with as many queries as keys, and one with half as many queries."""
     tilings = {"Square": Tiling(N, N, B, B, CAUSAL), "Fewer queries": Tiling(N // 2, N, B, B, CAUSAL)}
     return dict(tilings=tilings)
 
@@ -17,7 +17,7 @@ FILLS = {Tile.SKIP: style.MASKED, Tile.DIAGONAL: style.tint(style.hue("S"), 0.35
 
 @style.picture
 def draw(tilings: dict[str, Tiling]) -> style.Drawn:
-    """Draw the tiles of each tiling by kind with their counts, and the mask's edge on them."""
+    """Draw the tiles of each tiling by kind, with the number of tiles of each kind and the edge of the mask."""
     caption = "Under a causal mask, tiles above the diagonal are skipped, and only those on it need the mask."
     figure, axes = style.new_figure(3.3, caption, ncols=len(tilings))
     for ax, (name, tiling) in zip(axes, tilings.items(), strict=True):
@@ -31,7 +31,10 @@ def _counts(tiling: Tiling) -> str:
 
 
 def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tuple[float, float]]]:
-    """Draw a box for each tile by its kind, the first at (start, start), and return the middles of each kind."""
+    """Draw a box for each tile by its kind, with the first tile at (start, start).
+
+    Return the centres of each kind's boxes.
+    """
     middles: dict[Tile, list] = {kind: [] for kind in FILLS}
     for i in range(tiling.T_r):
         for j in range(tiling.T_c):
@@ -43,7 +46,7 @@ def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tup
 
 
 def tile(ax: style.Axes, x: float, y: float, w: float, h: float, kind: Tile) -> None:
-    """Draw one tile, hatched if it is skipped."""
+    """Draw one tile in the look of its kind, which is hatched if the tile is skipped."""
     hatch = style.MASK_HATCH if kind is Tile.SKIP else None
     style.box(ax, x, y, w, h, fill=FILLS[kind], hatch=hatch, linewidth=0.5, edgecolor=style.QUIET)
 

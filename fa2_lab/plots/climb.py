@@ -1,4 +1,4 @@
-"""The ladder as measured: the speed of every rung as a share of FlashAttention-3's."""
+"""The picture of the ladder as measured: the speed of every rung as a share of FlashAttention-3's speed."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from fa2_lab.records import compared_with, load
 
 
 class RungSpeeds(NamedTuple):
-    """One rung in one shape, without a mask and under the causal mask, in TFLOP/s."""
+    """The speeds of one rung in one shape in TFLOP/s, without a mask and under the causal mask."""
 
     number: str
     name: str
@@ -18,7 +18,7 @@ class RungSpeeds(NamedTuple):
 
 
 def data() -> dict:
-    """Return what `fa2-lab bench ladder` measured in the shape that fills the GPU."""
+    """Return the speeds that `fa2-lab bench ladder` measured in the shape that fills the GPU."""
     record = load("ladder")
     full, causal = (reasons.timed(record, masked, d=128) for masked in (False, True))
     both = full.values.keys() & causal.values.keys()
@@ -32,7 +32,7 @@ NAMED = 1.13  # a factor from which on a jump is strong, and has its factor in i
 
 @style.picture
 def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) -> style.Drawn:
-    """Draw a bar for each rung without a mask and a dot for the causal mask, both as shares of the peer's speed."""
+    """Draw each rung's speed as a share of the baseline's: a bar without a mask, and a dot under the causal mask."""
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full
     caption = (

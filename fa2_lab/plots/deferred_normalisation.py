@@ -1,4 +1,4 @@
-"""Tweak 1: FA1's and FA2's arithmetic of one tile as a timeline."""
+"""The picture of tweak 1: the arithmetic of one tile in FA1 and in FA2 as a timeline."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ from fa2_lab.plots import style
 
 
 class Timed(NamedTuple):
-    """One operation of the inner loop, or of the end of a row block, in the order it runs."""
+    """One operation of the inner loop, or of the end of a row block, and its clocks."""
 
     name: str  # "" for the few operations on m, l and α: one for each row, too short for a label
-    tensor: str  # whose hue it takes
+    tensor: str  # the tensor whose hue it has
     clocks: float
 
 
@@ -18,9 +18,9 @@ ONLY_FA1 = "p v ×β"
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
-    """Return one tile of FA1 and of FA2, and FA2's end of a row block, in clocks of one SM.
+    """Return the operations of one tile in FA1 and in FA2, and of the end of a row block in FA2, in clocks of one SM.
 
-    × τ is part of the multiply-add of τ s − m, and the sum into o part of the product's.
+    × τ is part of the FMA of τ s − m, and the sum into o is part of the matmul.
     """
     product = 2 * B_r * B_c * d / chip.tensor_per_clock
     of_tile, of_rows = B_r * B_c / chip.fp32_per_clock, B_r * d / chip.fp32_per_clock
@@ -44,9 +44,9 @@ HIGH = 0.62
 
 @style.picture
 def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
-    """Draw FA1's and FA2's steps of a tile on one time axis; what FA2 leaves out is dashed at the end.
+    """Draw the steps of a tile in FA1 and in FA2 on one time axis. Dashed boxes mark the steps that FA2 leaves out.
 
-    loops: {"FA1", "FA2": steps of one tile}; end: FA2's steps after the last tile, drawn beneath.
+    loops: {"FA1", "FA2": steps of one tile}. end: FA2's steps after the last tile, drawn below.
     """
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]

@@ -1,4 +1,4 @@
-"""Atomics against two passes over time: which worker writes which block of dQ, and when."""
+"""The picture of atomic adds against two passes over time: which worker writes which block of dQ, and when."""
 
 from collections.abc import Mapping
 
@@ -9,9 +9,9 @@ FIRST, SECOND = 4, 3  # over columns S, dP, dV, dK; over rows S, dP, dQ
 
 
 def data(T: int = 4) -> dict:
-    """Simulate one head of T × T tiles on T SMs that start together, with time counted in matmuls.
+    """Return one head of T × T tiles, simulated on T SMs that start together, with time counted in matmuls.
 
-    visits: (SM, from, to, what the tile adds to). writes: {(block of dQ, when): the SMs that write it}.
+    visits: (SM, from, to, name of what the tile adds to). writes: {(block of dQ, time): the SMs that write it}.
     """
     every = [(SM, step) for SM in range(T) for step in range(T)]  # worker SM at its step-th tile
     own = FIRST * T  # when the second pass begins
@@ -29,7 +29,7 @@ def data(T: int = 4) -> dict:
 
 @style.picture
 def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
-    """Draw both ways: the SMs over time, tile by tile, and below them dQ's blocks with a mark for every write."""
+    """Draw atomic adds and two passes: SMs over time, and below them blocks of dQ with a mark for each write."""
     caption = (
         "With atomic adds, several writes of dQ meet, and with two passes, each block of dQ has one writer. A box is"
     )
@@ -62,7 +62,10 @@ def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
 
 
 def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:
-    """Draw a mark for every time at which a block is written: its writer's number, or how many write at that time."""
+    """Draw a mark for every time at which a block of dQ is written.
+
+    The mark has the number of its writer or, if several SMs write at that time, the number of writers.
+    """
     for (i, time), SMs in writes.items():
         several = len(SMs) > 1
         label, width = (f"× {len(SMs)}", 2.6 if style.narrow() else 1.5) if several else (str(SMs[0]), 0.9)

@@ -1,10 +1,13 @@
-"""The path of dQ in the Hopper backward: many additions to accumulators in L2, and one copy of dQ to HBM."""
+"""The picture of dQ's path in the Hopper backward: many additions to accumulators in L2, and one copy of dQ to HBM."""
 
 from fa2_lab.plots import style
 
 
 def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128, consumers: int = 2) -> dict:
-    """Of a head: its column blocks, the parts that their consumers add, and the bytes of a part, the sums and dQ."""
+    """Return the numbers of column blocks and of additions of one head, and the sizes in bytes.
+
+    The sizes are those of one addition, of the accumulators, and of dQ.
+    """
     columns = N // keys
     sizes = dict(part=B_r * d // consumers * 4, sums=N * d * 4, dQ=N * d * 2)
     return dict(columns=columns, additions=consumers * columns * N // B_r, sizes=sizes, N=N, d=d)
@@ -17,7 +20,7 @@ PITCH, THIN = 0.56, 5  # of the column blocks, and how many arrows are drawn for
 
 @style.picture
 def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) -> style.Drawn:
-    """From left to right: column blocks with many arrows into L2, and one arrow out of it."""
+    """Draw column blocks at the left with many arrows into L2, and one arrow from L2 to HBM at the right."""
     caption = (
         "The parts of dQ are added up in L2, and dQ goes to HBM only once. A part goes from the registers of a consumer"
         " through its buffer in shared memory, and TMA adds it in L2. The last kernel multiplies the sums by τ and"
@@ -54,5 +57,5 @@ def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) ->
 
 
 def amount(size: int) -> str:
-    """Bytes as KiB or MiB."""
+    """Return a number of bytes as text in KiB or MiB."""
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"

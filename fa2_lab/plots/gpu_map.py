@@ -9,7 +9,7 @@ from fa2_lab.plots import style
 
 
 class Memory(NamedTuple):
-    """One memory of one chip: all of its bytes, and the bytes it delivers in a second if that is known."""
+    """One memory of a chip: its size in bytes, and the bytes that it delivers per second, if that is known."""
 
     name: str
     size: int
@@ -17,13 +17,16 @@ class Memory(NamedTuple):
 
 
 def data(name: str = "H200") -> dict:
-    """Return the memories of a chip, the nearest to the arithmetic first, and its link to other GPUs."""
+    """Return the memories of a chip, from registers outwards, and the bandwidth of its link to other GPUs."""
     chip = chips.named(name)
     return dict(chip=name, places=memories(chip), link=chip.link_per_second)
 
 
 def memories(chip: chips.Chip) -> list[Memory]:
-    """Return a chip's memories. FP32 units read three 4-byte numbers per clock from registers. L2's is measured."""
+    """Return the memories of a chip.
+
+    FP32 units read three 4-byte numbers per clock from registers. The rate of L2 is measured.
+    """
     clocks, l2 = chip.SMs * chip.clock_hz, measured(chip).get("L2 TB/s")
     return [
         Memory("registers", 4 * chip.SMs * chip.registers_per_sm, 3 * 4 * chip.fp32_per_clock * clocks),
@@ -40,7 +43,7 @@ PHONE = (1.1, 1.22, 0.6, 1.87, 3.22, 0.22)
 
 @style.picture
 def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
-    """Draw HBM as a square with the chip's memories as dots in it, enlarged by a lens, and the speeds as bars."""
+    """Draw HBM as a square with the other memories as dots in it, which a lens enlarges, and the bandwidths as bars."""
     caption = "Far memory is big and slow, and near memory is small and fast."
     caption += f" This is an {chip}, with areas and bars to scale."
     figure, ax = style.new_figure(3.15, caption)

@@ -1,4 +1,4 @@
-"""What each idea for the Hopper kernels was worth, in earlier versions of them."""
+"""The recorded gain of each idea for the Hopper kernels, as measured in earlier versions of the kernels."""
 
 from collections.abc import Sequence
 from statistics import geometric_mean
@@ -7,15 +7,15 @@ from fa2_lab.records import Measurement, load
 
 
 def worths() -> list[dict]:
-    """Return for each idea and measured problem the speed with the idea over the speed without it, in one run."""
+    """Return for each idea and measured problem the speed with the idea divided by the speed without it, in one run."""
     rows = [row for row in load("ideas").rows if {"with it", "without it"} <= row.values.keys()]
     return [row.problem | dict(worth=row.ratio("with it", "without it")) for row in rows]
 
 
 def table(part: str = "") -> list[str]:
-    """Return in Markdown each idea's prediction and result, for one part, "forward" or "backward", or for all.
+    """Return a Markdown table of each idea's prediction and result, for one part ("forward", "backward") or for all.
 
-    An idea is kept where it is faster: on the rows of which a record says so.
+    An idea is kept on the problems on which it is faster, and the record lists these problems.
     """
     record = load("ideas")
     lines = ["| idea | predicted | measured | without pauses | kept |", "|---|---|---|---|---|"]
@@ -32,6 +32,6 @@ def table(part: str = "") -> list[str]:
 
 
 def reach(rows: Sequence[Measurement]) -> str:
-    """Return how many times as fast with an idea: the mean, the lowest and the highest."""
+    """Return the speedup of an idea as text: the geometric mean, the lowest and the highest."""
     worth = [row.ratio("with it", "without it") for row in rows]
     return f"{geometric_mean(worth):.3f} ({min(worth):.2f} to {max(worth):.2f})" if worth else "–"

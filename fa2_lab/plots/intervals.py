@@ -1,4 +1,4 @@
-"""Masks as intervals of keys: causal, windows, padding, packed documents, a sink; and the tiles that each visits."""
+"""The picture of masks as contiguous ranges of keys: causal, windows, padding, documents, a sink, and their tiles."""
 
 import numpy as np
 
@@ -7,8 +7,11 @@ from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
 
 
 def data(N: int = 32, B: int = 4, left: int = 8, documents: tuple[int, ...] = (14, 6, 12)) -> dict:
-    """Six masks over N queries and N keys. A mask is a list of (where its rows and columns begin, tiling): packed
-    documents are several small problems one after the other, all others are one."""
+    """Return six masks over N queries and N keys.
+
+    A mask is a list of (first row and column, tiling). Packed documents have one such pair per document, and every
+    other mask has a single pair.
+    """
 
     def one(mask: Mask) -> list[tuple[int, Tiling]]:
         return [(0, Tiling(N, N, B, B, mask))]
@@ -28,7 +31,7 @@ def data(N: int = 32, B: int = 4, left: int = 8, documents: tuple[int, ...] = (1
     return dict(masks=masks, N=N, B=B, row=N * 3 // 4 - 1)
 
 
-SINK = -4  # where the sink's column stands, left of the keys
+SINK = -4  # the position of the sink's column, left of the keys
 MEANING = {
     Tile.FULL: "FULL: computed, not masked",
     Tile.DIAGONAL: "DIAGONAL: computed and masked",
@@ -38,7 +41,7 @@ MEANING = {
 
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
-    """Each mask's tiles by kind, the lines where intervals begin and end, and one row's interval in numbers."""
+    """Draw the tiles of each mask by kind, lines at both ends of the ranges of keys, and one row's range in numbers."""
     caption = "A row sees one interval of keys, so whole tiles can be skipped."
     caption += f" These six masks are all of this kind. The bar shows the interval of row {row}."
     rows, columns, last = (3, 2, 0.3) if style.narrow() else (2, 3, 0.12)
@@ -71,7 +74,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
 
 
 def visited_tiles(parts: list[tuple[int, Tiling]]) -> int:
-    """Tiles that are computed."""
+    """Return the number of tiles that are computed."""
     counts = [tiling.counts() for _, tiling in parts]
     return sum(n[Tile.FULL] + n[Tile.DIAGONAL] for n in counts)
 
@@ -90,7 +93,7 @@ def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
 
 
 def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
-    """One row's interval as a bar, with its numbers below the matrix."""
+    """Draw the range of keys of one row as a bar, with its first and last key below the matrix."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     first, last = (int(start + end) for end in tiling.interval(row - start))
     style.box(ax, first, row, last - first, 1, "", style.INK, linewidth=0)

@@ -1,6 +1,6 @@
-"""The rooflines of the chapters: what a GPU allows the methods of a chapter, and which of its units is the limit.
+"""The rooflines of the chapters: the speed that a GPU allows the methods of a chapter, and the unit that limits them.
 
-`data("decode")` returns the numbers of one of them, and `roofline.draw` draws them.
+For example, `data("decode")` returns the numbers of one roofline, and `roofline.draw` draws them.
 """
 
 from fa2_lab.machine import chips, warps
@@ -13,12 +13,12 @@ __all__ = ["data", "draw"]
 
 
 def data(which: str = "forward") -> dict:
-    """Return what `draw` needs for one of PICTURES."""
+    """Return the arguments of `draw` for the roofline with this name in PICTURES."""
     return PICTURES[which]()
 
 
 def forward() -> dict:
-    """Return standard attention, FA1 and FA2 in two sizes of tiles (chapter 04)."""
+    """Return the roofline of standard attention, FA1, and FA2 with two sizes of tiles (chapter 04)."""
     blocks = {B: cost("FA2", B_r=B, B_c=B) for B in (64, 128)}
     small, large = (asked.limit(chips.H200)[0] for asked in blocks.values())
     message = f"With 64 rows per block, {small} limits FA2, and with 128 rows, the {large} do."
@@ -26,14 +26,14 @@ def forward() -> dict:
 
 
 def backward() -> dict:
-    """Return both passes of FA2 in tiles of 64 × 64 (chapter 05)."""
+    """Return the roofline of FA2's forward and backward with tiles of 64 × 64 (chapter 05)."""
     units = {cost(name).limit(chips.H200)[0] for name in ("FA2", "FA2 backward")}
     message = f"With tiles of 64 × 64, the limit of both passes is {' and '.join(units)}."
     return roofline.data("FA2", "FA2 backward", message=message)
 
 
 def row_blocks() -> dict:
-    """Return one head of 8,192 queries in row blocks of four sizes (chapter 06)."""
+    """Return the roofline of one head of 8,192 queries with row blocks of four sizes (chapter 06)."""
     sizes = {B_r: cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
     best = min(sizes, key=lambda B_r: sizes[B_r].limit(chips.H200)[1])
     message = f"One head of 8,192 queries is fastest in row blocks of {best}."
@@ -44,7 +44,7 @@ def row_blocks() -> dict:
 
 
 def split() -> dict:
-    """Return one tile under both splits, by the bytes of shared memory (chapter 07)."""
+    """Return the roofline of one tile under split-K and split-Q, over the bytes of shared memory (chapter 07)."""
     price, flops, points = prices(chips.A100), 4 * 128 * 64 * 128, {}
     for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
         intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
@@ -59,7 +59,7 @@ def split() -> dict:
 
 
 def one_pass() -> dict:
-    """Return the backward pass that adds dQ, and what the Hopper kernel reaches of it (chapter 13)."""
+    """Return the roofline of the backward in one pass, and the speed that the Hopper kernel reaches (chapter 13)."""
     asked = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
     here = dict(N_q=4096, d=128, causal=False)
     rows = [row for row in load("paper").rows if row.direction == "backward" and here.items() <= row.problem.items()]
@@ -75,7 +75,7 @@ def one_pass() -> dict:
 
 
 def decode() -> dict:
-    """Return one query per K/V head, and a group of four (chapter 14)."""
+    """Return the roofline of decode with one query per K/V head, and with a group of four (chapter 14)."""
     groups = {n: cost("decode", N=65536, N_q=n, heads=8, B_r=16) for n in (1, 4)}
     one, four = (asked.flops / asked.limit(chips.H200)[1] for asked in groups.values())
     message = f"A group of four queries per key does {four / one:.0f} times the work for the same bytes."

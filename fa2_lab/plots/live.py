@@ -1,7 +1,8 @@
-"""The live pieces of figures/live, as a notebook shows them.
+"""The interactive figures of figures/live, as a notebook shows them.
 
-`live("algorithm1")` at the end of a cell shows a piece: where scripts run (the site, a trusted notebook) the piece
-itself, and elsewhere (GitHub, print) a still picture and a sentence that says what it would show.
+`live("algorithm1")` at the end of a cell shows the interactive figure if scripts run (on the site, or in a trusted
+notebook). Elsewhere (on GitHub, or in print), it shows a static figure and a sentence that describes the interactive
+one.
 """
 
 import re
@@ -15,7 +16,7 @@ from fa2_lab.plots.show import show
 FOLDER = Path(__file__).resolve().parents[2] / "figures" / "live"
 
 
-STILLS = {  # by piece: the picture of fa2_lab/plots that shows one moment of it
+STILLS = {  # interactive figure: the picture that is its static figure
     "algorithm1": "visiting_order",
     "softmax": "state_stream",
     "tiles": "hbm_traffic",
@@ -24,14 +25,17 @@ STILLS = {  # by piece: the picture of fa2_lab/plots that shows one moment of it
     "backward": "workers",
     "race": "dq_over_time",
 }
-WIDE = ("algorithm1", "climb")  # pieces that take the whole width of a window
+WIDE = ("algorithm1", "climb")  # interactive figures as wide as the window
 HEAD = re.compile(
     r'<title>(.*?)</title>\n<meta name="description" content="(.*?)">(?:\n<meta name="still" content="(.*?)">)?'
 )
 
 
 def about(name: str) -> tuple[str, str, str]:
-    """Return a piece's title, what it would show, and what its still shows, from its page; a wheel has no pages."""
+    """Return three texts from the page of an interactive figure: its title, and the descriptions of both forms.
+
+    They are empty in a wheel, because a wheel does not contain the pages.
+    """
     page = FOLDER / f"{name}.html"
     if not page.is_file():
         return "", "", ""
@@ -40,9 +44,10 @@ def about(name: str) -> tuple[str, str, str]:
 
 
 class live:
-    """`live("algorithm1", ask="order=both")` at the end of a cell.
+    """One interactive figure, as in `live("algorithm1", ask="order=both")` at the end of a cell.
 
-    ask: how the piece begins, as its address has it. More words go to the still picture's `data`.
+    ask: the settings with which the figure begins, in the form of a URL query. Further arguments are those of the
+    static figure's data().
     """
 
     def __init__(self, name: str, ask: str = "", **words: Any) -> None:
@@ -61,14 +66,14 @@ class live:
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}
 
     def frame(self, title: str) -> str:
-        """Return the piece in a frame; when it has come, it takes the place of the still."""
+        """Return the interactive figure in an HTML frame. When the frame has loaded, it hides the static figure."""
         looks = 'style="width: 100%; height: 640px; border: 0"'
         hide = 'onload="this.previousElementSibling.hidden = true"'
         return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{escape(page(self.name, self.ask))}"></iframe>'
 
 
 def page(name: str, ask: str = "") -> str:
-    """Return a piece with its styles and scripts inside: one document that asks for no other file."""
+    """Return the page of an interactive figure as one HTML document, with its styles and scripts included."""
     html = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
     html = html.replace("<html", f'<html data-ask="{escape(ask)}"', 1)
 

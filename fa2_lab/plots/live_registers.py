@@ -1,4 +1,4 @@
-"""The registers of a consumer's thread in a backward step: what is live at the same time, beside what a thread has."""
+"""The picture of the registers of a consumer's thread in a backward step: the values that are live at the same time."""
 
 from fa2_lab.plots import style
 
@@ -7,7 +7,7 @@ LIVE = {"S and dQ": ("S", "dQ"), "then P and dP": ("P", "dP"), "all at once": ("
 
 
 def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
-    """{tile: {phase: {tensor: registers}}}: fp32 numbers of a thread; dQ is shared out among the consumers."""
+    """Return {tile: {phase: {tensor: registers}}}, the fp32 values of one thread. The consumers share dQ."""
     found = {}
     for name, (d, B_r) in TILES.items():
         each = {x: keys * B_r // threads for x in ("S", "P", "dP")} | {"dQ": B_r * d // consumers // threads}
@@ -18,7 +18,7 @@ def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
 
 @style.picture
 def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn:
-    """A bar for each phase of a step, a part for each tensor, and a line at what a thread has."""
+    """Draw a bar for each phase of a step, with a part for each tensor, and a line at the registers of a thread."""
     caption = "At d = 128, a step of 128 rows needs more registers than a thread has."
     caption += (
         f" So a step has 64 rows. The bars count the fp32 values of one thread. The line marks its {limit} registers,"

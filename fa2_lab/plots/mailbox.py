@@ -1,10 +1,10 @@
-"""The mailbox over time: the number in each of its two slots, and the row block that each warpgroup works on."""
+"""The picture of the mailbox over time: the number in each of its two slots, and the row block of each warpgroup."""
 
 from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
-    """(row, row block, from, to) on an SM in clocks: the producer's copies, both slots, and each consumer."""
+    """Return spans (lane, row block, from, to) of one SM in clocks, for the producer, the slots and the consumers."""
     size = strips.sizes(rung)
     block, program = strips.ran(size, tiles, row_blocks)
     spans = []
@@ -21,7 +21,7 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
 
 @style.picture
 def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
-    """spans: (row, row block, from, to)."""
+    """Draw the spans (lane, row block, from, to) of the producer, the mailbox's slots and the consumers over time."""
     caption = (
         "The producer starts a row block first and leaves its number in the mailbox. A slot holds the number until both"
         f" consumers have read it (arrows: the first of them reads). Model of rung {rung}, with four tiles per row"

@@ -1,4 +1,4 @@
-"""One merge, three orders: in a loop, as a tree, and split between two workers."""
+"""The picture of one merge in three orders: in a loop, as a tree, and split between two workers."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ Merge = tuple[int, int, SoftmaxState]  # two states by their numbers, leaves fir
 
 
 def data(blocks: int = 8, B_c: int = 4) -> dict:
-    """Return the states of one row's key blocks (d = 1), and what becomes of them in three orders."""
+    """Return the states of one row's key blocks (d = 1), and the merged states in each of three orders."""
     s, v = np.random.default_rng(2).standard_normal((2, blocks, B_c)) * [[[2.0]], [[1.0]]]
     leaves = [SoftmaxState.reset(1, 1).update(s[b : b + 1], v[b][:, None]) for b in range(blocks)]
     orders: dict[str, list[Merge]] = {}
@@ -22,7 +22,7 @@ def data(blocks: int = 8, B_c: int = 4) -> dict:
 
 
 def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
-    """Return which two nodes each merge joins: leaves are numbered 0 … blocks − 1, merges from there on."""
+    """Return for each order the two nodes that each merge joins. Nodes 0 … blocks − 1 are leaves, and merges follow."""
     half, layer = blocks // 2, range(blocks)
     tree: list[tuple[int, int]] = []
     while len(layer) > 1:
@@ -35,7 +35,10 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _chain(start: int, stop: int, number: int) -> list[tuple[int, int]]:
-    """Return the merges, numbered from `number` on, that take in leaves start … stop − 1 one after another."""
+    """Return the merges that join leaves start … stop − 1 one after another.
+
+    Their nodes are numbered from `number` on.
+    """
     lefts = [start, *range(number, number + stop - start - 2)]
     return list(zip(lefts, range(start + 1, stop), strict=True))
 
@@ -74,13 +77,16 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
 
 
 def _result(merges: list[Merge], digits: int, between: str = ", ") -> str:
-    """Return the result of the last merge as text."""
+    """Return o / l and L of the last merge as text."""
     o, L = (x.item() for x in merges[-1][2].finalize())
     return f"o / l = {o:.{digits}f}{between}L = {L:.{digits}f}"
 
 
 def _places(leaves: int, merges: list[Merge]) -> list[tuple[float, float]]:
-    """Place leaves side by side, and a merge under the block it takes in, or below and between the two it joins."""
+    """Return the position of each node: leaves side by side, and merges below the nodes that they join.
+
+    A merge that takes in a leaf is below this leaf, and any other merge is between its two nodes.
+    """
     places = [(float(k), 0.0) for k in range(leaves)]
     for left, right, _ in merges:
         (x_left, y_left), (x, y) = places[left], places[right]
@@ -115,7 +121,7 @@ def _arrow(ax: style.Axes, start: tuple, end: tuple, leaf: bool) -> None:
     (x0, y0), (x1, y1) = start, end
     if y0 == y1:  # along a chain
         style.arrow(ax, (x0 + W / 2, y0), (x1 - W / 2, y1))
-    else:  # down, ending a little off the middle where it comes from the side
+    else:  # down, ending off the middle if it starts from the side
         aside = 0.25 * max(-1, min(1, x0 - x1))
         style.arrow(ax, (x0, y0 + (0.2 if leaf else H / 2)), (x1 + aside, y1 - H / 2))
 

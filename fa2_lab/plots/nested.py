@@ -1,4 +1,4 @@
-"""What is inside what on a GPU: SMs, thread blocks, warps, threads, and the memory of each."""
+"""The picture of a GPU's levels: SMs, thread blocks, warps and threads inside each other, and the memory of each."""
 
 import textwrap
 
@@ -7,7 +7,7 @@ from fa2_lab.plots import style
 
 
 def data(name: str = "H200") -> dict:
-    """Return (what it is, what it has), from the outside in."""
+    """Return (name of the level, what it has) for each level, from the outside in."""
     chip = chips.named(name)
     kib = 4 * chip.registers_per_sm // 1024
     levels = [
@@ -25,7 +25,7 @@ STEP = 0.5
 
 @style.picture
 def draw(chip: str, levels: list[tuple[str, str]]) -> style.Drawn:
-    """Draw a box in a box for each level, with its name and what it has in the first line."""
+    """Draw the levels as boxes inside each other. Each has its name and what it has in its first line."""
     caption = "A GPU has SMs, an SM runs thread blocks, a thread block has warps, and a warp has 32 threads."
     line = 0.62 if style.narrow() else 0.36
     figure, ax = style.new_figure(0.2 + (line + 0.09) * len(levels), f"{caption} The numbers are those of an {chip}.")

@@ -1,17 +1,20 @@
-"""The matmuls of a tile in one backward pass and in two."""
+"""The picture of the matmuls of a tile in a backward of one pass and of two passes."""
 
 from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return {way: the matmuls of each pass in order}."""
+    """Return {name of the backward, in one pass or two: the matmuls of each pass, in order}."""
     one, columns, rows = ["S", "dP", "dV", "dK", "dQ"], ["S", "dP", "dV", "dK"], ["S", "dP", "dQ"]
     return dict(ways={"one pass": [one], "two passes": [columns, rows]})
 
 
 @style.picture
 def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
-    """Draw a row for each way and a box for each matmul, hatched if an earlier pass has computed it."""
+    """Draw a row for the backward in one pass and one for two passes, with a box for each matmul.
+
+    A box is hatched if an earlier pass has computed the same matmul. ways: {name: the matmuls of each pass}.
+    """
     counts = {name: sum(map(len, passes)) for name, passes in ways.items()}
     saved = counts["two passes"] - counts["one pass"]
     caption = f"One pass saves {saved} matmuls of {counts['two passes']}, because S and dP are computed only once."

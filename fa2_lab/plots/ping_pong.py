@@ -1,4 +1,4 @@
-"""Two consumers with and without turns at d = 64, where exponentials take as long as both matmuls of a tile."""
+"""The picture of two consumers with and without ping-pong at d = 64, where exponentials take as long as matmuls."""
 
 from collections.abc import Generator, Mapping
 
@@ -8,7 +8,7 @@ from fa2_lab.plots import strips, style
 
 
 def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
-    """Return (unit, consumer, label, from, to) of both ways, in clocks."""
+    """Return the jobs (unit, consumer, label, from, to) without and with ping-pong, in clocks."""
     product, softmax = 2 * 64 * keys * d / chips.H200.tensor_per_clock, 64 * keys / chips.H200.exp_per_clock
     panels = []
     for name, turns in (("Without ping-pong", False), ("Ping-pong", True)):
@@ -22,7 +22,10 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
 
 
 def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
-    """Run one consumer: in its turn, S of a tile and P V of the previous one, and then the softmax."""
+    """Run one consumer: S of a tile and P V of the previous tile, and then the softmax.
+
+    With ping-pong, it waits for its turn.
+    """
     late: Job | None = None
     for n in range(T):
         if may:
@@ -38,7 +41,10 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 
 @style.picture
 def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
-    """Draw the panels: name, share of the tensor cores' time, and jobs as (unit, consumer, label, from, to)."""
+    """Draw one timeline per panel, for two consumers without and with ping-pong.
+
+    A panel has a name, the tensor cores' share of the time, and jobs (unit, consumer, label, from, to).
+    """
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"
     )

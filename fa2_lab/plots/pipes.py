@@ -1,4 +1,4 @@
-"""Who waits for whom inside a thread block of the Hopper kernels: one row for each ring of buffers."""
+"""The picture of who waits for whom in a thread block of the Hopper kernels, with one row per circular buffer."""
 
 import textwrap
 
@@ -6,9 +6,10 @@ from fa2_lab.plots import style
 
 
 def data(way: str = "forward") -> dict:
-    """Return the rings of a pass: {ring: (stages, how many consumers must release one before it is filled again)}.
+    """Return {ring: (stages, number of consumers that must release a stage before it is filled again)} of a pass.
 
-    The forward's are those of sizes.SHORT. Its V has no releases: K's tell that its stage is empty, too.
+    The rings of the forward are those of sizes.SHORT. Its V has no releases, because those of K also show that V's
+    stage is empty.
     """
     rings = {
         "forward": {"mailbox": (2, 2), "Q": (4, 1), "K": (3, 2), "V": (3, 0)},
@@ -36,7 +37,7 @@ SAME = {"forward": "", "backward": " What is grey works as in the forward pass."
 
 @style.picture
 def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
-    """Draw one thread block. way: forward or backward. rings: {ring: (stages, releases that empty one)}."""
+    """Draw one thread block. way: "forward" or "backward". rings: {ring: (stages, releases that empty a stage)}."""
     caption = (
         f"{SAYS[way]} A solid arrow means that all bytes are there. A dashed arrow means that the given number of"
         f" consumers has released the stage.{SAME[way]}"
@@ -55,7 +56,7 @@ def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
 
 
 def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
-    """Draw the producer, the rings, the consumers and the two arrows at each side of a ring."""
+    """Draw the producer, the rings and the consumers, and the two arrows at each side of a ring."""
     producer, left, right, consumers = PHONE if style.narrow() else PAGE
     bottom, end = LANE * len(rings) + 0.1, style.width() - 0.1
     style.box(ax, 0.02, 0, producer - 0.02, bottom, "producer\n\n1 warp\ncopies", style.worker(3))

@@ -1,6 +1,7 @@
 """The poster: an algorithm of FlashAttention-2 on one sheet, as a picture, and line by line in words, NumPy and Triton.
 
-Words and code come from `fa2_lab.paper.where`, so that they cannot go stale; the work adds up to what the meter counts.
+Words and code come from `fa2_lab.paper.where`, so they cannot become outdated. The work of all lines adds up to the
+meter's count.
 """
 
 import re
@@ -16,7 +17,10 @@ LANES = {"load": "load", "store": "store", "matmul": "matmul", "exp": "exp", "ot
 
 
 class Row(NamedTuple):
-    """One line of the algorithm and its code. `work` says for each lane what the line adds each time it runs."""
+    """One line of the algorithm with its code.
+
+    `work` has for each kind of work the amount that the line adds each time it runs.
+    """
 
     number: int
     depth: int
@@ -56,7 +60,7 @@ WORK: dict[str, dict[int, dict[str, str]]] = {  # by line: what it moves and com
 
 
 def data(tag: str = "FA2.A1") -> dict:
-    """Return the loops of an algorithm of FA2 and every line that works, with its words, its code and its work."""
+    """Return an algorithm of FA2 and every line of it that computes, with its words, its code and its work."""
     algorithm = ALGORITHMS[tag]
     rows = []
     for line in algorithm.lines:
@@ -69,7 +73,10 @@ def data(tag: str = "FA2.A1") -> dict:
 
 
 def code(places: tuple[Place, ...]) -> tuple[str, ...]:
-    """Return the lines without their comments; of lines that a kernel has twice, for two loops, the first."""
+    """Return the lines of code without their comments.
+
+    If a kernel has a line twice, for two loops, only the first is returned.
+    """
     lines = [place.text.split("  #")[0] for place in places]
     once = {re.split(r" = | in ", line)[0]: line for line in reversed(lines)}
     return tuple(line for line in lines if line in once.values())
@@ -86,7 +93,7 @@ MONO = ["DejaVu Sans Mono", "monospace"]
 
 @style.picture
 def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style.Drawn:
-    """Draw an A3 sheet: the tiles and what becomes of one, then a row for each line, with loops as nested grounds."""
+    """Draw an A3 sheet: the tiles, the values computed from one, and a row per line, with loops as backgrounds."""
     figure = Figure(figsize=SHEET)
     title = f"{algorithm.title.replace(', ', ': the ')} pass, line by line"
     figure.set_label(f"{title}. Each line is there in words, in NumPy, in Triton and as work for the machine.")
@@ -117,7 +124,7 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style
 
 
 def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
-    """Draw the title, what the letters mean, and the columns' names."""
+    """Draw the title, the meaning of the letters, and the names of the columns."""
     way = algorithm.title.split(", ")[1]
     ax.text(0, 0.35, f"FlashAttention-2:\nthe {way} pass,\nline by line", fontsize=TITLE, weight="bold", va="top")
     under = (
@@ -138,7 +145,10 @@ def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
 
 
 def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
-    """Draw the loops as a picture: S is never stored, only its tile is there; what a worker keeps has a strong edge."""
+    """Draw the loops as a picture of the tensors and their tiles.
+
+    S is never stored, so only its tile exists. The tensors that a worker keeps have a strong edge.
+    """
     forward, wide, apart, i, j = tag == "FA2.A1", 0.3, 0.38, 2, 3
     cell = side / 5
     outer = (x, y + i * cell, side, cell) if forward else (x + j * cell, y, cell, side)
@@ -201,7 +211,7 @@ WIDE, HIGH, RIGHT, DOWN = 2.12, 0.48, 2.36, 0.88  # of a box, and from one to th
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
-    """Draw what becomes of one tile: a box for each value, with the line that computes it."""
+    """Draw the values that are computed from one tile, each in a box with the number of the line that computes it."""
     boxes, arrows = FLOW[tag]
     ax.text(x, y, "What becomes of one tile", fontsize=13, weight="bold", va="center")
     places = [(x + RIGHT * column, y + 0.35 + DOWN * row) for *_, column, row in boxes]
@@ -218,7 +228,7 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
 
 
 def formulas(words: str) -> str:
-    """Return words with their formulas set: q_i, B_r, m_new, p_ijᵀ and e^(m_i − m_new)."""
+    """Return words with formulas such as q_i, m_new, p_ijᵀ and e^(m_i − m_new) in matplotlib's notation."""
 
     def name(found: re.Match) -> str:
         letter, below, above = found.groups()
@@ -233,7 +243,7 @@ def formulas(words: str) -> str:
 
 
 def wrapped(row: Row, column: str) -> list[str]:
-    """Return a cell's text in lines that fit its column; no formula is cut."""
+    """Return the text of a cell in lines that fit its column. No line break is inside a formula."""
     if column == "words":
         return [formulas(line) for line in filled(whole(row.words).split(" "), WRAP["words"] - 2 * row.depth)]
     return [part for line in getattr(row, column) for part in wrap(line, WRAP[column], subsequent_indent=" " * 4)]
@@ -247,7 +257,7 @@ def whole(words: str) -> str:
 
 
 def filled(words: list[str], room: int) -> list[str]:
-    """Return the words in lines of about `room` letters. Indices and exponents are small, and count half."""
+    """Return the words in lines of about `room` letters. Indices and exponents count half, because they are small."""
     lines = [""]
     for word in words:
         longer = f"{lines[-1]} {word}".strip()
@@ -257,7 +267,7 @@ def filled(words: list[str], room: int) -> list[str]:
 
 
 def worked(row: Row) -> list[str]:
-    """Return the work of a line: each formula with the kinds of work that take so much."""
+    """Return the work of a line as text: each formula with the kinds of work of which the line does this amount."""
     kinds: dict[str, list[str]] = {}
     for lane, name in LANES.items():
         if lane in row.work:
@@ -266,13 +276,13 @@ def worked(row: Row) -> list[str]:
 
 
 def term_by_term(formula: str) -> str:
-    """Return a formula such as 2 B_r d + B_r as mathematics."""
+    """Return a formula such as 2 B_r d + B_r in matplotlib's notation for mathematics."""
     spaced = " + ".join(term.replace(" ", r"\,") for term in formula.split(" + "))
     return f"${re.sub('B_(.)', 'B_{' + chr(92) + '1}', spaced)}$"
 
 
 def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
-    """Draw the loops around a line as nested grounds, each with a bar on its left."""
+    """Draw the loops around a line as nested backgrounds, each with a bar at its left edge."""
     for level in range(1, depth + 1):
         x = COLUMNS["words"] - 0.1 + STEP * (level - 1)
         fill = style.tint(style.INK, 0.035 * level)
@@ -281,7 +291,7 @@ def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
 
 
 def made_of(lines: tuple[str, ...]) -> list[str]:
-    """Return the tensors that NumPy lines assign, one of each hue."""
+    """Return the tensors to which NumPy lines assign, one of each hue."""
     found: dict[str, str] = {}
     for names in (line.split(" = ")[0] for line in lines if " = " in line):
         for name in re.findall(r"[A-Za-z]\w*(?![\w\]])", names):
@@ -293,7 +303,10 @@ def made_of(lines: tuple[str, ...]) -> list[str]:
 
 
 def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
-    """Draw one line of the algorithm across all columns. Its number has the colour of the tensor that it makes."""
+    """Draw one line of the algorithm across all columns.
+
+    Its number has the colours of the tensors that the line computes.
+    """
     tensors = made_of(row.numpy)
     for k, tensor in enumerate(tensors):
         strip = (0.32 * k / len(tensors), middle - 0.12, 0.32 / len(tensors), 0.24)

@@ -1,4 +1,4 @@
-"""Copies and matmuls of one program over time, with one stage and with three."""
+"""The picture of the copies and matmuls of one program over time, with one stage and with three."""
 
 from collections.abc import Generator, Mapping
 
@@ -7,7 +7,10 @@ from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "10", tiles: int = 12) -> dict:
-    """Return the jobs of a program that has an SM to itself: (unit, who, label, from, to) in clocks."""
+    """Return the jobs (unit, actor, label, from, to) of a single program on an SM, with one stage and with three.
+
+    Times are in clocks.
+    """
     panels = []
     for stages in (1, 3):
         size = strips.sizes(rung)._replace(programs=1, stages=stages)
@@ -22,7 +25,7 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
 
 
 def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
-    """Run a program that copies each tile when it needs it, and does nothing else meanwhile."""
+    """Run a program that copies each tile only when it needs the tile, and does nothing else meanwhile."""
     for _ in range(tiles):
         for unit, clocks, what in (
             ("copy", size.copy, "K"),
@@ -36,7 +39,10 @@ def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
 
 @style.picture
 def draw(panels: list[Mapping], rung: str, window: float = 6000) -> style.Drawn:
-    """Draw the panels: stages, clocks of a tile, and jobs as (unit, who, label, from, to)."""
+    """Draw one timeline per panel, for a program with one stage and for one with three.
+
+    A panel has a number of stages, the clocks of a tile, and jobs (unit, actor, label, from, to).
+    """
     caption = "With one stage, each matmul waits for a copy, and with three, copies run ahead during the matmuls."
     caption += (
         f" Model of one program of rung {rung} on an SM of an H200, d = 128. A stage holds a tile of K and a tile of V."

@@ -1,4 +1,4 @@
-"""Decode over the number of programs that share one cache: measured, by the model, and a pure read."""
+"""The picture of decode's time over the number of programs that share a cache, as measured and as modelled."""
 
 from fa2_lab.kernels.decode.shares import tile_bytes
 from fa2_lab.machine import splits
@@ -8,12 +8,12 @@ from fa2_lab.tiles import cdiv
 
 ALONE = "reading alone"  # of the cache's bytes, as the record calls it
 TILE = 64  # keys, of the kernel on Hopper at d = 128
-LEAST = 16  # tiles of a program: with fewer, rounding to whole tiles decides what the model says
-BEGIN = 8e-6  # seconds that a launch of two kernels takes, with nothing to read
+LEAST = 16  # tiles per program; with fewer, rounding to whole tiles dominates the model
+BEGIN = 8e-6  # seconds for a launch of two kernels without any reads
 
 
 def data() -> dict:
-    """Return the recorded sweep over the number of programs on one sequence of 65,536 keys, beside the model."""
+    """Return decode's recorded times over the number of programs, on a sequence of 65,536 keys, and the model's."""
     record = load("decode")
     curves = record.curves
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))
@@ -34,7 +34,7 @@ def data() -> dict:
 
 @style.picture
 def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, float], setting: str) -> style.Drawn:
-    """Draw microseconds over the number of programs that share one cache: measured, by the model, and a pure read."""
+    """Draw microseconds over the number of programs that share a cache: measured, by the model, and of a pure read."""
     best = min(curve, key=lambda point: point[1])
     at_usual = dict(curve)[usual]
     caption = f"{usual} programs read the cache in {at_usual / dict(curve)[8]:.0%} of the time that 8 programs need."

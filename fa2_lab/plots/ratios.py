@@ -1,4 +1,4 @@
-"""How many times as fast as each other implementation, suite by suite, with a line at 1."""
+"""The picture of fa2_lab's speed divided by that of other implementations, suite by suite, with a line at 1."""
 
 from statistics import median
 
@@ -7,19 +7,19 @@ from matplotlib.transforms import blended_transform_factory
 from fa2_lab.plots import style
 from fa2_lab.records import Measurement, load
 
-LOOKS = {  # of every implementation, in the order of the legend: those that come near are drawn strongly
+LOOKS = {  # in the order of the legend; the fastest implementations have strong marks
     "FlashAttention-3": dict(color=style.INK, marker="o", markersize=5.5),
     "cuDNN": dict(color=style.INK, marker="^", markersize=5.5, markerfacecolor=style.PAPER),
     "FlexAttention": dict(color=style.QUIET, marker="D", markersize=3.5),
     "torch flash": dict(color=style.QUIET, marker="s", markersize=3.5, markerfacecolor=style.PAPER),
 }
-RIVALS = ("FlashAttention-3", "cuDNN")  # of these the whole range is drawn, and each loss
+RIVALS = ("FlashAttention-3", "cuDNN")  # for these, the whole range and each loss are drawn
 SLOWER = "slower on one problem"
 Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
 
 
 def data() -> dict:
-    """Return ratios over every implementation in the suites that compare speed."""
+    """Return the speed ratios over every implementation in the suites that compare speed."""
     paper, sweep = load("paper"), load("sweep")
     rows: list[Ratios] = []
     for direction in ("forward", "backward"):
@@ -39,24 +39,28 @@ def data() -> dict:
 
 
 def of(rows: list[Measurement], direction: str) -> list[Measurement]:
-    """Return the measurements of one direction."""
+    """Return the measurements of one direction ("forward", "backward" or "decode")."""
     return [row for row in rows if row.direction == direction]
 
 
 def against(rows: list[Measurement]) -> dict[str, list[float]]:
-    """Return our speed over each implementation's, wherever both have a time."""
+    """Return {implementation: fa2_lab's speed divided by its speed}, on each problem on which both were measured."""
     found = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in LOOKS}
     return {name: ratios for name, ratios in found.items() if ratios}
 
 
 def by_direction(group: str, rows: list[Measurement]) -> list[Ratios]:
-    """Return a row for forward and one for backward."""
+    """Return two rows of the picture, one for the forward and one for the backward."""
     return [(group, direction, against(of(rows, direction))) for direction in ("forward", "backward")]
 
 
 @style.picture
 def draw(rows: list[Ratios], setting: str) -> style.Drawn:
-    """Draw a row for each setting: per implementation the median ratio, for the nearest two the range and each loss."""
+    """Draw a row for each setting with the median ratio over each implementation.
+
+    For the two fastest implementations, also draw the range of ratios, and a mark for each problem on which fa2_lab is
+    slower.
+    """
     counts = {name: won(rows, name) for name in RIVALS}
     words = " and ".join(f"{name} on {wins:,} of {all_:,}" for name, (wins, all_) in counts.items())
     headline = f"fa2_lab is faster than {words} problems"
@@ -112,7 +116,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 
 
 def spread(rows: list[Ratios], group: str) -> str:
-    """Return the least and the greatest median of a group's rows, by implementation."""
+    """Return the smallest and the largest median in the rows of a group, by implementation, as text."""
     every: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
         for name, found in ratios.items():
@@ -121,6 +125,6 @@ def spread(rows: list[Ratios], group: str) -> str:
 
 
 def won(rows: list[Ratios], name: str) -> tuple[int, int]:
-    """Return on how many problems fa2_lab is faster than an implementation, and on how many both were measured."""
+    """Return the number of problems on which fa2_lab is faster than an implementation, and of those with both times."""
     found = [x for _, _, ratios in rows for x in ratios.get(name, ())]
     return sum(x > 1 for x in found), len(found)

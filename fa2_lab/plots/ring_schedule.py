@@ -1,4 +1,4 @@
-"""Attention over several GPUs: whose keys are where when, and which scores they make."""
+"""The picture of attention over several GPUs: whose keys each rank holds at each step, and which scores it computes."""
 
 from collections.abc import Mapping
 
@@ -10,13 +10,13 @@ from fa2_lab.tiles import Tile
 
 
 def data(ranks: int = 4, rows: int = 8) -> dict:
-    """Return every meeting of a causal zigzag ring with `rows` rows per rank."""
+    """Return every meeting of a causal zigzag ring in which each rank has `rows` rows."""
     lengths = [rows] * ranks
     return dict(cells=[[cell(lengths, rank, (rank - step) % ranks) for step in range(ranks)] for rank in range(ranks)])
 
 
 def cell(lengths: list[int], rank: int, source: int) -> dict:
-    """Return one meeting, its rows and columns as shares of a shard."""
+    """Return one meeting of a rank's queries with the keys of `source`. Its rows and columns are shares of a shard."""
     seen = meeting(lengths, rank, source, "zigzag", causal=True)
     rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (seen.queries, seen.keys))
     return dict(source=source, rows=rows, cols=cols, diagonal=seen.kind is Tile.DIAGONAL)
@@ -27,7 +27,7 @@ PITCH = 1.3  # from one cell to the next
 
 @style.picture
 def draw(cells: list[list[Mapping]]) -> style.Drawn:
-    """Draw for each rank and step whose keys are there and which scores are computed.
+    """Draw for each rank and step whose keys the rank holds and which scores it computes.
 
     cells: [rank][step] of dict(source, rows, cols, diagonal), with rows and cols as shares (from, to) of a shard.
     """
@@ -70,7 +70,7 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
 
 
 def _legend(ax: style.Axes, y: float, pitch: float) -> None:
-    """What a filled part, a hatched part and an arrow mean."""
+    """Draw a legend that explains filled parts, hatched parts and arrows."""
     down, across = (0.8, 0) if style.narrow() else (0, 3.3)
     meanings = (
         "scores computed with\nthe keys of rank 2",
@@ -89,7 +89,10 @@ def _legend(ax: style.Axes, y: float, pitch: float) -> None:
 
 
 def _cell(ax: style.Axes, x: float, y: float, cell: dict) -> None:
-    """Draw the square of one meeting: what is computed in the colour of the keys' owner, the rest hatched."""
+    """Draw the square of one meeting.
+
+    Computed scores have the colour of the rank that owns the keys, and the rest is hatched.
+    """
     style.masked(ax, x, y)
     (top, bottom), (left, right) = cell["rows"], cell["cols"]
     fill = style.worker(cell["source"])

@@ -1,11 +1,11 @@
-"""The ring as measured: how many times faster than one GPU, and how much memory each GPU needs."""
+"""The picture of the ring as measured: its speedup over one GPU, and the memory that each GPU needs."""
 
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
 
 def data() -> dict:
-    """Return what `fa2-lab bench ring` has measured: forward and backward together."""
+    """Return the speedups and the memory that `fa2-lab bench ring` measured for forward and backward together."""
     record = load("ring")
     rows = [r for r in record.rows if "layout" not in r.problem]
     by_length = {r.problem["N_q"]: r.values for r in rows if r.direction == "both"}
@@ -22,7 +22,7 @@ def data() -> dict:
 
 
 def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, float]:
-    """Return FLOP/s of the causal forward on one GPU, and bytes a second that a link carries while K and V go round."""
+    """Return the FLOP/s of the causal forward on one GPU, and the bytes per second on a link while K and V travel."""
     rows = {r.direction: r for r in record.rows if r.problem["N_q"] == N and "layout" not in r.problem}
     one, around, p = rows["forward"], rows["K V once round"].values[name_of(ranks)][0], rows["forward"].problem
     moved = (ranks - 1) * N // ranks * p["kv_heads"] * p["d"] * 2 * 2  # K and V, 2 bytes each
@@ -30,7 +30,7 @@ def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, flo
 
 
 def contiguous(record: Record, by_length: dict) -> tuple[int, int, float]:
-    """Return (GPUs, N, speedup) of the contiguous layout."""
+    """Return (number of GPUs, N, speedup over one GPU) of the contiguous layout."""
     row = next(r for r in record.rows if r.problem.get("layout") == "contiguous" and r.direction == "both")
     (name, (ms, *_)), N = next(iter(row.values.items())), row.problem["N_q"]
     return gpus(name), N, by_length[N][name_of(1)][0] / ms
@@ -45,7 +45,7 @@ def name_of(n: int) -> str:
 
 
 def ratio(values: dict, n: int) -> float:
-    """Return the speedup of n GPUs over one."""
+    """Return the speedup of n GPUs over one GPU."""
     return values[name_of(1)][0] / values[name_of(n)][0]
 
 
@@ -53,13 +53,16 @@ MARKERS = {2: "s", 4: "o", 8: "D"}
 
 
 def short(N: int) -> str:
-    """Return a length in short form: 512, 2k, 16k."""
+    """Return a sequence length as short text, such as 512, 2k or 16k."""
     return str(N) if N < 1024 else f"{N // 1024}k"
 
 
 @style.picture
 def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting: str) -> style.Drawn:
-    """Draw the speedup over one GPU by length, and below it each GPU's MiB. Both are {number of GPUs: …}."""
+    """Draw the speedup over one GPU by sequence length, and below it the memory of each GPU.
+
+    curves: {number of GPUs: [(N, speedup)]}. memory: {number of GPUs: MiB of each GPU}.
+    """
     most = max(curves)
     N, best = curves[most][-1]
     caption = f"On long sequences, {most} GPUs reach {best / most:.1%} of linear speed ({short(N)} tokens)."

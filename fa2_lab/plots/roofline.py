@@ -1,13 +1,13 @@
-"""The roofline of a GPU: how fast a method can be at most, by the bytes that it requests and those that reach DRAM.
+"""The roofline of a GPU: the largest speed of a method, by the bytes that it requests and those that reach DRAM.
 
-    show(roofline.draw(**roofline.data("standard", "FA1", "FA2", B_r=128)))    methods, with any word of prices.cost
+    show(roofline.draw(**roofline.data("standard", "FA1", "FA2", B_r=128)))    methods, with arguments of prices.cost
     own = prices.cost("decode", N=8192, N_q=8)
     show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost): several settings
 
-The chapters' own are in limits.py.
+The rooflines of the chapters are in limits.py.
 
-Names are those of prices.METHODS; cost.limit(chip) gives the slowest unit and its seconds.
-Without a name `data()` is the ladder of chapter 10 as it was measured, over the bytes that hardware counters saw.
+The names of methods are those of prices.METHODS, and cost.limit(chip) returns the slowest unit and its seconds. Without
+a method, `data()` returns the ladder of chapter 10 as it was measured, over the bytes that hardware counters saw.
 """
 
 import re
@@ -20,12 +20,12 @@ from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
-SHOWN = ("00", "01", "02", "03", "06", "11")  # rungs; the others would lie on top of these
+SHOWN = ("00", "01", "02", "03", "06", "11")  # rungs; the dots of others would overlap these
 PRINTED = {"FA1": "FA1 as printed"}  # not the kernel of FA1's authors
 
 
 class Roof(NamedTuple):
-    """What bounds the speed: TFLOP/s at most, and TB/s, times the FLOPs per byte."""
+    """One ceiling of the speed: at most `flops` TFLOP/s, and at most `bytes` TB/s times the FLOPs per byte."""
 
     flops: float
     bytes: float
@@ -40,10 +40,12 @@ class Roof(NamedTuple):
 def data(
     *methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chips.H200, message: str = "", **sizes: Any
 ) -> dict:
-    """Some methods, each at the limit that counts for it; without a method, the measured ladder.
+    """Return the arguments of draw() for some methods, each at its upper bound.
 
-    A method that DRAM limits is placed by the FLOPs per byte that reaches DRAM, any other by those per byte requested.
-    message: the headline, a sentence.
+    Without a method, return those of the ladder.
+
+    The position of a method is its FLOPs per byte that reaches DRAM if DRAM limits it, and its FLOPs per requested byte
+    otherwise. message: the headline, a sentence.
     """
     if not methods:
         return ladder(d)
@@ -75,12 +77,12 @@ def data(
 
 
 def listed(words: list[str]) -> str:
-    """a, b and c."""
+    """Return words as a list in a sentence, such as "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def ladder(d: int) -> dict:
-    """Every rung in the training shape without a mask: TFLOP/s, and FLOPs per byte that DRAM moved."""
+    """Return the arguments of draw() for some rungs without a mask: TFLOP/s, and FLOPs per byte that DRAM moved."""
     record = load("ladder")
     row = reasons.timed(record, causal=False, d=d)
     moved = counted(record, d)
@@ -103,13 +105,13 @@ def ladder(d: int) -> dict:
 
 
 def counted(record: Record, d: int) -> dict[str, float]:
-    """{rung: bytes that DRAM moved in one call}, where the counters could be read."""
+    """Return {rung: bytes that DRAM moved in one call} for the rungs whose counters are recorded."""
     rows = [r for r in record.rows if r.direction == "counters" and r.problem["d"] == d and set(DRAM) <= set(r.values)]
     return {r.problem["rung"]: sum(r.values[name][0] for name in DRAM) for r in rows}
 
 
 def named(rung: str) -> str:
-    """A rung's number and name, as the ladder has them."""
+    """Return the number and the name of a rung, or the name itself if it is not a rung's."""
     return rung[1:].replace("_", " ") if re.match(r"r\d\d_", rung) else rung
 
 
@@ -128,10 +130,10 @@ def draw(
     height: float = 2.6,
     shelf: tuple[float, str] | None = None,
 ) -> style.Drawn:
-    """TFLOP/s over FLOPs per byte, on logarithmic axes.
+    """Draw TFLOP/s over FLOPs per byte, on logarithmic axes.
 
-    points: {name: (FLOPs per byte, TFLOP/s)}; behind them may be the unit that limits it, which is printed. shelf: a
-    lower limit of the tensor cores, in TFLOP/s, and its words.
+    points: {name: (FLOPs per byte, TFLOP/s)}. A third member, if there is one, is the unit that limits the method, and
+    it is printed. shelf: a lower limit of the tensor cores in TFLOP/s, and its label.
     """
     figure, ax = style.new_figure(height, caption)
     top = max(roof.flops for roof in roofs)
@@ -167,7 +169,7 @@ def draw(
 
 
 def reach(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
-    """Where the axis begins, where the column of names begins, and where the axis ends."""
+    """Return where the axis begins, where the column of names begins, and where the axis ends, in FLOPs per byte."""
     if style.narrow() and not crowded:
         return min(1, 0.1 * low), max(4200, 1.6 * high), max(1.5e6, 700 * high)
     return min(5 if style.narrow() else 8, 0.4 * low), max(5000, 2.3 * high), max(60000, 25 * high)
@@ -180,7 +182,7 @@ def _read(name: str, point: Point) -> str:
 
 
 def _named(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: bool, shelf: bool) -> None:
-    """The words of a roof below and left of where the methods are; free: none is on the flat part."""
+    """Write the labels of a ceiling below and to the left of the methods. free: no method is on the flat part."""
     low = ax.get_ylim()[0]
     y = max(0.25 * roof.flops, 1.25 * low) if left_of_it else 1.2 * low
     style.note(ax, (0.8 if left_of_it else 1.15) * y / roof.bytes, y, roof.slope, ha="right" if left_of_it else "left")
@@ -193,7 +195,10 @@ def _named(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: 
 def _roof(
     ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool, limited: bool
 ) -> None:
-    """A slope and a flat roof with their words; a dashed one lies above a solid one and is named there."""
+    """Draw the sloping and the flat part of a ceiling with their labels.
+
+    A dashed ceiling is above a solid one and has its label there.
+    """
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
     begin = max(left, ax.get_ylim()[0] / roof.bytes)
@@ -216,7 +221,10 @@ def _roof(
 
 
 def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float, shelf: float) -> None:
-    """The places of each name, and the name in a column to the right of all; far from it, beside its place."""
+    """Draw a dot for each method, with its name in a column at the right.
+
+    If the column is far away, the name is at the dot.
+    """
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()
     gap = LINE * decades * max(name.count("\n") + 1 for name in points)
@@ -247,7 +255,10 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
 
 
 def apart(values: list[float], gap: float, top: float = inf) -> list[float]:
-    """Heights as near to the values as can be, in their order, at least the gap apart, none above the top."""
+    """Return the heights of labels for these values: in the same order, at least `gap` apart, and at most `top`.
+
+    The heights are as near to the values as these conditions allow.
+    """
     order = sorted(range(len(values)), key=lambda n: values[n])
     pools: list[list[float]] = []  # neighbours that push each other: the mean of each pool stays
     for place, n in enumerate(order):

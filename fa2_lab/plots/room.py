@@ -1,4 +1,4 @@
-"""What a program of the Hopper forward takes of an SM: shared memory tensor by tensor, and registers by role."""
+"""The picture of what a program of the Hopper forward needs of an SM: shared memory by tensor, registers by role."""
 
 from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.machine import chips
@@ -8,7 +8,7 @@ SETS = {"USUAL": 64, "SHORT": 64, "USUAL ": 128, "WIDE": 128}
 
 
 def data() -> dict:
-    """Return KiB of each tensor's buffers, and registers of consumers and producer, for four sets of sizes."""
+    """Return the KiB of each tensor's buffers and the registers of the consumers' threads, for four sets of sizes."""
     shared, registers = {}, {}
     for name, d in SETS.items():
         found = getattr(sizes, name.strip())
@@ -26,9 +26,10 @@ PRODUCER = 32  # registers of its threads, at most: see ForwardSizes.registers
 
 @style.picture
 def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float, file: int) -> style.Drawn:
-    """Draw a bar of each kind for each set, against what an SM has.
+    """Draw for each set of sizes a bar of shared memory and a bar of registers, against the limits of an SM.
 
-    shared: {set: {tensor: KiB}}. registers: {set: of each consumer's threads}. limit, file: of an SM.
+    shared: {set: {tensor: KiB}}. registers: {set: registers per thread of each consumer}. limit: KiB of an SM. file:
+    registers of an SM.
     """
     caption = (
         "An SM has no room for a second program (dashed) beside the first. The upper bars are the KiB of the buffers of"
@@ -66,7 +67,7 @@ def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float,
 
 
 def _second(ax: style.Axes, start: float, y: float, most: float) -> None:
-    """Where a second program would lie: a dashed box that goes on beyond the picture's edge."""
+    """Draw a dashed box for a second program after the first, which continues beyond the edge of the picture."""
     end = BEYOND * most
     ax.plot(
         [end, start, start, end],

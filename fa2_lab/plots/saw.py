@@ -1,4 +1,4 @@
-"""One change over the number of heads: programs run in waves, so the gain of a change goes up and down."""
+"""The picture of one change over the number of heads: programs run in waves, so the gain goes up and down."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ HEADS = range(2, 25)
 
 
 def data(N: int = 4096, d: int = 128) -> dict:
-    """Return how many times as fast rung 09 is as rung 07 without a mask: by the model, and as measured."""
+    """Return the speedup of rung 09 over rung 07 without a mask, by number of heads: by the model, and as measured."""
     before, after = ladder.find(BEFORE), ladder.find(AFTER)
     model = {n: reasons.predicted(before, after, causal=False, d=d, heads=n) for n in HEADS}
     measured = {}
@@ -30,15 +30,15 @@ def data(N: int = 4096, d: int = 128) -> dict:
 
 
 def waves(heads: int, held: int, N: int = 4096) -> int:
-    """How often the SMs are filled with programs until all row blocks of 64 queries have had their turn."""
+    """Return the number of waves for the row blocks of 64 queries of all heads, with `held` programs on each SM."""
     return -(-heads * N // (ROWS * held * chips.H200.SMs))
 
 
 @style.picture
 def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[int], setting: str) -> style.Drawn:
-    """Draw the model as a line, the measurements as dots.
+    """Draw the model as a line and the measurements as dots.
 
-    model, measured: {heads: factor}. held: programs on an SM before and after the change.
+    model, measured: {heads: speedup}. held: resident programs per SM before and after the change.
     """
     most, least = max(measured, key=measured.get), min(measured, key=measured.get)
     caption = (
@@ -53,7 +53,7 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
     for heads, factor in measured.items():
         ax.plot(heads, factor, "o", color=style.OURS, markersize=7)
         if heads == least or (style.narrow() and heads != most):
-            continue  # it is in the words beside it; on a phone, the lines would cross it
+            continue  # its label is drawn below; on a phone, lines would cross the label
         below = factor < model[heads] and not 1 < factor < 1.1  # there, the line of 1 would cross it
         style.note(ax, heads + 0.35, factor + (-0.06 if below else 0.06), f"{factor:.2f}", ha="right")
     now, then = (waves(least, fit) for fit in reversed(held))

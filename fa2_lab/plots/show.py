@@ -16,28 +16,28 @@ MANY = ("limits", "pipes", "strips", "waves")  # files that draw several picture
 
 
 def file_of(name: str) -> tuple[str, str]:
-    """Return the file of fa2_lab/plots that draws a picture, and which of its pictures it is."""
+    """Return the file of fa2_lab/plots that draws a picture, and the argument of its data() or an empty string."""
     file, _, which = name.partition("_")
     return (file, which) if file in MANY else (name, "")
 
 
 def find(name: str) -> tuple[ModuleType, dict]:
-    """Return the module that draws a picture, and what its data() returns for it."""
+    """Return the module that draws a picture, and the numbers that its data() returns for this picture."""
     file, which = file_of(name)
     picture = import_module(f"fa2_lab.plots.{file}")
     return picture, picture.data(*filter(None, [which]))
 
 
 def draw(name: str, narrow: bool = False) -> tuple[Figure, str]:
-    """Draw a picture of fa2_lab/plots by its name, as a page or a phone shows it."""
+    """Draw a picture of fa2_lab/plots by its name, for a page or, with `narrow`, for a phone."""
     picture, numbers = find(name)
     return picture.draw(**numbers, narrow=narrow)
 
 
 class show:
-    """`show("waves")` at the end of a cell displays a picture of figures/ and its caption.
+    """One picture of figures/ with its caption, which `show("waves")` at the end of a cell displays.
 
-    It takes a picture's name, or what a draw() returns. Readers without images get the alternative text.
+    The argument is the name of a picture, or the result of a draw(). Readers without images get the alternative text.
     """
 
     def __init__(self, drawn: str | tuple[Figure, str]) -> None:
@@ -54,7 +54,7 @@ class show:
         return {"text/html": shown, "text/plain": " ".join(filter(None, ["[figure]", whole, self.alt]))}, {}
 
     def png(self) -> str:
-        """Return the picture as PNG, in letters."""
+        """Return the picture as the bytes of a PNG file with a palette of 256 colours."""
         full, png = BytesIO(), BytesIO()
         self.figure.savefig(full, format="png", dpi=192)
         Image.open(full).convert("RGB").quantize(256).save(png, format="png", optimize=True)  # a third of the bytes

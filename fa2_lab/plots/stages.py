@@ -1,10 +1,10 @@
-"""The stages of a ring over time: being filled, full, and empty again, beside the consumers that use them."""
+"""The picture of a ring's stages over time: being filled, full, and empty again, beside their consumers."""
 
 from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "21", tiles: int = 12) -> dict:
-    """Spans of each stage of K and V on an SM, in clocks, and the jobs of its consumers."""
+    """Return the spans of each stage of K and V on an SM, in clocks, and the jobs of the consumers."""
     size = strips.sizes(rung)
     block, program = strips.ran(size, tiles, row_blocks=1)
     start = program.copied["K4"].begun
@@ -19,9 +19,9 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 
 @style.picture
 def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 4500) -> style.Drawn:
-    """V alone: its producer waits for nothing else, whereas a K must also wait for its turn.
+    """Draw the stages of V alone, because their producer waits for nothing else, whereas a K also waits for its turn.
 
-    spans: (stage, tile, copy from, copy to, last release). jobs: (actor, label, from, to).
+    spans: (stage, tile, start of the copy, end of the copy, last release). jobs: (actor, label, from, to).
     """
     caption = (
         "A stage is filled again as soon as both consumers have released it. An arrow is a release, at the end of the"

@@ -1,8 +1,8 @@
-"""An SM at work on a rung: copies, tensor cores and softmax as strips over time, beside another rung's.
+"""The picture of an SM on a rung and on the previous one: copies, tensor cores and softmax as strips over time.
 
-What a tile costs each unit comes from the compiled code and the chip, as in `machine.ladder`: a warpgroup's matmuls
-take the tensor cores, its instructions take the issue slots, and its tiles take the path from L2. Who waits for whom is
-in `producer` and `consumer`.
+The time of a tile on each unit comes from the compiled code and the chip, as in `machine.ladder`: a warpgroup's matmuls
+keep the tensor cores busy, its instructions the issue slots, and its tiles the path from L2. `producer` and `consumer`
+define who waits for whom.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ AHEAD, PERSISTENT, LAGGING = 20, 21, 22  # from which rung on S starts early, pr
 
 
 class Sizes(NamedTuple):
-    """What the strips know of a rung: its number, what fits on an SM, and the clocks of a tile on each unit."""
+    """The numbers of a rung for the strips: its number, what fits on an SM, and the clocks of a tile on each unit."""
 
     number: int
     keys: int  # of a tile
@@ -36,7 +36,7 @@ class Sizes(NamedTuple):
 
 
 def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
-    """A rung's sizes, from what the compiler made of it without a mask."""
+    """Return the Sizes of a rung, from its compiled kernel without a mask."""
     name = ladder.find(rung)
     fact = reasons.facts()[name, False, d]
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
@@ -78,10 +78,10 @@ CHANGED = {15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  #
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
-    """What an SM does on a rung and the one before, in the middle of a row block or, on rung 21, between two.
+    """Return the jobs of an SM on a rung and on the previous one, within a row block or, for rung 21, between two.
 
-    tiles: keys of a row. Jobs: (unit, warpgroup, label, from, to), in clocks. Marked: for each job, whether it is what
-    the rung changes, or on rung 21 and before it, whether it belongs to the next row block.
+    tiles: keys of a row. A job is (unit, warpgroup, label, from, to), in clocks. marked: whether each job is what the
+    rung changes or, on rungs 20 and 21, whether it belongs to the next row block.
     """
     before = f"{int(after) - 1}"
     pair, panels = [sizes(before), sizes(after)], []
@@ -108,7 +108,7 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
 
 
 def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
-    """The row block of each job of a program that goes through row blocks of so many tiles."""
+    """Return the index of the row block to which each job of a program belongs. A row block has `tiles` tiles."""
     before: dict[tuple[str, str], int] = defaultdict(int)
     found = []
     for job in jobs:
@@ -119,7 +119,10 @@ def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
 
 
 def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
-    """An SM after its programs have gone through so many row blocks of so many tiles, and these programs."""
+    """Return a simulated SM, after every program has run `row_blocks` row blocks of `tiles` tiles.
+
+    The programs follow in the returned tuple.
+    """
     programs: list[Program] = []
     block, actors = Block(copy=IN_ORDER, tensor=IN_ORDER if size.number >= AHEAD else SHARED), {}
     for n in range(size.programs):
@@ -131,7 +134,7 @@ def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
 
 
 class Program:
-    """One program on the SM: what has been copied for it and what its consumers have released."""
+    """One program on the simulated SM, with the tiles that were copied and those that its consumers have released."""
 
     def __init__(self, block: Block, size: Sizes, tiles: int, row_blocks: int) -> None:
         self.block, self.size, self.tiles, self.row_blocks = block, size, tiles, row_blocks
@@ -142,7 +145,10 @@ class Program:
         self.ended = 0  # consumers, of any row block
 
     def producer(self) -> Generator[Wait]:
-        """Copies tiles as soon as their stages are free; before a rung has such a warp, its warpgroup does the same."""
+        """Copy tiles as soon as their stages are free.
+
+        Before a rung has a producer warp, its warpgroup does the same.
+        """
         for r in range(self.row_blocks):
             if self.size.number < PERSISTENT:
                 yield Wait(lambda r=r: self.ended == r * self.size.consumers, "the program before")
@@ -160,14 +166,17 @@ class Program:
                     yield job.done()
 
     def there(self, tile: str) -> Wait:
-        """A wait for a copy, whether it has been started or not."""
+        """Return a Wait for the copy of a tile, whether the copy has been started or not."""
         return Wait(lambda: tile in self.copied and self.copied[tile].ended is not None, tile)
 
     def release(self, tile: str) -> None:
         self.released[tile].append(self.block.clock)
 
     def consumer(self, c: int) -> Generator[Wait]:
-        """S, softmax and P V of each tile; from rung 20 on, S of a tile starts before P V of the one before."""
+        """Compute S, softmax and P V of each tile.
+
+        From rung 20 on, S of a tile starts before P V of the previous tile.
+        """
         size, start = self.size, self.block.start
         for r in range(self.row_blocks):
             yield Wait(lambda r=r: r in self.sent, "the mailbox")
@@ -212,9 +221,9 @@ UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 @style.picture
 def draw(says: str, why: str, change: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
-    """A panel for each rung, a strip for each unit, and in it a line for each warpgroup.
+    """Draw a panel for each rung, with a strip for each unit, and in it a line for each warpgroup.
 
-    change: words behind a marked box of the last panel.
+    change: the label after a marked box of the last panel.
     """
     caption = (
         f"{says}. {why}{' ' * bool(why)}Model of an SM of an H200, d = 128, no mask. The number on a softmax counts all"
@@ -249,7 +258,7 @@ def draw(says: str, why: str, change: str, panels: list[Mapping], window: float 
 
 
 def _say(ax: style.Axes, rows: list[list[tuple]], words: str, window: float) -> None:
-    """Words behind the first marked box that has room for them."""
+    """Write words after the first marked box that is followed by enough room for them."""
     need = (0.03 if style.narrow() else 0.0135) * span(window) * len(words)
     for y, jobs in enumerate(rows):
         for (_, _, ended, new), (_, after, *_) in pairwise(sorted(jobs, key=lambda job: job[1])):
@@ -259,7 +268,7 @@ def _say(ax: style.Axes, rows: list[list[tuple]], words: str, window: float) -> 
 
 
 def stacked(height: float, caption: str, timelines: Mapping[str, dict], window: float, **subplots: Any) -> style.Figure:
-    """A figure with a timeline for each title, one below the other on one axis of clocks."""
+    """Return a figure with a timeline for each title, one below another, on one axis of clocks."""
     figure, axes = style.new_figure(height, caption, nrows=len(timelines), sharex=True, **subplots)
     for ax, (title, rows) in zip(axes, timelines.items(), strict=True):
         lanes(ax, rows, window)
@@ -269,7 +278,7 @@ def stacked(height: float, caption: str, timelines: Mapping[str, dict], window: 
 
 
 def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
-    """A line for each row with its name; a box for each (label, from, to), with as much of its label as has room.
+    """Draw a line with its name for each row, and a box for each (label, from, to), labelled as far as there is room.
 
     A fourth member that is true gives the box a thick edge.
     """
@@ -290,5 +299,5 @@ def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> Non
 
 
 def span(window: float) -> float:
-    """How much of these clocks is drawn: half on a phone, so that labels fit."""
+    """Return how many of these clocks are drawn, which are only half on a phone, so that labels fit."""
     return window / 2 if style.narrow() else window

@@ -1,10 +1,10 @@
-"""The look of every picture, and the only place where a colour exists.
+"""The look of every picture, and the only module in which colours are defined.
 
-Hue says which tensor; P has the hue of S, but paler. A worker (thread block, warp, rank) is one of four greys with its
-name printed on it. What is measured is grey, and ours has one accent. Queries run down, keys run right. A picture is
-drawn for a column of 784 pixels, and by the same function for a phone, where panels may stack and no letter is smaller.
-The first sentence of its caption stands above it as a headline. Words never name a colour: what a hue says, a label,
-hatching or an outline says as well.
+A hue shows to which tensor a mark belongs, and P has the hue of S, but paler. A worker (thread block, warp, rank) has
+one of four greys, with its name printed on it. Measurements are grey, and those of fa2_lab have an accent. Queries run
+down, and keys run right. A picture is drawn for a column of 784 pixels and, by the same function, for a phone, where
+panels may stack and no letter is smaller. The first sentence of its caption is also the headline above it. Words never
+name a colour, because a label, hatching or an outline shows the same as a hue.
 """
 
 import re
@@ -40,10 +40,10 @@ OURS = "#6A3D9A"  # the accent of what is ours among what is measured
 WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # grey blue, in equal steps of lightness
 BLACK, WHITE = "#000000", "#FEFEFE"  # words on a full hue, which is the same in light and dark
 MASK_HATCH = "////"
-CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the ground of words that lie on lines
-DASHED = (0, (3, 1.5))  # the edge of a gradient, and the line of l beside that of m
+CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the background of words on lines
+DASHED = (0, (3, 1.5))  # the edge of a gradient, and the line of l next to that of m
 
-# What a colour becomes on a dark page: greys change ends, tints lie on dark ground, full hues stay.
+# Colours on a dark page: dark and light greys are swapped, tints get a dark background, full hues stay.
 GROUND = "#171B21"
 DARK = {INK: "#E6E6E6", QUIET: "#A7AEB6", PAPER: GROUND, MASKED: "#2B3037", OURS: "#B48CE0"}
 DARK |= dict(zip(WORKERS, ("#D8DDE3", "#A3B0BD", "#52647A", "#36465A"), strict=True))
@@ -78,9 +78,9 @@ RC = {
 
 
 def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
-    """Decorate a figure function so that it draws in this style, shows ℓ as such, and fixes its layout once.
+    """Return the function `draw` so that it draws in this style, writes ℓ for l, and fixes its layout once.
 
-    With `narrow=True` it draws the same figure for a phone.
+    With `narrow=True`, the function draws the same figure for a phone.
     """
 
     @wraps(draw)
@@ -100,7 +100,7 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
 
 
 def ell(words: str) -> str:
-    """Return the letter that the code writes l, as the papers write it."""
+    """Return the words with ℓ, as in the papers, instead of a single letter l, as in the code."""
     return re.sub(r"(?<!\w)l(?![A-Za-z0-9_])", "ℓ", words)
 
 
@@ -108,7 +108,7 @@ def ell(words: str) -> str:
 
 
 def hue(tensor: str) -> str:
-    """Return the colour of a tensor; a gradient (dQ) and a part (q_i) have their tensor's."""
+    """Return the colour of a tensor. A gradient (dQ) and a block (q_i) have the colour of their tensor."""
     letter = tensor.removeprefix("d").split("_")[0]
     letter = letter if letter in HUES else letter.upper()
     if letter not in HUES:
@@ -119,12 +119,15 @@ def hue(tensor: str) -> str:
 
 
 def worker(k: int) -> str:
-    """Return the colour of worker k; from the fifth on they repeat, so its name must be printed on it."""
+    """Return the colour of worker k.
+
+    The colours repeat from the fifth worker on, so a worker's name must be printed on it.
+    """
     return WORKERS[k % len(WORKERS)]
 
 
 def luminance(color: str) -> float:
-    """Return a colour's relative luminance as WCAG defines it."""
+    """Return the relative luminance of a colour, as WCAG defines it."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colors.to_rgb(color)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -136,19 +139,19 @@ def contrast(a: str, b: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """Return the colour of words on this fill; where the fill changes on a dark page, they change with it."""
+    """Return the colour of words on this fill. If the fill changes on a dark page, the words change with it."""
     inks = (INK, PAPER) if fill in DARK else (BLACK, WHITE)
     return max(inks, key=lambda ink: contrast(ink, fill))
 
 
 def mixed(color: str, ground: str, strength: float) -> str:
-    """Return a mix of a colour and a ground, in which the colour's share is `strength`."""
+    """Return a mix of two colours, in which the share of `color` is `strength`."""
     parts = zip(colors.to_rgb(color), colors.to_rgb(ground), strict=True)
     return colors.to_hex([strength * c + (1 - strength) * g for c, g in parts])
 
 
 def tint(color: str, strength: float = 0.3) -> str:
-    """Return the colour mixed with paper: 1 is the colour itself, 0 is paper."""
+    """Return the colour mixed with paper. A strength of 1 is the colour itself, and 0 is paper."""
     if strength in (0, 1):
         return color if strength else PAPER
     light = mixed(color, PAPER, strength)
@@ -157,7 +160,10 @@ def tint(color: str, strength: float = 0.3) -> str:
 
 
 def fill(tensor: str) -> str:
-    """Return the ground of a tensor's box: its hue, tinted so that any label reads; S stays stronger than P."""
+    """Return the fill of a tensor's box, which is its hue, tinted so that any label is readable.
+
+    S stays stronger than P.
+    """
     return tint(hue(tensor), {PINK: 0.7, PALE_PINK: 0.5}.get(hue(tensor), 0.3))
 
 
@@ -180,7 +186,10 @@ def width() -> float:
 
 
 def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Axes | Sequence[Axes]]:
-    """Return a figure of this height in units, with caption and headline, and its axes (arguments of plt.subplots)."""
+    """Return a figure with this height in units, caption and headline, and its axes.
+
+    `subplots` are arguments of subplots().
+    """
     figure = Figure(figsize=(across(), height * across() / width()), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03)
     figure.set_label(caption)
@@ -191,12 +200,12 @@ def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Ax
 
 
 def headline_of(caption: str) -> str:
-    """Return the first sentence of a caption."""
+    """Return the first sentence of a caption, without its full stop."""
     return re.split(r"(?<=\.) ", caption)[0].removesuffix(".")
 
 
 def fold(text: Text, room: float) -> None:
-    """Break words into lines no wider than `room` pixels."""
+    """Break a text into lines that are at most `room` pixels wide."""
     lines = text.get_text().split("\n")
     letters = max(map(len, lines))
     while text.get_window_extent().width > room and letters > 1:
@@ -205,7 +214,7 @@ def fold(text: Text, room: float) -> None:
 
 
 def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any) -> tuple[Figure, np.ndarray]:
-    """Return new_figure() with axes that are side by side on a page, and one below another on a phone."""
+    """Return the result of new_figure() with axes that are side by side on a page, and one below another on a phone."""
     if not narrow():
         return new_figure(height, caption, nrows=nrows, ncols=ncols, squeeze=False, **subplots)
     heights = np.repeat(subplots.pop("height_ratios", [1] * nrows), ncols)
@@ -214,7 +223,7 @@ def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subpl
 
 
 def fold_titles(figure: Figure) -> None:
-    """Break a title into two lines if it would reach into the next axes or out of the picture."""
+    """Break a title into two lines if it would overlap the next axes or the edge of the picture."""
     for ax in figure.axes:
         title, box = ax.set_title(ax.get_title(loc="left")), ax.get_window_extent()
         beside = [other.x0 for other in (a.get_window_extent() for a in figure.axes) if _right_of(box, other)]
@@ -235,30 +244,30 @@ def trim(figure: Figure) -> None:
 
 
 def bare(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look: Any) -> None:
-    """Set limits, with ylim from top to bottom, and remove ticks and spines."""
+    """Set the limits of axes, with ylim from top to bottom, and remove ticks and spines."""
     ax.set(xlim=xlim, ylim=(max(ylim), min(ylim)), **dict(xticks=[], yticks=[]) | look)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
 
 
 def note(ax: Axes, x: float, y: float, words: str, **look: Any) -> Text:
-    """Write small words at a place, vertically centred on it."""
+    """Write small words at (x, y), vertically centred."""
     return ax.text(x, y, words, **dict(fontsize=SMALL, va="center") | look)
 
 
 def beside(ax: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> Annotation:
-    """Write words `shift` points to the right of a place and above it."""
+    """Write words at a distance of `shift` points to the right of and above the position `at`."""
     return ax.annotate(words, at, shift, textcoords="offset points", **dict(fontsize=SMALL, va="center") | look)
 
 
 def arrow(ax: Axes, start: tuple, end: tuple, color: str = INK, style: str = "-|>", **look: Any) -> Annotation:
-    """Draw an arrow from one place to another."""
+    """Draw an arrow from `start` to `end`."""
     shape = dict(arrowstyle=style, color=color, shrinkA=0, shrinkB=0, linewidth=1, mutation_scale=9) | look
     return ax.annotate("", end, start, arrowprops=shape)
 
 
 def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill: str = PAPER, **look: Any) -> Rectangle:
-    """Draw a filled rectangle with its label in the middle, in an ink that reads on the fill."""
+    """Draw a filled rectangle with its label in the middle, in an ink that is readable on the fill."""
     size = look.pop("size", SMALL)
     patch = ax.add_patch(Rectangle((x, y), w, h, facecolor=fill, **dict(edgecolor=INK, linewidth=0.8) | look))
     if label:
@@ -270,12 +279,12 @@ def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill:
 
 
 def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str = "", **look: Any) -> Rectangle:
-    """Draw a hatched box for what a mask hides."""
+    """Draw a hatched box, which is the look of masked scores."""
     return box(ax, x, y, w, h, label, MASKED, **dict(edgecolor=QUIET, hatch=MASK_HATCH) | look)
 
 
 def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look: Any) -> PathPatch:
-    """Draw many like rectangles (x, y, width, height) as one patch, because one by one they would make a large file."""
+    """Draw many rectangles (x, y, width, height) of one look as a single patch, which makes a smaller file."""
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
     places = np.reshape(rectangles, (-1, 4))[:, None]
     codes = [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY] * len(places)
@@ -284,7 +293,7 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
 
 
 def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: str | Sequence[str]) -> None:
-    """Draw a bar for each name, the first on top, with the name before it and words about its length after it."""
+    """Draw a horizontal bar for each name, the first on top, with its name before it and its words after it."""
     drawn = ax.barh(list(lengths), list(lengths.values()), color=fill)
     ax.bar_label(drawn, words, padding=3, fontsize=SMALL)
     ax.invert_yaxis()
@@ -295,7 +304,10 @@ def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: 
 
 
 def owned(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
-    """Draw tiles in their workers' colours, with numbers counted from `first`, and hatched if the worker is −1."""
+    """Draw tiles in the colours of their workers, with numbers counted from `first`.
+
+    A tile with worker −1 is hatched.
+    """
     for (i, j), k in np.ndenumerate(owner):
         if k < 0:
             masked(ax, j, i)
@@ -306,13 +318,13 @@ def owned(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
 def tensor_box(
     ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str = "", **look: Any
 ) -> Rectangle:
-    """Draw a box in its tensor's colours; the edge of a gradient is dashed."""
+    """Draw a box in the colours of its tensor. A gradient has a dashed edge."""
     edge = dict(edgecolor=hue(tensor), linewidth=1.4, linestyle=DASHED if tensor.startswith("d") else "-")
     return box(ax, x, y, w, h, label, fill(tensor), **edge | look)
 
 
 def tile_axes(ax: Axes, T_r: int, T_c: int) -> None:
-    """Set up axes for a tile grid: row block 0 on top, queries down, keys right, no ticks."""
+    """Set up axes for a grid of tiles: row block 0 on top, queries down, keys right, and no ticks."""
     bare(ax, (-0.05, T_c + 0.05), (-0.05, T_r + 0.05), aspect="equal", xlabel="keys →", ylabel="← queries")
     ax.xaxis.set_label_position("top")
 
@@ -323,7 +335,7 @@ def counted(n: int, thing: str) -> str:
 
 
 def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None = None) -> None:
-    """Put ticks on a logarithmic axis at these places only."""
+    """Put ticks on a logarithmic axis at these positions only."""
     places = list(places)
     axis.set_ticks(places, labels=labels or [f"{x:,g}" for x in places])
     axis.set_ticks([], minor=True)
@@ -334,7 +346,7 @@ def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None =
 # A page's own letters; none are wider than those of DejaVu Sans, by which a picture is laid out.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
-SHORTER = {  # what matplotlib writes: what says the same
+SHORTER = {  # pattern in matplotlib's SVG: shorter text of equal meaning
     r"<!--.*?-->": "",
     r"font-family: 'DejaVu Sans'; ": "",
     r' transform="rotate\(-0 [^"]*"': "",
@@ -347,7 +359,10 @@ SHORTER = {  # what matplotlib writes: what says the same
 
 
 def svg(figure: Figure, alt: str) -> bytes:
-    """Return the figure as SVG for light and dark pages: no ground, text as text, caption and description inside."""
+    """Return a figure as SVG for light and dark pages.
+
+    It has no background, its text is text, and it includes the caption and the description.
+    """
     with matplotlib.rc_context(RC):
         out = BytesIO()
         plain = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -367,7 +382,7 @@ def svg(figure: Figure, alt: str) -> bytes:
 
 
 def dark_rules(body: str) -> str:
-    """Return a style sheet that gives every colour of a drawing its counterpart on a dark page."""
+    """Return a style sheet that replaces every colour of a drawing on a dark page."""
     rules = []
     for light, dark in sorted((light.lower(), dark.lower()) for light, dark in DARK.items()):
         for part in ("fill", "stroke"):

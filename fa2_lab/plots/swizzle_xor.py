@@ -1,4 +1,4 @@
-"""The swizzle as XOR: a chunk's place from its number and its row, bit by bit, and the bank conflicts counted."""
+"""The picture of the swizzle as XOR: the position of a chunk from its number and its row, and the bank conflicts."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from fa2_lab.plots import style
 
 
 def data(chunk: int = 2, itemsize: int = 2) -> dict:
-    """Return each chunk's place in lines of eight, with rows in order and swizzled, and what a read of each costs."""
+    """Return each chunk's position in its line of eight, plain and swizzled, and the steps to read each chunk."""
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
     found, steps = {}, {}
     for name, layout in {"One after the other": Shared(vec, 1, 1), "Swizzled": Shared(vec, 1, places)}.items():
@@ -22,9 +22,9 @@ FIRST, SECOND = 7.2, 16.2  # where the two grids begin
 
 @style.picture
 def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
-    """Draw row XOR chunk = place, in bits, then both layouts in memory, and the reads of each group of banks.
+    """Draw row XOR chunk = position in bits, then the two layouts in memory, and the reads of each group of banks.
 
-    places: {layout: place of [row, chunk] in its line}. steps: {layout: steps to read each chunk of all rows}.
+    places: {layout: position of [row, chunk] in its line}. steps: {layout: steps to read each chunk of all rows}.
     """
     plain, swizzled = places
     caption = (
@@ -56,7 +56,7 @@ def _steps(steps: list[int]) -> str:
 
 
 def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
-    """Draw for every row: row XOR chunk = place, with three bits each."""
+    """Draw for every row the equation row XOR chunk = position, with three bits per number."""
     style.note(ax, 0, -1.0, "XOR", weight="bold", va="bottom")
     columns = dict(row=0.7, chunk=2.9, place=5.1)
     for name, x in columns.items():
@@ -69,7 +69,7 @@ def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
 
 
 def _memory(ax: style.Axes, x: float, where: np.ndarray, chunk: int) -> None:
-    """Draw each chunk at its place, the groups of banks above, and below how many marked reads each must serve."""
+    """Draw each chunk at its position, with the groups of banks above and each group's marked reads below."""
     for place in range(where.shape[1]):
         style.note(ax, x + place + 0.5, -0.5, f"{place}", ha="center")
         reads = int((where[:, chunk] == place).sum())

@@ -1,4 +1,4 @@
-"""Causal row blocks on SMs: dealt before anything runs, or drawn one by one whenever an SM is free."""
+"""The picture of causal row blocks on SMs, with static scheduling and with dynamic scheduling."""
 
 from fa2_lab.machine import chips, grid
 from fa2_lab.plots.waves import draw  # noqa: F401  a picture's file has data() and draw()
@@ -6,7 +6,10 @@ from fa2_lab.tiles import CAUSAL, Tiling
 
 
 def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: int = 128) -> dict:
-    """Schedule causal row blocks on 132 SMs: static in two orders, dynamic in the second, `at_once` heads abreast."""
+    """Return three schedules of causal row blocks on the SMs of an H200.
+
+    The first is static, head by head. The other two are static and dynamic with `at_once` heads side by side.
+    """
     tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # of one head, heavy first
     head_by_head = tiles * heads
     side_by_side = [n for n in tiles for _ in range(at_once)] * (heads // at_once)

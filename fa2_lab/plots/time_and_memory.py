@@ -1,4 +1,4 @@
-"""What the book is about, as measured: the same attention four ways, its time and its memory, while N grows."""
+"""The picture of the book's subject, as measured: time and memory of the same attention in four ways, while N grows."""
 
 from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -13,7 +13,7 @@ TOKENS, d = 16384, 128
 
 
 def data() -> dict:
-    """Return the time in ms for 16,384 tokens in sequences of length N, and one sequence's MiB beyond inputs."""
+    """Return the ms for 16,384 tokens in sequences of length N, and the MiB of one sequence besides its inputs."""
     ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}
@@ -24,7 +24,10 @@ def data() -> dict:
 
 
 def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
-    """Return (N, value) of one implementation's forward at d = 128; whole: without a mask, 16,384 tokens in all."""
+    """Return [(N, value)] of one implementation's forward at d = 128.
+
+    whole: whether the values are those for 16,384 tokens in total without a mask.
+    """
     found = {}
     for row in record.rows:
         p = row.problem
@@ -46,7 +49,10 @@ NAMES = {"FA1": "FA1 as printed:\none worker per head", "FA2": "FA2 (PyTorch)", 
 
 @style.picture
 def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -> style.Drawn:
-    """Draw two charts over N on logarithmic axes: milliseconds above, MiB below; {name: points} for each."""
+    """Draw two charts over N on logarithmic axes, with milliseconds above and MiB below.
+
+    time, memory: {name of the implementation: points}.
+    """
     (N, slow), (most, full) = time["standard"][-1], memory["standard"][-1]
     faster, less = slow / dict(time["ours"])[N], full / dict(memory["ours"])[most]
     caption = (

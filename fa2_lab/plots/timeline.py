@@ -1,4 +1,4 @@
-"""Tensor cores and exponentials of one SM over time, for two warpgroups that work in four manners."""
+"""The picture of the tensor cores and exponentials of one SM over time, for two warpgroups in four ways of working."""
 
 from collections.abc import Generator, Mapping
 
@@ -15,7 +15,10 @@ FOUR_WAYS = {  # whether a warpgroup looks ahead, and how two of them share the 
 
 
 def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
-    """Simulate two warpgroups on T tiles of 64 × 128 each, with and without the two overlaps. Copies run ahead."""
+    """Return two warpgroups simulated on T tiles of 64 × 128 each, with and without two kinds of overlap.
+
+    The model assumes that copies run ahead, so no warpgroup waits for them.
+    """
     product, softmax = 2 * 64 * 128 * d / chips.H200.tensor_per_clock, 64 * 128 / chips.H200.exp_per_clock
     panels = []
     for name, (ahead, tensor) in FOUR_WAYS.items():
@@ -27,7 +30,10 @@ def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
 
 
 def warpgroup(block: Block, T: int, product: float, softmax: float, ahead: bool) -> Generator[Wait]:
-    """Run one warpgroup. If it looks ahead, S of a tile and P V of the previous one start together."""
+    """Run one warpgroup.
+
+    With software pipelining (`ahead`), S of a tile and P V of the previous tile start together.
+    """
     before: Job | None = None
     for n in range(T):
         s = block.start("tensor", product, f"S{n}")
@@ -48,7 +54,10 @@ LANES = [(unit, who) for unit in UNITS for who in (0, 1)]
 
 @style.picture
 def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
-    """Draw the panels: name, share of the tensor cores' time, and jobs (unit, warpgroup, label, from, to) in clocks."""
+    """Draw one timeline per panel, for four ways in which two warpgroups can work.
+
+    A panel has a name, the tensor cores' share of the time, and jobs (unit, warpgroup, label, from, to) in clocks.
+    """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += " percentages are those of the tensor cores"
     figure, axes = style.new_figure(5.9, f"{caption} ({setting}).", nrows=len(panels), sharex=True)
@@ -73,7 +82,7 @@ def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
 
 
 def _job(ax: style.Axes, lane: int, label: str, begun: float, ended: float, letter: float) -> None:
-    """Draw one job as a box, with its label where there is room for its letters."""
+    """Draw one job as a box, with its label if there is room for it."""
     words = label if ended - begun > letter * len(label) else ""
     tensor = HUE[label.rstrip("0123456789")]
     style.tensor_box(ax, begun, lane + 0.08, ended - begun, 0.84, tensor, words, linewidth=0.8)

@@ -1,4 +1,4 @@
-"""In which order FA1 and FA2 visit the tiles, and every load and store that costs."""
+"""The picture of the order in which FA1 and FA2 visit the tiles, and of the loads and stores that follow from it."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ STAGES = {"FA1": fa1, "FA2": fa2}
 
 
 def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3, names: Sequence[str] = ("FA1", "FA2")) -> dict:
-    """Return what the meter sees of FA1, of FA2, or of both on one small problem."""
+    """Return the loads and stores that the meter records for FA1, for FA2, or for both, on one small problem."""
     Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
     events = {}
     for name in names:
@@ -25,9 +25,9 @@ def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3, names: Sequence[st
 
 @style.picture
 def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
-    """Draw a row for each algorithm: its tile grid with the time of each visit, and its HBM traffic over time.
+    """Draw a row for each algorithm: its grid of tiles with the time of each visit, and its HBM traffic over time.
 
-    events: {"FA1": ..., "FA2": ...} as a Trace recorded them.
+    events: {"FA1": …, "FA2": …} as a Trace recorded them.
     """
     says = {"FA1": "FA1 moves O, l and m through HBM at every tile", "FA2": "FA2 keeps them on the chip"}
     caption = ", but ".join(says[name] for name in events) + "."
@@ -49,7 +49,7 @@ def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
 
 
 def visits(log: list[Event]) -> list[tuple[int, int]]:
-    """Return the tiles (i, j) in the order of their first event; events outside both loops belong to no tile."""
+    """Return the tiles (i, j) in the order of their first event. Events outside either loop belong to no tile."""
     return list(dict.fromkeys((e.i, e.j) for e in log if e.i is not None and e.j is not None))
 
 

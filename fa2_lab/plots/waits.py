@@ -1,4 +1,4 @@
-"""A backward step that waits for everything, beside the kernel's order."""
+"""The picture of a backward step in which each job waits for the previous one, beside the order of the kernel."""
 
 from collections.abc import Generator, Mapping
 
@@ -8,7 +8,7 @@ from fa2_lab.plots import backward_step, strips, style
 
 
 def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
-    """Return (unit, consumer, label, from, to) of both orders in clocks, and the tensor cores' share of the time."""
+    """Return for two orders the jobs (unit, consumer, label, from, to) in clocks and the tensor cores' share."""
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
     panels = []
     for name, order in (
@@ -41,7 +41,10 @@ def one_by_one(
 
 @style.picture
 def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Drawn:
-    """Draw the panels: name, share of the tensor cores' time, and jobs as (unit, consumer, label, from, to)."""
+    """Draw one timeline per panel, for a step that waits for everything and for the kernel's order.
+
+    A panel has a name, the tensor cores' share of the time, and jobs (unit, consumer, label, from, to).
+    """
     caption = "In the kernel's order, the dQ matmul overlaps with the next exponentials, and other"
     caption += " matmuls with dQ's addition."
     timelines = {}

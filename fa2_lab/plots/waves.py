@@ -1,4 +1,4 @@
-"""Thread blocks on SMs over time: one per head (FA1) against one per row block (FA2), and the causal tail."""
+"""The picture of thread blocks on SMs over time: one per head (FA1), one per row block (FA2), and the causal tail."""
 
 from collections import Counter
 
@@ -11,12 +11,15 @@ from fa2_lab.tiles import Mask, Tiling
 
 
 def data(which: str = "orders") -> dict:
-    """Return what `draw` needs for one of PICTURES."""
+    """Return the arguments of `draw` for the picture with this name in PICTURES."""
     return PICTURES[which]()
 
 
 def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
-    """Schedule FA1 and FA2 at batch 1 on an H100, one resident block per SM: non-causal, then causal in both orders."""
+    """Return schedules of FA1 and FA2 for one sequence on an H100 with one resident block per SM.
+
+    They are one without a mask for each, and two causal ones in different orders of launch.
+    """
     full, causal = Tiling(N, N, B, B), Tiling(N, N, B, B, Mask(causal=True))
     grids = {
         "FA1, one thread block per head": grid.fa1_grid(heads, full),
@@ -36,7 +39,7 @@ def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
 
 
 def heads() -> dict:
-    """Return four heads of 4 × 4 tiles on six SMs (chapter 06)."""
+    """Return schedules of four heads of 4 × 4 tiles on six SMs (chapter 06)."""
     costs = {"FA1, one worker per head": [16] * 4, "FA2, one worker per row block": [4] * 16}
     ran = {
         name: grid.schedule([grid.BlockWork(0, index=None, cost=cost) for cost in each], 6)
@@ -51,7 +54,7 @@ def heads() -> dict:
 
 
 def divided() -> dict:
-    """Return 64 column blocks of the backward pass on an H200, whole and halved (chapter 13)."""
+    """Return schedules of 64 column blocks of the backward on an H200, whole and halved (chapter 13)."""
     ran = {}
     for name, parts in (("Whole column blocks", 1), ("Divided in two", 2)):
         blocks = [grid.BlockWork(0, n, 64 // parts) for n in range(64 * parts)]
@@ -71,9 +74,9 @@ MANY = 1500  # blocks that no eye can tell apart
 
 @style.picture
 def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
-    """Draw schedules one above the other on one time scale: each SM a line, each block a bar as long as its tiles.
+    """Draw schedules one above another on one time scale. An SM is a line, and a block is a bar as long as its tiles.
 
-    ran: {panel's name: Schedule}.
+    ran: {title of the panel: Schedule}.
     """
     figure, axes = style.new_figure(1.2 * len(ran) + 0.3, caption, nrows=len(ran), sharex=True)
     last = max(schedule.makespan for schedule in ran.values())
@@ -93,7 +96,10 @@ def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
 
 
 def _bars(ax: style.Axes, schedule: Schedule) -> None:
-    """Draw each block as a bar on its SM's line, in two alternating fills or, if there are many, each SM's total."""
+    """Draw each block as a bar on the line of its SM, in alternating fills.
+
+    If there are many blocks, draw one bar per SM.
+    """
     if len(schedule.placed) > MANY:
         whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placed}  # to the end of its last block
         style.bars(ax, list(whole.values()), style.worker(1))
@@ -109,7 +115,7 @@ def _bars(ax: style.Axes, schedule: Schedule) -> None:
 
 
 def _end(ax: style.Axes, schedule: Schedule, last: float) -> None:
-    """Draw a line where the last block ends, and note how many SMs never ran one."""
+    """Draw a line at the end of the last block, and note the number of SMs that never ran a block."""
     end = schedule.makespan
     ax.plot([end, end], [0, schedule.SMs], color=style.INK, linewidth=1, clip_on=False)
     inside = end > 0.8 * last

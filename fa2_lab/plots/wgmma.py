@@ -1,4 +1,4 @@
-"""What one product of a Hopper warpgroup reads, and where its result stays: Q Kᵀ and P V of a tile."""
+"""The picture of what one matmul of a Hopper warpgroup reads, and of where its result is: Q Kᵀ and P V of a tile."""
 
 from fa2_lab.machine.layouts import Mma
 from fa2_lab.plots import style
@@ -8,7 +8,7 @@ SHARED, REGISTERS = "shared memory", "registers"
 
 
 def data(d: int = 128, B_c: int = 128) -> dict:
-    """Return a tile's two matmuls: each operand and result with its shape and place, and the rows that a warp holds."""
+    """Return the two matmuls of a tile: shape and memory of each operand and result, and the warp of each row."""
     warps = Mma(3, (4, 1), (16, B_c)).owners((64, B_c)).warp[:, 0].tolist()
     products = [
         [("Q", "q", (64, d), SHARED), ("K", "kᵀ", (d, B_c), SHARED), ("S", "s", (64, B_c), REGISTERS)],
@@ -24,7 +24,7 @@ HIGH = 1.95
 
 @style.picture
 def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Drawn:
-    """Draw the matmuls: (tensor, name, shape, place) of the left operand, the right operand and the result."""
+    """Draw the matmuls. Left operand, right operand and result are each given as (tensor, name, shape, memory)."""
     caption = (
         "In both matmuls of a tile, the right operand comes from shared memory, and the result stays in registers."
     )
@@ -49,7 +49,7 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
 
 
 def _product(ax: style.Axes, top: float, matrices: list[tuple], deep: int, warps: list[int]) -> None:
-    """Draw left × right = result, side by side, each with its place beneath it."""
+    """Draw left operand × right operand = result, side by side, each with its memory below it."""
     SIZE, LEFTS, before = PHONE if style.narrow() else PAGE
     middle = top + matrices[1][2][0] * SIZE / 2
     for n, ((tensor, name, shape, place), x) in enumerate(zip(matrices, LEFTS, strict=True)):

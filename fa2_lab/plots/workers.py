@@ -1,4 +1,4 @@
-"""Which worker owns which tile (the FA2 paper's figure 2), and how many of them write each block of the result."""
+"""The picture of which worker owns which tile (figure 2 of the FA2 paper), and which workers write each result."""
 
 import numpy as np
 
@@ -8,21 +8,21 @@ from fa2_lab.tiles import Mask, Tiling
 
 
 def data(T: int = 4, B: int = 64) -> dict:
-    """Return which worker owns each tile, and which ones add to each dQ, on a square of T × T tiles."""
+    """Return the worker of each tile and the workers that add to each block of dQ, for T × T tiles."""
     tilings = {causal: Tiling(T * B, T * B, B, B, Mask(causal=causal)) for causal in (False, True)}
     owners = {(way, c): grid.owners(t, way) for way in ("forward", "backward") for c, t in tilings.items()}
     return dict(owners=owners, dq_writers={causal: grid.dq_writers(tiling) for causal, tiling in tilings.items()})
 
 
-WIDER, DEEPER = 2.55, 0.85  # room beside the tiles for O or dQ, below them for dK and dV
+WIDER, DEEPER = 2.55, 0.85  # room at the right of the tiles for O or dQ, and below for dK and dV
 
 
 @style.picture
 def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list[list[int]]]) -> style.Drawn:
-    """Draw tile grids, forward above and backward below, all tiles on the left and causal on the right.
+    """Draw grids of tiles: forward above and backward below, without a mask at the left and causal at the right.
 
-    owners: {("forward" or "backward", causal): worker of each tile (T_r, T_c), −1 where skipped}.
-    dq_writers: {causal: for each row block, the backward's workers that add into its dQ}.
+    owners: {("forward" or "backward", causal): worker of each tile (T_r, T_c), −1 if it is skipped}. dq_writers:
+    {causal: for each row block, the workers of the backward that add to its dQ}.
     """
     caption = "In the forward pass each block of O has one writer, but in the backward pass several workers add to dQ."
     caption += (
@@ -38,7 +38,7 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
         _grid(axes[1][column], backward, f"Backward, {keys}", DEEPER)
         _rows_of(axes[0][column], T_c, "O", [sorted(set(row[row >= 0].tolist())) for row in forward], "written by")
         _rows_of(axes[1][column], T_c, "dQ", dq_writers[causal], "added by")
-        for j in range(T_c):  # dK and dV have one writer, as the column's colour says
+        for j in range(T_c):  # dK and dV have one writer, which the column's colour shows
             for tensor, left in (("dK", 0.02), ("dV", 0.51)):
                 style.tensor_box(axes[1][column], j + left, T_r + 0.2, 0.47, 0.55, tensor, tensor, linewidth=1)
     alt = (

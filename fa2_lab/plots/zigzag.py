@@ -1,4 +1,4 @@
-"""Which rows a rank should take: contiguous shards against a front and a back piece for each rank."""
+"""The picture of the rows of each rank: contiguous shards against shards with a front and a back piece."""
 
 import numpy as np
 
@@ -8,14 +8,17 @@ from fa2_lab.reference.shards import LAYOUTS, even_lengths, pieces
 
 
 def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
-    """Return which rank computes each pair of pieces, and each rank's tiles, counted for one head of real size."""
+    """Return the rank that computes each pair of pieces, and the number of tiles of each rank, for one head."""
     owners = {layout: owners_of(ranks, layout) for layout in reversed(LAYOUTS)}
     tiles = {x: ring.work(even_lengths(N, ranks), x, causal=True, B_r=B, B_c=B).sum(axis=1).tolist() for x in owners}
     return dict(owners=owners, tiles=tiles, setting=f"{N:,} tokens on {ranks} ranks, tiles of {B} × {B}, one head")
 
 
 def owners_of(ranks: int, layout: str) -> np.ndarray:
-    """Return [i, j]: the rank that holds rows i, if they see keys j; two pieces for each rank."""
+    """Return an array [i, j] with the rank that holds the rows of piece i, or −1 if they see no key of piece j.
+
+    A sequence has two pieces per rank.
+    """
     rank_of = np.empty(2 * ranks, dtype=int)
     for rank, places in enumerate(pieces([2] * ranks, layout)):
         for place in places:
@@ -25,9 +28,9 @@ def owners_of(ranks: int, layout: str) -> np.ndarray:
 
 @style.picture
 def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: str) -> style.Drawn:
-    """Draw which rank computes which part of a causal S under two layouts, and how many tiles that makes.
+    """Draw which rank computes which part of a causal S under two layouts, and the number of tiles of each rank.
 
-    owners: {layout: rank of each pair of pieces, −1 where nothing is visible}; tiles: {layout: of each rank}.
+    owners: {layout: rank of each pair of pieces, −1 if nothing is visible}. tiles: {layout: tiles of each rank}.
     """
     caption = "Contiguous shards make causal work uneven, but a front and a back piece per rank make it even."
     figure, axes = style.new_figure(

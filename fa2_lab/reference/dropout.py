@@ -74,7 +74,7 @@ class Dropout:
         return keep_mask(self.p, self.seed, self.batch, self.head, row, col) / (1 - self.p)
 
     def drop(self, p_ij: np.ndarray, rows: slice, cols: slice) -> np.ndarray:
-        """Return p_ij ∘ Z of one tile, or p_ij itself without dropout."""
+        """Return p_ij ∘ Z for one tile of P, with the dropout factors Z. Without dropout, return p_ij itself."""
         return dropped(p_ij, self.z(rows, cols))
 
 
@@ -82,7 +82,7 @@ NO_DROPOUT = Dropout()
 
 
 def dropped(x: np.ndarray, z: np.ndarray | None) -> np.ndarray:
-    """Return x ∘ Z, or x itself without dropout."""
+    """Return x ∘ z with the dropout factors z, or x itself if z is None (no dropout)."""
     return x if z is None else x * z
 
 

@@ -151,7 +151,7 @@ def forward_split_keys(
                 s_ij = tiling.hide(cap(tau * (q_i @ K[cols].T), softcap), i, j)
                 state = state.update(s_ij, V[cols], dropout.z(rows, cols))
             O_part[w, rows], L_part[w, rows] = state.finalize()
-        state = SoftmaxState.reset(rows.stop - rows.start, Q.shape[1], sink)  # once: no part has the sink
+        state = SoftmaxState.reset(rows.stop - rows.start, Q.shape[1], sink)  # no partial result has the sink
         for w in range(splits):
             state = state.merge(SoftmaxState.from_output(O_part[w, rows], L_part[w, rows]))
         O[rows], L[rows] = state.finalize()

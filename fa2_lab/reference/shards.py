@@ -20,7 +20,7 @@ LAYOUTS = ("zigzag", "contiguous")
 class Meeting(NamedTuple):
     """The queries of one rank and the keys of one rank that meet in one kernel call.
 
-    The slices count the rows of each rank from 0. `kind` says whether the call is SKIP, DIAGONAL or FULL.
+    The slices count the rows of each rank from 0. `kind` is SKIP, DIAGONAL or FULL, as for a tile.
     """
 
     queries: slice
@@ -80,10 +80,10 @@ def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal:
 
 
 def halves(length: int, causal: bool) -> list[Meeting]:
-    """Split the meeting of a rank with itself into two calls of about equal work.
+    """Return two calls of about equal work into which the meeting of a rank with itself is split.
 
-    Under the causal mask, the upper three quarters of the rows have 9/16 of the work. Both calls are aligned, because a
-    causal call aligns the last query with the last key.
+    Under the causal mask, the upper three quarters of the rows have 9/16 of the work. In each call, the last query is
+    aligned with the last key, as a causal call needs it.
     """
     middle = length - length // (4 if causal else 2)
     kind = Tile.DIAGONAL if causal else Tile.FULL

@@ -30,7 +30,7 @@ EXTRAS = {"torch": "kernels", "triton": "kernels", "matplotlib": "plots", "trans
 
 
 class Refused(Exception):
-    """The error for a request that cannot be met. Its message is one sentence that says what is possible instead."""
+    """The error for a request that cannot be met. Its message is one sentence that names what is possible instead."""
 
 
 def main(argv: list[str] | None = None) -> int:

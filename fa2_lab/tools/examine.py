@@ -73,7 +73,7 @@ def load(text: str) -> tuple[str, Callable]:
     if not where or not name:
         raise ValueError(f"examine: got {text!r}; it takes FILE:FUNCTION, as in mine.py:attention")
     if importlib.util.find_spec("triton") is not None:
-        import fa2_lab.kernels  # noqa: F401 — it switches Triton's interpreter on where there is no GPU
+        import fa2_lab.kernels  # noqa: F401 — it switches Triton's interpreter on if there is no GPU
     try:
         if where.endswith(".py"):
             path = Path(where)

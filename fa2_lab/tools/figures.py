@@ -84,7 +84,7 @@ PICTURES = {  # name of a picture: the chapter that shows it
     "block_budget": "A_lanes",
     "rounding_bias": "D_numbers",
 }
-MOVING = {  # and where they come from
+MOVING = {  # moving picture: how it is made
     "hero": "Because no command draws this picture, edit the file itself.",
     "climb_loop": "Its code is in [book/climb_loop.py](../fa2_studio/book/climb_loop.py), which also writes it as "
     "[PNG](climb_loop.png) and [GIF](climb_loop.gif).",

@@ -5,7 +5,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is one
+ROOT = Path(__file__).resolve().parents[2]  # the root of the checkout, if there is one
 NO_CHECKOUT = "{what} needs a checkout of the repository, and there is none around this package"
 
 

@@ -213,7 +213,7 @@ def several(results: Record, **numbers: str) -> str:
 
 
 def following(name: str) -> str:
-    """Return a sentence on the limit of this rung and on the next rung, which removes it."""
+    """Return a sentence with the name of the next rung and the limit of this rung, which the next one removes."""
     if name not in ladder.RUNGS[:-1]:
         return ""
     after = ladder.RUNGS[ladder.RUNGS.index(name) + 1]

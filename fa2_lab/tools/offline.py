@@ -4,7 +4,7 @@
     kernel = forward_kernel.warmup(..., grid=(1,))
     report(kernel)
 
-Tensors may be on any device. A process has one target from start to end, and none in Triton's interpreter.
+Tensors may be on any device. A process keeps the same target from start to end, and it cannot use Triton's interpreter.
 """
 
 import re

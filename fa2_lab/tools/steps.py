@@ -23,7 +23,10 @@ def code(rung: str) -> list[str]:
 
 
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
-    """Return [(what happens, old lines, new lines), …] from one rung to another. Changes of indentation are ignored."""
+    """Return [(operation, old lines, new lines), …], the changes from one rung to another. Indentation is ignored.
+
+    An operation is "equal", "replace", "delete" or "insert".
+    """
     before, after = code(old), code(new)
     matcher = SequenceMatcher(a=[x.strip() for x in before], b=[x.strip() for x in after], autojunk=False)
     return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]

@@ -18,7 +18,7 @@ class Scales(NamedTuple):
     scale_log2: float  # τ log₂e
     coarse: float  # the power of two below it, for huge scores
     huge: float  # the |m| from which on scores are huge
-    inner: float | None  # what goes into the softcap's tanh is multiplied by this
+    inner: float | None  # the factor of a score inside the softcap's tanh
 
 
 def base_2(scale: float) -> float:

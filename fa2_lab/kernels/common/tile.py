@@ -34,7 +34,7 @@ class DropoutKey(NamedTuple):
     """The values that, together with a row and a column, decide which entries of P are dropped in one head."""
 
     seed: tl.tensor  # pointer
-    rule: tuple  # random words below the first number mean "drop"; the second is the factor of what is kept
+    rule: tuple  # (bound, factor): a random word below the bound drops an entry, and others get the factor
     head: tl.tensor
     batch: tl.tensor
 
@@ -162,7 +162,7 @@ def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
     """
     b = 0 * t
     behind = b + sequences + 1
-    while behind - b > 1:  # sequence b begins with block t or before it, sequence `behind` after it
+    while behind - b > 1:  # sequence b begins at or before block t, and sequence `behind` after it
         middle = (b + behind) // 2
         begun = start_of(starts, middle, n) // B + middle <= t
         b = tl.where(begun, middle, b)
@@ -271,7 +271,7 @@ def rows_of(col, N_q, N_k, length, window, tile):
         full = tl.minimum(tl.cdiv(tl.maximum(col + tile.B_c - 1 + N_q - N_k - right, 0), B_r) * B_r, tail)
     if col + tile.B_c > length:  # a ragged column block has no FULL tile
         full = tail
-    if col >= length:  # nobody sees it
+    if col >= length:  # no row sees this block
         first = end
         full = end
         tail = end

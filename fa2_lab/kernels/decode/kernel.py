@@ -56,7 +56,7 @@ class Counts(NamedTuple):
     N_q: int
     row_blocks: int  # of a K/V head: its group · N_q rows, by B_r
     heads: int  # K/V heads times row_blocks: the heads of a sequence, as programs count them
-    R: int  # rows of a part
+    R: int  # rows of a partial result
     pages: int  # of a paged cache
     width: int  # entries of the block table for each sequence
     left: int  # columns that a row sees before its diagonal, or None: all
@@ -200,7 +200,7 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
     o_i = tl.zeros((tile.B_r, tile.d_pad), tl.float32)  # FA2.A1.L5
     m_i = tl.full((tile.B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((tile.B_r, tile.B_c) if FEW_ROWS else (tile.B_r,), tl.float32)  # FA2.A1.L5
-    if sink is not None:  # a key with a score and no value, of which one program of a head takes notice
+    if sink is not None:  # a key with a score and no value, which only one program of a head counts
         m_i = tl.where(span.begins, sink * (LOG2E / scales.scale_log2), m_i)
         one = tl.where(tl.arange(0, tile.B_c) == 0, 1.0, 0.0)[None, :] if FEW_ROWS else 1.0
         l_i += tl.where(span.begins, one, 0.0)
@@ -339,7 +339,7 @@ LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
 def units_of(length, work, tile):
     """Return the units of work of one head: one unit per tile, and one unit to begin the head.
 
-    The last one also writes O and L of rows that see no key.
+    The unit that begins a head also writes O and L of rows that see no key.
     """
     if work.left is None:
         return tl.cdiv(length, tile.B_c) + 1

@@ -18,7 +18,7 @@ from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
 MOST_ROWS = 64  # of one tile
-MERGE_WIDTH = 32  # columns of O that a program of the merge takes
+MERGE_WIDTH = 32  # columns of O per program of the merge
 
 # The call -------------------------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Entry(NamedTuple):
     warps: int
     stages: int
     per_SM: int  # programs that run on an SM at once
-    registers: int = 255  # the limit per thread, which only NVIDIA's compiler takes
+    registers: int = 255  # the limit per thread, an option of NVIDIA's compiler alone
 
 
 # {case: {d_pad: Entry}}; blocks_of() takes the first case that applies and has this d. Hopper's entries are the fastest
@@ -298,6 +298,6 @@ def strides_of(tensors: Tensors) -> Strides:
     """Return the Strides of batch entries (or pages), heads, and rows (or keys) of Q, K, V and O."""
     Q, K, V = tensors.q, tensors.k, tensors.v
     (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
-    if tensors.block_table is not None:  # in a page, keys come before heads
+    if tensors.block_table is not None:  # in a page, the dimension of keys is before that of heads
         K_rest, V_rest = K_rest[::-1], V_rest[::-1]
     return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), like(Q, device="meta").stride()[:3])

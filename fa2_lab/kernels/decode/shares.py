@@ -16,7 +16,7 @@ from fa2_lab.tiles import cdiv
 WHOLE_HEADS_FILL = 0.9  # of the slots, over all waves: whole heads are then as fast as equal shares, and need no merge
 SPLITS_FILL = 0.95  # of the slots: with fewer splits equal shares on all slots are as fast
 
-STATISTIC = 4  # bytes of a number in a part: m, l and o are kept in fp32
+STATISTIC = 4  # bytes per number of a partial result, whose m, l and o are fp32
 
 
 def heads_fill(slots: int, heads: int) -> bool:

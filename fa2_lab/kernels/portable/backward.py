@@ -41,7 +41,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 class RowTensors(NamedTuple):
-    """The tensors that are read per row in the pass over the columns, and the strides of Q and dO."""
+    """The tensors with one row or one number per query for all heads, and the strides of Q and dO."""
 
     Q: tl.tensor
     dO: tl.tensor
@@ -90,7 +90,7 @@ def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     else:  # first b − L, which is small wherever P is not
         power = s_ij * scales.scale_log2 + (b_ij * LOG2E - L_i * LOG2E)
     if MASKED:
-        power = tl.minimum(power, 100.0)  # nothing that is seen comes near; what is not seen must not overflow
+        power = tl.minimum(power, 100.0)  # visible scores stay far below 100, and hidden ones must not overflow
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
     if MASKED:  # also all of a row that sees no key and has L = −∞
         p_ij = tl.where(visible, p_ij, 0.0)
@@ -113,7 +113,10 @@ def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
 @triton.jit
 def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position, seed, tile,
                bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Add to dk_j and dv_j (B_c, d) the terms of rows first … last and tail … stop of every query head of the group."""
+    """Return dk_j and dv_j (B_c, d) after adding the terms of some rows, for every query head of the group.
+
+    `span` is (first, last, tail, stop), which means the rows first … last and tail … stop.
+    """
     B_r: tl.constexpr = tile.B_r
     k_j, v_j, col, begin, end = columns
     _, scales, rule = factors
@@ -135,7 +138,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position
         b_ji = None
         if bias is not None:
             b_ji = biases(bias, Position(head, position.diagonal), row[None, :], col[:, None])
-            visible = visible & (row < N_q)[None, :]  # behind the last row a bias may be NaN
+            visible = visible & (row < N_q)[None, :]  # after the last row, a bias may be NaN
             L_i = beside_bias(L_i, row, N_q)
         p_ji, s_ji = probabilities(k_j, q_i, L_i[None, :], b_ji, visible, scales, MASKED)
         kept_ji = p_ji
@@ -176,7 +179,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     begin, end = rows_seeing(col[:, None], N_q, N_k, length, window)  # (B_c, 1)
     row_begin = (
         None if window[0] is None else columns_seen(0 * j, N_q, N_k, length, window)[0]
-    )  # nobody sees one before
+    )  # no row sees a key before this one
 
     k_j = load_tile(K, j * B_c, length, tile, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
     v_j = load_tile(V, j * B_c, length, tile, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
@@ -199,7 +202,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
 @triton.jit
 def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales, position, dropout, tile,
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Add to dq_i (B_r, d) the terms of the tiles of some columns."""
+    """Return dq_i (B_r, d) after adding the terms of the tiles in some columns."""
     B_c: tl.constexpr = tile.B_c
     first, last, hole, width = columns
     L_i, D_i, row, begin, end = per_row
@@ -246,7 +249,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     L_i = of_rows(L, bh, head_stride, row, N_q, RAGGED=True)  # (B_r,)
     o_i = load_tile(O, i * B_r, N_q, tile, B_r, RAGGED=True).to(tl.float32)  # (B_r, d)
     D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
-    if dL is not None:  # where the loss also uses L, dS gains P ∘ dL: it is taken off D, once for all
+    if dL is not None:  # if the loss also uses L, dS has one more term, P ∘ dL, so dL is subtracted from D
         D_i = tl.where(L_i == NEG_INF, 0.0, D_i - of_rows(dL, bh, head_stride, row, N_q, RAGGED=True))
     tl.store(D + tl.cast(bh, tl.int64) * head_stride + row, D_i, mask=row < N_q)  # FA2.A2.L4
     scale, scales, rule = factors

@@ -102,7 +102,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     length = length_of(key_lengths, batch, N_k)
     begin, end = columns_seen(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
     edges, middle = columns_of(i, N_q, N_k, length, window, tile)
-    keys = columns_seen(i * B_r, N_q, N_k, length, window)[0], length  # none of these rows sees one before or behind
+    keys = columns_seen(i * B_r, N_q, N_k, length, window)[0], length  # these rows see no key outside this range
     dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
     position = Position(head, N_k - N_q)
 

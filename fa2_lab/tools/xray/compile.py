@@ -107,7 +107,7 @@ def reason(complaint: str) -> str:
     first cause and that position.
     """
     lines = complaint.strip().splitlines() or ["no reason was given"]
-    if lines[-1].strip() == "^":  # Triton ends with a line of the kernel and no words; the first cause stands above
+    if lines[-1].strip() == "^":  # Triton ends with a line of the kernel; the first cause is above it
         words = [line for line in lines if re.match(r"\w+Error[:(]", line)][:1]
         place = next(n for n, line in enumerate(lines) if line.strip() == "^") - 1
         lines.append("; ".join([*words, f"it stops at `{lines[place].strip()}`"]))
@@ -115,7 +115,7 @@ def reason(complaint: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """Return a name of names(), given such a name or a rung's number, or the full path of a file."""
+    """Return the name that names() lists for a name or a rung's number. For a file, return its full path."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"name: got {name!r}, and there is no file {name} here")

@@ -16,7 +16,7 @@ from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.tools import files, offline
 from fa2_lab.tools.xray.lines import by_line
 
-SMs = 132  # of the chip that is not here: persistent kernels ask for it; an H100 and an H200 have so many
+SMs = 132  # persistent kernels ask for this number; 132 is that of an H100 and an H200
 RUN = triton.JITFunction.run
 launched, asked = dict[str, Any](), dict[str, Any]()  # the kernels of a call, and what this launch asks of the compiler
 
@@ -77,7 +77,7 @@ def main(job: dict) -> list[list[dict]]:
     """Return, for each entry of the job's launches, the kernels of one call in launch order, each of them once."""
     chip = job["chip"]
     offline.compile_for(chip)
-    triton_versions.newest_names()  # a file of one's own may use them, too
+    triton_versions.newest_names()  # the user's file may use them as well
     properties: Any = SimpleNamespace(multi_processor_count=SMs)
     torch.cuda.get_device_properties = lambda device=None: properties
     triton.JITFunction.run = compile_only(RUN)
