@@ -19,7 +19,7 @@ RowNumbers = Any  # the number of a row or of a row block, or an array of such n
 
 
 class Tile(Enum):
-    """How many entries of a tile a mask leaves visible: none, some, or all."""
+    """The kinds of tiles under a mask: no entry of a tile is visible, some entries are, or all."""
 
     SKIP = "skip"  # no entry is visible: nothing is loaded, nothing is computed
     DIAGONAL = "diagonal"  # the edge of the mask runs through it: compute, then mask

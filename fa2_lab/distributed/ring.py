@@ -258,7 +258,10 @@ def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tens
 
 
 def options_of(ring: RingCall, seen: Meeting) -> Options:
-    """Return the Options for one meeting of queries and keys, which is causal if its kind is DIAGONAL."""
+    """Return the Options for one meeting of queries and keys.
+
+    They are causal if the kind of the meeting is DIAGONAL.
+    """
     return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
 

@@ -64,7 +64,7 @@ class Options(NamedTuple):
 
     @property
     def windowed(self) -> bool:
-        """Whether a window limits what the rows see, beyond the causal mask."""
+        """Whether a window limits the columns that rows see, besides the causal mask."""
         return self.left is not None or self.right is not None
 
     @property
@@ -76,7 +76,7 @@ class Options(NamedTuple):
 def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
     """Return make(*arguments) from the table of prepared calls.
 
-    It is computed only when this key is requested first.
+    This value is computed only at the first request of the key.
     """
     found = PREPARED.get(key)
     if found is None:

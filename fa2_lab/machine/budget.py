@@ -34,7 +34,7 @@ STATISTIC = 4  # bytes of one L or D
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a thread block fits on an SM and, if not, the reason."""
+    """The needs of one thread block, and whether it runs on an SM without spilling or the reason why not."""
 
     ok: bool
     limit: str  # "", "shared memory" (cannot run) or "registers" (runs, but spills)

@@ -59,7 +59,7 @@ def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
 def tile_bytes(rung: Rung) -> int:
     """Return the bytes that a tile moves between L2 and the SM.
 
-    These are K and V or, before rung 02, Q, O, ℓ and m, of which the last three have four bytes per number.
+    K and V move or, before rung 02, Q, O, ℓ and m, of which the last three have four bytes per number.
     """
     if rung.number < ON_CHIP:
         return ROWS * (2 * rung.d + 4 * 2 * (rung.d + 2))

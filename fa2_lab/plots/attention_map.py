@@ -40,7 +40,10 @@ def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def text(draw: np.random.Generator) -> np.ndarray:
-    """Return a random text of N + 1 words. Each text has its own rule which word usually follows which."""
+    """Return a random text of N + 1 words.
+
+    Each text has its own random order in which words usually follow one another.
+    """
     after, words = draw.permutation(WORDS), [int(draw.integers(WORDS))]
     while len(words) <= N:
         usual = draw.random() < 0.8

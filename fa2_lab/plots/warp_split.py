@@ -63,9 +63,9 @@ def _operands(ax: style.Axes, scheme: str, W: int) -> None:
 
 
 def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int) -> None:
-    """Draw one matrix: whole if all warps read it, or cut into a part per warp, with the warp's number on it.
+    """Draw one matrix: whole if all warps read it, or cut into a part per warp, with the warp's number on each part.
 
-    Split into "layers", each warp has a partial result of full size.
+    If `split` is "layers", each warp has a partial result of full size.
     """
     style.note(ax, x + w / 2, y - 0.12, name, ha="center", va="bottom")
     if split == "whole":

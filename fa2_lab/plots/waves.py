@@ -16,9 +16,9 @@ def data(which: str = "orders") -> dict:
 
 
 def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
-    """Return schedules of FA1 and FA2 for one sequence on an H100 with one resident block per SM.
+    """Return four schedules of `heads` heads on an H100 with one resident block per SM.
 
-    They are one without a mask for each, and two causal ones in different orders of launch.
+    They are FA1 and FA2 without a mask, and FA2 under the causal mask in two launch orders.
     """
     full, causal = Tiling(N, N, B, B), Tiling(N, N, B, B, Mask(causal=True))
     grids = {

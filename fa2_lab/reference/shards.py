@@ -63,7 +63,9 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
 
 
 def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> Meeting:
-    """Return which queries of `rank` see which keys of `source`. They always need one kernel call or none.
+    """Return which queries of `rank` see which keys of `source`.
+
+    These queries and keys always need one kernel call or none.
 
     With a causal mask, the rows of a rank see its own keys as in any causal sequence. In zigzag, the rows of a rank see
     all keys in the front piece of an earlier rank, and only its back piece sees the keys of a later rank, all of them.

@@ -1,4 +1,4 @@
-"""How decode is launched: with which tiles, with how many programs, and with which of its two kernels for the keys."""
+"""How decode is launched: with which tiles, with how many programs, and with split_kv_kernel or stream_k_kernel."""
 
 from __future__ import annotations
 
