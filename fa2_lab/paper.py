@@ -331,7 +331,10 @@ class Whereabouts:
 
 
 def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
-    """Return lines of code as a list, without their comments, with `title` before the first, or `none` if empty."""
+    """Return lines of code as rows of text, without their comments. `title` is before the first row.
+
+    If there are no lines of code, the only row is `none`.
+    """
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0]}" for place in places] or [none]
     return [f"{title:9}{rows[0]}", *(" " * 9 + row for row in rows[1:])]
 

@@ -210,9 +210,9 @@ def counting() -> Iterator[Counter]:
 
 
 def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield (source, [K, V]) for the block of every rank, starting with this rank's.
+    """Yield (source, [K, V]) for the block of every rank, starting with this rank's own block.
 
-    The next block travels meanwhile.
+    While the caller uses a block, the next block travels.
     """
     kv = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):

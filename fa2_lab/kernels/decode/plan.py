@@ -35,9 +35,9 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
 
 
 def decode(tensors: Tensors, options: Options, programs: int | None = None) -> Any:
-    """Return O, in the shape of Q, and L (batch, heads, N_q) for a few queries, whatever way the keys are divided.
+    """Return O, in the shape of Q, and L (batch, heads, N_q) for a few queries, however the keys are divided.
 
-    If `programs` is given, this number of programs get equal shares of the work.
+    If `programs` is given, the work is divided equally among this number of programs.
     """
     key = "decode", options, programs, *keys_of(tensors)
     return prepared(key, prepare, tensors, options, programs)(tensors)
