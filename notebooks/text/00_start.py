@@ -16,7 +16,7 @@
 # - name the places where a GPU stores data, and estimate what each kind of work costs,
 # - decide whether it is cheaper to store a value or to recompute it.
 #
-# *Time: 35 minutes, including the exercise. Hardware: any laptop with NumPy. Before this: matrix multiplication and
+# *Time: 30 minutes, including the exercise. Hardware: any laptop with NumPy. Before this: matrix multiplication and
 # NumPy arrays.*
 #
 # Each question marked **Predict** is followed by a folded answer. Choose one of the options before you unfold the
@@ -26,14 +26,11 @@
 import numpy as np
 from IPython.display import Markdown
 
-from fa2_lab.machine import chips, grid, io
-from fa2_lab.machine.prices import cost, prices
-from fa2_lab.machine.time import fp32_instructions
-from fa2_lab.machine.warps import tile_bytes
+from fa2_lab.machine import chips
+from fa2_lab.machine.prices import prices
 from fa2_lab.plots import time_and_memory
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
-from fa2_lab.tiles import CAUSAL, Tile, Tiling
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.chapters import CHAPTERS
 from fa2_studio.book.verdicts import close, verdict
@@ -53,20 +50,17 @@ show("time_and_memory")
 # At N = 16,384, our kernel is 5.8 times as fast as standard attention. In the upper chart, standard attention is a
 # sequence of simple kernels, and all four programs use *bf16*, a two-byte number format.
 #
-# Our kernel also needs far less memory. Whenever N doubles, standard attention needs about four times as much memory,
-# until the GPU is full, whereas FA2 and our kernel need only twice as much. Note that the lower chart shows PyTorch's
-# own standard attention, which computes in float32, at four bytes per number. The number format therefore explains part
-# of the gap between the curves, but not the steeper slope of standard attention's curve. The lower chart has no curve
-# for FA1, because we did not measure its memory. Chapter 04 explains the *causal mask* that the caption mentions.
+# Our kernel also needs far less memory. The lower chart comes from a different run, in which standard attention is
+# PyTorch's own version. That version computes in float32, at four bytes per number, so don't read too much into the
+# distance between the curves. Compare only how steep they are. Whenever N doubles, standard attention needs about four
+# times as much memory, until the GPU is full, whereas FA2 and our kernel need only twice as much. The number format
+# cannot explain this difference. We did not measure FA1's memory. Chapter 04 explains the *causal mask* that the
+# caption mentions.
 #
-# But why is FA1 the slowest of the four? A model runs attention many times side by side, and each of these runs is
-# called a *head*. Taken literally, FA1's algorithm computes each head on just one of the GPU's 132 processors. Every
-# problem in the upper chart has 16,384 tokens in total and 16 heads per text. At N = 4,096, there are 4 texts with 64
-# heads in all, so 68 of the 132 processors are idle. At N = 16,384, there is only one text, so only 16 processors are
-# busy. The idle processors alone can therefore make FA1 take 2 times as long at N = 4,096, and 8 times as long at N =
-# 16,384. They don't explain, however, why FA1 is also slow for short texts, because at N = 512 there are 512 heads,
-# which is enough for all processors. Chapter 03 explains the other causes, and also why the FA1 authors' own kernel was
-# two to four times as fast as standard attention.
+# A model runs attention many times side by side, and each of these runs is called a *head*. FA1 is the slowest of the
+# four programs because the printed algorithm, taken literally, computes each head on just one of the GPU's 132
+# processors, so many processors are idle (chapter 06). FA1 has other costs as well (chapter 03). The FA1 authors' own
+# kernel was two to four times as fast as standard attention, and chapter 03 also explains why.
 
 # %% [markdown]
 # ## What does attention compute?
@@ -115,8 +109,9 @@ def attention(Q, K, V):  # (N, d) each: one row per token
 # Unless we say otherwise, the GPU in this book is NVIDIA's H200. Its parts are nested:
 #
 # - The GPU has 132 processors, which are called *streaming multiprocessors* (*SMs*).
-# - An SM runs a few *thread blocks* at a time, and each thread block stays on its SM until it is done. In this book, a
-#   *worker* is a thread block.
+# - An SM runs a few *thread blocks* at a time, and each thread block stays on its SM until it is done. This book often
+#   calls a thread block a *worker*, because each piece of work, for example all queries of a head or only some of them,
+#   is given to one thread block.
 # - A thread block consists of several *warps*, and a warp consists of 32 *threads*, which execute the same instruction
 #   together.
 # - An SM has several kinds of units that carry out these instructions. *Tensor cores* multiply small matrices, *FP32
@@ -131,8 +126,8 @@ show("nested")
 # | place | what it is | capacity on an H200 |
 # | --- | --- | --- |
 # | registers | numbers that one thread is working with | 256 KiB in each SM |
-# | shared memory | shared by all warps of a thread block (the papers call it SRAM) | 228 KiB in each SM |
-# | L1 | a *cache*: copies of what this SM recently loaded, held in the same hardware as shared memory, in the part that is left free | 28 KiB or more in each SM |
+# | shared memory | shared by all warps of a thread block (the papers call it SRAM) | up to 228 KiB in each SM (227 for one thread block) |
+# | L1 | a *cache*: copies of what this SM recently loaded | the rest of 256 KiB, which L1 and shared memory divide among themselves: at least 28 KiB in each SM |
 # | L2 | another cache, between all SMs and HBM: copies of what was recently loaded or stored | 60 MiB |
 # | HBM | the large memory next to the chip, which holds the tensors (arrays); also called *DRAM*, after its kind of memory | 141 GiB (the data sheet says 141 GB) |
 #
@@ -165,7 +160,9 @@ show("gpu_map")
 # other work in their FLOPs. For example, a byte from DRAM costs 206 FLOPs, because at full speed the tensor cores could
 # do 206 FLOPs in the time that HBM, also at full speed, takes to deliver one byte.
 #
-# All units can work at the same time, so a method takes at least as long as its busiest unit does.
+# The same division gives the other costs. For example, the FP32 units of all SMs together carry out 31 · 10¹²
+# instructions per second, so one instruction costs 989 / 31 = 32 FLOPs. The next cell prints the whole list for an
+# H200:
 
 # %%
 chip = chips.H200
@@ -179,7 +176,8 @@ for name, price in prices(chip).in_flops().items():
 #   bandwidth, because NVIDIA does not publish one.
 #
 # These few numbers decide most of what follows in this book: matrix products are cheap, whereas moving bytes and
-# computing exponentials is expensive.
+# computing exponentials is expensive. All units can work at the same time, so a method takes at least as long as its
+# busiest unit does.
 
 # %% [markdown]
 # **Predict.** A score is needed twice, first for its weight and later again for the gradients. For d = 64, computing
@@ -192,15 +190,17 @@ for name, price in prices(chip).in_flops().items():
 # <details><summary>Answer</summary>
 #
 # **compute the score a second time.** Computing it takes 128 FLOPs, whereas storing four bytes and loading them again
-# takes as long as about 1,650 FLOPs, which is 13 times as much.
+# takes as long as about 1,650 FLOPs, which is 13 times as much. Even if L2 still had the score when it is needed again,
+# passing eight bytes through L2 would take as long as about 820 FLOPs.
 # </details>
 
 # %% [markdown]
 # ## Can it be done without S?
 #
 # We can cut S into *tiles*, each of which holds the scores of a few queries with a few keys. FA1 and FA2 compute one
-# tile at a time, use it, and throw it away. All steps run in a single kernel, so intermediate results stay on the chip.
-# This technique is called *fusion*.
+# tile at a time, use it, and throw it away. You may wonder how a tile can be used before the rest of its row is known,
+# because a weight needs the sum of the whole row. Chapter 02 shows how. All steps run in a single kernel, so
+# intermediate results stay on the chip. This technique is called *fusion*.
 #
 # ![Standard attention fills a square of scores and keeps all of it, whereas FlashAttention-2 keeps only one tile, and
 # both give the same output](../figures/hero.svg)
@@ -234,25 +234,6 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # %% tags=["nbval-ignore-output", "hide-input"]
 rows = [f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |" for chapter in CHAPTERS]
 Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
-
-# %% [markdown]
-# <details><summary>What each change saves (best read after chapter 07, which explains the last of these terms)</summary>
-#
-# The factors below are for N = 8,192, d = 64, 32 heads and tiles of 128 × 128:
-#
-# | | change | reduces | by a factor of |
-# | --- | --- | --- | ---: |
-# | 02 | the softmax of a row is computed block by block | numbers kept per row | 124 |
-# | 03 | with tiles, S and P never leave the chip | bytes that reach DRAM | 2.3 |
-# | 04 | o, ℓ and m stay on the chip until they are final | bytes that reach DRAM | 82 |
-# | | the division happens once, after the last tile, instead of in every tile | FP32 instructions per tile | 1.2 |
-# | | L = m + log ℓ is stored instead of m and ℓ | numbers stored per row | 2.0 |
-# | | causal tiles above the diagonal are skipped | tiles visited | 2.0 |
-# | 05 | P is recomputed instead of kept | numbers kept for the backward pass | 126 |
-# | 06 | each row block, rather than each head, gets its own thread block | idle SMs, of 132, with 32 heads | 25 |
-# | 07 | each of four warps takes rows instead of keys | bytes through shared memory | 2.3 |
-#
-# </details>
 
 # %% [markdown]
 # In the book's code, a tag such as FA2.A1.L12 names a paper, an algorithm and a line. The package provides the command
@@ -314,19 +295,10 @@ verdict("HBM delivers 4.8 TB/s", chip.hbm_per_second == 4.8e12)
 verdict("FA1 is the slowest at every N", all(max(time, key=lambda name: time[name][n]) == "FA1" for n in time["FA1"]))
 growth = [memory[name][4 * N] / memory[name][2 * N] for name in ("standard", "FA2", "ours")]
 verdict("memory at twice the N: fourfold, double, double", [round(x, 1) for x in growth] == [3.9, 2.0, 2.0])
-verdict("to compute twice is 13 times as cheap", round(8 * prices(chip).in_flops()["dram"] / (2 * 64)) == 13)
-N, d, B = 8192, 64, 128  # of the table of changes
-tiling, size = Tiling(N, N, B, B), io.sizes(Tiling(N, N, B, B), d)
-standard, one, two = (cost(name, N=N, d=d, B_r=B, B_c=B, heads=32).crossed for name in ("standard", "FA1", "FA2"))
-work = [fp32_instructions(name, B, B, d) for name in ("fa1", "fa2")]
-tiles, skipped = tiling.T_r * tiling.T_c, Tiling(N, N, B, B, CAUSAL).counts()[Tile.SKIP]
-busy = [grid.schedule(blocks(32, tiling), chip.SMs).utilisation for blocks in (grid.fa1_grid, grid.fa2_grid)]
-shared = [tile_bytes(scheme, B, B, d, W=4) for scheme in ("split_k", "split_q")]
-kept = size["O"] + size["L"]
-factors = [N / (d + 2), standard / one, one / two, work[0] / work[1], (size["l"] + size["m"]) / size["L"]]
-factors += [tiles / (tiles - skipped), size["P"] / kept, (1 - busy[0]) / (1 - busy[1]), shared[0] / shared[1]]
-written = [124, 2.3, 82, 1.2, 2.0, 2.0, 126, 25, 2.3]
-verdict("the nine factors of the table", [round(x, 1 if x < 10 else None) for x in factors] == written)
+price = prices(chip).in_flops()
+verdict("to compute twice is 13 times as cheap", round(8 * price["dram"] / (2 * 64)) == 13)
+verdict("eight bytes through L2 cost about 820 FLOPs", round(8 * price["l2"], -1) == 820)
+verdict("31 · 10¹² FP32 instructions per second", round(prices(chip).fp32 / 1e12) == 31)
 
 # %% [markdown] tags=["navigation"]
 # [Naive attention →](01_naive_attention.ipynb)

@@ -24,11 +24,12 @@
 # %% tags=["hide-input"]
 import numpy as np
 
-from fa2_lab.machine import chips, time, warps
+from fa2_lab.machine import chips, grid, io, time, warps
+from fa2_lab.machine.prices import cost
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference.naive import safe_softmax
-from fa2_lab.tiles import Tiling
+from fa2_lab.tiles import CAUSAL, Tile, Tiling
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
@@ -327,6 +328,24 @@ print(f"measured: {slow / fast:.1f} times as fast; by the model {low:.1f} to {hi
 # - To see what a barrier protects, ask which block is written before the barrier and read after it, or read before the
 #   barrier and overwritten after it.
 # - In the backward pass, every cut leaves partial results that the warps must add.
+#
+# <details><summary>What did each change of chapters 02 to 07 save?</summary>
+#
+# The factors below are for N = 8,192, d = 64, 32 heads and tiles of 128 × 128:
+#
+# | | change | reduces | by a factor of |
+# | --- | --- | --- | ---: |
+# | 02 | the softmax of a row is computed block by block | numbers kept per row | 124 |
+# | 03 | with tiles, S and P never leave the chip | bytes that reach DRAM | 2.3 |
+# | 04 | o, ℓ and m stay on the chip until they are final | bytes that reach DRAM | 82 |
+# | | the division happens once, after the last tile, instead of in every tile | FP32 instructions per tile | 1.2 |
+# | | L = m + log ℓ is stored instead of m and ℓ | numbers stored per row | 2.0 |
+# | | causal tiles above the diagonal are skipped | tiles visited | 2.0 |
+# | 05 | P is recomputed instead of kept | numbers kept for the backward pass | 126 |
+# | 06 | each row block, rather than each head, gets its own thread block | idle SMs, of 132, with 32 heads | 25 |
+# | 07 | each of four warps takes rows instead of keys | bytes through shared memory | 2.3 |
+#
+# </details>
 
 # %% [markdown]
 # ## Checks
@@ -342,6 +361,18 @@ for W in (1, 4):
 kib = [round(warps.tile_bytes(name, 128, 64, 128, 4) / 1024) for name in ("split_q", "split_k")]
 verdict("192 KiB against 718", kib == [192, 718])
 verdict("the kernels are farther apart than the model says", slow / fast > high)
+N, d, B = 8192, 64, 128  # the table of changes
+tiling, size = Tiling(N, N, B, B), io.sizes(Tiling(N, N, B, B), d)
+standard, one, two = (cost(name, N=N, d=d, B_r=B, B_c=B, heads=32).crossed for name in ("standard", "FA1", "FA2"))
+work = [time.fp32_instructions(name, B, B, d) for name in ("fa1", "fa2")]
+tiles, skipped = tiling.T_r * tiling.T_c, Tiling(N, N, B, B, CAUSAL).counts()[Tile.SKIP]
+busy = [grid.schedule(launch(32, tiling), chips.H200.SMs).utilisation for launch in (grid.fa1_grid, grid.fa2_grid)]
+shared = [warps.tile_bytes(scheme, B, B, d, W=4) for scheme in ("split_k", "split_q")]
+kept = size["O"] + size["L"]
+factors = [N / (d + 2), standard / one, one / two, work[0] / work[1], (size["l"] + size["m"]) / size["L"]]
+factors += [tiles / (tiles - skipped), size["P"] / kept, (1 - busy[0]) / (1 - busy[1]), shared[0] / shared[1]]
+written = [124, 2.3, 82, 1.2, 2.0, 2.0, 126, 25, 2.3]
+verdict("the nine factors of the table", [round(x, 1 if x < 10 else None) for x in factors] == written)
 
 # %% [markdown] tags=["navigation"]
 # [← Parallelism](06_parallelism.ipynb) · [The map](00_start.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)
